@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from benchmarks.trainer.synthetic import draw_captions
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.records import ScoreSetDocument, ViewDocument
-from train.benching.timing import draw_captions
 
 SIDE, QUALITY = 256, 90  # of the pool's pictures
 SHARDS, ROWS = 8, 96

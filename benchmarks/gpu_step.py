@@ -27,8 +27,8 @@ import torch
 from torch import nn
 
 from benchmarks.gpu_kernels import kind_of
+from benchmarks.trainer.synthetic import SyntheticLoader, draw_captions
 from manifests.schema import Blend
-from train.benching.timing import SyntheticLoader, draw_captions
 from train.config import TrainConfig, configure, model_config
 from train.formats import open_clip_config
 from train.model import CLIP, LOGIT_SCALE, training_flops

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Put reports of `train/bench.py --mode infer` together: the results file and docs/inference.md.
+"""Put reports of `benchmarks/trainer/bench.py --mode infer` together: the results file and
+docs/inference.md.
 
 example: python benchmarks/latency.py b32.json micro.json
 Without a report the tables are written again from the results that are there.
@@ -17,8 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
+from benchmarks.trainer.comparison import replace_block
+from benchmarks.trainer.inference import infer_lines
 from manifests import console, disk
-from train.benching import Report, infer_mode, read_report, replace_block
+from train.capacity import Report, read_report
 
 RESULTS = ROOT / "benchmarks/results/latency_cpu.json"
 PAGE = ROOT / "docs/inference.md"
@@ -35,7 +38,7 @@ def tables(reports: Sequence[Report]) -> list[str]:
             f" torch {versions.get('torch')}, {report.options['repeats']} repeats of"
             f" {report.options['iterations']} calls"
         )
-        lines += infer_mode.lines(report.cells)
+        lines += infer_lines(report.cells)
     return lines[:-1]
 
 
@@ -55,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
                 if report.mode != "infer":
                     raise ValueError(f"{path} is a report of mode {report.mode}; give one of infer")
                 words = [os.path.basename(word) or word for word in report.command.split()]
-                words[1] = report.command.split()[1]  # train/bench.py; no other folder is kept
+                words[1] = report.command.split()[1]  # the program; no other folder is kept
                 plain.append(disk.to_plain(report) | {"command": " ".join(words)})
             disk.write_json(RESULTS, {"reports": plain})
         reports = []

@@ -76,7 +76,7 @@ NOT_RUN = {
     "python pipeline/build.py manifests/recipes/datacomp_": "data of DataComp, or its URLs:"
     " tests/test_published_recipes.py",
     "SCORER=": "the result of the run above it",
-    "python train/bench.py": "minutes: tests/train/test_bench.py runs every mode and --compare",
+    "python benchmarks/trainer/bench.py": "minutes: tests/benchmarks/trainer/test_bench.py",
     "make ": "minutes to hours: .ci/run calls make test",
 }
 
@@ -177,7 +177,7 @@ def test_a_wrong_option_and_a_wrong_value_are_found() -> None:
     with pytest.raises(ValueError, match="invalid choice: 'cook'"):
         parse("python pipeline/build.py recipe.yaml --until cook")
     with pytest.raises(ValueError, match="--rank"):
-        parse("python train/bench.py … --rank-and-file 3")
+        parse("python benchmarks/trainer/bench.py … --rank-and-file 3")
 
 
 def test_every_fenced_command_is_run_by_a_test_or_has_a_reason_why_not() -> None:

@@ -21,9 +21,9 @@ import math
 from typing import Any
 
 from manifests import disk
-from train.benching import Cell, machine, parse_layout, read_report
 from train.capacity import (
     Advice,
+    Cell,
     Device,
     PoolSize,
     Speed,
@@ -32,7 +32,10 @@ from train.capacity import (
     device_of,
     estimated_speed,
     own_sheets,
+    parse_layout,
     pool_size,
+    processor_name,
+    read_report,
     requirement_lines,
     requirements,
 )
@@ -99,7 +102,7 @@ def _add_speed_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measured",
         metavar="REPORT",
-        help="a report that train/bench.py --mode train wrote on this kind of device",
+        help="a report that benchmarks/trainer/bench.py --mode train wrote on this kind of device",
     )
     parser.add_argument("--samples", type=int, metavar="N", help="samples seen by the run")
     parser.add_argument("--price", type=float, metavar="MONEY", help="of a device-hour")
@@ -179,7 +182,7 @@ def _pool(args: argparse.Namespace) -> PoolSize | None:
 
 
 def measured_speed(path: str, advice: Advice, ranks: int, device: Device) -> Speed:
-    """The speed that a report of train/bench.py gives for a run.
+    """The speed that a report of benchmarks/trainer/bench.py gives for a run.
 
     A cell of the same model, text length and precision counts as it is, for each rank; of these the
     one whose ranks, layout and batch are nearest. Else the share of the peak that the nearest model
@@ -197,7 +200,8 @@ def measured_speed(path: str, advice: Advice, ranks: int, device: Device) -> Spe
     if report.mode != "train" or not cells:
         raise ValueError(
             f"{path} has no speed of training in {config.precision} (mode {report.mode}); measure "
-            f"it: python train/bench.py --mode train --dtype {config.precision.replace('_', '-')}"
+            "it: python benchmarks/trainer/bench.py --mode train --dtype "
+            f"{config.precision.replace('_', '-')}"
         )
     flops = computed_flops(config, pieces=advice.fit.micro_batch is not None)
     length = report.options.get("text_length")
@@ -225,7 +229,7 @@ def measured_speed(path: str, advice: Advice, ranks: int, device: Device) -> Spe
     if device.kind != "cpu":  # ranks share a processor, and each has a GPU of its own
         rate *= ranks / cell.ranks
     source = f"measured for {cell.label}"
-    if device.kind == "cpu" and name != machine.processor_name():
+    if device.kind == "cpu" and name != processor_name():
         source += f", on {name}"
     if device.kind != "cpu" and ranks != cell.ranks:
         source += f", times {ranks:,}/{cell.ranks:,} ranks"

@@ -24,7 +24,6 @@ COMMANDS = (
     "train/ablate.py",
     "train/report.py",
     "train/sizing.py",
-    "train/bench.py",
 )
 
 

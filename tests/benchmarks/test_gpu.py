@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from benchmarks import gpu, gpu_data, gpu_results, gpu_step
+from benchmarks.trainer.synthetic import draw_captions
 from manifests.schema import Blend
 from tests.support.blocked import BLOCKED
-from train.benching.timing import draw_captions
 from train.config import configure, model_config
 from train.data.loader import Loader
 from train.parallel import Ranks, process_group

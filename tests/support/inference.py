@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.trainer.backends import Setup
 from train.config import configure
-from train.inference.backends import Setup
 from train.model import CLIP, MODELS
 
 

@@ -13,8 +13,7 @@ from manifests import disk
 from tests.support.ablations import three_arms
 from train import sizing
 from train.ablation import Hardware, plan_ablation
-from train.benching import Cell, Machine, Report
-from train.capacity import GIB, Device, device_fit, resolve_micro_batch
+from train.capacity import GIB, Cell, Device, Machine, Report, device_fit, resolve_micro_batch
 from train.capacity.device_fit import own_sheets
 from train.config import configure
 from train.model import MODELS, training_flops

@@ -21,14 +21,16 @@ A new GPU is an entry of `train/capacity/devices.json`.
 
 What is known of devices: data sheets, and speeds of training that others published.
 
-It reads `devices.json` and `published.json` of this folder, or a file of a user in the form of
-the first. It writes no file.
+It reads `devices.json` and `published.json` of this folder, a file of a user in the form of the
+first, and the report of a measured speed. It writes no file.
 
 Invariants:
 
 * Every figure has a source and lies above 0: `tests/train/capacity/test_sheets.py`.
 * The longest word that matches torch's name decides: `tests/train/capacity/test_sheets.py`.
 * A published speed is below the peak of its device: `tests/train/capacity/test_published.py`.
+* A report that is damaged, or another document, is refused in one line:
+  `tests/train/capacity/test_measured_report.py`.
 
 A new GPU is an entry of `devices.json`; a user's own lies in a file of the same form
 (`train/sizing.py --device FILE.json`).
@@ -38,10 +40,12 @@ from __future__ import annotations
 
 from train.capacity.advice import (
     Advice,
+    Layout,
     PoolSize,
     Requirements,
     advise,
     parallel_name,
+    parse_layout,
     pool_size,
     requirement_lines,
     requirements,
@@ -61,6 +65,7 @@ from train.capacity.device_fit import (
     measured_speed,
     own_sheets,
     peak_flops,
+    processor_name,
     refuse_unfit,
     remedies,
     resolve_micro_batch,
@@ -70,14 +75,20 @@ from train.capacity.device_fit import (
     usable_cores,
     utilisation,
 )
+from train.capacity.measured_report import Cell, Figures, Machine, Report, read_report
 
 __all__ = [
     "DEVICE_SHARE",
     "GIB",
     "Advice",
+    "Cell",
     "Device",
+    "Figures",
     "Fit",
+    "Layout",
+    "Machine",
     "PoolSize",
+    "Report",
     "Requirements",
     "Speed",
     "advise",
@@ -90,8 +101,11 @@ __all__ = [
     "measured_speed",
     "own_sheets",
     "parallel_name",
+    "parse_layout",
     "peak_flops",
     "pool_size",
+    "processor_name",
+    "read_report",
     "refuse_unfit",
     "remedies",
     "requirement_lines",

@@ -64,6 +64,37 @@ def parallel_name(config: TrainConfig) -> str:
     return "+".join(parts) or "dp"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the ranks share a model: the text of --parallel, and the settings it stands for."""
+
+    name: str
+    dp_shard: int = 1  # 0: all ranks
+    tp: int = 1
+
+    def shards(self, ranks: int) -> int:
+        """The setting dp_shard for so many ranks."""
+        return self.dp_shard or max(1, ranks // self.tp)
+
+
+def parse_layout(text: str) -> Layout:
+    """`dp`, `fsdp`, `fsdp4`, `tp2` or `tp2+fsdp4`. ValueError for another text."""
+    sizes: dict[str, int] = {}
+    for part in text.split("+"):
+        kind = part.rstrip("0123456789")
+        number = part[len(kind) :]
+        allowed = kind == "fsdp" or (kind == "tp" and number) or part == "dp"
+        if not allowed or kind in sizes or (number and int(number) < 2):
+            raise ValueError(
+                f"--parallel is {text!r}; it must be dp, fsdp, fsdpN, tpN or tpN+fsdpN with N of "
+                "at least 2, like tp2"
+            )
+        sizes[kind] = int(number or 0)
+    if "dp" in sizes and len(sizes) > 1:
+        raise ValueError(f"--parallel is {text!r}; dp stands alone")
+    return Layout(name=text, dp_shard=sizes.get("fsdp", 1), tp=sizes.get("tp", 1))
+
+
 def choose_precision(config: TrainConfig, device: Device) -> tuple[TrainConfig, str]:
     """The settings with the precision for a device, and the reason for it."""
     if device.kind == "cpu":

@@ -7,12 +7,12 @@ import json
 import pytest
 import torch
 
+from benchmarks.trainer.synthetic import SyntheticLoader
 from manifests.schema import Blend
 from tests.support import no_numbers
 from tests.support.host_reads import HostReads
 from tests.support.steps import RUN_SETTINGS
 from tests.support.streams import FakeStreams
-from train.benching.timing import SyntheticLoader
 from train.config import configure, model_config
 from train.data import Loader
 from train.model import clip

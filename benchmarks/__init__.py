@@ -1,0 +1,1 @@
+"""Programs that measure the product, which imports none of them: see the README."""

@@ -1,0 +1,1 @@
+"""What the trainer does on this machine, measured: see bench.py, the command."""

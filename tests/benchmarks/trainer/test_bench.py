@@ -1,0 +1,272 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from benchmarks.trainer import bench
+from benchmarks.trainer.report import write_report
+from benchmarks.trainer.training import LOADER
+from manifests import disk
+from tests.support.other_tars import Members, pack, picture
+from train import sizing
+from train.capacity import read_report
+from train.data import view_rows
+
+SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]
+
+
+@pytest.fixture
+def blend(tiny_pool: str, tmp_path: Path) -> str:
+    path = tmp_path / "blend.yaml"
+    path.write_text(yaml.safe_dump({"name": "b", "pools": {"p": tiny_pool}, "views": {"p/all": 1}}))
+    return str(path)
+
+
+def test_a_blend_is_measured_and_the_report_is_written(
+    blend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "new" / "report.json"
+    words = ["--mode", "loader", "--data", blend, *SMALL, "--json", "-o", str(path)]
+    assert bench.main(words) == 0
+    output = capsys.readouterr().out
+    assert output.count("\n") == 1
+    report = read_report(path)
+    assert json.loads(output) == disk.to_plain(report)
+    named = ["blend.yaml" if word == blend else word for word in words[:-1]]
+    assert report.command == f"python benchmarks/trainer/bench.py {' '.join(named)} report.json"
+    assert str(tmp_path) not in path.read_text()
+    assert report.options["batches"] == [8]
+    (cell,) = report.cells
+    assert cell.figures["samples"] == 24
+    for stage in ("decode", "resize", "read", "collate"):
+        assert (cell.figures[f"{stage}_ms"] or 0) > 0
+
+
+def test_streams_are_measured_and_read_by_a_person(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    members: Members = []
+    for row in range(8):
+        members += [(f"{row}.jpg", picture(40, 32)), (f"{row}.txt", b"text")]
+    pack(tmp_path / "a.tar", members)
+    assert bench.main(["--mode", "loader", "--data", str(tmp_path), *SMALL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("blend stream: 24 samples of test in batches of 8 with 1 threads")
+    assert "samples/s" in lines[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-i", "0"], "error: iterations is 0; it must be at least 1"),
+        (["--read-mode", "materialised"], "error: read_mode is materialised, but view"),
+        (["--set", "lr"], "error: --set 'lr' is not KEY=VALUE"),
+        (["--treads", "3"], "error: there is no option --treads, and no setting of that name; did"),
+        (["--model", "ViT-B-23"], "error: there is no model 'ViT-B-23'; did you mean"),
+        (["--data", "none.yaml"], "error: none.yaml does not exist"),
+        (["-n", "2"], "error: mode loader has no use for --ranks"),
+        (["--dtype", "fp32"], "error: mode loader has no use for --dtype"),
+        (["-o", "."], "error: -o . is a folder"),
+        (["--plot", "a.svg"], "error: --plot draws samples/s against ranks; give several"),
+        (["--plot", "a.png"], "error: --plot is 'a.png'; it is an SVG file"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    blend: str, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert bench.main(["--mode", "loader", "--data", blend, *SMALL, *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(message)
+    assert error.count("\n") == 1
+
+
+def test_only_what_is_there_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["--mode", "trian", "--data", "x"])
+    assert ended.value.code == 2
+    assert "choose from" in capsys.readouterr().err
+
+
+def test_a_dead_source_is_status_3_and_the_report_says_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_rows, "WAITS_S", ())
+    blend, path = tmp_path / "blend.yaml", tmp_path / "report.json"
+    blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "pipe:exit 4"}}))
+    words = ["--mode", "loader", "--data", str(blend), *SMALL, "-o", str(path)]
+    assert bench.main(words) == 3
+    error = capsys.readouterr().err
+    assert error.startswith("error: pipe:exit 4 of stream 'a' is broken")
+    (cell,) = read_report(path).cells
+    assert (cell.state, cell.figures) == ("failed", {})
+    assert disk.list_names(str(tmp_path)) == ["blend.yaml", "report.json"]
+
+
+def test_reports_are_shown_compared_and_written_into_a_page(
+    blend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other, page = (str(tmp_path / name) for name in ("a.json", "b.json", "page.md"))
+    for path in (one, other):
+        words = ["--mode", "loader", "--data", blend, *SMALL, "-e", "2", "-o", path]
+        assert bench.main([*words, *(["--seed", "1"] if path == other else [])]) == 0
+    capsys.readouterr()
+    assert bench.main(["--compare", one]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("python benchmarks/trainer/bench.py --mode loader")
+    assert "blend b: 48 samples of test" in shown
+    assert bench.main(["--compare", one, other, "--json"]) == 0
+    columns = json.loads(capsys.readouterr().out)["columns"]
+    assert columns[0]["reports"] == ["a.json", "b.json"]
+    command = f"benchmarks/trainer/bench.py --compare {one}"
+    Path(page).write_text(f"<!-- written by {command} -->\n<!-- end -->\n")
+    assert bench.main(["--compare", one, "--into", page]) == 0
+    assert "blend b: 48 samples" in Path(page).read_text()
+
+
+def test_the_page_has_the_committed_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).resolve().parents[3])
+    page = tmp_path / "bench.md"
+    page.write_text(Path("docs/bench.md").read_text())
+    path = "benchmarks/results/bench_cpu.json"
+    assert bench.main(["--compare", path, "--into", str(page)]) == 0
+    assert page.read_text() == Path("docs/bench.md").read_text()
+    assert "/tmp" not in Path(path).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--compare", "none.json"], "none.json: No such file"),
+        (["--compare", "{damaged}"], "damaged.json is not JSON"),
+        (["--compare", "{damaged}", "-n", "2"], "--compare measures nothing; leave --ranks out"),
+        (["--compare", "{damaged}", "--lr", "2"], "--compare measures nothing; leave --lr out"),
+        (["--compare", "{damaged}", "--into", "x", "--json"], "leave one of them out"),
+        (["--into", "x", "--mode", "loader"], "--into goes with --compare"),
+        ([], "--mode is missing: one of infer, loader"),
+    ],
+)
+def test_mistakes_around_compare(
+    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    damaged = tmp_path / "damaged.json"
+    damaged.write_text('{"format": "clipmill')
+    assert bench.main([word.format(damaged=damaged) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+BAD_VALUES: list[Any] = [
+    "a\n\x1b[2J\ud800", float("nan"), 10**400, -1, 0, None, [], {}, True, 1e308, "",
+]  # fmt: skip
+
+
+def paths_of(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The keys that lead to every value of a document."""
+    for key, value in document.items() if isinstance(document, dict) else enumerate(document):
+        yield (*path, key)
+        if isinstance(value, (dict, list)):
+            yield from paths_of(value, (*path, key))
+
+
+def damaged_reports(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Copies of a report: every value is replaced in turn, and left out."""
+    for path in paths_of(document):
+        for bad in [*BAD_VALUES, None]:
+            copy = json.loads(json.dumps(document))
+            target = copy
+            for key in path[:-1]:
+                target = target[key]
+            target[path[-1]] = bad
+            yield copy
+        del target[path[-1]]
+        yield copy
+
+
+def test_a_report_with_a_bad_value_in_any_field_is_shown_or_refused_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = {
+        "infer": ["latency_s_mean", "text_length", "samples_per_s"],
+        "loader": LOADER.figures,
+        "score": ["samples_per_s"],
+        "train": ["samples_per_s"],
+    }
+    machine: dict[str, Any] = {"device": "d", "kind": "cpu", "gpus": 0, "gpu_memory_bytes": None}
+    machine |= {"processor": "p", "cores": 2, "memory_bytes": 1, "system": "s", "versions": {}}
+    path, other = tmp_path / "report.json", tmp_path / "other.json"
+    statuses: list[int] = []
+    for mode, names in figures.items():
+        cells = []
+        for ranks in (1, 2):
+            cells.append(
+                {
+                    "model": "test", "dtype": "fp32", "ranks": ranks, "batch": 4, "data": "x",
+                    "global_batch": 4 * ranks, "scaling": "weak", "rates": [1.0, 2.0],
+                    "figures": dict.fromkeys(names, 1.5), "variant": "eager" if ranks == 1 else "",
+                }
+            )  # fmt: skip
+        document = {
+            "mode": mode, "date": "d", "command": "c", "commit": "1", "machine": machine,
+            "options": {"changes": {"seed": "1"}}, "cells": cells, "ended": True, "version": 1,
+            "format": "clipmill bench report",
+        }  # fmt: skip
+        other.write_text(json.dumps(document))
+        reports = list(damaged_reports(document))
+        for number, report in enumerate(reports if mode == "train" else reports[-400:]):
+            path.write_text(json.dumps(report))
+            both = [] if number % 2 else [str(other)]
+            status = bench.main(["--compare", str(path), *both])
+            output = capsys.readouterr()
+            assert (status, output.err.count("\n")) in {(0, 0), (2, 1)}, report
+            assert output.out.replace("\n", "").isprintable(), report
+            assert output.err.replace("\n", "").isprintable(), report
+            statuses.append(status)
+    assert statuses.count(2) > 500
+    assert statuses.count(0) > 100
+
+
+def test_reports_of_9000_cells_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = read_report(bench.ROOT / "benchmarks/results/bench_cpu.json")
+    first = next(cell for cell in written.cells if cell.measured)
+    first = dataclasses.replace(first, figures={"samples_per_s": 2.0})
+    cells = tuple(dataclasses.replace(first, batch=number) for number in range(9000))
+    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
+    for path in paths:
+        write_report(path, dataclasses.replace(written, cells=cells, commit=path[-6]))
+    assert bench.main(["--compare", *paths]) == 0
+    assert capsys.readouterr().out.count("1.00x") >= 9000
+
+
+@pytest.mark.slow
+def test_ranks_are_processes_and_a_layout_that_is_not_possible_is_status_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, plot = tmp_path / "report.json", tmp_path / "plot.svg"
+    words = ["--mode", "train", "--model", "test", "-n", "1,2,3", "-b", "4", "--global-batch", "8"]
+    words += ["--dtype", "fp32", "-i", "2", "-w", "1", "-o", str(path), "--plot", str(plot)]
+    assert bench.main([*words, "--device", "cpu"]) == 3
+    report = read_report(path)
+    assert [(c.scaling, c.ranks) for c in report.cells if not c.measured] == [("strong", 3)]
+    assert report.cells[1].figures == report.cells[4].figures
+    output = capsys.readouterr()
+    assert "weak scaling, test, fp32, dp, synthetic, 4 samples a rank" in output.out
+    assert "error: 3 ranks in layout dp cannot share a global batch of 8" in output.err
+    assert plot.read_text().startswith("<svg xmlns=")
+    # The report is one that train/sizing.py takes a speed from.
+    words = ["--model", "test", "--device", "cpu", "--batch", "8", "--measured", str(path)]
+    assert sizing.main([*words, "--ranks", "2", "--set", "precision=fp32", "--json"]) == 0
+    needs = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert needs["samples_per_s"] == pytest.approx(report.cells[1].rates[0])
+    assert needs["speed_source"] == "measured for test, fp32, 2 ranks, batch 4, synthetic"
+    words += ["--set", "precision=bf16"]
+    assert sizing.main(words) == 2
+    assert "has no speed of training in bf16 (mode train)" in capsys.readouterr().err

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from benchmarks.trainer.comparison import (
+    compare_reports,
+    comparison_document,
+    comparison_lines,
+)
+from tests.benchmarks.trainer.test_scaling import cell
+from train.capacity import Cell, Machine, Report
+
+
+def report(device: str, *cells: Cell, **changes: Any) -> Report:
+    machine = Machine(
+        device=device,
+        kind="cuda",
+        gpus=8,
+        gpu_memory_bytes=80 * 2**30,
+        processor="x",
+        cores=16,
+        memory_bytes=None,
+        system="Linux x86_64",
+        versions={"torch": "2.0"},
+    )
+    values: dict[str, Any] = {"mode": "train", "date": "2026-01-31", "command": "c"}
+    values |= {"commit": "0123456789abcdef", "machine": machine, "options": {}, "ended": True}
+    return Report(**{**values, "cells": cells, **changes})
+
+
+def published(model: str, whole: int, batch: int, rate: float, dtype: str = "bf16_o2") -> Cell:
+    """A cell of a published table: 32 GPUs, global batches a second."""
+    figures = {"global_batches_per_s": rate, "samples_per_s": rate * whole}
+    return cell(
+        32, None, model=model, global_batch=whole, batch=batch, dtype=dtype, state="measured",
+        reason=None, figures=figures, rates=(rate * whole,), scaling="strong",
+    )  # fmt: skip
+
+
+def test_the_published_table_of_two_devices() -> None:
+    """NVIDIA's A100 against H100: 2.12 and 5.26 global batches/s of B/32 are 2.5x."""
+    a100 = report(
+        "A100",
+        published("ViT-B-32", 16000, 500, 2.12),
+        published("ViT-H-14", 3584, 112, 0.88),
+        published("ViT-g-14", 2560, 80, 0.86),
+    )
+    h100 = report(
+        "H100",
+        published("ViT-g-14", 2560, 80, 2.25),
+        published("ViT-B-32", 16000, 500, 5.26),
+        published("ViT-H-14", 3584, 112, 1.92),
+    )
+    result = compare_reports(["a.json", "h.json"], [a100, h100])
+    rows = {key[0]: ratios[0] for key, _, ratios in result.rows("global_batches_per_s")}
+    assert rows == {
+        "ViT-B-32": pytest.approx(2.5, abs=0.05),
+        "ViT-H-14": pytest.approx(2.2, abs=0.05),
+        "ViT-g-14": pytest.approx(2.6, abs=0.05),
+    }
+    lines = comparison_lines(result)
+    assert lines[0] == "A: a.json"
+    assert "8 x A100, 16 cores, bf16_o2, torch 2.0, commit 0123456789ab" in lines[1]
+    (row,) = [line for line in lines if line.startswith("ViT-B-32") and "2.120" in line]
+    assert row.split()[-6:] == ["32", "500", "16000", "2.120", "5.260", "2.48x"]
+    document = comparison_document(result)
+    assert document["columns"][1]["device"] == "H100"
+    assert document["figures"]["samples_per_s"][0]["means"] == [2.12 * 16000, 5.26 * 16000]
+
+
+def test_less_time_is_better_and_what_only_one_has_is_said() -> None:
+    one = report("A100", cell(1, None, state="measured", figures={"step_ms_p50": 30.0}))
+    other = report(
+        "H100",
+        cell(1, None, state="measured", figures={"step_ms_p50": 20.0}),
+        cell(2, 50.0),
+        cell(4, None),
+        ended=False,
+    )
+    result = compare_reports(["a", "b"], [one, other])
+    assert result.rows("step_ms_p50")[0][2] == [1.5]
+    lines = comparison_lines(result)
+    assert "only in B: test, fp32, weak, 2 ranks, batch 4, global batch 8" in lines
+    assert "   b is of a command that was stopped before its end" in lines
+    assert "   failed in b: test, fp32, 4 ranks, batch 4, synthetic: no memory" in lines
+
+
+def test_seeds_are_repeats_of_one_measurement() -> None:
+    reports = []
+    for seed, rates in enumerate([(10.0, 12.0), (14.0,)]):
+        changes = {"changes": {"seed": str(seed)}}
+        cells = cell(1, sum(rates) / len(rates), rates=rates)
+        reports.append(report("A100", cells, options=changes, date=f"2026-01-0{seed + 1}"))
+    result = compare_reports(["0", "1"], reports)
+    (column,) = result.columns
+    assert column.names == ("0", "1")
+    line = comparison_lines(result)[-1]
+    assert line.split()[-6:] == ["A", "3", "12.00", "2.000", "10.00", "14.00"]
+    other = dataclasses.replace(reports[1], commit=None)
+    assert len(compare_reports(["0", "1"], [reports[0], other]).columns) == 2
+
+
+def test_reports_of_one_dtype_each_are_aligned_without_it() -> None:
+    fp32 = report("A100", cell(1, 10.0))
+    half = report("A100", cell(1, 25.0, dtype="bf16"), options={"dtypes": ["bf16"]})
+    result = compare_reports(["fp32", "bf16"], [fp32, half])
+    assert result.ignores_dtype
+    assert result.rows("samples_per_s")[0][2] == [2.5]
+    both = report("H100", cell(1, 10.0), cell(1, 25.0, dtype="bf16"))
+    mixed = compare_reports(["fp32", "both"], [fp32, both])
+    assert not mixed.ignores_dtype
+    assert [row[2] for row in mixed.rows("samples_per_s")] == [[1.0], [None]]
+
+
+def test_reports_of_different_modes_are_refused() -> None:
+    with pytest.raises(ValueError, match="a is of train, b is of loader"):
+        compare_reports(["a", "b"], [report("A100"), report("A100", mode="loader")])

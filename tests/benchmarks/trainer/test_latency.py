@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from benchmarks.trainer.backends import BACKENDS, Eager, Outputs
+from benchmarks.trainer.inference import (
+    LIMITS,
+    Schedule,
+    difference,
+    measure_batch,
+    reference,
+    start,
+    synthetic_inputs,
+)
+from tests.support.inference import small_setup
+from train.model import MODELS
+from train.step.update import precision_context
+
+
+class Scripted(Eager):
+    """Eager with a mistake, that records its calls."""
+
+    def __init__(self, setup, name, calls, mistake=0.0):
+        super().__init__(setup)
+        self.label, self.calls, self.mistake = name, calls, mistake
+
+    def __call__(self, pixels_BHWC, token_BT):
+        self.calls.append((self.label, int(token_BT[0, 0])))
+        answer = super().__call__(pixels_BHWC, token_BT)
+        return Outputs(answer.image_BE, answer.text_BE + np.float32(self.mistake))
+
+
+class Failing(Scripted):
+    def prepare(self, pixels_BHWC, token_BT):
+        raise RuntimeError("no compiler was found\nsecond line")
+
+
+@pytest.fixture
+def setup(tmp_path):
+    return small_setup(tmp_path)
+
+
+def test_wrong_and_failing_back_ends_are_not_timed_and_the_others_take_turns(setup):
+    calls = []
+    backends = {
+        "a": Scripted(setup, "a", calls),
+        "wrong": Scripted(setup, "wrong", calls, mistake=2e-5),
+        "nan": Scripted(setup, "nan", calls, mistake=float("nan")),
+        "failing": Failing(setup, "failing", calls),
+        "b": Scripted(setup, "b", calls, mistake=2e-6),
+    }
+    config = MODELS["test"]
+    requests = synthetic_inputs(config, 2, 9, count=4)
+    schedule = Schedule(warmup=2, iterations=3, repeats=2)
+    timings = measure_batch(
+        backends, reference(setup), requests, lambda r: r.decoded(config), schedule, setup
+    )
+    assert timings["wrong"].reason == "its outputs differ from eager's by 2e-05; 1e-05 is allowed"
+    assert timings["nan"].reason == "its outputs differ from eager's by inf; 1e-05 is allowed"
+    assert timings["failing"].reason == "RuntimeError: no compiler was found"
+    for name in ("a", "b"):
+        timing = timings[name]
+        assert timing.reason is None
+        assert (len(timing.wall_s), len(timing.repeat_s)) == (6, 2)
+        assert timing.repeat_s[0] == pytest.approx(sum(timing.wall_s[:3]) / 3)
+        assert timing.cpu_s > 0
+    assert timings["a"].difference == 0
+    assert 1e-6 < timings["b"].difference <= 1e-5
+    assert not timings["wrong"].wall_s
+    # Four calls to compare; then two to warm up and three that count, in every repeat.
+    timed = "".join(label for label, _ in calls if label in "ab")
+    assert timed == "aaaa" + "bbbb" + 2 * ("aaaaa" + "bbbbb")
+    first_tokens = [token for label, token in calls if label == "a"][4:9]
+    assert len(set(first_tokens[:4])) == 4  # different requests, in turn
+
+
+def test_decoding_is_part_of_the_time(setup):
+    config, decoded = MODELS["test"], []
+
+    def decode(request):
+        decoded.append(request)
+        return request.decoded(config)
+
+    requests = synthetic_inputs(config, 1, 9, count=2, jpeg=True)
+    schedule = Schedule(warmup=1, iterations=2, repeats=1)
+    backends = {"eager": Eager(setup)}
+    timing = measure_batch(backends, reference(setup), requests, decode, schedule, setup)["eager"]
+    assert timing.difference == 0
+    assert len(decoded) == 2 + 3  # once for the comparison, and in every call
+
+
+def test_the_reference_is_fp32_whatever_is_measured(tmp_path):
+    exact = reference(small_setup(tmp_path, "bf16"))
+    assert not precision_context(exact.setup.config, exact.setup.device)._enabled
+    backend, grown = start("eager", small_setup(tmp_path, "bf16"))
+    assert precision_context(backend.setup.config, backend.setup.device)._enabled
+    assert grown is None or grown >= 0
+    assert set(LIMITS) == {"fp32", "tf32", "fp16", "bf16", "bf16_o2"}
+    assert next(iter(BACKENDS)) == "eager"
+
+
+def test_another_shape_is_as_far_off_as_can_be():
+    one = Outputs(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
+    other = Outputs(np.zeros((1, 3), np.float32), np.zeros((2, 3), np.float32))
+    assert difference(one, other) == float("inf")
+    assert difference(one, one) == 0

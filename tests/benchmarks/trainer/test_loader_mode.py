@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+import pytest
+import yaml
+
+from benchmarks.trainer import training
+from benchmarks.trainer.options import BenchOptions
+from train.capacity import Cell
+
+NONE = argparse.Namespace(threads=0)
+
+
+@pytest.fixture
+def given(tiny_pool: str) -> BenchOptions:
+    return BenchOptions(
+        mode="loader",
+        models=("test",),
+        batches=(8, 4),
+        iterations=2,
+        repeats=2,
+        warmup=1,
+        data=f"{tiny_pool}/all",
+    )
+
+
+def test_every_batch_is_a_cell_and_the_parts_add_up(given: BenchOptions) -> None:
+    cells = list(training.loader_cells(given, NONE))
+    assert [cell.batch for cell in cells] == [8, 4]
+    for cell in cells:
+        figures = {name: value or 0.0 for name, value in cell.figures.items()}
+        samples = 4 * cell.batch
+        assert (figures["samples"], figures["damaged"], figures["threads"]) == (samples, 0, 0)
+        assert figures["samples_per_s"] == pytest.approx(samples / figures["wall_s"])
+        assert len(cell.rates) == 2
+        stages = sum(figures[f"{stage}_ms"] for stage in (*training.STAGES, "other"))
+        assert stages >= 1000 * figures["cpu_s"] / samples - 1e-6
+
+
+def test_a_person_reads_a_table_of_each(given: BenchOptions) -> None:
+    cells = list(training.loader_cells(dataclasses.replace(given, batches=(8,)), NONE))
+    lines = training.loader_lines(cells)
+    assert lines[0].startswith("blend mix: 32 samples of test in batches of 8 with 0 threads")
+    assert len(lines) == 9
+    damaged = dataclasses.replace(cells[0], figures={**cells[0].figures, "damaged": 3.0})
+    assert training.loader_lines([damaged])[-1] == "3 damaged samples were replaced"
+    failed = Cell(
+        model="test", dtype="", ranks=1, batch=8, global_batch=8, data="x", state="failed"
+    )
+    assert training.loader_lines([failed]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"data": "synthetic"}, "--data is missing"),
+        ({"num_examples": 7}, "num_examples 7 is less than one batch of 8"),
+        ({"changes": {"read_mode": "materialised"}}, "read_mode is materialised, but view"),
+    ],
+)
+def test_mistakes(given: BenchOptions, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        list(training.loader_cells(dataclasses.replace(given, **changes), NONE))  # type: ignore[arg-type]
+
+
+def test_a_dead_source_fails_its_cell(given: BenchOptions, tmp_path: Path) -> None:
+    blend = tmp_path / "blend.yaml"
+    blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "pipe:exit 4"}}))
+    changed = dataclasses.replace(given, data=str(blend), batches=(8,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("train.data.view_rows.WAITS_S", ())
+        cell = next(training.loader_cells(changed, NONE))
+    assert cell.state == "failed"
+    assert cell.reason is not None
+    assert cell.reason.startswith("pipe:exit 4 of stream 'a' is broken")

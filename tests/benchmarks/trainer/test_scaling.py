@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.trainer.tables import figure_lines, rate_of, scaling_lines, scaling_series
+from train.capacity import Cell
+
+
+def cell(ranks: int, rate: float | None, **changes: Any) -> Cell:
+    values: dict[str, Any] = {"model": "test", "dtype": "fp32", "ranks": ranks, "batch": 4}
+    values |= {"global_batch": 4 * ranks, "data": "synthetic", "scaling": "weak"}
+    values |= {"figures": {"samples_per_s": rate, "mfu": 0.5, "watts": 300.0}}
+    values["figures"]["device_utilisation"] = 0.9
+    if rate is None:
+        values |= {"state": "failed", "reason": "no memory", "figures": {}}
+    return Cell(**{**values, **changes})
+
+
+def test_speedup_and_the_perfect_line_are_of_the_fewest_ranks() -> None:
+    """The A100 table of a published CLIP g/14: 559 samples/s on 1 node, 8,633 on 16."""
+    rates = {1: 559.0, 2: 1115.0, 4: 2190.0, 8: 4407.0, 16: 8633.0}
+    cells = [cell(ranks, rate) for ranks, rate in rates.items()]
+    (series,) = scaling_series([*reversed(cells), cell(32, None)])
+    assert [c.ranks for c in series.cells] == [1, 2, 4, 8, 16]
+    assert series.perfect(cells[4]) == 559 * 16
+    assert series.speedup(cells[4]) == pytest.approx(15.44, abs=0.01)
+    lines = scaling_lines(cells)
+    assert lines[1] == "weak scaling, test, fp32, dp, synthetic, 4 samples a rank"
+    assert lines[-1].split() == ["16", "4", "64", "8,633", "8,944", "15.44x", "96.5%"]
+
+
+def test_cells_that_differ_by_more_than_ranks_are_no_series() -> None:
+    assert scaling_series([cell(1, 5.0), cell(2, 5.0, dtype="bf16")]) == []
+    assert scaling_series([cell(1, 5.0), cell(2, None)]) == []
+    strong = [cell(1, 5.0, scaling="strong", global_batch=8, batch=8)]
+    strong.append(cell(2, 6.0, scaling="strong", global_batch=8, batch=4))
+    assert scaling_series([*strong, cell(1, 5.0)])[0].name.endswith("8 samples a step")
+
+
+def test_failed_cells_are_listed_with_their_reason() -> None:
+    lines = figure_lines([cell(1, 12345.6), cell(2, None)])
+    assert lines[1].split()[:9] == [
+        "test", "fp32", "dp", "synthetic", "1", "4", "12,346", "-", "-",
+    ]  # fmt: skip
+    assert "50.0%" in lines[1]
+    assert lines[-1] == "failed: test, fp32, 2 ranks, batch 4, synthetic: no memory"
+    assert any("utilisation 90%, 300 W" in line for line in lines)
+    assert figure_lines([]) == []
+    with pytest.raises(KeyError):
+        rate_of(cell(2, None))

@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from benchmarks.trainer.synthetic import VARIETY, SyntheticLoader, draw_captions
+from tests.support.steps import config_of
+from train.config import model_config
+
+
+def test_a_rank_gets_its_share_of_every_step() -> None:
+    config = config_of(batch_size=8, samples_seen=48)
+    model = model_config(config)
+    loader = SyntheticLoader(config, model, 1, 2)
+    batches = list(loader.batches())
+    assert [batch.step for batch in batches] == list(range(6))
+    assert batches[0].image_BHWC.shape == (4, *model.height_width, 3)
+    assert batches[0].image_BHWC.dtype == torch.uint8
+    assert not torch.equal(batches[0].tokens_BT, batches[1].tokens_BT)
+    assert torch.equal(batches[0].tokens_BT, batches[VARIETY].tokens_BT)
+    other = next(SyntheticLoader(config, model, 0, 2).batches())
+    assert not torch.equal(other.tokens_BT, batches[0].tokens_BT)
+    assert not torch.equal(other.image_BHWC, batches[0].image_BHWC)
+    assert (loader.order.repeats(3), loader.sources()) == ({}, {})
+
+
+def test_captions_have_the_lengths_of_web_captions() -> None:
+    tokens_BT, length_B = draw_captions(4000, 77, 49408, 0)
+    assert int(length_B[0]) == 77
+    assert 18 < float(length_B.double().mean()) < 22
+    assert int(length_B.min()) >= 4
+    for row, length in itertools.islice(zip(tokens_BT, length_B, strict=True), 20):
+        assert row[0] == 49406
+        assert row[length - 1] == row.max() == 49407
+        assert not row[length:].any()
+
+
+def test_ranks_that_cannot_share_a_batch_are_refused() -> None:
+    config = config_of(batch_size=8)
+    with pytest.raises(ValueError, match="3 ranks cannot share a batch of 8"):
+        SyntheticLoader(config, model_config(config), 0, 3)
