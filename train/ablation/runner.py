@@ -149,7 +149,7 @@ def _train_on_ranks(request: Json) -> None:
     ranks = request["ranks"]
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "request.json")
-        disk.write_json(path, request)
+        disk.write_json(path, {**request, "parent": os.getpid()})
         command = [sys.executable, "-m", "train.ablation.child", path]
         threads = str(max(1, request["threads"] // ranks))
         variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
@@ -180,14 +180,15 @@ def train_as_rank(path: str) -> int:
     """Train the run of a request file as the rank that the environment names. The exit status.
 
     The process ends with its parent: a rank must not go on writing to the folder of a run that is
-    tried again.
+    tried again. The parent is the one that the request names: it may have ended while this one
+    started.
     """
-    parent = os.getppid()
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    request = disk.read_json(path)
+    threading.Thread(target=_end_with, args=(request["parent"],), daemon=True).start()
     rank = int(os.environ["RANK"])
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
     try:
-        _train(disk.read_json(path))
+        _train(request)
     except Exception as error:
         logger.exception("rank %d raised", rank)
         disk.write_json(_answer_path(path, rank), _error(error))

@@ -105,7 +105,6 @@ def test_ranks_end_with_the_process_that_started_them(
     asking = threading.Thread(target=lambda: answers.append(child.ask(request)))
     asking.start()
     ranks = processes.wait_for(mark, "train.ablation.child", "request.json", count=2)
-    time.sleep(3)  # they watch their parent once Python has started
     assert child.process is not None
     child.process.kill()
     asking.join(timeout=60)
