@@ -7,8 +7,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,8 +17,6 @@ from manifests.text import printable
 from train.parallel import process_group
 
 ROOT = Path(__file__).resolve().parents[2]
-PARENT = "CLIPMILL_BENCH_PARENT"  # the process that has started the ranks
-PARENT_S = 0.2  # between two looks whether the parent is still there
 LONGEST_REASON = 300
 # Parts of the messages of a rank whose connection to another one is lost
 LOST = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "NCCL communicator")
@@ -39,7 +35,7 @@ def measure_in_ranks(program: Sequence[str], plan: Any, ranks: int) -> Measureme
     """
     with tempfile.TemporaryDirectory(prefix="clipmill-bench-") as folder:
         disk.write_json(disk.join(folder, "plan.json"), plan)
-        variables = {"PYTHONPATH": str(ROOT), PARENT: str(os.getpid())}
+        variables = {"PYTHONPATH": str(ROOT)}
         status = process_group.launch_ranks(
             [sys.executable, "-m", *program, folder], ranks, variables
         )
@@ -81,12 +77,9 @@ def _reason(folder: str, ranks: int, status: int) -> str:
 
 def serve_rank(folder: str, plan_kind: type, measure: Callable[[Any, str], Measurement]) -> int:
     """Measure as the rank that the environment names, and write the figures or the reason. The exit
-    status.
-
-    The process ends with its parent, also with one that has ended while this one imported torch.
+    status. The process ends with its parent.
     """
-    parent = int(os.environ.get(PARENT, os.getppid()))
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    process_group.end_with_parent()
     rank = int(os.environ["RANK"])
     console.start_logging(logging.WARNING if rank == 0 else logging.ERROR)
     plan = disk.from_plain(plan_kind, disk.read_json(disk.join(folder, "plan.json")))
@@ -109,9 +102,3 @@ def reason_of(error: BaseException) -> str:
     if not isinstance(error, ValueError):
         words = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return printable(words[:LONGEST_REASON])
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_S)
-    os._exit(console.EXIT_INCOMPLETE)

@@ -36,7 +36,6 @@ from train.trainer import loop
 
 
 ROOT = Path(__file__).resolve().parents[2]
-PARENT_S = 0.2  # between two looks whether the parent is still there
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
 
@@ -149,7 +148,7 @@ def _train_on_ranks(request: Json) -> None:
     ranks = request["ranks"]
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "request.json")
-        disk.write_json(path, {**request, "parent": os.getpid()})
+        disk.write_json(path, request)
         command = [sys.executable, "-m", "train.ablation.child", path]
         threads = str(max(1, request["threads"] // ranks))
         variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
@@ -180,26 +179,18 @@ def train_as_rank(path: str) -> int:
     """Train the run of a request file as the rank that the environment names. The exit status.
 
     The process ends with its parent: a rank must not go on writing to the folder of a run that is
-    tried again. The parent is the one that the request names: it may have ended while this one
-    started.
+    tried again.
     """
-    request = disk.read_json(path)
-    threading.Thread(target=_end_with, args=(request["parent"],), daemon=True).start()
+    process_group.end_with_parent()
     rank = int(os.environ["RANK"])
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
     try:
-        _train(request)
+        _train(disk.read_json(path))
     except Exception as error:
         logger.exception("rank %d raised", rank)
         disk.write_json(_answer_path(path, rank), _error(error))
         return console.EXIT_MISTAKE if isinstance(error, ValueError) else console.EXIT_INCOMPLETE
     return 0
-
-
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(PARENT_S)
-    os._exit(console.EXIT_INCOMPLETE)
 
 
 def _train_on_cluster(request: Json) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,8 @@ TIMEOUT = timedelta(minutes=10)  # after which a rank that waits inside of a ste
 # that has ended is noticed at once.
 HOST_TIMEOUT = timedelta(hours=6)
 STORE = "CLIPMILL_STORE"  # a file through which the ranks of one machine find each other
+PARENT = "CLIPMILL_PARENT"  # the process that has started the ranks
+PARENT_S = 0.2  # between two looks whether it is still there
 MESH = ("dp_replicate", "dp_shard", "tp")
 
 
@@ -234,6 +237,20 @@ def barrier(ranks: Ranks) -> None:
 GRACE_S = 30.0  # for the other ranks to end by themselves once one has failed
 
 
+def end_with_parent() -> None:
+    """From now on this process, a rank of `launch_ranks`, ends when the process that started it has
+    ended, also where that one ended while this one imported torch.
+    """
+    parent = int(os.environ[PARENT])
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(PARENT_S)
+        os._exit(console.EXIT_INCOMPLETE)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
 def launch_ranks(
     command: Sequence[str], world: int, variables: Mapping[str, str] | None = None
 ) -> int:
@@ -265,6 +282,7 @@ def launch_ranks(
         with tempfile.TemporaryDirectory() as folder:
             shared = {"WORLD_SIZE": str(world), STORE: os.path.join(folder, "store")}
             shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+            shared[PARENT] = str(os.getpid())
             shared = {"OMP_NUM_THREADS": threads, **os.environ, **(variables or {}), **shared}
             for rank in range(world):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.trainer import ranks, steps
+from benchmarks.trainer import steps
 from benchmarks.trainer.steps import StepPlan
 from manifests import disk
 from tests.support.steps import RUN_SETTINGS
 from train.config import configure
+from train.parallel import process_group
 
 
 @pytest.mark.parametrize(
@@ -29,7 +30,7 @@ def test_the_program_measures_as_a_rank(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(ranks, "_end_with", lambda parent: None)
+    monkeypatch.setattr(process_group, "end_with_parent", lambda: None)
     config = configure({**RUN_SETTINGS, "samples_seen": 88, **changes})
     disk.write_json(tmp_path / "plan.json", StepPlan(config=config, blend=None, iterations=1))
     assert steps.main([kind, str(tmp_path)]) == status

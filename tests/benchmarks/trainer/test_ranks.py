@@ -17,6 +17,7 @@ from benchmarks.trainer.steps import StepPlan
 from benchmarks.trainer.timing import Measurement
 from manifests import console, disk
 from train.config import configure
+from train.parallel import process_group
 
 RANK = ["tests.support.bench_rank"]
 
@@ -66,7 +67,7 @@ def test_a_rank_writes_its_figures_or_its_reason(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(ranks, "_end_with", lambda parent: None)
+    monkeypatch.setattr(process_group, "end_with_parent", lambda: None)
     written = StepPlan(config=configure({"model": "test", "seed": 3}), blend=None, iterations=4)
     disk.write_json(tmp_path / "plan.json", written)
 
@@ -99,7 +100,7 @@ def test_a_rank_ends_with_the_process_that_started_it_even_if_that_has_ended_bef
     gone = 2**22 + 1  # above the largest number of a process
     ended: list[int] = []
     monkeypatch.setattr(ranks.os, "_exit", ended.append)
-    monkeypatch.setenv(ranks.PARENT, str(gone))
+    monkeypatch.setenv(process_group.PARENT, str(gone))
     monkeypatch.setenv("RANK", "0")
     written = StepPlan(config=configure({"model": "test"}), blend=None, iterations=1)
     disk.write_json(tmp_path / "plan.json", written)
