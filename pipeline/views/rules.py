@@ -863,6 +863,8 @@ def evaluation_error(step: Step, error: duckdb.Error) -> ValueError:
 def _check_function(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> None:
     """ValueError for the call of a function that no rule may contain."""
     name = str(node["function_name"]).lower()
+    if name.startswith("regexp_"):
+        _check_pattern(connection, step, node)
     if name in CONSISTENT:
         return
     if name == "top":
@@ -876,6 +878,23 @@ def _check_function(connection: duckdb.DuckDBPyConnection, step: Step, node: Tre
         )
     if refusal == "aggregate":
         raise step.error(f"{name}() looks at many rows; a rule looks at one")
+
+
+def _check_pattern(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> None:
+    """ValueError for a constant pattern that is no regular expression: DuckDB compiles it only
+    where a row meets it."""
+    arguments = [
+        argument.get("expression", argument)
+        for argument in node.get("arguments") or node.get("children") or []
+    ]
+    for pattern in arguments[1:2]:
+        literal = pattern.get("literal")
+        text = literal.get("text") if isinstance(literal, dict) else None
+        if isinstance(text, str):
+            try:
+                connection.execute("SELECT regexp_matches('', $1)", [text]).fetchall()
+            except duckdb.Error as error:
+                raise evaluation_error(step, error) from None
 
 
 @functools.cache
@@ -900,8 +919,12 @@ def _refused_functions() -> dict[str, str]:
     the same name."""
     functions = _functions()
     scalar = {name for name, kind, *_ in functions if kind in ("scalar", "macro")}
+    # hour() of a time with a zone depends on the connection's TimeZone, which is UTC in all.
+    zoned = {name for name, _, stability, _ in functions if stability == "CONSISTENT"}
     refused = dict.fromkeys(CLOCKS, "unstable")
     for name, kind, stability, _ in functions:
+        if stability == "CONSISTENT_WITHIN_QUERY" and name in zoned:
+            continue
         if stability not in (None, "CONSISTENT"):
             refused[name] = "unstable"
         elif kind == "aggregate" and name not in scalar:

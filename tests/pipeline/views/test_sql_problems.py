@@ -47,6 +47,8 @@ CASES = [
     ("caption + 1 > 3", "\\+ cannot be used on a text and a number$"),
     ("caption LIKE 3", "LIKE cannot be used on a text and a number$"),
     ("regexp_matches(caption, '[')", "a regular expression that cannot be read: missing \\]"),
+    ("caption ~ '('", "a regular expression that cannot be read: missing \\)"),
+    ("regexp_extract(caption, '*a') = 'a'", "a regular expression that cannot be read: no arg"),
 ]  # fmt: skip
 
 
