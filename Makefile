@@ -16,11 +16,11 @@ venv: .venv/installed
 .venv/installed: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(V)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
-	$(V)/python -m pip install --quiet --disable-pip-version-check --editable ".[train,score,test,docs]"
+	$(V)/python -m pip install --quiet --disable-pip-version-check --editable ".[build,train,score,test,docs]"
 	touch $@
 
 demo: venv
-	$(V)/python examples/miniweb/run.py manifests/ablations/demo.yaml
+	$(V)/clipmill demo
 
 # The site in out/site. Reports become pages of it: make docs DEMO=out/demo REPORTS="cifar10=out/cifar10"
 docs: venv

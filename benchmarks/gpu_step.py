@@ -30,19 +30,16 @@ from benchmarks.gpu_kernels import kind_of
 from benchmarks.trainer.synthetic import SyntheticLoader, draw_captions
 from manifests.schema import Blend
 from train.config import TrainConfig, configure, model_config
-from train.formats import open_clip_config
-from train.model import CLIP, LOGIT_SCALE, training_flops
-from train.parallel import Ranks, Saver, parallelize
-from train.step import GROUPS, Feed, Update
-from train.trainer import (
-    Records,
-    RunLoader,
-    SaveTimer,
-    StepRunner,
-    StopRequest,
-    TrainState,
-    open_loader,
-)
+from train.formats.open_clip_files import open_clip_config
+from train.model.clip import CLIP, LOGIT_SCALE
+from train.model.memory import training_flops
+from train.parallel.checkpoint import Saver
+from train.parallel.parallelism import parallelize
+from train.parallel.process_group import Ranks
+from train.step.feed import GROUPS, Feed
+from train.step.update import Update
+from train.trainer.loop import Records, SaveTimer, StepRunner, StopRequest, TrainState
+from train.trainer.mix import RunLoader, open_loader
 from train.transforms import fast_jpeg
 
 MOST_LANES = 64

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Put reports of `benchmarks/trainer/bench.py --mode infer` together: the results file and
-docs/inference.md.
+"""Put reports of `clipmill bench --mode infer` together: the results file and docs/inference.md.
 
 example: python benchmarks/latency.py b32.json micro.json
 Without a report the tables are written again from the results that are there.
@@ -21,7 +20,7 @@ if not __package__:
 from benchmarks.trainer.comparison import replace_block
 from benchmarks.trainer.inference import infer_lines
 from manifests import console, disk
-from train.capacity import Report, read_report
+from train.sizing.device_fit import Report, read_report
 
 RESULTS = ROOT / "benchmarks/results/latency_cpu.json"
 PAGE = ROOT / "docs/inference.md"

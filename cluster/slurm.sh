@@ -3,9 +3,9 @@
 # that all nodes see:
 #
 #   sbatch --nodes=4 cluster/slurm.sh \
-#       python pipeline/build.py manifests/recipes/RECIPE.yaml --out s3://BUCKET/POOL
+#       clipmill build manifests/recipes/RECIPE.yaml --out s3://BUCKET/POOL
 #   sbatch --nodes=2 --gpus-per-node=8 cluster/slurm.sh \
-#       python train/run.py BLEND.yaml --out s3://BUCKET/RUN --ray --ranks 16
+#       clipmill train BLEND.yaml --out s3://BUCKET/RUN --ray --ranks 16
 #
 # The first node runs the head and the command, every node runs workers. The job ends with the exit
 # status of the command. A job that was stopped is sent again as it was: finished work is kept.
@@ -19,7 +19,7 @@
 #SBATCH --signal=B:TERM@90
 
 set -euo pipefail
-[ $# -gt 0 ] || { echo "error: the command is missing: sbatch cluster/slurm.sh python …" >&2; exit 2; }
+[ $# -gt 0 ] || { echo "error: the command is missing: sbatch cluster/slurm.sh clipmill …" >&2; exit 2; }
 cd "${SLURM_SUBMIT_DIR:-.}"
 if [ -d .venv/bin ]; then export PATH="$PWD/.venv/bin:$PATH"; fi
 

@@ -10,12 +10,12 @@ from filters.base import FilterBase, PoolFilter, check_options, options_of
 from filters.caption import Caption
 from filters.caption_file import CaptionFile
 from filters.captioner import Captioner
-from filters.clip import ClipLoss, ClipScore, Embed, Head
+from filters.clip.filters import ClipLoss, ClipScore, Embed, Head
+from filters.columns import RESERVED, Instance, check_instance_name
 from filters.concepts import Balance, Concept, Synset
 from filters.decontaminate import Decontaminate
 from filters.duplicates import Duplicate, survivor_text
 from filters.faces import Faces
-from filters.instances import RESERVED, Instance, check_instance_name
 from filters.language import Language
 from filters.optout import Optout
 from filters.page import Page

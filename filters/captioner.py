@@ -36,7 +36,7 @@ import pyarrow as pa
 from PIL import Image
 
 from filters.base import FREE, Batch, Columns
-from filters.clip import (
+from filters.clip.model import (
     HUB,
     LOCAL,
     ClipFilter,

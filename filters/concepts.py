@@ -37,7 +37,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from filters.base import FREE, Batch, Columns, Filter, PoolFilter
-from filters.partitions import partition_of
+from filters.columns import partition_of
 from manifests import disk
 
 # --------------------------------------------------------------------------------------------------

@@ -34,8 +34,8 @@ from numpy.typing import NDArray
 
 from filters import clusters
 from filters.base import FREE, GROUP, Columns, PoolFilter, options_of
+from filters.columns import mixed, partition_of
 from filters.near_hashes import LINKS, Numbers, collapse, joined, links_of, near_labels
-from filters.partitions import mixed, partition_of
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import Commits, read_commits
@@ -82,7 +82,7 @@ class OtherPool:
                 if metadata.get("uids") != uids_checksum(sidecar["uid"]):
                     raise ValueError(
                         f"{reader.path(shard)} was made for other rows than {self.folder} has; "
-                        f"run python pipeline/score.py {self.folder} with its recipe"
+                        f"run clipmill score {self.folder} with its recipe"
                     )
                 columns |= {name: table[name] for name in wanted}
             rows = pa.table({name: columns[name] for name in names})
@@ -108,7 +108,7 @@ class OtherPool:
                     return name
         raise ValueError(
             f"against: the pool {self.folder} has no complete column {column!r}; run "
-            f"python pipeline/score.py {self.folder} with a recipe that has its filter"
+            f"clipmill score {self.folder} with a recipe that has its filter"
         )
 
 

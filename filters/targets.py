@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from filters.base import FREE, Columns, PoolFilter
 from filters.clusters import assign, train, uid_hashes, vectors
-from filters.partitions import partition_of
+from filters.columns import partition_of
 from manifests import disk
 
 Floats = NDArray[np.float32]

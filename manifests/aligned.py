@@ -172,8 +172,8 @@ class Bundle:
         """The error for a bundle that cannot be used."""
         text = " ".join(problem.split())[:160]
         return ValueError(
-            f"{self.path} is damaged: {text}; remove it, then run pipeline/score.py or "
-            "pipeline/filter.py again, whichever made it"
+            f"{self.path} is damaged: {text}; remove it, then run clipmill score or "
+            "clipmill filter again, whichever made it"
         )
 
     def __contains__(self, shard: object) -> bool:

@@ -1,14 +1,18 @@
 """The columns of the files on disk, and the closed list of reasons.
 
-Standard library and pyarrow only, so that a trainer can import it anywhere.
+Standard library, NumPy and pyarrow only, so that a trainer can import it anywhere.
 """
 
 from __future__ import annotations
 
+import binascii
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 # Every attempt that is not stored ends with exactly one of these. refused: we chose not to;
 # permanent: another request gives the same answer; transient: `--retry transient` may succeed.
@@ -216,3 +220,25 @@ def refuse_doubled(path: str, columns: Iterable[str], present: Sequence[str]) ->
 
 # rule: NULL if kept, else the name of the first rule that failed
 VIEW = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
+
+
+def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> NDArray[np.uint8]:
+    """(rows, width) of a column of hex digits. ValueError, with the name, for other values."""
+    problem = f"a {name} does not have {2 * width} hex digits"
+    if column.null_count:
+        raise ValueError(problem)
+    texts = column.cast(pa.binary())
+    if isinstance(texts, pa.ChunkedArray):
+        texts = texts.combine_chunks()
+    if not len(texts):
+        return np.zeros((0, width), np.uint8)
+    if not pc.all(pc.equal(pc.binary_length(texts), 2 * width)).as_py():
+        raise ValueError(problem)
+    fixed = texts.cast(pa.binary(2 * width))
+    start = fixed.offset * 2 * width
+    digits = memoryview(fixed.buffers()[1])[start : start + len(texts) * 2 * width]
+    try:
+        content = binascii.unhexlify(digits)
+    except binascii.Error:
+        raise ValueError(problem) from None
+    return np.frombuffer(content, np.uint8).reshape(-1, width)

@@ -16,9 +16,10 @@ import os
 import select
 import signal
 import sys
+import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -40,7 +41,12 @@ COMMON_STATUSES = {
 }
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
-NEXT_TO_PACKAGES = f"run `make venv` in {ROOT}, then the command with {ROOT / '.venv/bin/python'}"
+IS_CHECKOUT = (ROOT / "Makefile").exists()
+NEXT_TO_PACKAGES = (
+    f"run `make venv` in {ROOT}, then the command with {ROOT / '.venv/bin/python'}"
+    if IS_CHECKOUT
+    else "install clipmill with what the command needs: pip install 'clipmill[build,train,score]'"
+)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: a closed terminal
 # Errors of the operating system that a person mends: a path, its rights or its disk.
 PATH_ERRORS = {
@@ -85,7 +91,8 @@ def exit_help(meanings: Mapping[int, str]) -> str:
     """The table of exit statuses for `--help`: those of a command, and COMMON_STATUSES."""
     lines = ["exit status:"]
     for status, meaning in sorted({**COMMON_STATUSES, **meanings}.items()):
-        lines.append(f"  {status:<5d}{meaning}")
+        first = f"  {status:<5d}"
+        lines += textwrap.wrap(meaning, 79, initial_indent=first, subsequent_indent=" " * 7)
     return "\n".join(lines) + "\n"
 
 
@@ -101,6 +108,11 @@ def start_logging(level: int = logging.INFO) -> None:
 def signal_name(number: int) -> str:
     """SIGINT for 2."""
     return signal.Signals(number).name
+
+
+def program(words: Sequence[str]) -> list[str]:
+    """The process of `clipmill` and its words: with this interpreter, whatever PATH says."""
+    return [sys.executable, str(ROOT / "clipmill" / "__main__.py"), *words]
 
 
 def stop_signals() -> list[signal.Signals]:
@@ -215,8 +227,11 @@ def end_process(command: Callable[[], int]) -> NoReturn:
 
 
 def _is_outermost(frame: FrameType) -> bool:
-    """Whether the interpreter itself runs this frame, as a script or by -m."""
-    below = frame.f_back
+    """Whether the interpreter itself runs this frame, as a script or by -m, or the script that
+    calls it in its last line.
+    """
+    below = frame if frame.f_code.co_name == "<module>" else frame.f_back
+    below = below and below.f_back
     while below is not None and below.f_globals.get("__name__") == "runpy":
         below = below.f_back
     return below is None

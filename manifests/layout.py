@@ -100,8 +100,8 @@ def check_flat_names(pool: str, names: Iterable[str]) -> None:
         if shard != name and shard.isdecimal() and int(shard) >= FLAT_SHARDS:
             raise ValueError(
                 f"{pool} keeps shard {shard} in shards/, where an earlier clipmill put it; shards "
-                f"from {FLAT_SHARDS:,} on lie in folders: run python pipeline/audit.py {pool} "
-                "--migrate"
+                f"from {FLAT_SHARDS:,} on lie in folders: run clipmill audit migrate "
+                f"{pool}"
             )
 
 

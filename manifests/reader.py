@@ -23,7 +23,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manifests import disk
+from manifests import console, disk
 
 if TYPE_CHECKING:
     import yaml
@@ -59,9 +59,9 @@ VARIABLE = re.compile(r"\$\{(\w+)\}")
 # What `${NAME}` may name in a manifest. A manifest of one's own uses names that begin with
 # CLIPMILL_.
 VARIABLES = {
-    "MINIWEB": "the folder of a small web on loopback; examples/miniweb/run.py sets it",
-    "MINIWEB_PORT": "the port of that web; examples/miniweb/run.py sets it",
-    "SCORER": "the exported model of an ablation's scorer; build.py sets it",
+    "MINIWEB": "the folder of a small web on loopback; clipmill demo sets it",
+    "MINIWEB_PORT": "the port of that web; clipmill demo sets it",
+    "SCORER": "the exported model of an ablation's scorer; clipmill build sets it",
     "CIFAR": "the folder of CIFAR-10 as train/CLASS/ and test/CLASS/",
     "CLOTHING": "the folder of photographs of clothes as train/CLASS/ and test/CLASS/",
     "DATACOMP": "the folder of DataComp's metadata, for datacomp_small",
@@ -69,6 +69,7 @@ VARIABLES = {
     "IMAGENET": "the folder that holds ImageNet's val/CLASS/ folders",
 }
 OWN_PREFIX = "CLIPMILL_"
+SHIPPED = ("manifests/", "examples/")
 # The User-Agent is sent to every server: no other variable may get into it.
 AGENT_VARIABLE = "CLIPMILL_USER_AGENT"
 TEXT, BOOLEAN = "tag:yaml.org,2002:str", "tag:yaml.org,2002:bool"
@@ -373,7 +374,7 @@ def _arm(arm: Any, folder: Path) -> Any:
 
 
 def _model(source: Any, folder: Path) -> Any:
-    """A model as train/evaluate.py takes it: a folder as an absolute path, open_clip's names as
+    """A model as clipmill evaluate takes it: a folder as an absolute path, open_clip's names as
     they are.
     """
     if not isinstance(source, str) or not source or source.startswith(OPEN_CLIP):
@@ -673,14 +674,24 @@ KEYS_OF_KIND: dict[Any, set[str]] = {
     TaskSpec: {"kind", "data"},
 }
 USE_OF_KIND: dict[Any, str] = {
-    Ablation: "an ablation; run it with: python pipeline/build.py {path}",
-    Recipe: "a recipe; build its pool with: python pipeline/build.py {path}",
-    Blend: "a blend; train on it with: python train/run.py {path} --out RUN",
-    TaskSpec: "a task; evaluate with: python train/evaluate.py RUN --task {path}",
+    Ablation: "an ablation; run it with: clipmill build {path}",
+    Recipe: "a recipe; build its pool with: clipmill build {path}",
+    Blend: "a blend; train on it with: clipmill train {path} --out RUN",
+    TaskSpec: "a task; evaluate with: clipmill evaluate RUN --task {path}",
 }
 
 
 # --- reading -----------------------------------------------------------------------------------
+
+
+def shipped(path: str | Path) -> str | Path:
+    """The path, or that of the shipped manifest or example where there is none: a command finds
+    `manifests/recipes/laion.yaml` from any folder, also where clipmill was installed as a wheel.
+    """
+    name = str(path)
+    if name.startswith(SHIPPED) and not disk.exists(name) and (console.ROOT / name).exists():
+        return str(console.ROOT / name)
+    return path
 
 
 def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) -> T:
@@ -692,6 +703,7 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     number where the field is one. ValueError names the file, the key, the value and the nearest
     right one. A resolved manifest (JSON) is read as it is.
     """
+    path = shipped(path)
     where = str(path)
     if where.endswith(".json") and disk.exists(path):
         if scale is not None:
@@ -726,6 +738,7 @@ def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None =
     """One block of a manifest, its paths as they are written, read before the variables of the
     rest are set; None where there is none.
     """
+    path = shipped(path)
     raw = _raw(path)
     if not str(path).endswith(".json"):
         raw = pick_scale(raw, scale, str(path))
@@ -740,6 +753,7 @@ def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
     """Whether a YAML or JSON file is a recipe or an ablation, by its keys. ValueError where it is
     neither.
     """
+    path = shipped(path)
     raw = _raw(path)
     kind = _kind_by_keys(raw)
     if kind is Ablation or kind is Recipe:
@@ -784,7 +798,7 @@ def _refuse_misspelt(raw: Mapping[str, Any], path: str | Path) -> None:
 
 def list_scales(path: str | Path) -> list[str]:
     """Names of the scales that a manifest knows, for `read_manifest(scale=…)`."""
-    scales = _raw(path).get("scales") or {}
+    scales = _raw(shipped(path)).get("scales") or {}
     return sorted(scales) if isinstance(scales, dict) else []
 
 
@@ -960,7 +974,7 @@ def refuse_other_source(pool: str, recipe: Recipe) -> None:
     """ValueError where a pool was built from another source than that of the recipe: its plan,
     scores and views would be mixed with those of the other rows. Tars may be added to tars.
 
-    A recipe.json that cannot be read decides nothing; `audit.py --verify` names it.
+    A recipe.json that cannot be read decides nothing; `clipmill audit verify` names it.
     """
     path = PoolLayout(pool).recipe_json
     try:

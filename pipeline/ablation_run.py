@@ -21,11 +21,10 @@ from manifests import console, disk, ray_runtime, reader
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation, Arm, Blend, Controls, Recipe, Scorer
 from pipeline import recipe_run
-from pipeline.executor import Engine
+from pipeline.executor.stage import Engine
 
 ROOT = Path(__file__).resolve().parents[1]
 Command = list[str]
-BUILD = "pipeline/build.py"
 Child = subprocess.Popen[bytes]
 NICE = 5  # of a command in the background: downloads have deadlines, it has none
 LAST_LINES = 20  # of the log of a command that failed in the background
@@ -37,9 +36,9 @@ FETCH_STAGE = "fetch "  # and the name of a pool: what is done while the scorer 
 # --- commands ---------------------------------------------------------------------------------
 
 
-def command(script: str, *words: str) -> Command:
+def command(*words: str) -> Command:
     """A command of this project as a person would type it, for `run`."""
-    return ["python", script, *words]
+    return ["clipmill", *words]
 
 
 def run(words: Sequence[str]) -> None:
@@ -61,7 +60,7 @@ def start(words: Sequence[str], log: Path | None = None) -> Child:
             log.parent.mkdir(parents=True, exist_ok=True)
             output = stack.enter_context(open(log, "w"))
         return subprocess.Popen(
-            [sys.executable, str(ROOT / words[1]), *words[2:]],
+            console.program(words[1:]),
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
@@ -136,13 +135,13 @@ def ablate(
     *,
     engine: Engine,
     scale: str | None = None,
-    entry: Sequence[str] = (BUILD,),
+    entry: Sequence[str] = ("build",),
     served: AbstractContextManager[object] | None = None,
 ) -> None:
     """Build what is missing, train the scorer if one is asked for, run the arms and write the
     report.
 
-    `entry` is the script that a person called, with options of its own; it runs the null web, and
+    `entry` is the command that a person called, with options of its own; it runs the null web, and
     the report names it. `served` is what makes and serves the sources of this ablation: it is
     entered after the checks. Without it a null web is read where this environment says too.
 
@@ -158,10 +157,10 @@ def ablate(
     check_ablation(ablation, recipes, disk.join(layout.scorer, "export"))
     if served is None and ablation.controls.null_web:
         check_null_web(ablation.controls.null_web, recipes)
-    # Nothing is written into `out` before the checks; those of train/ablate.py read the evaluation
-    # images, which `served` may make.
+    # Nothing is written into `out` before the checks; those of `clipmill ablate` read the
+    # evaluation images, which `served` may make.
     with served or contextlib.nullcontext():
-        check = ["train/ablate.py", manifest, "--out", out, "--engine", engine, "--check"]
+        check = ["ablate", "check", manifest, "--out", out, "--engine", engine]
         run(command(*check, *at_scale))
         disk.write_json(layout.ablation_json, ablation)
         for name, recipe in recipes.items():
@@ -173,7 +172,7 @@ def ablate(
             if ablation.controls.null_web:
                 null = [entry[0], ablation.controls.null_web, "--out", layout.null]
                 run(command(*null, "--engine", engine))
-    run(command("train/report.py", out))
+    run(command("report", out))
 
 
 def _run_stages(ablation: Ablation, built: Sequence[str], out: str, engine: Engine) -> None:
@@ -265,7 +264,7 @@ def check_null_web(manifest: str, recipes: Mapping[str, Recipe]) -> None:
             raise ValueError(
                 f"controls.null_web: {manifest} builds its pool {name!r} from a source of this "
                 f"ablation ({', '.join(recipe.source.paths)}); it needs data of its own, "
-                "as examples/miniweb/run.py makes them"
+                "as `clipmill demo` makes them"
             )
 
 
@@ -279,7 +278,7 @@ def commands(
     folders = {name: ablation.pool_folder(out, name) for name in ablation.pools}
 
     def build(pool: str, *until: str) -> tuple[str, Command]:
-        words = [BUILD, layout.recipe_json(pool), "--out", folders[pool]]
+        words = ["build", layout.recipe_json(pool), "--out", folders[pool]]
         stage = f"{FETCH_STAGE}{pool}" if until else f"build {pool}"
         return stage, command(*words, "--engine", engine, *until)
 
@@ -295,10 +294,10 @@ def commands(
         if pool != trusted:
             yield build(pool)
     for pool, view in random_views(ablation.arms, ablation.controls):
-        words = ["pipeline/filter.py", folders[pool], "--random-like", view, "--seed"]
+        words = ["filter", "random-like", folders[pool], view, "--seed"]
         words += [str(ablation.random_draw(seed)) for seed in ablation.seeds]
         yield f"choose {pool}", command(*words)
-    words = ["train/ablate.py", layout.ablation_json, "--out", out, "--engine", engine]
+    words = ["ablate", layout.ablation_json, "--out", out, "--engine", engine]
     yield TRAIN_STAGE, command(*words)
 
 
@@ -308,7 +307,7 @@ def _train_scorer(
     pool = scorer.view.partition("/")[0]
     blend = Blend(name="scorer", pools={pool: folder}, views={scorer.view: 1.0}, seed=scorer.seed)
     disk.write_json(layout.blend_json("scorer"), blend.document())
-    words = ["train/run.py", layout.blend_json("scorer"), "--out", layout.scorer]
+    words = ["train", layout.blend_json("scorer"), "--out", layout.scorer]
     for key, value in {**ablation.train, **scorer.train, "seed": scorer.seed}.items():
         words += ["--set", f"{key}={value}"]
     return command(*words)

@@ -1,6 +1,6 @@
 """The kept rows of a view for other programs: tables, folders of shards, a card.
 
-`filter.py POOL --export VIEW --to X`: the kept rows of a view as files that other programs read.
+`clipmill export POOL VIEW --to X`: the kept rows of a view as files that other programs read.
 `docs/interop.md` has the commands.
 
 Reads views, sidecars, score sets and tars of a pool. Writes `X`, outside of the pool: a
@@ -48,12 +48,14 @@ from manifests.folder_lock import locked_folder
 from manifests.layout import shard_name
 from manifests.records import ScoreSetDocument
 from manifests.schema import SOURCES, Recipe
-from pipeline.accounting import recipe_of_pool
-from pipeline.lock import DataFile, croissant_metadata
+from pipeline.audit.counts import recipe_of_pool
+from pipeline.lock.croissant import DataFile, croissant_metadata
 from pipeline.metadata_join import uid_records, uid_spill, write_uid_array
-from pipeline.pool import staged_file
-from pipeline.scoring import complete_score_sets
-from pipeline.views import ShardCopy, copy_kept_samples, map_units, rule_text
+from pipeline.pool.shard_writer import staged_file
+from pipeline.scoring.score_sets import complete_score_sets
+from pipeline.views.materialise import ShardCopy, copy_kept_samples
+from pipeline.views.row_tests import map_units
+from pipeline.views.rules import rule_text
 
 # --------------------------------------------------------------------------------------------------
 # The kept rows of a view, shard by shard, with their columns of the sidecar and of the score
@@ -72,7 +74,7 @@ class KeptRows:
     def __init__(self, pool: str, view: str) -> None:
         self.pool, self.view = pool, view
         self.commits = read_commits(pool)
-        remedy = f"make it again with python pipeline/filter.py {pool} --recipe RECIPE"
+        remedy = f"make it again with clipmill filter {pool} --recipe RECIPE"
         self.document = current_view(pool, view, self.commits.fingerprint, remedy)
         shards, kept = view_shards(pool, self.document)
         self.shards: list[int] = shards[kept > 0].tolist()
@@ -137,7 +139,7 @@ class KeptRows:
             if metadata.get("sidecar") != sidecar or scores.num_rows != len(kept):
                 raise ValueError(
                     f"{self._files[name].path(shard)} was scored for other rows than those of its "
-                    "shard; run pipeline/score.py again"
+                    "shard; run clipmill score again"
                 )
             scores = scores.filter(kept)
             for column, output in columns.items():
@@ -416,7 +418,7 @@ def target_of(to: str, pool: str) -> Target:
 # the pool's records. The same export gives the same card.
 
 
-MARK = "<!-- written by clipmill: filter.py --export"  # the rest of the line names the export
+MARK = "<!-- written by clipmill export"  # the rest of the line names the export
 SIZES = (
     (1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"),
     (10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"),
@@ -538,7 +540,7 @@ def _origin(rows: KeptRows, recipe: Recipe | None) -> list[str]:
         lines.append(f"- images from: {SOURCES[source.kind].images}")
     if document.rows_sha256 is not None:
         lines.append(
-            f"- hash of the rows: `{document.rows_sha256}` (`pipeline/filter.py POOL --hash "
+            f"- hash of the rows: `{document.rows_sha256}` (`clipmill filter hash POOL "
             f"{document.name}` prints it; equal hashes are the same pairs with the same bytes)"
         )
     return lines
@@ -556,7 +558,7 @@ def _cell(text: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# `filter.py --export VIEW --to X`: the kept rows of a view for other programs, with a dataset
+# `clipmill export --to X`: the kept rows of a view for other programs, with a dataset
 # card and Croissant metadata beside them.
 #
 # A file is written beside its place and gets its name when it is whole. A folder has

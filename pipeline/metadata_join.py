@@ -45,19 +45,18 @@ import xxhash
 
 from filters.table import TEXT_TABLES, Table, is_array
 from manifests import disk
-from manifests.columns import refuse_doubled
+from manifests.columns import hex_bytes, refuse_doubled
 from manifests.commits import Commits
 from manifests.layout import uids_checksum
-from pipeline.pool import (
+from pipeline.pool.uid_hashes import (
     Bytes,
     Keys,
     RecordSpill,
-    hex_bytes,
     is_first_of_equal,
     partition_bits,
     sorted_records,
 )
-from pipeline.progress import counted_stage
+from pipeline.progress.view import counted_stage
 
 # --------------------------------------------------------------------------------------------------
 # Uids as DataComp keeps a subset: a NumPy array of pairs of 64-bit integers, sorted, in a .npy.

@@ -19,20 +19,34 @@ from manifests import disk, reader
 from manifests.commits import Commits, IndexWriter, read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, FilterSpec, Recipe
-from pipeline import accounting, lock, planning, scoring, views
-from pipeline.crawl import crawler, part_totals, read_parts, top_reasons
-from pipeline.executor import Engine, Report, Stage, execute
-from pipeline.external import (
-    adopt_tars,
-    check_adopted,
-    check_img2dataset,
-    img2dataset_stage,
-    tar_tickets,
+from pipeline.audit.counts import write_pool_json
+from pipeline.audit.row_index import extend_row_index
+from pipeline.crawl import crawler
+from pipeline.crawl.parts import part_totals, read_parts, top_reasons
+from pipeline.executor.stage import Engine, execute
+from pipeline.executor.tickets import Report, Stage
+from pipeline.external.adopt import adopt_tars, check_adopted, tar_tickets
+from pipeline.external.img2dataset import check_img2dataset, img2dataset_stage
+from pipeline.fetch.download import make_downloader
+from pipeline.images.transform import limits_of
+from pipeline.lock import rebuild
+from pipeline.lock.rebuild import (
+    check_locked,
+    check_not_locked,
+    drift_lines,
+    lock_of,
+    write_drift,
+    write_lock_plan,
+    write_locked_views,
 )
-from pipeline.fetch import make_downloader
-from pipeline.images import limits_of
-from pipeline.pool import Lease, check_fence, hold_lease, remove_uncommitted
-from pipeline.progress import measure_commit, shown_progress
+from pipeline.planning.plan_files import is_planned, read_plan
+from pipeline.planning.planner import add_retries, write_plan
+from pipeline.pool.lease import Lease, check_fence, hold_lease, remove_uncommitted
+from pipeline.progress.state import measure_commit
+from pipeline.progress.view import shown_progress
+from pipeline.scoring.score_sets import filter_specs, score_set_names
+from pipeline.scoring.scorer import score
+from pipeline.views.files import check_views, choose_views
 
 STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the
@@ -54,7 +68,7 @@ def build(
     """
     check_recipe(recipe, until, retry)
     if STAGES.index(until) >= STAGES.index("score"):
-        scored = {name.partition("@")[0] for name in scoring.score_set_names(pool)}
+        scored = {name.partition("@")[0] for name in score_set_names(pool)}
         for spec in specs_of_recipe(recipe):
             if spec.name not in scored:  # else the stage says whether it needs the weights again
                 make(spec).check_reach()
@@ -92,9 +106,9 @@ def _build(
     disk.write_json(PoolLayout(pool).recipe_json, recipe, sealed=True)
     totals: dict[str, Any] = {"complete": False, "problems": []}
     if not failed or _has_rows(committed):
-        document = accounting.write_pool_json(pool, recipe, seconds, committed.read())
+        document = write_pool_json(pool, recipe, seconds, committed.read())
         totals = dict(disk.to_plain(document))
-    if lock.is_locked(recipe) and disk.exists(PoolLayout(pool).drift_json):
+    if rebuild.is_locked(recipe) and disk.exists(PoolLayout(pool).drift_json):
         totals["drift"] = disk.read_json(PoolLayout(pool).drift_json)
     return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
 
@@ -127,7 +141,7 @@ class Committed:
                 stage, todo, engine=engine, on_done=lambda _, record: index.add(record)
             )
         self._commits = index.commits
-        accounting.extend_row_index(index.commits, stage.config.get("fence"))
+        extend_row_index(index.commits, stage.config.get("fence"))
         return report
 
 
@@ -165,8 +179,8 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
         raise ValueError(
             "--retry asks the web again; shards that exist already were fetched by another program"
         )
-    lock.check_locked(recipe)
-    views.check_views(recipe)
+    check_locked(recipe)
+    check_views(recipe)
     for spec in specs_of_recipe(recipe):
         check_filter(spec, scored=STAGES.index(until) >= STAGES.index("score"))
 
@@ -177,7 +191,7 @@ def _refuse_other_source(pool: str, recipe: Recipe) -> None:
     """
     reader.refuse_other_source(pool, recipe)
     pairs = disk.list_names(PoolLayout(pool).pairs, ".parquet")
-    begun_with_pairs = planning.is_planned(pool) or bool(pairs)
+    begun_with_pairs = is_planned(pool) or bool(pairs)
     is_tars = SOURCES[recipe.source.kind].images == "tars"
     begun = ""
     if is_tars and begun_with_pairs:
@@ -212,8 +226,8 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
 
 
 def _crawl(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
-    lock.check_not_locked(pool, recipe)
-    if SOURCES[recipe.source.kind].images == "tars" or lock.is_locked(recipe):
+    check_not_locked(pool, recipe)
+    if SOURCES[recipe.source.kind].images == "tars" or rebuild.is_locked(recipe):
         return {}
     failed: Mapping[str, str] = crawler.crawl(recipe.source, pool, engine, fence=fence)["failed"]
     return failed
@@ -225,12 +239,12 @@ def _plan(
     if SOURCES[recipe.source.kind].images == "tars":
         return {}
     failed: Mapping[str, str] = {}
-    if lock.is_locked(recipe):
-        lock.write_lock_plan(pool, recipe, fence)
+    if rebuild.is_locked(recipe):
+        write_lock_plan(pool, recipe, fence)
     else:
-        failed = planning.write_plan(pool, recipe, engine=engine, fence=fence)
+        failed = write_plan(pool, recipe, engine=engine, fence=fence)
     if retry and not failed:
-        failed = planning.add_retries(pool, recipe, engine=engine, fence=fence)
+        failed = add_retries(pool, recipe, engine=engine, fence=fence)
     return failed
 
 
@@ -251,7 +265,7 @@ def _fetch(
         tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
         failed = committed.add(stage, lambda _: tar_list, engine, fence).failed
         return {tars[ticket]: reason for ticket, reason in failed.items()}
-    plan = planning.read_plan(pool)
+    plan = read_plan(pool)
     if recipe.fetch.engine == "img2dataset":
         stage = img2dataset_stage(pool, recipe, fence)
     else:
@@ -276,7 +290,7 @@ def _fetch(
         return plan.tickets(np.flatnonzero(~is_committed))
 
     failed = committed.add(stage, tickets, engine, fence).failed
-    if lock.is_locked(recipe):
+    if rebuild.is_locked(recipe):
         _write_drift(recipe, committed, fence)
     return failed
 
@@ -284,9 +298,9 @@ def _fetch(
 def _write_drift(recipe: Recipe, committed: Committed, fence: int | None) -> None:
     """Compare the pool with its lock. Where nothing is stored, the build ends here: say it now."""
     commits = committed.read()
-    drift = lock.write_drift(commits, lock.lock_of(recipe), fence)
+    drift = write_drift(commits, lock_of(recipe), fence)
     if not commits.totals.stored:
-        for line in lock.drift_lines(drift):
+        for line in drift_lines(drift):
             logger.warning("%s", line)
 
 
@@ -295,20 +309,20 @@ def _score(
 ) -> Mapping[str, str]:
     if not recipe.filters:
         return {}
-    specs = scoring.filter_specs(recipe, [], {})
-    failed: Mapping[str, str] = scoring.score(
+    specs = filter_specs(recipe, [], {})
+    failed: Mapping[str, str] = score(
         committed.pool, specs, engine=engine, fence=fence, commits=committed.read()
     )["failed"]
     return failed
 
 
 def _choose(recipe: Recipe, committed: Committed, fence: int | None) -> Mapping[str, str]:
-    is_locked = lock.is_locked(recipe)
+    is_locked = rebuild.is_locked(recipe)
     if recipe.views or not is_locked:
-        views.choose_views(committed.pool, recipe, fence=fence, commits=committed.read())
+        choose_views(committed.pool, recipe, fence=fence, commits=committed.read())
     if is_locked:
         own = [view.name for view in recipe.views]
-        lock.write_locked_views(committed.read(), lock.lock_of(recipe), own, fence=fence)
+        write_locked_views(committed.read(), lock_of(recipe), own, fence=fence)
     return {}
 
 

@@ -32,7 +32,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from manifests import disk
-from pipeline.pool import check_fence
+from pipeline.pool.lease import check_fence
 
 # --------------------------------------------------------------------------------------------------
 # Sorted runs: what one map ticket leaves for the tickets that merge.

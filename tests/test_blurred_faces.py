@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from manifests.layout import PoolLayout
-from pipeline.pool import read_sidecar
+from pipeline.pool.lease import read_sidecar
 from tests.filters.test_faces import model
 from tests.support import pages
 from tests.support.loopback_server import serving

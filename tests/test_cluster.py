@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.executor import Stage
-from pipeline.fetch import make_downloader
+from pipeline.executor.tickets import Stage
+from pipeline.fetch.download import make_downloader
 from pipeline.scoring.worker import ScoreWorker
 
 ROOT = Path(__file__).resolve().parents[1]

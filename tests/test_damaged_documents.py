@@ -1,4 +1,4 @@
-"""score.py, filter.py and audit.py on what is no pool, or a pool with damaged JSON documents: one
+"""clipmill score, filter and audit on what is no pool, or a pool with damaged JSON documents: one
 line, exit status 2 (3 where the audit counts the damage), and never a traceback."""
 
 from __future__ import annotations
@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline import audit, filter, score
-from tests.support import audited
+from tests.support import audited, commands
 
 Main = Callable[[list[str]], int]
 READERS: tuple[tuple[Main, tuple[str, ...]], ...] = (
-    (audit.main, ()),
-    (audit.main, ("--verify",)),
-    (audit.main, ("--explain", "000000001")),
-    (filter.main, ("--columns",)),
-    (filter.main, ("--random-like", "words")),
-    (score.main, ("--filters", "caption", "--engine", "inline")),
+    (commands.audit, ("POOL",)),
+    (commands.audit, ("verify", "POOL")),
+    (commands.audit, ("explain", "POOL", "000000001")),
+    (commands.filter_pool, ("columns", "POOL")),
+    (commands.filter_pool, ("random-like", "POOL", "words")),
+    (commands.score, ("POOL", "--filters", "caption", "--engine", "inline")),
 )
 AUDIT, VERIFY, EXPLAIN, COLUMNS, RANDOM, SCORE = READERS
 
@@ -32,7 +31,7 @@ def run(
     """The exit status of a command and the lines that name a problem."""
     main, words = reader
     capsys.readouterr()
-    status = main([str(pool), *words])
+    status = main([str(pool) if word == "POOL" else word for word in words])
     output = capsys.readouterr()
     lines = [line for line in output.out.splitlines() if line.startswith("WRONG")]
     return status, lines + [line for line in output.err.splitlines() if line.startswith("error: ")]

@@ -7,14 +7,19 @@ import contextlib
 import functools
 import io
 import re
+import runpy
 import shlex
+import sys
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import yaml
+from cyclopts import App, CycloptsError, MissingArgumentError, ValidationError
 
-from docs.tools.parsers import parser_of
-from manifests import reader
+from clipmill.app import COMMANDS, root_app
+from manifests import console, reader
 from manifests.schema import Ablation, Blend, Recipe, TaskSpec
 from tests.support import pages
 
@@ -59,39 +64,64 @@ NOT_RUN = {
     "img2dataset --url_list": "the internet, and a program of others",
     "clip-retrieval inference": "a program of others",
     "python -m open_clip_train.main": "a program of others, for hours",
-    "python pipeline/audit.py out/pool --lock": "two labs and a web: tests/pipeline/lock",
-    "python pipeline/build.py --from-lock": "two labs and a web: tests/pipeline/lock",
-    "python pipeline/audit.py out/theirs --lock": "two labs: tests/pipeline/lock",
-    "python pipeline/audit.py out/pool --same-rows": "two labs: tests/pipeline/lock",
-    "python pipeline/look.py out/pool --serve": "runs until Ctrl-C: tests/pipeline/pool_page",
+    "clipmill ablate examples/cifar10_runs": "an installed wheel: tests/test_wheel.py",
+    "clipmill report out/cifar10_runs": "an installed wheel: tests/test_wheel.py",
+    "clipmill audit lock out/pool": "two labs and a web: tests/pipeline/lock",
+    "clipmill build --from-lock": "two labs and a web: tests/pipeline/lock",
+    "clipmill audit lock out/theirs": "two labs: tests/pipeline/lock",
+    "clipmill audit same-rows out/pool": "two labs: tests/pipeline/lock",
+    "clipmill look out/pool --serve": "runs until Ctrl-C: tests/pipeline/look",
+    "python benchmarks/trainer/bench.py": "the command that a committed report records",
     "python examples/miniweb/small_web.py cifar10": "a download: test_photo_web.py makes one",
-    "python examples/miniweb/run.py manifests/ablations/cifar10.yaml": "hours: test_photo_web.py",
-    "python train/evaluate.py out/run --suite": "data of 38 tasks",
-    "python train/evaluate.py out/run --task objects.yaml --average-last": "two checkpoints:"
+    "clipmill demo manifests/ablations/cifar10.yaml": "hours: test_photo_web.py",
+    "clipmill evaluate out/run --suite": "data of 38 tasks",
+    "clipmill evaluate out/run --task objects.yaml --average-last": "two checkpoints:"
     " tests/train/test_evaluate.py",
     "torchrun --nproc-per-node 4": "four processes and ImageNet",
-    "python train/run.py mostly_long.yaml --out out/run --preset datacomp_small": "eight GPUs",
-    "python train/run.py mostly_long.yaml --out out/run3": "until a target: tests/train/trainer",
-    "python train/run.py trusted.yaml": "a GPU; tests/pipeline/test_ablation_run.py has a scorer",
-    "python pipeline/build.py manifests/recipes/datacomp_": "data of DataComp, or its URLs:"
+    "clipmill train mostly_long.yaml --out out/run --preset datacomp_small": "eight GPUs",
+    "clipmill train mostly_long.yaml --out out/run3": "until a target: tests/train/trainer",
+    "clipmill train trusted.yaml": "a GPU; tests/pipeline/test_ablation_run.py has a scorer",
+    "clipmill build manifests/recipes/datacomp_": "data of DataComp, or its URLs:"
     " tests/test_published_recipes.py",
     "SCORER=": "the result of the run above it",
-    "python benchmarks/trainer/bench.py": "minutes: tests/benchmarks/trainer/test_bench.py",
+    "clipmill bench": "minutes: tests/benchmarks/trainer/test_bench.py",
     "make ": "minutes to hours: .ci/run calls make test",
 }
 
 
-def commands() -> list[str]:
-    """Every command line `python FILE …` that is shown, in blocks and in the text."""
+BENCH = "benchmarks/trainer/bench.py"
+# What `ray job submit` and torchrun start: the command of the same words.
+FILES = {
+    "pipeline/build.py": "build",
+    "pipeline/score.py": "score",
+    "pipeline/filter.py": "filter",
+    "train/run.py": "train",
+    "train/evaluate.py": "evaluate",
+    "train/ablate.py": "ablate",
+    "train/report.py": "report",
+}
+SHOWN = re.compile(
+    r"(?:^|-- |=\S+ )((?:python -m )?clipmill .+|python (?:pipeline|train|benchmarks|examples)/.+)"
+)
+
+
+def in_blocks() -> list[str]:
+    """Every command line `clipmill NAME …` and `python FILE …` of a block."""
     lines = []
     for name in DOCUMENTS:
         for language, text in pages.blocks(name):
             if language not in ("yaml", "python"):
                 lines += pages.commands_in(text)
+    return sorted({match[1] for line in lines if (match := SHOWN.search(line))})
+
+
+def in_text() -> list[str]:
+    """Those of the text, which may leave words out."""
+    lines = []
+    for name in DOCUMENTS:
         prose = pages.FENCE.sub("", (ROOT / name).read_text()).replace("\n", " ")
         lines += re.findall(r"`([^`]+)`", prose)
-    pattern = r"(?:^|-- |=\S+ )(python (?:pipeline|train|benchmarks|examples)/.+)"
-    return sorted({match[1] for line in lines if (match := re.search(pattern, line))})
+    return sorted({match[1] for line in lines if (match := SHOWN.search(line))})
 
 
 @pytest.mark.parametrize(("document", "text"), blocks("yaml"))
@@ -121,18 +151,85 @@ def test_there_are_a_recipe_a_blend_and_an_ablation_to_copy() -> None:
     assert any("pools" in keys and "views" in keys for keys in texts)
 
 
+class _ParserIsThereError(Exception):
+    """Ends a program at the moment when it would read its arguments."""
+
+
 @functools.cache
-def parser_of_script(script: str) -> argparse.ArgumentParser:
-    return parser_of(script)
+def parser_of(script: str) -> argparse.ArgumentParser:
+    """The parser that a script of the checkout builds. Nothing of the script runs after that.
 
-
-def parse(line: str) -> None:
-    """Parse the words after `python FILE` with the file's own parser. ValueError for a mistake.
-
-    Where a part of the command is left out (…), only the options are compared.
+    ValueError if it reads no arguments.
     """
-    _, script, *words = shlex.split(line.split("|")[0].split(";")[0])
-    parser = parser_of_script(script)
+    parsers: list[argparse.ArgumentParser] = []
+
+    def keep(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> None:
+        del args, kwargs
+        parsers.append(parser)
+        raise _ParserIsThereError
+
+    with (
+        mock.patch.object(argparse.ArgumentParser, "parse_known_args", keep),
+        mock.patch.object(argparse.ArgumentParser, "parse_args", keep),
+        mock.patch.object(console, "end_on_stop_signals"),  # of this process
+        mock.patch.object(sys, "argv", [script]),
+        mock.patch.object(sys, "path", sys.path[:]),
+        contextlib.suppress(_ParserIsThereError, SystemExit),
+    ):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    if not parsers:
+        raise ValueError(f"{script} read no arguments")
+    return parsers[0]
+
+
+def options_of(app: App) -> set[str]:
+    """The options of a command that is called without a sub-command."""
+    arguments = app.assemble_argument_collection()
+    return {name for argument in arguments for name in argument.names}
+
+
+def parse(line: str, *, whole: bool = True) -> None:
+    """Parse a command line as its program does. ValueError for a mistake.
+
+    Where a part of it is left out (…), only the options are compared; so they are with `whole`
+    false where an argument is missing.
+    """
+    words = shlex.split(line.split("|")[0].split(";")[0])
+    if words[:3] == ["python", "-m", "clipmill"]:
+        words = words[2:]
+    if words[0] == "python" and words[1] in FILES:
+        words = ["clipmill", FILES[words[1]], *words[2:]]
+    if words[:2] == ["clipmill", "bench"]:  # its options are those of a script
+        words = ["python", BENCH, *words[2:]]
+    _, name, *rest = words
+    if words[0] == "python":
+        parse_script(line, name, rest)
+        return
+    if name in ("COMMAND", "--help"):
+        return
+    if name not in {each for each, _, _, _ in COMMANDS}:
+        raise ValueError(f"{line}: there is no command {name!r}")
+    if "--help" in rest:
+        rest, whole = [word for word in rest if word != "--help"], False
+    app = root_app(name)
+    used = {word.split("=")[0] for word in rest if word.startswith("--")}
+    try:
+        _, apps, _ = app.parse_commands([name, *rest])
+        known = options_of(apps[-1])
+        if "…" not in line:
+            app.parse_args([name, *rest], print_error=False, exit_on_error=False)
+    except (MissingArgumentError, ValidationError) as error:
+        if whole:
+            raise ValueError(f"{line}: {error}") from None
+    except CycloptsError as error:
+        raise ValueError(f"{line}: {error}") from None
+    if unknown := used - known:
+        raise ValueError(f"{line}: {sorted(unknown)} are not options of it")
+
+
+def parse_script(line: str, script: str, words: list[str]) -> None:
+    """Parse the words after `python FILE` with the file's own parser. ValueError for a mistake."""
+    parser = parser_of(script)
     if "…" in line:
         used = {word.split("=")[0] for word in words if word.startswith("--")}
         unknown = used - set(parser._option_string_actions)
@@ -156,7 +253,16 @@ def fenced() -> list[tuple[str, str, str]]:
             if language in ("yaml", "python") or name.startswith("docs/reference/"):
                 continue
             shown += [(name, language, line) for line in pages.commands_in(text)]
-    programs = ("python ", "ray ", "torchrun ", "make ", "img2dataset ", "clip-retrieval ", "aws ")
+    programs = (
+        "clipmill ",
+        "python ",
+        "ray ",
+        "torchrun ",
+        "make ",
+        "img2dataset ",
+        "clip-retrieval ",
+        "aws ",
+    )
     return [
         each
         for each in shown
@@ -165,19 +271,36 @@ def fenced() -> list[tuple[str, str, str]]:
 
 
 def test_every_command_that_is_shown_is_understood_by_its_parser() -> None:
-    shown = commands()
-    assert len(shown) > 80
-    for line in shown:
+    lines = in_blocks()
+    assert len(lines) > 80
+    for line in lines:
         parse(line)
+    for line in in_text():
+        parse(line, whole=False)
 
 
 def test_a_wrong_option_and_a_wrong_value_are_found() -> None:
     with pytest.raises(ValueError, match="--purgee"):
-        parse("python pipeline/audit.py out/pool --purgee")
-    with pytest.raises(ValueError, match="invalid choice: 'cook'"):
-        parse("python pipeline/build.py recipe.yaml --until cook")
+        parse("clipmill audit out/pool --purgee")
+    with pytest.raises(ValueError, match="--purgee"):
+        parse("clipmill audit verify … --purgee", whole=False)
+    with pytest.raises(ValueError, match='"cook"'):
+        parse("clipmill build recipe.yaml --until cook", whole=False)
+    with pytest.raises(ValueError, match="requires an argument"):
+        parse("clipmill export out/pool basic")
+    with pytest.raises(ValueError, match="roast"):
+        parse("clipmill roast out/pool", whole=False)
     with pytest.raises(ValueError, match="--rank"):
-        parse("python benchmarks/trainer/bench.py … --rank-and-file 3")
+        parse("clipmill bench … --rank-and-file 3")
+    with pytest.raises(ValueError, match="--rank"):
+        parse("python benchmarks/scale.py … --rank-and-file 3")
+    with pytest.raises(ValueError, match="read no arguments"):
+        parse("python manifests/columns.py")
+
+
+def test_every_command_is_shown_somewhere() -> None:
+    shown = {line.split()[1] for line in in_blocks() if line.startswith("clipmill ")}
+    assert shown == {name for name, _, _, _ in COMMANDS}
 
 
 def test_every_fenced_command_is_run_by_a_test_or_has_a_reason_why_not() -> None:

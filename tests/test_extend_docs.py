@@ -18,7 +18,8 @@ from manifests.schema import Source, TaskSpec
 from tests.support import pages
 from tests.support.photo_folders import make_folder
 from train.evaluation import tasks
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 PAGE = "docs/extend.md"
 

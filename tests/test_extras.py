@@ -16,12 +16,12 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-PACKAGES = ("manifests", "filters", "pipeline", "train", "examples")
+PACKAGES = ("clipmill", "manifests", "filters", "pipeline", "train", "examples")
 # Imported where a run asks for it; not part of this interpreter.
 OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn"}
 # `make venv` installs them: this interpreter is the proof.
 # concepts, faces, onnx and stream by way of test
-INSTALLED = {"train", "score", "concepts", "faces", "onnx", "stream", "test", "docs"}
+INSTALLED = {"build", "train", "score", "concepts", "faces", "onnx", "stream", "test", "docs"}
 RESOLVED = {"captions", "ocr", "cpu", "img2dataset", "s3", "gpu", "tensorboard", "wandb"}
 NOT_HERE = {"flash": "flash-attn has no wheels: its setup.py needs torch and a CUDA compiler"}
 
@@ -53,7 +53,7 @@ def imported_by(folder: Path) -> set[str]:
                 names |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 names.add(node.module.split(".")[0])
-    return names - sys.stdlib_module_names - set(PACKAGES)
+    return names - sys.stdlib_module_names - set(PACKAGES) - {"benchmarks"}
 
 
 @pytest.mark.slow
@@ -115,7 +115,7 @@ def resolve(*words: str) -> dict[str, str]:
     sys.version_info >= (3, 13), reason="img2dataset does not import on Python 3.13"
 )
 def test_img2dataset_and_s3_resolve_beside_the_core_and_not_to_a_release_of_years_ago() -> None:
-    versions = resolve(".[img2dataset,s3]")
+    versions = resolve(".[build,img2dataset,s3]")
     assert tuple(int(x) for x in versions["img2dataset"].split(".")[:2]) >= (1, 47)
     assert versions["webdataset"].startswith("0.2.")
     assert {"s3fs", "ray", "duckdb"} <= set(versions)

@@ -10,8 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from pipeline import filter as filter_command
-from tests.support import pages
+from tests.support import commands, pages
 from tests.support.small_pool import make_pool, rows
 
 RECIPE = """
@@ -27,7 +26,7 @@ def test_the_commands_of_the_page(
     monkeypatch.chdir(tmp_path)
     make_pool(tmp_path / "out/pool", rows(30))
     Path("r.yaml").write_text(RECIPE)
-    assert filter_command.main(["out/pool", "--recipe", "r.yaml"]) == 0
+    assert commands.filter_pool(["out/pool", "--recipe", "r.yaml"]) == 0
     lines = pages.runnable("docs/interop.md")
     assert len(lines) == 5
     lines += pages.runnable("docs/look.md")

@@ -160,8 +160,8 @@ def test_a_build_on_the_nodes_of_slurm(slurm: dict[str, str], work: Path) -> Non
     skip_without_ray_start()
     pool = work / "slurm-pool"
     script = (
-        f"python pipeline/build.py {work / 'tiny.yaml'} --out {pool} && "
-        f"exec python pipeline/build.py {work / 'none.yaml'} --out /x/y"
+        f"clipmill build {work / 'tiny.yaml'} --out {pool} && "
+        f"exec clipmill build {work / 'none.yaml'} --out /x/y"
     )
     done = sbatch(slurm, "sh", "-c", script)
     assert done.returncode == console.EXIT_MISTAKE, done.stdout + done.stderr

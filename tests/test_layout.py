@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 
+from clipmill import app
 from tests.support.blocked import BLOCKED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,45 +25,50 @@ MAY_IMPORT = {
     "filters": {"manifests", "filters"},
     "pipeline": {"manifests", "filters", "pipeline"},
     "train": {"manifests", "train"},
+    "clipmill": {"manifests", "filters", "pipeline", "train", "clipmill"},
     "examples": {"manifests", "pipeline", "examples"},
-    "benchmarks": {"manifests", "filters", "pipeline", "train", "examples", "benchmarks"},
-}
-# The one entry that may import an example, inside a function: a bare Ray job runs the demo.
-DEMO_ENTRY = "pipeline/build.py"
+    "benchmarks": {
+        "manifests", "filters", "pipeline", "train", "clipmill", "examples", "benchmarks",
+    },
+}  # fmt: skip
+# Files that are the command under another name, for torchrun and Ray jobs.
+THIN_ENTRIES = [
+    "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py",
+    "train/run.py", "train/evaluate.py", "train/ablate.py", "train/report.py",
+]  # fmt: skip
+# What a command may import beyond its package, inside a function: the demo and the benchmark.
+BEYOND = {"clipmill/build.py": "examples", "clipmill/train.py": "benchmarks"} | dict.fromkeys(
+    THIN_ENTRIES, "clipmill"
+)
 # Inside a package a unit (a sub-package, or a module at the top) imports only units listed above
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "web_page", "columns", "casting", "schema", "clip_tokenizer", "hub",
+        "text", "console", "web_page", "columns", "schema", "clip_tokenizer", "hub",
         "ray_runtime", "disk", "hashes", "identity", "layout", "commits", "records", "aligned",
         "folder_lock", "reader", "__init__",
     ],
     "filters": [
-        "base", "partitions", "values", "instances", "user_file", "text_overlap", "caption",
+        "base", "columns", "user_file", "text_overlap", "caption",
         "faces", "language", "optout", "page", "picture", "table", "tokens", "clip",
         "caption_file", "captioner", "clusters", "near_hashes", "duplicates", "decontaminate",
         "concepts", "targets", "wordnet", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "shuffle", "images", "metadata_join", "cross_row",
-        "scoring", "views", "archives", "crawl", "planning", "fetch", "external", "accounting",
-        "pool_page", "lock", "export", "recipe_run", "ablation_run", "build", "score",
-        "filter", "audit", "look",
+        "scoring", "views", "archives", "crawl", "planning", "fetch", "external", "audit",
+        "look", "lock", "export", "recipe_run", "ablation_run", "build", "score", "filter",
     ],
     "train": [
-        "rng", "tokenise", "mixture", "model", "store", "config", "transforms", "data", "step",
-        "formats", "parallel", "capacity", "eval_data", "evaluation", "trainer",
-        "stats", "ablation", "reporting", "run", "evaluate", "export", "ablate", "report", "sizing",
+        "rng", "late_torch", "mixture", "model", "store", "config", "transforms",
+        "data", "step", "formats", "parallel", "identity", "sizing", "eval_data", "evaluation",
+        "trainer", "stats", "ablation", "reporting", "run", "evaluate", "ablate", "report",
     ],
+    "clipmill": ["app", "build", "pool", "audit", "train", "ablate", "__main__"],
     "examples": ["miniweb"],
 }  # fmt: skip
-ENTRIES = [
-    "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py", "pipeline/audit.py",
-    "pipeline/look.py",
-    "train/run.py", "train/evaluate.py", "train/ablate.py", "train/report.py", "train/export.py",
-    "train/sizing.py",
-]  # fmt: skip
-EXAMPLES = ["examples/miniweb/run.py", "examples/miniweb/small_web.py"]
+ENTRIES = ["clipmill/__main__.py", *THIN_ENTRIES]
+EXAMPLES = ["examples/miniweb/small_web.py"]
 BENCHMARKS = ["benchmarks/trainer/bench.py"]  # those that the documents show to users
 
 
@@ -110,8 +116,8 @@ def imports(path: Path) -> set[str]:
 def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
     for path in sources(package):
         allowed = MAY_IMPORT[package]
-        if path == ROOT / DEMO_ENTRY:
-            allowed = allowed | {"examples"}
+        if beyond := BEYOND.get(str(path.relative_to(ROOT))):
+            allowed = allowed | {beyond}
         wrong = {name for name in imports(path) if name.split(".")[0] not in allowed}
         assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
@@ -147,7 +153,8 @@ def test_no_two_modules_of_a_unit_import_each_other(package: str) -> None:
 
 
 def test_no_file_name_shadows_the_standard_library_or_a_dependency() -> None:
-    taken = set(sys.stdlib_module_names) | set(packages_distributions())
+    others = {name for name, of in packages_distributions().items() if set(of) != {"clipmill"}}
+    taken = set(sys.stdlib_module_names) | others
     names = {path.stem for package in MAY_IMPORT for path in sources(package)} - {"__init__"}
     ours = {name for name in names if name in taken and importlib.util.find_spec(name) is not None}
     assert not ours, f"these file names shadow installed modules: {sorted(ours)}"
@@ -176,11 +183,12 @@ for path in sys.argv[1:]:
     if child == 0:
         os.dup2(writer, 1)
         os.dup2(writer, 2)
-        sys.argv = [path, "--help"]
-        sys.path[0] = os.path.dirname(path)
+        script, *words = path.split()
+        sys.argv = [script, *words, "--help"]
+        sys.path[0] = os.path.dirname(script)
         status = 0
         try:
-            runpy.run_path(path, run_name="__main__")
+            runpy.run_path(script, run_name="__main__")
         except SystemExit as end:
             status = end.code or 0
         except BaseException:
@@ -194,15 +202,16 @@ for path in sys.argv[1:]:
     answers[path] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
 print(json.dumps(answers))
 """
-WITH_HELP = [*ENTRIES, *EXAMPLES, *BENCHMARKS]
+COMMANDS = [f"clipmill/__main__.py {name}" for name, *_ in app.COMMANDS]
+WITH_HELP = [*COMMANDS, *THIN_ENTRIES, *EXAMPLES, *BENCHMARKS]
 
 
 @pytest.fixture(scope="module")
 def helps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
     """Exit status and output of `--help` of every entry, from a folder that is not the checkout."""
-    paths = [str(ROOT / entry) for entry in WITH_HELP]
+    entries = [str(ROOT / entry) for entry in WITH_HELP]
     done = subprocess.run(
-        [sys.executable, "-c", HELP_OF_EACH, *paths],
+        [sys.executable, "-c", HELP_OF_EACH, *entries],
         cwd=tmp_path_factory.mktemp("elsewhere"),
         capture_output=True,
         text=True,
@@ -215,29 +224,35 @@ def helps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("entry", WITH_HELP)
-def test_every_entry_has_help_with_an_example_from_any_folder(
+def test_every_command_has_help_with_an_example_from_any_folder(
     entry: str, helps: dict[str, tuple[int, str]]
 ) -> None:
     status, output = helps[str(ROOT / entry)]
     assert status == 0, output
     assert "example" in output.lower()
-    assert entry in output
+    name = entry.partition(" ")[2]
+    assert not name or name == "bench" or f"Usage: clipmill {name}" in output
 
 
-@pytest.mark.parametrize("package", ["pipeline", "train"])
-def test_other_packages_use_only_the_public_names_of_a_sub_package(package: str) -> None:
-    for path in sources(package):
-        unit = unit_of(module_of(path))
-        for node in ast.walk(tree_of(path)):
-            if (
-                isinstance(node, ast.ImportFrom)
-                and node.module
-                and node.module.startswith(package + ".")
-            ):
-                parts = node.module.split(".")
-                assert len(parts) < 3 or parts[1] == unit, (
-                    f"{path.relative_to(ROOT)} imports from {node.module}"
-                )
+def test_a_room_exports_nothing_its_modules_are_imported() -> None:
+    """One way to import a name: from the module that has it."""
+    for package in ("pipeline", "train"):
+        for path in sources(package):
+            if path.name == "__init__.py" and path.parent.name != package:
+                statements = [type(node).__name__ for node in tree_of(path).body]
+                assert statements == ["Expr"], f"{path.relative_to(ROOT)} holds a docstring only"
+
+
+def test_no_private_name_of_another_room_is_imported() -> None:
+    for package in ORDER:
+        for path in sources(package):
+            for node in ast.walk(tree_of(path)):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
+                    for name in node.names:
+                        is_own = unit_of(node.module or "") == unit_of(module_of(path))
+                        assert is_own or not name.name.startswith("_"), (
+                            f"{path.relative_to(ROOT)} imports {node.module}.{name.name}"
+                        )
 
 
 def assert_prints_started(code: str) -> None:
@@ -253,8 +268,8 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
     code = (
         "import sys\n"
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
-        "import train.run, train.trainer.loop, train.data.loader, train.parallel.checkpoint\n"
-        "import train.ablate, train.report, train.evaluate\n"
+        "import clipmill.train, clipmill.ablate\n"
+        "import train.trainer.loop, train.evaluation.suite, train.parallel.checkpoint\n"
         # each takes a second or more, and few commands need them
         "slow = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.fsdp', 'sympy'}\n"
         "print('started', *slow & set(sys.modules))"
@@ -262,17 +277,45 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
     assert_prints_started(code)
 
 
+@pytest.mark.slow
+def test_a_report_starts_without_what_builds_and_trains() -> None:
+    """The base installation has the command and the report; the rest are extras."""
+    blocked = (
+        "torch",
+        "ray",
+        "duckdb",
+        "safetensors",
+        "tqdm",
+        "aiohttp",
+        "open_clip",
+        "simplejpeg",
+    )
+    assert_prints_started(
+        f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
+        "import clipmill.app, clipmill.ablate; print('started')"
+    )
+
+
+def test_the_command_starts_without_numpy_and_the_modules_of_its_commands() -> None:
+    assert_prints_started(
+        "import sys, clipmill.app\n"
+        "clipmill.app.root_app()\n"
+        "others = {'numpy', 'pyarrow', 'torch', 'ray', 'manifests.disk', 'clipmill.train'}\n"
+        "print('started', *others & set(sys.modules))"
+    )
+
+
 def test_the_product_starts_without_the_examples_and_the_benchmarks() -> None:
-    modules = ", ".join(entry.removesuffix(".py").replace("/", ".") for entry in ENTRIES)
+    modules = "clipmill.build, clipmill.pool, clipmill.audit, clipmill.train, clipmill.ablate"
     assert_prints_started(
         "import sys; sys.modules['examples'] = sys.modules['benchmarks'] = None\n"
         f"import {modules}; print('started')"
     )
 
 
-def test_the_demo_entry_finds_the_examples_of_this_checkout(tmp_path: Path) -> None:
+def test_the_demo_finds_the_examples_of_this_checkout(tmp_path: Path) -> None:
     """Not an installed package of that name, as some wheels bring one."""
-    assert "examples.miniweb.run" in imports(ROOT / DEMO_ENTRY)
+    assert "examples.miniweb.run" in imports(ROOT / "clipmill/build.py")
     (tmp_path / "examples").mkdir()
     (tmp_path / "examples" / "__init__.py").write_text("")
     assert_prints_started(
@@ -284,7 +327,7 @@ def test_the_demo_entry_finds_the_examples_of_this_checkout(tmp_path: Path) -> N
 def test_scores_and_views_start_without_what_other_commands_need() -> None:
     code = (
         "import sys\n"
-        "import pipeline.score, pipeline.filter\n"
+        "import clipmill.pool\n"
         "others = {'aiohttp', 'faiss', 'fastwarc', 'onnxruntime', 'ray', 'scipy', 'torch'}\n"
         "print('started', *others & set(sys.modules))"
     )
@@ -293,8 +336,11 @@ def test_scores_and_views_start_without_what_other_commands_need() -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["manifests", "filters", "pipeline", "train", "examples/miniweb", "benchmarks/trainer"],
-)
+    [
+        "clipmill", "manifests", "filters", "pipeline", "train", "examples/miniweb",
+        "benchmarks/trainer",
+    ],
+)  # fmt: skip
 def test_the_readme_of_a_package_is_the_map_of_its_files(package: str) -> None:
     tree = (ROOT / package / "README.md").read_text().split("```")[1]
     names = {line.split()[0] for line in tree.splitlines() if line.strip()}

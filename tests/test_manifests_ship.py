@@ -16,9 +16,11 @@ from filters import make, normalised
 from manifests import reader
 from manifests.reader import VARIABLES
 from manifests.schema import SOURCES, Ablation, Blend, Recipe, Suite, TaskSpec
-from pipeline import ablation_run, build
+from pipeline import ablation_run
+from tests.support import commands
 from train.config import configure
-from train.evaluation import METRICS, deciding_metric
+from train.evaluation.metrics import METRICS
+from train.evaluation.tasks import deciding_metric
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "manifests"
@@ -121,13 +123,13 @@ def test_the_recipe_of_an_image_folder_runs(
             table.writerow([f"{number}.png", caption, "blue"])
     monkeypatch.setenv("CLIPMILL_IMAGES", str(images))
     recipe = FOLDER / "recipes" / "image_folder.yaml"
-    assert build.main([str(recipe), "--out", str(tmp_path / "p"), "--engine", "inline"]) == 0
+    assert commands.build([str(recipe), "--out", str(tmp_path / "p"), "--engine", "inline"]) == 0
 
 
 # --- paths in texts ----------------------------------------------------------------------------
 
 
-TOP = "manifests|docs|tests|pipeline|train|filters|benchmarks|examples"
+TOP = "clipmill|manifests|docs|tests|pipeline|train|filters|benchmarks|examples"
 NAMED = re.compile(rf"(?<![\w./-])((?:{TOP})/[\w./-]*\w\.(?:py|yaml|md|json|csv))(?!\w)")
 PLACEHOLDERS = re.compile(r"NAME|[A-Z]{4,}")  # filters/NAME.py stands for a file to write
 DOCUMENTS = [
@@ -144,9 +146,7 @@ def missing(text: str) -> list[str]:
 
 
 def test_a_named_file_that_is_not_there_is_seen() -> None:
-    text = (
-        "run `python pipeline/build.py manifests/recipes/nowhere.yaml --out out/x`, see tests/a.py"
-    )
+    text = "run `clipmill build manifests/recipes/nowhere.yaml --out out/x`, see tests/a.py"
     assert missing(text) == ["manifests/recipes/nowhere.yaml", "tests/a.py"]
     assert missing("copy filters/NAME.py; /elsewhere/pipeline/x.py; out/tests/x.json") == []
 
@@ -157,7 +157,8 @@ def test_documents_name_files_that_exist(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "package", ["manifests", "filters", "pipeline", "train", "examples", "benchmarks"]
+    "package",
+    ["clipmill", "manifests", "filters", "pipeline", "train", "examples", "benchmarks"],
 )
 def test_docstrings_and_help_texts_name_files_that_exist(package: str) -> None:
     wrong = {}

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import audit, build, filter, score
-from train import ablate, evaluate, report, run
+from tests.support import commands
 
 ABLATION = """
 name: tiny
@@ -44,7 +43,9 @@ def told(
 
 def built(folder: Path) -> Path:
     pool = folder / "pool"
-    assert build.main([str(folder / "tiny.yaml"), "--out", str(pool), "--engine", "inline"]) == 0
+    assert (
+        commands.build([str(folder / "tiny.yaml"), "--out", str(pool), "--engine", "inline"]) == 0
+    )
     return pool
 
 
@@ -71,11 +72,11 @@ def recipe(folder: Path, old: str, new: str) -> Path:
 @pytest.mark.parametrize(
     ("main", "words"),
     [
-        (build.main, ["nowhere.yaml"]),
-        (score.main, ["pool", "--recipe", "nowhere.yaml"]),
-        (filter.main, ["pool", "--recipe", "nowhere.yaml"]),
-        (run.main, ["nowhere.yaml", "--out", "run"]),
-        (ablate.main, ["nowhere.yaml", "--out", "out"]),
+        (commands.build, ["nowhere.yaml"]),
+        (commands.score, ["pool", "--recipe", "nowhere.yaml"]),
+        (commands.filter_pool, ["pool", "--recipe", "nowhere.yaml"]),
+        (commands.train, ["nowhere.yaml", "--out", "run"]),
+        (commands.ablate, ["nowhere.yaml", "--out", "out"]),
     ],
 )
 def test_a_missing_file(told, main, words, tmp_path, monkeypatch) -> None:
@@ -84,18 +85,18 @@ def test_a_missing_file(told, main, words, tmp_path, monkeypatch) -> None:
 
 
 def test_a_missing_folder(told, tmp_path) -> None:
-    assert "nowhere" in told(audit.main, [tmp_path / "nowhere"])
-    assert "nowhere" in told(report.main, [tmp_path / "nowhere"])
-    assert "nowhere" in told(score.main, [tmp_path / "nowhere", "--filters", "caption"])
+    assert "nowhere" in told(commands.audit, [tmp_path / "nowhere"])
+    assert "nowhere" in told(commands.report, [tmp_path / "nowhere"])
+    assert "nowhere" in told(commands.score, [tmp_path / "nowhere", "--filters", "caption"])
     (tmp_path / "task.yaml").write_text("{name: t, kind: classification, data: x}")
     assert "nowhere" in told(
-        evaluate.main, [tmp_path / "nowhere", "--task", tmp_path / "task.yaml"]
+        commands.evaluate, [tmp_path / "nowhere", "--task", tmp_path / "task.yaml"]
     )
 
 
 def test_an_unknown_filter(told, tiny) -> None:
     line = told(
-        build.main,
+        commands.build,
         [recipe(tiny, "caption]", "captoin]"), "--out", tiny / "pool", "--engine", "inline"],
     )
     assert "captoin" in line
@@ -104,7 +105,7 @@ def test_an_unknown_filter(told, tiny) -> None:
 
 def test_a_rule_that_is_no_sql(told, tiny) -> None:
     line = told(
-        build.main,
+        commands.build,
         [
             recipe(tiny, "caption_words > 3", "caption_words >> or"),
             "--out",
@@ -119,7 +120,7 @@ def test_a_rule_that_is_no_sql(told, tiny) -> None:
 
 def test_a_rule_over_an_unknown_column(told, tiny) -> None:
     line = told(
-        build.main,
+        commands.build,
         [
             recipe(tiny, "caption_words > 3", "caption_word > 3"),
             "--out",
@@ -135,7 +136,7 @@ def test_a_rule_over_an_unknown_column(told, tiny) -> None:
 @pytest.mark.slow
 def test_a_view_that_keeps_nothing(told, tiny) -> None:
     line = told(
-        build.main,
+        commands.build,
         [
             recipe(tiny, "caption_words > 3", "caption_words > 99"),
             "--out",
@@ -152,14 +153,16 @@ def test_no_user_agent_for_the_web(told, tiny) -> None:
     path = recipe(
         tiny, "{kind: files, paths: [captions.csv]}", "{kind: wat, paths: [x.warc.wat.gz]}"
     )
-    assert "user_agent" in told(build.main, [path, "--out", tiny / "pool", "--engine", "inline"])
+    assert "user_agent" in told(
+        commands.build, [path, "--out", tiny / "pool", "--engine", "inline"]
+    )
 
 
 @pytest.mark.slow
 def test_a_changed_recipe_on_a_pool_that_is_there(told, tiny) -> None:
     pool = built(tiny)
     line = told(
-        build.main,
+        commands.build,
         [recipe(tiny, "image_size: 32", "image_size: 16"), "--out", pool, "--engine", "inline"],
     )
     assert "image_size" in line
@@ -169,7 +172,7 @@ def test_a_changed_recipe_on_a_pool_that_is_there(told, tiny) -> None:
 def test_fewer_rows_than_a_batch(told, tiny) -> None:
     built(tiny)
     line = told(
-        ablate.main,
+        commands.ablate,
         [
             ablation(tiny, "batch_size: 16, lanes: 8", "batch_size: 64, lanes: 8"),
             "--out",
@@ -184,14 +187,14 @@ def test_an_evaluation_picture_in_the_training_pool(told, tiny) -> None:
     built(tiny)
     path = ablation(tiny)
     shutil.copy(tiny / "7.jpg", tiny / "eval" / "dark" / "seen.jpg")
-    line = told(ablate.main, [path, "--out", tiny / "out"])
+    line = told(commands.ablate, [path, "--out", tiny / "out"])
     assert "seen.jpg" in line
 
 
 def test_an_unknown_training_key(told, tiny) -> None:
     line = told(
-        ablate.main,
-        [ablation(tiny, "samples_seen: 64", "sample_seen: 64"), "--out", tiny / "out", "--check"],
+        commands.ablate,
+        ["check", ablation(tiny, "samples_seen: 64", "sample_seen: 64"), "--out", tiny / "out"],
     )
     assert "did you mean 'samples_seen'" in line
 
@@ -200,14 +203,14 @@ def test_a_relative_out_under_a_submitted_folder(told, tiny, monkeypatch) -> Non
     folder = tiny / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
-    assert "Ray's temporary copy" in told(build.main, [tiny / "tiny.yaml", "--out", "here"])
+    assert "Ray's temporary copy" in told(commands.build, [tiny / "tiny.yaml", "--out", "here"])
     monkeypatch.delenv("CLIPMILL_OUT", raising=False)
-    assert "CLIPMILL_OUT" in told(build.main, [tiny / "tiny.yaml"])
+    assert "CLIPMILL_OUT" in told(commands.build, [tiny / "tiny.yaml"])
 
 
 def test_an_ablation_has_no_stages_to_stop_at(told, tiny) -> None:
     assert "--until" in told(
-        build.main, [ablation(tiny), "--out", tiny / "out", "--until", "fetch"]
+        commands.build, [ablation(tiny), "--out", tiny / "out", "--until", "fetch"]
     )
 
 
@@ -286,5 +289,5 @@ def test_a_recipe_that_would_be_read_by_chance(
     (tmp_path / "t.csv").write_text("url,caption,n\nhttp://127.0.0.1/,a,1\n")
     (tmp_path / "r.yaml").write_text(text)
     words = [tmp_path / "r.yaml", "--out", tmp_path / "pool", "--engine", "inline"]
-    assert message in told(build.main, words)
+    assert message in told(commands.build, words)
     assert not (tmp_path / "pool").exists()

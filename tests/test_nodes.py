@@ -150,7 +150,7 @@ def prepare(cluster: Cluster, store: Store, nodes: list[Machine], spare: Machine
     assert done.returncode == 0, done.stderr
     for machine in (head, *nodes):
         web(machine)
-    build = ["pipeline/build.py", recipes["quick"], "--out", "s3://pools/inline"]
+    build = ["clipmill/__main__.py", "build", recipes["quick"], "--out", "s3://pools/inline"]
     words = [PYTHON, *build, "--engine", "inline", "--until", "fetch"]
     done = lab.on_head(*words)
     assert done.returncode == 0, done.stderr
@@ -213,7 +213,8 @@ def nodes_of_actors(lab: Lab, class_name: str) -> set[str]:
 def test_a_gpu_that_these_nodes_do_not_have_is_refused_in_one_line(lab: Lab) -> None:
     code = (
         "from manifests import console\n"
-        "from pipeline.executor import Stage, Ticket, execute\n"
+        "from pipeline.executor.stage import execute\n"
+        "from pipeline.executor.tickets import Stage, Ticket\n"
         "from tests.support.bombs import hungry\n"
         "stage = Stage(name='score', work=hungry, gpus=1)\n"
         "execute_all = lambda: execute(stage, [Ticket(id='t', group='g')], engine='ray').failures\n"
@@ -240,7 +241,7 @@ def check_whole(lab: Lab, pool: str, on: Machine | None = None) -> None:
     document = read_json(lab, f"{pool}/pool.json", on)
     assert document["complete"]
     assert document["fetch"]["final"] == lab.rows
-    words = [PYTHON, "pipeline/audit.py", pool, "--verify", "--engine", "inline"]
+    words = [PYTHON, "clipmill/__main__.py", "audit", "verify", pool]
     done = lab.on_machine(on or lab.cluster.head, *words)
     assert done.returncode == 0, done.stdout + done.stderr
 

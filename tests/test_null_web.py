@@ -7,10 +7,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from manifests import console
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +32,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ]
     environment = {k: v for k, v in os.environ.items() if k not in ("SCORER", "RAY_ADDRESS")}
     done = subprocess.run(
-        [sys.executable, "examples/miniweb/run.py", *words],
+        console.program(["demo", *words]),
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -39,7 +40,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=900,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "$ python train/run.py" in done.stdout, "every command is shown before it runs"
+    assert "$ clipmill train" in done.stdout, "every command is shown before it runs"
     return folder
 
 
@@ -63,7 +64,7 @@ def test_the_report_says_what_the_runs_said(out: Path) -> None:
     assert report["verdict"] == results["verdict"]
     again = report["provenance"]["facts"]["run again with"]
     manifest = "manifests/ablations/demo_null.yaml"
-    assert again == f"python examples/miniweb/run.py {manifest} --out {out} --scale debug"
+    assert again == f"clipmill demo {manifest} --out {out} --scale debug"
     kept = {arm["arm"]: arm["rows"] for arm in report["arms"]}
     assert 0.25 < kept["clip30"] / kept["raw"] < 0.35
     steps = dict(report["funnels"][0]["steps"])

@@ -13,17 +13,17 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 
-from manifests import console
+from benchmarks.trainer import bench
+from clipmill.app import COMMANDS
+from docs.tools import code_tables
 from manifests.columns import CRAWL_REASONS, REASONS
-from pipeline import audit, build, filter, score
 from pipeline.progress import view
+from tests.support import pages
 from tests.support.s3_server import s3_server, s3_variables
-from tests.test_layout import ENTRIES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/operations.md").read_text()
@@ -99,31 +99,29 @@ def test_the_crawl_counts_only_reasons_that_are_listed() -> None:
 # --- exit statuses --------------------------------------------------------------------------------
 
 
-def statuses_of(entry: str) -> set[int]:
-    """The statuses in the help of a command: those that its call of exit_help gives."""
-    code = (ROOT / entry).read_text()
-    (call,) = [
-        node
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "exit_help"
-    ]
-    names: dict[str, Any] = {"console": console, "signal": __import__("signal")}
-    help_text = eval(compile(ast.Expression(call), entry, "eval"), names)  # our own file
-    return {int(status) for status in re.findall(r"^  (\d+) ", help_text, re.M)}
+NAMES = [name for name, _, _, _ in COMMANDS]
+
+
+def statuses_of(name: str) -> set[int]:
+    """The statuses in the help of a command."""
+    text = bench.EXIT_STATUS if name == "bench" else code_tables.app_of(name).help_epilogue or ""
+    _, _, lines = text.partition("exit status:\n")
+    return {int(status) for status in re.findall(r"^  (\d+) ", lines, re.M)}
 
 
 def test_the_statuses_of_every_command_are_listed() -> None:
     rows = {row[0].strip("`"): row[1:] for row in table("command", "statuses")}
-    assert sorted(rows) == sorted(ENTRIES)
-    for entry, (listed, meaning_of_3) in rows.items():
+    assert sorted(rows) == sorted(f"clipmill {name}" for name in NAMES)
+    for name in NAMES:
+        listed, meaning_of_3 = rows[f"clipmill {name}"]
         statuses = {int(word) for word in listed.split(",")}
-        assert statuses == statuses_of(entry), entry
-        assert (3 in statuses) == bool(meaning_of_3), entry
+        assert statuses == statuses_of(name), name
+        assert (3 in statuses) == bool(meaning_of_3), name
 
 
 def test_every_status_has_a_meaning() -> None:
     listed = {int(number) for row in table("status", "meaning") for number in row[0].split(",")}
-    of_commands = set().union(*(statuses_of(entry) for entry in ENTRIES))
+    of_commands = set().union(*(statuses_of(name) for name in NAMES))
     # a traceback, and what the shell says of a process that a signal ended
     assert listed == of_commands | {1, 137}
 
@@ -148,14 +146,8 @@ def command_lines() -> list[str]:
     return [line for block in blocks for line in block.splitlines() if line]
 
 
-ENTRY_POINTS = {
-    "build": build.main,
-    "score": score.main,
-    "filter": filter.main,
-    "audit": audit.main,
-}
 # What is not there to purge or explain in the pool of this test ends as a mistake or does nothing.
-EXPECTED = {"--explain": 2, "--purge": 2}
+EXPECTED = {"audit explain": 2, "audit purge": 2}
 
 
 @pytest.fixture
@@ -175,10 +167,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def run_line(line: str) -> int:
     """The status of a command of the page."""
     words = shlex.split(line)
-    if words[0] == "python":
-        name = Path(words[1]).stem
-        engine = ["--engine", "inline"] if name in ("build", "score") else []
-        return ENTRY_POINTS[name]([*words[2:], *engine])
+    if words[0] == "clipmill":
+        return pages.run_command(line)
     if words[:4] == ["aws", "s3", "cp", "--recursive"]:
         import s3fs
 
@@ -200,21 +190,22 @@ def test_the_commands_of_the_page_do_what_it_says(
         for name, value in s3_variables(url).items():
             monkeypatch.setenv(name, value)
         lines = [line.replace("s3://bucket/", "s3://pools/") for line in lines]
-        for line in sorted(lines, key=lambda line: "--watch" in line):  # nothing to watch at first
+        # There is nothing to watch at first.
+        for line in sorted(lines, key=lambda line: "audit watch" in line):
             status = run_line(line)
-            expected = next((code for option, code in EXPECTED.items() if option in line), 0)
+            expected = next((code for words, code in EXPECTED.items() if words in line), 0)
             assert status == expected, (line, capsys.readouterr())
-            if "s3://pools" in line and "build.py" in line:
+            if "s3://pools" in line and "clipmill build" in line:
                 assert "it was complete already; nothing was done" in capsys.readouterr().out
     assert "no command writes into out/pool" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_a_moved_pool_is_the_same_pool(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    build_line = "python pipeline/build.py recipe.yaml --out {}"
+    build_line = "clipmill build recipe.yaml --out {}"
     assert run_line(build_line.format("out/pool")) == 0
     shutil.move("out/pool", "elsewhere")
-    assert run_line("python pipeline/audit.py elsewhere --verify") == 0
+    assert run_line("clipmill audit verify elsewhere") == 0
     capsys.readouterr()
     assert run_line(build_line.format("elsewhere")) == 0
     assert "nothing was done" in capsys.readouterr().out
@@ -224,14 +215,14 @@ def test_a_moved_pool_is_the_same_pool(folder: Path, capsys: pytest.CaptureFixtu
 def test_a_damaged_tar_is_made_anew_by_repair(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_line("python pipeline/build.py recipe.yaml --out out/pool") == 0
+    assert run_line("clipmill build recipe.yaml --out out/pool") == 0
     tar = folder / "out/pool/shards/00000.tar"
     content = bytearray(tar.read_bytes())
     content[600] ^= 1
     os.chmod(tar, 0o644)
     tar.write_bytes(bytes(content))
-    assert run_line("python pipeline/audit.py out/pool --verify") == 3
+    assert run_line("clipmill audit verify out/pool") == 3
     assert "00000" in capsys.readouterr().out
-    assert run_line("python pipeline/audit.py out/pool --repair") == 0
-    assert run_line("python pipeline/audit.py out/pool --verify --json") == 0
+    assert run_line("clipmill audit repair out/pool") == 0
+    assert run_line("clipmill audit verify out/pool --json") == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["damaged"] == []

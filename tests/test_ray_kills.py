@@ -29,7 +29,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.layout import PoolLayout, read_commit_records
-from pipeline import build
+from tests.support import commands
 from tests.support.loopback_server import serving
 from tests.support.memory_limits import memory_group
 from tests.support.processes import MARK, is_alive, marked, new_mark, parent_of
@@ -101,7 +101,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         (folder / "recipe.yaml").write_text(text)
         (folder / "quick.yaml").write_text(text.replace("delay_s: 0.25", "delay_s: 0.0"))
         words = [str(folder / "quick.yaml"), "--out", str(folder / "undisturbed")]
-        assert build.main([*words, "--engine", "inline"]) == 0
+        assert commands.build([*words, "--engine", "inline"]) == 0
         assert contents(folder / "undisturbed")["fetch"]["stored"] == ROWS
         yield folder / "recipe.yaml"
 
@@ -224,7 +224,7 @@ def test_a_killed_process_of_ray_changes_nothing(recipe: Path, tmp_path: Path, s
         left_s = round(time.monotonic() - killed_at, 1)
         if statuses[-1] != 0:
             words = [str(recipe.parent / "quick.yaml"), "--out", str(pool), "--engine", "inline"]
-            statuses.append(build.main(words))
+            statuses.append(commands.build(words))
     finally:
         process.kill()
         process.wait()
@@ -267,7 +267,7 @@ def test_a_build_whose_terminal_is_closed_ends_with_its_ray(recipe: Path, tmp_pa
     assert status == 128 + signal.SIGHUP
     wait_for_end(mark, set())
     words = [str(recipe.parent / "quick.yaml"), "--out", str(pool), "--engine", "inline"]
-    assert build.main(words) == 0
+    assert commands.build(words) == 0
     assert contents(pool) == contents(recipe.parent / "undisturbed")
 
 
@@ -276,7 +276,9 @@ def test_a_build_whose_terminal_is_closed_ends_with_its_ray(recipe: Path, tmp_pa
 BOMB = """
 import json, pathlib, sys
 from manifests import console, ray_runtime
-from pipeline.executor import Stage, Ticket, execute, tickets as outcomes
+from pipeline.executor import tickets as outcomes
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket
 from tests.support.bombs import hungry
 
 def main():

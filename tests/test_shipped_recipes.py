@@ -26,8 +26,8 @@ from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import Recipe
-from pipeline import build
 from tests.filters.conftest import clip_folder as clip_folder
+from tests.support import commands
 from tests.support.other_tars import pack
 
 pytestmark = pytest.mark.slow
@@ -208,7 +208,7 @@ def test_a_shipped_recipe_runs_to_its_views(given: None, tmp_path: Path, name: s
     path, pool = RECIPES / f"{name}.yaml", str(tmp_path / "pool")
     scale = "debug" if "debug" in reader.list_scales(path) else None
     words = [str(path), "--out", pool, "--engine", "inline"]
-    assert build.main([*words, "--scale", scale] if scale else words) == 0
+    assert commands.build([*words, "--scale", scale] if scale else words) == 0
     recipe = reader.read_manifest(path, Recipe, scale=scale)
     assert recipe.views
     for view in recipe.views:

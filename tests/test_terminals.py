@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from manifests import console
 from tests.support.terminals import terminal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -27,7 +28,7 @@ fetch: {image_size: 32, rows_per_shard: 5}
 filters: [caption]
 views: {all: []}
 """
-BUILD = [sys.executable, str(ROOT / "pipeline/build.py"), "recipe.yaml", "--engine", "inline"]
+BUILD = console.program(["build", "recipe.yaml", "--engine", "inline"])
 
 
 @pytest.fixture
@@ -101,9 +102,10 @@ def test_a_build_on_a_narrow_and_on_a_dumb_terminal(folder: Path, term: str, col
 
 SLOW_STAGE = """
 import sys, time
-from pipeline.executor import Stage, Ticket, execute
-from pipeline.pool import hold_lease
-from pipeline.progress import shown_progress
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket
+from pipeline.pool.lease import hold_lease
+from pipeline.progress.view import shown_progress
 from tests.test_terminals import sleeping
 
 with hold_lease("pool", create=True), shown_progress("pool"):
@@ -133,7 +135,7 @@ def test_a_killed_command_is_told_by_a_watcher_beside_it(folder: Path) -> None:
         while not (folder / "pool/progress.json").exists() and time.monotonic() < ends:
             time.sleep(0.1)
         watcher = subprocess.Popen(
-            [sys.executable, str(ROOT / "pipeline/audit.py"), "pool", "--watch", "--json"],
+            console.program(["audit", "watch", "pool", "--json"]),
             cwd=folder,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

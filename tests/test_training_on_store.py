@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,13 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
+from manifests import console, disk
 from manifests.layout import AblationLayout, RunLayout
-from pipeline import build
 from tests.conftest import TINY, draw
+from tests.support import commands
 from tests.support.ablations import TRAIN, two_classes
 from tests.support.s3_server import s3_server, s3_variables
-from train import ablate, evaluate, report, run
 from train.parallel import checkpoint
 
 pytest.importorskip("localbucket")
@@ -55,7 +53,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
         (folder / "tiny.yaml").write_text(TINY)
         for pool in (str(folder / "pool"), "s3://pools/pool"):
             words = [str(folder / "tiny.yaml"), "--out", pool, "--engine", "inline"]
-            assert build.main(words) == 0
+            assert commands.build(words) == 0
         yield Pools(str(folder / "pool"), "s3://pools/pool", two_classes(folder / "eval"))
 
 
@@ -73,7 +71,7 @@ def weights(out: str) -> str:
 def undisturbed(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A run of the local pool into a local folder."""
     out = str(tmp_path_factory.mktemp("run") / "run")
-    assert run.main(train_words(pools.local, out, "checkpoint_every=3")) == 0
+    assert commands.train(train_words(pools.local, out, "checkpoint_every=3")) == 0
     return out
 
 
@@ -81,7 +79,7 @@ def test_a_run_on_a_store_has_the_weights_of_a_local_one(
     pools: Pools, undisturbed: str, tmp_path: Path
 ) -> None:
     out = "s3://pools/runs/whole"
-    assert run.main(train_words(pools.store, out, "checkpoint_every=3")) == 0
+    assert commands.train(train_words(pools.store, out, "checkpoint_every=3")) == 0
     assert weights(out) == weights(undisturbed)
     assert checkpoint.saved_steps(out) == checkpoint.saved_steps(undisturbed)
     lines = [disk.read_bytes(RunLayout(each).log).splitlines() for each in (out, undisturbed)]
@@ -91,7 +89,7 @@ def test_a_run_on_a_store_has_the_weights_of_a_local_one(
     task = tmp_path / "task.yaml"
     task.write_text(f"{{name: colours, kind: classification, data: {pools.data}}}")
     for each in (out, undisturbed):
-        assert evaluate.main([each, "--task", str(task)]) == 0
+        assert commands.evaluate([each, "--task", str(task)]) == 0
     predictions = [
         disk.read_bytes(disk.join(each, "eval", "colours.parquet")) for each in (out, undisturbed)
     ]
@@ -105,7 +103,7 @@ def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(
     words = train_words(pools.store, out, "checkpoint_every=3")
     with open(tmp_path / "log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "train/run.py", *words],
+            console.program(["train", *words]),
             cwd=ROOT,
             env={**os.environ, "PYTHONWARNINGS": "ignore"},
             stdout=log,
@@ -121,7 +119,7 @@ def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(
     assert not disk.exists(RunLayout(out).run_json)
     found = checkpoint.latest(out)
     assert found is not None
-    assert run.main(words) == 0
+    assert commands.train(words) == 0
     assert disk.read_json(RunLayout(out).run_json)["resumed_at"] == found.step >= 3
     assert weights(out) == weights(undisturbed)
 
@@ -129,14 +127,14 @@ def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(
 def test_a_damaged_checkpoint_on_the_store_is_not_used(pools: Pools, undisturbed: str) -> None:
     out = "s3://pools/runs/damaged"
     words = train_words(pools.store, out, "checkpoint_every=3")
-    assert run.main(words) == 0
+    assert commands.train(words) == 0
     disk.remove(RunLayout(out).run_json)
     last = checkpoint.saved_steps(out)[-1]
     path = disk.join(RunLayout(out).checkpoint(last), checkpoint.MODEL_FILE)
     data = bytearray(disk.read_bytes(path))
     data[-1] ^= 1
     disk.write_bytes(path, bytes(data))
-    assert run.main(words) == 0
+    assert commands.train(words) == 0
     assert (
         disk.read_json(RunLayout(out).run_json)["resumed_at"]
         == checkpoint.saved_steps(undisturbed)[0]
@@ -159,8 +157,8 @@ def test_an_ablation_and_its_report_on_a_store(pools: Pools, tmp_path: Path) -> 
     manifest = tmp_path / "ablation.yaml"
     manifest.write_text(json.dumps(fields))
     out = "s3://pools/ablation"
-    assert ablate.main([str(manifest), "--out", out]) == 0
-    assert report.main([out, "--date", "2026-01-31", "--markdown"]) == 0
+    assert commands.ablate([str(manifest), "--out", out]) == 0
+    assert commands.report([out, "--date", "2026-01-31", "--markdown"]) == 0
     layout = AblationLayout(out)
     assert disk.exists(layout.report_json)
     page = disk.read_bytes(layout.report).decode()
@@ -173,7 +171,7 @@ def test_a_sharded_run_is_saved_on_the_store_and_resumed_by_one_process(
 ) -> None:
     out = "s3://pools/runs/sharded"
     words = train_words(pools.store, out, "checkpoint_every=3")
-    assert run.main([*words, "dp_shard=2", "--ranks", "2"]) == 0
+    assert commands.train([*words, "dp_shard=2", "--ranks", "2"]) == 0
     last = RunLayout(out).checkpoint(STEPS)
     state = disk.read_json(disk.join(last, checkpoint.STATE_FILE))
     assert state["layout"]["dp_shard"] == 2
@@ -181,7 +179,7 @@ def test_a_sharded_run_is_saved_on_the_store_and_resumed_by_one_process(
     assert len(state["sha256"]) == 2
     disk.remove(RunLayout(out).run_json)
     disk.remove(disk.join(last, checkpoint.STATE_FILE))  # as if the last save had been killed
-    assert run.main(words) == 0
+    assert commands.train(words) == 0
     assert disk.read_json(RunLayout(out).run_json)["resumed_at"] == STEPS - 3
     lines = [disk.read_bytes(RunLayout(each).log).splitlines() for each in (out, undisturbed)]
     losses = [[json.loads(line)["loss"] for line in of_run] for of_run in lines]
@@ -199,7 +197,7 @@ def test_a_live_run_and_its_replay_on_a_store_draw_what_a_local_one_draws(
         for key, value, folder in (("live", True, out), ("segments", out, f"{out}-again")):
             blend = tmp_path / f"{key}-{number}.json"
             blend.write_text(json.dumps({**live, key: value}))
-            assert run.main([str(blend), "--out", folder, "--set", *SETTINGS]) == 0
+            assert commands.train([str(blend), "--out", folder, "--set", *SETTINGS]) == 0
             exports.append(weights(folder))
         assert disk.list_names(RunLayout(out).segments)
     assert len(set(exports)) == 1

@@ -29,7 +29,7 @@ from typing import Any, Literal
 from manifests.disk import did_you_mean
 from manifests.reader import QUANTITY, UNITS
 from manifests.schema import SEEDS
-from train.model import MODELS, ModelConfig, group_count
+from train.model.architecture import MODELS, ModelConfig, group_count
 from train.store import StoreSpeed
 
 # --------------------------------------------------------------------------------------------------

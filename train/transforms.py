@@ -24,15 +24,18 @@ import threading
 from collections.abc import Sequence
 from io import BytesIO
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
-from torch import Tensor
 
-from train.model import IMAGE_MEAN, IMAGE_STD
+from train.late_torch import torch
+from train.model.architecture import IMAGE_MEAN, IMAGE_STD
 from train.rng import derive_key, uniforms
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # --------------------------------------------------------------------------------------------------
 # Memory of a thread that is used again. Pages that are new for every image would cost as much

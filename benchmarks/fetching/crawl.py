@@ -295,8 +295,8 @@ def ours(wat: str, out: str) -> dict[str, Any]:
     """The stage's own work, as a pool's crawl calls it."""
     from manifests import disk
     from manifests.schema import Source
-    from pipeline.crawl import extract
-    from pipeline.executor import Ticket
+    from pipeline.crawl.crawler import extract
+    from pipeline.executor.tickets import Ticket
 
     work = extract({"pool": out, "source": disk.to_plain(Source(kind="wat", paths=(wat,)))})
     ticket = Ticket(

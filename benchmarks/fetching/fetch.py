@@ -5,7 +5,7 @@ fidelity.
 example: python benchmarks/fetching/fetch.py --pictures photographs/
 
 A folder of JPEGs is served by nginx on loopback, each under many URLs. Both programs take the same
-list in turns, with the same settings: ours by its route (pipeline/build.py, crawl before the clock
+list in turns, with the same settings: ours by its route (clipmill build, crawl before the clock
 starts), img2dataset by its function `download`, in a virtual environment of its own. CPU is user
 and system time of the program and all processes that it started; a run over one picture (over one
 per process of img2dataset's) is subtracted, so start-up is not in it. The rate of img2dataset is by
@@ -48,8 +48,8 @@ from benchmarks.fetching.fetch_programs import (
     program,
 )
 from manifests.schema import Fetch
-from pipeline.external import version_of
-from pipeline.images import check_and_resize
+from pipeline.external.img2dataset import version_of
+from pipeline.images.transform import check_and_resize
 
 FLOOR_PICTURES = {"small": 200, "large": 24}
 FIDELITY_PICTURES = {"small": 200, "large": 24}

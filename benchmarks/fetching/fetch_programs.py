@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -20,9 +19,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.fetching import static_web
-from pipeline.external import DRIVER, QUIET
+from manifests import console
+from pipeline.external.img2dataset import DRIVER, QUIET
 
-ROOT = Path(__file__).resolve().parents[2]
 # With its defaults it reads EXIF, which ours does only when asked: for comparison, no bar.
 DEFAULTS = "img2dataset, its defaults"
 PICTURE = {
@@ -155,7 +154,7 @@ def ours(web: static_web.Web, case: Case, count: int, threads: int, folder: Path
         "fetch": fetch,
     }
     (folder / "recipe.json").write_text(json.dumps(recipe))
-    command = [sys.executable, str(ROOT / "pipeline/build.py"), str(folder / "recipe.json")]
+    command = console.program(["build", str(folder / "recipe.json")])
     command += ["--out", str(folder / "pool"), "--engine", "inline"]
     environment = {"SSL_CERT_FILE": str(web.bundle)}
     measured([*command, "--until", "crawl"], environment, folder / "log.txt")

@@ -5,7 +5,7 @@ example: python benchmarks/fetching/image_bytes.py --images photographs/
 
 The images are encoded with the settings of the recipes (JPEG of quality 95, the shorter side at
 most the image size, smaller ones as they come). A tar adds a header of 512 bytes and pads to 512.
-train/sizing.py reads the result.
+clipmill size reads the result.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ if not __package__:
 
 from benchmarks.fetching.fetch_programs import PICTURE
 from manifests.schema import Fetch
-from pipeline.images import RejectedImage, check_and_resize
+from pipeline.images.header import RejectedImage
+from pipeline.images.transform import check_and_resize
 
 SIZES = (224, 256, 384)  # photographs that are smaller would be stored as they come
 BLOCK = 512
-RESULT = ROOT / "benchmarks" / "results" / "image_bytes.json"
+RESULT = ROOT / "train" / "sizing" / "image_bytes.json"
 
 
 def member_bytes(size: int) -> int:

@@ -33,14 +33,14 @@ import pyarrow.compute as pc
 
 from filters import FILTERS
 from filters.base import Columns, PoolFilter
-from filters.partitions import partition_of
+from filters.columns import partition_of
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.columns import SIDECAR
 from manifests.commits import read_commits
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.schema import FilterSpec
-from pipeline.scoring import score
+from pipeline.scoring.scorer import score
 
 SHARD_ROWS = 10_000
 COPIES = 0.2

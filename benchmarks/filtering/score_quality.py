@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How well scores tell right captions from wrong ones, where the truth is known.
 
-example: python pipeline/filter.py POOL --export raw --to rows.parquet
+example: clipmill export POOL raw --to rows.parquet
          python benchmarks/filtering/score_quality.py rows.parquet --truth truth.csv \\
              --name cifar10 --columns clip_score clip_dfn near_size:low
 

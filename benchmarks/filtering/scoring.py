@@ -42,7 +42,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.filtering.scoring_page import BARS, PAGE, STEPS, bars_of, page
-from manifests import disk
+from manifests import console, disk
 
 RESULTS = ROOT / "benchmarks/results/scoring.json"
 SIDE, QUALITY, SIZE, BATCH = 256, 95, 224, 32
@@ -106,7 +106,7 @@ def build_pool(work: Path, jpegs: Sequence[bytes], rows: int) -> Path:
     (folder / "metadata.csv").write_text("\n".join(lines) + "\n")
     recipe = work / "recipe.yaml"
     recipe.write_text(RECIPE.format(folder=folder, side=SIDE))
-    command = [sys.executable, str(ROOT / "pipeline/build.py"), str(recipe), "--out", str(pool)]
+    command = console.program(["build", str(recipe), "--out", str(pool)])
     subprocess.run(
         [*command, "--engine", "inline", "--until", "fetch"], check=True, capture_output=True
     )
@@ -290,7 +290,7 @@ def worker_of(pool: Path, model: Path, kind: str = "clip_score") -> Any:
 def run_pass(worker: Any) -> int:
     """Score every shard; the number of rows scored."""
     from manifests.commits import read_commits
-    from pipeline.executor import Ticket
+    from pipeline.executor.tickets import Ticket
 
     name = next(iter(worker.filters))
     rows = 0
@@ -320,7 +320,7 @@ def measure_pass(work: Path, source: Path | None, count: int, turns: int) -> Res
     jpegs = jpegs_of(source, count)
     pool = build_pool(work, jpegs, len(jpegs))
     worker = worker_of(pool, random_model(work / "model", large_config()))
-    model = next(iter(worker.filters.values())).filter.loaded
+    model = next(iter(worker.filters.columns())).filter.loaded
     captions = [f"a photo of a thing that has the number {row}" for row in range(len(jpegs))]
     pixels = [np.zeros((SIZE, SIZE, 3), np.uint8)] * len(jpegs)
     batches = []

@@ -40,8 +40,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from pipeline.external import DRIVER, QUIET, version_of
-from pipeline.pool import index_tar
+from manifests import console
+from pipeline.external.img2dataset import DRIVER, QUIET, version_of
+from pipeline.pool.tars import index_tar
 from tests.support import chaos_pools, damages, malformed_tars, strict_readers
 from tests.support.loopback_server import serving
 
@@ -144,7 +145,7 @@ def our_command(folder: Path, port: int) -> tuple[list[str], dict[str, str]]:
     (folder / "recipe.json").write_text(
         json.dumps({"name": "killed", "source": source, "fetch": fetch})
     )
-    command = [sys.executable, str(ROOT / "pipeline/build.py"), str(folder / "recipe.json")]
+    command = console.program(["build", str(folder / "recipe.json")])
     return [*command, "--out", str(folder / "out"), "--until", "fetch"], {}
 
 

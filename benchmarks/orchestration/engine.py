@@ -30,7 +30,8 @@ if not __package__:
     sys.path[0] = str(ROOT)
 
 from manifests.ray_runtime import connect, disconnect
-from pipeline.executor import Stage, Ticket, execute
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket
 
 WAYS = {
     "actors": "our actors",

@@ -28,10 +28,10 @@ if not __package__:
 
 import numpy as np
 
-from pipeline.executor import Stage, Ticket, execute
 from pipeline.executor import stage as stage_module
-from pipeline.executor.tickets import Tickets
-from pipeline.progress import StageCounter, WorkerReport, measure_commit
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket, Tickets
+from pipeline.progress.state import StageCounter, WorkerReport, measure_commit
 from pipeline.progress.view import Table, View, shown_progress, write_state
 
 RESULT = {

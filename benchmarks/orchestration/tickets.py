@@ -25,7 +25,8 @@ if not __package__:
 import numpy as np
 
 from manifests import ray_runtime
-from pipeline.executor import Stage, Ticket, Tickets, Work, execute
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 
 BEGIN, END = "<!-- written by benchmarks/orchestration/tickets.py -->", "<!-- end -->"
 TICKETS_PER_GROUP = 10

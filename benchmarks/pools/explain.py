@@ -32,8 +32,8 @@ from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.commits import Commits, update_index
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
-from pipeline.accounting.explain import explain_row
-from pipeline.accounting.row_index import extend_row_index
+from pipeline.audit.explain import explain_row
+from pipeline.audit.row_index import extend_row_index
 
 ROWS_PER_SHARD = 10_000
 LOOKUPS = 20

@@ -35,8 +35,10 @@ from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
-from pipeline import pool_page
-from pipeline.views import choose_views
+from pipeline.look.page import Bounds, page_data, render
+from pipeline.look.server import Answers, make_server
+from pipeline.look.survey import survey_pool
+from pipeline.views.files import choose_views
 from tests.support.browser import Tab, browser
 from tests.support.commit_records import write_record
 
@@ -222,19 +224,19 @@ def run(rows: int, folder: Path) -> dict[str, Any]:
     pool = make_pool(folder, rows)
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
-    survey = pool_page.survey_pool(pool)
+    survey = survey_pool(pool)
     seconds = {"survey": time.perf_counter() - start}
     start = time.perf_counter()
-    page = pool_page.render(survey, pool_page.page_data(survey, pool_page.Bounds()))
+    page = render(survey, page_data(survey, Bounds()))
     seconds["file"] = time.perf_counter() - start
     path = folder / "pool.html"
     path.write_text(page)
     start = time.perf_counter()
-    answers = pool_page.Answers(survey)
-    served = pool_page.render(survey, pool_page.page_data(survey))
+    answers = Answers(survey)
+    served = render(survey, page_data(survey))
     seconds["server"] = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_SELF)
-    with pool_page.make_server(answers, served) as server:
+    with make_server(answers, served) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}/"
         in_browser = {"file": measure(path, folder), "server": measure(url, folder)}

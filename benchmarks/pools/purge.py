@@ -29,15 +29,19 @@ if not __package__:
 import numpy as np
 import pyarrow as pa
 
-from manifests import disk
+from manifests import console, disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.commits import IndexWriter, read_commits
 from manifests.layout import PoolLayout, shard_name
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
-from pipeline import planning, scoring, views
-from pipeline.accounting import extend_row_index, write_pool_json
-from pipeline.crawl import write_parts
-from pipeline.pool import TarFile, member_block, publish_shard, staged_file
+from pipeline.audit.counts import write_pool_json
+from pipeline.audit.row_index import extend_row_index
+from pipeline.crawl.parts import write_parts
+from pipeline.planning.plan_files import PlannedShard, read_plan, read_shard
+from pipeline.planning.planner import write_plan
+from pipeline.pool.shard_writer import TarFile, member_block, publish_shard, staged_file
+from pipeline.scoring.scorer import score
+from pipeline.views.files import choose_views
 
 PART_ROWS = 10_000
 HOSTS = 10_000  # so a host has about a hundred rows of a million
@@ -85,9 +89,9 @@ def write_pairs(pool: str, rows: int) -> None:
     write_parts(pool)
 
 
-def write_shard(pool: str, shard: planning.PlannedShard) -> Any:
+def write_shard(pool: str, shard: PlannedShard) -> Any:
     """Commit a shard in which every other row has an image."""
-    pairs, _ = planning.read_shard(pool, shard.shard)
+    pairs, _ = read_shard(pool, shard.shard)
     content, offset, rows = hashlib.sha256(), 0, []
     with staged_file(PoolLayout(pool).shard_tar(shard.shard)) as staged:
         with open(staged, "wb") as f:
@@ -126,14 +130,14 @@ def write_shard(pool: str, shard: planning.PlannedShard) -> Any:
 
 def make_pool(pool: str, rows: int) -> None:
     write_pairs(pool, rows)
-    assert planning.write_plan(pool, RECIPE) == {}
+    assert write_plan(pool, RECIPE) == {}
     with IndexWriter(pool) as index:
-        for shard in planning.read_plan(pool):
+        for shard in read_plan(pool):
             index.add(write_shard(pool, shard))
     commits = read_commits(pool)
     disk.write_json(PoolLayout(pool).recipe_json, RECIPE)
-    scoring.score(pool, RECIPE.filters, engine="inline", commits=commits)
-    views.choose_views(pool, RECIPE)
+    score(pool, RECIPE.filters, engine="inline", commits=commits)
+    choose_views(pool, RECIPE)
     extend_row_index(commits)
     write_pool_json(pool, RECIPE, {}, commits)
 
@@ -164,7 +168,7 @@ def trials(pool: str) -> dict[str, list[str]]:
 
 def purge(pool: str, words: list[str]) -> dict[str, Any]:
     """CPU and wall seconds, and what the command says."""
-    command = [sys.executable, str(ROOT / "pipeline/audit.py"), pool, "--json", "--purge", *words]
+    command = console.program(["audit", "purge", pool, *words, "--json"])
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.monotonic()
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)

@@ -38,9 +38,11 @@ from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits, update_index
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline import views
-from pipeline.scoring import score
+from pipeline.scoring.scorer import score
+from pipeline.views import files as files_module
 from pipeline.views import row_tests
+from pipeline.views.files import choose_views
+from pipeline.views.rules import columns_of
 
 SHARD_ROWS = 10_000
 FILE_ROWS = 50_000  # of a metadata file, about as DataComp's
@@ -131,7 +133,7 @@ def join_arrays(folder: Path) -> dict[str, Any]:
 
 def choose(folder: Path) -> dict[str, Any]:
     """The view, with its masks, its hash and its document."""
-    documents = views.choose_views(str(folder / "pool"), recipe(folder))
+    documents = choose_views(str(folder / "pool"), recipe(folder))
     return {"kept": documents["twelve"].kept, "hash": documents["twelve"].rows_sha256}
 
 
@@ -151,7 +153,7 @@ def choose_with_one_thread(folder: Path) -> dict[str, Any]:
 
 def hash_view(folder: Path) -> dict[str, Any]:
     """The hash of the view alone."""
-    return {"hash": views.hash_view(str(folder / "pool"), "twelve")}
+    return {"hash": files_module.hash_view(str(folder / "pool"), "twelve")}
 
 
 STEPS = {
@@ -169,7 +171,7 @@ CHILD_STEPS = {**STEPS, "choose_again": choose_again}  # the last one only for `
 def run_step(name: str, folder: Path) -> None:
     """Run one step in this process and print what it took."""
     pa.array(np.zeros(1))  # PyArrow imports pandas, where there is one, with the first array
-    views.columns_of((View(name="raw"),), "raw", ["status"])  # and this loads DuckDB
+    columns_of((View(name="raw"),), "raw", ["status"])  # and this loads DuckDB
     make(FilterSpec(name="tokens"))  # and this pydantic, with the plugins that are installed
     before, peak_before = resource.getrusage(resource.RUSAGE_SELF), peak_mib()
     started = time.perf_counter()

@@ -41,7 +41,7 @@ from manifests.schema import Blend
 from tests.support import slow_store
 from tests.support.slow_store import SlowStore
 from train.config import TrainConfig, model_config
-from train.data import Loader
+from train.data.loader import Loader
 
 SHARDS, ROWS, BATCH = 1_000_000, 8, 256
 TOKENS = "tokens@0"

@@ -4,7 +4,7 @@ bare decoding, on the same tars in one run.
 
 example: python benchmarks/reading/loader.py --images PHOTOGRAPHS --out loader.json
 
-The images are scaled to a shorter side of 256 pixels, stored by pipeline/build.py with their
+The images are scaled to a shorter side of 256 pixels, stored by clipmill build with their
 captions, and read by programs that take turns, each in a process of its own with one thread:
 
   bare        the bytes of every image, decoded by simplejpeg at full size and thrown away
@@ -37,7 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from manifests import disk
+from manifests import console, disk
 from manifests.commits import read_commits
 from tests.support.s3_server import s3_variables
 
@@ -85,7 +85,7 @@ def build_pool(folder: Path, work: Path) -> Path:
     recipe, pool = work / "recipe.yaml", work / BUCKET / "pool"
     recipe.write_text(RECIPE.format(folder=folder, side=SIDE))
     subprocess.run(
-        [sys.executable, str(ROOT / "pipeline/build.py"), str(recipe), "--out", str(pool)],
+        console.program(["build", str(recipe), "--out", str(pool)]),
         check=True,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -114,7 +114,7 @@ def _bare(pool: str, threads: int, samples: int) -> Iterator[int]:
 def _ours(pool: str, threads: int, samples: int, cache: str | None = None) -> Iterator[int]:
     from manifests.schema import Blend
     from train.config import TrainConfig, model_config
-    from train.data import Loader
+    from train.data.loader import Loader
 
     blend = Blend(name="bench", pools={"p": pool}, views={"p/raw": 1.0})
     config = TrainConfig(
@@ -253,7 +253,8 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
     from train.config import TrainConfig
     from train.data.loader import copy_tokens
     from train.data.view_rows import open_view
-    from train.mixture import Order, SourceRows
+    from train.mixture.order import Order
+    from train.mixture.schedule import SourceRows
     from train.transforms import crop_numbers, decode_image, random_crop_into
 
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""The command `pipeline/build.py RECIPE --until plan` over a folder of tables of 1,000 rows each.
+"""The command `clipmill build RECIPE --until plan` over a folder of tables of 1,000 rows each.
 
 Everything that a person waits for is in it: start, reading the tables, deduplication, plan,
 pool.json. The bar of the plan holds for it too.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +15,10 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.scaling.plan import HOSTS, ROWS_PER_PART, pairs_of
-from manifests import disk
+from manifests import console, disk
 
 BASE, UNIT = 1_125_000, "rows"
 STEPS = ("build_until_plan", "build_again")
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def prepare(folder: Path, count: int) -> None:
@@ -40,7 +38,7 @@ def prepare(folder: Path, count: int) -> None:
 
 def build_until_plan(folder: Path, count: int) -> dict[str, Any]:
     """The command, on an embedded Ray, whose start is part of the time."""
-    command = [sys.executable, str(ROOT / "pipeline/build.py"), str(folder / "recipe.yaml")]
+    command = console.program(["build", str(folder / "recipe.yaml")])
     command += ["--out", str(folder / "pool"), "--until", "plan"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     document = disk.read_json(folder / "pool/plan/plan.json")

@@ -19,7 +19,8 @@ from benchmarks.scaling import processes, web
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.schema import Fetch, Recipe, Source
-from pipeline import accounting, recipe_run
+from pipeline import recipe_run
+from pipeline.audit.integrity import audit_pool
 
 BASE, UNIT = 25_000, "images"
 STEPS = ("fetch", "fetch_again", "verify")
@@ -86,8 +87,8 @@ def fetch_again(folder: Path, count: int) -> None:
 
 
 def verify(folder: Path, count: int) -> None:
-    """audit.py --verify: every byte of every file."""
-    result = accounting.audit_pool(str(folder / "pool"), verify_files=True)
+    """clipmill audit verify: every byte of every file."""
+    result = audit_pool(str(folder / "pool"), verify_files=True)
     assert result.is_fine, result
     assert result.counts is not None
     assert result.counts.fetch.attempted == count

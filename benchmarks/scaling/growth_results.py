@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.scaling.growth_steps import Step, make_photos
 from manifests.layout import PoolLayout
-from pipeline.accounting.repair import repair_pool
+from pipeline.audit.repair import repair_pool
 from tests.support import reports
 from train.evaluation.tasks import classify, ranks
 from train.reporting.page import render

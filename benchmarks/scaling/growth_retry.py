@@ -85,7 +85,7 @@ def forget_retry(folder: Path) -> None:
 
 
 def retry(folder: Path, count: int) -> None:
-    """build.py --retry transient: every row is asked for again and stored in a new shard."""
+    """clipmill build --retry transient: every row is asked for again and stored in a new shard."""
     pool = str(folder / "pool")
     recipe_run.build(_recipe(folder), pool, engine="inline", until="fetch", retry="transient")
     assert _outcomes(folder)[0] == count, _outcomes(folder)

@@ -18,13 +18,17 @@ from benchmarks.scaling import index as indexes
 from manifests.commits import Commits, read_commits, update_index
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline import accounting, pool_page
-from pipeline.accounting import row_index
+from pipeline.audit import row_index
+from pipeline.audit.integrity import audit_pool
 from pipeline.export import export_view
-from pipeline.scoring import score
-from pipeline.views import choose_views
-from train.mixture import Order, SourceRows
-from train.stats import TaskScores, analyse, comparison, sequential
+from pipeline.look.page import Bounds, page_data, render
+from pipeline.look.survey import survey_pool
+from pipeline.scoring.scorer import score
+from pipeline.views.files import choose_views
+from train.mixture.order import Order
+from train.mixture.schedule import SourceRows
+from train.stats import comparison, sequential
+from train.stats.analysis import TaskScores, analyse
 
 Run = Callable[[Path, int], object]
 SIZES = (1, 2, 4, 8)
@@ -168,8 +172,8 @@ def many_views(folder: Path, count: int) -> None:
 
 
 def page(folder: Path, count: int) -> None:
-    survey = pool_page.survey_pool(str(folder / "pool"))
-    text = pool_page.render(survey, pool_page.page_data(survey, pool_page.Bounds()))
+    survey = survey_pool(str(folder / "pool"))
+    text = render(survey, page_data(survey, Bounds()))
     assert "<html" in text
 
 
@@ -216,7 +220,7 @@ def make_photos(folder: Path, count: int) -> None:
 
 
 def verify(folder: Path, count: int) -> None:
-    counts = accounting.audit_pool(str(folder / "pool"), verify_files=True).counts
+    counts = audit_pool(str(folder / "pool"), verify_files=True).counts
     assert counts is not None
     assert counts.fetch.stored == count
 
@@ -349,11 +353,11 @@ STEPS = {
         prepare=indexes.prepare, run=indexes.pool_json,
     ),
     "audit": Step(
-        stage="audit", what="shards, without --verify", unit="shards", base=100_000,
+        stage="audit", what="shards, counts only", unit="shards", base=100_000,
         prepare=indexes.prepare, run=indexes.audit,
     ),
     "verify": Step(
-        stage="audit", what="images, with --verify", unit="images", base=1_000,
+        stage="audit", what="images, every file read", unit="images", base=1_000,
         prepare=make_photos, run=verify,
     ),
     "open_view": Step(

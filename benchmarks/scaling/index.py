@@ -20,9 +20,11 @@ from manifests.commits.index import IndexDocument, write_document, write_file
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Recipe, Source
-from pipeline import accounting
+from pipeline.audit.counts import write_pool_json
+from pipeline.audit.integrity import audit_pool
 from train.data.view_rows import open_view as open_rows
-from train.mixture import Order, SourceRows
+from train.mixture.order import Order
+from train.mixture.schedule import SourceRows
 
 BASE, UNIT = 125_000, "shards"
 STEPS = ["read_index", "update_index", "pool_json", "audit", "open_view", "order"]
@@ -141,12 +143,12 @@ def pool_json(folder: Path, count: int) -> None:
     """Counts of every stage and pool.json."""
     recipe = Recipe(name="scale", source=Source(kind="shards", paths=("/nowhere/*.tar",)))
     commits = read_commits(str(folder))
-    accounting.write_pool_json(str(folder), recipe, {}, commits)
+    write_pool_json(str(folder), recipe, {}, commits)
 
 
 def audit(folder: Path, count: int) -> None:
-    """audit.py without --verify."""
-    counts = accounting.audit_pool(str(folder)).counts
+    """clipmill audit: the counts of every stage."""
+    counts = audit_pool(str(folder)).counts
     assert counts is not None
     assert counts.fetch.shards == count
 

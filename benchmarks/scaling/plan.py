@@ -16,9 +16,10 @@ import pyarrow.parquet as pq
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.schema import Fetch, Recipe, Source
-from pipeline import planning
 from pipeline.crawl import crawler
 from pipeline.crawl.parts import write_parts
+from pipeline.planning.plan_files import read_plan
+from pipeline.planning.planner import write_plan
 
 ROWS_PER_PART = 1000
 BASE, UNIT = 1_125_000, "rows"  # 8x is 9,000 parts
@@ -81,8 +82,8 @@ def deduplicate(folder: Path, count: int) -> None:
 
 def plan(folder: Path, count: int) -> dict[str, Any]:
     """The stage plan, in this process."""
-    assert planning.write_plan(str(folder), RECIPE, engine="inline") == {}
-    return {"shards": len(planning.read_plan(str(folder)))}
+    assert write_plan(str(folder), RECIPE, engine="inline") == {}
+    return {"shards": len(read_plan(str(folder)))}
 
 
 def resume(folder: Path, count: int) -> None:
@@ -93,5 +94,5 @@ def resume(folder: Path, count: int) -> None:
 def plan_on_ray(folder: Path, count: int) -> dict[str, Any]:
     """The stage plan by workers of an embedded Ray, whose start is part of the time."""
     shutil.rmtree(folder / "plan")
-    assert planning.write_plan(str(folder), RECIPE, engine="ray") == {}
-    return {"shards": len(planning.read_plan(str(folder)))}
+    assert write_plan(str(folder), RECIPE, engine="ray") == {}
+    return {"shards": len(read_plan(str(folder)))}

@@ -47,11 +47,11 @@ from benchmarks.studies.curve_numbers import (
     table,
     window_means,
 )
-from manifests import disk
+from clipmill.train import settings
+from manifests import console, disk
 from train.config import TrainConfig, model_config
 from train.formats import open_clip_files
-from train.model import CLIP
-from train.run import settings
+from train.model.clip import CLIP
 
 # Changes to the preset that both programs get
 COMMON = ["decay_groups=open_clip", "log_every=1", "device=cpu"]
@@ -144,18 +144,12 @@ def execute(command: Sequence[str], folder: Path, threads: int) -> dict[str, flo
 
 
 def train_ours(changes: Sequence[str], pool: Path, folder: Path, threads: int) -> dict[str, Any]:
-    """One run of train/run.py: its curve and seconds. The model lies in folder/model."""
+    """One run of clipmill train: its curve and seconds. The model lies in folder/model."""
     blend = folder / "blend.json"
     disk.write_json(
         str(blend), {"name": "curves", "pools": {"pool": str(pool)}, "views": {f"pool/{VIEW}": 1.0}}
     )
-    command = [
-        sys.executable,
-        str(ROOT / "train" / "run.py"),
-        str(blend),
-        "--out",
-        str(folder / "run"),
-    ]
+    command = console.program(["train", str(blend), "--out", str(folder / "run")])
     took = execute([*command, "--preset", "micro", "--set", *changes], folder, threads)
     lines = [json.loads(line) for line in (folder / "run" / "log.jsonl").read_text().splitlines()]
     factor = [math.exp(line["logit_scale"]) for line in lines]
@@ -237,17 +231,10 @@ def train_theirs(
 
 
 def accuracy(folder: Path, test: Path, threads: int) -> float:
-    """Zero-shot accuracy of folder/model on a folder of classes, by train/evaluate.py."""
+    """Zero-shot accuracy of folder/model on a folder of classes, by clipmill evaluate."""
     task = {"name": "test", "kind": "classification", "data": str(test), "templates": TEMPLATES}
     disk.write_json(str(folder / "task.json"), task)
-    command = [
-        sys.executable,
-        str(ROOT / "train" / "evaluate.py"),
-        str(folder / "model"),
-        "--device",
-        "cpu",
-        "--json",
-    ]
+    command = console.program(["evaluate", str(folder / "model"), "--device", "cpu", "--json"])
     execute([*command, "--task", str(folder / "task.json")], folder, threads)
     metrics: dict[str, Any] = json.loads((folder / "output.txt").read_text().splitlines()[-1])
     return float(metrics["test"]["accuracy"])

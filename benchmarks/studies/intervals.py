@@ -3,13 +3,16 @@
 beside new.
 
 example:
-  python train/ablate.py manifests/ablations/cifar10_seeds.yaml --out out/seeds   # after run.py
+  clipmill demo manifests/ablations/cifar10_seeds.yaml --out out/seeds
   python benchmarks/studies/intervals.py collect out/seeds
   python benchmarks/studies/intervals.py study
+  python benchmarks/studies/intervals.py example
 
 `collect` keeps what each run predicted in benchmarks/results/cifar10_seeds.parquet. `study` draws
 ablations of a few seeds from it, without replacement, and compares the differences of each with
-those of all seeds. The old method was a paired t interval for each arm with Holm's p values.
+those of all seeds. `example` writes the predictions of examples/cifar10_runs: seeds 0 to 4 of every
+arm, as an ablation of given predictions reads them. The old method was a paired t interval for each
+arm with Holm's p values.
 """
 
 from __future__ import annotations
@@ -33,22 +36,28 @@ sys.path[0] = str(ROOT)
 
 from manifests import console, disk
 from manifests.schema import Ablation
-from train.ablation import expand_runs
+from train.ablation.arms import expand_runs
 from train.reporting import charts
-from train.stats import (
+from train.stats.analysis import TaskScores, analyse
+from train.stats.comparison import (
     Comparison,
-    TaskScores,
-    analyse,
     dunnett_critical,
     dunnett_p,
     equal_loadings,
     holm,
+    noncentrality,
 )
-from train.stats.comparison import noncentrality
 
 DATA = ROOT / "benchmarks" / "results" / "cifar10_seeds.parquet"
 RESULT = ROOT / "benchmarks" / "results" / "intervals.json"
 CHART = ROOT / "docs" / "statistics.svg"
+EXAMPLE = ROOT / "examples" / "cifar10_runs"
+EXAMPLE_SEEDS = 5
+# An ablation of given predictions has no controls: these arms are called what they are.
+EXAMPLE_NAMES = {"a_a": "other_order", "random_like_clip50": "random_half"}
+CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck",
+)  # fmt: skip
 BASELINE, A_A = "raw", "a_a"
 SIZES = (2, 3, 5, 8)  # seeds of the drawn ablations
 DRAWS = 1000
@@ -92,6 +101,36 @@ def read_runs(path: Path = DATA) -> dict[str, dict[int, np.ndarray]]:
         predicted = np.frombuffer(row["predicted"], np.uint8)
         runs.setdefault(row["arm"], {})[row["seed"]] = (predicted == labels).astype(np.float64)
     return runs
+
+
+def write_example() -> None:
+    """A Parquet file for each arm and seed of the example, with readable classes."""
+    table = pq.read_table(DATA)
+    labels = np.frombuffer(bytes.fromhex(table.schema.metadata[b"labels"].decode()), np.int8)
+
+    def named(numbers: np.ndarray) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(pa.array(numbers), list(CLASSES))
+
+    for row in table.to_pylist():
+        if row["seed"] >= EXAMPLE_SEEDS:
+            continue
+        predicted = np.frombuffer(row["predicted"], np.int8)
+        columns = {
+            "sample": pa.array(np.arange(len(labels)), pa.int32()),
+            "label": named(labels),
+            "predicted": named(predicted),
+            "correct": pa.array(predicted == labels),
+        }
+        arm = EXAMPLE_NAMES.get(row["arm"], row["arm"])
+        path = EXAMPLE / arm / f"seed-{row['seed']}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(
+            pa.table(columns),
+            path,
+            compression="zstd",
+            use_dictionary=["label", "predicted"],
+            column_encoding={"sample": "DELTA_BINARY_PACKED"},
+        )
 
 
 # --- the two methods ------------------------------------------------------------------------------
@@ -360,7 +399,8 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     collected = commands.add_parser("collect", help="keep what the runs of an ablation predicted")
-    collected.add_argument("out", help="the --out of train/ablate.py")
+    collected.add_argument("out", help="the --out of clipmill ablate")
+    commands.add_parser("example", help="write the predictions of examples/cifar10_runs")
     studied = commands.add_parser("study", help="draw ablations from the kept runs")
     studied.add_argument("--draws", type=int, default=DRAWS, help=f"default: {DRAWS}")
     return parser.parse_args(argv)
@@ -375,6 +415,9 @@ def run(args: argparse.Namespace) -> int:
         raise ValueError(
             f"{DATA} is not there; make it with benchmarks/studies/intervals.py collect OUT"
         )
+    if args.command == "example":
+        write_example()
+        return 0
     runs = read_runs()
     rows = study(runs, draws=args.draws)
     counts = {arm: len(by_seed) for arm, by_seed in runs.items()}

@@ -31,7 +31,8 @@ from torch import Tensor
 
 from benchmarks.peers.rows import machine_kind
 from manifests import disk
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 RESULT = ROOT / "benchmarks" / "results" / "loss_precision.json"
 ROWS = 256

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from manifests import console, disk
-from train.stats import dunnett_critical, equal_loadings
+from train.stats.comparison import dunnett_critical, equal_loadings
 
 RESULT = ROOT / "benchmarks" / "results" / "verdicts.json"
 TABLES = 20_000

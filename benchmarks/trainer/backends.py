@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from train.config import TrainConfig
-from train.formats import (
+from train.formats.onnx_export import (
     ImageTower,
     OnnxOptions,
     StoredGraphs,
@@ -33,8 +33,8 @@ from train.formats import (
     missing_packages,
     write_graphs,
 )
-from train.model import CLIP, to_device
-from train.step import matmul_precision, precision_context
+from train.model.clip import CLIP, to_device
+from train.step.update import matmul_precision, precision_context
 from train.transforms import normalise
 
 GRAPH_WARMUP = 3  # calls before a capture: libraries allocate their workspaces in the first ones
@@ -208,7 +208,7 @@ def _towers(model: CLIP, device: torch.device) -> tuple[ImageTower, TextTower]:
 
 # --- ONNX Runtime and TensorRT --------------------------------------------------------------------
 #
-# Both run the graphs that train/export.py --onnx writes, with uint8 pixels. TensorRT runs through
+# Both run the graphs that clipmill weights onnx writes, with uint8 pixels. TensorRT runs through
 # ONNX Runtime's provider for it: the file is the same; what TensorRT cannot run is left to CUDA.
 
 # The setting `precision` -> the type of the graph.

@@ -16,7 +16,7 @@ from manifests import console
 
 if __name__ == "__main__":
     console.end_on_stop_signals()
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in train/run.py
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in clipmill train
 
 import argparse
 import dataclasses
@@ -47,13 +47,13 @@ from benchmarks.trainer.tables import check_plot, write_plot
 from benchmarks.trainer.training import LOADER, SCORE, TRAIN
 from manifests import disk
 from manifests.text import printable
-from train.capacity import Cell, Report, read_report
+from train.sizing.device_fit import Cell, Report, read_report
 
 EXAMPLE = """example:
-  python benchmarks/trainer/bench.py --mode train --model ViT-B-32 -n 1,2,4,8 -b 512 --dtype bf16 \\
+  clipmill bench --mode train --model ViT-B-32 -n 1,2,4,8 -b 512 --dtype bf16 \\
       -i 100 -e 3 -o report.json --plot scaling.svg
-  python benchmarks/trainer/bench.py --compare a100.json h100.json
-  python benchmarks/trainer/bench.py --mode loader --data BLEND.yaml --model ViT-B-32 -b 256 \\
+  clipmill bench --compare a100.json h100.json
+  clipmill bench --mode loader --data BLEND.yaml --model ViT-B-32 -b 256 \\
       --threads 1 -w 2 -i 20 -o loader.json
 
 """
@@ -68,7 +68,7 @@ def parser() -> argparse.ArgumentParser:
     """The command-line options: those of all modes, then those of each."""
     stages = "\n".join(f"mode {name}: {mode.about}" for name, mode in MODES.items())
     parser = argparse.ArgumentParser(
-        prog="benchmarks/trainer/bench.py",
+        prog="clipmill bench",
         description=__doc__,
         epilog=f"{stages}\n{EXAMPLE}{EXIT_STATUS}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -216,7 +216,7 @@ def main(argv: list[str] | None = None) -> int:
     def body() -> int:
         if args.compare is not None:
             refuse_others(of_command, args, rest)
-            named = shlex.join(["benchmarks/trainer/bench.py", "--compare", *args.compare])
+            named = shlex.join(["clipmill", "bench", "--compare", *args.compare])
             return show(args, named)
         if args.mode is None:
             raise ValueError(f"--mode is missing: one of {', '.join(sorted(MODES))}; or --compare")
@@ -232,7 +232,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.plot is not None and len(given.ranks) < 2:
             raise ValueError("--plot draws samples/s against ranks; give several, as in -n 1,2,4")
         shown = [without_folders(word) for word in words]
-        return run(args, given, shlex.join(["python", "benchmarks/trainer/bench.py", *shown]))
+        return run(args, given, shlex.join(["clipmill", "bench", *shown]))
 
     return console.run_command(body, stopped="what is measured is in the report of -o")
 

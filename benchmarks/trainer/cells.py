@@ -18,9 +18,10 @@ from benchmarks.trainer.steps import StepPlan, steps_of
 from benchmarks.trainer.timing import Measurement
 from manifests import disk
 from manifests.schema import Blend
-from train.capacity import Cell, Layout, device_of, fit, unfit_message, usable_cores
 from train.config import TrainConfig, check_layout
-from train.trainer import blend_of, count_rows, is_pool, read_blend, stream_of
+from train.sizing.advice import Layout
+from train.sizing.device_fit import Cell, device_of, fit, unfit_message, usable_cores
+from train.trainer.mix import blend_of, count_rows, is_pool, read_blend, stream_of
 
 STEPS = "benchmarks.trainer.steps"  # the module that a rank runs
 RANKS_PER_CORE = 4  # of a processor; more measure the system's switching between processes

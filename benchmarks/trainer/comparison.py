@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.trainer.tables import NONE, short, text_table
 from benchmarks.trainer.timing import spread_of
 from manifests import disk
-from train.capacity import Cell, Report
+from train.sizing.device_fit import Cell, Report
 
 # Figure -> heading, and whether more is better. Those that no cell has are left out.
 COMPARED = {

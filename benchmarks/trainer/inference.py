@@ -30,17 +30,13 @@ from benchmarks.trainer.tables import text_table
 from benchmarks.trainer.timing import percentile_figures, spread_figures
 from manifests.disk import did_you_mean
 from train import transforms
-from train.capacity import Cell
 from train.config import TrainConfig, model_config
-from train.formats import (
-    TOLERANCES,
-    StoredGraphs,
-    example_inputs,
-    load_model,
-    model_files,
-    read_graphs,
-)
-from train.model import CLIP, ModelConfig
+from train.formats import model_files
+from train.formats.model_files import load_model
+from train.formats.onnx_export import TOLERANCES, StoredGraphs, example_inputs, read_graphs
+from train.model.architecture import ModelConfig
+from train.model.clip import CLIP
+from train.sizing.device_fit import Cell
 from train.transforms import decode_image
 
 EAGER = "eager"
@@ -292,7 +288,7 @@ def add_infer_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--graphs",
         metavar="FOLDER",
-        help="mode infer: measure these graphs of train/export.py --onnx, and export none; --model "
+        help="mode infer: measure these graphs of clipmill weights onnx, and export none; --model "
         "is the run that they were made from",
     )
     parser.add_argument(
@@ -609,13 +605,13 @@ Latency of a model that answers: from images and texts in host memory to their u
 
 A request is a batch of images and as many texts. The back ends take turns in every repeat, and are
 compared with eager PyTorch in fp32 before they are timed. --model is an architecture with random
-weights, or a trained model: a finished run, a folder of train/export.py --to, or
+weights, or a trained model: a finished run, a folder of clipmill weights --to, or
 open_clip:NAME/TAG.
 
 eager        PyTorch without a compiler (under autocast in fp16 and bf16): the framework
 compile      torch.compile, for every batch anew
 cuda_graph   eager's operations as one CUDA graph
-onnxruntime  the graphs of train/export.py --onnx in ONNX Runtime, on the device
+onnxruntime  the graphs of clipmill weights onnx in ONNX Runtime, on the device
 tensorrt     the same in TensorRT, through ONNX Runtime
 """,
     unused=("ranks", "global_batch", "parallel"),

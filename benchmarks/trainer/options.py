@@ -15,10 +15,11 @@ from typing import Any
 
 from benchmarks.trainer.report import torch_device, without_folders
 from manifests.disk import did_you_mean
-from train.capacity import Cell, Layout, parse_layout
 from train.config import TrainConfig, configure
-from train.formats import source_name
-from train.model import MODELS
+from train.formats.onnx_export import source_name
+from train.model.architecture import MODELS
+from train.sizing.advice import Layout, parse_layout
+from train.sizing.device_fit import Cell
 
 # --dtype -> the setting `precision`, in the words of other benchmarks too
 DTYPES = {
@@ -143,8 +144,8 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
         "--model",
         default="ViT-B-32",
         metavar="NAME,NAME",
-        help="architecture; in mode infer also a finished run, a folder of train/export.py --to, or"
-        " open_clip:NAME/TAG (default: ViT-B-32)",
+        help="architecture; in mode infer also a finished run, a folder of clipmill weights, or "
+        "open_clip:NAME/TAG (default: ViT-B-32)",
     )
     parser.add_argument(
         "--dtype",
@@ -171,7 +172,7 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="KEY=VALUE",
-        help="settings of the trainer, as in train/run.py; --KEY VALUE does the same",
+        help="settings of the trainer, as in clipmill train; --KEY VALUE does the same",
     )
 
 

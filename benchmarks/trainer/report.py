@@ -1,7 +1,7 @@
 """What a report says beside its cells, and where it is written: this machine, its libraries, the
 commit of the checkout and the words of the command.
 
-train/capacity/measured_report.py has its form.
+train/sizing/device_fit.py has its form.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from manifests import disk
-from train.capacity import Machine, Report, processor_name, read_report, usable_cores
+from train.sizing.device_fit import Machine, Report, processor_name, read_report, usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("numpy", "pyarrow", "pillow", "simplejpeg", "triton", "flash-attn")

@@ -1,6 +1,6 @@
 """Steps of training and of scoring, timed in this process, which is one rank of its group or alone.
 
-The model, its layout, the optimizer, the feed, the step and the log are those of `train/run.py`:
+The model, its layout, the optimizer, the feed, the step and the log are those of `clipmill train`:
 `prepare`, `Feed`, `StepRunner` and `Records`. Only the clock is of the benchmark. On a GPU a step's
 time is that between two events of the device; the host runs ahead of them. On a processor it is the
 time between the ends of two steps.
@@ -35,23 +35,25 @@ from benchmarks.trainer.timing import (
 )
 from manifests import console
 from manifests.schema import Blend
-from train.capacity import Figures, resolve_micro_batch
 from train.config import TrainConfig, model_config, trained_groups
-from train.model import CLIP, training_flops
-from train.parallel import Ranks, process_group
-from train.step import GROUPS, Feed, ReadyBatch, matmul_precision, precision_context
-from train.trainer import (
+from train.model.clip import CLIP
+from train.model.memory import training_flops
+from train.parallel import process_group
+from train.parallel.process_group import Ranks
+from train.sizing.device_fit import Figures, resolve_micro_batch
+from train.step.feed import GROUPS, Feed, ReadyBatch
+from train.step.update import matmul_precision, precision_context
+from train.trainer.loop import (
     LaunchedStep,
     Records,
-    RunLoader,
     SaveTimer,
     StepNumbers,
     StepRunner,
     StopRequest,
     TrainState,
-    open_loader,
     prepare,
 )
+from train.trainer.mix import RunLoader, open_loader
 from train.transforms import normalise
 
 AHEAD = 8  # batches after the last: as many are read ahead at the end as at the start

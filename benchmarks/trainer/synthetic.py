@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from train.config import TrainConfig, check_world
-from train.data import Batch
-from train.model import ModelConfig
+from train.data.loader import Batch
+from train.model.architecture import ModelConfig
 
 MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
 VARIETY = 4  # batches of captions in turn, so that packed ones differ in size

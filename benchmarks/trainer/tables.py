@@ -17,8 +17,8 @@ from html import escape
 
 from manifests import disk
 from manifests.web_page import line_at, number, svg, text_at, ticks
-from train.capacity import Cell
 from train.config import PRESETS
+from train.sizing.device_fit import Cell
 
 NONE = "-"
 

@@ -18,10 +18,11 @@ import numpy as np
 import torch
 
 from manifests import disk
-from train.capacity import Figures, peak_flops
 from train.config import PRESETS
-from train.parallel import Ranks, process_group
-from train.trainer import peak_memory
+from train.parallel import process_group
+from train.parallel.process_group import Ranks
+from train.sizing.device_fit import Figures, peak_flops
+from train.trainer.logbook import peak_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,10 +18,12 @@ from benchmarks.trainer.options import SYNTHETIC, BenchOptions, Mode
 from benchmarks.trainer.steps import AHEAD
 from benchmarks.trainer.tables import figure_lines, scaling_lines
 from manifests.schema import Blend
-from train.capacity import Cell, Layout
 from train.config import TrainConfig, model_config
-from train.data import ReadFailed, StageTimes
-from train.trainer import open_loader
+from train.data.damage import StageTimes
+from train.data.view_rows import ReadFailed
+from train.sizing.advice import Layout
+from train.sizing.device_fit import Cell
+from train.trainer.mix import open_loader
 
 # --- training -------------------------------------------------------------------------------------
 
@@ -40,7 +42,7 @@ TRAIN = Mode(
     about="""\
 Training steps: throughput, step time, memory, and how they scale with the ranks.
 
-Every cell runs in processes of its own, as train/run.py starts them (gloo on a processor, nccl on
+Every cell runs in processes of its own, as clipmill train starts them (gloo on a processor, nccl on
 GPUs), and takes the trainer's own step. A cell that fails, by memory or by a layout that is not
 possible, is reported with the reason, and the others go on.
 """,

@@ -27,7 +27,7 @@ import torch
 
 from tests.support.saved_tensors import Step, step_peak, step_shape_of
 from train.config import TrainConfig, configure, model_config
-from train.model import StepMemory, step_memory
+from train.model.memory import StepMemory, step_memory
 
 RESULT = ROOT / "benchmarks" / "results" / "step_memory.json"
 PAGE = ROOT / "docs" / "sizing.md"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import inspect
 import json
 import re
 import typing
 from collections.abc import Iterator
 
-from docs.tools.parsers import COMMANDS, parser_of
+from cyclopts import App, Parameter
+from cyclopts.argument import Argument
+
+from benchmarks.trainer import bench
+from clipmill.app import COMMANDS
 from docs.tools.schema_tables import table, type_text
 from filters import FILTERS
 from filters.base import FilterBase, PoolFilter
@@ -116,52 +121,78 @@ def preset_table() -> str:
     return table(*rows)
 
 
-def _option_rows(parser: argparse.ArgumentParser) -> list[tuple[str, str, str]]:
-    rows = []
-    for action in parser._actions:
-        if isinstance(action, argparse._HelpAction | argparse._SubParsersAction):
-            continue
+def _default_text(argument: Argument) -> str:
+    """The default of an argument as it is typed, or `needed`."""
+    default = argument.field_info.default
+    if argument.required:
+        return "needed"
+    return "" if default in (None, False, [], inspect.Parameter.empty) else f"`{default}`"
+
+
+def argument_table(app: App, default_parameter: Parameter | None) -> str:
+    """The arguments and options of a command; empty where it has none."""
+    rows = [("argument", "default", "value", "what it does")]
+    for argument in app.assemble_argument_collection(
+        default_parameter=default_parameter, parse_docstring=True
+    ):
+        names = ", ".join(f"`{name}`" for name in argument.names)
+        value = "" if argument.hint is bool else type_text(argument.hint).removesuffix(" or null")
+        if value.startswith("list of "):
+            value = value.removeprefix("list of ") + " …"
+        meaning = as_text(argument.parameter.help)
+        rows.append((names, _default_text(argument), value, meaning))
+    return table(*rows) if len(rows) > 1 else ""
+
+
+def script_table(parser: argparse.ArgumentParser) -> str:
+    """The same of a command that hands its words to a script."""
+    rows = [("argument", "default", "value", "what it does")]
+    for action in parser._actions[1:]:  # without --help
         names = ", ".join(f"`{name}`" for name in action.option_strings)
-        metavar = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
-        value = metavar if isinstance(metavar, str) else " ".join(metavar)
-        if action.nargs == 0:
-            value = ""
-        if action.choices is not None:
-            value = ", ".join(str(choice) for choice in action.choices)
+        choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
+        value = choices or ("" if action.nargs == 0 else action.metavar or action.dest.upper())
         meaning = (action.help or "").replace("%(default)s", str(action.default))
-        meaning = as_text(meaning.replace("%%", "%"))
-        rows.append((names or f"`{value}`", f"`{value}`" if names and value else "", meaning))
-    return rows
+        rows.append((names, "", str(value), as_text(meaning)))
+    return table(*rows)
 
 
-def _examples(epilog: str) -> str:
-    """The commands of an epilog, with their continued lines."""
+def _examples(epilogue: str) -> str:
+    """The commands of an epilogue, with their continued lines."""
     lines: list[str] = []
-    for line in epilog.splitlines():
+    for line in epilogue.splitlines():
         continues = bool(lines) and lines[-1].endswith("\\")
-        if continues or re.match(r"\s*(\w+=\S+ )*(python|torchrun|ray) ", line):
+        if continues or re.match(r"\s*(clipmill|torchrun|ray job) ", line):
             lines.append(line.strip() if not continues else "    " + line.strip())
     return "\n".join(lines)
 
 
-def _parser_section(parser: argparse.ArgumentParser, title: str, level: str) -> list[str]:
-    parts = [f"{level} {title}", as_text(parser.description)]
-    rows = _option_rows(parser)
-    if rows:
-        parts.append(table(("argument", "value", "what it does"), *rows))
-    examples = _examples(parser.epilog or "")
-    if examples:
-        parts.append(f"```text\n{examples}\n```")
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, child in action.choices.items():
-                parts += _parser_section(child, f"{title.strip('`')} {name}", level + "#")
-    return [part for part in parts if part]
+def _command_parts(app: App, title: str, parent: App | None = None) -> Iterator[str]:
+    """The section of a command: what it does, its arguments, examples, its sub-commands."""
+    yield f"{'###' if parent else '##'} `{title}`"
+    yield as_text(inspect.cleandoc(app.help).split("\n\nArgs:")[0])
+    if parent is not None and app.default_command is parent.default_command:
+        return  # another name of it
+    is_script = title == "clipmill bench"
+    default_parameter = (parent or app).default_parameter
+    yield script_table(bench.parser()) if is_script else argument_table(app, default_parameter)
+    epilogue = bench.EXAMPLE if is_script else app.help_epilogue or ""
+    if parent is None and (examples := _examples(epilogue)):
+        yield f"```text\n{examples}\n```"
+    for name in app:
+        if not name.startswith("-"):  # --help
+            yield from _command_parts(app[name], f"{title} {name}", app)
+
+
+def app_of(name: str) -> App:
+    """The App of a command of clipmill."""
+    (target,) = [target for command, target, _, _ in COMMANDS if command == name]
+    module, app = target.split(":")
+    return typing.cast("App", getattr(importlib.import_module(f"clipmill.{module}"), app))
 
 
 def command_sections() -> str:
-    """The help of every command."""
-    parts = []
-    for script in COMMANDS:
-        parts += _parser_section(parser_of(script), f"`{script}`", "##")
-    return "\n\n".join(parts)
+    """The help of every command, in the order of `clipmill --help`."""
+    parts: list[str] = []
+    for name, _, _, _ in COMMANDS:
+        parts += _command_parts(app_of(name), f"clipmill {name}")
+    return "\n\n".join(part for part in parts if part)

@@ -21,32 +21,3 @@ Invariants:
 A filter that runs a CLIP subclasses `ClipFilter` of `models.py`. One that reads embeddings has an
 option `on`, names it in `reads` and takes them with `stored_embeddings`.
 """
-
-from filters.clip.filters import ClipLoss, ClipScore, Embed, Head, fixed_lists, stored_embeddings
-from filters.clip.model import (
-    HUB,
-    LOCAL,
-    ClipFilter,
-    ClipModel,
-    Pixels,
-    model_config,
-    run_batches,
-    takes_gpu,
-)
-
-__all__ = [
-    "HUB",
-    "LOCAL",
-    "ClipFilter",
-    "ClipLoss",
-    "ClipModel",
-    "ClipScore",
-    "Embed",
-    "Head",
-    "Pixels",
-    "fixed_lists",
-    "model_config",
-    "run_batches",
-    "stored_embeddings",
-    "takes_gpu",
-]

@@ -14,7 +14,7 @@ Invariants:
   with one listing, so that a record that a person removed or replaced is noticed; an open one is
   completed: `tests/manifests/commits/test_reading.py`.
 * A damaged byte, a missing file and two different records of a shard are errors that name
-  `audit.py --reindex`: `tests/manifests/commits/test_index_files.py`.
+  `clipmill audit reindex`: `tests/manifests/commits/test_index_files.py`.
 * The fingerprint is that of the records as a dict: `tests/manifests/commits/test_commits.py`.
 
 A new field of `CommitRecord` with a default becomes a column by itself; an older file gives its

@@ -92,9 +92,7 @@ class IndexDocument:
 
 def damaged(pool: str, path: str, problem: str) -> ValueError:
     """The error for a part of the index that cannot be used, with the command that mends it."""
-    return ValueError(
-        f"{path} is damaged: {problem}; run python pipeline/audit.py {pool} --reindex"
-    )
+    return ValueError(f"{path} is damaged: {problem}; run clipmill audit reindex {pool}")
 
 
 def read_index_document(pool: str) -> IndexDocument | None:

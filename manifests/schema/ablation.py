@@ -419,7 +419,7 @@ class Arm:
 
     view: POOL/VIEW, in a manifest also the plain text. blend: the path of a blend's file. views: a
     blend as POOL/VIEW -> weight. train: the setting that differs from the ablation's (see `vary`).
-    model: what train/evaluate.py evaluates (a run, a folder, open_clip:NAME/TAG); with {seed} one
+    model: what clipmill evaluate evaluates (a run, a folder, open_clip:NAME/TAG); with {seed} one
     for each seed, without one run that has no other seeds.
     predictions: the path of a Parquet file per run, with {seed} and, for several tasks, {task}; its
     columns are `sample`, `label`, `predicted` and `correct`.
@@ -503,7 +503,7 @@ class Ablation:
     equivalence: float | None = None
     jobs: int = 1  # runs at a time on one machine
     ranks: int = 1  # processes that train one run together; a GPU each where there are GPUs
-    hardware: str | None = None  # a device of train/sizing.py; None: that of the machine
+    hardware: str | None = None  # a device of clipmill size; None: that of the machine
     limit_hours: float | None = None  # more hours of training, all runs together, are refused
     ledger: bool = True  # ablations in folders beside this one tell how much runs vary
     stop: Stop | None = None  # None: every arm is run with every seed

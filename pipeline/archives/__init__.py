@@ -19,35 +19,3 @@ Invariants:
 To add an archive format: one module for its records, one for its rows, and a line of READERS in
 `pipeline/crawl/sources.py`.
 """
-
-from __future__ import annotations
-
-from pipeline.archives.lookup import RecordPair, pairs_of_warc_record, pairs_of_wat_record
-from pipeline.archives.urls import (
-    LONGEST_URL,
-    SPACE,
-    PartCounts,
-    ascii_host,
-    reject,
-    resolve,
-    shortened,
-    trimmed,
-)
-from pipeline.archives.warc import rows_of_warc
-from pipeline.archives.wat import batches_of_wat
-
-__all__ = [
-    "LONGEST_URL",
-    "SPACE",
-    "PartCounts",
-    "RecordPair",
-    "ascii_host",
-    "batches_of_wat",
-    "pairs_of_warc_record",
-    "pairs_of_wat_record",
-    "reject",
-    "resolve",
-    "rows_of_warc",
-    "shortened",
-    "trimmed",
-]

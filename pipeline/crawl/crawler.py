@@ -21,10 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from manifests import disk
-from manifests.columns import PAIRS, with_extra
+from manifests.columns import PAIRS, hex_bytes, with_extra
 from manifests.layout import PoolLayout
 from manifests.schema import Source
-from pipeline.archives import PartCounts
+from pipeline.archives.urls import PartCounts
 from pipeline.crawl.parts import (
     PARTS,
     THREADS,
@@ -39,9 +39,11 @@ from pipeline.crawl.parts import (
     write_parts,
 )
 from pipeline.crawl.sources import has_source_id, parts, reader_of, source_id
-from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
-from pipeline.pool import check_fence, hex_bytes, publish_new
-from pipeline.progress import measure_links
+from pipeline.executor.stage import Engine, execute
+from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from pipeline.pool.lease import check_fence
+from pipeline.pool.shard_writer import publish_new
+from pipeline.progress.state import measure_links
 
 # --------------------------------------------------------------------------------------------------
 # Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow

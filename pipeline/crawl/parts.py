@@ -22,7 +22,7 @@ import xxhash
 from manifests import disk
 from manifests.commits import Commits, read_commits
 from manifests.layout import PoolLayout
-from pipeline.archives import shortened
+from pipeline.archives.urls import shortened
 
 # --------------------------------------------------------------------------------------------------
 # The table of a pool's parts, POOL/parts.parquet: what the footer of each part of the pairs says.

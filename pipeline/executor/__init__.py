@@ -22,10 +22,3 @@ A new stage is a factory at the top level of a module, `work(config) -> Callable
 passed to `execute(Stage(name=..., work=...), tickets, engine=...)`. A new engine is a function
 like `run_inline` in `stage.py`: it calls `Outcomes.record` for every try until that returns True.
 """
-
-from __future__ import annotations
-
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Report, Stage, Ticket, Tickets, Work
-
-__all__ = ["Engine", "Report", "Stage", "Ticket", "Tickets", "Work", "execute"]

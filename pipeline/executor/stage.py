@@ -26,7 +26,7 @@ from pipeline.executor.tickets import (
     seconds_until,
     ticket_json,
 )
-from pipeline.progress import counted_stage
+from pipeline.progress.view import counted_stage
 
 Engine = Literal["inline", "ray"]
 THIS_PROCESS = "this process"  # the name of the only worker of an inline stage

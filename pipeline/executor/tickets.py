@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.progress import Measurer, StageCounter
+from pipeline.progress.state import Measurer, StageCounter
 
 # --------------------------------------------------------------------------------------------------
 # Which worker gets which ticket next.

@@ -15,24 +15,19 @@ from pathlib import Path
 from typing import IO, Any
 
 from manifests import disk
-from manifests.casting import as_int, cast_value
 from manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
 from manifests.commits import read_commits
 from manifests.layout import CommitRecord, PoolLayout
 from manifests.schema import Fetch, Source
 from manifests.text import valid_text
-from pipeline.crawl import file_stamp, has_stamp, python_values
-from pipeline.executor import Ticket
-from pipeline.images import RejectedImage, check, limits_of
-from pipeline.pool import (
-    Member,
-    TarFile,
-    index_tar,
-    local_copy,
-    outcome_row,
-    publish_shard,
-    read_commit_record,
-)
+from pipeline.crawl.sources import file_stamp, has_stamp
+from pipeline.crawl.tables import as_int, cast_value, python_values
+from pipeline.executor.tickets import Ticket
+from pipeline.images.header import RejectedImage, check
+from pipeline.images.transform import limits_of
+from pipeline.pool.lease import read_commit_record
+from pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
+from pipeline.pool.tars import Member, index_tar, local_copy
 
 # --------------------------------------------------------------------------------------------------
 # Error messages of img2dataset as reasons.

@@ -18,17 +18,22 @@ from typing import Any
 
 import pyarrow as pa
 
+from filters.optout import product
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.identity import manners_of
 from manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
-from pipeline.executor import Stage, Ticket
+from pipeline.executor.tickets import Stage, Ticket
 from pipeline.external.adopt import group_samples, reason_of
-from pipeline.fetch import OptoutPolicy, guard, product, signals, user_agent
-from pipeline.images import RejectedImage, as_it_is, boxes_of, limits_of
-from pipeline.planning import read_ticket
-from pipeline.pool import ShardWriter, index_tar
-from pipeline.progress import measure_commit
+from pipeline.fetch import guard
+from pipeline.fetch.fetcher import user_agent
+from pipeline.fetch.request import OptoutPolicy, signals
+from pipeline.images.header import RejectedImage
+from pipeline.images.transform import as_it_is, boxes_of, limits_of
+from pipeline.planning.plan_files import read_ticket
+from pipeline.pool.shard_writer import ShardWriter
+from pipeline.pool.tars import index_tar
+from pipeline.progress.state import measure_commit
 
 # --------------------------------------------------------------------------------------------------
 # What a run of img2dataset left, as outcomes of the rows that it was asked for.

@@ -17,12 +17,3 @@ To extend: a new reason goes to `manifests/columns.py` first. A new fault is an 
 `tests/support/tables/hostile_routes.json`. A new file of a site needs a reader and a summary in
 `site_files.py`, its path in `sites.py`, its grammar of refusal in `filters/optout.py`.
 """
-
-from __future__ import annotations
-
-from filters.optout import product
-from pipeline.fetch.download import make_downloader
-from pipeline.fetch.fetcher import user_agent
-from pipeline.fetch.request import OptoutPolicy, signals
-
-__all__ = ["OptoutPolicy", "make_downloader", "product", "signals", "user_agent"]

@@ -26,22 +26,23 @@ from manifests.hashes import KnownBad
 from manifests.identity import manners_of
 from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Pair
-from pipeline.executor import Ticket
+from pipeline.executor.tickets import Ticket
 from pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
 from pipeline.fetch.request import Budget
-from pipeline.images import (
+from pipeline.images.decoders import Decoders
+from pipeline.images.header import RejectedImage
+from pipeline.images.transform import (
     DecodedImage,
-    Decoders,
-    RejectedImage,
     as_it_is,
     boxes_of,
     check_hash,
     content_hashes,
     limits_of,
 )
-from pipeline.planning import read_ticket
-from pipeline.pool import ShardWriter, read_commit_record
-from pipeline.progress import TicketRows, WorkerReport
+from pipeline.planning.plan_files import read_ticket
+from pipeline.pool.lease import read_commit_record
+from pipeline.pool.shard_writer import ShardWriter
+from pipeline.progress.state import TicketRows, WorkerReport
 
 READ_AT_ONCE = 32  # local or remote files
 # For one of them: a mount whose server is gone never answers. A store is tried again for a minute.

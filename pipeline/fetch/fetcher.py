@@ -25,7 +25,7 @@ from pipeline.fetch.guard import AddressSource, Refused, Target
 from pipeline.fetch.hosts import Host, Queues
 from pipeline.fetch.request import Answer, OptoutPolicy, Requests, backoff_s, budget_bytes, signals
 from pipeline.fetch.sites import SiteCache, SiteFileClient, Sites
-from pipeline.progress import HostLosses
+from pipeline.progress.state import HostLosses
 
 # Reasons that are repeated. A timeout is not: it has used its time.
 REPEATED = frozenset({"http_429", "http_5xx", "reset", "connect", "truncated"})

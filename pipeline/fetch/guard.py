@@ -22,7 +22,7 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from manifests.schema import Fetch
 from manifests.text import printable
-from pipeline.archives import LONGEST_URL, ascii_host, trimmed
+from pipeline.archives.urls import LONGEST_URL, ascii_host, trimmed
 
 # --------------------------------------------------------------------------------------------------
 # URLs and addresses that may be requested: http and https, some ports, no private network.

@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image, features
 
 from pipeline.images.header import Limits, RejectedImage
-from pipeline.images.row_options import Box
-from pipeline.images.transform import DecodedImage, contained, limits_of
+from pipeline.images.transform import Box, DecodedImage, contained, limits_of
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -198,7 +198,7 @@ def _read_head(footer: dict[bytes, bytes]) -> LockHead:
     text = footer.get(b"clipmill")
     plain = None if text is None else json.loads(text)
     if not isinstance(plain, dict) or "form" not in plain:
-        raise ValueError("it was not written by `audit.py --lock`")
+        raise ValueError("it was not written by `clipmill audit lock`")
     form = plain["form"]
     if type(form) is int and form > FORM:
         raise ValueError(f"it has form {form}, this clipmill reads up to {FORM}; use a newer one")

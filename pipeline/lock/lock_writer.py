@@ -27,7 +27,7 @@ from manifests.commits import Commits, read_commits
 from manifests.layout import shard_name
 from manifests.records import ViewDocument
 from manifests.schema import SOURCES, Recipe
-from pipeline import accounting, planning
+from pipeline.audit.counts import count_pool, recipe_of_pool
 from pipeline.lock import lock_file
 from pipeline.lock.croissant import croissant_path, write_croissant
 from pipeline.lock.lock_file import (
@@ -40,15 +40,16 @@ from pipeline.lock.lock_file import (
     LockHead,
     lock_schema,
 )
-from pipeline.pool import (
+from pipeline.planning.given_shards import group_count
+from pipeline.planning.plan_files import is_planned, read_plan, read_row_group
+from pipeline.pool.shard_writer import remove_partial, staged_file
+from pipeline.pool.uid_hashes import (
     RecordSpill,
     RowsHash,
-    remove_partial,
     row_bits,
     row_keys,
     row_spill,
     sorted_rows,
-    staged_file,
 )
 
 SUFFIX = ".parquet"
@@ -104,15 +105,15 @@ def lock_lines(lock: LockFile) -> list[str]:
 def _check_target(path: str) -> None:
     """ValueError where a lock cannot have this name."""
     if not path.endswith(SUFFIX):
-        raise ValueError(f"--lock {path}: the name of a lock ends in {SUFFIX}")
+        raise ValueError(f"{path}: the name of a lock ends in {SUFFIX}")
     if disk.exists(path):
         try:
             LockFile(path)
         except ValueError:
-            raise ValueError(f"--lock {path}: a file that is no lock has that name") from None
+            raise ValueError(f"{path}: a file that is no lock has that name") from None
     elif disk.exists(croissant_path(path)):
         raise ValueError(
-            f"--lock {path}: its metadata would replace {croissant_path(path)}, which belongs to "
+            f"{path}: its metadata would replace {croissant_path(path)}, which belongs to "
             "no lock of that name; name another file, or remove that one"
         )
 
@@ -125,7 +126,7 @@ class _LockWriter:
         self.recipe = _complete_recipe(commits)
         self.extra_columns = _extra_columns(self.recipe)
         self.views = _current_views(commits, views)
-        self.plan = planning.read_plan(self.pool) if planning.is_planned(self.pool) else None
+        self.plan = read_plan(self.pool) if is_planned(self.pool) else None
         self._masks = {view: AlignedFiles.of_view(self.pool, view) for view in self.views}
         agent = self.recipe.fetch.user_agent or "clipmill"
         # Another policy has refused such rows when they were fetched.
@@ -233,7 +234,7 @@ class _LockWriter:
         if self.plan is None:
             return {name: pa.nulls(len(uids), pa.string()) for name in names}
         location = self.plan.location(shard)
-        table = planning.read_row_group(location["file"], location["row_group"], FROM_PLAN)
+        table = read_row_group(location["file"], location["row_group"], FROM_PLAN)
         if not table["uid"].combine_chunks().equals(uids.combine_chunks()):
             line = f"shard {shard_name(shard)} has other rows than the plan"
             raise ValueError(_repair_line(self.pool, line))
@@ -304,7 +305,7 @@ class _LockWriter:
             extra_columns=self.extra_columns,
             fingerprint=self.commits.fingerprint,
             shards=len(self.commits),
-            groups=None if self.plan is None else planning.group_count(self.pool),
+            groups=None if self.plan is None else group_count(self.pool),
             rows=sum(self.outcomes.values()),
             outcomes=dict(sorted(self.outcomes.items())),
             rows_sha256=whole.hexdigest(),
@@ -326,7 +327,7 @@ def _hidden(column: Any, hidden: Bools, field: pa.Field) -> pa.Array:
 
 
 def _repair_line(pool: str, problem: str) -> str:
-    return f"{problem}: run python pipeline/audit.py {pool} --repair, then lock the pool"
+    return f"{problem}: run clipmill audit repair {pool}, then lock the pool"
 
 
 # --- before the rows ----------------------------------------------------------------------------
@@ -335,18 +336,20 @@ def _repair_line(pool: str, problem: str) -> str:
 def _complete_recipe(commits: Commits) -> Recipe:
     """The recipe of a pool. ValueError where the pool is not complete, or its counts are wrong."""
     pool = commits.pool
-    counts = accounting.count_pool(pool, commits)
+    counts = count_pool(pool, commits)
     if not counts.complete:
         fetched = counts.fetch
         raise ValueError(
             f"{pool} is not complete: {fetched.shards} of {fetched.planned} planned shards are "
-            "committed; run build.py to its end, then lock the pool"
+            "committed; run clipmill build to its end, then lock the pool"
         )
     if counts.problems:
         raise ValueError(f"{pool} cannot be locked: {counts.problems[0]}")
-    recipe = accounting.recipe_of_pool(pool)
+    recipe = recipe_of_pool(pool)
     if recipe is None:
-        raise ValueError(f"{pool} has no recipe.json; run build.py to its end, then lock the pool")
+        raise ValueError(
+            f"{pool} has no recipe.json; run clipmill build to its end, then lock the pool"
+        )
     return recipe
 
 
@@ -366,7 +369,7 @@ def _extra_columns(recipe: Recipe) -> dict[str, str]:
 def _current_views(commits: Commits, names: Sequence[str] | None) -> dict[str, ViewDocument]:
     """The documents of the views to lock, in the order of their names."""
     pool = commits.pool
-    remedy = f"make it again with python pipeline/filter.py {pool}, or name the others with --view"
+    remedy = f"make it again with clipmill filter {pool}, or name the others with --view"
     chosen = sorted(set(view_names(pool) if names is None else names))
     return {name: current_view(pool, name, commits.fingerprint, remedy) for name in chosen}
 

@@ -24,21 +24,23 @@ from manifests.commits import Commits, read_commits
 from manifests.layout import PoolLayout
 from manifests.records import DriftDocument, ViewDocument
 from manifests.schema import SOURCES, STORED_IMAGE_SETTINGS, Fetch, Recipe, Source, refuse_unused
-from pipeline import planning, views
 from pipeline.lock.lock_file import SHOWN_ID, VIEW_PREFIX, LockFile
-from pipeline.pool import (
+from pipeline.planning.given_shards import write_given_plan
+from pipeline.planning.plan_files import is_planned, lock_of_plan
+from pipeline.pool.lease import check_fence
+from pipeline.pool.uid_hashes import (
     Bytes,
     Keys,
     RecordSpill,
     RowsHash,
     are_in,
-    check_fence,
     row_bits,
     row_keys,
     row_spill,
     sorted_rows,
     unique_where,
 )
+from pipeline.views.files import selected_view, write_selected_view
 
 # --------------------------------------------------------------------------------------------------
 # How the rows of a pool that was built from a lock differ from those of the lock, by reason.
@@ -196,7 +198,7 @@ def lock_of(recipe: Recipe) -> LockFile:
     if lock.head.images == "files":
         raise ValueError(
             f"{lock.path} is of a pool of local files, whose paths mean nothing elsewhere: copy "
-            "the files and build their recipe, then compare with audit.py --same-rows"
+            "the files and build their recipe, then compare with clipmill audit same-rows"
         )
     for name, kind in recipe.source.extra_columns.items():
         known = lock.head.extra_columns
@@ -261,14 +263,14 @@ def write_lock_plan(pool: str, recipe: Recipe, fence: int | None = None) -> None
     another command has taken the lease over.
     """
     lock = lock_of(recipe)
-    planned = planning.lock_of_plan(pool)
+    planned = lock_of_plan(pool)
     if planned is None:
         layout = PoolLayout(pool)
         has_pairs = bool(disk.list_names(layout.pairs, ".parquet"))
-        if planning.is_planned(pool) or has_pairs or len(read_commits(pool, [])):
+        if is_planned(pool) or has_pairs or len(read_commits(pool, [])):
             raise ValueError(f"{pool} was built from another source: build into another folder")
         shards = _planned_shards(lock, recipe)
-        planning.write_given_plan(pool, recipe, shards, lock.head.id, lock.head.groups, fence)
+        write_given_plan(pool, recipe, shards, lock.head.id, lock.head.groups, fence)
         return
     remedy = f"build into another folder than {pool}"
     if planned[0] != lock.head.id:
@@ -285,7 +287,7 @@ def write_lock_plan(pool: str, recipe: Recipe, fence: int | None = None) -> None
 
 def check_not_locked(pool: str, recipe: Recipe) -> None:
     """ValueError where a pool was begun from a lock and the recipe has another source."""
-    if not is_locked(recipe) and (planned := planning.lock_of_plan(pool)) is not None:
+    if not is_locked(recipe) and (planned := lock_of_plan(pool)) is not None:
         raise ValueError(
             f"{pool} was begun from lock {planned[0][:SHOWN_ID]}, and recipe {recipe.name!r} has a "
             f"source of kind {recipe.source.kind}: build into another folder"
@@ -447,7 +449,7 @@ def _write(
     todo = []
     results: dict[str | None, SameRows] = {}
     for view, name in names.items():
-        document = views.selected_view(commits, name, _where(locks, view))
+        document = selected_view(commits, name, _where(locks, view))
         if document is None:
             todo.append(view)
         else:
@@ -456,7 +458,7 @@ def _write(
     for view, match in matches.items():
         if not match.content.rows and view is not None and skip_empty:
             continue
-        document = views.write_selected_view(
+        document = write_selected_view(
             commits,
             names[view],
             _where(locks, view),

@@ -23,14 +23,13 @@ from manifests.schema import Recipe
 from pipeline.planning.plan_files import (
     PLAN_VERSION,
     SHARDS,
-    is_planned,
     plan_json,
     read_rounds,
     shard_id,
     shards_file,
 )
 from pipeline.planning.planner import FORM, ROWS_PER_TICKET, SHARDS_PER_FILE, settings_hash
-from pipeline.pool import check_fence
+from pipeline.pool.lease import check_fence
 
 NUMBERED = ("part", "row", "shard", "position")  # columns of PLAN that are filled in here
 logger = logging.getLogger(__name__)
@@ -154,11 +153,3 @@ def group_count(pool: str) -> int | None:
     """How many host groups the plan of a pool has; None where each shard is a group of its own."""
     groups: int | None = read_rounds(pool)[0].metadata.get("groups")
     return groups
-
-
-def lock_of_plan(pool: str) -> tuple[str, dict[str, Any]] | None:
-    """(id of the lock that a plan was made of, the identity of its recipe); None without a lock."""
-    if not is_planned(pool):
-        return None
-    metadata = read_rounds(pool)[0].metadata
-    return (metadata["lock"], metadata["recipe"]) if "lock" in metadata else None

@@ -18,8 +18,8 @@ from manifests import disk, identity
 from manifests.columns import LOCKED, PAIRS, PLAN
 from manifests.layout import PoolLayout
 from manifests.schema import Pair, Recipe
-from pipeline.crawl import UidsDigest
-from pipeline.executor import Ticket, Tickets
+from pipeline.crawl.parts import UidsDigest
+from pipeline.executor.tickets import Ticket, Tickets
 from pipeline.shuffle import opened
 
 # --------------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def read_rounds(pool: str) -> list[Round]:
     files = []
     if not disk.exists(plan_json(layout.plan_round(0))):
         if not disk.exists(layout.plan):
-            raise ValueError(f"{pool} has no plan; run pipeline/build.py on its recipe first")
+            raise ValueError(f"{pool} has no plan; run clipmill build on its recipe first")
         names = disk.list_names(pool, ".parquet")
         retries = [name for name in names if name.startswith("plan-retry-")]
         files = [layout.plan, *(disk.join(pool, name) for name in retries)]
@@ -414,3 +414,11 @@ def check_unchanged(
             f"{pool} was planned by plan version {planned['version']}, this is version "
             f"{asked['version']}: finish it with the older program, or build into another folder"
         )
+
+
+def lock_of_plan(pool: str) -> tuple[str, dict[str, Any]] | None:
+    """(id of the lock that a plan was made of, the identity of its recipe); None without a lock."""
+    if not is_planned(pool):
+        return None
+    metadata = read_rounds(pool)[0].metadata
+    return (metadata["lock"], metadata["recipe"]) if "lock" in metadata else None

@@ -23,9 +23,11 @@ from manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Recipe
-from pipeline.archives import ascii_host
-from pipeline.crawl import ranges_of, read_parts, rows_between
-from pipeline.executor import Engine, Stage, Ticket, Tickets, Work, execute
+from pipeline.archives.urls import ascii_host
+from pipeline.crawl.crawler import ranges_of
+from pipeline.crawl.parts import read_parts, rows_between
+from pipeline.executor.stage import Engine, execute
+from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.planning.plan_files import (
     PLAN_VERSION,
     SHARDS,
@@ -43,7 +45,8 @@ from pipeline.planning.plan_files import (
     shard_id,
     shards_file,
 )
-from pipeline.pool import check_fence, publish_new, read_sidecar
+from pipeline.pool.lease import check_fence, read_sidecar
+from pipeline.pool.shard_writer import publish_new
 from pipeline.shuffle import NUMBER, Run, read_index, read_keys, read_rows, write_run
 
 # --------------------------------------------------------------------------------------------------

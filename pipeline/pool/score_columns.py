@@ -48,7 +48,7 @@ class ScoreColumns:
             folder = path.rpartition("/")[0]
             raise ValueError(
                 f"{path} was scored for other rows than those of its shard (checksum of the uids); "
-                f"remove {folder} and run pipeline/score.py again"
+                f"remove {folder} and run clipmill score again"
             )
         return table
 
@@ -65,7 +65,7 @@ def read_scores(files: AlignedFiles, record: CommitRecord, columns: Sequence[str
     if metadata.get("sidecar") != record.sidecar_sha256 or table.num_rows != record.count:
         raise ValueError(
             f"{files.path(record.shard)} does not have the columns of shard {record.shard} as it "
-            "is committed now; run pipeline/score.py again"
+            "is committed now; run clipmill score again"
         )
     return table
 

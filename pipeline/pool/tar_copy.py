@@ -175,7 +175,7 @@ def _members_of_rows(members: Sequence[Member], rows: pa.Table) -> list[tuple[in
 def _damaged(tar: str) -> str:
     return (
         f"{tar} is damaged or was changed: its sha256 is not that of its commit record; "
-        "mend it first: python pipeline/audit.py POOL --repair"
+        "mend it first: clipmill audit repair POOL"
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import binascii
 import errno
 import hashlib
 from collections.abc import Iterator
@@ -14,9 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from manifests import disk
+from manifests.columns import hex_bytes
 
 # --------------------------------------------------------------------------------------------------
 # Records of one width, divided by their first bits into partitions on local disk: records of any
@@ -37,28 +36,6 @@ def partition_bits(records: int, at_most: int, max_bits: int = MAX_BITS) -> int:
     """
     partitions = -(-records // at_most)
     return min(max_bits, max(0, partitions - 1).bit_length())
-
-
-def hex_bytes(column: pa.Array | pa.ChunkedArray, width: int, name: str) -> Bytes:
-    """(rows, width) of a column of hex digits. ValueError, with the name, for other values."""
-    problem = f"a {name} does not have {2 * width} hex digits"
-    if column.null_count:
-        raise ValueError(problem)
-    texts = column.cast(pa.binary())
-    if isinstance(texts, pa.ChunkedArray):
-        texts = texts.combine_chunks()
-    if not len(texts):
-        return np.zeros((0, width), np.uint8)
-    if not pc.all(pc.equal(pc.binary_length(texts), 2 * width)).as_py():
-        raise ValueError(problem)
-    fixed = texts.cast(pa.binary(2 * width))
-    start = fixed.offset * 2 * width
-    digits = memoryview(fixed.buffers()[1])[start : start + len(texts) * 2 * width]
-    try:
-        content = binascii.unhexlify(digits)
-    except binascii.Error:
-        raise ValueError(problem) from None
-    return np.frombuffer(content, np.uint8).reshape(-1, width)
 
 
 class RecordSpill:

@@ -24,33 +24,3 @@ Invariants:
 
 To extend: a new filter is a file in `filters/`; nothing changes here.
 """
-
-from __future__ import annotations
-
-from pipeline.scoring.bundles import write_bundle
-from pipeline.scoring.score_sets import (
-    PoolSets,
-    complete_score_sets,
-    example_row,
-    filter_specs,
-    read_score_set,
-    reasons_text,
-    score_set,
-    score_set_names,
-    shards_with_rows,
-)
-from pipeline.scoring.scorer import score
-
-__all__ = [
-    "PoolSets",
-    "complete_score_sets",
-    "example_row",
-    "filter_specs",
-    "read_score_set",
-    "reasons_text",
-    "score",
-    "score_set",
-    "score_set_names",
-    "shards_with_rows",
-    "write_bundle",
-]

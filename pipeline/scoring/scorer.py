@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from filters import FILTERS, Instance, specs_of_recipe, worker_spec
 from filters.base import Filter, FilterBase, PoolFilter, options_of
+from filters.columns import valid_in_all
 from filters.table import Table
-from filters.values import valid_in_all
 from manifests import disk, ray_runtime
 from manifests.aligned import has_table, parquet_bytes, write_score_shards
 from manifests.commits import Commits
@@ -22,12 +22,20 @@ from manifests.layout import PoolLayout, shard_name
 from manifests.records import ScoreSetDocument
 from manifests.schema import FilterSpec, Recipe
 from pipeline.cross_row import compute, plan_job
-from pipeline.executor import Engine, Stage, Ticket, Tickets, execute
+from pipeline.executor.stage import Engine, execute
+from pipeline.executor.tickets import Stage, Ticket, Tickets
 from pipeline.metadata_join import MatchCounts, ShardColumns, TableJoin
-from pipeline.pool import check_fence, commit_columns
-from pipeline.progress import measure_scored
-from pipeline.scoring.bundles import make_bundles, read_metadata, scored_shards
-from pipeline.scoring.score_sets import PoolSets, read_score_set, shards_with_rows
+from pipeline.pool.lease import check_fence
+from pipeline.pool.score_columns import commit_columns
+from pipeline.progress.state import measure_scored
+from pipeline.scoring.score_sets import (
+    PoolSets,
+    make_bundles,
+    read_metadata,
+    read_score_set,
+    scored_shards,
+    shards_with_rows,
+)
 from pipeline.scoring.worker import ScoreWorker, make_copier
 
 # --------------------------------------------------------------------------------------------------
@@ -78,7 +86,7 @@ def match_line(name: str, counts: MatchCounts, table: Table) -> str:
 
 
 def shown_counts(counts: MatchCounts, table: Table) -> dict[str, int | str]:
-    """The counts of a join as plain values, for `score.py --json`."""
+    """The counts of a join as plain values, for `clipmill score --json`."""
     return {
         "by": table.on,
         "table_rows": counts.table_rows,

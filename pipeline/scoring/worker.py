@@ -22,14 +22,14 @@ from PIL import Image
 
 from filters import Instance, instance_of_worker_spec
 from filters.base import Batch, Filter
+from filters.columns import WrongColumns, aligned, arrow_columns, valid_in_all
 from filters.picture import FRAMES, PIXELS
 from filters.user_file import error_line
-from filters.values import WrongColumns, aligned, arrow_columns, valid_in_all
 from manifests import disk
 from manifests.aligned import AlignedFiles, parquet_bytes
 from manifests.layout import CommitRecord, PoolLayout, uids_checksum
-from pipeline.executor import Ticket
-from pipeline.pool import commit_columns, read_scores
+from pipeline.executor.tickets import Ticket
+from pipeline.pool.score_columns import commit_columns, read_scores
 
 # --------------------------------------------------------------------------------------------------
 # A score set under another name of an instance: its columns are copied, not computed again.
@@ -117,8 +117,7 @@ def chunks(
 def damaged(layout: PoolLayout, record: CommitRecord, problem: str) -> ValueError:
     """The error for a shard that is not as its commit record says, with the remedy."""
     return ValueError(
-        f"shard {record.shard} is damaged: {problem}; run python pipeline/audit.py "
-        f"{layout.root} --repair"
+        f"shard {record.shard} is damaged: {problem}; run clipmill audit repair {layout.root}"
     )
 
 

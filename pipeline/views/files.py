@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from filters import FILTERS, Instance, check_filters, instances_of, specs_of_recipe
-from filters.instances import instance_column
+from filters.columns import instance_column
 from manifests import disk
 from manifests.aligned import (
     AlignedFiles,
@@ -50,17 +50,10 @@ from manifests.layout import (
 )
 from manifests.records import ScoreSetDocument, ViewDocument, ViewRulesDocument, read_document
 from manifests.schema import Recipe, Rule, View
-from pipeline.pool import (
-    Bytes,
-    RowsHash,
-    ScoreColumns,
-    check_fence,
-    row_bits,
-    row_keys,
-    row_spill,
-    sorted_rows,
-)
-from pipeline.scoring import PoolSets, complete_score_sets, shards_with_rows
+from pipeline.pool.lease import check_fence
+from pipeline.pool.score_columns import ScoreColumns
+from pipeline.pool.uid_hashes import Bytes, RowsHash, row_bits, row_keys, row_spill, sorted_rows
+from pipeline.scoring.score_sets import PoolSets, complete_score_sets, shards_with_rows
 from pipeline.views.choose import Part, Selection, check, choose_parts
 from pipeline.views.row_tests import few_collections, map_units
 from pipeline.views.rules import (
@@ -579,7 +572,7 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
     if table.num_rows != len(chosen):
         raise ValueError(
             f"{path} has {table.num_rows} rows and its mask {len(chosen)}; choose the view again "
-            "with pipeline/filter.py"
+            "with clipmill filter"
         )
     if not chosen.all():
         table = table.filter(pa.array(chosen))
@@ -603,7 +596,7 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
 RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
 # Stored rows up to which views get the hash of their rows when they are made: a microsecond of CPU
-# a row, which in large pools is more than the rules cost. `filter.py --hash` computes it any time.
+# a row, which in large pools is more than the rules cost. `clipmill filter hash` computes it.
 HASHED_ROWS = 5_000_000
 logger = logging.getLogger(__name__)
 
@@ -668,7 +661,7 @@ def choose_views(
     todo: dict[str, Inputs] = {}
     columns: set[str] = set()
     sets: dict[str, Any] = {}
-    # What filter.py --columns lists: extra columns are the pool's, whatever this recipe names.
+    # What clipmill filter columns lists: extra columns are the pool's, whatever this recipe names.
     sidecar = disk.read_schema(commits.sidecar(int(commits.shards[0])))
     pool_sets = PoolSets(commits, specs_of_recipe(recipe))
     scored = ScoredColumns(pool_sets.instances)
@@ -760,9 +753,7 @@ def current_view_of(commits: Commits, view: str) -> ViewDocument:
     document = read_view(pool, view)
     if document is None or document.fingerprint != commits.fingerprint:
         state = f"is older than the shards of {pool}" if document else f"is not in {pool}"
-        raise ValueError(
-            f"view {view!r} {state}; run pipeline/filter.py {pool} with its recipe first"
-        )
+        raise ValueError(f"view {view!r} {state}; run clipmill filter {pool} with its recipe first")
     return document
 
 

@@ -22,7 +22,9 @@ from manifests.aligned import AlignedFiles, view_shards
 from manifests.commits import Commits, read_commits
 from manifests.layout import FOLDER_NAME, PoolLayout, shard_name, uids_checksum
 from manifests.records import ViewCopyDocument, ViewDocument
-from pipeline.pool import check_fence, copy_tar_with, copy_with_json, read_sidecar, staged_file
+from pipeline.pool.lease import check_fence, read_sidecar
+from pipeline.pool.shard_writer import staged_file
+from pipeline.pool.tar_copy import copy_tar_with, copy_with_json
 from pipeline.views.files import current_view_of
 from pipeline.views.row_tests import map_units
 
@@ -109,7 +111,7 @@ def copy_kept_samples(
     if len(kept) != len(rows):
         raise ValueError(
             f"the mask of shard {shard_name(shard)} has {len(kept)} rows and its sidecar "
-            f"{len(rows)}; choose the view again with pipeline/filter.py"
+            f"{len(rows)}; choose the view again with clipmill filter"
         )
     kept_uids = uids_checksum(rows["uid"].filter(pa.array(kept)))
     facts = {"uids": kept_uids, "source_sha256": record.tar_sha256, **(made_of or {})}

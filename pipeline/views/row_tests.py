@@ -41,7 +41,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from manifests.records import RuleEffect, Threshold
-from pipeline.progress import counted_stage
+from pipeline.progress.view import counted_stage
 from pipeline.views.rules import (
     DERIVED,
     TABLE,

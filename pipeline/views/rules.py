@@ -87,7 +87,7 @@ def borrowed_connection() -> Iterator[duckdb.DuckDBPyConnection]:
 # of its class, without DuckDB's list of candidates and without its excerpt of the SQL.
 
 
-LIST_COLUMNS = "pipeline/filter.py POOL --columns lists them"
+LIST_COLUMNS = "clipmill filter columns POOL lists them"
 PAIRS_ONLY = frozenset(PAIRS.names) - frozenset(SIDECAR.names)
 EXAMPLE = "write one condition, as in caption_words >= 4 AND aspect <= 3"
 # What other languages write, and what SQL writes.

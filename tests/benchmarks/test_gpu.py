@@ -19,8 +19,9 @@ from manifests.schema import Blend
 from tests.support.blocked import BLOCKED
 from train.config import configure, model_config
 from train.data.loader import Loader
-from train.parallel import Ranks, process_group
-from train.trainer import StepRunner
+from train.parallel import process_group
+from train.parallel.process_group import Ranks
+from train.trainer.loop import StepRunner
 
 
 def test_captions_are_twenty_tokens_in_the_mean_and_one_fills_the_context() -> None:

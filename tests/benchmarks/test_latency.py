@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from benchmarks import latency
 from manifests import disk
-from train.capacity import Report
+from train.sizing.device_fit import Report
 
 
 def stored():
@@ -30,7 +30,7 @@ def test_reports_are_put_together_and_another_file_is_refused(tmp_path, monkeypa
     latency.PAGE.write_text(f"a\n<!-- written by {latency.COMMAND} -->\n<!-- end -->\nb\n")
     report = Report(
         mode="infer", date="2026-01-31T12:00:00Z",
-        command="python benchmarks/trainer/bench.py -o /a/b/r.json",
+        command="clipmill bench -o /a/b/r.json",
         commit=None, options={
             "repeats": 2, "iterations": 3,
         }, machine=first.machine, cells=first.cells[:2],
@@ -38,7 +38,7 @@ def test_reports_are_put_together_and_another_file_is_refused(tmp_path, monkeypa
     disk.write_json(tmp_path / "r.json", report)
     assert latency.main([str(tmp_path / "r.json")]) == 0
     (kept,) = stored()
-    assert kept.command == "python benchmarks/trainer/bench.py -o r.json"
+    assert kept.command == "clipmill bench -o r.json"
     assert (kept.cells, kept.machine) == (report.cells, report.machine)
     text = latency.PAGE.read_text()
     assert "2026-01-31" in text

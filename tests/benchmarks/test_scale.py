@@ -47,7 +47,10 @@ def test_a_bar_is_held_missed_or_not_measured() -> None:
     }
     lines = list(document.bar_lines(made))
     assert "| plan, one process | 240 s | 241 s | 8,000 rows, 1 s of CPU | missed |" in lines
-    assert "| `build.py --until plan` | 240 s | 239 s | 8,000 rows, 1 s of CPU | holds |" in lines
+    assert (
+        "| `clipmill build --until plan` | 240 s | 239 s | 8,000 rows, 1 s of CPU | holds |"
+        in lines
+    )
     assert "| three views over 50 million rows | 60 s | | | not measured at 8x |" in lines
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from manifests import console
 from manifests.layout import read_commit_records
-from pipeline.accounting import count_pool, verify
+from pipeline.audit.counts import count_pool
+from pipeline.audit.integrity import verify
 from tests.support import chaos_pools
 from tests.support.trials import EVERYWHERE
 
@@ -21,9 +22,9 @@ TIMES = 20 if EVERYWHERE else 3
 
 
 def start(inputs: Path, pool: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "pipeline/build.py", str(inputs / "recipe.yaml")]
+    words = ["build", str(inputs / "recipe.yaml"), "--out", str(pool), "--engine", "inline"]
     return subprocess.Popen(
-        [*command, "--out", str(pool), "--engine", "inline"],
+        console.program(words),
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
@@ -55,6 +56,6 @@ def test_of_two_builds_one_builds_and_the_other_ends_with_one_line(tmp_path: Pat
         assert output == ""
         assert errors.startswith("error: ")
         assert errors.count("\n") == 1, errors
-        assert "pipeline/build.py" in errors or "at the same moment" in errors
+        assert "`clipmill build " in errors or "at the same moment" in errors
         met += 1
     print(json.dumps({"met": met, "one after the other": one_after_the_other}))

@@ -13,7 +13,7 @@ from PIL import Image
 from filters.base import Batch, set_id
 from filters.faces import Faces, surest
 from manifests.schema import Fetch
-from pipeline.images.row_options import boxes_of
+from pipeline.images.transform import boxes_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

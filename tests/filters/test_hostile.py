@@ -18,9 +18,8 @@ from torch import nn
 
 from manifests import disk
 from manifests.layout import PoolLayout, read_commit_records
-from pipeline import filter as choose
-from pipeline import score
 from pipeline.executor import tickets
+from tests.support import commands
 from tests.support.small_pool import Row, jpeg, make_pool
 from tests.support.trials import EVERYWHERE
 
@@ -124,7 +123,7 @@ def test_every_filter_over_a_pool(
     given, captions, images = POOLS[name]
     pool = make_pool(tmp_path, given)
     words = [pool, "--recipe", str(recipe)]
-    status, report, errors = run(score.main, [*words, "--engine", "inline"], capsys)
+    status, report, errors = run(commands.score, [*words, "--engine", "inline"], capsys)
     assert (status, report["failed"], errors) == (0, {}, "")
     counts = scored(report)
     both = min(captions, images)
@@ -137,7 +136,7 @@ def test_every_filter_over_a_pool(
     if not captions:  # `embed` has a column for each tower, and a row needs both
         expected["embed"] = 0
     assert counts == expected
-    status, views, errors = run(choose.main, words, capsys)
+    status, views, errors = run(commands.filter_pool, words, capsys)
     assert (status, errors) == (0, "")
     assert views["all"]["kept"] == stored
 
@@ -157,7 +156,7 @@ def test_pools_without_a_row_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = [make_pool(tmp_path / "pool", rows), "--recipe", str(recipe)]
-    for main, engine in ((score.main, ["--engine", "inline"]), (choose.main, [])):
+    for main, engine in ((commands.score, ["--engine", "inline"]), (commands.filter_pool, [])):
         status, _, errors = run(main, [*words, *engine], capsys)
         assert status == 2
         assert message in errors
@@ -179,10 +178,12 @@ def test_a_shard_of_another_version_is_scored_by_the_columns_that_it_has(
     record = replace(record, version=1, sidecar_sha256=disk.file_sha256(path))
     disk.write_json(layout.commit_record(1), record.to_plain(), sealed=True)
     words = [pool, "--recipe", str(recipe), "--engine", "inline", "--filters"]
-    status, report, errors = run(score.main, [*words, "caption", "pdq", "embed", "like"], capsys)
+    status, report, errors = run(
+        commands.score, [*words, "caption", "pdq", "embed", "like"], capsys
+    )
     assert (status, errors) == (0, "")
     assert set(scored(report).values()) == {12}
-    status, report, errors = run(score.main, [*words, "exact"], capsys)
+    status, report, errors = run(commands.score, [*words, "exact"], capsys)
     assert status in (2, 3)
     assert "sha256" in errors, errors
     assert "00001" in errors, errors
@@ -258,7 +259,7 @@ def test_a_filter_of_a_user(
     captions = [Row(caption="x" * (i % 4 + 2), image=jpeg(1)) for i in range(20)]
     pool = make_pool(tmp_path / "pool", captions)
     words = [pool, "--recipe", str(tmp_path / "recipe.yaml"), "--engine", "inline"]
-    status, report, errors = run(score.main, words, capfd)
+    status, report, errors = run(commands.score, words, capfd)
     assert (status, len(errors.splitlines()) > 0) == (expected_status, bool(message)), errors
     assert message in errors
     sets = disk.list_names(PoolLayout(pool).scores)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from filters import FILTERS, check_filters, instances_of, make, normalised
-from filters.instances import instance_column
+from filters.columns import instance_column
 from manifests.columns import DERIVED_NAMES
 from manifests.schema import FilterSpec
 from pipeline.views.rules import DERIVED

@@ -14,9 +14,8 @@ from filters.base import Batch, set_id
 from filters.optout import POLICIES, Optout
 from manifests import disk
 from manifests.schema import FilterSpec
-from pipeline import filter as filter_entry
-from pipeline import score as score_entry
-from pipeline.pool import ShardWriter
+from pipeline.pool.shard_writer import ShardWriter
+from tests.support import commands
 from tests.support.small_pool import jpeg
 
 SITE = "http://site.example"
@@ -133,8 +132,8 @@ def test_a_stricter_policy_drops_exactly_the_rows_that_it_names(tmp_path: Path) 
         writer.commit(len(ROWS))
     (tmp_path / "r.yaml").write_text(RECIPE)
     words = [pool, "--recipe", str(tmp_path / "r.yaml")]
-    assert score_entry.main([*words, "--engine", "inline"]) == 0
-    assert filter_entry.main(words) == 0
+    assert commands.score([*words, "--engine", "inline"]) == 0
+    assert commands.filter_pool(words) == 0
     keys = disk.read_parquet(disk.join(pool, "shards", "00000.parquet"))["key"].to_pylist()
 
     def kept(view: str) -> list[str]:

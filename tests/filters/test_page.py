@@ -14,9 +14,9 @@ from filters.page import Page
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.pool import ShardWriter
-from pipeline.scoring import score
-from pipeline.views import choose_views
+from pipeline.pool.shard_writer import ShardWriter
+from pipeline.scoring.scorer import score
+from pipeline.views.files import choose_views
 from tests.support.small_pool import jpeg
 
 PAGE = FilterSpec(name="page")

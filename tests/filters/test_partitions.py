@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters.partitions import mixed, partition_of
+from filters.columns import mixed, partition_of
 
 
 @pytest.mark.parametrize(

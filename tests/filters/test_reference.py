@@ -11,10 +11,10 @@ from filters import user_file
 from manifests import disk, reader
 from manifests.layout import PoolLayout
 from manifests.schema import Recipe
-from pipeline import score as score_command
-from pipeline.accounting import explain_lines, explain_row
-from pipeline.scoring import score_set_names
-from pipeline.views import choose_views, column_lines, list_columns
+from pipeline.audit.explain import explain_lines, explain_row
+from pipeline.scoring.score_sets import score_set_names
+from pipeline.views.files import choose_views, column_lines, list_columns
+from tests.support import commands
 from tests.support.small_pool import Row, make_pool
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text()
@@ -45,7 +45,7 @@ def test_a_filter_of_a_user_in_fifteen_lines(
     (tmp_path / "r.yaml").write_text(RECIPE)
     pool = make_pool(tmp_path / "pool", [Row(caption="a b") for _ in range(6)], per_shard=4)
     words = [pool, "--recipe", str(tmp_path / "r.yaml"), "--engine", "inline"]
-    assert score_command.main(words) == 0
+    assert commands.score(words) == 0
     assert "mine@" in capsys.readouterr().out
     (name,) = [each for each in score_set_names(pool) if each.startswith("mine@")]
     values = disk.read_parquet(PoolLayout(pool).score_columns(name, 0))["mine"].to_pylist()
@@ -57,5 +57,5 @@ def test_a_filter_of_a_user_in_fifteen_lines(
     told = "\n".join(explain_lines(explain_row(pool, "https://img0.example/0.jpg")))
     assert "mine" in told
     # Another option of one instance, by its name.
-    assert score_command.main([*words, "--filters", "mine", "--set", "mine.step=1"]) == 0
+    assert commands.score([*words, "--filters", "mine", "--set", "mine.step=1"]) == 0
     assert len([each for each in score_set_names(pool) if each.startswith("mine@")]) == 2

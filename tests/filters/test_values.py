@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters.values import (
+from filters.columns import (
     WrongColumns,
     aligned,
     arrow_array,

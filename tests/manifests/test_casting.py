@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from manifests.casting import CASTS, cast_value
 from manifests.columns import EXTRA_TYPES
+from pipeline.crawl.tables import CASTS, cast_value
 
 
 def test_every_type_of_an_extra_column_has_a_cast() -> None:

@@ -11,12 +11,11 @@ import huggingface_hub.constants
 import huggingface_hub.errors
 import pytest
 
-from filters.clip import ClipScore
+from filters.clip.filters import ClipScore
 from manifests import hub
 from manifests.hub import pinned
-from pipeline import build, score
+from tests.support import commands
 from tests.support.small_pool import make_pool, rows
-from train import evaluate
 
 COMMITS = ("a" * 40, "b" * 40)
 
@@ -69,7 +68,7 @@ def test_weights_out_of_reach_are_one_line_before_anything_starts(
     pool = make_pool(tmp_path / "pool", rows(3))
     words = [word for change in changes for word in ("--set", change)]
     filter_name = changes[0].partition(".")[0]
-    assert score.main([pool, "--filters", filter_name, *words]) == 2
+    assert commands.score([pool, "--filters", filter_name, *words]) == 2
     message = capsys.readouterr().err
     assert f"error: filter {filter_name}: {what}" in message
     assert "cannot be downloaded: no route; docs/stages/score.md says how" in message
@@ -84,7 +83,7 @@ def test_a_build_says_it_before_the_crawl(
         " filters: [{clip_score: {model: ViT-B-32, pretrained: laion2b_s34b_b79k}}]}\n"
     )
     out = tmp_path / "pool"
-    assert build.main([str(recipe), "--out", str(out)]) == 2
+    assert commands.build([str(recipe), "--out", str(out)]) == 2
     assert "cannot be downloaded: no route" in capsys.readouterr().err
     assert not out.exists()
 
@@ -95,7 +94,7 @@ def test_a_model_to_evaluate_is_out_of_reach(
     task = tmp_path / "task.yaml"
     task.write_text(f"{{name: t, kind: retrieval, data: {make_pool(tmp_path / 'p', rows(3))}}}\n")
     words = ["open_clip:ViT-B-32/laion2b_s34b_b79k", "--task", str(task)]
-    assert evaluate.main([*words, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
+    assert commands.evaluate([*words, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
     assert "cannot be downloaded: no route" in capsys.readouterr().err
 
 

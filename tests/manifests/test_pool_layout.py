@@ -65,7 +65,7 @@ def test_a_record_of_the_first_form_is_refused_with_the_command_that_moves_it(
     assert list(read_commit_records(pool.root)) == ["02999"]
     path = disk.join(pool.shards, "03000_stats.json")
     disk.write_json(path, commit_record(3000, "x").to_plain())
-    with pytest.raises(ValueError, match=r"keeps shard 03000 in shards/.*audit\.py .* --migrate"):
+    with pytest.raises(ValueError, match=r"keeps shard 03000 in shards/.*clipmill audit migrate "):
         read_commit_records(pool.root)
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from manifests import ray_runtime
+from manifests import console, ray_runtime
 from manifests.layout import AblationLayout
 from manifests.schema import (
     Ablation,
@@ -33,7 +33,8 @@ from manifests.schema import (
     TaskSpec,
     View,
 )
-from pipeline import ablation_run, build
+from pipeline import ablation_run
+from tests.support import commands
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPORT = "/out/scorer/export"
@@ -74,35 +75,42 @@ def test_the_scorer_is_trained_before_the_pools_that_it_scores(tmp_path: Path) -
     assert lines(ABLATION, ["trusted", "web"], out) == [
         (
             "build trusted",
-            f"python pipeline/build.py {out}/recipes/trusted.json --out {out}/pools/trusted "
-            "--engine inline",
+            f"clipmill build {out}/recipes/trusted.json --out {out}/pools/trusted --engine inline",
         ),
         (
             "train scorer",
-            f"python train/run.py {out}/blends/scorer.json --out {out}/scorer --set preset=micro "
+            f"clipmill train {out}/blends/scorer.json --out {out}/scorer --set preset=micro "
             "--set samples_seen=12.8k --set lr=0.001 --set seed=7",
         ),
         (
             "fetch web",
-            f"python pipeline/build.py {out}/recipes/web.json --out {out}/pools/web --engine "
+            f"clipmill build {out}/recipes/web.json --out {out}/pools/web --engine "
             "inline --until fetch",
         ),
         (
             "build web",
-            f"python pipeline/build.py {out}/recipes/web.json --out {out}/pools/web --engine "
-            "inline",
+            f"clipmill build {out}/recipes/web.json --out {out}/pools/web --engine inline",
         ),
         (
             "choose web",
-            f"python pipeline/filter.py {out}/pools/web --random-like clip --seed 5 6",
+            f"clipmill filter random-like {out}/pools/web clip --seed 5 6",
         ),
         (
             "train and evaluate",
-            f"python train/ablate.py {out}/ablation.json --out {out} --engine inline",
+            f"clipmill ablate {out}/ablation.json --out {out} --engine inline",
         ),
     ]
     blend = json.loads((tmp_path / "blends" / "scorer.json").read_text())
     assert (blend["views"], blend["seed"]) == ({"trusted/all": 1.0}, 7)
+
+
+def scripts_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the first word of a command name a script in the folder."""
+
+    def program(words: Sequence[str]) -> list[str]:
+        return [sys.executable, str(folder / words[0]), *words[1:]]
+
+    monkeypatch.setattr(console, "program", program)
 
 
 def stages_of(monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: str, web: str) -> list[str]:
@@ -114,7 +122,7 @@ def stages_of(monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: str, web: s
         ("fetch web", ["python", "web.py", str(folder), "fetch"]),
         ("build web", ["python", "web.py", str(folder), "score"]),
     ]
-    monkeypatch.setattr(ablation_run, "ROOT", folder)
+    scripts_in(folder, monkeypatch)
     monkeypatch.setattr(ablation_run, "commands", lambda *_: iter(steps))
     ablation_run._run_stages(ABLATION, ["web"], str(folder / "out"), "inline")
     return (folder / "lines").read_text().split()
@@ -244,7 +252,7 @@ def test_weights_that_are_not_there_are_refused_unless_the_scorer_makes_them() -
 @pytest.mark.slow
 def test_a_command_that_fails_ends_the_sequence() -> None:
     with pytest.raises(subprocess.CalledProcessError) as error:
-        ablation_run.run(["python", "pipeline/audit.py", "/nowhere"])
+        ablation_run.run(["clipmill", "audit", "/nowhere"])
     assert error.value.returncode == 2
 
 
@@ -255,7 +263,7 @@ def test_a_run_without_a_result_does_not_cost_the_report(
 
     def pretend(words: Sequence[str]) -> None:
         made.append(words[1])
-        if words[1] in ("train/ablate.py", "train/report.py") and "--check" not in words:
+        if words[1] in ("ablate", "report") and "check" not in words:
             raise subprocess.CalledProcessError(3, list(words))
 
     monkeypatch.setattr(ablation_run, "run", pretend)
@@ -266,9 +274,9 @@ def test_a_run_without_a_result_does_not_cost_the_report(
     )
     with pytest.raises(subprocess.CalledProcessError) as error:
         ablation_run.ablate(str(tmp_path / "tiny.yaml"), str(tmp_path / "out"), engine="inline")
-    assert error.value.cmd[1] == "train/report.py"
+    assert error.value.cmd[1] == "report"
     assert error.value.returncode == 3, "the whole ends as incomplete too"
-    assert made[-2:] == ["train/ablate.py", "train/report.py"]
+    assert made[-2:] == ["ablate", "report"]
 
 
 def write_tiny(path: Path, pools: str, more: str = "") -> Path:
@@ -326,12 +334,11 @@ def test_the_entry_that_was_called_runs_the_null_web_and_is_named(
     pools, controls = "{web: {out: pool}}", "controls: {null_web: null.yaml}"
     path = write_tiny(tmp_path / "tiny.yaml", pools, controls)
     out = str(tmp_path / "out")
-    entry = ["serve.py", "--web", "w.yaml"]
+    entry = ["demo", "--web", "w.yaml"]
     ablation_run.ablate(str(path), out, engine="inline", entry=entry, served=served())
-    ablate, report = "train/ablate.py", "train/report.py"
-    assert made == ["served", ablate, ablate, "serve.py", "ended", report]
+    assert made == ["served", "ablate", "ablate", "demo", "ended", "report"]
     again = json.loads(Path(AblationLayout(out).command_json).read_text())
-    assert again == f"python serve.py --web w.yaml {path} --out {out}"
+    assert again == f"clipmill demo --web w.yaml {path} --out {out}"
 
 
 def test_all_commands_and_the_null_web_join_one_ray_of_this_machine(
@@ -355,10 +362,10 @@ def test_all_commands_and_the_null_web_join_one_ray_of_this_machine(
     write_tiny(tmp_path / "tiny.yaml", "{web: {out: pool}}", "controls: {null_web: null.yaml}")
     ablation_run.ablate(str(tmp_path / "tiny.yaml"), str(tmp_path / "out"), engine="ray")
     assert joined == [
-        ("train/ablate.py", None, False),  # --check, which needs no Ray
-        ("train/ablate.py", "127.0.0.1:6000", True),
-        ("pipeline/build.py", "127.0.0.1:6000", True),
-        ("train/report.py", None, False),
+        ("ablate", None, False),  # ablate check, which needs no Ray
+        ("ablate", "127.0.0.1:6000", True),
+        ("build", "127.0.0.1:6000", True),
+        ("report", None, False),
     ]
     assert started == ["connect", "disconnect"]
     assert not {"RAY_ADDRESS", ray_runtime.ONE_MACHINE} & set(os.environ)
@@ -381,7 +388,7 @@ def test_a_refused_ablation_leaves_no_folder(
         baseline: raw, seeds: [0, 1], train: {model: test}, primary: t,
         evaluate: [{name: t, kind: classification, data: data}]}"""
     (tmp_path / "a.yaml").write_text(text.replace(*change.split("|")))
-    assert build.main([str(tmp_path / "a.yaml"), "--out", str(tmp_path / "out")]) == 2
+    assert commands.build([str(tmp_path / "a.yaml"), "--out", str(tmp_path / "out")]) == 2
     errors = [line for line in capfd.readouterr().err.splitlines() if line]
     assert errors[-1].startswith("error: ")
     assert message in errors[-1]
@@ -401,10 +408,9 @@ except KeyboardInterrupt:
 """
 PARENT = """
 import sys
-from pathlib import Path
 from manifests import console
-from pipeline import ablation_run, build
-ablation_run.ROOT = Path(sys.argv[1])
+from pipeline import ablation_run
+console.program = lambda words: [sys.executable, sys.argv[1] + "/" + words[0]]
 def body():
     ablation_run.run(["python", "slow.py"])
     return 0
@@ -457,12 +463,12 @@ def test_a_command_that_dies_by_a_signal_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 9)")
-    monkeypatch.setattr(ablation_run, "ROOT", tmp_path)
+    scripts_in(tmp_path, monkeypatch)
     monkeypatch.setattr(
         ablation_run, "ablate", lambda *_, **__: ablation_run.run(["python", "dies.py", "a b"])
     )
     demo = str(ROOT / "manifests" / "ablations" / "demo.yaml")
-    assert build.main([demo, "--out", str(tmp_path / "out")]) == 128 + signal.SIGKILL
+    assert commands.build([demo, "--out", str(tmp_path / "out")]) == 128 + signal.SIGKILL
     assert capfd.readouterr().err.endswith(
         "\npython dies.py 'a b' was ended by SIGKILL: run the command again to resume\n"
     )

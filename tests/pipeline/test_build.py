@@ -1,10 +1,11 @@
-"""The entry build.py: mistakes in one line, the true error last, where the pool is and what comes
+"""`clipmill build`: mistakes in one line, the true error last, where the pool is and what comes
 next.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import http.server
 import json
@@ -13,7 +14,6 @@ import shlex
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,11 +24,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from pipeline import build, recipe_run, score
-from pipeline import filter as filter_entry
-from pipeline.executor import Report
-from pipeline.pool import hold_lease, read_commit_record
+from clipmill import build as entry
+from manifests import console, disk
+from pipeline import recipe_run
+from pipeline.executor.tickets import Report
+from pipeline.pool.lease import hold_lease, read_commit_record
+from tests.support import commands
 from tests.support.other_tars import pack, picture
 from tests.support.wats import INFO, zipped
 
@@ -46,7 +47,7 @@ def run(capsys: pytest.CaptureFixture[str]) -> Lines:
     def call(*words: object, main: Any = None) -> tuple[int, str, str]:
         capsys.readouterr()
         words = words if main else (*words, "--engine", "inline")
-        status = (main or build.main)([*map(str, words)])
+        status = (main or commands.build)([*map(str, words)])
         output, errors = capsys.readouterr()
         return status, output, errors
 
@@ -59,28 +60,46 @@ def test_without_a_recipe_it_prints_its_help_and_writes_nothing(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CLIPMILL_RECIPE", "")
     for words in ([], ["--out", "pool"]):
-        with pytest.raises(SystemExit) as end:
-            build.main(words)
-        assert end.value.code == 2
+        assert commands.build(words) == 2
         errors = capsys.readouterr().err
-        assert errors.startswith("usage: pipeline/build.py")
+        assert errors.startswith("Usage: clipmill build")
         assert errors.splitlines()[-1].startswith("error: name a recipe or an ablation; the demo")
     assert not list(tmp_path.iterdir())
 
 
-def test_a_ray_job_without_a_recipe_builds_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    from examples.miniweb import run
+def options_of_builds(monkeypatch: pytest.MonkeyPatch, status: int = 0) -> list[entry.Options]:
+    """A list that gets the options of each build from now on; nothing is built."""
+    asked: list[entry.Options] = []
 
-    called: list[list[str]] = []
-    monkeypatch.setattr(run, "main", lambda words: called.append(words) or 3)
-    monkeypatch.setenv(build.RAY_JOB, "{}")
+    def note(options: entry.Options, *_: object) -> int:
+        asked.append(options)
+        return status
+
+    monkeypatch.setattr(entry, "build_manifest", note)
+    monkeypatch.setattr(entry, "build_lock", note)
+    return asked
+
+
+def test_a_ray_job_without_a_recipe_builds_the_demo(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = options_of_builds(monkeypatch, status=3)
+    monkeypatch.setattr("examples.miniweb.run.variables", contextlib.nullcontext)
+    monkeypatch.setenv(entry.RAY_JOB, "{}")
     monkeypatch.delenv("CLIPMILL_RECIPE", raising=False)
-    assert build.main(["--out", "/data/demo", "--json"]) == 3
-    assert called == [[str(ROOT / build.DEMO), "--out", "/data/demo", "--json"]]
+    monkeypatch.chdir(tmp_path)
+    words = ["--out", str(tmp_path / "demo"), "--json"]
+    assert commands.build([*words, "--until", "fetch", "--retry", "transient"]) == 3
+    demo = str(ROOT / entry.DEMO_MANIFEST)
+    assert asked.pop() == entry.Options(
+        manifest=demo, out=words[1], until="fetch", retry="transient", as_json=True, entry=("demo",)
+    )
     monkeypatch.setenv("CLIPMILL_RECIPE", "mine.yaml")
-    assert build.options([]).manifest == "mine.yaml"
-    monkeypatch.delenv(build.RAY_JOB)
-    assert build.options([]).manifest == "mine.yaml"
+    assert commands.build([]) == 3
+    assert asked.pop() == entry.Options(manifest="mine.yaml")
+    monkeypatch.delenv(entry.RAY_JOB)
+    assert commands.build([]) == 3
+    assert asked.pop() == entry.Options(manifest="mine.yaml")
 
 
 @pytest.mark.parametrize(
@@ -95,10 +114,10 @@ def test_without_its_web_one_line_says_what_starts_it(
     manifest: str, key: str, run: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in (*build.WEB_VARIABLES, "SCORER"):
+    for name in ("MINIWEB", "MINIWEB_PORT", "SCORER"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("CIFAR", str(tmp_path))
-    monkeypatch.setenv("SCORER", "/scorer")  # put back after build.py has set it
+    monkeypatch.setenv("SCORER", "/scorer")  # put back after the command has set it
     path = ROOT / "manifests" / manifest
     status, _, errors = run(path, "--out", "my out", "--scale", "debug")
     assert status == 2
@@ -108,7 +127,7 @@ def test_without_its_web_one_line_says_what_starts_it(
     assert errors.count("\n") == 1
     assert key in errors
     words = f"{path} --out 'my out'" + ("" if "demo" in manifest else " --scale debug")
-    command = f"python examples/miniweb/run.py {words} --engine inline"
+    command = f"clipmill demo {words} --engine inline"
     assert errors.endswith(
         f"which is not set in the environment; this starts the small web and sets it: {command}\n"
     )
@@ -124,7 +143,7 @@ def test_a_finished_build_names_the_pool_and_the_next_command(run: Lines, tiny: 
     assert lines[0] == f"the pool is {pool}"
     assert lines[1] == "  48 of 48 rows are stored"
     assert lines[2] == "  rows of its views: long 24, raw 48"
-    assert lines[3] == f"next: python train/run.py --mix {pool}/long=1 --out out/run --preset micro"
+    assert lines[3] == f"next: clipmill train --mix {pool}/long=1 --out out/run --preset micro"
     status, output, _ = run(tiny / "tiny.yaml", "--out", pool)
     assert status == 0
     assert "it was complete already; nothing was done" in output.splitlines()[0]
@@ -135,7 +154,7 @@ def test_a_finished_build_names_the_pool_and_the_next_command(run: Lines, tiny: 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("filters", "following"),
-    [("[{toks: tokens}, caption]", "train/run.py"), ("[caption]", "pipeline/score.py")],
+    [("[{toks: tokens}, caption]", "clipmill train"), ("[caption]", "clipmill score")],
 )
 def test_tokens_are_known_by_the_filter_and_not_by_its_name(
     filters: str, following: str, run: Lines, tiny: Path
@@ -144,14 +163,14 @@ def test_tokens_are_known_by_the_filter_and_not_by_its_name(
     (tiny / "tiny.yaml").write_text(recipe.replace("[tokens, caption]", filters))
     status, output, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool")
     assert status == 0, errors
-    assert f"next: python {following}" in output
+    assert f"next: {following}" in output
 
 
 @pytest.mark.slow
 def test_a_build_that_stops_early_names_the_command_that_resumes_it(run: Lines, tiny: Path) -> None:
     status, output, _ = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
     assert status == 0
-    again = f"python pipeline/build.py {tiny / 'tiny.yaml'} --out {tiny / 'pool'} --engine inline"
+    again = f"clipmill build {tiny / 'tiny.yaml'} --out {tiny / 'pool'} --engine inline"
     assert output.splitlines()[-1] == f"next: {again}"
 
 
@@ -164,12 +183,19 @@ def test_a_build_that_stops_early_names_the_command_that_resumes_it(run: Lines, 
         ["--from-lock", "x.parquet", "--out", "/pool", "--set", "user_agent=mylab (a@b.example)"],
     ],
 )
-def test_the_next_command_can_be_given_as_it_is_printed(words: list[str]) -> None:
+def test_the_next_command_can_be_given_as_it_is_printed(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It has every option that decides what is built; --until and --retry are left out."""
-    asked = build.options([*words, "--until", "fetch"])
-    command = shlex.split(build.same_command(asked, asked.out, asked.entry))
-    assert command[:2] == ["python", "pipeline/build.py"]
-    assert build.options(command[2:]) == build.options(words)
+    asked = options_of_builds(monkeypatch)
+    monkeypatch.setenv("CLIPMILL_RECIPE", "another.yaml")
+    assert commands.build([*words, "--until", "fetch"]) == 0
+    options = asked.pop()
+    assert options.manifest == ("r.yaml" if "r.yaml" in words else "")
+    program, *again = shlex.split(options.command(options.out))
+    assert (program, again[0]) == ("clipmill", "build")
+    assert commands.run(again[0], again[1:]) == commands.build(words) == 0
+    assert asked[0] == asked[1] == dataclasses.replace(options, until="choose")
 
 
 def test_a_crawl_alone_needs_no_user_agent(run: Lines, tmp_path: Path) -> None:
@@ -268,7 +294,7 @@ def test_the_causes_are_in_the_order_of_the_failures_and_few() -> None:
         "failed": failed, "complete": False, "problems": ["a count is wrong"],
         "fetch": {"shards": 10, "planned": 40},
     }  # fmt: skip
-    causes = build.unfinished(totals, "fetch")
+    causes = entry.unfinished(totals, "fetch")
     assert causes[0] == "task task0 ended without an outcome: reason 0"
     assert causes[19:] == [
         "task task19 ended without an outcome: reason 19",
@@ -278,7 +304,7 @@ def test_the_causes_are_in_the_order_of_the_failures_and_few() -> None:
         "run the same command again",
     ]
     totals = {"failed": {}, "complete": True, "problems": [], "fetch": totals["fetch"]}
-    assert build.unfinished(totals, "fetch") == []
+    assert entry.unfinished(totals, "fetch") == []
 
 
 def test_a_pool_that_another_command_writes_is_left_alone(run: Lines, tiny: Path) -> None:
@@ -391,9 +417,9 @@ def test_a_stopped_build_says_so_in_one_line_and_leaves_no_child(
     """
     wat = f"http://127.0.0.1:{silent_server}/crawl.warc.wat.gz"
     (tmp_path / "r.yaml").write_text(WAT.replace("crawl.warc.wat.gz", wat))
-    words = [ROOT / "pipeline/build.py", tmp_path / "r.yaml", "--out", tmp_path / "pool"]
+    words = ["build", str(tmp_path / "r.yaml"), "--out", str(tmp_path / "pool")]
     child = subprocess.Popen(
-        [sys.executable, *map(str, words), "--engine", "inline"],
+        console.program([*words, "--engine", "inline"]),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -433,10 +459,10 @@ def test_rows_of_a_site_whose_robots_txt_failed_are_opened_again_by_a_retry(
     )
     words = [str(tmp_path / "r.yaml"), "--out", str(tmp_path / "pool"), "--engine", "inline"]
     web.robots["a.web.test"] = (503, b"")
-    assert build.main([*words, "--until", "fetch"]) == 0
+    assert commands.build([*words, "--until", "fetch"]) == 0
     assert read_commit_record(str(tmp_path / "pool"), 0).reasons == {"permission_unknown": 3}
     del web.robots["a.web.test"]
-    assert build.main([*words, "--until", "fetch", "--retry", "transient"]) == 0
+    assert commands.build([*words, "--until", "fetch", "--retry", "transient"]) == 0
     assert read_commit_record(str(tmp_path / "pool"), 1).successes == 3
 
 
@@ -541,9 +567,9 @@ def test_a_recipe_with_another_source_leaves_a_pool_as_it_is(tmp_path: Path, run
         for other in others:
             message = f"built from recipe '{first.stem}', and recipe '{other.stem}' has another sou"
             for words in (
-                (build.main, other, "--out", pool, "--engine", "inline"),
-                (score.main, pool, "--recipe", other, "--engine", "inline"),
-                (filter_entry.main, pool, "--recipe", other),
+                (commands.build, other, "--out", pool, "--engine", "inline"),
+                (commands.score, pool, "--recipe", other, "--engine", "inline"),
+                (commands.filter_pool, pool, "--recipe", other),
             ):
                 status, _, err = run(*map(str, words[1:]), main=words[0])
                 assert (status, message in err) == (2, True), err

@@ -1,4 +1,4 @@
-"""pipeline/filter.py as a person calls it."""
+"""`clipmill filter` as a person calls it."""
 
 from __future__ import annotations
 
@@ -21,12 +21,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clipmill import pool as entry
 from manifests import disk
 from manifests.schema import FilterSpec, Recipe, Source, View
-from pipeline import filter as entry
-from pipeline import recipe_run, score
-from pipeline.pool import ShardWriter, hold_lease, lease
+from pipeline import recipe_run
+from pipeline.pool import lease
+from pipeline.pool.lease import hold_lease
+from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring import scorer
+from tests.support import commands
 from tests.support.audited import image_bytes
 from tests.support.small_pool import make_pool, rows
 
@@ -54,7 +57,7 @@ def pool(tmp_path: Path) -> str:
 def test_all_views_and_their_funnels(
     pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert entry.main([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
+    assert commands.filter_pool([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
     output = capsys.readouterr().out
     assert "view raw: 8 of 10 rows kept" in output
     assert "view long: 4 of 10 rows kept" in output
@@ -74,25 +77,25 @@ def test_one_view_at_a_scale_as_json(
         "strict",
         "--json",
     ]
-    assert entry.main(words) == 0
+    assert commands.filter_pool(words) == 0
     documents = json.loads(capsys.readouterr().out)
     assert {name: document["kept"] for name, document in documents.items()} == {"long": 2}
 
 
 def test_the_columns_that_a_rule_may_read(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main([pool, "--columns"]) == 0
+    assert commands.filter_pool(["columns", pool]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "sidecar:"
     assert any(line.split()[:2] == ["caption_words", "int32"] for line in lines)
-    assert entry.main([pool, "--columns", "--json"]) == 0
+    assert commands.filter_pool(["columns", pool, "--json"]) == 0
     columns = {column["name"]: column for column in json.loads(capsys.readouterr().out)}
     assert columns["aspect"]["source"] == "derived"
     assert columns["caption_words"]["source"].startswith("caption@")
 
 
 def test_a_random_view(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert entry.main([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
-    assert entry.main([pool, "--random-like", "long", "--seed", "3", "4"]) == 0
+    assert commands.filter_pool([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
+    assert commands.filter_pool(["random-like", pool, "long", "--seed", "3", "4"]) == 0
     assert "view random_like_long.seed-4: 4 of 10 rows kept" in capsys.readouterr().out
     document = disk.read_json(disk.join(pool, "views", "random_like_long.seed-3.json"))
     assert document["rules"][0]["seed"] == 3
@@ -101,29 +104,23 @@ def test_a_random_view(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--recipe", "{}", "--views", "lang"], "has no view 'lang'"),
-        (["--recipe", "{}", "--scale", "huge"], "has no scale 'huge'; it has strict"),
-        (["--recipe", "{}", "--seed", "1"], "--seed is for --random-like"),
-        (["--random-like", "long", "--views", "raw"], "--views and --scale are for --recipe"),
-        (["--random-like", "long"], "view 'long' is not in"),
-        (["--columns", "--views", "raw"], "--columns takes no --views"),
+        (["POOL", "--recipe", "{}", "--views", "lang"], "has no view 'lang'"),
+        (["POOL", "--recipe", "{}", "--scale", "huge"], "has no scale 'huge'; it has strict"),
+        (["POOL", "--recipe", "{}", "--seed", "1"], "Unknown option: --seed"),
+        (["POOL"], "--recipe is missing"),
+        (["random-like", "POOL", "long", "--views", "raw"], "Unknown option: --views"),
+        (["random-like", "POOL", "long"], "view 'long' is not in"),
+        (["columns", "POOL", "--views", "raw"], "Unknown option: --views"),
     ],
 )
 def test_mistakes_are_one_line_and_2(
     pool: str, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (
-        entry.main([pool, *(word.replace("{}", str(tmp_path / "r.yaml")) for word in words)]) == 2
-    )
+    places = {"POOL": pool, "{}": str(tmp_path / "r.yaml")}
+    assert commands.filter_pool([places.get(word, word) for word in words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
-
-
-def test_a_recipe_or_a_random_view_and_not_neither(pool: str) -> None:
-    with pytest.raises(SystemExit) as stopped:
-        entry.main([pool])
-    assert stopped.value.code == 2
 
 
 def test_it_waits_for_another_command_and_then_gives_up(
@@ -133,19 +130,19 @@ def test_it_waits_for_another_command_and_then_gives_up(
     monkeypatch.setattr(lease, "POLL_S", 0.02)
     monkeypatch.setattr(entry, "WAIT_S", 0.1)
     with hold_lease(pool):
-        assert entry.main(words) == 2
+        assert commands.filter_pool(words) == 2
         assert f"error: {pool} is being written by `" in capsys.readouterr().err
-        assert entry.main([pool, "--columns"]) == 0  # reading needs no lease
+        assert commands.filter_pool(["columns", pool]) == 0  # reading needs no lease
         with monkeypatch.context() as ahead:
             clock = time.time
             ahead.setattr(time, "time", lambda: clock() + 120)
-            assert entry.main(words) == 2, "a clock that is ahead takes no lease"
+            assert commands.filter_pool(words) == 2, "a clock that is ahead takes no lease"
     monkeypatch.setattr(entry, "WAIT_S", 30.0)
     with contextlib.ExitStack() as stack:
         stack.enter_context(hold_lease(pool))
         timer = threading.Timer(0.3, stack.pop_all().close)
         timer.start()
-        assert entry.main(words) == 0
+        assert commands.filter_pool(words) == 0
         timer.join()
 
 
@@ -165,13 +162,13 @@ views:
 ONE_COMMAND = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from pipeline import filter
 from pipeline.views import row_tests as unit_threads
+from tests.support import commands
 unit_threads.THREADS = int(sys.argv[2])
 pool, recipe, *views = sys.argv[3:]
-assert filter.main([pool, "--recipe", recipe]) == 0
+assert commands.filter_pool([pool, "--recipe", recipe]) == 0
 for view in views:
-    assert filter.main([pool, "--hash", view]) == 0
+    assert commands.filter_pool(["hash", pool, view]) == 0
 """
 
 
@@ -245,14 +242,14 @@ def test_a_pool_whose_columns_a_rule_cannot_tell_apart_is_refused(
     )
     words = [str(timed_pool / "pool"), "--recipe", str(tmp_path / "r.yaml")]
     capsys.readouterr()
-    assert score.main([*words, "--engine", "inline"]) == 0
+    assert commands.score([*words, "--engine", "inline"]) == 0
     (tmp_path / "r.yaml").write_text(
         (tmp_path / "r.yaml")
         .read_text()
         .replace("{mine: {table", "{table")
         .replace("}}}}]", "}}}]")
     )
-    for main, more in ((entry.main, []), (score.main, ["--engine", "inline"])):
+    for main, more in ((commands.filter_pool, []), (commands.score, ["--engine", "inline"])):
         capsys.readouterr()
         assert main([*words, *more]) == 2
         assert "has the column 'score', which the sidecar has too" in capsys.readouterr().err
@@ -271,7 +268,7 @@ STRANGE = (
 
 
 @pytest.mark.parametrize("names", [STRANGE, ("one", "two/one"), ("one", "one", "two")])
-@pytest.mark.parametrize("written_by", ["--export", "--materialise"])
+@pytest.mark.parametrize("written_by", ["export", "materialise"])
 def test_names_of_strangers_lead_nowhere(
     names: tuple[str, ...], written_by: str, tmp_path: Path
 ) -> None:
@@ -297,9 +294,11 @@ def test_names_of_strangers_lead_nowhere(
         name="r", source=Source(kind="shards", paths=(str(source),)), views=(View(name="raw"),)
     )
     recipe_run.build(recipe, str(pool), engine="inline")
-    to = tmp_path / "shared" if written_by == "--export" else pool / "materialised/raw"
-    words = ["--to", str(to)] if written_by == "--export" else []
-    assert entry.main([str(pool), written_by, "raw", *words]) == 0
+    to = tmp_path / "shared" if written_by == "export" else pool / "materialised/raw"
+    if written_by == "export":
+        assert commands.export([str(pool), "raw", "--to", str(to)]) == 0
+    else:
+        assert commands.filter_pool(["materialise", str(pool), "raw"]) == 0
     with tarfile.open(to / "00000.tar") as tar:
         members = tar.getmembers()
         contents = {each.name: (tar.extractfile(each) or io.BytesIO()).read() for each in members}

@@ -1,4 +1,4 @@
-"""pipeline/look.py as a person calls it."""
+"""`clipmill look` as a person calls it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import look
-from tests.support import small_pool
+from clipmill import pool as entry
+from tests.support import commands, small_pool
 
 
 def test_it_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
     out = tmp_path / "page.html"
-    assert look.main([pool, "--out", str(out), "--json"]) == 0
+    assert commands.look([pool, "--out", str(out), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == {"bytes": out.stat().st_size, "file": str(out)}
     assert "8 images in 1 shards" in out.read_text()
@@ -26,16 +26,16 @@ def test_it_replaces_its_own_pages_only(tmp_path: Path, capsys: pytest.CaptureFi
     pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
     out = tmp_path / "page.html"
     out.write_text("<!doctype html><p>my notes on clipmill")
-    assert look.main([pool, "--out", str(out)]) == 2
+    assert commands.look([pool, "--out", str(out)]) == 2
     assert "there is a file of that name that this command did not write" in capsys.readouterr().err
     assert out.read_text().endswith("my notes on clipmill")
     out.unlink()
     os.mkfifo(out)
-    assert look.main([pool, "--out", str(out)]) == 2
+    assert commands.look([pool, "--out", str(out)]) == 2
     assert "is a named pipe" in capsys.readouterr().err
     out.unlink()
     for _ in range(2):
-        assert look.main([pool, "--out", str(out)]) == 0
+        assert commands.look([pool, "--out", str(out)]) == 0
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_a_mistake_is_one_line(
 ) -> None:
     small_pool.make_pool(tmp_path / "pool", small_pool.rows(5))
     words = [word.format(tmp_path) for word in words]
-    assert look.main([*words, "--out", str(tmp_path / "page.html")]) == 2
+    assert commands.look([*words, "--out", str(tmp_path / "page.html")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "page.html").exists()
 
@@ -55,7 +55,7 @@ def test_a_mistake_is_one_line(
 def test_a_large_pool_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It stops at once; tests of its answers lie in tests/pipeline/pool_page/serving."""
+    """It stops at once; tests of its answers lie in tests/pipeline/look/serving."""
     pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
     served: list[tuple[str, int]] = []
 
@@ -64,25 +64,25 @@ def test_a_large_pool_is_served(
 
     monkeypatch.setattr(ThreadingHTTPServer, "serve_forever", serve_forever)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(look, "FILE_ROWS", 9)
-    assert look.main([pool, "--json"]) == 0
-    assert look.main([pool, "--serve"]) == 0
+    monkeypatch.setattr(entry, "FILE_ROWS", 9)
+    assert commands.look([pool, "--json"]) == 0
+    assert commands.look([pool, "--serve"]) == 0
     assert [host for host, _ in served] == ["127.0.0.1"] * 2
     assert f"http://127.0.0.1:{served[0][1]}/" in capsys.readouterr().out
     assert not list(tmp_path.glob("*.html"))
-    monkeypatch.setattr(look, "FILE_ROWS", 10)
-    assert look.main([pool]) == 0
+    monkeypatch.setattr(entry, "FILE_ROWS", 10)
+    assert commands.look([pool]) == 0
     assert len(served) == 2
     assert (tmp_path / "pool.html").exists()
 
 
 @pytest.mark.parametrize(
-    "words", [["--images", "-1"], ["--images", "9999"], ["--megabytes", "-1"], ["--serve", "70000"]]
+    "words", [["--images", "-1"], ["--images", "9999"], ["--megabytes", "-1"], ["--port", "70000"]]
 )
 def test_options_out_of_range_are_mistakes(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
-    assert look.main(["nowhere", *words]) == 2
+    assert commands.look(["nowhere", *words]) == 2
     assert f"error: {words[0]} is" in capsys.readouterr().err
 
 
@@ -90,5 +90,5 @@ def test_no_images_and_few_bytes(tmp_path: Path) -> None:
     pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
     out = tmp_path / "page.html"
     for words in (["--images", "0"], ["--megabytes", "0"]):
-        assert look.main([pool, "--out", str(out), *words]) == 0
+        assert commands.look([pool, "--out", str(out), *words]) == 0
         assert "data:image/jpeg" not in out.read_text()

@@ -17,10 +17,10 @@ from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline import recipe_run
-from pipeline.accounting import verify
+from pipeline.audit.integrity import verify
 from pipeline.crawl.crawler import crawl
-from pipeline.pool import LeaseLost, hold_lease, publish_new
-from pipeline.pool.lease import LeaseRecord
+from pipeline.pool.lease import LeaseLost, LeaseRecord, hold_lease
+from pipeline.pool.shard_writer import publish_new
 from tests.support import audited
 
 # Stage, module and name of what does the work of a ticket, or all work of the stage.

@@ -15,14 +15,10 @@ import pytest
 from manifests import disk
 from manifests.disk import files
 from manifests.layout import PoolLayout, read_commit_records
-from pipeline import build, filter, score
-from pipeline.pool import (
-    index_tar,
-    read_commit_record,
-    read_sidecar,
-    remove_uncommitted,
-    replace_shard,
-)
+from pipeline.pool.lease import read_commit_record, read_sidecar, remove_uncommitted
+from pipeline.pool.shard_writer import replace_shard
+from pipeline.pool.tars import index_tar
+from tests.support import commands
 from tests.support.five_rows import five_rows, write_five
 from tests.support.s3_server import (
     FAULTS,
@@ -180,7 +176,7 @@ def test_an_error_that_stays_is_raised_at_once(proxy: FaultyProxy) -> None:
 
 
 def build_pool(tiny: Path, pool: str, *words: str) -> int:
-    return build.main([str(tiny / "tiny.yaml"), "--out", pool, "--engine", "inline", *words])
+    return commands.build([str(tiny / "tiny.yaml"), "--out", pool, "--engine", "inline", *words])
 
 
 def counts(pool: str) -> dict[str, Any]:
@@ -200,8 +196,8 @@ def test_a_build_on_a_store_is_the_one_on_disk(proxy: FaultyProxy, tiny: Path) -
         assert len(records) == 3
     assert tars[local] == tars[remote_pool]
     assert build_pool(tiny, remote_pool) == 0  # nothing is left to do
-    assert score.main([remote_pool, "--filters", "picture", "--engine", "inline"]) == 0
-    assert filter.main([remote_pool, "--recipe", str(tiny / "tiny.yaml"), "--json"]) == 0
+    assert commands.score([remote_pool, "--filters", "picture", "--engine", "inline"]) == 0
+    assert commands.filter_pool([remote_pool, "--recipe", str(tiny / "tiny.yaml"), "--json"]) == 0
 
 
 @pytest.mark.parametrize("fault", FAULTS if ALL_REQUESTS else ("503", "lost_answer"))

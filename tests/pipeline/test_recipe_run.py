@@ -23,8 +23,10 @@ from examples.miniweb.settings import Miniweb
 from manifests import disk
 from manifests.layout import read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Source
-from pipeline import accounting, audit, build, recipe_run
-from pipeline.pool import read_sidecar
+from pipeline import recipe_run
+from pipeline.audit.counts import count_pool
+from pipeline.pool.lease import read_sidecar
+from tests.support import commands
 
 pytestmark = pytest.mark.slow
 
@@ -63,12 +65,12 @@ def inline(web: tuple[Path, int], tmp_path_factory: pytest.TempPathFactory) -> P
 def built(web: tuple[Path, int], folder: Path, engine: str) -> Path:
     recipe = folder / "small.yaml"
     recipe.write_text(RECIPE.format(web=web[0], port=web[1]))
-    assert build.main([str(recipe), "--out", str(folder / "pool"), "--engine", engine]) == 0
+    assert commands.build([str(recipe), "--out", str(folder / "pool"), "--engine", engine]) == 0
     return folder / "pool"
 
 
 def test_all_counts_are_consistent(inline: Path) -> None:
-    crawl = accounting.count_pool(str(inline)).crawl
+    crawl = count_pool(str(inline)).crawl
     assert crawl is not None
     records = read_commit_records(str(inline))
     assert len(records) > 2
@@ -80,7 +82,7 @@ def test_all_counts_are_consistent(inline: Path) -> None:
     assert attempted == stored + sum(reasons.values())
     assert crawl.links == crawl.pairs + sum(crawl.reasons.values())
     assert crawl.pairs == attempted
-    assert audit.main([str(inline), "--verify"]) == 0
+    assert commands.audit(["verify", str(inline)]) == 0
 
 
 def test_every_planted_ill_ends_in_the_reason_it_deserves(
@@ -130,7 +132,9 @@ def test_a_second_build_does_nothing_and_changes_nothing(
 ) -> None:
     before = {p: p.stat().st_mtime_ns for p in (inline / "shards").iterdir()}
     assert (
-        build.main([str(inline.parent / "small.yaml"), "--out", str(inline), "--engine", "inline"])
+        commands.build(
+            [str(inline.parent / "small.yaml"), "--out", str(inline), "--engine", "inline"]
+        )
         == 0
     )
     assert {p: p.stat().st_mtime_ns for p in (inline / "shards").iterdir()} == before
@@ -184,7 +188,7 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
         "--retry",
         "transient",
     ]
-    assert build.main(words) == 0
+    assert commands.build(words) == 0
     after = read_commit_records(str(pool))
     assert {name: after[name].tar_sha256 for name in before} == before
     asked = [
@@ -193,13 +197,13 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
         for row in read_sidecar(str(pool), name, ["retry_of"]).to_pylist()
     ]
     assert sorted(row["retry_of"] for row in asked) == sorted(keys)
-    assert audit.main([str(pool), "--verify"]) == 0
+    assert commands.audit(["verify", str(pool)]) == 0
 
 
 KILLED_AFTER_TWO_COMMITS = """
 import os, signal, sys
 from manifests import disk
-from pipeline import build
+from tests.support import commands
 commits, create_json = [], disk.create_json
 def killing(path, value, **options):
     create_json(path, value, **options)
@@ -208,7 +212,7 @@ def killing(path, value, **options):
     if len(commits) == 2:
         os.kill(os.getpid(), signal.SIGKILL)
 disk.create_json = killing
-build.main(sys.argv[1:])
+commands.build(sys.argv[1:])
 """
 
 
@@ -226,7 +230,7 @@ def test_a_folder_of_images_makes_full_shards_and_a_killed_build_is_resumed(
         "fetch: {image_size: 32, rows_per_shard: 10}\n"
     )
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    assert build.main([str(recipe), "--out", str(whole), "--engine", "inline"]) == 0
+    assert commands.build([str(recipe), "--out", str(whole), "--engine", "inline"]) == 0
     records = read_commit_records(str(whole))
     assert [record.count for record in records.values()] == [10, 10, 10, 10, 5]
     assert sum(record.successes for record in records.values()) == 45
@@ -234,12 +238,12 @@ def test_a_folder_of_images_makes_full_shards_and_a_killed_build_is_resumed(
     done = subprocess.run([*command, "--engine", "inline"], cwd=ROOT, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()
     assert 2 <= len(read_commit_records(str(killed))) < 5
-    assert build.main([str(recipe), "--out", str(killed), "--engine", "inline"]) == 0
+    assert commands.build([str(recipe), "--out", str(killed), "--engine", "inline"]) == 0
     tars = sorted((whole / "shards").glob("*.tar"))
     assert [tar.read_bytes() for tar in tars] == [
         (killed / "shards" / tar.name).read_bytes() for tar in tars
     ]
-    assert audit.main([str(killed), "--verify"]) == 0
+    assert commands.audit(["verify", str(killed)]) == 0
 
 
 def test_the_opt_out_filter_needs_no_agent_of_its_own_where_the_recipe_has_one() -> None:

@@ -1,4 +1,4 @@
-"""pipeline/score.py as a person calls it."""
+"""`clipmill score` as a person calls it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline import score, scoring
-from pipeline.pool import hold_lease
+from pipeline.pool.lease import hold_lease
+from pipeline.scoring.score_sets import filter_specs
+from pipeline.scoring.scorer import score
+from tests.support import commands
 from tests.support.small_pool import Row, make_pool, rows
 
 RECIPE = """
@@ -28,7 +30,7 @@ def pool(tmp_path: Path) -> str:
 def test_the_filters_of_a_recipe(
     pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert score.main([pool, "--recipe", str(tmp_path / "r.yaml"), "--engine", "inline"]) == 0
+    assert commands.score([pool, "--recipe", str(tmp_path / "r.yaml"), "--engine", "inline"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("@")[0] for line in lines] == ["caption", "picture"]
     assert all("8 of 8 stored rows scored" in line for line in lines)
@@ -38,7 +40,7 @@ def test_filters_without_a_recipe_and_one_json_line(
     pool: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [pool, "--filters", "caption", "--engine", "inline", "--json"]
-    assert score.main(words) == 0
+    assert commands.score(words) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["failed"] == {}
     assert [state["scored"] for state in report["sets"].values()] == [8]
@@ -55,11 +57,13 @@ def test_an_option_from_the_command_line(pool: str, capsys: pytest.CaptureFixtur
         "clip_score.model=ViT-B-32",
     ]
     assert (
-        score.main([*words, "--set", "clip_score.batch_size=0", "--set", "clip_score.pretrained=x"])
+        commands.score(
+            [*words, "--set", "clip_score.batch_size=0", "--set", "clip_score.pretrained=x"]
+        )
         == 2
     )
     assert "batch_size is 0" in capsys.readouterr().err
-    assert score.main([*words, "--set", "clip_score.pretraind=x"]) == 2
+    assert commands.score([*words, "--set", "clip_score.pretraind=x"]) == 2
     assert "did you mean 'pretrained'" in capsys.readouterr().err
 
 
@@ -67,7 +71,7 @@ def test_a_shard_without_its_tar_ends_with_3(
     pool: str, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     disk.remove(disk.join(pool, "shards", "00000.tar"))
-    assert score.main([pool, "--filters", "picture", "--engine", "inline"]) == 3
+    assert commands.score([pool, "--filters", "picture", "--engine", "inline"]) == 3
     assert "error: shard 00000 was not scored: FileNotFoundError" in capsys.readouterr().err
 
 
@@ -83,7 +87,7 @@ def test_a_shard_without_its_tar_ends_with_3(
 def test_mistakes_are_one_line_and_2(
     pool: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert score.main([pool, *words, "--engine", "inline"]) == 2
+    assert commands.score([pool, *words, "--engine", "inline"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
@@ -91,7 +95,7 @@ def test_mistakes_are_one_line_and_2(
 
 def test_rows_without_a_score_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = make_pool(tmp_path, [Row(caption="a dog"), Row(caption="a dog", image=b"none")])
-    assert score.main([pool, "--filters", "picture", "--engine", "inline"]) == 0
+    assert commands.score([pool, "--filters", "picture", "--engine", "inline"]) == 0
     assert "1 of 2 stored rows scored" in capsys.readouterr().out
 
 
@@ -99,13 +103,13 @@ def test_a_pool_that_another_command_writes_is_left_alone(
     pool: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with hold_lease(pool):
-        assert score.main([pool, "--filters", "caption", "--engine", "inline"]) == 2
+        assert commands.score([pool, "--filters", "caption", "--engine", "inline"]) == 2
     assert f"error: {pool} is being written by `" in capsys.readouterr().err
     assert not disk.list_names(f"{pool}/scores")
     with hold_lease(pool) as lease:
         fence = lease.fence
-    specs = scoring.filter_specs(None, ["caption"], {})
+    specs = filter_specs(None, ["caption"], {})
     with hold_lease(pool):
-        report = scoring.score(pool, specs, engine="inline", fence=fence)
+        report = score(pool, specs, engine="inline", fence=fence)
     assert "its lease was taken over" in str(report["failed"])
     assert not disk.list_names(f"{pool}/scores")

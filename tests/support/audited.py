@@ -15,8 +15,9 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.layout import CommitRecord, read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
-from pipeline import planning
-from pipeline.pool import ShardWriter, read_sidecar
+from pipeline.planning.plan_files import PlannedShard, retries_of_shard, rows_of_shard
+from pipeline.pool.lease import read_sidecar
+from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring import scorer
 from pipeline.views import files
 from tests.support import plans
@@ -79,11 +80,11 @@ def image_bytes(width: int, shade: int) -> bytes:
     return sink.getvalue()
 
 
-def write_shard(pool: str, task: planning.PlannedShard) -> CommitRecord:
+def write_shard(pool: str, task: PlannedShard) -> CommitRecord:
     """Every fifth link is dead, every eleventh host silent; a retry finds the picture."""
-    retried = planning.retries_of_shard(pool, task.shard)
+    retried = retries_of_shard(pool, task.shard)
     with ShardWriter(pool, task.shard, task.id, str(task.group)) as writer:
-        for row, pair in enumerate(planning.rows_of_shard(pool, task.shard)):
+        for row, pair in enumerate(rows_of_shard(pool, task.shard)):
             number = pair.link or 0
             dead = retried[row] is None and (number % 5 == 4 or number % 11 == 2)
             reason = None if not dead else "http_4xx" if number % 5 == 4 else "dns"

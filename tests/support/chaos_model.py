@@ -11,7 +11,8 @@ from typing import Any
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
-from pipeline.accounting import count_pool, verify
+from pipeline.audit.counts import count_pool
+from pipeline.audit.integrity import verify
 from tests.support.chaos_pools import RECIPE, command, flip, visible_problems
 
 ROWS = 8
@@ -55,10 +56,10 @@ def act(name: str, inputs: str, pool: str, row: int = 0) -> int:
     if name == "retry":
         return command("build", *build, "--retry", "transient")
     if name == "repair":
-        status = command("audit", pool, "--repair")
+        status = command("audit", "repair", pool)
         return command("build", *build) if status in (0, 3) else status
     assert name == "purge", name
-    return command("audit", pool, "--purge", f"uid={uids(inputs)[row]}")
+    return command("audit", "purge", pool, f"uid={uids(inputs)[row]}")
 
 
 def damage(pool: str, target: str, position: int) -> str | None:

@@ -22,15 +22,16 @@ from manifests.commits import IndexWriter, read_commits
 from manifests.disk import files as retry
 from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Pair
-from pipeline import lock as dataset_lock
-from pipeline.accounting import count_pool, verify
+from pipeline.audit.counts import count_pool
+from pipeline.audit.integrity import verify
 from pipeline.fetch import download
 from pipeline.fetch.fetcher import Fetched
-from pipeline.images import RejectedImage
+from pipeline.images.header import RejectedImage
 from pipeline.images.transform import contained, limits_of
-from pipeline.pool import hold_lease, read_sidecar
+from pipeline.lock.lock_writer import write_lock
+from pipeline.pool.lease import hold_lease, read_sidecar
 from tests.conftest import draw
-from tests.support import locked_pools, small_pool
+from tests.support import commands, locked_pools, small_pool
 
 RECIPE = """
 name: chaos
@@ -56,7 +57,7 @@ NOW = 1_800_000_000.0
 VOLATILE = ("lease.json", "progress.json")
 # Modules whose durations are written down.
 CLOCKS = (
-    "pipeline.accounting.purge_records",
+    "pipeline.audit.purge_records",
     "pipeline.recipe_run", "pipeline.fetch.download", "pipeline.pool.shard_writer",
     "pipeline.scoring.scorer", "pipeline.scoring.worker",
 )  # fmt: skip
@@ -131,8 +132,7 @@ def read_file(path: str, max_bytes: int) -> Fetched:
 def command(entry: str, *words: str) -> int:
     """The exit status of a command, such as `build`."""
     make_comparable()
-    status: int = importlib.import_module(f"pipeline.{entry}").main(list(words))
-    return status
+    return commands.run(entry, words)
 
 
 # --- what is killed -------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ def score(inputs: str, pool: str) -> int:
 
 
 def score_pool(inputs: str, pool: str) -> int:
-    job = importlib.import_module("pipeline.cross_row.engine")
+    job = importlib.import_module("pipeline.cross_row")
     job.PARTITION_BYTES = PARTITION_BYTES  # type: ignore[attr-defined]
     return command("score", pool, "--recipe", f"{inputs}/whole_pool.yaml", "--engine", "inline")
 
@@ -206,7 +206,7 @@ def scored_numbered_pool(inputs: Path, pool: Path) -> None:
 
 
 def reindex(inputs: str, pool: str) -> int:
-    return command("audit", pool, "--reindex")
+    return command("audit", "reindex", pool)
 
 
 def extend_index(inputs: str, pool: str) -> int:
@@ -246,14 +246,14 @@ def flip(path: Path, offset: int) -> None:
 
 def repair(inputs: str, pool: str) -> int:
     """Repair, and make again what a repair only removes."""
-    status = command("audit", pool, "--repair")
+    status = command("audit", "repair", pool)
     if status not in (0, 3):
         return status
     return build(inputs, pool)
 
 
 def purge(inputs: str, pool: str) -> int:
-    return command("audit", pool, "--purge", f"url={inputs}/1.jpg", f"url={inputs}/6.jpg")
+    return command("audit", "purge", pool, f"url={inputs}/1.jpg", f"url={inputs}/6.jpg")
 
 
 def first_form(inputs: Path, pool: Path) -> None:
@@ -267,11 +267,11 @@ def first_form(inputs: Path, pool: Path) -> None:
 
 
 def migrate(inputs: str, pool: str) -> int:
-    return command("audit", pool, "--migrate")
+    return command("audit", "migrate", pool)
 
 
 def lock(_: str, pool: str) -> int:
-    return command("audit", pool, "--lock", f"{pool}/pool.lock.parquet")
+    return command("audit", "lock", pool, f"{pool}/pool.lock.parquet")
 
 
 def lock_elsewhere(inputs: Path, pool: Path) -> None:
@@ -279,7 +279,7 @@ def lock_elsewhere(inputs: Path, pool: Path) -> None:
     path = inputs.parent / "their.lock.parquet"
     if not path.exists():
         theirs = locked_pools.make_pool(inputs.parent / "theirs", 12, rows_per_shard=5)
-        dataset_lock.write_lock(theirs, str(path))
+        write_lock(theirs, str(path))
 
 
 def build_from_lock(inputs: str, pool: str) -> int:

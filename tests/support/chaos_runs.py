@@ -19,9 +19,10 @@ from safetensors.torch import load_file
 
 from manifests import disk
 from manifests.records import CheckpointRecord
+from tests.support import commands
 from tests.train.conftest import build_pool
-from train import run as train_run
-from train.parallel import Saver, checkpoint
+from train.parallel import checkpoint
+from train.parallel.checkpoint import Saver
 from train.parallel.process_group import Ranks
 
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
@@ -85,7 +86,7 @@ def pool_beside(inputs: str, folder: str) -> None:
 def train(inputs: str, folder: str) -> int:
     torch.set_num_threads(1)
     pool = Path(inputs).parent / "trained_pool"
-    return train_run.main(["--mix", f"{pool}/all=1", "--out", folder, "--set", *SETTINGS])
+    return commands.train(["--mix", f"{pool}/all=1", "--out", folder, "--set", *SETTINGS])
 
 
 SCENARIOS = {

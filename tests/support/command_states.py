@@ -40,7 +40,7 @@ def command_state(*stages: StageState, **changes: Any) -> CommandState:
     plan = stage_state(name="plan: sort", number=0, total=3, done=3, failed=0, ended=True)
     values: dict[str, Any] = {
         "version": STATE_VERSION,
-        "command": "build.py recipe.yaml --out out/pool",
+        "command": "clipmill build recipe.yaml --out out/pool",
         "host": "node1",
         "pid": 12,
         "started": 1_000.0,

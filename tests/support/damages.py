@@ -1,8 +1,8 @@
 """Random damages of the files of a pool, and whether anybody notices them.
 
-A damage is noticed when `audit.py --verify` names a file, refused when a reader raises an error,
-harmless when every reader gets the same rows, bytes and documents as before, a note when only what
-the footer of a Parquet file says beside its rows differs, and else silent.
+A damage is noticed when `clipmill audit verify` names a file, refused when a reader raises an
+error, harmless when every reader gets the same rows, bytes and documents as before, a note when
+only what the footer of a Parquet file says beside its rows differs, and else silent.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from manifests.records import (
     ViewRulesDocument,
     read_document,
 )
-from pipeline import planning
-from pipeline.accounting import audit_pool
-from pipeline.accounting.counts import recipe_of_pool
-from pipeline.pool import index_tar
+from pipeline.audit.counts import recipe_of_pool
+from pipeline.audit.integrity import audit_pool
+from pipeline.planning.plan_files import is_planned, read_plan, read_shard
+from pipeline.pool.tars import index_tar
 
 DAMAGES = ("flip", "cut", "zeros", "swap", "append")
 PAGE = 4096
@@ -150,10 +150,10 @@ def _everything(pool: str) -> Iterator[Any]:
         path = disk.join(layout.pairs, file)
         yield disk.read_parquet(path).to_pylist()
         yield Note(disk.read_metadata(path))
-    if planning.is_planned(pool):
-        for shard in planning.read_plan(pool):
+    if is_planned(pool):
+        for shard in read_plan(pool):
             yield shard
-            yield planning.read_shard(pool, shard.shard)
+            yield read_shard(pool, shard.shard)
     if disk.exists(layout.parts):
         yield pq.read_table(layout.parts).to_pylist()
     if disk.exists(layout.pool_json):

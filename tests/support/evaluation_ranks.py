@@ -18,8 +18,9 @@ from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.forked_ranks import fork_ranks
 from train.eval_data import images
-from train.evaluation import evaluate
-from train.model import CLIP, MODELS
+from train.evaluation.tasks import evaluate
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 from train.parallel import process_group
 
 BATCH = 5  # of 18 images: three batches of 5 and one of 3

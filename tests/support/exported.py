@@ -12,8 +12,8 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.scoring import score
-from pipeline.views import choose_views
+from pipeline.scoring.scorer import score
+from pipeline.views.files import choose_views
 from tests.support.small_pool import Row, make_pool, rows
 
 COLUMNS = set(Caption.adds)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests.layout import CommitRecord
-from pipeline.pool import ShardWriter
+from pipeline.pool.shard_writer import ShardWriter
 
 Row = tuple[dict[str, Any], bytes | None, dict[str, Any]]
 

@@ -12,10 +12,10 @@ MODULES = (
     "manifests.commits.index",
     "manifests.aligned",
     "pipeline.pool.lease",
-    "pipeline.scoring.bundles",
+    "pipeline.scoring.score_sets",
     "pipeline.views.files",
     "pipeline.views.files",
-    "pipeline.accounting.repair",
+    "pipeline.audit.repair",
 )
 
 

@@ -26,10 +26,9 @@ from tests.support.file_calls import HANG_S, Watched
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
-    "pipeline.build",
-    "pipeline.score",
-    "pipeline.filter",
-    "pipeline.audit",
+    "clipmill.build",
+    "clipmill.pool",
+    "clipmill.audit",
     "train.parallel.checkpoint",
     "PIL.JpegImagePlugin",
     "tests.support.chaos_pools",

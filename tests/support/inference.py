@@ -8,7 +8,8 @@ import torch
 
 from benchmarks.trainer.backends import Setup
 from train.config import configure
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 
 def small_setup(folder: Path, precision: str = "fp32", device: str = "cpu") -> Setup:

@@ -18,11 +18,14 @@ from manifests.columns import PAIRS
 from manifests.commits import read_commits, rebuild_index
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Rule, Source, View
-from pipeline import lock as dataset_lock
-from pipeline import planning, recipe_run, views
+from pipeline import recipe_run
 from pipeline.fetch.download import row_not_asked, row_of
 from pipeline.fetch.fetcher import Fetched
-from pipeline.pool import ShardWriter, read_sidecar
+from pipeline.lock.rebuild import recipe_of_lock, write_lock_plan
+from pipeline.planning.plan_files import read_plan, read_shard
+from pipeline.pool.lease import read_sidecar
+from pipeline.pool.shard_writer import ShardWriter
+from pipeline.views.files import choose_views
 from tests.support import plans
 from tests.support.web_files import FileServer
 
@@ -101,7 +104,7 @@ def words(web: FileServer) -> list[str]:
 
 def rebuild(web: FileServer, lock: str, pool: Path, retry: str | None = None) -> dict[str, Any]:
     """A pool from a lock; what the build returns."""
-    of_lock = dataset_lock.recipe_of_lock(lock, words(web))
+    of_lock = recipe_of_lock(lock, words(web))
     return recipe_run.build(of_lock, str(pool), engine="inline", retry=retry)
 
 
@@ -159,7 +162,7 @@ def finish(pool: str, recipe_: Recipe) -> None:
     """The views and documents of a build."""
     rebuild_index(pool)
     if recipe_.views:
-        views.choose_views(pool, recipe_)
+        choose_views(pool, recipe_)
     disk.write_json(PoolLayout(pool).recipe_json, recipe_)
 
 
@@ -171,8 +174,8 @@ def write_planned(
     optout: str | None = None,
 ) -> None:
     """Commit a planned shard; every row ends as `outcome` says of its link number."""
-    task = planning.read_plan(pool).shard(shard)
-    pairs, retried = planning.read_shard(pool, shard)
+    task = read_plan(pool).shard(shard)
+    pairs, retried = read_shard(pool, shard)
     with ShardWriter(pool, shard, task.id, str(task.group)) as writer:
         for row, pair in enumerate(pairs):
             record = row_not_asked(pair)
@@ -192,15 +195,15 @@ def write_planned(
 
 def plan_from(lock: str, pool: Path) -> tuple[str, Recipe]:
     """The plan of a pool from a lock."""
-    recipe_ = dataset_lock.recipe_of_lock(lock, ["user_agent=x/1"])
-    dataset_lock.write_lock_plan(str(pool), recipe_)
+    recipe_ = recipe_of_lock(lock, ["user_agent=x/1"])
+    write_lock_plan(str(pool), recipe_)
     return str(pool), recipe_
 
 
 def make_from(lock: str, folder: Path, outcome: Outcome = lambda _: None) -> str:
     """A complete pool from a lock, without its views."""
     pool, recipe_ = plan_from(lock, folder)
-    for shard in range(len(planning.read_plan(pool))):
+    for shard in range(len(read_plan(pool))):
         write_planned(pool, shard, outcome)
     finish(pool, recipe_)
     return pool

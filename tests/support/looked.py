@@ -13,7 +13,7 @@ from manifests.commits import read_commits
 from manifests.records import ViewDocument
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import scorer
-from pipeline.views import choose_views
+from pipeline.views.files import choose_views
 from tests.support import small_pool
 
 HOSTILE = '</script><img src=x onerror="document.title=1"> a\nnew line \u202eright to left <b>'

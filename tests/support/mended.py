@@ -10,8 +10,8 @@ from manifests.commits import read_commits, update_index
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
 from pipeline import recipe_run
-from pipeline.accounting import repair_pool
-from pipeline.pool import read_sidecar
+from pipeline.audit.repair import repair_pool
+from pipeline.pool.lease import read_sidecar
 from tests.support import audited
 
 VOLATILE = ["fetched_at", "elapsed_ms", "attempts"]

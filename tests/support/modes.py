@@ -25,16 +25,16 @@ from manifests.records import CheckpointRecord
 from tests.support import ranks as mistakes
 from tests.support.forked_ranks import fork_ranks
 from train.config import configure
-from train.model import MODELS
+from train.model.architecture import MODELS
 from train.model.clip import CLIP, group_by_length, pack_captions
 from train.parallel import checkpoint as saver
 from train.parallel import checkpoint as sharded_checkpoint
 from train.parallel import process_group
 from train.parallel.parallelism import parallelize
 from train.parallel.process_group import Ranks
-from train.step import accumulate, precision_context
+from train.step import accumulate
 from train.step.loss import DataParallel, contrastive
-from train.step.update import Update
+from train.step.update import Update, precision_context
 from train.trainer.loop import lock_towers
 
 B = 16

@@ -12,8 +12,8 @@ from PIL import Image
 from manifests.columns import SIDECAR
 from manifests.layout import read_commit_records
 from manifests.schema import Source
-from pipeline.external import adopt_tars, tar_tickets
-from pipeline.pool import read_sidecar
+from pipeline.external.adopt import adopt_tars, tar_tickets
+from pipeline.pool.lease import read_sidecar
 
 Members = list[tuple[str, bytes]]
 

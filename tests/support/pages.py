@@ -6,15 +6,16 @@ language `bash` or `sh` holds commands that a test runs.
 
 from __future__ import annotations
 
-import importlib
 import re
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.support import commands
+
 ROOT = Path(__file__).resolve().parents[2]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.M | re.S)
-WITH_ENGINE = ("pipeline/build.py", "pipeline/score.py")
+WITH_ENGINE = ("build", "score")
 
 
 def pages() -> list[Path]:
@@ -58,14 +59,12 @@ def runnable(page: str) -> list[str]:
 
 
 def run_command(line: str, changes: Mapping[str, str] | None = None) -> int:
-    """The exit status of `python FILE …`, run by the file's own main(); without Ray. `changes`:
-    words that are replaced, such as the length of a training run."""
+    """The exit status of `clipmill NAME …`, run in this process; without Ray. `changes`: words that
+    are replaced, such as the length of a training run."""
     for old, new in (changes or {}).items():
         line = line.replace(old, new)
-    program, script, *words = shlex.split(line)
-    assert program == "python", line
-    if script in WITH_ENGINE:
+    program, name, *words = shlex.split(line)
+    assert program == "clipmill", line
+    if name in WITH_ENGINE:
         words += ["--engine", "inline"]
-    module = importlib.import_module(script.removesuffix(".py").replace("/", "."))
-    status: int = module.main(words)
-    return status
+    return commands.run(name, words)

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from manifests.schema import Recipe
-from pipeline import planning
-from pipeline.planning import PlannedShard
+from pipeline.planning.plan_files import PlannedShard, read_plan
+from pipeline.planning.planner import add_retries, write_plan
 
 
 def planned(pool: str, recipe: Recipe) -> list[PlannedShard]:
     """All shards of a pool, planned now or before."""
-    assert planning.write_plan(pool, recipe) == {}
-    return list(planning.read_plan(pool))
+    assert write_plan(pool, recipe) == {}
+    return list(read_plan(pool))
 
 
 def retried(pool: str, recipe: Recipe, keys: Sequence[str] | None = None) -> list[PlannedShard]:
     """The shards of a further round of retries."""
-    before = len(planning.read_plan(pool))
-    assert planning.add_retries(pool, recipe, keys) == {}
-    return list(planning.read_plan(pool))[before:]
+    before = len(read_plan(pool))
+    assert add_retries(pool, recipe, keys) == {}
+    return list(read_plan(pool))[before:]

@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.support.forked_ranks import fork_ranks
 from train.config import configure
-from train.model import MODELS
+from train.model.architecture import MODELS
 from train.model.clip import CLIP
 from train.step import accumulate
 from train.step.loss import DataParallel, _Gather, contrastive

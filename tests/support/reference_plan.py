@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import xxhash
 
-from pipeline.archives import ascii_host
+from pipeline.archives.urls import ascii_host
 from pipeline.planning.plan_files import PLAN_VERSION, PlannedShard, host_groups
 
 ORDER_SEED = 20240229

@@ -21,7 +21,8 @@ from manifests.records import (
 )
 from train.reporting import schema
 from train.reporting.data import KEPT, ArmView, PoolColumns
-from train.stats import LedgerEntry, Power
+from train.stats.comparison import Power
+from train.stats.model import LedgerEntry
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
 DIFFERENCE = schema.BaselineDifference(

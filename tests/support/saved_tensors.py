@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from train.capacity import step_shape
 from train.config import TrainConfig, model_config
-from train.model import CLIP, StepShape, group_by_length, pack_captions
+from train.model.clip import CLIP, group_by_length, pack_captions
+from train.model.memory import StepShape
 from train.parallel.parallelism import parallelize
 from train.parallel.process_group import Ranks
-from train.step import accumulate, contrastive, precision_context
-from train.step.update import Update
+from train.sizing.device_fit import step_shape
+from train.step import accumulate
+from train.step.loss import contrastive
+from train.step.update import Update, precision_context
 from train.trainer.loop import lock_towers
 
 END = 49407

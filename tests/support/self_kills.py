@@ -11,8 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline import shuffle
-from pipeline.cross_row import engine
+from pipeline import cross_row, shuffle
 
 METHODS = ("summarise", "combine", "route", "judge", "links", "judge_groups")
 # Before a ticket of a phase has written anything; in the middle of a file of an exchange and behind
@@ -62,7 +61,7 @@ def install(marks: str, *classes: type) -> None:
         for name in METHODS:
             if name in vars(each):
                 setattr(each, name, _before(name, vars(each)[name], die))
-    modules: list[Any] = [shuffle, engine]
+    modules: list[Any] = [shuffle, cross_row]
     modules[0].disk = _TornDisk(modules[0].disk, die)
     commit = modules[1].commit_columns
 

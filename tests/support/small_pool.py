@@ -14,7 +14,7 @@ from filters import make
 from manifests import disk
 from manifests.layout import CommitRecord
 from manifests.schema import FilterSpec
-from pipeline.pool import ShardWriter
+from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring.score_sets import name_of_filter
 
 

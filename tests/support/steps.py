@@ -6,7 +6,8 @@ import dataclasses
 from typing import Any
 
 from train.config import TrainConfig, configure
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 SETTINGS = {
     "model": "test",

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from manifests.schema import Source
-from pipeline.accounting import audit_pool
-from pipeline.external import adopt_tars, tar_tickets
-from pipeline.pool import index_tar
+from pipeline.audit.integrity import audit_pool
+from pipeline.external.adopt import adopt_tars, tar_tickets
+from pipeline.pool.tars import index_tar
 from tests.support import malformed_tars
 from tests.support.other_tars import Members, pack
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from manifests import disk
 from manifests.schema import TaskSpec
-from train.eval_data import Samples
+from train.eval_data.samples import Samples
 
 
 def images_of(samples: Samples) -> list[bytes]:

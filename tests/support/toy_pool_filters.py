@@ -12,7 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from filters.base import Columns, PoolFilter
-from filters.partitions import partition_of
+from filters.columns import partition_of
 
 
 @dataclass(kw_only=True)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from manifests import console
 from manifests.folder_lock import FolderInUse
 from train.evaluation.tasks import in_batches, on_rank_0
 from train.parallel import checkpoint, process_group
@@ -52,4 +53,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    console.end_process(main)

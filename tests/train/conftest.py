@@ -24,7 +24,7 @@ from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Ablation
 from tests.support import ablations
 from tests.support.once import once
-from train.ablation import Outcome, run_all
+from train.ablation.runner import Outcome, run_all
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {

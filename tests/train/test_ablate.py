@@ -16,15 +16,16 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from clipmill import ablate
 from manifests import console, disk
 from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation, Arm
-from tests.support import processes
-from train import ablate
-from train.ablation import Outcome, Run, runner
+from tests.support import commands, processes
+from train.ablation import runner
+from train.ablation.arms import Run
+from train.ablation.runner import Outcome
 
-ROOT = Path(__file__).resolve().parents[2]
 TRAIN = """{model: test, samples_seen: 64, batch_size: 16, lanes: 4, threads: 0, precision: fp32,
         device: cpu, warmup: 1, lr: 1e-3}"""
 MANIFEST = """
@@ -83,7 +84,7 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, out = manifest(tmp_path, tiny_pool, data), tmp_path / "out"
-    assert ablate.main([path, "--out", str(out), "--json"]) == 0
+    assert commands.ablate([path, "--out", str(out), "--json"]) == 0
     results = disk.read_json(out / "results.json")
     printed = capsys.readouterr().out
     assert json.loads(printed.splitlines()[-1]) == results
@@ -94,11 +95,11 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
     assert results["overlap"] == {"colours": 0, "captions": 0}
     assert set(results["arms"]["half"]["runs"]["1"]) == {"colours", "captions"}
     assert math.isfinite(results["comparisons"][0]["difference"])
-    assert f"next: python train/report.py {out}" in printed
+    assert f"next: clipmill report {out}" in printed
 
     # Once more, from the resolved file: nothing is trained again, and the answer is the same.
     monkeypatch.setattr(runner, "run_in_children", lambda *_: pytest.fail("a run was repeated"))
-    assert ablate.main([str(out / "ablation.json"), "--out", str(out)]) == 0
+    assert commands.ablate([str(out / "ablation.json"), "--out", str(out)]) == 0
     assert disk.read_json(out / "results.json") == results
 
 
@@ -112,7 +113,9 @@ def test_a_run_without_a_result_is_exit_status_3(
             report(Outcome(run=run, error="its process ended with -9"))
 
     monkeypatch.setattr(runner, "run_in_children", none_ends)
-    assert ablate.main([manifest(tmp_path, tiny_pool, data), "--out", str(tmp_path / "out")]) == 3
+    assert (
+        commands.ablate([manifest(tmp_path, tiny_pool, data), "--out", str(tmp_path / "out")]) == 3
+    )
     assert len(disk.read_json(tmp_path / "out" / "results.json")["failed"]) == 6
 
 
@@ -120,12 +123,14 @@ def test_check_needs_no_pool_and_writes_nothing(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = manifest(tmp_path, "/nowhere/pool", data)
-    assert ablate.main([path, "--out", str(tmp_path / "out"), "--check"]) == 0
+    assert commands.ablate(["check", path, "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.startswith(
         "tiny: 6 runs; all checks that need no pool have passed"
     )
     assert (
-        ablate.main([path, "--out", str(tmp_path / "out"), "--check", "--json", "--scale", "debug"])
+        commands.ablate(
+            ["check", path, "--out", str(tmp_path / "out"), "--json", "--scale", "debug"]
+        )
         == 0
     )
     assert json.loads(capsys.readouterr().out)["runs"] == 9
@@ -146,7 +151,7 @@ def test_a_setting_varies_over_any_number_and_by_a_name_of_open_clip(
     }
     train = TRAIN.replace(", lr: 1e-3", "")
     path = manifest(tmp_path, "/nowhere/pool", data, train=train, **replaced)
-    assert ablate.main([path, "--out", str(tmp_path / "out"), "--check"]) == 0
+    assert commands.ablate(["check", path, "--out", str(tmp_path / "out")]) == 0
     assert capsys.readouterr().out.startswith("tiny: 10 runs; ")
 
 
@@ -170,7 +175,7 @@ def test_what_check_finds(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     path = manifest(tmp_path, "/nowhere/pool", data, **replaced)
-    assert ablate.main([path, "--out", str(tmp_path / "out"), "--check"]) == 2
+    assert commands.ablate(["check", path, "--out", str(tmp_path / "out")]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -195,7 +200,7 @@ def test_what_the_pools_tell_is_told_before_anything_is_trained(
 ) -> None:
     monkeypatch.setattr(ablate, "run_all", lambda *_: pytest.fail("trained"))
     path = manifest(tmp_path, tiny_pool, data, **replaced)
-    assert ablate.main([path, "--out", str(tmp_path / "out")]) == 2
+    assert commands.ablate([path, "--out", str(tmp_path / "out")]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -203,10 +208,10 @@ def test_a_folder_that_another_command_runs_in_is_left_alone(
     tiny_pool: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, out = manifest(tmp_path, tiny_pool, data), str(tmp_path / "out")
-    with locked_folder(AblationLayout(out).lock, "train/ablate.py"):
-        assert ablate.main([path, "--out", out]) == 2
+    with locked_folder(AblationLayout(out).lock, "clipmill ablate"):
+        assert commands.ablate([path, "--out", out]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
-        f"error: {out} is in use by train/ablate.py, process {os.getpid()} on "
+        f"error: {out} is in use by clipmill ablate, process {os.getpid()} on "
         f"{socket.gethostname()}; wait until it has ended, or choose another --out"
     )
     assert not os.path.exists(out)
@@ -230,7 +235,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
     )
     changes = {"controls: {a_a: raw}": "", "jobs: 2": "jobs: 1"}
     path, out = manifest(tmp_path, tiny_pool, data, train=train, **changes), tmp_path / "out"
-    command = [sys.executable, str(ROOT / "train/ablate.py"), path, "--out", str(out)]
+    command = console.program(["ablate", path, "--out", str(out)])
     mark = processes.new_mark()
     process = subprocess.Popen(
         command,
@@ -303,7 +308,7 @@ def test_a_run_on_a_cluster_asks_for_what_a_node_can_give(
     def asked_on(*resources: dict[str, float]) -> tuple[object, object, object]:
         nodes[:] = [{"Alive": True, "Resources": each} for each in resources]
         asked.clear()
-        assert ablate.main(words) == console.EXIT_INCOMPLETE  # no run has a result
+        assert commands.ablate(words) == console.EXIT_INCOMPLETE  # no run has a result
         (kind,) = set(asked)
         return kind
 
@@ -314,7 +319,7 @@ def test_a_run_on_a_cluster_asks_for_what_a_node_can_give(
     nodes[:] = [{"Alive": True, "Resources": each} for each in ({"CPU": 9.0}, {"GPU": 1.0})]
     asked.clear()
     capsys.readouterr()
-    assert ablate.main(words) == 2
+    assert commands.ablate(words) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
         "error: ranks is 1, and each needs a CPU of the node that runs it, but the largest node "
         "with 1 of the cluster's GPUs offers 0; start its Ray with a larger --num-cpus, or set "
@@ -331,16 +336,16 @@ def test_a_plan_of_rounds_says_how_many_runs_are_to_be_expected(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path = manifest(tmp_path, tiny_pool, data, **{"jobs: 2": "jobs: 2\nstop: {decided: true}"})
-    words = [path, "--out", str(tmp_path / "out"), "--scale", "debug", "--plan"]
+    words = ["plan", path, "--out", str(tmp_path / "out"), "--scale", "debug"]
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))  # no line on other work
-    assert ablate.main(words) == 0
+    assert commands.ablate(words) == 0
     effect, line = capsys.readouterr().out.splitlines()[-2:]
     assert effect.startswith("smallest effect that 3 seeds show in 80 % of such studies: ")
     assert "an assumption of 1 point a run and the errors of 8 test samples" in effect
     assert line.startswith("stop: about ")
-    monkeypatch.setattr(ablate, "expected_runs", lambda ablation, sd, effect=0.0: 8 - 20 * effect)
+    monkeypatch.setattr(ablate, "expected_runs", lambda _, sd, effect=0.0: 8 - 20 * effect)
     monkeypatch.setattr(os, "getloadavg", lambda: (99.0, 0.0, 0.0))
-    assert ablate.main([*words, "--sd", "0.01", "--effect", "0.05"]) == 0
+    assert commands.ablate([*words, "--sd", "0.01", "--effect", "0.05"]) == 0
     *_, busy, line = capsys.readouterr().out.splitlines()
     assert busy.startswith("other work: 99.0 processes on the ")
     assert line == (

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from train import run
+from tests.support import commands
 
 SETTINGS = [
     "model=test",
@@ -43,7 +43,7 @@ def test_a_run_stops_at_the_same_sample_for_any_number_of_ranks(
     for ranks in ("1", "2", "4"):
         out = str(tmp_path / ranks)
         arguments = ["--mix", f"{pool}/all=1", "--out", out, "--set", *SETTINGS]
-        assert run.main([*arguments, "--ranks", ranks]) == 2
+        assert commands.train([*arguments, "--ranks", ranks]) == 2
         lines = capfd.readouterr().err.splitlines()
         errors.append({line for line in lines if line.startswith("error: ")})
     assert len(errors[0]) == 1
@@ -56,10 +56,10 @@ def test_samples_before_a_resume_count(make_pool: Any, tmp_path: Path, capfd: An
     out = tmp_path / "run"
     settings = ["--set", *SETTINGS, "checkpoint_every=1"]
     arguments = ["--mix", f"{pool}/all=1", "--out", str(out), *settings]
-    assert run.main(arguments) == 2
+    assert commands.train(arguments) == 2
     error = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
     saved = sorted(path.name for path in (out / "checkpoints").iterdir())
     assert saved
-    assert run.main(arguments) == 2  # it resumes after the last checkpoint
+    assert commands.train(arguments) == 2  # it resumes after the last checkpoint
     again = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
     assert again == error

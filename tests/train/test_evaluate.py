@@ -1,4 +1,4 @@
-"""train/evaluate.py as a command. The evaluation itself is in tests/train/evaluation/."""
+"""clipmill evaluate. The evaluation itself is in tests/train/evaluation/."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from PIL import Image
 
 from manifests import disk
 from manifests.schema import Blend
+from tests.support import commands
 from train.config import configure
-from train.evaluate import main
 from train.formats import model_files, open_clip_files
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 from train.trainer import loop
 
 
@@ -33,15 +34,15 @@ def task(tmp_path: Path) -> Path:
 def test_predictions_lie_beside_the_model_or_where_out_says(task: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     open_clip_files.save_export(CLIP(MODELS["test"], seed=0), str(model))
-    assert main([str(model), "--task", str(task), "--device", "cpu"]) == 0
+    assert commands.evaluate([str(model), "--task", str(task), "--device", "cpu"]) == 0
     assert len(disk.read_parquet(model / "eval" / "shades.parquet")) == 2
     command = [str(model), "--task", str(task), "--device", "cpu", "--out", str(tmp_path / "x")]
-    assert main(command) == 0
+    assert commands.evaluate(command) == 0
     first, second = model / "eval" / "shades.parquet", tmp_path / "x" / "shades.parquet"
     assert disk.read_parquet(first).equals(disk.read_parquet(second))
     data = tmp_path / "data/shades.parquet"
     disk.write_parquet(data, pa.table({"url": ["mine"]}))
-    assert main([*command[:-1], str(tmp_path / "data")]) == 2
+    assert commands.evaluate([*command[:-1], str(tmp_path / "data")]) == 2
     assert disk.read_parquet(data)["url"].to_pylist() == ["mine"]
 
 
@@ -49,7 +50,7 @@ def test_mistakes_are_one_line(
     task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in ([str(tmp_path), "--task", str(task)], [str(tmp_path), "--task", "none.yaml"]):
-        assert main(words) == 2
+        assert commands.evaluate(words) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ")
 
@@ -61,7 +62,7 @@ def test_a_hugging_face_folder_is_evaluated_like_an_open_clip_folder(
     for name in ("open_clip", "huggingface"):
         model_files.save_model(model, str(tmp_path / name), name)
         command = [f"local-dir:{tmp_path / name}", "--task", str(task), "--device", "cpu"]
-        assert main(command) == 0
+        assert commands.evaluate(command) == 0
         tables.append(disk.read_parquet(tmp_path / name / "eval" / "shades.parquet"))
     assert tables[0].equals(tables[1])
 
@@ -69,7 +70,7 @@ def test_a_hugging_face_folder_is_evaluated_like_an_open_clip_folder(
 def test_a_model_of_a_list_needs_a_folder_for_the_predictions(
     task: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["open_clip:ViT-B-32/openai", "--task", str(task)]) == 2
+    assert commands.evaluate(["open_clip:ViT-B-32/openai", "--task", str(task)]) == 2
     assert "--out" in capsys.readouterr().err
 
 
@@ -93,14 +94,14 @@ def test_averaged_weights_are_evaluated_under_a_name_of_their_own(
 ) -> None:
     command = [str(trained), "--task", str(task), "--device", "cpu"]
     for options in ([], ["--ema"], ["--average-last", "3"], ["--average-last", "1"]):
-        assert main([*command, *options]) == 0
+        assert commands.evaluate([*command, *options]) == 0
     table = {}
     for name in ("eval", "eval-ema", "eval-average-3", "eval-average-1"):
         table[name] = disk.read_parquet(trained / name / "shades.parquet")
     assert table["eval"].equals(table["eval-ema"])  # the export of such a run is its average
     assert not table["eval-average-3"].equals(table["eval-average-1"])
     capsys.readouterr()
-    assert main([*command, "--average-last", "4"]) == 2
+    assert commands.evaluate([*command, "--average-last", "4"]) == 2
     assert "has 3 checkpoints, not 4" in capsys.readouterr().err
 
 
@@ -114,7 +115,7 @@ def test_a_suite_says_what_is_missing_and_from_how_many_it_averages(
     for tasks, status in ((f"[{task}, {gone}]", 0), (f"[{task}, {bad}]", 3)):
         path.write_text(f"name: s\ntasks: {tasks}\ngroups: {{one: [shades]}}\n")
         command = [str(tmp_path / "model"), "--suite", str(path), "--device", "cpu", "--json"]
-        assert main(command) == status
+        assert commands.evaluate(command) == status
     printed = capsys.readouterr().out
     assert f"gone: missing, there is no {tmp_path}/nowhere" in printed
     assert "bad: failed, task 'bad': template 'x' must contain {} once" in printed
@@ -123,32 +124,36 @@ def test_a_suite_says_what_is_missing_and_from_how_many_it_averages(
 
 
 def test_tasks_are_written_in_the_layout_of_clip_benchmark(task: Path, tmp_path: Path) -> None:
-    assert main(["--task", str(task), "--write-benchmark", str(tmp_path / "b")]) == 0
+    assert commands.evaluate(["benchmark", str(task), "--to", str(tmp_path / "b")]) == 0
     assert (tmp_path / "b" / "shades" / "classnames.txt").read_text() == "dark\nlight\n"
     model = tmp_path / "model"
     open_clip_files.save_export(CLIP(MODELS["test"], seed=0), str(model))
     text = f"{{name: again, kind: classification, data: {tmp_path / 'b' / 'shades'}}}"
     (tmp_path / "again.yaml").write_text(text)
     command = [str(model), "--task", str(task), str(tmp_path / "again.yaml"), "--device", "cpu"]
-    assert main(command) == 0
+    assert commands.evaluate(command) == 0
     tables = [disk.read_parquet(model / "eval" / f"{n}.parquet") for n in ("shades", "again")]
     assert tables[0].drop(["sample"]).equals(tables[1].drop(["sample"]))
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "message"),
     [
-        ["m", "--task", "t.yaml", "--suite", "s.yaml"],
-        ["m", "--task", "t.yaml", "--ema", "--average-last", "2"],
-        ["m", "--task", "t.yaml", "--write-benchmark", "d"],
-        ["--suite", "s.yaml", "--write-benchmark", "d"],
-        ["--task", "t.yaml"],
-        ["m"],
+        (["m", "--task", "t.yaml", "--suite", "s.yaml"], "{--task, --suite}"),
+        (["m", "--task", "t.yaml", "--ema", "--average-last", "2"], "{--average-last, --ema}"),
+        (["benchmark", "t.yaml", "--to", "d", "--suite", "s.yaml"], "--suite"),
+        (["benchmark", "--to", "d"], "TASKS is missing"),
+        (["--task", "t.yaml"], "MODEL is missing"),
+        (["m"], "Exactly 1 of {--task, --suite} must be specified"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(words: list[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        main(words)
+def test_options_that_contradict_each_other_are_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.evaluate(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
 
 
 def test_a_model_of_open_clips_is_read_by_folder_and_by_name(
@@ -174,7 +179,10 @@ def test_a_model_of_open_clips_is_read_by_folder_and_by_name(
         (f"local-dir:{folder}", f"open_clip:clipmill-evaluated/{weights}")
     ):
         out = tmp_path / f"out-{number}"
-        assert main([model, "--task", str(task), "--device", "cpu", "--out", str(out)]) == 0
+        assert (
+            commands.evaluate([model, "--task", str(task), "--device", "cpu", "--out", str(out)])
+            == 0
+        )
         tables.append(disk.read_parquet(out / "shades.parquet"))
     assert tables[0].equals(tables[1])
     image = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))

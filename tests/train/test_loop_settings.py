@@ -11,8 +11,7 @@ from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
 from train.config import configure, model_config
 from train.formats.open_clip_files import load_export, to_open_clip
-from train.model import CLIP, GroupedCaptions, PackedCaptions
-from train.model.clip import QKV
+from train.model.clip import CLIP, QKV, GroupedCaptions, PackedCaptions
 from train.trainer import loop
 
 SETTINGS = {**RUN_SETTINGS, "samples_seen": 24, "warmup": 1}

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from clipmill import ablate, train
 from manifests import console, disk
+from tests.support import commands
 from tests.support.ablations import TRAIN
-from train import ablate, evaluate, export, report, run
+from train.formats import model_files
+from train.parallel import checkpoint
 
 SETTINGS = ["--set", *(f"{key}={value}" for key, value in TRAIN.items())]
-ENTRIES = {"run": run, "evaluate": evaluate, "ablate": ablate, "report": report, "export": export}
+COMMANDS = {
+    "train": commands.train,
+    "evaluate": commands.evaluate,
+    "ablate": commands.ablate,
+    "report": commands.report,
+    "weights": commands.weights,
+}
 
 
 def error_of(capsys: Any) -> str:
@@ -40,7 +50,7 @@ def test_a_refused_run_leaves_nothing(
 ) -> None:
     out = tmp_path / "out" / "run"
     given = ["--mix", f"{tiny_pool}/all=1", "--out", str(out), "--ranks", ranks]
-    assert run.main([*given, *SETTINGS, *arguments]) == 2
+    assert commands.train([*given, *SETTINGS, *arguments]) == 2
     assert message in error_of(capsys)
     assert list(tmp_path.iterdir()) == []
 
@@ -48,14 +58,14 @@ def test_a_refused_run_leaves_nothing(
 def test_a_refused_restart_costs_nothing(tiny_pool: str, tmp_path: Path, capsys: Any) -> None:
     out = tmp_path / "run"
     command = ["--mix", f"{tiny_pool}/all=1", "--out", str(out), *SETTINGS]
-    assert run.main(command) == 0
+    assert commands.train(command) == 0
     files = [path for path in out.rglob("*") if path.is_file() and path.name != ".lock"]
     before = {path: path.stat().st_mtime_ns for path in files}
     assert out / "blend.json" in before
     capsys.readouterr()
-    assert run.main([*command, "init=nowhere", "--restart"]) == 2
+    assert commands.train([*command, "init=nowhere", "--restart"]) == 2
     other = [*command[:1], f"{tiny_pool}/half=1", *command[2:]]
-    assert run.main(other) == 2
+    assert commands.train(other) == 2
     assert "holds another run" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in files} == before
 
@@ -66,38 +76,40 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
     def no_work(*_: object, **__: object) -> None:
         raise AssertionError("the folder was checked too late")
 
-    monkeypatch.setattr(run, "train", no_work)
-    monkeypatch.setattr(run, "count_rows", no_work)
-    monkeypatch.setattr(evaluate.checkpoint, "load_weights", no_work)
-    monkeypatch.setattr(export.model_files, "load_model", no_work)
+    monkeypatch.setattr(train, "train", no_work)
+    monkeypatch.setattr(train, "count_rows", no_work)
+    monkeypatch.setattr(checkpoint, "load_weights", no_work)
+    monkeypatch.setattr(model_files, "load_model", no_work)
     monkeypatch.setattr(ablate, "check_ablation", no_work)
     task = tmp_path / "task.yaml"
     task.write_text(f"name: colours\nkind: classification\ndata: {tmp_path}\n")
-    commands = {
+    given = {
         "--out": [
-            (run, ["--mix", f"{tiny_pool}/all=1", "--out", "/proc/nope", *SETTINGS]),
-            (evaluate, ["run", "--task", str(task), "--out", "/proc/nope"]),
-            (ablate, ["missing.yaml", "--out", "/proc/nope"]),
+            (commands.train, ["--mix", f"{tiny_pool}/all=1", "--out", "/proc/nope", *SETTINGS]),
+            (commands.evaluate, ["run", "--task", str(task), "--out", "/proc/nope"]),
+            (commands.ablate, ["missing.yaml", "--out", "/proc/nope"]),
         ],
-        "--to": [(export, ["run", "--to", "/proc/nope"])],
+        "--to": [
+            (commands.weights, ["run", "--to", "/proc/nope"]),
+            (commands.weights, ["onnx", "run", "--to", "/proc/nope"]),
+        ],
     }
-    for option, entries in commands.items():
-        for entry, arguments in entries:
-            assert entry.main(arguments) == 2
+    for option, calls in given.items():
+        for command, arguments in calls:
+            assert command(arguments) == 2
             expected = f"{option} is '/proc/nope', but nothing can be written to /proc ("
             assert expected in error_of(capsys)
 
 
-@pytest.mark.parametrize("entry", sorted(ENTRIES))
-def test_the_help_has_the_table_of_exit_statuses(entry: str, capsys: Any) -> None:
-    with pytest.raises(SystemExit):
-        ENTRIES[entry].main(["--help"])
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_the_help_has_the_table_of_exit_statuses(name: str, capsys: Any) -> None:
+    assert COMMANDS[name](["--help"]) == 0
     table = capsys.readouterr().out.partition("exit status:\n")[2]
-    statuses = [int(line.split()[0]) for line in table.splitlines()]
+    statuses = [int(number) for number in re.findall(r"^  (\d+) ", table, re.MULTILINE)]
     incomplete = {console.EXIT_INCOMPLETE}
-    own = {"run": {*incomplete, console.EXIT_SAVED}}
+    own = {"train": {*incomplete, console.EXIT_SAVED}}
     own |= dict.fromkeys(("ablate", "evaluate", "report"), incomplete)
-    assert statuses == sorted({0, 2, 129, 130, 141, 143, *own.get(entry, set())})
+    assert statuses == sorted({0, 2, 129, 130, 141, 143, *own.get(name, set())})
 
 
 def test_a_recipe_or_an_ablation_is_not_a_blend(tmp_path: Path, capsys: Any) -> None:
@@ -109,6 +121,6 @@ def test_a_recipe_or_an_ablation_is_not_a_blend(tmp_path: Path, capsys: Any) -> 
                 disk.write_json(path, value)
             else:
                 path.write_text(yaml.safe_dump(value))
-            assert run.main([str(path), "--out", str(tmp_path / "run"), *SETTINGS]) == 2
+            assert commands.train([str(path), "--out", str(tmp_path / "run"), *SETTINGS]) == 2
             assert f"{path} is {what}" in error_of(capsys)
     assert not (tmp_path / "run").exists()

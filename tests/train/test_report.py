@@ -1,4 +1,4 @@
-"""train/report.py as a command. What a report holds is tested in tests/train/reporting/."""
+"""clipmill report. What a report holds is tested in tests/train/reporting/."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from train.report import date_of, main
+from clipmill.ablate import date_of
+from tests.support import commands
 
 
 def test_a_folder_that_is_no_ablation_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
-        assert main([str(folder)]) == 2
+        assert commands.report([str(folder)]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert line.startswith("error: ")
         assert "ablation.json" in line
@@ -34,17 +35,15 @@ def test_the_date_is_given_or_of_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_options_that_do_not_go_together_are_one_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["a", "b", "--markdown"]) == 2
+    assert commands.report(["a", "b", "--markdown"]) == 2
     assert capsys.readouterr().err == "error: --markdown goes with one folder\n"
-    assert main(["a", "--page", "x.html"]) == 2
+    assert commands.report(["a", "--page", "x.html"]) == 2
     assert "error: --page goes with two folders" in capsys.readouterr().err
     (tmp_path / "x.html").write_text("my notes")
-    assert main(["a", "b", "--page", str(tmp_path / "x.html")]) == 2
+    assert commands.report(["a", "b", "--page", str(tmp_path / "x.html")]) == 2
     assert "there is a file of that name that this command did not write" in capsys.readouterr().err
 
 
 def test_a_folder_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([])
-    assert ended.value.code == 2
-    assert "folder" in capsys.readouterr().err
+    assert commands.report([]) == 2
+    assert capsys.readouterr().err == "error: FOLDER is missing\n"

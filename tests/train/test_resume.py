@@ -18,10 +18,10 @@ import torch
 
 from manifests import disk
 from manifests.schema import Blend, CurriculumStage
+from tests.support import commands
 from tests.support.forked_commands import CommandServer
 from tests.support.trials import some
 from tests.train.test_run import under_torchrun
-from train import run
 from train.config import configure
 from train.parallel import checkpoint
 from train.trainer import loop
@@ -183,15 +183,15 @@ def test_other_ranks_micro_batches_tiles_and_threads_go_on_with_the_same_losses(
     one, out = tmp_path / "one", tmp_path / "run"
     mix = ["--mix", f"{tiny_pool}/all=1"]
     keep = {"checkpoint_every": 2, "keep_checkpoints": 9}
-    assert run.main([*mix, "--out", str(one), *words()]) == 0
+    assert commands.train([*mix, "--out", str(one), *words()]) == 0
     three = words(**keep, captions="packed")
-    assert run.main([*mix, "--out", str(out), *three, "--ranks", "3"]) == 0
+    assert commands.train([*mix, "--out", str(out), *three, "--ranks", "3"]) == 0
     cut_back(out, 2)
     two = words(**keep, micro_batch=4, loss_tile=5, threads=2, local_loss="false", dp_shard=2)
-    assert run.main([*mix, "--out", str(out), *two, "--ranks", "2"]) == 0
+    assert commands.train([*mix, "--out", str(out), *two, "--ranks", "2"]) == 0
     cut_back(out, 4)
     last = words(micro_batch=5, captions="groups", recompute="full", threads=1)
-    assert run.main([*mix, "--out", str(out), *last]) == 0
+    assert commands.train([*mix, "--out", str(out), *last]) == 0
     record = disk.read_json(out / "run.json")
     assert (record["resumed_at"], record["world"]) == (4, 1)
     assert len(losses(out)) == 6
@@ -203,21 +203,21 @@ def test_other_ranks_micro_batches_tiles_and_threads_go_on_with_the_same_losses(
 SLOW_READER = """
 import os, sys, time
 sys.path.insert(0, sys.argv[1])
-from train import run
+from clipmill.app import main
 from train.data.view_rows import ViewRows
 real = ViewRows.read_image
 def read_image(*arguments):
     time.sleep(0.02 * int(os.environ["RANK"]))
     return real(*arguments)
 ViewRows.read_image = read_image
-raise SystemExit(run.main(sys.argv[2:]))
+raise SystemExit(main(["train", *sys.argv[2:]]))
 """
 
 
 def test_uneven_shards_and_a_slow_reader_change_nothing(make_pool, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     pool = make_pool(tmp_path / "pool", rows_per_shard=[1, 29, 2, 16])
     mix = ["--mix", f"{pool}/all=1", "--out"]
-    assert run.main([*mix, str(tmp_path / "one"), *words()]) == 0
+    assert commands.train([*mix, str(tmp_path / "one"), *words()]) == 0
     command = [sys.executable, "-c", SLOW_READER, str(ROOT), *mix, str(tmp_path / "two")]
     assert under_torchrun(2, [*command, *words(threads=1)]) == [0, 0]
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=2e-5)
@@ -241,7 +241,7 @@ def test_a_shard_that_is_missing_or_corrupt_ends_a_run_of_two_ranks_with_its_nam
     damage(Path(pool) / "shards" / "00001.tar")
     began = time.monotonic()
     arguments = ["--mix", f"{pool}/all=1", "--out", str(tmp_path / "run"), *words(threads=1)]
-    assert run.main([*arguments, "--ranks", "2"]) == 2
+    assert commands.train([*arguments, "--ranks", "2"]) == 2
     assert time.monotonic() - began < 120
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert any(message in line for line in errors), errors
@@ -270,22 +270,22 @@ def test_a_resume_that_is_required_starts_no_other_run(
 ) -> None:
     out = tmp_path / "run"
     arguments = [*mix, "--out", str(out), *words(samples_seen=24)]
-    assert run.main([*arguments, "--resume", "required"]) == 2
+    assert commands.train([*arguments, "--resume", "required"]) == 2
     assert f"{out} has no checkpoint to resume from; check --out" in capsys.readouterr().err
     assert not (out / "checkpoints").exists()
-    assert run.main([*arguments, "--resume", "auto"]) == 0
+    assert commands.train([*arguments, "--resume", "auto"]) == 0
     disk.remove(out / "run.json")
-    assert run.main([*arguments, "--resume", "required"]) == 0
+    assert commands.train([*arguments, "--resume", "required"]) == 0
     assert disk.read_json(out / "run.json")["resumed_at"] == 2
-    with pytest.raises(SystemExit):
-        run.main([*arguments, "--resume", "required", "--restart"])
-    assert "not allowed with argument" in capsys.readouterr().err
+    capsys.readouterr()
+    assert commands.train([*arguments, "--resume", "required", "--restart"]) == 2
+    assert "Mutually exclusive arguments: {--resume, --restart}" in capsys.readouterr().err
 
 
 LOST = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from train import run
+from clipmill.app import main
 from train.trainer import loop
 from train.trainer.loop import StepRunner
 real = StepRunner.step
@@ -295,7 +295,7 @@ def step(runner, ready, waited):
         os.kill(os.getpid(), signal.SIGKILL)
     real(runner, ready, waited)
 StepRunner.step = step
-raise SystemExit(run.main(sys.argv[1:]))
+raise SystemExit(main(["train", *sys.argv[1:]]))
 """
 
 
@@ -311,5 +311,5 @@ def test_torchrun_starts_the_ranks_again_and_they_resume(mix: list[str], tmp_pat
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert disk.read_json(out / "run.json")["resumed_at"] in (2, 4)
-    assert run.main([*mix, "--out", str(tmp_path / "one"), *words()]) == 0
+    assert commands.train([*mix, "--out", str(tmp_path / "one"), *words()]) == 0
     assert losses(out) == pytest.approx(losses(tmp_path / "one"), abs=2e-5)

@@ -9,24 +9,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
 
-from manifests import disk
+from clipmill import train
+from manifests import console, disk
 from manifests.folder_lock import locked_folder
 from manifests.layout import RunLayout
+from tests.support import commands
 from tests.support.blocked import BLOCKED
-from train import run
 from train.data import view_rows
 from train.data.view_rows import ViewRows
 from train.formats.open_clip_files import load_export
 from train.trainer import loop
 
-ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = {
     "model": "test",
     "samples_seen": "48",
@@ -65,13 +64,13 @@ def one_thread(monkeypatch):
 
 def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
     out = str(tmp_path / "run")
-    assert run.main([blend, "--out", out, *changes(), "--json"]) == 0
+    assert commands.train([blend, "--out", out, *changes(), "--json"]) == 0
     output = capsys.readouterr().out
     assert output.count("\n") == 1
     assert json.loads(output) == disk.read_json(disk.join(out, "run.json"))
     resolved = disk.join(out, "blend.json")
     assert disk.read_json(resolved)["views"] == {"p/all": 1.0}
-    assert run.main([resolved, "--out", str(tmp_path / "again"), *changes()]) == 0
+    assert commands.train([resolved, "--out", str(tmp_path / "again"), *changes()]) == 0
     one, other = (
         load_export(disk.join(str(tmp_path / name), "export")) for name in ("run", "again")
     )
@@ -98,7 +97,7 @@ def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
     ],
 )
 def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, message):
-    assert run.main([blend, "--out", str(tmp_path / "run"), *arguments]) == 2
+    assert commands.train([blend, "--out", str(tmp_path / "run"), *arguments]) == 2
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
@@ -109,7 +108,7 @@ def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, 
     [
         (["{pool}"], "{pool} is a pool, not a blend: write --mix {pool}/all=1 instead"),
         (["{tmp}"], "{tmp} is a folder; give the YAML file of a blend"),
-        (["{blend}", "--mix", "{pool}/all=1"], "give either BLEND.yaml or --mix"),
+        (["{blend}", "--mix", "{pool}/all=1"], "Mutually exclusive arguments: {{BLEND, --mix}}"),
         ([], "give either BLEND.yaml or --mix"),
         (["{blend}", "--seed", "3"], "--seed goes with --mix"),
         (["--mix", "{tmp}/none/all=1"], "pool 'none' of the blend does not exist: {tmp}/none"),
@@ -130,7 +129,7 @@ def test_a_wrong_path_is_one_line_and_status_2(
     given = [argument.format(**names) for argument in arguments]
     if "--out" not in given:
         given += ["--out", str(tmp_path / "run")]
-    assert run.main([*given, *changes()]) == 2
+    assert commands.train([*given, *changes()]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message.format(**names) in error
@@ -138,27 +137,27 @@ def test_a_wrong_path_is_one_line_and_status_2(
 
 
 def test_a_plan_is_that_of_its_ranks(blend, capsys):
-    assert run.main([blend, "--plan", "--ranks", "4", *changes()]) == 0
+    assert commands.train([blend, "--plan", "--ranks", "4", *changes()]) == 0
     assert "48 samples" in capsys.readouterr().out
     for ranks, message in (("1000", "error: 1000 ranks cannot share a batch of 8"), ("0", "error")):
-        assert run.main([blend, "--plan", "--ranks", ranks, *changes()]) == 2
+        assert commands.train([blend, "--plan", "--ranks", ranks, *changes()]) == 2
         assert capsys.readouterr().err.startswith(message)
 
 
 def test_settings_are_listed_without_a_run(capsys):
-    assert run.main(["--list-settings"]) == 0
+    assert commands.train(["--list-settings"]) == 0
     printed = capsys.readouterr().out
     for name in ("samples_seen", "micro_batch", "init", "checkpoint_every"):
         assert name in printed
 
 
 def test_epochs_are_told_in_samples_of_the_blend(blend, tmp_path, capsys):
-    assert run.main([blend, "--out", str(tmp_path / "run"), *changes(epochs=3)]) == 2
+    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes(epochs=3)]) == 2
     assert "so 3 epochs are samples_seen=144" in capsys.readouterr().err
 
 
 def test_a_blend_that_is_not_there_is_a_mistake(tmp_path, capsys):
-    assert run.main([str(tmp_path / "none.yaml"), "--out", str(tmp_path / "run")]) == 2
+    assert commands.train([str(tmp_path / "none.yaml"), "--out", str(tmp_path / "run")]) == 2
     assert "none.yaml does not exist" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
@@ -168,15 +167,17 @@ def test_a_number_that_is_none_is_status_3(blend, tmp_path, capsys, monkeypatch)
         "train.trainer.loop.normalise",
         lambda image, *_: image.permute(0, 3, 1, 2).float() * float("nan"),
     )
-    assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
+    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
     assert "error: step 1: the loss is nan" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_two_ranks_train_as_one_process_does(blend, tmp_path, capfd):
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    assert run.main([blend, "--out", one, *changes(grad_clip=1)]) == 0
-    assert run.main([blend, "--out", two, *changes(grad_clip=1), "--ranks", "2", "--json"]) == 0
+    assert commands.train([blend, "--out", one, *changes(grad_clip=1)]) == 0
+    assert (
+        commands.train([blend, "--out", two, *changes(grad_clip=1), "--ranks", "2", "--json"]) == 0
+    )
     done = json.loads(capfd.readouterr().out)
     assert done["world"] == 2
     lines = [
@@ -239,8 +240,8 @@ def under_torchrun(world, command):
 @pytest.mark.slow
 def test_a_sharded_run_under_torchrun_is_gone_on_with_by_one_process_and_back(blend, tmp_path):
     one, out = tmp_path / "one", tmp_path / "run"
-    assert run.main([blend, "--out", str(one), *changes(checkpoint_every=2)]) == 0
-    script = str(ROOT / "train" / "run.py")
+    assert commands.train([blend, "--out", str(one), *changes(checkpoint_every=2)]) == 0
+    script = str(console.ROOT / "train" / "run.py")  # as torchrun starts it
     shards = changes(checkpoint_every=2, dp_shard=2, recompute="full", captions="packed")
     assert under_torchrun(2, [sys.executable, script, blend, "--out", str(out), *shards]) == [0, 0]
     assert disk.read_json(out / "run.json")["layout"] == {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
@@ -249,7 +250,7 @@ def test_a_sharded_run_under_torchrun_is_gone_on_with_by_one_process_and_back(bl
     for ranks in (1, 2):
         interrupted(out, step=4)
         layout = changes(checkpoint_every=2, tp=ranks)
-        assert run.main([blend, "--out", str(out), *layout, "--ranks", str(ranks)]) == 0
+        assert commands.train([blend, "--out", str(out), *layout, "--ranks", str(ranks)]) == 0
         assert disk.read_json(out / "run.json")["resumed_at"] == 4
         assert_near(weights_of(out), wanted)
     assert disk.read_json(out / "run.json")["layout"]["tp"] == 2
@@ -259,7 +260,7 @@ NAN = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import os, torch
-from train import run
+from clipmill.app import main
 from train.trainer import loop
 real = loop.normalise
 def normalise(*args):
@@ -268,7 +269,7 @@ def normalise(*args):
         image[2, 0, 0, 0] = float("nan")
     return image
 loop.normalise = normalise
-raise SystemExit(run.main(sys.argv[2:]))
+raise SystemExit(main(["train", *sys.argv[2:]]))
 """
 
 
@@ -277,8 +278,8 @@ def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradie
     blend, tmp_path
 ):
     out = tmp_path / "run"
-    command = [sys.executable, "-c", NAN, str(ROOT), blend, "--out", str(out), *changes(dp_shard=2)]
-    assert under_torchrun(2, command) == [3, 3]
+    command = [sys.executable, "-c", NAN, str(console.ROOT), blend, "--out", str(out)]
+    assert under_torchrun(2, [*command, *changes(dp_shard=2)]) == [3, 3]
     first, other = (disk.read_json(out / f"nonfinite-{rank}.json") for rank in (1, 0))
     assert (first["rank"], first["step"], first["tensors"][0], len(first["keys"])) == (
         1,
@@ -292,8 +293,8 @@ def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradie
 
 
 def started(blend, out, arguments, **environment):
-    """train/run.py as a process of its own, once it has written its first log line."""
-    command = [sys.executable, str(ROOT / "train" / "run.py"), blend, "--out", str(out), *arguments]
+    """clipmill train as a process of its own, once it has written its first log line."""
+    command = console.program(["train", blend, "--out", str(out), *arguments])
     process = subprocess.Popen(
         command,
         cwd=out.parent,
@@ -334,7 +335,7 @@ def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path,
 SLOW = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from train import run
+from clipmill.app import main
 from train.trainer.loop import StepRunner
 real = StepRunner.step
 def step(runner, ready, waited):
@@ -343,14 +344,14 @@ def step(runner, ready, waited):
         time.sleep(60)
     return real(runner, ready, waited)
 StepRunner.step = step
-raise SystemExit(run.main(sys.argv[3:]))
+raise SystemExit(main(["train", *sys.argv[3:]]))
 """
 
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_run_at_once(blend, tmp_path):
     out, marker = tmp_path / "run", tmp_path / "marker"
-    command = [sys.executable, "-c", SLOW, str(ROOT), str(marker), blend, "--out", str(out)]
+    command = [sys.executable, "-c", SLOW, str(console.ROOT), str(marker), blend, "--out", str(out)]
     with subprocess.Popen([*command, *changes()], stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 120
         while not marker.exists() and time.monotonic() < until:
@@ -374,7 +375,7 @@ def test_a_store_that_does_not_answer_ends_the_run_with_status_3(
 
     monkeypatch.setattr(view_rows, "WAITS_S", (0.01,))
     monkeypatch.setattr(ViewRows, "_read", time_out)
-    assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
+    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
     error = capsys.readouterr().err
     assert "could not be read in 2 attempts (TimeoutError: timed out)" in error
 
@@ -383,20 +384,20 @@ def test_a_full_disk_is_one_line(blend, tmp_path, capsys, monkeypatch):
     def full(*_, **__):
         raise OSError(28, "No space left on device", "run/log.jsonl")
 
-    monkeypatch.setattr(run, "train", full)
-    assert run.main([blend, "--out", str(tmp_path / "run"), *changes()]) == 2
+    monkeypatch.setattr(train, "train", full)
+    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes()]) == 2
     assert "run/log.jsonl: No space left on device" in capsys.readouterr().err
 
 
 def test_a_finished_run_says_so_and_where_the_result_is(blend, tmp_path, caplog):
     caplog.set_level("INFO")
     out = str(tmp_path / "run")
-    assert run.main([blend, "--out", out, *changes()]) == 0
+    assert commands.train([blend, "--out", out, *changes()]) == 0
     assert f"6 steps are done; weights in {out}/export, log in {out}/log.jsonl" in caplog.text
-    assert f"next: python train/evaluate.py {out} --task TASK.yaml" in caplog.text
+    assert f"next: clipmill evaluate {out} --task TASK.yaml" in caplog.text
     assert "finished before" not in caplog.text
     caplog.clear()
-    assert run.main([blend, "--out", out, *changes()]) == 0
+    assert commands.train([blend, "--out", out, *changes()]) == 0
     assert f"{out} was finished before: nothing was trained" in caplog.text
     assert f"weights in {out}/export" in caplog.text
 
@@ -411,27 +412,29 @@ def test_a_run_that_another_process_trains_is_left_alone_until_that_ends(
     (out / "checkpoints" / ".step-4.partial").mkdir(parents=True)  # what the other one writes
     (out / "log.jsonl").write_text("{}\n")
     command = [blend, "--out", str(out), *changes(), *more]
-    with locked_folder(RunLayout(str(out)).lock, "train/run.py"):
+    with locked_folder(RunLayout(str(out)).lock, "clipmill train"):
         before = sorted(out.rglob("*"))
-        assert run.main(command) == 75
+        assert commands.train(command) == 75
         assert sorted(out.rglob("*")) == before
     error = capsys.readouterr().err
-    assert error.startswith(f"error: {out} is in use by train/run.py, process {os.getpid()} on ")
+    assert error.startswith(f"error: {out} is in use by clipmill train, process {os.getpid()} on ")
     assert error.count("\n") == 1
     if not more:
-        assert run.main(command) == 0
+        assert commands.train(command) == 0
 
 
 def test_a_mix_needs_no_file_and_leaves_one(tiny_pool, tmp_path):
     out = tmp_path / "run"
     mix = ["--mix", f"{tiny_pool}/all=0.75", f"{tiny_pool}/half=0.25", "--seed", "5"]
-    assert run.main([*mix, "--out", str(out), *changes()]) == 0
+    assert commands.train([*mix, "--out", str(out), *changes()]) == 0
     blend = disk.read_json(out / "blend.json")
     assert blend["views"] == {"pool/all": 0.75, "pool/half": 0.25}
     assert (blend["seed"], blend["pools"]) == (5, {"pool": tiny_pool})
     sources = disk.read_json(out / "run.json")["sources"]
     assert sources["pool/all"]["drawn"] == 36
-    assert run.main([str(out / "blend.json"), "--out", str(tmp_path / "again"), *changes()]) == 0
+    assert (
+        commands.train([str(out / "blend.json"), "--out", str(tmp_path / "again"), *changes()]) == 0
+    )
     first, again = (weights_of(tmp_path / name) for name in ("run", "again"))
     assert torch.equal(first["visual.proj"], again["visual.proj"])
 
@@ -448,7 +451,7 @@ def test_damaged_samples_of_all_ranks_are_counted(make_pool, tmp_path):
     for ranks in ("1", "2"):
         out = tmp_path / ranks
         arguments = ["--mix", f"{pool}/all=1", "--out", str(out), *changes(), "--ranks", ranks]
-        assert run.main(arguments) == 0
+        assert commands.train(arguments) == 0
         records.append(disk.read_json(out / "run.json"))
     assert records[0]["bad"]["count"] == 2
     keys = [[(bad["step"], bad["key"]) for bad in record["bad"]["samples"]] for record in records]
@@ -459,12 +462,12 @@ def test_damaged_samples_of_all_ranks_are_counted(make_pool, tmp_path):
 @pytest.mark.parametrize("layout", ["dp_shard", "tp"])
 def test_initial_weights_are_loaded_before_the_model_is_sharded(blend, tmp_path, layout):
     first = tmp_path / "first"
-    assert run.main([blend, "--out", str(first), *changes(seed=9)]) == 0
+    assert commands.train([blend, "--out", str(first), *changes(seed=9)]) == 0
     losses = []
     for ranks, change in (("1", {}), ("2", {layout: 2})):
         out = tmp_path / ranks
         settings = changes(init=str(first), **change)
-        assert run.main([blend, "--out", str(out), *settings, "--ranks", ranks]) == 0
+        assert commands.train([blend, "--out", str(out), *settings, "--ranks", ranks]) == 0
         lines = disk.read_bytes(out / "log.jsonl").splitlines()
         losses.append([json.loads(line)["loss"] for line in lines])
     assert losses[1] == pytest.approx(losses[0], abs=1e-4)
@@ -476,19 +479,19 @@ def test_initial_weights_are_loaded_before_the_model_is_sharded(blend, tmp_path,
 
 def test_a_run_starts_from_a_checkpoint_of_open_clip_s_training(blend, tmp_path, capsys):
     first = str(tmp_path / "first")
-    assert run.main([blend, "--out", first, *changes()]) == 0
+    assert commands.train([blend, "--out", first, *changes()]) == 0
     export = load_file(disk.join(first, "export", "open_clip_model.safetensors"))
     state = {f"module.{name}": value for name, value in export.items()}
     optimizer = {"state": {0: {"step": torch.tensor(1.0)}}, "param_groups": [{"lr": 0.1}]}
     path = tmp_path / "epoch_1.pt"
     torch.save({"epoch": 1, "name": "x", "state_dict": state, "optimizer": optimizer}, path)
     starts = {"init": str(path), "lr": "1e-30", "weight_decay": 0}
-    assert run.main([blend, "--out", str(tmp_path / "run"), *changes(**starts)]) == 0
+    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes(**starts)]) == 0
     trained = load_file(tmp_path / "run" / "export" / "open_clip_model.safetensors")
     assert all(torch.equal(trained[name], value) for name, value in export.items())
     capsys.readouterr()
     torch.save({"epoch": 1, "state_dict": {}}, path)
-    assert run.main([blend, "--out", str(tmp_path / "none"), *changes(init=path)]) == 2
+    assert commands.train([blend, "--out", str(tmp_path / "none"), *changes(init=path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: init: {path}: the checkpoint has no '")
     assert error.count("\n") == 1
@@ -515,7 +518,7 @@ def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
         *settings,
     ]
     with caplog.at_level("INFO"):
-        assert run.main(arguments) == 0
+        assert commands.train(arguments) == 0
     assert "encoder_seq_length 196 is not used" in caplog.text
     assert load_export(str(tmp_path / "run" / "export")).config.embed_dim == 32
 
@@ -528,7 +531,8 @@ def test_without_a_cluster_ray_is_refused(blend, tmp_path, capsys, monkeypatch):
         ray, "is_initialized", lambda: False
     )  # other tests of this process may have left one
     assert (
-        run.main([blend, "--out", str(tmp_path / "run"), *changes(), "--ranks", "2", "--ray"]) == 2
+        commands.train([blend, "--out", str(tmp_path / "run"), *changes(), "--ranks", "2", "--ray"])
+        == 2
     )
     assert "--ray joins the cluster of a `ray job submit`" in capsys.readouterr().err
 
@@ -546,8 +550,8 @@ ray.init(address="local", num_cpus=2, include_dashboard=False,
          runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo",
                                    "OMP_NUM_THREADS": "1"},
                       "py_executable": shlex.quote(sys.executable)})
-from train import run
-marker, main = sys.argv[3], run.main
+from clipmill import app
+marker, main = sys.argv[3], app.main
 
 def main_of_worker(argv):
     import os, signal
@@ -564,8 +568,8 @@ def main_of_worker(argv):
     StepRunner.step = step
     return main(argv)
 
-run.main = main_of_worker
-raise SystemExit(main(sys.argv[4:]))
+app.main = main_of_worker
+raise SystemExit(main(["train", *sys.argv[4:]]))
 """
 
 
@@ -580,7 +584,7 @@ def test_workers_of_ray_train_are_ranks_and_are_started_again_where_one_is_lost(
             sys.executable,
             "-c",
             ON_RAY,
-            str(ROOT),
+            str(console.ROOT),
             folder,
             str(tmp_path / "lost"),
             blend,
@@ -594,7 +598,7 @@ def test_workers_of_ray_train_are_ranks_and_are_started_again_where_one_is_lost(
     record = disk.read_json(out / "run.json")
     assert (record["world"], record["resumed_at"]) in ((2, 2), (2, 3))
     assert (tmp_path / "lost").exists()
-    assert run.main([blend, "--out", str(tmp_path / "one"), *changes()]) == 0
+    assert commands.train([blend, "--out", str(tmp_path / "one"), *changes()]) == 0
     assert_near(weights_of(out), weights_of(tmp_path / "one"))
 
 
@@ -610,10 +614,15 @@ def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tin
     disk.write_json(tmp_path / "blend.json", blend)
     arguments = [str(tmp_path / "blend.json"), "--out", str(tmp_path / "run"), *changes()]
     code = (
-        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
-        f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
-        f"from train import run\n"
-        f"status = run.main({arguments!r})\n"
+        f"import sys; sys.path.insert(0, {str(console.ROOT)!r})\n"
+        # as where they are not installed: with None in sys.modules cyclopts takes one for imported
+        "class Missing:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        f"        if name.partition('.')[0] in {BLOCKED!r}:\n"
+        "            raise ModuleNotFoundError(f'{name} is blocked', name=name)\n"
+        "sys.meta_path.insert(0, Missing)\n"
+        "from clipmill.app import main\n"
+        f"status = main({['train', *arguments]!r})\n"
         "assert 'torch._dynamo' not in sys.modules, 'its import costs 1.5 s'\n"
         "raise SystemExit(status)\n"
     )

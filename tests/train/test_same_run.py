@@ -14,13 +14,13 @@ from safetensors.torch import load_file, save_file
 from manifests import disk
 from manifests.layout import RunLayout
 from manifests.schema import Ablation
+from tests.support import commands
 from tests.support.ablations import TRAIN, changed
 from tests.train.conftest import build_pool, write_tokens, write_view
-from train import ablate, run
-from train.ablation import Outcome, runner
-from train.ablation.runner import request_of, train_and_evaluate
-from train.eval_data import write_benchmark
-from train.evaluation import read_samples
+from train.ablation import runner
+from train.ablation.runner import Outcome, request_of, train_and_evaluate
+from train.eval_data.samples import write_benchmark
+from train.evaluation.tasks import read_samples
 
 Ran = tuple[Ablation, str, list[Outcome]]
 WEIGHTS = "export/open_clip_model.safetensors"
@@ -48,10 +48,10 @@ def asked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 
 
 def command(ablation: Ablation, out: str | Path, *words: str) -> int:
-    """The exit status of train/ablate.py."""
+    """The exit status of clipmill ablate; `words` stand before the manifest."""
     path = f"{out}.asked.json"
     disk.write_json(path, ablation)
-    return ablate.main([path, "--out", str(out), *words])
+    return commands.ablate([*words, path, "--out", str(out)])
 
 
 def edited(path: str | Path, edit: Callable[[Any], object]) -> None:
@@ -100,13 +100,13 @@ def test_initial_weights_that_change_in_place(
     words = [f"{out}/blends/raw.json", "--out", one.root, "--set"]
     words += [f"{key}={value}" for key, value in {**train, "seed": 0}.items()]
     capsys.readouterr()
-    assert run.main(words) == 2
+    assert commands.train(words) == 2
     assert "holds another run (initial_files.open_clip_model.safetensors: " in (
         capsys.readouterr().err
     )
     # The remedy that the message names also removes what was predicted from the old weights.
     assert disk.exists(one.task_predictions("colours"))
-    assert run.main([*words, "--restart"]) == 0
+    assert commands.train([*words, "--restart"]) == 0
     assert not disk.exists(one.task_predictions("colours"))
 
     asked.clear()
@@ -129,7 +129,7 @@ def test_a_run_that_removes_its_own_initial_weights_is_refused(
 ) -> None:
     one = f"{out}/runs/raw/seed-0"
     words = [f"{out}/blends/raw.json", "--out", one, "--restart", "--set", f"init={one}/export"]
-    assert run.main([*words, *(f"{key}={value}" for key, value in TRAIN.items())]) == 2
+    assert commands.train([*words, *(f"{key}={value}" for key, value in TRAIN.items())]) == 2
     assert "the run itself, which --restart removes" in capsys.readouterr().err
     assert disk.exists(f"{one}/run.json")
 
@@ -230,11 +230,11 @@ def test_an_interrupted_run_of_another_blend_is_moved_aside(
 def test_a_plan_takes_no_spread_from_runs_of_other_settings(
     tiny: Ablation, out: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command(tiny, out, "--plan", "--json") == 0
+    assert command(tiny, out, "plan", "--json") == 0
     plan = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert plan["run_sd_source"].startswith("of 4 finished runs")
     longer = changed(tiny, train={**TRAIN, "samples_seen": 6400})
-    assert command(longer, out, "--plan", "--json") == 0
+    assert command(longer, out, "plan", "--json") == 0
     plan = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert plan["run_sd_source"].startswith("an assumption of 1 point a run")
 
@@ -249,18 +249,18 @@ def test_the_task_of_a_target_decides_too(
     words = ["--mix", f"{tiny_pool}/all=1", "--out", str(tmp_path / "run"), "--set"]
     words += [f"{key}={value}" for key, value in TRAIN.items()]
     words += [f"until_task={task}", "until_accuracy=0.0", "until_every=2"]
-    assert run.main(words) == 0
-    assert run.main(words) == 0
+    assert commands.train(words) == 0
+    assert commands.train(words) == 0
     task.write_text(text + ", templates: ['a {}']}")
     capsys.readouterr()
-    assert run.main(words) == 2
+    assert commands.train(words) == 2
     assert "holds another run (target: " in capsys.readouterr().err
 
 
 # --- arms differ in data alone --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["--check"], ["--plan"], []])
+@pytest.mark.parametrize("words", [["check"], ["plan"], ["run"], []])
 def test_arms_that_differ_in_a_setting_are_refused_by_every_command(
     words: list[str], tiny: Ablation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -290,5 +290,5 @@ def test_arms_whose_pools_have_tokens_of_other_versions_are_refused(
     assert command(two, tmp_path / "out") == 2
     assert (
         "the captions of arm 'raw' have tokens of version 1, those of arm 'half' of version 2; "
-        f"run python pipeline/score.py {tmp_path}/pool1 --filters tokens"
+        f"run clipmill score {tmp_path}/pool1 --filters tokens"
     ) in capsys.readouterr().err

@@ -9,19 +9,28 @@ from typing import Any
 import pytest
 import torch
 
-from manifests import disk
+from manifests import console, disk
+from tests.support import commands
 from tests.support.ablations import three_arms
-from train import sizing
-from train.ablation import Hardware, plan_ablation
-from train.capacity import GIB, Cell, Device, Machine, Report, device_fit, resolve_micro_batch
-from train.capacity.device_fit import own_sheets
+from train.ablation.plan import Hardware, plan_ablation
 from train.config import configure
-from train.model import MODELS, training_flops
-from train.parallel import Ranks
+from train.model.architecture import MODELS
+from train.model.memory import training_flops
+from train.parallel.process_group import Ranks
+from train.sizing import device_fit
+from train.sizing.device_fit import (
+    GIB,
+    Cell,
+    Device,
+    Machine,
+    Report,
+    own_sheets,
+    resolve_micro_batch,
+)
 
 
 def sized(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
-    assert sizing.main([*words, "--json"]) == status
+    assert commands.size([*words, "--json"]) == status
     document: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     return document
 
@@ -30,7 +39,7 @@ def test_a_model_on_a_device_gets_its_memory_and_a_micro_batch(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     words = ["--model", "ViT-H-14", "--device", "a100-80gb", "--price", "2", "--pairs", "1000000"]
-    assert sizing.main([*words, "--json"]) == 0
+    assert commands.size([*words, "--json"]) == 0
     *lines, document = capsys.readouterr().out.strip().splitlines()
     assert lines[0] == "ViT-H-14, 4,096 samples a rank in micro-batches of 128, on NVIDIA A100 80GB"
     values = json.loads(document)
@@ -59,15 +68,16 @@ def test_what_does_not_fit_ends_with_status_3_and_what_would(
 ) -> None:
     words = ["--preset", "datacomp_small", "--device", "a100-80gb", "--parallel", "dp"]
     words += ["--set", "micro_batch=none", "recompute=none"]
-    assert sizing.main(words) == 3
+    assert commands.size(words) == 3
     assert "it fits with micro_batch: auto" in capsys.readouterr().out
 
 
 def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> None:
-    page = (sizing.ROOT / "docs" / "sizing.md").read_text()
+    page = (console.ROOT / "docs" / "sizing.md").read_text()
     block = page.split("```bash\n")[1].split("```")[0]
     for command in block.splitlines():
-        assert sizing.main(shlex.split(command)[2:]) == 0, command
+        assert command.startswith("clipmill size ")
+        assert commands.size(shlex.split(command)[2:]) == 0, command
         assert "samples/s" in capsys.readouterr().out
 
 
@@ -194,7 +204,7 @@ def test_a_report_of_something_else_is_refused(
 ) -> None:
     measured = cell(model=changes.pop("model", "ViT-B-32"))
     path = report(tmp_path, measured, **changes)
-    assert sizing.main(["--device", "h200-141gb", "--measured", path]) == 2
+    assert commands.size(["--device", "h200-141gb", "--measured", path]) == 2
     assert message in capsys.readouterr().err
 
 
@@ -227,14 +237,14 @@ def test_a_report_of_something_else_is_refused(
         (["--bandwidth", "5"], "--bandwidth is about a pool"),
         (["--pairs", "5", "--image-size", "0"], "image size is 0"),
         (["--measured", "/nowhere.json"], "/nowhere.json"),
-        (["--measured", "r.json", "--utilisation", "0.5"], "leave one of them out"),
+        (["--measured", "r.json", "--utilisation", "0.5"], "{--utilisation, --measured}"),
     ],
 )
 def test_a_mistake_is_one_line(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     device = [] if "--device" in words else ["--device", "a100-80gb"]
-    assert sizing.main([*device, *words]) == 2
+    assert commands.size([*device, *words]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

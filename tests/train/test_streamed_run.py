@@ -1,4 +1,4 @@
-"""Runs on tars that are streamed, through train/run.py."""
+"""Runs on tars that are streamed, through clipmill train."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 import yaml
 
 from manifests import console, disk
+from tests.support import commands
 from tests.support.other_tars import Members, pack, picture
 from tests.support.steps import RUN_SETTINGS
-from train import run
 from train.trainer.loop import StepRunner
 
 SETTINGS = ["--set", *(f"{key}={value}" for key, value in RUN_SETTINGS.items())]
@@ -46,11 +46,11 @@ def test_a_run_on_a_pipe_trains_and_says_everywhere_that_it_cannot_be_resumed(
 ) -> None:
     out = str(tmp_path / "run")
     streams = ["--stream", f"pipe:cat {tars[0]}", tars[1]]
-    assert run.main([*streams, "--plan", *SETTINGS]) == 0
+    assert commands.train([*streams, "--plan", *SETTINGS]) == 0
     assert "from streams of tars: not resumable" in capsys.readouterr().out
     assert not Path(out).exists()
     with caplog.at_level("INFO"):
-        assert run.main([*streams, "--out", out, "--json", *SETTINGS]) == 0
+        assert commands.train([*streams, "--out", out, "--json", *SETTINGS]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["resumable"] is False
     source = record["sources"]["stream"]
@@ -62,7 +62,9 @@ def test_a_run_on_a_pipe_trains_and_says_everywhere_that_it_cannot_be_resumed(
     lines = Path(out, "log.jsonl").read_text().splitlines()
     assert json.loads(lines[-1])["sources"]["stream"]["samples"] == 48
     resolved = disk.join(out, "blend.json")
-    assert run.main([resolved, "--out", out, "--resume", "auto", *SETTINGS]) == 0  # it is finished
+    assert (
+        commands.train([resolved, "--out", out, "--resume", "auto", *SETTINGS]) == 0
+    )  # it is finished
 
 
 def test_a_stopped_run_is_refused_and_restart_trains_it_anew(
@@ -84,7 +86,7 @@ def test_a_stopped_run_is_refused_and_restart_trains_it_anew(
     with monkeypatch.context() as patched:
         patched.setattr(StepRunner, "step", stopped_at_2)
         with pytest.raises(SystemExit) as ended:
-            run.main(command)
+            commands.train(command)
     assert ended.value.code == console.EXIT_SAVED
     assert "it is saved, and cannot be resumed" in caplog.text
     capsys.readouterr()
@@ -92,14 +94,14 @@ def test_a_stopped_run_is_refused_and_restart_trains_it_anew(
         ("auto", "has a checkpoint after step 2, but its blend streams tars"),
         ("required", "has a checkpoint after step 2, but its blend streams tars"),
     ):
-        assert run.main([*command, "--resume", resume]) == 2
+        assert commands.train([*command, "--resume", resume]) == 2
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
-    assert run.main([*command, "--restart"]) == 0
+    assert commands.train([*command, "--restart"]) == 0
     assert disk.read_json(disk.join(out, "run.json"))["steps"] == 6
     other = ["--stream", *tars, "--out", str(tmp_path / "new"), *SETTINGS]
-    assert run.main([*other, "--resume", "required"]) == 2
+    assert commands.train([*other, "--resume", "required"]) == 2
     assert "such a run cannot be resumed; leave --resume out" in capsys.readouterr().err
 
 
@@ -108,17 +110,20 @@ def test_a_broken_tar_is_exit_3_and_named_or_counted(
 ) -> None:
     cut = tmp_path / "cut.tar"
     cut.write_bytes(Path(tars[0]).read_bytes()[:9_000])
-    assert run.main(["--stream", tars[1], str(cut), "--out", str(tmp_path / "a"), *SETTINGS]) == 3
+    assert (
+        commands.train(["--stream", tars[1], str(cut), "--out", str(tmp_path / "a"), *SETTINGS])
+        == 3
+    )
     error = capsys.readouterr().err
     assert error.startswith(f"error: {cut} of stream 'stream' is broken: ")
     assert error.count("\n") == 1
-    assert run.main(["--stream", "pipe:exit 9", "--out", str(tmp_path / "b"), *SETTINGS]) == 3
+    assert commands.train(["--stream", "pipe:exit 9", "--out", str(tmp_path / "b"), *SETTINGS]) == 3
     assert "pipe:exit 9 of stream 'stream' is broken" in capsys.readouterr().err
     blend = tmp_path / "blend.yaml"
     streams = {"mine": {"tars": [tars[1], "cut.tar"], "broken": "count"}}
     blend.write_text(yaml.safe_dump({"name": "streamed", "streams": streams}))
     out = str(tmp_path / "c")
-    assert run.main([str(blend), "--out", out, *SETTINGS]) == 0
+    assert commands.train([str(blend), "--out", out, *SETTINGS]) == 0
     source = disk.read_json(disk.join(out, "run.json"))["sources"]["mine"]
     assert source["broken"] >= 1
     assert list(source["broken_tars"]) == [str(cut)]
@@ -128,8 +133,8 @@ def test_a_broken_tar_is_exit_3_and_named_or_counted(
     ("arguments", "message"),
     [
         (["--stream", "none.tar"], "there is no tar at"),
-        (["--stream", "-"], "write pipe:COMMAND"),
-        (["--stream", "a.tar", "--mix", "p/all=1"], "give either"),
+        (["--stream", "-"], "Unknown option: -"),
+        (["--stream", "a.tar", "--mix", "p/all=1"], "arguments: {--mix, --stream}"),
         (["--stream", "{tar}", "--ranks", "2"], "has 1 tars for 2 ranks"),
     ],
 )
@@ -141,7 +146,7 @@ def test_a_mistake_is_one_line(
     message: str,
 ) -> None:
     given = [argument.format(tar=tars[0]) for argument in arguments]
-    assert run.main([*given, "--out", str(tmp_path / "run"), *SETTINGS]) == 2
+    assert commands.train([*given, "--out", str(tmp_path / "run"), *SETTINGS]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error

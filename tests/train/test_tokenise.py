@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 
 import pyarrow as pa
 import pytest
 
 from filters.tokens import Tokens
-from train.tokenise import CaptionTokenizer
+from manifests.clip_tokenizer import CaptionTokenizer
 
 TEXTS = ["a red dog", "Café  & co. — 3x4!", "", None, "  ", "word " * 200, "日本 🦊"]
 
@@ -25,6 +25,6 @@ def test_tokens_are_those_of_the_filter() -> None:
 
 
 def test_without_open_clip_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "manifests.clip_tokenizer", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install open_clip_torch, or train on the stored"):
         CaptionTokenizer()

@@ -17,10 +17,9 @@ from manifests import disk, reader
 from manifests.layout import AblationLayout, PoolLayout, RunLayout, random_view_name
 from manifests.schema import Ablation, Arm, Blend, TaskSpec, Weights
 from train.config import TrainConfig, configure, model_config, plain_changes
-from train.evaluation import MARK, BoolArray, Metrics, clean_blend, saved_metrics
-from train.formats import model_files
-from train.parallel import checkpoint as averaging
-from train.trainer import changes_since, differences, run_identity
+from train.evaluation.overlap import MARK, clean_blend
+from train.evaluation.tasks import BoolArray, Metrics, saved_metrics
+from train.identity import changes_since, differences, run_identity
 
 # --------------------------------------------------------------------------------------------------
 # What differs between the arms: data, or one declared setting of training; all else is equal.
@@ -257,7 +256,7 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 # --------------------------------------------------------------------------------------------------
 # Runs whose models exist: evaluated like runs of this ablation, not trained.
 #
-# A model is what train/evaluate.py takes: a run, a folder with open_clip's or Hugging Face's
+# A model is what clipmill evaluate takes: a run, a folder with open_clip's or Hugging Face's
 # files, or open_clip:NAME/TAG. Its predictions lie in runs/ARM/seed-N of the ablation's folder,
 # beside model.json with the sha256 of its files: when they change, the scores are stale.
 
@@ -354,6 +353,8 @@ def model_identity(source: str) -> Json:
 
     ValueError for a folder that does not exist.
     """
+    from train.formats import model_files  # with torch
+
     return {"source": source, "files": model_files.source_files(source)}
 
 
@@ -570,22 +571,20 @@ def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
         folder = blend.pools[pool]
         if MARK in view:
             raise ValueError(
-                f"there is no view {name} yet: run python train/ablate.py ABLATION --out {out}, "
+                f"there is no view {name} yet: run clipmill ablate ABLATION --out {out}, "
                 "which writes the views without near copies of evaluation images"
             )
         if pool in ablation.pools and ablation.pools[pool].recipe is not None:
             raise ValueError(
-                f"there is no view {name} yet: run python pipeline/build.py ABLATION --out {out}, "
+                f"there is no view {name} yet: run clipmill build ABLATION --out {out}, "
                 "which builds the pools and then runs the ablation"
             )
-        options = "--recipe RECIPE"
+        command = f"filter {folder} --recipe RECIPE"
         if view.startswith(RANDOM_LIKE):
             like = view.removeprefix(RANDOM_LIKE).rpartition(".seed-")[0]
             draws = [str(ablation.random_draw(seed)) for seed in ablation.seeds]
-            options = f"--random-like {like} --seed {' '.join(draws)}"
-        raise ValueError(
-            f"there is no view {name} yet: run python pipeline/filter.py {folder} {options}"
-        )
+            command = f"filter random-like {folder} {like} --seed {' '.join(draws)}"
+        raise ValueError(f"there is no view {name} yet: run clipmill {command}")
 
 
 def recipe_views(path: str) -> list[str]:
@@ -698,8 +697,10 @@ def _evaluated_weights(run: WorkRun) -> dict[str, str] | None:
     """The hashes of the weights that are to be evaluated; None where they are gone."""
     if isinstance(run, Run) and not run.weights.suffix:
         return _export(run)
+    from train.parallel import checkpoint  # with torch
+
     try:
-        return averaging.hashes_of(
+        return checkpoint.hashes_of(
             run.source if isinstance(run, ModelRun) else run.out, run.weights
         )
     except ValueError:

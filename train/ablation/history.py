@@ -19,8 +19,8 @@ from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
 from train.ablation.arms import NO_SEED, expand_runs, given_runs
 from train.config import configure
-from train.evaluation import data_hash, deciding_metric, read_samples
-from train.trainer import differences, run_identity, settings_identity, shared_part
+from train.evaluation.tasks import data_hash, deciding_metric, read_samples
+from train.identity import differences, run_identity, settings_identity, shared_part
 
 ALPHA = 0.05
 State = Literal["begun", "incomplete", "complete"]

@@ -21,9 +21,9 @@ from manifests.records import read_document
 from manifests.schema import Ablation
 from train.ablation.conclusions import TaskNoise
 from train.config import configure
-from train.evaluation import data_hash, deciding_metric, read_samples
-from train.stats import LedgerEntry, fit_prior
-from train.trainer import settings_identity, shared_part
+from train.evaluation.tasks import data_hash, deciding_metric, read_samples
+from train.identity import settings_identity, shared_part
+from train.stats.model import LedgerEntry, fit_prior
 
 LEAST_VARIANCE = 1e-18  # a smaller one comes of a metric too coarse to vary
 logger = logging.getLogger(__name__)

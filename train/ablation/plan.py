@@ -9,8 +9,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from manifests import disk
 from manifests.layout import AblationLayout, PoolLayout, RunLayout
 from manifests.records import RunRecord, ScoreSetDocument, read_document
@@ -31,7 +29,22 @@ from train.ablation.arms import (
     stale_because,
     trained_on,
 )
-from train.capacity import (
+from train.config import TrainConfig, configure, model_config
+from train.evaluation.metrics import METRICS
+from train.evaluation.overlap import (
+    DroppedRows,
+    SharedImages,
+    count_dropped,
+    find_shared_images,
+    overlap_lines,
+    refuse_identical,
+    refuse_near,
+    write_clean_random,
+    write_clean_view,
+)
+from train.evaluation.tasks import deciding_metric, dropping, read_samples
+from train.late_torch import torch
+from train.sizing.device_fit import (
     GIB,
     Device,
     Fit,
@@ -45,25 +58,8 @@ from train.capacity import (
     unfit_message,
     usable_cores,
 )
-from train.config import TrainConfig, configure, model_config
-from train.data import Loader
-from train.evaluation import (
-    METRICS,
-    DroppedRows,
-    SharedImages,
-    count_dropped,
-    deciding_metric,
-    dropping,
-    find_shared_images,
-    overlap_lines,
-    read_samples,
-    refuse_identical,
-    refuse_near,
-    write_clean_random,
-    write_clean_view,
-)
-from train.formats import model_files
-from train.stats import TaskScores, analyse, seeds_needed, smallest_visible
+from train.stats.analysis import TaskScores, analyse
+from train.stats.comparison import seeds_needed, smallest_visible
 
 # --------------------------------------------------------------------------------------------------
 # What can be known before anything is trained: settings, arms, the tasks' data, the pools.
@@ -99,8 +95,12 @@ def check_ablation(ablation: Ablation, out: str) -> None:
     models = model_runs(ablation, out)
     new = [run for run in runs if not disk.exists(RunLayout(run.out).run_json)]
     sources = {run.config.init for run in new if run.config.init}
-    for source in sorted(sources | {run.source for run in models if saved_model(run) is None}):
-        model_files.check_reach(source)
+    sources |= {run.source for run in models if saved_model(run) is None}
+    if sources:
+        from train.formats import model_files  # with torch
+
+        for source in sorted(sources):
+            model_files.check_reach(source)
     if runs or models:
         for task in ablation.evaluate:
             read_samples(task)
@@ -194,6 +194,10 @@ def _check_rows(runs: Sequence[Run]) -> None:
     """ValueError for views that are stale or have too few rows, and for arms whose captions were
     tokenized by different versions: they would differ in more than their data.
     """
+    if not runs:
+        return
+    from train.data.loader import Loader  # with torch
+
     versions: dict[int, tuple[str, str]] = {}  # version -> the first arm and pool that have it
     for run in {run.arm: run for run in runs}.values():
         for view in Loader(run.blend, run.config, model_config(run.config)).views:
@@ -204,7 +208,7 @@ def _check_rows(runs: Sequence[Run]) -> None:
         (old, (arm, pool)), *_, (new, (other, _)) = sorted(versions.items())
         raise ValueError(
             f"the captions of arm {arm!r} have tokens of version {old}, those of arm {other!r} of "
-            f"version {new}; run python pipeline/score.py {pool} --filters tokens"
+            f"version {new}; run clipmill score {pool} --filters tokens"
         )
 
 
@@ -546,7 +550,7 @@ def _problems(
         per_run = f"{_hours(plan.hours_per_run)} for a run of {plan.samples_per_s:,.0f} samples/s"
         yield (
             f"{sum(plan.runs.values())} runs take {_hours(plan.hours)} ({per_run}, {plan.speed}), "
-            f"and limit_hours is {limit:g}; python train/ablate.py ABLATION --out DIR --plan "
+            f"and limit_hours is {limit:g}; clipmill ablate plan ABLATION --out DIR "
             f"--budget-hours {limit * ranks * plan.jobs:g} shows the scale that this buys"
         )
 

@@ -11,35 +11,27 @@ import logging
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
 from manifests.schema import Ablation, Stop
 from train.ablation.arms import A_A, RANDOM_LIKE, evaluated_runs
-from train.ablation.ranges import DEFAULT_BAND
-from train.ablation.runner import Engine, Outcome, run_all, warm_children
-from train.stats import (
-    Analysis,
-    Comparison,
-    Headline,
-    LedgerEntry,
-    SampleNoise,
-    SequentialComparison,
-    SequentialPlan,
-    Spending,
-    TaskAnalysis,
-    TaskScores,
-    Verdict,
-    decide_study,
-    fit_prior,
-    sample_noise,
-)
+from train.stats.analysis import Analysis, TaskAnalysis, TaskScores
+from train.stats.comparison import Comparison, Headline, Verdict
+from train.stats.model import LedgerEntry, SampleNoise, fit_prior, sample_noise
+from train.stats.sequential import SequentialComparison, SequentialPlan, Spending, decide_study
+
+if TYPE_CHECKING:
+    from train.ablation.runner import Engine, Outcome
 
 RunKey = tuple[str, int]  # arm, seed
 Values = Mapping[str, Mapping[int, float]]
 Samples = tuple[np.ndarray, ...] | None
 End = Literal["decided", "hopeless", "out of seeds"]
+# Differences up to this are practically equal where the manifest states no equivalence: half a
+# point, but at most a part of the room between the baseline and the ends of the metric.
+DEFAULT_BAND = 0.005
 LEAST_SEEDS = 2
 ALPHA = 0.05
 # What `stop.save` stands for: how the error is spent, and the chance to be decided below which an
@@ -333,6 +325,8 @@ def run_rounds(
     read: the score of a run that is finished and not stale. prior, alpha: as in `replay`.
     The children are kept from round to round: a start costs seconds of imports.
     """
+    from train.ablation.runner import run_all, warm_children
+
     outcomes: dict[RunKey, Outcome] = {}
     failed: set[RunKey] = set()
     runs = evaluated_runs(ablation, out)

@@ -25,11 +25,9 @@ from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Blend, TaskSpec, Weights
 from train.ablation import arms, wording
 from train.ablation.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
-from train.capacity import DEVICE_SHARE, usable_cores
 from train.config import TrainConfig
-from train.evaluation import Metrics, deciding_metric, evaluate
-from train.parallel import checkpoint, process_group, ray_train
-from train.trainer import loop
+from train.evaluation.tasks import Metrics, deciding_metric, evaluate
+from train.sizing.device_fit import DEVICE_SHARE, usable_cores
 
 # --------------------------------------------------------------------------------------------------
 # One run: train it on one rank or several, and evaluate it; in a child process or a Ray task.
@@ -102,12 +100,16 @@ def _error(error: Exception) -> Json:
 
 
 def _train(request: Json) -> None:
+    from train.trainer import loop
+
     config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
     loop.train(disk.from_plain(Blend, request["blend"]), config, request["out"])
 
 
 def evaluate_run(request: Json) -> Json:
     """The metrics of a trained run, by task. Its predictions are written."""
+    from train.parallel import checkpoint, process_group
+
     config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
     tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
     weights: Weights = disk.from_plain(Weights, request["weights"])
@@ -123,6 +125,8 @@ def evaluate_run(request: Json) -> Json:
 
 def evaluate_model(request: Json) -> Json:
     """The metrics of a model that exists, by task. Its predictions and model.json are written."""
+    from train.parallel import checkpoint, process_group
+
     tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
     layout = RunLayout(request["out"])
     identity = model_identity(request["model"])
@@ -145,6 +149,8 @@ def evaluate_model(request: Json) -> Json:
 
 def _train_on_ranks(request: Json) -> None:
     """Train as processes of this machine. ValueError or RankFailed with the message of a rank."""
+    from train.parallel import process_group
+
     ranks = request["ranks"]
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "request.json")
@@ -181,6 +187,8 @@ def train_as_rank(path: str) -> int:
     The process ends with its parent: a rank must not go on writing to the folder of a run that is
     tried again.
     """
+    from train.parallel import process_group
+
     process_group.end_with_parent()
     rank = int(os.environ["RANK"])
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
@@ -195,6 +203,8 @@ def train_as_rank(path: str) -> int:
 
 def _train_on_cluster(request: Json) -> None:
     """Train as workers of Ray Train, inside a task of the same cluster."""
+    from train.parallel import ray_train
+
     status = ray_train.start(
         _train_as_ray_worker, [json.dumps(request)], request["out"], request["ranks"]
     )
@@ -431,7 +441,7 @@ def environment(number: int, jobs: int, gpus: int, ranks: int = 1) -> dict[str, 
 
     A child has `ranks` of the GPUs. Children that share GPUs, or the processor, share its memory.
     """
-    # Threads that wait must not spin beside other work (see run.py).
+    # Threads that wait must not spin beside other work (see clipmill/__main__.py).
     variables = {"OMP_WAIT_POLICY": "passive", **os.environ}
     variables |= {"OMP_NUM_THREADS": str(threads_of(jobs)), "PYTHONPATH": str(ROOT)}
     sets = max(1, gpus // ranks)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from train.ablation.arms import NO_SEED
-from train.stats import Comparison, Power, Verdict
+from train.stats.comparison import Comparison, Power, Verdict
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"

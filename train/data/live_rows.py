@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
+from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.commits import Commits, read_commits
 from manifests.layout import PoolLayout, RunLayout, shard_name
 from manifests.records import PoolDocument, SegmentDocument, read_document
@@ -32,9 +33,8 @@ from train.data.view_rows import (
     load_columns,
     read_with_retries,
 )
-from train.mixture import Segment, SegmentOrder, next_segment
+from train.mixture.order import Segment, SegmentOrder, next_segment
 from train.store import RangeClient, ShardCache
-from train.tokenise import TOKENIZER, CaptionTokenizer
 
 POLL_S = 1.0  # between two looks for a shard, or for a segment of rank 0
 REMIND_S = 60.0
@@ -123,7 +123,7 @@ class LiveRows(ViewRows):
         if len(table) != shard.rows:
             raise ValueError(
                 f"{shard.sidecar} has {len(table)} stored rows, its commit record {shard.rows}; "
-                f"run python pipeline/audit.py {self.pool} --verify"
+                f"run clipmill audit verify {self.pool}"
             )
         with self._encoding:
             self._coder = self._coder or CaptionTokenizer()

@@ -29,8 +29,9 @@ from train.data.damage import DamagedSample, StageTimes
 from train.data.live_rows import open_live
 from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, ViewReading, read_positions
 from train.data.view_rows import ViewChances, ViewNumbers, ViewRows, open_view
-from train.mixture import Order, RunOrder, blend_schedule, blend_sources
-from train.model import ModelConfig
+from train.mixture.order import Order, RunOrder
+from train.mixture.schedule import blend_schedule, blend_sources
+from train.model.architecture import ModelConfig
 from train.transforms import (
     ThreadBuffer,
     crop_numbers,
@@ -220,7 +221,7 @@ class Loader:
     def remedy(self, source: str) -> str:
         """What a person does about damaged samples of a source."""
         pool = self.views[self.names.index(source)].pool
-        return f"run python pipeline/audit.py {pool} --verify"
+        return f"run clipmill audit verify {pool}"
 
     def sources(self, steps: int | None = None) -> dict[str, dict[str, Any]]:
         """What the run draws in all or some steps: {POOL/VIEW: {"rows", "drawn", "repeats"}}."""

@@ -17,7 +17,7 @@ from manifests import disk
 from train.config import TrainConfig
 from train.data.damage import StageTimes
 from train.data.view_rows import ShardRows, ViewRows
-from train.mixture import RunOrder
+from train.mixture.order import RunOrder
 from train.store import Mode, PartCache, StoreSpeed, choose_mode, coalesce, measure_speed
 
 # --------------------------------------------------------------------------------------------------
@@ -463,7 +463,7 @@ class ViewReading:
             if config.read_mode == "materialised" and view.copy is None:
                 raise ValueError(
                     f"read_mode is materialised, but view {view.view!r} of {view.pool} has no tars "
-                    f"of its own; run python pipeline/filter.py {view.pool} --materialise "
+                    f"of its own; run clipmill filter materialise {view.pool} "
                     f"{view.view}"
                 )
         self.cache: PartCache | None = None

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from manifests import disk
+from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.disk import content_hash
 from manifests.schema import Blend, TarStream
 from train.config import TrainConfig, check_world, refuse_reading
@@ -33,10 +34,9 @@ from train.data.tar_streams import (
     TarSample,
     readers_of_rank,
 )
-from train.mixture import SourceRows, wheel_sequence, wheel_slots
-from train.model import ModelConfig
+from train.mixture.schedule import SourceRows, wheel_sequence, wheel_slots
+from train.model.architecture import ModelConfig
 from train.rng import Ints
-from train.tokenise import TOKENIZER, CaptionTokenizer
 from train.transforms import (
     ThreadBuffer,
     crop_numbers,

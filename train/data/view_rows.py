@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.aligned import AlignedFiles, current_view, scored_shards, view_shards
+from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.disk import to_plain
 from manifests.layout import NOT_STORED, PoolLayout, shard_folder, shard_name, uids_checksum
 from manifests.records import ScoreSetDocument, ViewCopyDocument, ViewDocument, read_document
 from manifests.schema import Balance
-from train.mixture import Chances, candidates_for, expected_unique
+from train.mixture.order import Chances, candidates_for, expected_unique
 from train.rng import Ints
 from train.store import ByteRanges, Mode, RangeClient, ReadCost, ShardCache, coalesce
-from train.tokenise import TOKENIZER, CaptionTokenizer
 
 # --------------------------------------------------------------------------------------------------
 # Reads that may fail for a moment: repeated with back-off, then reported as a failure of the run.
@@ -326,11 +326,11 @@ def _score_sets(layout: PoolLayout, document: ViewDocument) -> dict[str, str]:
 
 def choose_again(pool: str) -> str:
     """The command that chooses a pool's views."""
-    return f"run python pipeline/filter.py {pool} --recipe RECIPE"
+    return f"run clipmill filter {pool} --recipe RECIPE"
 
 
 # --------------------------------------------------------------------------------------------------
-# The tars of a view's own, where `pipeline/filter.py POOL --materialise VIEW` has written some.
+# The tars of a view's own, where `clipmill filter materialise POOL VIEW` has written some.
 
 
 class ViewCopy:
@@ -361,10 +361,7 @@ class ViewCopy:
 
     def _write_again(self) -> str:
         path = self._layout.view_copy_json(self._view)
-        return (
-            f"remove {path}, or run python pipeline/filter.py {self._pool} "
-            f"--materialise {self._view}"
-        )
+        return f"remove {path}, or run clipmill filter materialise {self._pool} {self._view}"
 
 
 def open_copy(pool: str, document: ViewDocument) -> ViewCopy | None:
@@ -374,8 +371,8 @@ def open_copy(pool: str, document: ViewDocument) -> ViewCopy | None:
         return None
     if load_document(path, ViewCopyDocument).view_hash != disk.content_hash(document):
         logger.warning(
-            "the tars in %s are of an earlier view %s and are not read; run python "
-            "pipeline/filter.py %s --materialise %s",
+            "the tars in %s are of an earlier view %s and are not read; run "
+            "clipmill filter materialise %s %s",
             PoolLayout(pool).view_copies,
             document.name,
             pool,
@@ -689,7 +686,7 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
 
 
 def _tokenize_again(pool: str) -> str:
-    return f"run python pipeline/score.py {pool} --filters tokens"
+    return f"run clipmill score {pool} --filters tokens"
 
 
 # --------------------------------------------------------------------------------------------------

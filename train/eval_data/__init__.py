@@ -13,39 +13,3 @@ Invariants:
   (`tests/train/eval_data/test_benchmark_layout.py`).
 * A number of tars that is not that of nshards.txt is refused (the same file).
 """
-
-from __future__ import annotations
-
-from train.eval_data.images import (
-    BATCH_SIZE,
-    ImageFiles,
-    ImageSource,
-    batch_rows,
-    decoded_batches,
-    image_hashes,
-    map_images,
-)
-from train.eval_data.samples import (
-    Samples,
-    read_associations,
-    read_captioned,
-    read_labelled,
-    read_probe,
-    write_benchmark,
-)
-
-__all__ = [
-    "BATCH_SIZE",
-    "ImageFiles",
-    "ImageSource",
-    "Samples",
-    "batch_rows",
-    "decoded_batches",
-    "image_hashes",
-    "map_images",
-    "read_associations",
-    "read_captioned",
-    "read_labelled",
-    "read_probe",
-    "write_benchmark",
-]

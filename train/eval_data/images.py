@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 
 from manifests import disk
 from train import transforms
+from train.late_torch import torch
 from train.transforms import decode_image
 
 BATCH_SIZE = 256  # images, prompts or queries that are computed together

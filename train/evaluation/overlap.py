@@ -29,9 +29,9 @@ from manifests.hashes import near_pairs_between, phash
 from manifests.layout import NOT_STORED, PoolLayout, bundle_name, random_view_name, uids_checksum
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from manifests.schema import Blend, TaskSpec
-from train.data import covers, read_columns
-from train.eval_data import ImageSource, image_hashes, map_images
-from train.evaluation.tasks import read_samples
+from train.data.view_rows import covers, read_columns
+from train.eval_data.images import ImageSource, image_hashes, map_images
+from train.evaluation.tasks import dropping, read_samples
 from train.transforms import decode_image
 
 # --------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
         if metadata.get("uids") != uids_checksum(shard.columns["uid"]):
             raise ValueError(
                 f"{files.path(shard.shard)} was made for other rows than the pool has; "
-                f"run python pipeline/score.py {pool} --filters picture"
+                f"run clipmill score {pool} --filters picture"
             )
         rows = shard.columns.append_column("phash", hashes[column])
         rows = rows.filter(pa.array(shard.kept)).filter(pc.is_valid(pc.field("phash")))
@@ -245,7 +245,7 @@ def refuse_near(
         if unknown:
             raise ValueError(
                 f"task {task.name!r} has near_overlap: {task.near_overlap}, but {unknown[0]} has "
-                f"no column phash; run python pipeline/score.py {unknown[0]} --filters picture"
+                f"no column phash; run clipmill score {unknown[0]} --filters picture"
             )
     near = {}
     for task in strict:
@@ -299,7 +299,7 @@ def overlap_lines(shared: SharedImages, tasks: Sequence[TaskSpec], listed_in: st
     for pool in shared.without_phash:
         lines.append(
             f"{pool} has no column phash: near duplicates are not checked "
-            f"(python pipeline/score.py {pool} --filters picture adds it)"
+            f"(clipmill score {pool} --filters picture adds it)"
         )
     return lines
 
@@ -317,11 +317,6 @@ SELECTED = "selected"  # the rule of views whose rows a program selects
 MARK = ".clean-"
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
-
-
-def dropping(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
-    """The tasks whose near copies are dropped."""
-    return [task for task in tasks if task.near_overlap == "drop"]
 
 
 def clean_name(view: str, tasks: Sequence[TaskSpec]) -> str:
@@ -369,7 +364,7 @@ def near_uids(
     if pool in shared.without_phash:
         raise ValueError(
             f"task {min(wanted)!r} has near_overlap: drop, but {pool} has no column phash; "
-            f"run python pipeline/score.py {pool} --filters picture"
+            f"run clipmill score {pool} --filters picture"
         )
     copies: dict[str, set[tuple[str, str]]] = {}
     for image in shared.images:

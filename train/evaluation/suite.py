@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from manifests import disk
 from manifests.schema import Suite, TaskSpec
 from train.evaluation.metrics import can_be_averaged
-from train.evaluation.tasks import ALONE, Metrics, deciding_metric, evaluate, read_samples
-from train.model import CLIP
-from train.parallel import Ranks
+from train.evaluation.tasks import Metrics, alone, deciding_metric, evaluate, read_samples
+
+if TYPE_CHECKING:
+    import torch
+
+    from train.model.clip import CLIP
+    from train.parallel.process_group import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +104,7 @@ def evaluate_suite(
     *,
     tokenizer: str = "clip",
     device: str | torch.device = "cpu",
-    ranks: Ranks = ALONE,
+    ranks: Ranks | None = None,
     weights: Mapping[str, str] | None = None,
 ) -> SuiteResults:
     """Evaluate the tasks whose data is there; one that fails does not stop the others.
@@ -109,6 +112,7 @@ def evaluate_suite(
     out/TASK.parquet is as `evaluate` writes it, out/suite-NAME.json has the results. ValueError for
     a suite without any data and for a metric that there is not. A collective of `ranks`.
     """
+    ranks = ranks or alone()
     for task in suite.tasks:
         deciding_metric(task)
     missing = missing_data(suite.tasks)

@@ -8,26 +8,19 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
-import torch.distributed as dist
-import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch import Tensor
 
 from manifests import disk
 from manifests.clip_tokenizer import simple_tokenizer
 from manifests.schema import TaskSpec
 from train import transforms
-from train.eval_data import (
-    ImageSource,
+from train.eval_data.images import ImageSource, batch_rows, decoded_batches, image_hashes
+from train.eval_data.samples import (
     Samples,
-    batch_rows,
-    decoded_batches,
-    image_hashes,
     read_associations,
     read_captioned,
     read_labelled,
@@ -43,8 +36,13 @@ from train.evaluation.metrics import (
     metric_values,
     worst_group,
 )
-from train.model import CLIP, l2_normalise
-from train.parallel import Ranks, process_group
+from train.late_torch import torch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from train.model.clip import CLIP
+    from train.parallel.process_group import Ranks
 
 # --------------------------------------------------------------------------------------------------
 # Batches shared over the ranks of a process group, and their results gathered in order.
@@ -54,7 +52,13 @@ from train.parallel import Ranks, process_group
 
 
 Arrays = dict[str, np.ndarray]
-ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
+
+
+def alone() -> Ranks:
+    """The ranks of a process that shares its work with no other one."""
+    from train.parallel.process_group import ALONE
+
+    return ALONE
 
 
 def on_rank_0(ranks: Ranks, do: Callable[[], None]) -> None:
@@ -72,6 +76,8 @@ def on_rank_0(ranks: Ranks, do: Callable[[], None]) -> None:
 
 def _raise_anywhere(ranks: Ranks, error: str | None) -> None:
     if ranks.world > 1:
+        from train.parallel import process_group
+
         errors = [each for each in process_group.all_gather_json(error, ranks) if each is not None]
         if errors:
             raise ValueError(errors[0])
@@ -105,6 +111,8 @@ def gather(
     kinds: dict[str, Any] = {}
     for name, values in parts.items():
         kinds[name] = [values.dtype.str, list(values.shape[1:])]
+    from train.parallel import process_group
+
     of_rank_0 = process_group.all_gather_json(kinds, ranks)[0]  # rank 0 has the first batch
     joined = {}
     for name, (dtype, shape) in of_rank_0.items():
@@ -123,7 +131,7 @@ def _join(ranks: Ranks, batches: Sequence[slice], part: np.ndarray) -> np.ndarra
     flat = torch.from_numpy(np.ascontiguousarray(part).reshape(-1).view(np.uint8).copy())
     padded[: len(flat)] = flat
     received = [torch.empty_like(padded) for _ in range(ranks.world)]
-    dist.all_gather(received, padded, group=ranks.host_group)
+    torch.distributed.all_gather(received, padded, group=ranks.host_group)
     joined = np.empty((batches[-1].stop, *part.shape[1:]), part.dtype)
     for rank, data in enumerate(received):
         values = data[: rows_of_rank[rank] * row_bytes].numpy().view(part.dtype)
@@ -172,7 +180,7 @@ class Encoder:
     model: CLIP
     device: torch.device
     tokenizer: str = "clip"
-    ranks: Ranks = ALONE
+    ranks: Ranks = field(default_factory=alone)
     hashes: dict[ImageSource, tuple[str, ...]] = field(default_factory=dict)
 
     def map_images(
@@ -236,6 +244,8 @@ class Encoder:
         for name in classes:
             prompts += [template.replace("{}", name) for template in templates]
         vectors_NE = self.texts(prompts, task)
+        from train.model.clip import l2_normalise
+
         return l2_normalise(vectors_NE.view(len(classes), len(templates), -1).mean(dim=1))
 
 
@@ -363,7 +373,7 @@ def ranks(
     query_NE: Tensor,
     candidate_ME: Tensor,
     matches: Sequence[tuple[int, int]],
-    shared_by: Ranks = ALONE,
+    shared_by: Ranks | None = None,
 ) -> np.ndarray:
     """(N,) number of wrong candidates at least as similar as the best right one of each query.
 
@@ -386,7 +396,7 @@ def ranks(
         above_B -= torch.bincount(row[~(of_right < best_B[row])], minlength=stop - start)
         return {"rank": above_B.int().numpy()}
 
-    return in_batches(shared_by, len(query_NE), of_batch)["rank"]
+    return in_batches(shared_by or alone(), len(query_NE), of_batch)["rank"]
 
 
 def first_captions(samples: Samples) -> list[int]:
@@ -446,7 +456,11 @@ def _other_right_answers(
 
 
 def retrieve(
-    image_NE: Tensor, text_ME: Tensor, samples: Samples, scale: float, shared_by: Ranks = ALONE
+    image_NE: Tensor,
+    text_ME: Tensor,
+    samples: Samples,
+    scale: float,
+    shared_by: Ranks | None = None,
 ) -> tuple[Columns, Metrics]:
     """Columns of the predictions; recall@1/5/10 and median ranks per direction and both, and means.
 
@@ -693,7 +707,7 @@ def fit(
 
     def objective() -> Tensor:
         optimizer.zero_grad()
-        loss = F.cross_entropy(feature_NE @ weight_EC + bias_C, label_N)
+        loss = torch.nn.functional.cross_entropy(feature_NE @ weight_EC + bias_C, label_N)
         loss = loss + strength / 2 * weight_EC.square().sum()
         loss.backward()
         return loss
@@ -793,6 +807,11 @@ def kind_of(task: TaskSpec) -> TaskKind:
     return TASKS[task.kind]
 
 
+def dropping(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
+    """The tasks whose near copies are dropped."""
+    return [task for task in tasks if task.near_overlap == "drop"]
+
+
 def read_samples(task: TaskSpec) -> Samples:
     """The images of a task with their classes or captions. ValueError names what is missing."""
     kind = kind_of(task)
@@ -831,7 +850,7 @@ def evaluate(
     *,
     tokenizer: str = "clip",
     device: str | torch.device = "cpu",
-    ranks: Ranks = ALONE,
+    ranks: Ranks | None = None,
     weights: Mapping[str, str] | None = None,
 ) -> dict[str, Metrics]:
     """The metrics of every task. out/TASK.parquet gets one row per sample, and the metrics.
@@ -845,7 +864,12 @@ def evaluate(
     """
     for task in tasks:
         _check_replaceable(disk.join(out, f"{task.name}.parquet"))
-    encoder = Encoder(model=model, device=torch.device(device), tokenizer=tokenizer, ranks=ranks)
+    encoder = Encoder(
+        model=model,
+        device=torch.device(device),
+        tokenizer=tokenizer,
+        ranks=ranks or alone(),
+    )
     was_training = model.training
     model.to(encoder.device).eval()
     try:
@@ -880,6 +904,8 @@ def _evaluate(encoder: Encoder, task: TaskSpec, out: str, weights: Mapping[str, 
         }
         path = disk.join(out, f"{task.name}.parquet")
         disk.write_parquet(path, pa.table(predicted.columns), metadata)
+    from train.parallel import process_group
+
     process_group.barrier(encoder.ranks)
     return predicted.metrics
 

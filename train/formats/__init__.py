@@ -22,38 +22,3 @@ Invariants:
 To extend: a new format is one module with a function that writes a folder and one that reads it;
 add it to `FORMATS` and to `load_model` in `model_files.py`.
 """
-
-from __future__ import annotations
-
-from train.formats.model_files import load_model
-from train.formats.onnx_export import (
-    TOLERANCES,
-    ImageTower,
-    OnnxOptions,
-    StoredGraphs,
-    TextTower,
-    example_inputs,
-    missing_packages,
-    read_graphs,
-    save_onnx,
-    source_name,
-    write_graphs,
-)
-from train.formats.open_clip_files import from_open_clip, open_clip_config
-
-__all__ = [
-    "TOLERANCES",
-    "ImageTower",
-    "OnnxOptions",
-    "StoredGraphs",
-    "TextTower",
-    "example_inputs",
-    "from_open_clip",
-    "load_model",
-    "missing_packages",
-    "open_clip_config",
-    "read_graphs",
-    "save_onnx",
-    "source_name",
-    "write_graphs",
-]

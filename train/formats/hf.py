@@ -16,7 +16,8 @@ from torch import Tensor
 from manifests import disk
 from manifests.clip_tokenizer import simple_tokenizer
 from train.formats.open_clip_files import head_count, read_state
-from train.model import CLIP, IMAGE_MEAN, IMAGE_STD, LOGIT_SCALE, ModelConfig
+from train.model.architecture import IMAGE_MEAN, IMAGE_STD, ModelConfig
+from train.model.clip import CLIP, LOGIT_SCALE
 
 # --------------------------------------------------------------------------------------------------
 # CLIP's tokenizer as the files that Hugging Face's CLIPTokenizer reads, written from open_clip's

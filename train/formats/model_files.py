@@ -28,7 +28,8 @@ from torch import Tensor
 from manifests import disk, hub
 from manifests.layout import RunLayout
 from train.formats import hf, open_clip_files
-from train.model import CLIP, ModelConfig
+from train.model.architecture import ModelConfig
+from train.model.clip import CLIP
 
 OPEN_CLIP, LOCAL_DIR = "open_clip:", "local-dir:"
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")

@@ -15,7 +15,7 @@ from typing import Any
 from manifests import disk
 from manifests.disk import did_you_mean
 from train.config import configure, model_config
-from train.model import MODELS, ModelConfig
+from train.model.architecture import MODELS, ModelConfig
 
 # NVIDIA's key -> our setting. None: the value follows from others and is checked against them.
 _TOWER_KEYS = {

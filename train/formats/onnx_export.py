@@ -25,7 +25,8 @@ from manifests import disk
 from train import transforms
 from train.formats.hf import CLIP_VOCABULARY
 from train.formats.model_files import OPEN_CLIP, weights_sha256
-from train.model import CLIP, MODELS, ModelConfig, l2_normalise
+from train.model.architecture import MODELS, ModelConfig
+from train.model.clip import CLIP, l2_normalise
 
 # --------------------------------------------------------------------------------------------------
 # The two towers of a model as ONNX graphs.
@@ -290,7 +291,7 @@ def read_graphs(folder: str) -> StoredGraphs:
     path = root / CONFIG_FILE
     if not path.is_file():
         raise ValueError(
-            f"{folder} has no {CONFIG_FILE}; give a local folder of train/export.py --onnx"
+            f"{folder} has no {CONFIG_FILE}; give a local folder of clipmill weights onnx"
         )
     value = disk.read_json(path)
     try:

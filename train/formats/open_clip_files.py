@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from manifests import disk
-from train.model import CLIP, IMAGE_MEAN, IMAGE_STD, ModelConfig
+from train.model.architecture import IMAGE_MEAN, IMAGE_STD, ModelConfig
+from train.model.clip import CLIP
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHTS_FILE = "open_clip_model.safetensors"

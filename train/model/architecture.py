@@ -187,3 +187,13 @@ MODELS: dict[str, ModelConfig] = {
     "micro": _clip(128, 8, (128, 4, 2, 512), (128, 2, 2), image_size=32, context_length=16),
     "test": _clip(32, 16, (32, 2, 2, 128), (32, 2, 2), image_size=32, context_length=16),
 }
+
+
+def group_count(layers: int) -> int:
+    """The groups of a tower with so many blocks."""
+    return layers + 2
+
+
+def trained_blocks(layers: int, groups: int | None) -> int:
+    """How many of a tower's last blocks are trained, with so many trained groups; None: all."""
+    return layers if groups is None else min(layers, max(0, groups - 1))

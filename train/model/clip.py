@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.model.architecture import ModelConfig
+from train.model.architecture import ModelConfig, group_count
 from train.rng import derive_key
 
 # --------------------------------------------------------------------------------------------------
@@ -22,16 +22,6 @@ from train.rng import derive_key
 # The groups are open_clip's (`--lock-image-unlocked-groups`, `--lock-text-unlocked-layers`): the
 # embeddings, each block, and the projection; the norm before the projection belongs to the last
 # block. LiT (Zhai et al. 2022) locks the image tower.
-
-
-def group_count(layers: int) -> int:
-    """The groups of a tower with so many blocks."""
-    return layers + 2
-
-
-def trained_blocks(layers: int, groups: int | None) -> int:
-    """How many of a tower's last blocks are trained, with so many trained groups; None: all."""
-    return layers if groups is None else min(layers, max(0, groups - 1))
 
 
 def lock_tower(tower: nn.Module, layers: int, unlocked: int) -> None:

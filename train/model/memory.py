@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from torch import Tensor
+from train.model.architecture import ModelConfig, group_count, trained_blocks
 
-from train.model.architecture import ModelConfig
-from train.model.clip import group_count, trained_blocks
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # --------------------------------------------------------------------------------------------------
 # Floating-point operations of training.

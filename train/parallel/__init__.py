@@ -21,11 +21,3 @@ A new way to lay a model out is one `apply_…` function in `parallelism.py` tha
 calls in the right order, and a mode in `tests/support/modes.py`. A sharded run writes to a local
 folder that all its ranks see, or to a store.
 """
-
-from __future__ import annotations
-
-from train.parallel.checkpoint import Saver
-from train.parallel.parallelism import parallelize
-from train.parallel.process_group import Ranks
-
-__all__ = ["Ranks", "Saver", "parallelize"]

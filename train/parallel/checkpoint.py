@@ -29,11 +29,13 @@ from manifests.layout import RunLayout
 from manifests.records import CheckpointRecord, read_document
 from manifests.schema import Weights
 from train.config import TrainConfig, model_config
-from train.formats import from_open_clip, load_model, model_files
-from train.model import CLIP
+from train.formats import model_files
+from train.formats.model_files import load_model
+from train.formats.open_clip_files import from_open_clip
+from train.model.clip import CLIP
 from train.parallel import process_group
-from train.parallel.process_group import Ranks
-from train.step import Update
+from train.parallel.process_group import ALONE, Ranks
+from train.step.update import Update
 
 # --------------------------------------------------------------------------------------------------
 # Checkpoints of a run: RUN/checkpoints/step-N/{model.safetensors, optimizer.pt, state.json}.
@@ -462,9 +464,6 @@ def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
 # Models from the checkpoints of a run: the mean of the last ones, or the moving average.
 #
 # The run may still be going on. Both kinds of checkpoints are read, whole and sharded.
-
-
-ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 
 
 def load_weights(source: str, weights: Weights) -> tuple[CLIP, str]:

@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import TrainConfig, recompute_interval
-from train.model import CLIP, Block, Noise, PackedCaptions
+from train.model.clip import CLIP, Block, Noise, PackedCaptions
 from train.parallel.process_group import Ranks
-from train.step import DataParallel
+from train.step.loss import DataParallel
 
 # Layers of a block, and the dimension of the weight that is split.
 SPLIT = {"qkv": 0, "fc1": 0, "out": 1, "fc2": 1}

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from manifests import console
 from train.config import TrainConfig, check_layout
-from train.step import DataParallel
+from train.step.loss import DataParallel
 
 # --------------------------------------------------------------------------------------------------
 # The processes of a run (gloo on CPUs, nccl on GPUs), and the mesh of a model over them.
@@ -90,6 +90,9 @@ class Ranks:
     def data_parallel(self) -> DataParallel:
         """How a global batch lies over the ranks."""
         return DataParallel(rank=self.rank // self.tp, world=self.dp, group=self.dp_group)
+
+
+ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 
 
 def init_distributed(device: str = "auto") -> Ranks:

@@ -2,7 +2,7 @@
 here.
 
 Ray starts the workers, gives them torchrun's variables and joins them in a process group; each then
-runs the `main` of `train/run.py`. Where a worker or a node is lost, Ray starts all workers again,
+runs the `main` of `clipmill train`. Where a worker or a node is lost, Ray starts all workers again,
 and they resume from the newest checkpoint. Stop signals do not reach Ray's workers: what
 `checkpoint_every` says saves such a run.
 """

@@ -17,24 +17,20 @@ from manifests import disk
 from manifests.layout import AblationLayout, RunLayout
 from manifests.records import RunRecord, read_document
 from manifests.schema import Ablation, Blend, TaskSpec
-from train.ablation import (
-    A_A,
-    AnyRun,
-    GivenRun,
-    Run,
+from train.ablation import history, wording
+from train.ablation.arms import A_A, AnyRun, GivenRun, Run, all_runs, arm_names, missing_views
+from train.ablation.conclusions import (
     RunMetrics,
     ScalingTable,
     TaskComparison,
-    all_runs,
-    arm_names,
-    history,
     looks_line,
     metric_tables,
-    missing_views,
     scaling_tables,
-    wording,
 )
-from train.evaluation import METRICS, BoolArray, Samples, deciding_metric, read_samples
+from train.eval_data.samples import Samples
+from train.evaluation.metrics import METRICS
+from train.evaluation.tasks import BoolArray, deciding_metric, read_samples
+from train.identity import SEEDS, shared_part
 from train.reporting import data
 from train.reporting.data import ArmView, data_uri, open_views
 from train.reporting.results import FileHashes, read_results
@@ -61,8 +57,9 @@ from train.reporting.schema import (
     TaskReport,
     TaskRow,
 )
-from train.stats import Power, mean_sd, wilson
-from train.trainer import SEEDS, shared_part
+from train.stats.analysis import mean_sd
+from train.stats.comparison import Power
+from train.stats.scaling import wilson
 
 # --------------------------------------------------------------------------------------------------
 # What arms change on a task, by class and by sample, from the predictions of their runs.
@@ -853,7 +850,7 @@ def _null_gap(out: str, ablation: Ablation) -> list[str]:
     null = ablation.controls.null_web
     if null is None or disk.exists(AblationLayout(AblationLayout(out).null).results_json):
         return []
-    return [f"controls.null_web was not run: {null}; python pipeline/build.py ABLATION runs it"]
+    return [f"controls.null_web was not run: {null}; clipmill build ABLATION runs it"]
 
 
 def _null_web(out: str, ablation: Ablation) -> Report | None:
@@ -913,7 +910,7 @@ def _command(layout: AblationLayout) -> str:
     """The command that made the whole folder, or the one that made its runs."""
     if disk.exists(layout.command_json):
         return str(disk.read_json(layout.command_json))
-    return f"python train/ablate.py {layout.ablation_json} --out {layout.root}"
+    return f"clipmill ablate {layout.ablation_json} --out {layout.root}"
 
 
 def _provenance(layout: AblationLayout, runs: Sequence[Run], hashes: FileHashes) -> Provenance:

@@ -13,7 +13,7 @@ from train.ablation import wording
 from train.reporting import charts
 from train.reporting.page import level_of, power_texts, primary_task, scale_of
 from train.reporting.schema import ArmReport, BaselineDifference, Report, TaskReport, TaskRow
-from train.stats import ScaleAgreement, scale_agreement
+from train.stats.scaling import ScaleAgreement, scale_agreement
 
 # --------------------------------------------------------------------------------------------------
 # Two ablations of the same question: the same arms side by side, and what changed.

@@ -26,8 +26,8 @@ from manifests.records import (
     read_document,
 )
 from manifests.schema import Blend
-from train.data import covers, load_aligned, open_masks
-from train.evaluation import BoolArray
+from train.data.view_rows import covers, load_aligned, open_masks
+from train.evaluation.tasks import BoolArray
 from train.reporting.schema import (
     Categories,
     DuplicateGroups,

@@ -31,8 +31,9 @@ from manifests.web_page import (
     table,
     verdict_word,
 )
-from train.ablation import TaskComparison, TaskNoise, wording
-from train.evaluation import chance_of
+from train.ablation import wording
+from train.ablation.conclusions import TaskComparison, TaskNoise
+from train.evaluation.metrics import chance_of
 from train.reporting import charts
 from train.reporting.schema import (
     ArmChanges,

@@ -1,6 +1,6 @@
 """results.json: metrics from the per-sample predictions, and the conclusions. Computed once, here.
 
-`train/ablate.py` ends with `collect_results`; the report reads the file.
+`clipmill ablate` ends with `collect_results`; the report reads the file.
 """
 
 from __future__ import annotations
@@ -18,43 +18,28 @@ from manifests import disk, identity
 from manifests.layout import AblationLayout, RunLayout
 from manifests.records import read_document
 from manifests.schema import Ablation, TaskSpec
-from train.ablation import (
+from train.ablation import history, ledger
+from train.ablation.arms import (
     AnyRun,
-    FailedRun,
     GivenRun,
     GivenTask,
     ModelRun,
-    ReadScore,
     Run,
-    Score,
-    ScorerScore,
-    Study,
-    TaskFacts,
     all_runs,
     arm_names,
-    conclude,
     finished_metrics,
-    history,
-    ledger,
     missing_seeds,
-    replay,
     scorer_run,
-    scorer_score,
     stale_because,
 )
-from train.evaluation import (
-    DIRECTIONS,
-    METRICS,
-    BoolArray,
-    Metrics,
-    SharedImages,
-    deciding_metric,
-    headline,
-    kind_of,
-    metric_values,
-)
+from train.ablation.conclusions import FailedRun, ScorerScore, TaskFacts, conclude, scorer_score
+from train.ablation.rounds import ReadScore, Score, Study, replay
+from train.evaluation.metrics import DIRECTIONS, METRICS, metric_values
+from train.evaluation.overlap import SharedImages
+from train.evaluation.tasks import BoolArray, Metrics, deciding_metric, headline, kind_of
 from train.reporting.schema import ArmRuns, Results
-from train.stats import LedgerEntry, TaskScores, mcnemar
+from train.stats.analysis import TaskScores, mcnemar
+from train.stats.model import LedgerEntry
 
 Samples = tuple[NDArray[np.float64], ...] | None
 RunKey = tuple[str, int]  # arm, seed
@@ -329,7 +314,7 @@ def read_predictions(
     if not abs(computed - stated[kind.headline]) < ROUNDING:
         raise ValueError(
             f"{path} states {kind.headline} {stated[kind.headline]}, but its samples give "
-            f"{computed}; remove the file and run train/ablate.py again"
+            f"{computed}; remove the file and run clipmill ablate again"
         )
     metrics = {**stated, kind.headline: computed}
     decides = deciding_metric(task)
@@ -425,7 +410,7 @@ def _mcnemar(
 
 def _remedy(out: str) -> str:
     path = AblationLayout(out).ablation_json
-    return f"run python train/ablate.py {path} --out {out} first"
+    return f"run clipmill ablate {path} --out {out} first"
 
 
 def read_results(ablation: Ablation, out: str) -> Results:

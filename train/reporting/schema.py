@@ -5,18 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from train.ablation import (
-    ArmRounds,
+from train.ablation import ledger
+from train.ablation.conclusions import (
     Conclusions,
     ScorerScore,
     TaskComparison,
     TaskFacts,
     TaskNoise,
     TaskRange,
-    ledger,
 )
-from train.evaluation import DroppedRows, Metrics
-from train.stats import Power, Verdict
+from train.ablation.rounds import ArmRounds
+from train.evaluation.overlap import DroppedRows
+from train.evaluation.tasks import Metrics
+from train.stats.comparison import Power, Verdict
 
 # --- results.json --------------------------------------------------------------------------------
 

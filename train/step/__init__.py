@@ -18,32 +18,3 @@ Invariants:
 A new optimizer: a value of `optimizer` in train/config.py, its groups and class in
 `optimizers.py`, its state in a test of resume.
 """
-
-from __future__ import annotations
-
-from train.step.feed import GROUPS, Captions, Feed, ReadyBatch
-from train.step.loss import DataParallel, contrastive, loss_tile
-from train.step.update import (
-    Update,
-    decay_factor,
-    learning_rate,
-    matmul_precision,
-    parameter_groups,
-    precision_context,
-)
-
-__all__ = [
-    "GROUPS",
-    "Captions",
-    "DataParallel",
-    "Feed",
-    "ReadyBatch",
-    "Update",
-    "contrastive",
-    "decay_factor",
-    "learning_rate",
-    "loss_tile",
-    "matmul_precision",
-    "parameter_groups",
-    "precision_context",
-]

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from train.config import TrainConfig
-from train.data import Batch
-from train.model import (
-    AHEAD_BYTES,
+from train.data.loader import Batch
+from train.model.clip import (
     GroupedCaptions,
     PackedCaptions,
     group_by_length,
     pack_captions,
     to_device,
 )
+from train.model.memory import AHEAD_BYTES
 from train.step import accumulate
 
 # --------------------------------------------------------------------------------------------------

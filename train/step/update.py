@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from train.config import TrainConfig
-from train.model import CLIP
+from train.model.clip import CLIP
 
 # --------------------------------------------------------------------------------------------------
 # The norm of gradients that are plain tensors or DTensors on several meshes.

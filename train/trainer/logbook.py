@@ -18,11 +18,12 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.layout import RunLayout
-from train.capacity import peak_flops
 from train.config import TrainConfig, trained_groups
-from train.data import StreamDraws
-from train.mixture import Repeats
-from train.model import CLIP, training_flops
+from train.data.tar_streams import StreamDraws
+from train.mixture.order import Repeats
+from train.model.clip import CLIP
+from train.model.memory import training_flops
+from train.sizing.device_fit import peak_flops
 
 # Fields of a line that depend on the clock, the machine or an interruption. All others repeat.
 MEASURED = (

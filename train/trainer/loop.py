@@ -1,4 +1,4 @@
-"""Train a CLIP on a blend: identity, state, steps, checkpoints, the loop."""
+"""Train a CLIP on a blend: state, steps, checkpoints, the loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from manifests import console, disk, reader
 from manifests.folder_lock import FolderInUse, locked_folder
-from manifests.layout import PoolLayout, RunLayout
+from manifests.layout import RunLayout
 from manifests.records import (
     CheckpointRecord,
     DamagedSamples,
@@ -32,31 +32,26 @@ from manifests.records import (
     read_document,
 )
 from manifests.schema import Blend, TaskSpec
-from train import transforms
-from train.capacity import resolve_micro_batch
 from train.config import TrainConfig, model_config
-from train.data import Batch, DamageCounts, DamagedSample, sum_counts, token_set, too_many_damaged
-from train.evaluation import (
-    METRICS,
-    deciding_metric,
-    evaluate,
-    find_shared_images,
-    on_rank_0,
-    read_samples,
-    refuse_identical,
-)
+from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
+from train.data.loader import Batch
+from train.data.tar_streams import sum_counts
+from train.evaluation.metrics import METRICS
+from train.evaluation.overlap import find_shared_images, refuse_identical
+from train.evaluation.tasks import deciding_metric, evaluate, on_rank_0, read_samples
 from train.formats import model_files, open_clip_files
-from train.mixture import ORDER_VERSION
-from train.model import CLIP, ReducedTokenTable, lock_tower
-from train.parallel import Ranks, Saver, checkpoint, parallelize, process_group
-from train.step import (
-    GROUPS,
-    Captions,
-    Feed,
-    ReadyBatch,
+from train.identity import check_same_run, run_identity
+from train.model.clip import CLIP, ReducedTokenTable, lock_tower
+from train.parallel import checkpoint, process_group
+from train.parallel.checkpoint import Saver
+from train.parallel.parallelism import parallelize
+from train.parallel.process_group import Ranks
+from train.sizing.device_fit import resolve_micro_batch
+from train.step import accumulate
+from train.step.feed import GROUPS, Captions, Feed, ReadyBatch
+from train.step.loss import contrastive
+from train.step.update import (
     Update,
-    accumulate,
-    contrastive,
     decay_factor,
     learning_rate,
     matmul_precision,
@@ -66,209 +61,6 @@ from train.step import (
 from train.trainer.logbook import Logbook, kept_lines, peak_memory, progress_text
 from train.trainer.mix import RunLoader, open_loader, plan_lines
 from train.transforms import normalise
-
-# --------------------------------------------------------------------------------------------------
-# The identity of a run: everything that decides its weights, as plain values.
-#
-# Every command that asks whether a run is still the one that is wanted asks `changes_since`: the
-# trainer, an ablation, its plan and its report. The noise of neighbours is taken, and the page
-# says what runs share, by `shared_part`.
-
-
-# Settings that change the weights by rounding at most: device, speed, memory, and what is written.
-# A run may be resumed with other values of these.
-INCIDENTAL = (
-    "device",
-    "threads",
-    "checkpoint_every",
-    "checkpoint_seconds",
-    "keep_checkpoints",
-    "log_every",
-    "dp_shard",
-    "tp",
-    "reshard_after_forward",
-    "cpu_offload",
-    "recompute",
-    "compile",
-    "attention",
-    "captions",
-    "log_to",
-    "micro_batch",
-    "loss_tile",
-    "local_loss",
-    "read_mode",
-    "read_cache",
-    "read_cache_gb",
-    "store_speed",
-)
-SEEDS = ("seed", "order_seed")  # runs of one ablation differ in them
-SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-def deciding_settings(config: TrainConfig) -> dict[str, Any]:
-    """The settings that decide the weights, as plain values."""
-    return {key: value for key, value in disk.to_plain(config).items() if key not in INCIDENTAL}
-
-
-def view_hashes(blend: Blend) -> dict[str, str]:
-    """The hash of each view's document, which changes when the view or its pool changes. A live run
-    has none: its segments have the hashes of its shards. Of streams nothing is known before.
-    """
-    hashes: dict[str, str] = {}
-    if not _has_views(blend):
-        return hashes
-    for name in blend.views:
-        pool, _, view = name.partition("/")
-        document = disk.read_json(PoolLayout(blend.pools[pool]).view_json(view))
-        hashes[name] = disk.content_hash(document)
-    return hashes
-
-
-def _has_views(blend: Blend) -> bool:
-    return not (blend.streams or blend.live or blend.segments is not None)
-
-
-def settings_identity(config: TrainConfig) -> dict[str, Any]:
-    """What the settings alone decide: their values, the versions of order and pixels, the sha256 of
-    the files of the initial weights, and the task of a target. Files that are gone are left out.
-    """
-    identity: dict[str, Any] = {
-        "config": deciding_settings(config),
-        "order": {"version": ORDER_VERSION},
-        "pixels": transforms.PIXELS_VERSION,
-    }
-    if config.init is not None:
-        with contextlib.suppress(ValueError):  # the model is gone
-            identity["initial_files"] = model_files.source_files(config.init)
-    if config.until_task is not None and disk.exists(config.until_task):
-        task = reader.read_manifest(config.until_task, TaskSpec)
-        identity["target"] = disk.content_hash(task)
-    return identity
-
-
-def run_identity(
-    blend: Blend, config: TrainConfig, loader: RunLoader | None = None
-) -> dict[str, Any]:
-    """Everything that decides the weights, as plain values: settings, order, the pixels of crops,
-    what is drawn, the content of the views and of the initial weights, and the sets of tokens.
-
-    Without a loader, what is not known is left out: the order but for its version, and files, views
-    and tokens that are gone.
-    """
-    identity = settings_identity(config)
-    document = disk.to_plain(blend.document())  # lists, as a saved identity has them
-    names = ("name", "pools", "max_repeats")  # they decide no sample
-    identity["blend"] = {key: document[key] for key in document if key not in names}
-    if loader is not None:
-        tokens = {}
-        for name, view in zip(loader.names, loader.views, strict=loader.is_resumable):
-            tokens[name] = view.token_set
-        whole = {"order": loader.order.identity(), "tokens": tokens, "views": view_hashes(blend)}
-        return {**identity, **whole}
-    if not _has_views(blend):
-        del identity["order"]  # streams have none
-        return identity
-    with contextlib.suppress(OSError, ValueError):  # a view is gone
-        identity["views"] = hashes = view_hashes(blend)
-        identity["tokens"] = _token_sets(blend, config.tokenizer, hashes)
-    return identity
-
-
-def _token_sets(blend: Blend, tokenizer: str, hashes: Mapping[str, str]) -> dict[str, str]:
-    sets = {}
-    for name in blend.views:
-        pool, _, view = name.partition("/")
-        folder = blend.pools[pool]
-        scores = tuple(disk.list_names(PoolLayout(folder).scores))
-        sets[name] = _token_set(folder, view, tokenizer, (hashes[name], scores))
-    return sets
-
-
-@functools.lru_cache(maxsize=1024)
-def _token_set(pool: str, view: str, tokenizer: str, state: object) -> str:
-    """A large pool's index takes seconds, and the runs of an arm have one view. `state` changes
-    with the view and the score sets.
-    """
-    return token_set(pool, view, tokenizer)
-
-
-def shared_part(identity: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of an identity that the runs of an ablation share: neither data nor seeds."""
-    config = {key: identity["config"][key] for key in identity["config"] if key not in SEEDS}
-    order = {"version": identity.get("order", {}).get("version")}
-    shared = {"config": config, "order": order, "pixels": identity.get("pixels")}
-    for key in ("initial_files", "target"):
-        if key in identity:
-            shared[key] = identity[key]
-    return shared
-
-
-def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What differs between two identities, each as `key: saved -> now`; hashes are cut."""
-    lines = []
-    for key in sorted({*saved, *now}):
-        before, after = saved.get(key), now.get(key)
-        if isinstance(before, Mapping) and isinstance(after, Mapping):
-            lines += differences(before, after, f"{prefix}{key}.")
-        elif before != after:
-            lines.append(f"{prefix}{key}: {_short(before)} -> {_short(after)}")
-    return lines
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return text[:12] if SHA256.fullmatch(text) else text
-
-
-def complete_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The deciding settings of a saved run, whatever version wrote it.
-
-    An older version had fewer settings (such a run has their defaults), and counted more of them as
-    deciding.
-    """
-    known = {key: value for key, value in saved.items() if key not in INCIDENTAL}
-    return {**deciding_settings(TrainConfig()), **known}
-
-
-def changes_since(
-    saved: Mapping[str, Any], now: Mapping[str, Any], run: str, export: Mapping[str, str]
-) -> tuple[dict[str, Any], list[str]]:
-    """The identity of a run now, and how it differs from the saved one, as `key: saved -> now`.
-
-    What `now` leaves out is taken to be as it was: it is gone, or was not opened. `export`: sha256
-    of each exported file of the finished run in the folder `run`; empty before. Files that have
-    other bytes now are differences too.
-    """
-    identity = {**saved, **now}
-    if list(now.get("order", ())) == ["version"]:
-        identity["order"] = {**saved.get("order", {}), **now["order"]}
-    before = {**saved, "config": complete_settings(saved["config"])}
-    lines = differences(before, identity)
-    exported = {}
-    for name in export:
-        path = disk.join(RunLayout(run).export, name)
-        exported[name] = disk.sha256_of(path) if disk.exists(path) else export[name]
-    return identity, [*lines, *differences({"export": export}, {"export": exported})]
-
-
-def check_same_run(
-    saved: Mapping[str, Any], now: Mapping[str, Any], out: str, record: RunRecord | None = None
-) -> dict[str, Any]:
-    """Compare the identity in a run's folder with the present one, which is returned. ValueError
-    names what differs.
-
-    record: run.json of a finished run. Initial weights that are gone are not compared: only the
-    first start reads them.
-    """
-    export = {} if record is None else record.export
-    identity, different = changes_since(saved, now, out, export)
-    if different:
-        raise ValueError(
-            f"{out} holds another run ({'; '.join(different[:3])});"
-            " choose another --out, or start again with --restart"
-        )
-    return identity
-
 
 # --------------------------------------------------------------------------------------------------
 # A loss or gradient that is NaN or infinite: a report of where it appeared, and the error that
@@ -890,7 +682,7 @@ class Target:
                 self._layout.until,
                 tokenizer=config.tokenizer,
                 device=ranks.device,
-                ranks=ranks if ranks.mesh is None else checkpoint.ALONE,
+                ranks=ranks if ranks.mesh is None else process_group.ALONE,
             )
             values.append(metrics[self.task.name][self.record.metric])
 
@@ -994,7 +786,7 @@ def locked_run(out: str, ranks: Ranks) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         refused = None
         if ranks.rank == 0:
-            lock = locked_folder(RunLayout(out).lock, "train/run.py", wait_s=LOCK_WAIT_S)
+            lock = locked_folder(RunLayout(out).lock, "clipmill train", wait_s=LOCK_WAIT_S)
             try:
                 held.enter_context(lock)
             except FolderInUse as error:

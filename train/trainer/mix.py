@@ -12,9 +12,12 @@ from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Blend, TarStream
 from train.config import TrainConfig
-from train.data import COMMAND, Loader, StageTimes, StreamDraws, StreamLoader
-from train.mixture import Repeats
-from train.model import ModelConfig
+from train.data.damage import StageTimes
+from train.data.loader import Loader
+from train.data.stream_loader import StreamLoader
+from train.data.tar_streams import COMMAND, StreamDraws
+from train.mixture.order import Repeats
+from train.model.architecture import ModelConfig
 
 RunLoader = Loader | StreamLoader
 

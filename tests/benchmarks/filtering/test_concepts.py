@@ -14,7 +14,7 @@ from benchmarks.filtering import concepts
 from filters.concepts import can_occur, read_entries
 from manifests.reader import read_manifest
 from manifests.schema import Recipe
-from pipeline.views import check_views
+from pipeline.views.files import check_views
 
 ROOT = Path(__file__).resolve().parents[3]
 CAPTIONS = ["a dog, two dogs", "the old house by the sea", "a red car"]

@@ -15,7 +15,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.studies import curve_numbers, curves
-from train.run import settings
+from clipmill.train import settings
 
 
 def line(step: int, loss: float, *, of: int = 3, batch: int = 128) -> str:

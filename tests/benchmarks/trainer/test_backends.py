@@ -7,7 +7,7 @@ import torch
 from benchmarks.trainer.backends import Compiled, CudaGraph, Eager, Unavailable, device_model
 from benchmarks.trainer.inference import LIMITS, difference, synthetic_inputs
 from tests.support.inference import small_setup
-from train.model import MODELS
+from train.model.architecture import MODELS
 from train.transforms import normalise
 
 

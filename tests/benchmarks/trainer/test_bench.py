@@ -13,10 +13,10 @@ from benchmarks.trainer import bench
 from benchmarks.trainer.report import write_report
 from benchmarks.trainer.training import LOADER
 from manifests import disk
+from tests.support import commands
 from tests.support.other_tars import Members, pack, picture
-from train import sizing
-from train.capacity import read_report
 from train.data import view_rows
+from train.sizing.device_fit import read_report
 
 SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]
 
@@ -39,7 +39,7 @@ def test_a_blend_is_measured_and_the_report_is_written(
     report = read_report(path)
     assert json.loads(output) == disk.to_plain(report)
     named = ["blend.yaml" if word == blend else word for word in words[:-1]]
-    assert report.command == f"python benchmarks/trainer/bench.py {' '.join(named)} report.json"
+    assert report.command == f"clipmill bench {' '.join(named)} report.json"
     assert str(tmp_path) not in path.read_text()
     assert report.options["batches"] == [8]
     (cell,) = report.cells
@@ -118,12 +118,12 @@ def test_reports_are_shown_compared_and_written_into_a_page(
     capsys.readouterr()
     assert bench.main(["--compare", one]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("python benchmarks/trainer/bench.py --mode loader")
+    assert shown.startswith("clipmill bench --mode loader")
     assert "blend b: 48 samples of test" in shown
     assert bench.main(["--compare", one, other, "--json"]) == 0
     columns = json.loads(capsys.readouterr().out)["columns"]
     assert columns[0]["reports"] == ["a.json", "b.json"]
-    command = f"benchmarks/trainer/bench.py --compare {one}"
+    command = f"clipmill bench --compare {one}"
     Path(page).write_text(f"<!-- written by {command} -->\n<!-- end -->\n")
     assert bench.main(["--compare", one, "--into", page]) == 0
     assert "blend b: 48 samples" in Path(page).read_text()
@@ -261,12 +261,12 @@ def test_ranks_are_processes_and_a_layout_that_is_not_possible_is_status_3(
     assert "weak scaling, test, fp32, dp, synthetic, 4 samples a rank" in output.out
     assert "error: 3 ranks in layout dp cannot share a global batch of 8" in output.err
     assert plot.read_text().startswith("<svg xmlns=")
-    # The report is one that train/sizing.py takes a speed from.
+    # The report is one that clipmill size takes a speed from.
     words = ["--model", "test", "--device", "cpu", "--batch", "8", "--measured", str(path)]
-    assert sizing.main([*words, "--ranks", "2", "--set", "precision=fp32", "--json"]) == 0
+    assert commands.size([*words, "--ranks", "2", "--set", "precision=fp32", "--json"]) == 0
     needs = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert needs["samples_per_s"] == pytest.approx(report.cells[1].rates[0])
     assert needs["speed_source"] == "measured for test, fp32, 2 ranks, batch 4, synthetic"
     words += ["--set", "precision=bf16"]
-    assert sizing.main(words) == 2
+    assert commands.size(words) == 2
     assert "has no speed of training in bf16 (mode train)" in capsys.readouterr().err

@@ -7,8 +7,8 @@ import torch
 
 from benchmarks.trainer.cells import data_name, planned_cells, refuse_cell
 from benchmarks.trainer.options import BenchOptions
-from train.capacity import Layout
 from train.config import TrainConfig, configure
+from train.sizing.advice import Layout
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from benchmarks.trainer.comparison import (
     comparison_lines,
 )
 from tests.benchmarks.trainer.test_scaling import cell
-from train.capacity import Cell, Machine, Report
+from train.sizing.device_fit import Cell, Machine, Report
 
 
 def report(device: str, *cells: Cell, **changes: Any) -> Report:

@@ -13,10 +13,11 @@ from benchmarks.trainer import bench, inference
 from benchmarks.trainer.backends import BACKENDS, Eager, OnnxRuntime, Unavailable
 from benchmarks.trainer.options import BenchOptions
 from manifests.layout import RunLayout
-from train.capacity import Cell, read_report
-from train.formats import OnnxOptions, save_onnx
+from train.formats.onnx_export import OnnxOptions, save_onnx
 from train.formats.open_clip_files import save_export
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
+from train.sizing.device_fit import Cell, read_report
 
 GIVEN = BenchOptions(
     mode="infer", models=("test",), batches=(1, 2), iterations=3, repeats=2, warmup=1
@@ -265,4 +266,4 @@ def test_stored_graphs_are_measured_and_damaged_ones_refused(pixels, trained_run
         config.write_text(described.replace(bad, '"text_length": "x"' if "9" in bad else '"a": 2,'))
         refused(f"{config} is")
     config.unlink()
-    refused("has no onnx_config.json; give a local folder of train/export.py --onnx")
+    refused("has no onnx_config.json; give a local folder of clipmill weights onnx")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks.trainer.inference import synthetic_inputs
-from train.model import MODELS
+from train.model.architecture import MODELS
 
 TEST = MODELS["test"]
 

@@ -14,7 +14,7 @@ from benchmarks.trainer.inference import (
     synthetic_inputs,
 )
 from tests.support.inference import small_setup
-from train.model import MODELS
+from train.model.architecture import MODELS
 from train.step.update import precision_context
 
 

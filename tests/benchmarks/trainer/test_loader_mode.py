@@ -9,7 +9,7 @@ import yaml
 
 from benchmarks.trainer import training
 from benchmarks.trainer.options import BenchOptions
-from train.capacity import Cell
+from train.sizing.device_fit import Cell
 
 NONE = argparse.Namespace(threads=0)
 

@@ -11,7 +11,7 @@ from benchmarks.trainer import backends
 from benchmarks.trainer.backends import Eager, OnnxRuntime, TensorRT, Unavailable
 from benchmarks.trainer.inference import difference, synthetic_inputs
 from tests.support.inference import small_setup
-from train.model import MODELS
+from train.model.architecture import MODELS
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.trainer import options
 from benchmarks.trainer.options import BenchOptions
-from train.capacity import Layout
+from train.sizing.advice import Layout
 
 FLAGS = ("--iterations", "--repeats", "--global-batch", "-b")
 

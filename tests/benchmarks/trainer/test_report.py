@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from benchmarks.trainer.report import check_target, this_machine, write_report
-from train.capacity import Cell, Report, read_report
+from train.sizing.device_fit import Cell, Report, read_report
 
 
 def report(*cells: Cell) -> Report:
     return Report(
         mode="train",
         date="2026-01-31T12:00:00Z",
-        command="python benchmarks/trainer/bench.py",
+        command="clipmill bench",
         commit=None,
         machine=this_machine(torch.device("cpu")),
         options={"ranks": [2]},

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from benchmarks.trainer.tables import figure_lines, rate_of, scaling_lines, scaling_series
-from train.capacity import Cell
+from train.sizing.device_fit import Cell
 
 
 def cell(ranks: int, rate: float | None, **changes: Any) -> Cell:

@@ -11,9 +11,10 @@ from benchmarks.trainer.steps import StepPlan, measure_scoring, steps_of
 from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
 from train.config import configure, model_config
-from train.model import CLIP, training_flops
-from train.parallel import Ranks
-from train.trainer import open_loader
+from train.model.clip import CLIP
+from train.model.memory import training_flops
+from train.parallel.process_group import Ranks
+from train.trainer.mix import open_loader
 from train.transforms import normalise
 
 CONFIG = configure({**RUN_SETTINGS, "samples_seen": 8 * steps_of(2, 2, 1)})

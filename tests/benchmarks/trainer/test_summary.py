@@ -8,7 +8,8 @@ import torch
 from benchmarks.trainer import timing as module
 from benchmarks.trainer.timing import Measurement, RankCounts, summary
 from manifests import disk
-from train.parallel import Ranks, process_group
+from train.parallel import process_group
+from train.parallel.process_group import Ranks
 
 POWER = {"device_utilisation": 0.5, "watts": 300.0, "joules": 600.0}
 

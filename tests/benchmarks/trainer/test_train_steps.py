@@ -11,8 +11,8 @@ from benchmarks.trainer.steps import AHEAD, StepPlan, measure_training, steps_of
 from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
 from train.config import TrainConfig, configure
-from train.trainer import train
 from train.trainer.logbook import MEASURED
+from train.trainer.loop import train
 
 
 def config_of(steps: int, **changes: Any) -> TrainConfig:

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from clipmill.app import COMMANDS
 from docs.tools import code_tables, reference, schema_tables
-from docs.tools.parsers import COMMANDS, parser_of
 from filters import FILTERS
 from manifests.schema import Fetch
-from tests.test_layout import ENTRIES
 from train.config import PRESETS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -33,7 +32,8 @@ def test_every_block_that_can_be_made_is_in_one_page() -> None:
 
 
 def test_the_reference_has_every_command_filter_and_preset() -> None:
-    assert set(ENTRIES) <= set(COMMANDS)
+    sections = re.findall(r"^## `clipmill (\w+)`", code_tables.command_sections(), re.M)
+    assert sections == [name for name, _, _, _ in COMMANDS]
     sections = re.findall(r"^## `(\w+)`", code_tables.filter_sections(), re.M)
     assert sections == list(FILTERS)
     assert re.findall(r"^\| `(\w+)` \|", code_tables.preset_table(), re.M) == list(PRESETS)
@@ -64,8 +64,26 @@ def test_an_unknown_block_is_refused() -> None:
         reference.fill("<!-- reference: keys Nothing -->\n<!-- end -->\n")
 
 
-def test_the_parser_of_a_command_is_taken_without_running_it() -> None:
-    parser = parser_of("pipeline/audit.py")
-    assert parser.parse_args(["out/pool", "--verify"]).verify
-    with pytest.raises(ValueError, match="read no arguments"):
-        parser_of("manifests/columns.py")
+def test_a_command_has_a_section_with_its_options_and_its_sub_commands() -> None:
+    sections = {}
+    for section in re.split(r"^###? ", code_tables.command_sections(), flags=re.M)[1:]:
+        title, _, text = section.partition("\n")
+        sections[title] = text
+    assert {title for title in sections if "`clipmill weights" in title} == {
+        "`clipmill weights`",
+        "`clipmill weights onnx`",
+    }
+    build = sections["`clipmill build`"]
+    assert "| `--until` | `choose` | `crawl`, `plan`, `fetch`, `score`, `choose` | The" in build
+    assert "\nclipmill build manifests/ablations/own_shards.yaml\n" in build
+    assert "exit status" not in build
+    assert "| `--to` | needed | text | A new folder" in sections["`clipmill weights`"]
+    purge = sections["`clipmill audit purge`"]
+    assert "| `CRITERIA` | needed | text … | url=URL" in purge
+    assert "| `--dry-run` |  |  | Count" in purge
+    bench = sections["`clipmill bench`"]
+    assert "| `--mode` |  | `infer`, `loader`, `score`, `train` | what is measured |" in bench
+    assert "\nclipmill bench --compare a100.json h100.json\n" in bench
+    assert "Args:" not in "".join(sections.values())
+    for title, text in sections.items():
+        assert not re.search(r"\|  \|$", text, re.M), f"{title}: an argument without a meaning"

@@ -185,7 +185,7 @@ def test_the_shipped_ablation_of_photographs_runs_as_its_guide_says(tmp_path: Pa
     environment = {k: v for k, v in os.environ.items() if k not in ("SCORER", "RAY_ADDRESS")}
     archive = tmp_path / "cifar-10-python.tar.gz"
     unpack = f"examples/miniweb/small_web.py cifar10 {archive} --out {data}"
-    build = f"examples/miniweb/run.py manifests/ablations/cifar10.yaml --out {out} --scale debug"
+    build = f"clipmill demo manifests/ablations/cifar10.yaml --out {out} --scale debug"
     for words in (unpack.split(), [*build.split(), "--engine", "inline"]):
         done = subprocess.run(
             [sys.executable, *words],

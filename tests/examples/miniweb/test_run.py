@@ -1,4 +1,4 @@
-"""The runner: a web around a manifest, its variables, and what is refused before it is made."""
+"""`clipmill demo`: a web around a manifest, its variables, what is refused before it is made."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from examples.miniweb import run
 from examples.miniweb.settings import Miniweb
 from manifests import disk
+from tests.support import commands
 
 ROOT = Path(__file__).resolve().parents[3]
 RECIPE = """
@@ -60,9 +61,9 @@ def test_a_recipe_is_built_from_a_web_of_ones_own(
     recipe.write_text(RECIPE)
     web.write_text("{pairs: 40, trusted_pairs: 0, faults: 0}")
     words = [str(recipe), "--web", str(web), "--out", str(out), "--engine", "inline"]
-    assert run.main([*words, "--until", "fetch"]) == 0
+    assert commands.demo([*words, "--until", "fetch"]) == 0
     assert disk.read_json(out / "web" / "site.json")["settings"]["pairs"] == 40
-    again = f"next: python examples/miniweb/run.py --web {web} {recipe} --out {out} --engine inline"
+    again = f"next: clipmill demo --web {web} {recipe} --out {out} --engine inline"
     assert capfd.readouterr().out.splitlines()[-2:] == ["  40 of 40 rows are stored", again]
 
 
@@ -91,7 +92,7 @@ def test_a_mistake_is_one_line_and_no_web_is_made(
     demo = (ROOT / "manifests/ablations/demo.yaml").read_text()
     demo = demo.replace("../recipes", str(ROOT / "manifests/recipes"))
     (tmp_path / "demo.yaml").write_text(demo.replace("[0, 1, 2, 3, 4]", "[0]"))
-    assert run.main([*words, "--out", "out"]) == 2
+    assert commands.demo([*words, "--out", "out"]) == 2
     errors = capsys.readouterr().err
     assert errors.startswith("error: ")
     assert errors.count("\n") == 1

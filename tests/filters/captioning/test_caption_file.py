@@ -18,8 +18,8 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec
-from pipeline import score as score_command
-from pipeline.pool import ShardWriter
+from pipeline.pool.shard_writer import ShardWriter
+from tests.support import commands
 from tests.support.small_pool import jpeg
 
 
@@ -66,7 +66,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 def scored(
     pool: str, path: Path, capsys: pytest.CaptureFixture[str], **options: Any
 ) -> tuple[list[Any], dict[str, Any]]:
-    """(the column of all rows, what `score.py --json` says of the join)."""
+    """(the column of all rows, what `clipmill score --json` says of the join)."""
     recipe = path.parent / f"{path.name}.yaml"
     given = {"paths": path.name, **options}
     recipe.write_text(
@@ -74,7 +74,7 @@ def scored(
         f"filters: [{{written: {{caption_file: {json.dumps(given)}}}}}]\n"
     )
     argv = [pool, "--recipe", str(recipe), "--engine", "inline", "--json"]
-    assert score_command.main(argv) == 0
+    assert commands.score(argv) == 0
     report = json.loads(capsys.readouterr().out)
     (name,) = report["sets"]
     files = AlignedFiles.of_scores(pool, name)
@@ -144,7 +144,7 @@ def test_a_bad_file_is_an_error_with_the_place(
         "name: r\nsource: {kind: files, paths: [x.csv]}\n"
         f"filters: [{{caption_file: {{paths: [{name}]}}}}]\n"
     )
-    assert score_command.main([pool, "--recipe", str(recipe), "--engine", "inline"]) == 2
+    assert commands.score([pool, "--recipe", str(recipe), "--engine", "inline"]) == 2
     assert re.search(message, capsys.readouterr().err)
 
 

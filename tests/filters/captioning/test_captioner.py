@@ -12,11 +12,9 @@ import pytest
 
 from filters.base import set_id
 from filters.captioner import Captioner
-from pipeline import filter as filter_command
-from pipeline import score as score_command
+from tests.support import commands
 from tests.support.caption_models import written
 from tests.support.small_pool import Row, make_pool
-from train import run
 
 KINDS = ["coca", "blip", "encoder_decoder"]
 
@@ -116,8 +114,8 @@ views: {{all: [{{any: coca IS NOT NULL}}]}}
 """
     )
     given = [pool, "--recipe", str(recipe)]
-    assert score_command.main([*given, "--engine", "inline"]) == 0
-    assert filter_command.main(given) == 0
+    assert commands.score([*given, "--engine", "inline"]) == 0
+    assert commands.filter_pool(given) == 0
     blend = tmp_path / "blend.yaml"
     shares = "{caption: 0.25, coca: 0.5, given: 0.25}"
     blend.write_text(
@@ -126,12 +124,12 @@ views: {{all: [{{any: coca IS NOT NULL}}]}}
     settings = ["model=test", "samples_seen=32", "batch_size=8", "lanes=4", "warmup=1",
                 "precision=fp32", "threads=1", "device=cpu", "lr=1e-3"]  # fmt: skip
     command = [str(blend), "--out", str(tmp_path / "run"), "--set", *settings]
-    assert run.main(command) == 2
+    assert commands.train(command) == 2
     message = "does not read the column 'given'.*{given: given IS NOT NULL}"
     assert re.search(message, capsys.readouterr().err)
     views = "views: {all: [{any: coca IS NOT NULL}, {given: given IS NOT NULL}]}"
     recipe.write_text(recipe.read_text().replace("views: {all: [{any: coca IS NOT NULL}]}", views))
-    assert filter_command.main(given) == 0
-    assert run.main(command) == 0
+    assert commands.filter_pool(given) == 0
+    assert commands.train(command) == 0
     log = (tmp_path / "run" / "log.jsonl").read_text()
     assert '"captions": {"caption": 8, "coca": 16, "given": 8}' in log

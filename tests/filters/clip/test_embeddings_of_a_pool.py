@@ -15,7 +15,7 @@ from filters.clip import model as models
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
-from pipeline.scoring import score
+from pipeline.scoring.scorer import score
 from tests.support.small_pool import Row, make_pool, rows
 
 

@@ -17,8 +17,8 @@ from filters.duplicates import Duplicate
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
-from pipeline.cross_row import engine
-from pipeline.scoring import score
+from pipeline import cross_row
+from pipeline.scoring.scorer import score
 from tests.manifests.test_phash import photograph
 from tests.support.pool_filters import run_inline
 from tests.support.small_pool import Row, make_pool
@@ -272,10 +272,10 @@ def test_the_engine_gives_the_same_columns_for_any_shards_and_partitions(
     assert sum(row["near_survivor"] is True for row in expected.values()) == 5
     assert sum(row["near_survivor"] is None for row in expected.values()) == 4
     assert {row["near_size"] for row in expected.values()} == {4, None}
-    monkeypatch.setattr(engine, "PARTITION_BYTES", 500)
-    planned: list[engine.PoolJob] = []
-    monkeypatch.setattr(engine, "MOST_PARTITIONS", 12)
-    plan_job = engine.plan_job
+    monkeypatch.setattr(cross_row, "PARTITION_BYTES", 500)
+    planned: list[cross_row.PoolJob] = []
+    monkeypatch.setattr(cross_row, "MOST_PARTITIONS", 12)
+    plan_job = cross_row.plan_job
 
     def plan(*arguments: Any, **options: Any) -> Any:
         planned.append(plan_job(*arguments, **options))

@@ -9,7 +9,7 @@ import pytest
 from filters import make
 from filters.duplicates import OtherPool
 from manifests.schema import FilterSpec
-from pipeline.scoring import score
+from pipeline.scoring.scorer import score
 from tests.support.pool_filters import run_inline
 from tests.support.small_pool import make_pool, rows
 

@@ -90,7 +90,7 @@ def test_a_bundle_that_was_not_closed_is_damaged(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         stop()
-    with pytest.raises(ValueError, match=r"b\.parquet is damaged: .*run pipeline/score\.py"):
+    with pytest.raises(ValueError, match=r"b\.parquet is damaged: .*run clipmill score"):
         Bundle(str(tmp_path / "b.parquet"))
     with pytest.raises(FileNotFoundError):
         Bundle(str(tmp_path / "none.parquet"))

@@ -21,7 +21,7 @@ from manifests.commits.index import (
 )
 from tests.support.commit_records import commit_record, write_record
 
-REINDEX = r"run python pipeline/audit\.py .* --reindex"
+REINDEX = r"run clipmill audit reindex "
 
 
 @pytest.fixture

@@ -49,5 +49,5 @@ def test_a_lost_file_is_named(pool: str) -> None:
     update_index(pool)
     for path in Path(pool, "index").glob("*.parquet"):
         path.unlink()
-    with pytest.raises(ValueError, match=r"is not there; run python pipeline/audit\.py .* --re"):
+    with pytest.raises(ValueError, match=r"is not there; run clipmill audit reindex "):
         open_shard_files(pool)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline.archives import pairs_of_warc_record, pairs_of_wat_record
 from pipeline.archives.wat import pairs_of_wat
+from pipeline.crawl.sources import pairs_of_warc_record, pairs_of_wat_record
 from tests.support import warcs, wats
 from tests.support.web_files import FileServer
 

@@ -8,7 +8,7 @@ from manifests.columns import SIDECAR
 from manifests.schema import Source
 from pipeline.crawl.crawler import crawl
 from pipeline.crawl.parts import Loss, top_reasons
-from pipeline.pool import ShardWriter
+from pipeline.pool.shard_writer import ShardWriter
 from tests.support.wats import image, page, zipped
 
 

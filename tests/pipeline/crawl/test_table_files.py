@@ -13,10 +13,10 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Source
-from pipeline import build
 from pipeline.crawl import tables
 from pipeline.crawl.crawler import crawl
 from pipeline.crawl.parts import read_parts, reason_totals
+from tests.support import commands
 from tests.support.url_tables import LEFT, read, table, texts, write
 
 
@@ -236,14 +236,14 @@ def test_a_table_whose_compressed_bytes_are_damaged_is_a_failed_task(
 
 
 def crawled(path: Path, source: str = "") -> tuple[int, list[dict[str, Any]], dict[str, int]]:
-    """build.py on a table of strangers: its status, its pairs and the rows that it dropped."""
+    """A build from a table of strangers: its status, its pairs and the rows that it dropped."""
     recipe, pool = path.with_suffix(".yaml"), path.with_suffix(".pool")
     recipe.write_text(
         f"name: r\nsource: {{kind: table, paths: [{path.name}]{source}}}\n"
         "fetch: {user_agent: 'test (+http://clipmill.example)'}\n"
     )
     words = [str(recipe), "--out", str(pool), "--until", "crawl", "--engine", "inline"]
-    status = build.main(words)
+    status = commands.build(words)
     parts = read_parts(str(pool))
     if status or parts is None:
         return status, [], {}

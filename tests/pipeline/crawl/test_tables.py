@@ -14,7 +14,7 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Source
-from pipeline.archives import PartCounts
+from pipeline.archives.urls import PartCounts
 from pipeline.crawl.crawler import crawl
 from pipeline.crawl.sources import parts
 from pipeline.crawl.tables import url_table

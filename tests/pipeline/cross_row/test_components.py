@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.cross_row.components import (
+from pipeline.cross_row import (
     NO_UIDS,
     Uids,
     count_unfinished,

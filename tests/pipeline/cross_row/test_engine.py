@@ -17,11 +17,12 @@ from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.accounting import verify
-from pipeline.cross_row import engine
-from pipeline.pool import read_sidecar
-from pipeline.scoring import complete_score_sets, read_score_set, score, score_set
-from pipeline.views import choose_views
+from pipeline import cross_row
+from pipeline.audit.integrity import verify
+from pipeline.pool.lease import read_sidecar
+from pipeline.scoring.score_sets import complete_score_sets, read_score_set, score_set
+from pipeline.scoring.scorer import score
+from pipeline.views.files import choose_views
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import Row, make_pool, rows, write_shard
 from tests.support.toy_pool_filters import Near, Often, components
@@ -104,7 +105,7 @@ def test_the_columns_do_not_depend_on_shards_and_partitions(
     pool = make_pool(tmp_path_factory.mktemp("pool"), given_rows, per_shard)
     # From one partition and ticket to one for every three rows.
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "PARTITION_BYTES", partition_bytes)
+        patch.setattr(cross_row, "PARTITION_BYTES", partition_bytes)
         run(pool, OFTEN, NEAR)
     check_often(columns(pool, OFTEN))
     check_near(columns(pool, NEAR))
@@ -115,7 +116,7 @@ def test_a_long_chain_over_many_partitions_is_one_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = make_pool(tmp_path, [Row(caption=f"w{i} w{i + 1}") for i in range(30)], per_shard=7)
-    monkeypatch.setattr(engine, "PARTITION_BYTES", 3000)
+    monkeypatch.setattr(cross_row, "PARTITION_BYTES", 3000)
     run(pool, NEAR)
     values = columns(pool, NEAR)
     check_near(values)
@@ -154,7 +155,7 @@ def test_an_interrupted_job_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed before any of its files is published, it ends with the same files."""
-    monkeypatch.setattr(engine, "PARTITION_BYTES", 700)
+    monkeypatch.setattr(cross_row, "PARTITION_BYTES", 700)
     whole = make_pool(tmp_path / "whole", rows(16), per_shard=4)
     run(whole, OFTEN, NEAR)
     expected = [columns(whole, OFTEN), columns(whole, NEAR)]
@@ -247,7 +248,9 @@ def test_damage_and_pools_without_rows(tmp_path: Path) -> None:
     sidecar = Path(PoolLayout(pool).sidecar(1))
     content = sidecar.read_bytes()
     disk.write_parquet(str(sidecar), read_sidecar(pool, 1).slice(1))
-    with pytest.raises(ValueError, match=r"shard 00001 is damaged: .* 9 rows of 10; .*--repair"):
+    with pytest.raises(
+        ValueError, match=r"shard 00001 is damaged: .* 9 rows of 10; run clipmill audit repair "
+    ):
         score(pool, [OFTEN], engine="inline")
     sidecar.write_bytes(content)
     run(pool, OFTEN)

@@ -11,8 +11,9 @@ from filters import FILTERS, instances_of
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec
-from pipeline.cross_row import engine
-from pipeline.scoring import score, score_set
+from pipeline import cross_row
+from pipeline.scoring.score_sets import score_set
+from pipeline.scoring.scorer import score
 from tests.support.small_pool import make_pool, rows
 from tests.support.toy_pool_filters import Near, Often
 
@@ -25,9 +26,11 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FILTERS, "near", Near)
 
 
-def planned(pool: str, columns: dict[str, tuple[str, ...]], name: str = "often") -> engine.PoolJob:
+def planned(
+    pool: str, columns: dict[str, tuple[str, ...]], name: str = "often"
+) -> cross_row.PoolJob:
     instance = instances_of([FilterSpec(name=name)])[name]
-    return engine.plan_job(read_commits(pool), f"{name}@1", instance, columns, None)
+    return cross_row.plan_job(read_commits(pool), f"{name}@1", instance, columns, None)
 
 
 def test_tickets_and_partitions_follow_from_the_size(
@@ -36,18 +39,18 @@ def test_tickets_and_partitions_follow_from_the_size(
     pool = make_pool(tmp_path, rows(40), per_shard=4)
     small = planned(pool, {"": ("caption",)})
     assert (small.partitions, small.bounds, small.units) == (1, (0, 10), 1)
-    monkeypatch.setattr(engine, "PARTITION_BYTES", 2000)
+    monkeypatch.setattr(cross_row, "PARTITION_BYTES", 2000)
     many = planned(pool, {"": ("caption",)})
     assert many.partitions > 1
     assert many.bounds[0] == 0
     assert many.bounds[-1] == 10
     assert list(many.bounds) == sorted(set(many.bounds))
     assert planned(pool, {"": ("caption",)}, "near").partitions > 2 * many.partitions
-    assert disk.from_plain(engine.PoolJob, disk.to_plain(many)) == many
+    assert disk.from_plain(cross_row.PoolJob, disk.to_plain(many)) == many
     assert many.identity() != small.identity()
-    monkeypatch.setattr(engine, "MOST_PARTITIONS", 2)
+    monkeypatch.setattr(cross_row, "MOST_PARTITIONS", 2)
     assert planned(pool, {"": ("caption",)}).partitions == 2
-    ids = np.array([0, 5, 9], np.uint64) << engine.POSITION_BITS
+    ids = np.array([0, 5, 9], np.uint64) << cross_row.POSITION_BITS
     assert many.unit_of(ids).tolist()[0] == 0
     assert many.unit_of(ids).tolist()[-1] == many.units - 1
 
@@ -56,13 +59,13 @@ def test_stored_rows_come_with_the_columns_that_are_read(tmp_path: Path) -> None
     pool = make_pool(tmp_path, rows(10))
     score(pool, [FilterSpec(name="caption")], engine="inline")
     name, _ = score_set(pool, FilterSpec(name="caption"))
-    reader = engine.ShardRows(planned(pool, {"": ("url", "uid"), name: ("caption_words",)}))
+    reader = cross_row.ShardRows(planned(pool, {"": ("url", "uid"), name: ("caption_words",)}))
     record = read_commits(pool).record(0)
     table, numbers = reader.read(record)
     assert table.column_names == ["uid", "url", "caption_words"]
     assert numbers.tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
     assert table["caption_words"].to_pylist() == [1, 2, 3, 4, 6, 7, 1, 2]
-    missing = engine.ShardRows(planned(pool, {"": ()}))
+    missing = cross_row.ShardRows(planned(pool, {"": ()}))
     missing._of_sets = {"other@1": ["x"]}
     missing._files = {"other@1": reader._files[name].of_scores(pool, "other@1")}
     with pytest.raises(ValueError, match="does not have the columns of shard 00000"):

@@ -15,9 +15,9 @@ import pytest
 from manifests import disk, ray_runtime
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
-from pipeline.cross_row import engine
+from pipeline import cross_row
 from pipeline.executor import tickets
-from pipeline.scoring import score
+from pipeline.scoring.scorer import score
 from tests.support import self_kills, toy_pool_filters
 from tests.support.small_pool import make_pool, rows
 from tests.support.trials import EVERYWHERE
@@ -53,7 +53,7 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
 ) -> None:
     """The filters come from a file, whose text travels to the workers. A worker that dies once is
     replaced by the same command; where its ticket dies twice, the next command continues."""
-    monkeypatch.setattr(engine, "PARTITION_BYTES", 2000)
+    monkeypatch.setattr(cross_row, "PARTITION_BYTES", 2000)
     monkeypatch.setattr(tickets, "RETRY_PAUSE_S", 0.0)
     template = make_pool(tmp_path / "template", rows(16), per_shard=SHARDS)
     whole = str(tmp_path / "whole")

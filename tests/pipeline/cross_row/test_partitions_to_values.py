@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.cross_row import engine as values
-from pipeline.cross_row.components import NO_UIDS, uids_of
+from pipeline import cross_row as values
+from pipeline.cross_row import NO_UIDS, uids_of
 
 
 def uids(*numbers: int) -> pa.Array:

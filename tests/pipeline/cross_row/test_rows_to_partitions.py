@@ -17,8 +17,9 @@ from filters.duplicates import Duplicate
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec
-from pipeline.cross_row import engine, plan_job
-from pipeline.executor import Ticket
+from pipeline import cross_row
+from pipeline.cross_row import plan_job
+from pipeline.executor.tickets import Ticket
 from tests.support.small_pool import Row, jpeg, make_pool, rows
 from tests.support.toy_pool_filters import Near, Often
 
@@ -31,11 +32,11 @@ def test_a_linked_filter_leaves_its_rows_twice(
     commits = read_commits(pool)
     instance = instances_of([FilterSpec(name="near")])["near"]
     job = plan_job(commits, "near@1", instance, {"": ("caption",)}, None)
-    payload = engine.unit_payload(job, commits, 0)
+    payload = cross_row.unit_payload(job, commits, 0)
     assert payload == {"number": 0, "shards": [0, 1]}
-    work = engine.route({"job": disk.to_plain(job)})
+    work = cross_row.route({"job": disk.to_plain(job)})
     assert work(Ticket(id="r", group="r", payload=payload)) == {"rows": 16}
-    for name in (engine.ROUTED, engine.MEMBERS):
+    for name in (cross_row.ROUTED, cross_row.MEMBERS):
         table, ids = job.exchange(name, from_shards=True).read(0)
         assert table.column_names == ["uid", "caption"]
         assert len(np.unique(ids)) == table.num_rows == 16
@@ -77,7 +78,7 @@ def peak_of_summaries(pool: str, monkeypatch: pytest.MonkeyPatch, kind: Any) -> 
     planned = plan_job(commits, f"{kind.__name__}@1", instance, {"": ("caption",)}, None)
     bounds = (0, 10, 20, 30)
     job_config = {"job": disk.to_plain(replace(planned, bounds=bounds))}
-    summarise = engine.summarise(job_config)
+    summarise = cross_row.summarise(job_config)
     before = pa.default_memory_pool()
     counted = pa.proxy_memory_pool(before)
     pa.set_memory_pool(counted)
@@ -86,17 +87,17 @@ def peak_of_summaries(pool: str, monkeypatch: pytest.MonkeyPatch, kind: Any) -> 
             shards = commits.shards[bounds[number] : bounds[number + 1]].tolist()
             payload = {"number": number, "shards": shards}
             summarise(Ticket(id=str(number), group="s", payload=payload))
-        engine.combine(job_config)(Ticket(id="c", group="c", payload={}))
+        cross_row.combine(job_config)(Ticket(id="c", group="c", payload={}))
     finally:
         pa.set_memory_pool(before)
-    return counted.max_memory(), engine.PoolWorker(job_config).state
+    return counted.max_memory(), cross_row.PoolWorker(job_config).state
 
 
 def test_summaries_of_many_shards_take_the_memory_of_a_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = make_pool(tmp_path, [Row(caption="dog", image=jpeg(0))] * 30, per_shard=1)
-    monkeypatch.setattr(engine, "SUMMARY_BYTES", 3_000_000)
+    monkeypatch.setattr(cross_row, "SUMMARY_BYTES", 3_000_000)
     merged, state = peak_of_summaries(pool, monkeypatch, Counted)
     kept, expected = peak_of_summaries(pool, monkeypatch, Kept)
     assert state.tolist() == expected.tolist() == [30] * 50_000
@@ -114,6 +115,6 @@ def test_an_error_of_a_filter_is_one_line(tmp_path: Path, monkeypatch: pytest.Mo
     instance = instances_of([FilterSpec(name="often")])["often"]
     assert isinstance(instance.filter, PoolFilter)
     job = plan_job(read_commits(pool), "often@1", instance, {"": ("caption",)}, None)
-    worker = engine.PoolWorker({"job": disk.to_plain(job)})
+    worker = cross_row.PoolWorker({"job": disk.to_plain(job)})
     with pytest.raises(ValueError, match=r"filter often: judge raised KeyError: 'a\\nb'"):
         worker.call("judge", None, None)

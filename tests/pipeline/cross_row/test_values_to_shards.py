@@ -13,10 +13,9 @@ from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout, uids_checksum
 from manifests.schema import FilterSpec
-from pipeline.cross_row import plan_job
-from pipeline.cross_row.engine import VALUES, gather
-from pipeline.executor import Ticket
-from pipeline.pool import read_sidecar
+from pipeline.cross_row import VALUES, gather, plan_job
+from pipeline.executor.tickets import Ticket
+from pipeline.pool.lease import read_sidecar
 from tests.support.small_pool import make_pool, rows
 from tests.support.toy_pool_filters import Often
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from pipeline.executor import Stage, Ticket, Work, execute
 from pipeline.executor import tickets as outcomes
-from pipeline.executor.tickets import Outcomes, Report, retry_pause_s
-from pipeline.progress import StageCounter
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Outcomes, Report, Stage, Ticket, Work, retry_pause_s
+from pipeline.progress.state import StageCounter
 
 TRIED: list[tuple[str, float]] = []
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from manifests import ray_runtime
-from pipeline.executor import Report, Stage, Ticket, Work, execute
-from pipeline.executor.tickets import ROOT
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import ROOT, Report, Stage, Ticket, Work
 
 pytestmark = pytest.mark.slow
 
@@ -340,7 +340,8 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
     import ray as r
 
     script = (
-        "import json, sys\nfrom pipeline.executor import *\n"
+        "import json, sys\nfrom pipeline.executor.stage import *\n"
+        "from pipeline.executor.tickets import *\n"
         "from tests.pipeline.executor.test_stage import obedient\n"
         "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
         "work = Stage(name='s', work=obedient, config={'log': sys.argv[1]})\n"

@@ -10,8 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.executor import Stage, Ticket, Work
-from pipeline.executor.tickets import Worker, check_ready, error_line, ticket_json, work_reference
+from pipeline.executor.tickets import (
+    Stage,
+    Ticket,
+    Work,
+    Worker,
+    check_ready,
+    error_line,
+    ticket_json,
+    work_reference,
+)
 
 
 def factory(config: dict[str, Any]) -> Work:

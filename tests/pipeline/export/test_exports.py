@@ -1,4 +1,4 @@
-"""filter.py --export: every kept sample stays what it is, in each form; kills and mistakes."""
+"""clipmill export: every kept sample stays what it is, in each form; kills and mistakes."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import pytest
 from manifests import disk
 from manifests.commits import Commits, read_commits
 from pipeline import export
-from pipeline import filter as filter_command
 from pipeline.export import export_view
 from pipeline.views import materialise
+from tests.support import commands
 from tests.support.exported import exported_pool, kept_samples, tar_members, without_scores
 
 
@@ -64,17 +64,17 @@ def test_image_caption_key_and_json_of_every_kept_sample_stay(pool: str, tmp_pat
 def test_the_command_again_and_in_a_store(
     pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [pool, "--export", "wide", "--to"]
-    assert filter_command.main([*words, str(tmp_path / "a/x.parquet"), "--json"]) == 0
+    words = [pool, "wide", "--to"]
+    assert commands.export([*words, str(tmp_path / "a/x.parquet"), "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert filter_command.main([*words, str(tmp_path / "a/x.parquet"), "--json"]) == 0
+    assert commands.export([*words, str(tmp_path / "a/x.parquet"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == first
     assert first["sha256"] == disk.file_sha256(tmp_path / "a/x.parquet")
     store = "memory://test_exports"
-    assert filter_command.main([*words, f"{store}/b/x.parquet"]) == 0
+    assert commands.export([*words, f"{store}/b/x.parquet"]) == 0
     assert disk.read_bytes(f"{store}/b/x.parquet") == (tmp_path / "a/x.parquet").read_bytes()
     assert "README.md and Croissant" in capsys.readouterr().out
-    assert filter_command.main([*words, f"{store}/tars", "--json"]) == 0
+    assert commands.export([*words, f"{store}/tars", "--json"]) == 0
     assert disk.read_json(f"{store}/tars/export.json")["complete"] is True
     assert len(disk.list_names(f"{store}/tars", ".tar")) == 5
 
@@ -162,20 +162,19 @@ def test_a_pool_that_changes_meanwhile(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--export", "wide"], "--export needs --to"),
-        (["--export", "wild", "--to", "{}/x.csv"], "has no view 'wild'; did you mean 'wide'"),
-        (["--export", "wide", "--to", "{}/x.npy", "--uid-column", "caption"], "column 'caption'"),
-        (["--export", "wide", "--to", "{}/x.npy", "--uid-column", "uidd"], "did you mean 'uid'"),
-        (["--export", "wide", "--to", "{}/x.csv", "--uid-column", "key"], "belongs to a .npy"),
-        (["--export", "wide", "--to", "{}/x.csv", "--seed", "1"], "--export takes no"),
-        (["--columns", "--to", "x.csv"], "are for --export"),
+        (["wide"], "--to is missing"),
+        (["wild", "--to", "{}/x.csv"], "has no view 'wild'; did you mean 'wide'"),
+        (["wide", "--to", "{}/x.npy", "--uid-column", "caption"], "column 'caption'"),
+        (["wide", "--to", "{}/x.npy", "--uid-column", "uidd"], "did you mean 'uid'"),
+        (["wide", "--to", "{}/x.csv", "--uid-column", "key"], "belongs to a .npy"),
+        (["wide", "--to", "{}/x.csv", "--seed", "1"], "Unknown option: --seed"),
     ],
 )
 def test_mistakes(
     pool: str, tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [word.replace("{}", str(tmp_path / "new")) for word in words]
-    assert filter_command.main([pool, *words]) == 2
+    assert commands.export([pool, *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not list(Path(tmp_path).glob("new/x.*"))

@@ -10,7 +10,7 @@ import pytest
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.layout import PoolLayout
-from pipeline.accounting import purge_rows
+from pipeline.audit.purge import purge_rows
 from pipeline.export import KeptRows
 from tests.support.exported import exported_pool, kept_samples
 from tests.support.small_pool import rows, write_shard

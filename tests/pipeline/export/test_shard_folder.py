@@ -13,11 +13,12 @@ from manifests import disk
 from manifests.commits import read_commits
 from manifests.schema import Recipe, Source, View
 from pipeline import export
-from pipeline.executor import Stage, execute
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage
 from pipeline.export import KeptRows, folder_hash, write_shard_folder
-from pipeline.external import adopt_tars, tar_tickets
-from pipeline.scoring import score
-from pipeline.views import choose_views
+from pipeline.external.adopt import adopt_tars, tar_tickets
+from pipeline.scoring.scorer import score
+from pipeline.views.files import choose_views
 from tests.support.exported import FILTERS, exported_pool, kept_samples, tar_members, without_scores
 from tests.support.small_pool import jpeg
 

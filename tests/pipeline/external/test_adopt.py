@@ -17,10 +17,11 @@ from manifests import disk
 from manifests.columns import SIDECAR, with_extra
 from manifests.layout import CommitRecord, PoolLayout, read_commit_records
 from manifests.schema import Source
-from pipeline import build
-from pipeline.executor import Stage, Ticket, execute
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket
 from pipeline.external.adopt import adopt_tars, changed_tars, tar_tickets
-from pipeline.pool import read_sidecar, remove_uncommitted
+from pipeline.pool.lease import read_sidecar, remove_uncommitted
+from tests.support import commands
 from tests.support.other_tars import Members, pack, picture, rows, take
 
 
@@ -401,6 +402,6 @@ def test_braces_stand_for_the_tars_of_a_recipe(tmp_path: Path) -> None:
         "name: r\nsource: {kind: shards, paths: ['tars/{00009..00010}.tar', 'tars/{a,b}.tar']}\n"
     )
     words = [str(tmp_path / "r.yaml"), "--out", str(tmp_path / "pool"), "--engine", "inline"]
-    assert build.main([*words, "--until", "fetch"]) == 0
+    assert commands.build([*words, "--until", "fetch"]) == 0
     captions = [rows(tmp_path / "pool", shard)[0]["caption"] for shard in range(3)]
     assert captions == ["00009", "00010", "{a,b}"]

@@ -31,7 +31,7 @@ from manifests.layout import read_commit_records
 from manifests.schema import Fetch, Pair, Recipe, Source
 from pipeline import recipe_run
 from pipeline.external import img2dataset
-from pipeline.pool import read_sidecar
+from pipeline.pool.lease import read_sidecar
 
 AGENT = "tester/1.0 (+https://example.org/bot)"
 STAND_IN = """

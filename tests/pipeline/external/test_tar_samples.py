@@ -13,10 +13,10 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Fetch
-from pipeline import build
 from pipeline.external.adopt import group_samples, json_object, size_of
-from pipeline.images import RejectedImage
-from pipeline.pool import Member
+from pipeline.images.header import RejectedImage
+from pipeline.pool.tars import Member
+from tests.support import commands
 from tests.support.other_tars import Members, pack, picture, rows, take
 
 
@@ -102,15 +102,15 @@ def test_a_parquet_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def built(folder: Path, members: Members, table: pa.Table | None = None) -> list[dict[str, Any]]:
-    """build.py on one tar and the parquet beside it; the rows of the pool. AssertionError with what
-    it printed where it failed."""
+    """A build from one tar and the parquet beside it; the rows of the pool. AssertionError with
+    what it printed where it failed."""
     pack(folder / "tars" / "x.tar", members)
     if table is not None:
         pq.write_table(table, folder / "tars" / "x.parquet")
     recipe = "name: r\nsource: {kind: shards, paths: [tars], caption_column: null}\n"
     (folder / "r.yaml").write_text(recipe)
     words = [str(folder / "r.yaml"), "--out", str(folder / "pool"), "--engine", "inline"]
-    if build.main([*words, "--until", "fetch"]) != 0:
+    if commands.build([*words, "--until", "fetch"]) != 0:
         return []
     return rows(folder / "pool")
 

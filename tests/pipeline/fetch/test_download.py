@@ -20,8 +20,8 @@ from manifests import disk, ray_runtime
 from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
 from manifests.layout import read_commit_records
 from manifests.schema import Fetch, Pair, Recipe, Source
-from pipeline import planning
-from pipeline.executor import Stage, Ticket, execute
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket
 from pipeline.fetch import download
 from pipeline.fetch.download import (
     Downloader,
@@ -31,8 +31,10 @@ from pipeline.fetch.download import (
     row_not_asked,
 )
 from pipeline.fetch.fetcher import Fetched, Fetcher
-from pipeline.images import RejectedImage
-from pipeline.pool import ShardWriter, read_sidecar
+from pipeline.images.header import RejectedImage
+from pipeline.planning.plan_files import rows_of_shard
+from pipeline.pool.lease import read_sidecar
+from pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
 
 
@@ -125,7 +127,7 @@ def test_pictures_from_the_web_and_what_went_wrong(tmp_path: Path, web: Any, wor
     data = (tmp_path / "shards/00000.tar").read_bytes()
     member = json.loads(data[good["json_offset"] :][: good["json_length"]])
     assert (member["title"], member["page_url"]) == ("t0", "http://page.test/")
-    order = [pair.url for pair in planning.rows_of_shard(str(tmp_path), 0)]
+    order = [pair.url for pair in rows_of_shard(str(tmp_path), 0)]
     assert list(rows) == order, "rows are in the order of the plan"
 
 

@@ -19,8 +19,9 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
-from pipeline.executor import Ticket
-from pipeline.fetch import guard, make_downloader, request, sites
+from pipeline.executor.tickets import Ticket
+from pipeline.fetch import guard, request, sites
+from pipeline.fetch.download import make_downloader
 from tests.support import plans
 from tests.support.dns import fake_dns
 from tests.support.hostile_server import SITE_FILES, HostileServer, certificates

@@ -21,7 +21,7 @@ from manifests.hashes import phash
 from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import recipe_run
-from pipeline.pool import read_sidecar
+from pipeline.pool.lease import read_sidecar
 
 BAD, GOOD = 50, 12
 NEEDLE = 48  # bytes of an image that are looked for, from its end, behind the tables

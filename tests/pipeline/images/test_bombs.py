@@ -18,8 +18,9 @@ import uvloop
 from PIL import Image
 
 from manifests.schema import Fetch
-from pipeline.images import DecodedImage, Decoders
+from pipeline.images.decoders import Decoders
 from pipeline.images.header import SCAN_MARKER
+from pipeline.images.transform import DecodedImage
 
 MOST_BYTES = 256 * 2**20  # that a bomb may cost its child
 MOST_S = 2.5  # of the child's CPU

@@ -14,7 +14,10 @@ import uvloop
 from PIL import Image
 
 from manifests.schema import Fetch
-from pipeline.images import DecodedImage, Decoders, RejectedImage, check_and_resize, decoders
+from pipeline.images import decoders
+from pipeline.images.decoders import Decoders
+from pipeline.images.header import RejectedImage
+from pipeline.images.transform import DecodedImage, check_and_resize
 
 
 def drawn(width: int = 80, height: int = 48) -> Image.Image:

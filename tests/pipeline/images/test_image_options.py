@@ -13,14 +13,14 @@ from PIL import Image, features
 
 from manifests.columns import REASONS
 from manifests.schema import Fetch
-from pipeline.images import (
-    RejectedImage,
+from pipeline.images import transform
+from pipeline.images.header import RejectedImage
+from pipeline.images.transform import (
     as_it_is,
     boxes_of,
     check_and_resize,
     check_hash,
     content_hashes,
-    transform,
 )
 from tests.support.image_files import noise, saved
 from tests.support.profiles import srgb_profile, swapped_profile

@@ -14,8 +14,15 @@ from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
 from manifests.schema import Fetch
-from pipeline.images import DecodedImage, RejectedImage, check_and_resize
-from pipeline.images.header import BYTES_PER_PIXEL, SPARE_BYTES, as_text, read, without_metadata
+from pipeline.images.header import (
+    BYTES_PER_PIXEL,
+    SPARE_BYTES,
+    RejectedImage,
+    as_text,
+    read,
+    without_metadata,
+)
+from pipeline.images.transform import DecodedImage, check_and_resize
 
 SECRET = b"4 Privet Drive"
 TAIL = b"PK\x03\x04" + SECRET * 100

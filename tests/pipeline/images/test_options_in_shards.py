@@ -14,9 +14,10 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Fetch, Recipe, Source
-from pipeline.executor import Ticket
-from pipeline.fetch import make_downloader
-from pipeline.pool import ShardWriter, read_sidecar
+from pipeline.executor.tickets import Ticket
+from pipeline.fetch.download import make_downloader
+from pipeline.pool.lease import read_sidecar
+from pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
 from tests.support.image_files import noise, saved
 

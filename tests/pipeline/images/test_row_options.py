@@ -12,7 +12,7 @@ from PIL import Image
 
 from manifests.schema import Fetch
 from pipeline.images.header import RejectedImage
-from pipeline.images.row_options import blurred, boxes_of, check_hash, content_hashes
+from pipeline.images.transform import blurred, boxes_of, check_hash, content_hashes
 
 BOXES = Fetch(bbox_column="boxes")
 BODY = b"the received bytes"

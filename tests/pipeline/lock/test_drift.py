@@ -13,7 +13,7 @@ from manifests.records import DriftDocument, read_document
 from pipeline.lock.lock_file import LockFile
 from pipeline.lock.lock_writer import write_lock
 from pipeline.lock.rebuild import count_drift, drift_lines, write_drift
-from pipeline.pool import LeaseLost
+from pipeline.pool.lease import LeaseLost
 from tests.support import locked_pools, plans
 
 LOST = {3: "http_4xx", 4: "optout_header", 5: "dns"}

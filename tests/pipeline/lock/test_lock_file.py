@@ -109,7 +109,7 @@ def test_a_newer_form_and_a_file_of_another_kind_are_named(lock: Path, tmp_path:
     assert "it has form 2, this clipmill reads up to 1; use a newer one" in problem(newer)
     other = tmp_path / "other.parquet"
     pq.write_table(pa.table({"url": ["x"]}), other)
-    assert "it was not written by `audit.py --lock`" in problem(other)
+    assert "it was not written by `clipmill audit lock`" in problem(other)
     (tmp_path / "text.parquet").write_text("url,caption\n")
     assert "is not a lock that can be used" in problem(tmp_path / "text.parquet")
     assert problem(tmp_path / "none.parquet").startswith("there is no lock ")

@@ -11,7 +11,6 @@ import pytest
 from manifests import disk, reader
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
-from pipeline import planning
 from pipeline.lock import rebuild
 from pipeline.lock.lock_writer import write_lock
 from pipeline.lock.rebuild import (
@@ -22,6 +21,8 @@ from pipeline.lock.rebuild import (
     recipe_of_lock,
     write_lock_plan,
 )
+from pipeline.planning.given_shards import group_count
+from pipeline.planning.plan_files import is_planned, lock_of_plan, read_plan, rows_of_shard
 from tests.support import locked_pools
 
 AGENT = "user_agent=me/1 (me@lab.example)"
@@ -78,15 +79,13 @@ def test_settings_that_cannot_work_are_named(lock: str, settings: list[str], pro
 def test_the_plan_has_the_shards_of_the_lock(lock: str, tmp_path: Path) -> None:
     pool, _ = locked_pools.plan_from(lock, tmp_path / "pool")
     first = str(Path(lock).parent / "pool")
-    ours, theirs = planning.read_plan(pool), planning.read_plan(first)
+    ours, theirs = read_plan(pool), read_plan(first)
     assert ours.rows.tolist() == theirs.rows.tolist()
     assert ours.groups.tolist() == theirs.groups.tolist()
-    assert planning.group_count(pool) == planning.group_count(first)
+    assert group_count(pool) == group_count(first)
     assert len(set(ours.ids.to_pylist())) == len(ours)
     for shard in range(len(ours)):
-        for own, other in zip(
-            planning.rows_of_shard(pool, shard), planning.rows_of_shard(first, shard), strict=True
-        ):
+        for own, other in zip(rows_of_shard(pool, shard), rows_of_shard(first, shard), strict=True):
             if other.link == 4:
                 assert (own.url, own.caption, own.locked_outcome) == (None, None, "withheld")
                 assert own.uid != other.uid
@@ -95,7 +94,7 @@ def test_the_plan_has_the_shards_of_the_lock(lock: str, tmp_path: Path) -> None:
             assert own.locked_sha256 is None or len(own.locked_sha256) == 64
             same = {"locked_outcome": None, "locked_sha256": None}
             assert dataclasses.replace(own, **same) == other
-    assert planning.lock_of_plan(first) is None
+    assert lock_of_plan(first) is None
 
 
 def test_a_second_build_needs_the_same_lock_and_settings(lock: str, tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_a_plan_that_was_stopped_is_written_again(
     monkeypatch.setattr(disk, "publish", stop)
     with pytest.raises(KeyboardInterrupt):
         locked_pools.plan_from(lock, tmp_path / "pool")
-    assert not planning.is_planned(str(tmp_path / "pool"))
+    assert not is_planned(str(tmp_path / "pool"))
     monkeypatch.undo()
     locked_pools.plan_from(lock, tmp_path / "pool")
     for path in sorted((tmp_path / "whole" / "plan").iterdir()):
@@ -162,7 +161,7 @@ def test_a_lock_with_nothing_to_ask_for_is_refused(tmp_path: Path) -> None:
         patch.setattr(rebuild, "STORED", "never")
         with pytest.raises(ValueError, match=r"no row with a URL and a hash"):
             locked_pools.plan_from(path, tmp_path / "b")
-    assert not planning.is_planned(str(tmp_path / "b"))
+    assert not is_planned(str(tmp_path / "b"))
 
 
 def test_a_recipe_may_have_a_lock_as_its_source(lock: str, tmp_path: Path) -> None:

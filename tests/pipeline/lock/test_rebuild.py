@@ -6,20 +6,19 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from manifests import disk
+from manifests import console, disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
-from pipeline import audit, build
-from pipeline.accounting import count_pool, verify
-from pipeline.lock import write_lock
-from tests.support import locked_pools
+from pipeline.audit.counts import count_pool
+from pipeline.audit.integrity import verify
+from pipeline.lock.lock_writer import write_lock
+from tests.support import commands, locked_pools
 from tests.support.locked_pools import image, rebuild, rows_of, tars, words
 from tests.support.web_files import FileServer
 
@@ -132,13 +131,13 @@ def test_of_substituted_images_all_are_refused(tmp_path: Path) -> None:
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, capture_output=True, text=True, timeout=600
+        console.program(command), cwd=ROOT, capture_output=True, text=True, timeout=600
     )
 
 
 def build_words(web: FileServer, lock: str, pool: Path) -> list[str]:
     out = ["--out", str(pool), "--engine", "inline"]
-    return ["pipeline/build.py", "--from-lock", lock, *out, "--set", *words(web)]
+    return ["build", "--from-lock", lock, *out, "--set", *words(web)]
 
 
 @pytest.mark.slow
@@ -150,7 +149,7 @@ def test_a_build_that_was_killed_goes_on_with_the_same_command(
     with locked_pools.serve(COUNT) as web:
         command = build_words(web, lock, pool)
         with subprocess.Popen(
-            [sys.executable, *command],
+            console.program(command),
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -188,21 +187,20 @@ def test_the_commands_end_in_one_plain_line(
         ["recipe.yaml", *out, *agent],
         ["--from-lock", lock, *out, *agent, "--until", "crawl"],
     ):
-        assert build.main(argv) == 2, argv
+        assert commands.build(argv) == 2, argv
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("error: "), argv
     assert not (tmp_path / "second" / "plan").exists()
     for argv in (
-        [first, "--lock", str(tmp_path / "x.txt")],
-        [first, "--lock", str(tmp_path / "x.parquet"), "--view", "lnog"],
-        [first, "--same-rows", str(damaged)],
-        [first, "--same-rows", lock, "--view", "lnog"],
-        [first, "--same-rows", lock, "--view", "raw", "long"],
+        ["lock", first, str(tmp_path / "x.txt")],
+        ["lock", first, str(tmp_path / "x.parquet"), "--view", "lnog"],
+        ["same-rows", first, str(damaged)],
+        ["same-rows", first, lock, "--view", "lnog"],
+        ["same-rows", first, lock, "--view", "raw", "long"],
         [first, "--view", "raw"],
-        [first, "--name", "raw"],
-        [first, "--same-rows", lock, "--name", "../raw"],
+        ["same-rows", first, lock, "--name", "../raw"],
     ):
-        assert audit.main(argv) == 2, argv
+        assert commands.audit(argv) == 2, argv
         (line,) = capsys.readouterr().err.strip().splitlines()
         assert line.startswith("error: "), argv
 
@@ -212,12 +210,12 @@ def test_the_commands_of_the_guide(
 ) -> None:
     first, lock = locked
     target = str(tmp_path / "b.parquet")
-    assert audit.main([first, "--lock", target, "--view", "long", "--json"]) == 0
+    assert commands.audit(["lock", first, target, "--view", "long", "--json"]) == 0
     printed = capsys.readouterr().out.strip().splitlines()
     head = json.loads(printed[-1])
     assert (head["rows"], list(head["views"])) == (60, ["long"])
     assert printed[0].startswith("lock ")
-    assert audit.main([first, "--same-rows", lock, target, "--view", "long", "--json"]) == 0
+    assert commands.audit(["same-rows", first, lock, target, "--view", "long", "--json"]) == 0
     result = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     assert result["rows_sha256"] == head["views"]["long"]["rows_sha256"]
     assert result["view"] == "same_rows_long"

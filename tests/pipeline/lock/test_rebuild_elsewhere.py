@@ -11,10 +11,9 @@ from manifests import disk
 from manifests.commits import read_commits
 from manifests.disk import files
 from manifests.layout import PoolLayout
-from pipeline import audit, build
-from pipeline.accounting import verify
-from pipeline.lock import write_lock
-from tests.support import locked_pools
+from pipeline.audit.integrity import verify
+from pipeline.lock.lock_writer import write_lock
+from tests.support import commands, locked_pools
 from tests.support.locked_pools import image, rows_of, tars, words
 from tests.support.s3_server import s3_server, s3_variables
 from tests.support.web_files import FileServer
@@ -68,12 +67,12 @@ def test_a_pool_on_a_store_is_locked_and_built_again_there(
     first: str, web: FileServer, bucket: str
 ) -> None:
     lock, second = f"{bucket}/locks/a.lock.parquet", f"{bucket}/second"
-    assert audit.main([first, "--lock", lock]) == 0
+    assert commands.audit(["lock", first, lock]) == 0
     assert disk.list_names(f"{bucket}/locks") == ["a.lock.croissant.json", "a.lock.parquet"]
-    assert build.main(build_words(web, lock, second, "inline")) == 0
+    assert commands.build(build_words(web, lock, second, "inline")) == 0
     check_rebuilt(first, second)
     asked = sum(web.hits.values())
-    assert build.main(build_words(web, lock, second, "inline")) == 0  # nothing is left to do
+    assert commands.build(build_words(web, lock, second, "inline")) == 0  # nothing is left to do
     assert sum(web.hits.values()) == asked
     again = write_lock(second, f"{bucket}/locks/b.lock.parquet")
     assert again.head.rows_sha256 == write_lock(first, f"{bucket}/locks/c.parquet").head.rows_sha256
@@ -86,7 +85,7 @@ def test_a_build_on_a_store_refuses_what_was_substituted(
     write_lock(first, lock)
     for i in (3, 30):
         monkeypatch.setitem(web.files, f"/{i}.jpg", image(1000 + i))
-    assert build.main(build_words(web, lock, second, "inline")) == 0
+    assert commands.build(build_words(web, lock, second, "inline")) == 0
     drift = disk.read_json(PoolLayout(second).drift_json)
     assert (drift["same"], drift["drift"]) == (COUNT - 2, {"substituted": 2})
     lost = {row["url"].rpartition("/")[2] for row in rows_of(second) if row["reason"] is not None}
@@ -96,6 +95,6 @@ def test_a_build_on_a_store_refuses_what_was_substituted(
 @pytest.mark.ray
 def test_workers_of_ray_build_a_pool_from_a_lock(first: str, web: FileServer, bucket: str) -> None:
     lock, second = write_lock(first, f"{bucket}/a.lock.parquet").path, f"{bucket}/by_ray"
-    assert build.main(build_words(web, lock, second, "ray")) == 0
+    assert commands.build(build_words(web, lock, second, "ray")) == 0
     check_rebuilt(first, second)
     assert len(read_commits(second)) == len(read_commits(first)) == 3

@@ -11,12 +11,13 @@ from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
-from pipeline import planning
-from pipeline.accounting import purge_rows, verify
+from pipeline.audit.integrity import verify
+from pipeline.audit.purge import purge_rows
 from pipeline.lock import rebuild
 from pipeline.lock.lock_file import LockFile
 from pipeline.lock.lock_writer import write_lock
 from pipeline.lock.rebuild import same_rows_lines, write_locked_views, write_same_rows
+from pipeline.planning.plan_files import read_plan
 from pipeline.pool import uid_hashes
 from tests.support import locked_pools
 
@@ -75,7 +76,7 @@ def test_a_row_with_other_bytes_is_not_the_same(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     for name in ("pairs", "plan"):
         (tmp_path / "a" / name).rename(tmp_path / "b" / name)
-    for shard in range(len(planning.read_plan(second))):
+    for shard in range(len(read_plan(second))):
         locked_pools.write_planned(second, shard, body=lambda i: locked_pools.image(i + (i == 7)))
     locked_pools.finish(second, locked_pools.local_recipe())
     result = write_same_rows(second, [lock])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pipeline.metadata_join import LOCATION, ORDINAL, MatchCounts, match_keys, payload
-from pipeline.pool import Bytes, RecordSpill
+from pipeline.pool.uid_hashes import Bytes, RecordSpill
 
 
 def spill(keys: Bytes, values: np.ndarray, bits: int) -> RecordSpill:  # type: ignore[type-arg]

@@ -10,16 +10,15 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Fetch, Recipe, Source
-from pipeline.planning import (
+from pipeline.planning.plan_files import (
     is_planned,
     read_plan,
     read_shard,
     read_ticket,
     retries_of_shard,
     rows_of_shard,
-    write_plan,
 )
-from pipeline.planning.planner import settings_hash
+from pipeline.planning.planner import settings_hash, write_plan
 from tests.support import audited
 from tests.support.first_form_plan import write_first_form, write_first_form_retry
 from tests.support.pairs import pairs, urls
@@ -85,7 +84,7 @@ def test_retries_of_both_forms_follow_a_plan_of_the_first(tmp_path: Path) -> Non
 
 
 def test_what_is_not_in_a_plan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no plan; run pipeline/build"):
+    with pytest.raises(ValueError, match="has no plan; run clipmill build"):
         read_plan(str(tmp_path))
     pool = with_pairs(tmp_path)
     write_plan(pool, RECIPE)

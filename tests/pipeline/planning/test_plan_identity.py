@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from manifests import identity
-from pipeline.crawl import read_parts
+from pipeline.crawl.parts import read_parts
 from pipeline.planning.plan_files import check_unchanged, first_form_hash, pairs_hash
 from tests.support import audited
 

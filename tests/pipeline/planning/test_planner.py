@@ -13,15 +13,9 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Fetch, HostLimit, Recipe, Source
-from pipeline.planning import (
-    add_retries,
-    planner,
-    read_plan,
-    retries_of_shard,
-    rows_of_shard,
-    write_plan,
-)
-from pipeline.planning.planner import settings_hash
+from pipeline.planning import planner
+from pipeline.planning.plan_files import read_plan, retries_of_shard, rows_of_shard
+from pipeline.planning.planner import add_retries, settings_hash, write_plan
 from tests.support.pairs import pairs, urls
 from tests.support.plans import planned, retried
 from tests.support.reference_plan import Expected, plan_of

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline.executor import Ticket
-from pipeline.planning import add_retries, planner, read_plan, retries_of_shard, write_plan
-from pipeline.planning.plan_files import read_rounds
-from pipeline.planning.planner import retried_keys, sort_pairs
-from pipeline.pool import read_sidecar
+from pipeline.executor.tickets import Ticket
+from pipeline.planning import planner
+from pipeline.planning.plan_files import read_plan, read_rounds, retries_of_shard
+from pipeline.planning.planner import add_retries, retried_keys, sort_pairs, write_plan
+from pipeline.pool.lease import read_sidecar
 from tests.support import audited
 from tests.support.plans import planned
 

@@ -15,7 +15,8 @@ import pytest
 from manifests import disk
 from manifests.commits import read_commits, update_index
 from manifests.layout import CommitRecord, PoolLayout, pool_fingerprint, read_commit_records
-from pipeline.pool import ShardWriter, read_commit_record, read_sidecar, remove_uncommitted
+from pipeline.pool.lease import read_commit_record, read_sidecar, remove_uncommitted
+from pipeline.pool.shard_writer import ShardWriter
 from tests.support.five_rows import files_of, five_rows, write_five
 from tests.support.folders import make_folders_small
 

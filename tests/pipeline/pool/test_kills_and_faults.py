@@ -15,13 +15,8 @@ import pytest
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.layout import PoolLayout
-from pipeline.pool import (
-    hold_lease,
-    read_commit_record,
-    read_sidecar,
-    remove_uncommitted,
-    replace_shard,
-)
+from pipeline.pool.lease import hold_lease, read_commit_record, read_sidecar, remove_uncommitted
+from pipeline.pool.shard_writer import replace_shard
 from tests.support.five_rows import files_of, write_five
 from tests.support.killed_children import FAULTS, KILLS, run_in_child
 

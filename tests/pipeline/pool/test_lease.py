@@ -16,8 +16,15 @@ import pytest
 
 from manifests import disk
 from manifests.layout import PoolLayout
-from pipeline.pool import LeaseHeld, LeaseLost, check_fence, hold_lease, lease
-from pipeline.pool.lease import LeaseOwner, LeaseRecord
+from pipeline.pool import lease
+from pipeline.pool.lease import (
+    LeaseHeld,
+    LeaseLost,
+    LeaseOwner,
+    LeaseRecord,
+    check_fence,
+    hold_lease,
+)
 from tests.support.killed_children import start_child
 
 ROUNDS = 20
@@ -51,7 +58,7 @@ def record_of(pool: str) -> LeaseRecord:
 def write_lease(pool: str, **changes: Any) -> LeaseRecord:
     """The lease of another process."""
     owner = LeaseOwner(
-        host="node7", pid=os.getpid(), command="build.py r.yaml", started=time.time() - 300,
+        host="node7", pid=os.getpid(), command="clipmill build r.yaml", started=time.time() - 300,
         machine="another", process="1", token="t",
     )  # fmt: skip
     fields: dict[str, Any] = {
@@ -188,7 +195,7 @@ def test_a_lease_that_another_machine_renews_is_respected_whatever_its_clock_say
 def test_a_lease_of_another_machine_is_refused_at_once_before_its_end(tmp_path: Path) -> None:
     pool = str(tmp_path)
     write_lease(pool)
-    message = r"`build\.py r\.yaml` \(process \d+ on node7, since 5 min\)"
+    message = r"`clipmill build r\.yaml` \(process \d+ on node7, since 5 min\)"
     with pytest.raises(LeaseHeld, match=message), hold_lease(pool, create=True):
         pass
     record = write_lease(pool, owner=None)

@@ -13,17 +13,14 @@ import pytest
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.layout import CommitRecord, PoolLayout, read_commit_records
-from pipeline.pool import (
+from pipeline.pool.lease import (
     LeaseLost,
-    ShardWriter,
-    TarFile,
     hold_lease,
-    publish_shard,
     read_commit_record,
     read_sidecar,
     remove_uncommitted,
-    replace_shard,
 )
+from pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
 from tests.support.five_rows import files_of, five_rows, write_five
 
 

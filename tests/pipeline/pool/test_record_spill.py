@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from manifests.columns import hex_bytes
 from pipeline.pool import uid_hashes
 from pipeline.pool.uid_hashes import (
     Bytes,
     RecordSpill,
-    hex_bytes,
     is_first_of_equal,
     partition_bits,
     sorted_records,

@@ -12,7 +12,9 @@ import pytest
 from manifests.columns import SIDECAR, with_extra
 from manifests.layout import PoolLayout
 from manifests.text import valid_text
-from pipeline.pool import ShardWriter, index_tar, outcome_row, read_sidecar, row_key
+from pipeline.pool.lease import read_sidecar
+from pipeline.pool.shard_writer import ShardWriter, outcome_row, row_key
+from pipeline.pool.tars import index_tar
 
 # What aiohttp makes of `caf\xe9` in a header, and json.loads of "\ud800".
 HALVES = ("caf\udce9", "a \ud800 b", "\udfff")

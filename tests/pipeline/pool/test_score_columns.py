@@ -9,8 +9,9 @@ import pytest
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec
-from pipeline.pool import ScoreColumns, read_scores
-from pipeline.scoring import score, score_set
+from pipeline.pool.score_columns import ScoreColumns, read_scores
+from pipeline.scoring.score_sets import score_set
+from pipeline.scoring.scorer import score
 from tests.support.small_pool import make_pool, rows, write_shard
 
 CAPTION = FilterSpec(name="caption")

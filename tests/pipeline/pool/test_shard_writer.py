@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.layout import SHARD_VERSION, PoolLayout, read_commit_records
-from pipeline.pool import ShardWriter, index_tar, read_sidecar
+from pipeline.pool.lease import read_sidecar
+from pipeline.pool.shard_writer import ShardWriter
+from pipeline.pool.tars import index_tar
 from tests.support.five_rows import Row, five_rows, write_five
 
 # Shard 3 of the rows below. A new value needs a new SHARD_VERSION.

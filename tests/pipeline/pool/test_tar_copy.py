@@ -12,7 +12,10 @@ import pytest
 
 from manifests import disk
 from manifests.layout import PoolLayout
-from pipeline.pool import ShardWriter, copy_tar_without, index_tar, moved_offsets, read_sidecar
+from pipeline.pool.lease import read_sidecar
+from pipeline.pool.shard_writer import ShardWriter
+from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
+from pipeline.pool.tars import index_tar
 from tests.support.small_pool import make_pool, rows
 
 PARTS = ("image", "text", "json")

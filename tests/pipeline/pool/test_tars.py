@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline.pool import index_tar, member_block
+from pipeline.pool.shard_writer import member_block
+from pipeline.pool.tars import index_tar
 from tests.support.five_rows import write_five
 
 

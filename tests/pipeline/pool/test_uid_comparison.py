@@ -7,8 +7,9 @@ import random
 import pyarrow as pa
 import pytest
 
-from pipeline.pool import Bytes, hex_bytes, uid_hashes
-from pipeline.pool.uid_hashes import compare_uids, uid_spill
+from manifests.columns import hex_bytes
+from pipeline.pool import uid_hashes
+from pipeline.pool.uid_hashes import Bytes, compare_uids, uid_spill
 
 
 def records(numbers: list[int]) -> Bytes:

@@ -37,7 +37,7 @@ def test_a_stage_that_counts_no_rows_has_a_short_line() -> None:
 
 def test_short_lines_are_short() -> None:
     lines = list(short_lines(command_state(), now=1_060.0))
-    assert lines[0] == "build.py recipe.yaml --out out/pool since 60 s"
+    assert lines[0] == "clipmill build recipe.yaml --out out/pool since 60 s"
     assert lines[1:3] == ["plan: sort 3/3 ok", "fetch 51/200 25 %"]
     assert max(map(len, lines[1:])) <= 26
     assert not any("\x1b" in line for line in lines)

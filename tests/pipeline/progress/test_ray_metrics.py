@@ -96,7 +96,8 @@ import ray
 ray_runtime.connect(2)
 from pipeline.progress import view
 from pipeline.progress.state import Measure
-from pipeline.executor import Stage, Ticket, execute
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket
 from tests.pipeline.progress.test_ray_metrics import three_rows, rows_of
 
 stage = Stage(name="counted", work=three_rows, measure=rows_of)

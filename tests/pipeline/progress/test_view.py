@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.executor import Stage, Ticket, Work, execute
-from pipeline.progress import read_state, view
+from pipeline.executor.stage import execute
+from pipeline.executor.tickets import Stage, Ticket, Work
+from pipeline.progress import view
 from pipeline.progress.state import CommandState, Measure, StageState
-from pipeline.progress.view import LogLines, View, counted_stage, shown_progress
+from pipeline.progress.view import LogLines, View, counted_stage, read_state, shown_progress
 from tests.support.terminals import terminal
 
 

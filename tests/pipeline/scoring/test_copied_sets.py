@@ -10,8 +10,8 @@ import pytest
 from manifests import disk
 from manifests.aligned import parquet_bytes
 from manifests.layout import PoolLayout
-from pipeline.executor import Ticket
-from pipeline.pool import commit_columns
+from pipeline.executor.tickets import Ticket
+from pipeline.pool.score_columns import commit_columns
 from pipeline.scoring.worker import make_copier
 
 ROWS = {"uids": "u", "sidecar": "s", "rows": 2, "stored": 2}

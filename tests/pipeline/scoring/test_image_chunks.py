@@ -16,7 +16,7 @@ from PIL import Image
 
 from filters.picture import FRAMES, PIXELS, measure
 from manifests.layout import CommitRecord, PoolLayout
-from pipeline.pool import read_sidecar
+from pipeline.pool.lease import read_sidecar
 from pipeline.scoring import worker
 from tests.support.small_pool import Row, make_pool, rows
 
@@ -150,7 +150,7 @@ def test_a_tar_of_another_content_is_refused(tmp_path: Path) -> None:
     record = CommitRecord.read(layout.commit_record(0))
     tar = Path(layout.shard_tar(0))
     tar.write_bytes(tar.read_bytes()[:-512])
-    with pytest.raises(ValueError, match=r"shard 00000 is damaged: .*--repair"):
+    with pytest.raises(ValueError, match=r"shard 00000 is damaged: .*clipmill audit repair "):
         next(worker.chunks(layout, read_sidecar(pool, 0), record, decoded=True))
 
 

@@ -14,9 +14,8 @@ from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.metadata_join import MatchCounts
-from pipeline.scoring import score
-from pipeline.scoring.scorer import match_line
-from pipeline.views import choose_views
+from pipeline.scoring.scorer import match_line, score
+from pipeline.views.files import choose_views
 from tests.support.datacomp import write_metadata
 from tests.support.small_pool import make_pool, rows, write_shard
 

@@ -17,8 +17,9 @@ from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.scoring import PoolSets, read_score_set, score
-from pipeline.views import choose_views, column_lines, list_columns
+from pipeline.scoring.score_sets import PoolSets, read_score_set
+from pipeline.scoring.scorer import score
+from pipeline.views.files import choose_views, column_lines, list_columns
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, write_shard
 from train.data.view_rows import open_masks

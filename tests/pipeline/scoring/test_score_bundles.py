@@ -12,8 +12,8 @@ from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
-from pipeline.scoring import read_score_set, score
-from pipeline.scoring.bundles import scored_shards, write_bundle
+from pipeline.scoring.score_sets import read_score_set, scored_shards, write_bundle
+from pipeline.scoring.scorer import score
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, set_name
 
@@ -62,7 +62,7 @@ def test_a_kill_while_a_bundle_is_made_costs_no_score(
 
     for target in ("publish", "remove"):
         with monkeypatch.context() as patch:
-            patch.setattr("pipeline.scoring.bundles.disk." + target, killed)
+            patch.setattr("pipeline.scoring.score_sets.disk." + target, killed)
             with pytest.raises(KeyboardInterrupt):
                 score(pool, [SPEC], engine="inline")
         assert scored_shards(read_commits(pool), NAME).all()

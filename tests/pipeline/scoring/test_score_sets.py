@@ -41,7 +41,7 @@ def test_a_damaged_document_is_named(tmp_path: Path) -> None:
 
 def test_scores_of_an_older_state_are_not_the_scores_of_the_pool(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
-    with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run pipeline/score.py"):
+    with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run clipmill score"):
         score_sets.score_set(pool, CAPTION)
     scorer.score(pool, [CAPTION], engine="inline")
     name, document = score_sets.score_set(pool, CAPTION)

@@ -15,8 +15,8 @@ from filters.base import Batch, Columns, Filter
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
-from pipeline.executor import Ticket
-from pipeline.scoring import score
+from pipeline.executor.tickets import Ticket
+from pipeline.scoring.scorer import score
 from pipeline.scoring.worker import ScoreWorker
 from tests.support.small_pool import Row, make_pool, rows
 

@@ -20,8 +20,8 @@ from manifests import disk, ray_runtime
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout, read_commit_records, uids_checksum
 from manifests.schema import FilterSpec
-from pipeline.executor import Tickets
-from pipeline.pool import read_sidecar
+from pipeline.executor.tickets import Tickets
+from pipeline.pool.lease import read_sidecar
 from pipeline.scoring import score_sets, scorer, worker
 from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write_shard
 
@@ -152,7 +152,7 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
     assert score_sets.read_score_set(pool, name) is None
     assert disk.exists(PoolLayout(pool).score_columns(name, "00001"))
     with pytest.raises(
-        ValueError, match=r"filter shade \(shade@\w+\) are not there; run pipeline/score.py"
+        ValueError, match=r"filter shade \(shade@\w+\) are not there; run clipmill score"
     ):
         score_sets.score_set(pool, SHADE)
 
@@ -350,7 +350,7 @@ def test_a_damaged_shard_is_refused_by_name_and_the_others_are_scored(
     report = scorer.score(pool, [SHADE], engine="inline")
     assert list(report["failed"]) == ["00001"]
     assert "shard 00001 is damaged: " in report["failed"]["00001"]
-    assert f"audit.py {pool} --repair" in report["failed"]["00001"]
+    assert f"clipmill audit repair {pool}" in report["failed"]["00001"]
     assert columns(pool, set_name(SHADE), "00000")["red"]
     assert not disk.exists(layout.score_columns(set_name(SHADE), 1))
 
@@ -377,7 +377,7 @@ def test_a_damaged_document_is_made_again_from_the_columns(
     first = scorer.score(pool, [SHADE], engine="inline")
     path = Path(PoolLayout(pool).score_set_json(set_name(SHADE)))
     path.write_text(text)
-    with pytest.raises(ValueError, match=r"scores\.json is .*; run python pipeline/score\.py"):
+    with pytest.raises(ValueError, match=r"scores\.json is .*; run clipmill score"):
         score_sets.score_set(pool, SHADE)
     setups = Shade.setups
     again = scorer.score(pool, [SHADE], engine="inline")

@@ -10,7 +10,7 @@ import pytest
 
 from manifests import disk
 from pipeline import shuffle
-from pipeline.pool import LeaseLost
+from pipeline.pool.lease import LeaseLost
 from pipeline.shuffle import PartitionFiles
 
 

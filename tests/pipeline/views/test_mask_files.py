@@ -11,12 +11,11 @@ from manifests.aligned import AlignedFiles, view_shards
 from manifests.commits import read_commits, update_index
 from manifests.layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
-from pipeline.accounting import verify
-from pipeline.views import choose_views
-from pipeline.views.files import has_masks
+from pipeline.audit.integrity import verify
+from pipeline.views.files import choose_views, has_masks
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows
-from train.data import read_columns
+from train.data.view_rows import read_columns
 
 VIEWS = (
     View(name="wide", rules=(Rule(name="wide", where="original_width >= 200"),)),

@@ -13,14 +13,17 @@ from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits, update_index
 from manifests.layout import PoolLayout
 from manifests.schema import Blend, Recipe, Rule, Source, View
-from pipeline import filter as filter_command
-from pipeline.accounting import purge_rows, read_criteria, verify
-from pipeline.views import choose_views, materialise, materialise_view, remove_copies
+from pipeline.audit.integrity import verify
+from pipeline.audit.purge import purge_rows, read_criteria
+from pipeline.views import materialise
+from pipeline.views.files import choose_views
+from pipeline.views.materialise import materialise_view, remove_copies
+from tests.support import commands
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows
 from tests.train.conftest import write_tokens
 from train.config import TrainConfig, model_config
-from train.data import Batch, Loader
+from train.data.loader import Batch, Loader
 
 WIDE = View(name="wide", rules=(Rule(name="wide", where="original_width >= 200"),))
 RECIPE = Recipe(name="r", source=Source(kind="files", paths=("x.csv",)), views=(WIDE,))
@@ -129,13 +132,13 @@ def test_a_stale_view_and_a_damaged_tar_are_refused(pool: str) -> None:
 
 
 def test_the_command(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert filter_command.main([pool, "--materialise", "wide", "--json"]) == 0
+    assert commands.filter_pool(["materialise", pool, "wide", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["shards"] == 5
-    assert filter_command.main([pool, "--materialise", "wide"]) == 0
+    assert commands.filter_pool(["materialise", pool, "wide"]) == 0
     assert f"view wide: {document['rows']} rows in 5 tars" in capsys.readouterr().out
-    assert filter_command.main([pool, "--materialise", "wide", "--seed", "1"]) == 2
-    assert filter_command.main([pool, "--materialise", "nothing"]) == 2
+    assert commands.filter_pool(["materialise", pool, "wide", "--seed", "1"]) == 2
+    assert commands.filter_pool(["materialise", pool, "nothing"]) == 2
     assert "view 'nothing' is not in" in capsys.readouterr().err
 
 

@@ -118,7 +118,7 @@ def test_functions_that_are_not_looked_up_are_consistent_in_this_duckdb() -> Non
     [
         (
             "word > 1",
-            r"no column 'word'; did you mean 'words'\?; pipeline/filter\.py POOL --columns",
+            r"no column 'word'; did you mean 'words'\?; clipmill filter columns POOL lists them",
         ),
         ("random() < 0.5", r"write \{r: \{sample: 0\.5, seed: 0\}\}"),
         ("pg_conf_load_time() > fetched_at", r"pg_conf_load_time\(\) can give another answer"),

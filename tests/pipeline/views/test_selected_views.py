@@ -13,7 +13,13 @@ from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Recipe, Rule, Source, View
-from pipeline.views import choose_views, hash_view, selected_view, views_not_in, write_selected_view
+from pipeline.views.files import (
+    choose_views,
+    hash_view,
+    selected_view,
+    views_not_in,
+    write_selected_view,
+)
 from tests.support.small_pool import make_pool, rows
 
 

@@ -181,7 +181,7 @@ def test_each_seed_has_a_random_view_of_its_own(pool: str) -> None:
 
 
 def test_a_random_view_of_what_is_not_there_or_is_old(pool: str) -> None:
-    with pytest.raises(ValueError, match=r"view 'bright' is not in .*; run pipeline/filter.py"):
+    with pytest.raises(ValueError, match=r"view 'bright' is not in .*; run clipmill filter"):
         files.random_like(pool, "bright")
     files.choose_views(pool, recipe(TOP))
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
@@ -345,7 +345,7 @@ def test_a_filter_that_is_not_scored_yet(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
     with pytest.raises(
         ValueError,
-        match=r"scores of filter caption \(caption@\w+\) are not there; run pipeline/score.py",
+        match=r"scores of filter caption \(caption@\w+\) are not there; run clipmill score",
     ):
         files.choose_views(pool, recipe(LONG))
     with pytest.raises(ValueError, match="has no committed shard"):

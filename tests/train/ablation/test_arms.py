@@ -10,7 +10,9 @@ import pytest
 from manifests import disk
 from manifests.schema import Ablation, Blend
 from tests.support.ablations import TRAIN, changed, tiny_ablation
-from train.ablation import Outcome, arms, expand_runs, finished_metrics, stale_because
+from train.ablation import arms
+from train.ablation.arms import expand_runs, finished_metrics, stale_because
+from train.ablation.runner import Outcome
 
 pytestmark = pytest.mark.slow
 
@@ -81,15 +83,15 @@ def test_an_arm_may_be_a_blend(tmp_path: Path, tiny_pool: str) -> None:
 def test_a_missing_view_is_named_with_the_command_that_makes_it(tiny_pool: str) -> None:
     tiny = tiny_ablation(tiny_pool, "x", controls={"random_like": ["half"], "random_seed": 5})
     message = (
-        rf"no view web/random_like_half.seed-5 yet: run python pipeline/filter.py {tiny_pool} "
-        "--random-like half --seed 5 6"
+        rf"no view web/random_like_half.seed-5 yet: run clipmill filter random-like "
+        rf"{tiny_pool} half --seed 5 6"
     )
     with pytest.raises(ValueError, match=message):
         expand_runs(tiny, "/out")
     with pytest.raises(ValueError, match=r"no view web/none yet: run .* --recipe RECIPE"):
         expand_runs(tiny_ablation(tiny_pool, "x", arms={"raw": "web/none"}), "/out")
     built = changed(tiny, pools={"web": {"recipe": "r.yaml", "out": f"{tiny_pool}/none"}})
-    message = "no view web/all yet: run python pipeline/build.py ABLATION --out /out, which builds"
+    message = "no view web/all yet: run clipmill build ABLATION --out /out, which builds"
     with pytest.raises(ValueError, match=message):
         expand_runs(built, "/out")
 

@@ -9,8 +9,8 @@ import pytest
 from manifests import disk
 from manifests.layout import RunLayout
 from tests.support.ablations import TRAIN, changed, tiny_ablation, two_classes
-from train.ablation import check_ablation, check_pools
 from train.ablation.arms import expand_runs
+from train.ablation.plan import check_ablation, check_pools
 
 
 @pytest.mark.parametrize(

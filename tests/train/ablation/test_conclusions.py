@@ -8,9 +8,10 @@ import pytest
 from manifests import disk
 from manifests.schema import Ablation
 from tests.support.ablations import by_seed, three_arms
-from train.ablation import Conclusions, FailedRun, TaskFacts, conclude
+from train.ablation.conclusions import Conclusions, FailedRun, TaskFacts, conclude
 from train.ablation.history import EarlierLook
-from train.stats import LedgerEntry, TaskScores, analyse
+from train.stats.analysis import TaskScores, analyse
+from train.stats.model import LedgerEntry
 
 VALUES: dict[str, list[float]] = {
     "raw": [0.300, 0.310, 0.305],

@@ -7,8 +7,9 @@ import pytest
 from manifests import disk
 from manifests.schema import Ablation
 from tests.support.ablations import TRAIN, three_arms, tiny_ablation
-from train.ablation import Outcome, expand_runs, runner
-from train.ablation.arms import arm_config, check_factors
+from train.ablation import runner
+from train.ablation.arms import arm_config, check_factors, expand_runs
+from train.ablation.runner import Outcome
 
 BF16, FP32 = {"precision": "bf16"}, {"precision": "fp32"}
 

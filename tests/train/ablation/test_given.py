@@ -13,7 +13,7 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Ablation
-from train.ablation import GivenTask, all_runs, given_runs
+from train.ablation.arms import GivenTask, all_runs, given_runs
 
 COLUMNS: dict[str, list[Any]] = {
     "sample": ["a", "b", "c"],

@@ -12,9 +12,10 @@ import pytest
 from manifests import disk
 from manifests.records import read_document
 from manifests.schema import Ablation
+from tests.support import commands
 from tests.support.ablations import changed
-from train import ablate
-from train.ablation import Outcome, history
+from train.ablation import history
+from train.ablation.runner import Outcome
 from train.reporting.schema import Results
 
 Ran = tuple[Ablation, str, list[Outcome]]
@@ -23,7 +24,7 @@ Ran = tuple[Ablation, str, list[Outcome]]
 def run(ablation: Ablation, folder: Path) -> None:
     """The command, in a folder whose runs are finished."""
     disk.write_json(folder / "asked.json", ablation)
-    assert ablate.main([str(folder / "asked.json"), "--out", str(folder)]) == 0
+    assert commands.ablate([str(folder / "asked.json"), "--out", str(folder)]) == 0
 
 
 @pytest.fixture

@@ -9,9 +9,10 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Ablation, Arm, TaskSpec
-from train.ablation import TaskNoise, ledger
+from train.ablation import ledger
+from train.ablation.conclusions import TaskNoise
 from train.ablation.ledger import NoiseEntry
-from train.stats import LedgerEntry
+from train.stats.model import LedgerEntry
 
 DATA = {"t": "d1"}
 ABLATION = Ablation(

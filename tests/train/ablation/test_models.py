@@ -12,21 +12,21 @@ from manifests import disk
 from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Weights
 from tests.support.ablations import changed
-from train.ablation import (
+from train.ablation import runner
+from train.ablation.arms import (
     NO_SEED,
     ModelRun,
-    Outcome,
     all_runs,
-    check_ablation,
-    check_pools,
+    check_models,
+    model_identity,
     model_runs,
-    run_all,
-    runner,
     stale_because,
+    trained_on,
 )
-from train.ablation.arms import check_models, model_identity, trained_on
-from train.ablation.runner import request_of, train_and_evaluate
-from train.reporting import collect_report, collect_results
+from train.ablation.plan import check_ablation, check_pools
+from train.ablation.runner import Outcome, request_of, run_all, train_and_evaluate
+from train.reporting.collect import collect_report
+from train.reporting.results import collect_results
 
 Ran = tuple[Ablation, str, list[Outcome]]
 

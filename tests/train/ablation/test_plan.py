@@ -11,19 +11,12 @@ from manifests import disk, reader
 from manifests.records import RunRecord, read_document
 from manifests.schema import Ablation
 from tests.support.ablations import TRAIN, changed, three_arms, tiny_ablation
-from train.ablation import (
-    Hardware,
-    Outcome,
-    Plan,
-    check_plan,
-    plan,
-    plan_ablation,
-    plan_lines,
-    refuse_plan,
-)
-from train.capacity import GIB, sample_flops
+from train.ablation import plan
+from train.ablation.plan import Hardware, Plan, check_plan, plan_ablation, plan_lines, refuse_plan
+from train.ablation.runner import Outcome
 from train.config import configure
-from train.stats import smallest_visible
+from train.sizing.device_fit import GIB, sample_flops
+from train.stats.comparison import smallest_visible
 
 SHIPPED = Path(__file__).resolve().parents[3] / "manifests" / "ablations"
 A100 = Hardware(name="a100-80gb", utilisation=0.2)

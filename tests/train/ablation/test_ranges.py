@@ -4,8 +4,8 @@ import pytest
 
 from tests.support.ablations import by_seed, three_arms
 from train.ablation import wording
-from train.ablation.ranges import TaskFacts, TaskRange, range_of, scorer_score
-from train.stats import TaskScores
+from train.ablation.conclusions import TaskFacts, TaskRange, range_of, scorer_score
+from train.stats.analysis import TaskScores
 
 
 def where(

@@ -8,9 +8,9 @@ import pytest
 
 from manifests.schema import Ablation
 from tests.support.ablations import three_arms
-from train.ablation import Conclusions, Score, Study, conclude, replay
-from train.ablation.rounds import analysis_in_rounds
-from train.stats import Analysis, TaskScores, analyse
+from train.ablation.conclusions import Conclusions, conclude
+from train.ablation.rounds import Score, Study, analysis_in_rounds, replay
+from train.stats.analysis import Analysis, TaskScores, analyse
 
 # As in test_rounds.py, so that the critical values are simulated once in a process.
 TABLE: Mapping[str, Sequence[float]] = {

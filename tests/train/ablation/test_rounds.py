@@ -13,8 +13,10 @@ import pytest
 from manifests import disk
 from manifests.schema import Ablation
 from tests.support.ablations import three_arms, tiny_ablation
-from train.ablation import Outcome, ReadScore, Score, Study, replay, rounds, run_rounds, runner
-from train.reporting import collect_results, saved_scores
+from train.ablation import rounds, runner
+from train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
+from train.ablation.runner import Outcome
+from train.reporting.results import collect_results, saved_scores
 
 # clip30 is far better at once; basic is decided after 4 seeds.
 TABLE: Mapping[str, Sequence[float]] = {

@@ -13,9 +13,10 @@ import pytest
 from manifests import disk
 from manifests.schema import Ablation, Blend
 from tests.support.ablations import TRAIN, changed, tiny_ablation
-from train.ablation import Outcome, Run, expand_runs, runner
-from train.ablation.runner import Child, request_of
-from train.capacity import DEVICE_SHARE
+from train.ablation import runner
+from train.ablation.arms import Run, expand_runs
+from train.ablation.runner import Child, Outcome, request_of
+from train.sizing.device_fit import DEVICE_SHARE
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -15,8 +15,9 @@ from manifests import disk
 from manifests.schema import Ablation
 from tests.support import processes
 from tests.support.ablations import TRAIN, tiny_ablation
-from train.ablation import Outcome, expand_runs, runner
-from train.ablation.runner import request_of, train_and_evaluate
+from train.ablation import runner
+from train.ablation.arms import expand_runs
+from train.ablation.runner import Outcome, request_of, train_and_evaluate
 
 WEIGHTS = "export/open_clip_model.safetensors"
 pytestmark = pytest.mark.slow

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.ablations import three_arms
-from train.ablation import metric_tables, scaling_tables
+from train.ablation.conclusions import metric_tables, scaling_tables
 
 MEANS = {"raw": 0.30, "clip30": 0.40, "basic": 0.35}
 

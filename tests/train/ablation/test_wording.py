@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from train.ablation import NO_SEED, wording
+from train.ablation import wording
+from train.ablation.arms import NO_SEED
 from train.ablation.wording import DASH, MINUS
-from train.stats import Comparison, Power, TaskScores, analyse
+from train.stats.analysis import TaskScores, analyse
+from train.stats.comparison import Comparison, Power
 
 RAW = {0: 0.30, 1: 0.34, 2: 0.32}
 

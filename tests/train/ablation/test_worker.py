@@ -7,9 +7,10 @@ import torch
 
 from manifests import disk
 from tests.support.ablations import TRAIN, tiny_ablation
-from train.ablation import expand_runs, runner
+from train.ablation import runner
+from train.ablation.arms import expand_runs
 from train.formats import model_files, open_clip_files
-from train.model import CLIP
+from train.model.clip import CLIP
 
 
 def test_an_error_is_an_answer(tiny_pool: str, data: str, tmp_path: Path) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from manifests import disk
 from train.config import TrainConfig, configure, model_config
-from train.model import CLIP, ModelConfig
-from train.step import learning_rate
+from train.model.architecture import ModelConfig
+from train.model.clip import CLIP
+from train.step.update import learning_rate
 
 
 def test_changes_go_over_the_preset_and_text_is_read_as_the_setting_s_type():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from train.config import PRESETS, configure
-from train.step import learning_rate
+from train.step.update import learning_rate
 
 
 def test_presets_are_the_published_recipes():

@@ -16,7 +16,7 @@ from train.config import (
     configure,
     model_config,
 )
-from train.model import MODELS
+from train.model.architecture import MODELS
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.train.data.test_loader import model, settings
 from train.data import live_rows
 from train.data.live_rows import FoundShard, LiveRows, LiveSegments, PoolShards
 from train.data.loader import Loader
-from train.mixture import SegmentOrder
+from train.mixture.order import SegmentOrder
 
 Make = Callable[..., Any]
 BATCH = 2048  # the order works out one step at a time

@@ -19,7 +19,7 @@ from train.data import read_ahead, view_rows
 from train.data.loader import Batch, Loader
 from train.data.read_ahead import Closed, ReadAhead
 from train.data.view_rows import ReadFailed
-from train.mixture import Order
+from train.mixture.order import Order
 
 Make = Callable[..., str]
 

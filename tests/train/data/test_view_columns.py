@@ -92,7 +92,7 @@ def test_an_unknown_or_stale_view_is_refused(make_pool: Make, tmp_path: Path) ->
         next(read_columns(pool, "al"))
     record = PoolLayout(pool).commit_record(1)
     disk.write_json(record, {**disk.read_json(record), "sidecar_sha256": "0" * 64})
-    with pytest.raises(ValueError, match="stale: the pool's shards have changed; run python"):
+    with pytest.raises(ValueError, match="stale: the pool's shards have changed; run clipmill"):
         next(read_columns(pool, "all"))
 
 

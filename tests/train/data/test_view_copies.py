@@ -75,5 +75,6 @@ def test_a_copy_of_other_rows_or_without_a_file_is_refused(pool: str) -> None:
     with pytest.raises(ValueError, match=r"has other rows than the view keeps; remove .*all\.json"):
         open_view(pool, "all").shard(0)
     disk.remove(PoolLayout(pool).view_copy_sidecar("all", 0))
-    with pytest.raises(ValueError, match=r"00000\.parquet is missing; remove .* --materialise all"):
+    message = r"00000\.parquet is missing; remove .* run clipmill filter materialise .* all"
+    with pytest.raises(ValueError, match=message):
         open_view(pool, "all").shard(0)

@@ -129,7 +129,7 @@ def test_the_log_names_the_mode_and_why(
 
 
 def test_what_cannot_be_read_that_way_is_refused(pool: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"few. of .* has no tars of its own; run .*--materialise"):
+    with pytest.raises(ValueError, match=r"few. of .* has no tars of its own; run .* materialise"):
         loader_of(pool, "few", read_mode="materialised")
     with pytest.raises(ValueError, match="is a URL; name a folder of a local disk"):
         loader_of(pool, read_cache="s3://bucket/cache")

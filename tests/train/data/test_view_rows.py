@@ -162,9 +162,7 @@ def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(
     pool = make_pool(tmp_path / "pool", 4, 2)
     record = disk.join(pool, "shards", "00001_stats.json")
     disk.write_json(record, {**disk.read_json(record), "sidecar_sha256": "0" * 64})
-    with pytest.raises(
-        ValueError, match=rf"stale.*python pipeline/filter.py {pool} --recipe RECIPE"
-    ):
+    with pytest.raises(ValueError, match=rf"stale.*clipmill filter {pool} --recipe RECIPE"):
         open_view(pool, "all")
     add_view(pool, "all")
     assert open_view(pool, "all").shard_rows.tolist() == [4, 4]
@@ -195,7 +193,7 @@ def test_tokens_of_another_tokenizer_do_not_do(make_pool: Make, tmp_path: Path) 
     pool = make_pool(tmp_path / "pool", 4, 1, tokenizer="other")
     with pytest.raises(
         ValueError,
-        match=r"no tokens of tokenizer 'clip' \(has: other\).*score.py .* --filters tokens",
+        match=r"no tokens of tokenizer 'clip' \(has: other\).*clipmill score .* --filters tokens",
     ):
         open_view(pool, "all", "clip")
     assert open_view(pool, "all", "other").shard_rows.tolist() == [4]

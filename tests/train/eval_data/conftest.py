@@ -6,7 +6,7 @@ import pytest
 
 from manifests.schema import TaskSpec
 from tests.support import tasks
-from train.eval_data import Samples, read_captioned, read_labelled
+from train.eval_data.samples import Samples, read_captioned, read_labelled
 
 
 @pytest.fixture

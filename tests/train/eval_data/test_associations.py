@@ -8,8 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.task_data import images_of, task_of
-from train.eval_data import read_associations
-from train.eval_data.samples import prompt_of
+from train.eval_data.samples import prompt_of, read_associations
 
 ROW = {
     "cue": "fire",

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.task_data import images_of, task_of
-from train.eval_data import Samples, read_captioned, read_labelled, write_benchmark
 from train.eval_data import samples as benchmark_layout
+from train.eval_data.samples import Samples, read_captioned, read_labelled, write_benchmark
 
 
 def test_what_is_written_is_read_again(

@@ -6,7 +6,7 @@ import pytest
 
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, draw
-from train.eval_data import read_captioned, read_labelled
+from train.eval_data.samples import read_captioned, read_labelled
 
 
 def test_folders_are_classes_in_order_and_underscores_are_spaces(colours: TaskSpec) -> None:

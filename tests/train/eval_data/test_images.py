@@ -8,8 +8,15 @@ import pytest
 
 from manifests.schema import TaskSpec
 from tests.support.task_data import images_of
-from train.eval_data import Samples, batch_rows, decoded_batches, image_hashes, images, map_images
-from train.eval_data.images import image_suffix
+from train.eval_data import images
+from train.eval_data.images import (
+    batch_rows,
+    decoded_batches,
+    image_hashes,
+    image_suffix,
+    map_images,
+)
+from train.eval_data.samples import Samples
 
 
 def decoded(samples: Samples, size: tuple[int, int]) -> np.ndarray:

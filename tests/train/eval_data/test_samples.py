@@ -8,8 +8,8 @@ import pytest
 from manifests.schema import TaskSpec
 from tests.support.task_data import task_of
 from tests.support.tasks import changed
-from train.eval_data import ImageFiles, read_labelled
-from train.eval_data.samples import RawSamples, captioned_samples, labelled_samples
+from train.eval_data.images import ImageFiles
+from train.eval_data.samples import RawSamples, captioned_samples, labelled_samples, read_labelled
 
 IMAGES = ImageFiles("/d", ("a.png", "b.png", "c.png"))
 

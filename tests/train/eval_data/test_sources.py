@@ -7,7 +7,13 @@ import pytest
 from manifests.schema import TaskSpec
 from tests.support.task_data import task_of
 from tests.support.tasks import changed, class_folders
-from train.eval_data import Samples, read_captioned, read_labelled, read_probe, write_benchmark
+from train.eval_data.samples import (
+    Samples,
+    read_captioned,
+    read_labelled,
+    read_probe,
+    write_benchmark,
+)
 
 
 def test_what_is_not_there_is_named(colours: TaskSpec, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from manifests.schema import TaskSpec
 from tests.support.task_data import images_of, task_of
-from train.eval_data import Samples, read_captioned, read_labelled
+from train.eval_data.samples import Samples, read_captioned, read_labelled
 
 
 def test_bytes_and_texts(coloured: Samples, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.task_data import images_of, tar_members, task_of, write_tar
-from train.eval_data import Samples, read_captioned, read_labelled
+from train.eval_data.samples import Samples, read_captioned, read_labelled
 
 CLASSES = ["dark_red", "green", "sky_blue"]
 

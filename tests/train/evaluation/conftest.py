@@ -6,7 +6,8 @@ import pytest
 
 from manifests.schema import TaskSpec
 from tests.support import tasks
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 
 @pytest.fixture(scope="session")

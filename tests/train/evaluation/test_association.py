@@ -10,9 +10,9 @@ import pytest
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.task_data import images_of, task_of
-from train.evaluation import evaluate, metric_values, read_samples
-from train.evaluation.tasks import ASSOCIATION, jaccard_indices
-from train.model import CLIP
+from train.evaluation.metrics import metric_values
+from train.evaluation.tasks import ASSOCIATION, evaluate, jaccard_indices, read_samples
+from train.model.clip import CLIP
 
 
 def test_jaccard_by_hand() -> None:

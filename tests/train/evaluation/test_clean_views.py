@@ -15,14 +15,14 @@ from manifests.hashes import phash
 from manifests.layout import PoolLayout, uids_checksum
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from manifests.schema import Ablation, Blend, TaskSpec
+from tests.support import commands
 from tests.support.ablations import changed, tiny_ablation, two_classes
 from tests.support.tasks import recompress
 from tests.train.conftest import build_pool, write_view
-from train import ablate
-from train.ablation import check_pools, expand_runs, planned_drops, stale_because
-from train.data import read_columns
-from train.evaluation import DroppedRows
-from train.evaluation.overlap import clean_blend, clean_name
+from train.ablation.arms import expand_runs, stale_because
+from train.ablation.plan import check_pools, planned_drops
+from train.data.view_rows import read_columns
+from train.evaluation.overlap import DroppedRows, clean_blend, clean_name
 
 ROWS = [(0, 3), (2, 5)]  # (shard, row) of images that the evaluation has too; `half` keeps both
 
@@ -143,12 +143,12 @@ def test_a_pool_without_hashes_is_refused_with_the_command(
 ) -> None:
     tiny, pool, out = study
     shutil.rmtree(PoolLayout(pool).scores)
-    with pytest.raises(ValueError, match=r"no column phash; run python pipeline/score\.py"):
+    with pytest.raises(ValueError, match=r"no column phash; run clipmill score"):
         check_pools(tiny, out)
     manifest = tmp_path / "tiny.json"
     disk.write_json(manifest, tiny)
-    assert ablate.main([str(manifest), "--out", out, "--plan"]) == 2
-    assert "has no column phash; run python pipeline/score.py" in capsys.readouterr().err
+    assert commands.ablate(["plan", str(manifest), "--out", out]) == 2
+    assert "has no column phash; run clipmill score" in capsys.readouterr().err
 
 
 def test_a_blend_keeps_its_weights_and_a_live_one_is_refused(tmp_path: Path) -> None:
@@ -172,10 +172,10 @@ def test_an_ablation_trains_without_the_copies(
     tiny, _, out = study
     manifest = tmp_path / "tiny.json"
     disk.write_json(manifest, changed(tiny, controls={}))
-    assert ablate.main([str(manifest), "--out", out, "--plan"]) == 0
+    assert commands.ablate(["plan", str(manifest), "--out", out]) == 0
     line = "arm half: 2 of 24 rows of view half are dropped: near copies of 2 evaluation images"
     assert line in capsys.readouterr().out
-    assert ablate.main([str(manifest), "--out", out]) == 0
+    assert commands.ablate([str(manifest), "--out", out]) == 0
     results = json.loads(Path(out, "results.json").read_text())
     assert [each["dropped"] for each in results["dropped"]] == [2, 2]
     (run, *_) = expand_runs(changed(tiny, controls={}), out)

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from manifests.schema import TaskSpec
-from train.eval_data import image_hashes
-from train.evaluation import evaluate, read_samples, tasks
-from train.evaluation.tasks import Encoder
-from train.model import CLIP, MODELS
+from train.eval_data.images import image_hashes
+from train.evaluation import tasks
+from train.evaluation.tasks import Encoder, evaluate, read_samples
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 CPU = torch.device("cpu")
 

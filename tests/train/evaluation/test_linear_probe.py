@@ -11,9 +11,9 @@ from scipy.special import log_softmax
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, class_folders
-from train.evaluation import evaluate, tasks
-from train.evaluation.tasks import choose_strength, fit, held_out
-from train.model import CLIP
+from train.evaluation import tasks
+from train.evaluation.tasks import choose_strength, evaluate, fit, held_out
+from train.model.clip import CLIP
 
 
 def clusters(count: int, seed: int = 0) -> tuple[torch.Tensor, list[int]]:

@@ -8,14 +8,16 @@ import pytest
 
 from manifests import disk
 from manifests.schema import TaskSpec
-from train.evaluation import METRICS, TASKS, evaluate, metric_values
 from train.evaluation.metrics import (
+    METRICS,
     calibration_error,
     f1_macro,
     mean_of_directions,
+    metric_values,
     worst_group,
 )
-from train.model import CLIP
+from train.evaluation.tasks import TASKS, evaluate
+from train.model.clip import CLIP
 
 
 def test_the_metrics_are_the_means_of_their_values_per_sample(

@@ -12,20 +12,20 @@ from manifests.aligned import AlignedFiles, parquet_bytes
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import TaskSpec
+from tests.support import commands
 from tests.support.tasks import changed, draw, pool_with, recompress
-from train import evaluate as evaluate_command
-from train.data import ShardColumns
-from train.evaluation import (
+from train.data.view_rows import ShardColumns
+from train.evaluation import overlap
+from train.evaluation.overlap import (
+    SharedImage,
     SharedImages,
     find_shared_images,
-    overlap,
     overlap_lines,
     refuse_identical,
     refuse_near,
 )
-from train.evaluation.overlap import SharedImage
 from train.formats import open_clip_files
-from train.model import CLIP
+from train.model.clip import CLIP
 
 
 def data_of(task: TaskSpec, file: str) -> bytes:
@@ -90,7 +90,7 @@ def test_near_duplicates_are_refused_where_the_task_says_so_and_a_view_keeps_the
     refuse_near(shared, [strict], [(pool, "clean")])
     refuse_near(shared, [colours], [(pool, "all")])
     unknown = SharedImages(images=(), without_phash=(pool,))
-    with pytest.raises(ValueError, match=r"has no column phash; run python pipeline/score\.py"):
+    with pytest.raises(ValueError, match=r"has no column phash; run clipmill score"):
         refuse_near(unknown, [strict], [(pool, "clean")])
 
 
@@ -123,7 +123,8 @@ def test_hashes_of_other_rows_are_refused(colours: TaskSpec, tmp_path: Path) -> 
     pool = pool_with(tmp_path / "pool", [b"one"], hashed=False)
     pool_with(tmp_path / "pool", [data_of(colours, "green/1.png")], hashed=True)
     pool_with(tmp_path / "pool", [data_of(colours, "green/1.png"), None])  # another sidecar
-    with pytest.raises(ValueError, match="was made for other rows than the pool has; run python"):
+    message = "was made for other rows than the pool has; run clipmill score"
+    with pytest.raises(ValueError, match=message):
         find_shared_images([pool], [colours])
 
 
@@ -158,18 +159,18 @@ def test_evaluate_searches_the_pools_of_a_run(
     task = f"{{name: colours, kind: classification, data: {colours.data}, allow_overlap: ALLOW}}"
     (tmp_path / "no.yaml").write_text(task.replace("ALLOW", "false"))
     (tmp_path / "yes.yaml").write_text(task.replace("ALLOW", "true"))
-    assert evaluate_command.main([str(run), "--task", str(tmp_path / "no.yaml")]) == 2
+    assert commands.evaluate([str(run), "--task", str(tmp_path / "no.yaml")]) == 2
     printed = capsys.readouterr().err
     assert "green/1.png and 2 more images (all in " in printed
     assert not (run / "eval" / "colours.parquet").exists()
-    assert evaluate_command.main([str(run), "--task", str(tmp_path / "yes.yaml")]) == 0
+    assert commands.evaluate([str(run), "--task", str(tmp_path / "yes.yaml")]) == 0
     listed = disk.from_plain(SharedImages, disk.read_json(run / "eval" / "overlap.json"))
     assert len(listed.of_task("colours", near=False)) == 3
     assert [image.file for image in listed.of_task("colours", near=True)] == ["dark_red/1.png"]
     strict = task.replace("ALLOW", "true, near_overlap: refuse")
     (tmp_path / "strict.yaml").write_text(strict)
     monkeypatch.setattr(overlap, "_kept_uids", lambda pool, view, asked: asked)
-    assert evaluate_command.main([str(run), "--task", str(tmp_path / "strict.yaml")]) == 2
+    assert commands.evaluate([str(run), "--task", str(tmp_path / "strict.yaml")]) == 2
     assert "1 near duplicates of its images are in the view all of" in capsys.readouterr().err
 
 
@@ -179,9 +180,9 @@ def test_mistakes_are_told_in_one_line(
     (tmp_path / "task.yaml").write_text(
         f"{{name: colours, kind: classification, data: {colours.data}}}"
     )
-    assert evaluate_command.main([str(tmp_path), "--task", str(tmp_path / "task.yaml")]) == 2
+    assert commands.evaluate([str(tmp_path), "--task", str(tmp_path / "task.yaml")]) == 2
     assert capsys.readouterr().err.startswith(f"error: {tmp_path} ")
-    assert evaluate_command.main([str(tmp_path), "--task", str(tmp_path / "none.yaml")]) == 2
+    assert commands.evaluate([str(tmp_path), "--task", str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml does not exist" in capsys.readouterr().err
 
 

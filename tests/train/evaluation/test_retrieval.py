@@ -10,9 +10,14 @@ import torch.nn.functional as F
 
 from manifests import disk
 from manifests.schema import TaskSpec
-from train.eval_data import ImageFiles, images
-from train.evaluation import Samples, evaluate, metric_values, read_samples, tasks
-from train.model import CLIP, MODELS
+from train.eval_data import images
+from train.eval_data.images import ImageFiles
+from train.eval_data.samples import Samples
+from train.evaluation import tasks
+from train.evaluation.metrics import metric_values
+from train.evaluation.tasks import evaluate, read_samples
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 
 def test_ranks_by_hand() -> None:

@@ -7,9 +7,9 @@ import pytest
 from manifests import disk
 from manifests.schema import Suite, TaskSpec
 from tests.support.tasks import changed
-from train.evaluation import evaluate, evaluate_suite, group_averages, readable_tasks
-from train.evaluation.suite import missing_data
-from train.model import CLIP
+from train.evaluation.suite import evaluate_suite, group_averages, missing_data, readable_tasks
+from train.evaluation.tasks import evaluate
+from train.model.clip import CLIP
 
 
 def suite_of(*tasks: TaskSpec, **groups: tuple[str, ...]) -> Suite:

@@ -5,14 +5,15 @@ import dataclasses
 import pytest
 
 from manifests.schema import TaskSpec
-from train.eval_data import ImageFiles
-from train.evaluation import TASKS, Samples, TaskKind
+from train.eval_data.images import ImageFiles
+from train.eval_data.samples import Samples
+from train.evaluation.tasks import TASKS, TaskKind
 
 
 def test_a_new_kind_needs_its_entry_in_the_table_and_nothing_else(
     colours: TaskSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from train.evaluation import read_samples
+    from train.evaluation.tasks import read_samples
 
     one = Samples(images=ImageFiles("", ("a.png",)))
     kind = dataclasses.replace(TASKS["classification"], name="counting", read=lambda task: one)

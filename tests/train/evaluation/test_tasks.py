@@ -10,8 +10,8 @@ import pytest
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, draw
-from train.evaluation import TASKS, evaluate, headline, kind_of, read_samples, saved_metrics
-from train.model import CLIP
+from train.evaluation.tasks import TASKS, evaluate, headline, kind_of, read_samples, saved_metrics
+from train.model.clip import CLIP
 
 
 def test_the_kinds_of_the_table_are_those_of_the_schema() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,14 +10,14 @@ import pytest
 import torch
 from PIL import Image
 
-from manifests import disk
+from manifests import console, disk
 from manifests.schema import TaskSpec
 from tests.support.task_data import images_of, task_of, write_tar
-from train.evaluation import evaluate, read_samples, tasks
+from train.evaluation import tasks
+from train.evaluation.tasks import evaluate, read_samples
 from train.formats import open_clip_files
-from train.model import CLIP, MODELS
-
-ROOT = Path(__file__).resolve().parents[3]
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 
 def test_it_agrees_with_open_clip_on_every_image(
@@ -180,9 +179,9 @@ def test_the_command_evaluates_a_model(colours: TaskSpec, model: CLIP, tmp_path:
     (tmp_path / "task.yaml").write_text(
         f"{{name: colours, kind: classification, data: {colours.data}}}"
     )
-    words = [str(tmp_path / "run"), "--task", str(tmp_path / "task.yaml"), "--json"]
+    words = ["evaluate", str(tmp_path / "run"), "--task", str(tmp_path / "task.yaml"), "--json"]
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "train/evaluate.py"), *words],
+        console.program(words),
         capture_output=True,
         text=True,
         cwd=tmp_path,

@@ -9,7 +9,8 @@ import pytest
 
 from train.formats import hf
 from train.formats.hf import save_tokenizer
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 CAPTIONS = ["a photo of a cat", "naïve café, 3 items!", "", "the   spaced OUT words"]
 

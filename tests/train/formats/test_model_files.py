@@ -17,7 +17,8 @@ from train.formats.model_files import (
     weights_sha256,
 )
 from train.formats.open_clip_files import open_clip_config, save_export, to_open_clip
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 SMALL = dataclasses.replace(
     MODELS["test"], vocab_size=60, embed_dim=24, vision_layers=1, text_layers=1

@@ -13,7 +13,8 @@ from manifests import disk
 from train.formats import onnx_export
 from train.formats.model_files import weights_sha256
 from train.formats.onnx_export import OnnxOptions, model_name, save_onnx, source_name
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 PLAIN = OnnxOptions()
 

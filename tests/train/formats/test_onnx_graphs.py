@@ -16,7 +16,8 @@ from train.formats.onnx_export import (
     require_packages,
     write_graphs,
 )
-from train.model import CLIP, MODELS, l2_normalise
+from train.model.architecture import MODELS
+from train.model.clip import CLIP, l2_normalise
 
 
 def tiny(name, **changes):

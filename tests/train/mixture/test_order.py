@@ -9,10 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.mixture import Schedule, SourceRows, Stage, most_in_a_batch, wheel_sequence, wheel_slots
+from train.identity import differences
 from train.mixture.order import ORDER_VERSION, Order
+from train.mixture.schedule import (
+    Schedule,
+    SourceRows,
+    Stage,
+    most_in_a_batch,
+    wheel_sequence,
+    wheel_slots,
+)
 from train.rng import Ints
-from train.trainer.loop import differences
 
 
 def source(name: str, weight: float, *rows: int) -> SourceRows:

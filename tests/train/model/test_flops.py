@@ -10,9 +10,8 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from train.model import lock_tower
 from train.model.architecture import MODELS, ModelConfig
-from train.model.clip import CLIP
+from train.model.clip import CLIP, lock_tower
 from train.model.memory import training_flops
 
 SMALL = dataclasses.replace(MODELS["test"], vision_layers=3, text_layers=3)

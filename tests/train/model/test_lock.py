@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from train.formats.open_clip_files import to_open_clip
-from train.model import CLIP, MODELS, lock_tower
+from train.model.architecture import MODELS
+from train.model.clip import CLIP, lock_tower
 
 CONFIG = dataclasses.replace(MODELS["test"], vision_layers=3, text_layers=2)
 

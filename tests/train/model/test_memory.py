@@ -19,7 +19,7 @@ from train.config import (
     configure,
     model_config,
 )
-from train.model import MODELS
+from train.model.architecture import MODELS
 from train.model.memory import StepShape, parameter_count, step_memory
 
 MIXED = [5, 9, 16, 3] * 4

@@ -7,7 +7,9 @@ import dataclasses
 import pytest
 import torch
 
-from train.model import CLIP, MODELS, clip
+from train.model import clip
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 SMALL = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 

@@ -5,7 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from train.model import CLIP, MODELS
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 from train.model.memory import block_parameters, parameter_count
 
 

@@ -10,8 +10,10 @@ from manifests import disk
 from manifests.records import CheckpointRecord
 from train.config import TrainConfig, configure
 from train.formats.open_clip_files import to_open_clip
-from train.model import CLIP, MODELS
-from train.parallel import Saver, checkpoint
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
+from train.parallel import checkpoint
+from train.parallel.checkpoint import Saver
 
 # Said by torch where there is no group.
 in_one_process = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -18,9 +18,12 @@ import torch
 
 from tests.support import modes
 from train.config import configure
-from train.model import CLIP, MODELS
-from train.parallel import Ranks, parallelism
-from train.step import accumulate, contrastive, feed
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
+from train.parallel import parallelism
+from train.parallel.process_group import Ranks
+from train.step import accumulate, feed
+from train.step.loss import contrastive
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,8 @@ from manifests.disk import files
 from manifests.layout import RunLayout
 from manifests.records import CheckpointRecord
 from tests.train.parallel.test_checkpoint import steps
-from train.parallel import Saver, checkpoint, process_group
+from train.parallel import checkpoint, process_group
+from train.parallel.checkpoint import Saver
 from train.parallel.process_group import Ranks
 
 # Said by torch where there is no group.

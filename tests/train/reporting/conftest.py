@@ -10,10 +10,10 @@ from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
 from tests.support.reports import complete_pool
-from train.ablation import Outcome
+from train.ablation.runner import Outcome
 from train.config import TrainConfig
-from train.reporting import collect_results
-from train.trainer import run_identity
+from train.identity import run_identity
+from train.reporting.results import collect_results
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ import pytest
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.ablations import two_classes
-from train.ablation import GivenRun
+from train.ablation.arms import GivenRun
 from train.reporting import collect
 
 TASK = TaskSpec(name="t", kind="classification", data="")

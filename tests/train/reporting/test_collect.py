@@ -10,9 +10,13 @@ import pytest
 from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
-from train import report as command
-from train.ablation import FailedRun
-from train.reporting import Report, collect, collect_report, collect_results, read_results, render
+from tests.support import commands
+from train.ablation.conclusions import FailedRun
+from train.reporting import collect
+from train.reporting.collect import collect_report
+from train.reporting.page import render
+from train.reporting.results import collect_results, read_results
+from train.reporting.schema import Report
 
 
 def test_the_report_shows_what_results_json_says(concluded: str) -> None:
@@ -53,7 +57,7 @@ def test_an_arm_without_one_of_its_runs_is_shown_as_incomplete(
     os.remove(Path(folder, "runs/half/seed-1/run.json"))
     failed = [FailedRun(arm="half", seed=1, error="RuntimeError: it <broke>")]
     disk.write_json(layout.results_json, collect_results(ablation, folder, failed))
-    assert command.main([folder]) == 3
+    assert commands.report([folder]) == 3
     assert "(without seed 1)" in capsys.readouterr().out
     report = disk.from_plain(Report, disk.read_json(layout.report_json))
     assert report.gaps == (
@@ -98,16 +102,16 @@ def test_an_arm_without_any_run_is_shown_too(folder: str) -> None:
 def test_the_command_writes_both_files_and_names_them(
     folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert command.main([folder]) == 0
+    assert commands.report([folder]) == 0
     printed = capsys.readouterr().out
     layout = AblationLayout(folder)
     assert printed.endswith(f"report: {layout.report}\n")
     first = Path(layout.report_json).read_bytes()
-    assert command.main([folder, "--date", "2026-01-31", "--markdown"]) == 0
+    assert commands.report([folder, "--date", "2026-01-31", "--markdown"]) == 0
     assert Path(layout.report_json).read_bytes() == first, "the JSON has no date"
     page, summary = Path(layout.report).read_bytes(), Path(layout.report_markdown).read_bytes()
     assert b"Written on 2026-01-31." in page
-    assert command.main([folder, "--date", "2026-01-31", "--markdown"]) == 0
+    assert commands.report([folder, "--date", "2026-01-31", "--markdown"]) == 0
     assert Path(layout.report).read_bytes() == page
     assert Path(layout.report_markdown).read_bytes() == summary
 
@@ -124,7 +128,7 @@ def test_an_ablation_compared_with_itself_has_no_change(
     concluded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "compared.html"
-    assert command.main([concluded, concluded, "--page", str(page)]) == 0
+    assert commands.report([concluded, concluded, "--page", str(page)]) == 0
     printed = capsys.readouterr().out
     assert "Every verdict is the same." in printed
     assert "No difference changed by more than its noise." in printed
@@ -135,7 +139,7 @@ def test_a_folder_without_results_is_a_mistake(
     folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.remove(AblationLayout(folder).results_json)
-    assert command.main([folder]) == 2
-    assert "results.json does not exist; run python train/ablate.py" in capsys.readouterr().err
-    assert command.main([str(tmp_path)]) == 2
+    assert commands.report([folder]) == 2
+    assert "results.json does not exist; run clipmill ablate" in capsys.readouterr().err
+    assert commands.report([str(tmp_path)]) == 2
     assert "has no ablation.json: give the --out of" in capsys.readouterr().err

@@ -8,7 +8,8 @@ import pytest
 
 from manifests import disk
 from tests.support.reports import DIFFERENCE, sample_report
-from train.reporting import Report, compare_reports, comparison_lines, render_comparison
+from train.reporting.compare import compare_reports, comparison_lines, render_comparison
+from train.reporting.schema import Report
 
 
 def larger(mean: float, half: float, **changes: object) -> Report:

@@ -7,7 +7,7 @@ import pytest
 from manifests import disk
 from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
-from train.ablation import Run, expand_runs
+from train.ablation.arms import Run, expand_runs
 from train.reporting.collect import collect_contract
 
 

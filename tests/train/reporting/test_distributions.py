@@ -12,7 +12,7 @@ from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import Ablation, Blend
 from tests.support.reports import view_by_hand
-from train.ablation import expand_runs
+from train.ablation.arms import expand_runs
 from train.reporting import data
 from train.reporting.data import ArmView, open_views
 

@@ -11,7 +11,7 @@ from manifests.layout import PoolLayout
 from manifests.records import RuleEffect, ViewRulesDocument
 from manifests.schema import Ablation
 from tests.support.reports import view_by_hand
-from train.ablation import expand_runs
+from train.ablation.arms import expand_runs
 from train.reporting import data
 from train.reporting.data import ArmView, open_views
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.reports import arm_report, empty_report, sample_report
 from train.ablation.wording import DASH, MINUS
-from train.reporting import report_markdown
+from train.reporting.compare import report_markdown
 
 
 def test_the_summary_has_the_verdict_and_a_row_per_arm() -> None:

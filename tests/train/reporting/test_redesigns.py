@@ -10,8 +10,8 @@ import pytest
 from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
+from tests.support import commands
 from tests.support.ablations import changed
-from train import ablate, report
 from train.ablation import history
 
 FIXED = "The metric that decides is in bold; it was fixed before the runs."
@@ -20,8 +20,8 @@ FIXED = "The metric that decides is in bold; it was fixed before the runs."
 def page_after(ablation: Ablation, folder: str) -> str:
     """The page after both commands, in a folder whose runs are finished."""
     disk.write_json(f"{folder}/asked.json", ablation)
-    assert ablate.main([f"{folder}/asked.json", "--out", folder]) == 0
-    assert report.main([folder, "--markdown"]) == 0
+    assert commands.ablate([f"{folder}/asked.json", "--out", folder]) == 0
+    assert commands.report([folder, "--markdown"]) == 0
     return Path(AblationLayout(folder).report).read_text()
 
 
@@ -63,8 +63,8 @@ def test_a_null_web_that_was_not_run_is_missing(folder: str) -> None:
     tiny: Ablation = disk.from_plain(Ablation, disk.read_json(f"{folder}/ablation.json"))
     asked = changed(tiny, controls={"a_a": "raw", "null_web": f"{folder}/null.yaml"})
     disk.write_json(f"{folder}/asked.json", asked)
-    assert ablate.main([f"{folder}/asked.json", "--out", folder]) == 0
-    assert report.main([folder]) == 3
+    assert commands.ablate([f"{folder}/asked.json", "--out", folder]) == 0
+    assert commands.report([folder]) == 3
     (gap,) = disk.read_json(f"{folder}/report.json")["gaps"]
     assert gap.startswith("controls.null_web was not run: ")
-    assert gap.endswith("; python pipeline/build.py ABLATION runs it")
+    assert gap.endswith("; clipmill build ABLATION runs it")

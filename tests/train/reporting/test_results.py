@@ -13,11 +13,16 @@ import pytest
 from manifests import disk, identity
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
+from tests.support import commands
 from tests.support.ablations import changed
-from train import ablate, report
-from train.ablation import FailedRun, Outcome, runner
-from train.reporting import collect_report, collect_results, read_results, render, results
-from train.stats import mcnemar
+from train.ablation import runner
+from train.ablation.conclusions import FailedRun
+from train.ablation.runner import Outcome
+from train.reporting import results
+from train.reporting.collect import collect_report
+from train.reporting.page import render
+from train.reporting.results import collect_results, read_results
+from train.stats.analysis import mcnemar
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +63,7 @@ def test_a_scorer_at_chance_is_said_in_the_headline_and_its_score_on_the_page(
     disk.write_json(asked, changed(ablation_of(out), scorer={"view": "web/all"}))
 
     def judged() -> dict[str, Any]:
-        assert ablate.main([str(asked), "--out", out]) == 0
+        assert commands.ablate([str(asked), "--out", out]) == 0
         found: dict[str, Any] = disk.read_json(AblationLayout(out).results_json)
         return found
 
@@ -77,7 +82,7 @@ def test_a_scorer_at_chance_is_said_in_the_headline_and_its_score_on_the_page(
     assert found["headline"] == before["headline"] + caution
     for key in ("comparisons", "arms", "noise", "ranges", "tasks"):
         assert found[key] == before[key]
-    assert report.main([out]) == 0
+    assert commands.report([out]) == 0
     fact = f"The scorer, trained on web/all, has accuracy {100 * value:.1f} % on colours"
     assert f"{fact}; chance is 50.0 %." in found["verdict"].splitlines()
     page = Path(out, "report.html").read_text()
@@ -123,7 +128,8 @@ def test_a_planted_difference_reaches_comparison_and_mcnemar(folder: str) -> Non
 
 def test_one_failed_run_leaves_a_result_with_the_gap_named(folder: str) -> None:
     os.remove(predictions(folder, "half/seed-1"))
-    with pytest.raises(ValueError, match=r"seed-1/eval/colours.parquet does not exist; run python"):
+    message = r"seed-1/eval/colours.parquet does not exist; run clipmill ablate"
+    with pytest.raises(ValueError, match=message):
         collect_results(ablation_of(folder), folder)
     failed = [FailedRun(arm="half", seed=1, error="its process ended with -9")]
     collected = collect_results(ablation_of(folder), folder, failed)
@@ -147,19 +153,18 @@ def test_metrics_that_contradict_the_samples_are_refused(folder: str) -> None:
 
 def test_results_that_are_not_of_these_runs_are_refused(folder: str) -> None:
     tiny = ablation_of(folder)
-    with pytest.raises(ValueError, match=r"results.json is of another ablation; run python train"):
+    message = r"results.json is of another ablation; run clipmill ablate"
+    with pytest.raises(ValueError, match=message):
         read_results(changed(tiny, question="Another?"), folder)
     path = Path(predictions(folder, "raw/seed-0"))
     path.write_bytes(path.read_bytes() + b" ")
     with pytest.raises(ValueError, match=r"colours.parquet has changed since .*results.json; run"):
         read_results(tiny, folder)
     path.unlink()
-    with pytest.raises(ValueError, match=r"colours.parquet is missing; run python"):
+    with pytest.raises(ValueError, match=r"colours.parquet is missing; run clipmill"):
         read_results(tiny, folder)
     os.remove(AblationLayout(folder).results_json)
-    with pytest.raises(
-        ValueError, match=r"results.json does not exist; run python train/ablate.py"
-    ):
+    with pytest.raises(ValueError, match=r"results.json does not exist; run clipmill ablate"):
         read_results(tiny, folder)
 
 
@@ -211,7 +216,7 @@ def test_rounds_decide_which_given_predictions_are_read_in(tmp_path: Path) -> No
     }
     out = tmp_path / "out"
     disk.write_json(tmp_path / "given.json", fields)
-    assert ablate.main([str(tmp_path / "given.json"), "--out", str(out)]) == 0
+    assert commands.ablate([str(tmp_path / "given.json"), "--out", str(out)]) == 0
     read = read_results(ablation_of(str(out)), str(out))
     (row,) = read.comparisons
     assert (row.verdict, row.adjustment) == ("better", "sequential")

@@ -8,9 +8,9 @@ import pytest
 from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
-from train.ablation import Run, expand_runs
-from train.reporting import collect, read_results
-from train.reporting.results import FileHashes
+from train.ablation.arms import Run, expand_runs
+from train.reporting import collect
+from train.reporting.results import FileHashes, read_results
 
 
 def of_folder(out: str) -> tuple[Ablation, list[Run]]:

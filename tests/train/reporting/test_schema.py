@@ -6,7 +6,7 @@ import pytest
 
 from manifests import disk
 from tests.support.reports import empty_report, sample_report
-from train.reporting import Report
+from train.reporting.schema import Report
 
 
 @pytest.mark.parametrize("report", [sample_report(), empty_report()], ids=["full", "empty"])

@@ -8,8 +8,9 @@ from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
-from train.reporting import Results, read_results
 from train.reporting.collect import scaling_curves, signal_rows
+from train.reporting.results import read_results
+from train.reporting.schema import Results
 
 
 @pytest.fixture(scope="module")

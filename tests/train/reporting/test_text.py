@@ -6,7 +6,8 @@ import pytest
 
 from tests.support.reports import sample_report
 from train.ablation.wording import DASH
-from train.reporting import compare, report_lines
+from train.reporting import compare
+from train.reporting.compare import report_lines
 
 
 def test_the_tables_hold_the_numbers_of_the_page() -> None:

@@ -11,7 +11,7 @@ import pytest
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.schema import Ablation, Blend
-from train.ablation import expand_runs
+from train.ablation.arms import expand_runs
 from train.reporting.data import ArmView, open_views, read_columns
 
 

@@ -5,7 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from train.stats import TaskScores, analyse, mcnemar, mean_sd, one_model_difference, run_spread
+from train.stats.analysis import (
+    TaskScores,
+    analyse,
+    mcnemar,
+    mean_sd,
+    one_model_difference,
+    run_spread,
+)
 
 
 def test_mean_and_sample_sd() -> None:

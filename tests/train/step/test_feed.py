@@ -9,9 +9,10 @@ import torch
 
 from tests.support.streams import FakeStreams, Race
 from train.config import configure
-from train.data import Batch
-from train.model import GroupedCaptions, PackedCaptions
-from train.step import Feed, feed
+from train.data.loader import Batch
+from train.model.clip import GroupedCaptions, PackedCaptions
+from train.step import feed
+from train.step.feed import Feed
 
 CPU = torch.device("cpu")
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from train.data import ReadFailed, tar_streams, view_rows
+from train.data import tar_streams, view_rows
 from train.data.tar_streams import BrokenSource, TarBytes, open_source
+from train.data.view_rows import ReadFailed
 
 
 def whole(name: str) -> bytes:

@@ -11,7 +11,7 @@ from manifests.schema import Blend, TarStream
 from tests.support.other_tars import pack, picture
 from tests.support.steps import config_of
 from train.config import model_config
-from train.data import Batch
+from train.data.loader import Batch
 from train.data.stream_loader import StreamLoader, expand
 
 ROWS = 6

@@ -10,8 +10,10 @@ import pytest
 
 from manifests.schema import TarStream
 from tests.support.other_tars import pack
-from train.data import ReadFailed, StageTimes, tar_streams
+from train.data import tar_streams
+from train.data.damage import StageTimes
 from train.data.tar_streams import Share, StreamCounts, TarReader
+from train.data.view_rows import ReadFailed
 
 ROWS = 6
 

@@ -7,7 +7,7 @@ import pytest
 from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig
-from train.trainer.loop import (
+from train.identity import (
     INCIDENTAL,
     check_same_run,
     complete_settings,

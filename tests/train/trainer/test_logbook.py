@@ -15,7 +15,8 @@ import torch
 
 from manifests import disk
 from train.config import TrainConfig, configure, model_config
-from train.mixture import Order, SourceRows
+from train.mixture.order import Order
+from train.mixture.schedule import SourceRows
 from train.model.clip import CLIP
 from train.model.memory import training_flops
 from train.trainer import logbook

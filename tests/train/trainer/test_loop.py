@@ -14,12 +14,12 @@ from manifests.records import DamagedSamples
 from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
 from train.config import configure, model_config
-from train.data import Loader
+from train.data.loader import Loader
 from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.model.clip import CLIP
 from train.parallel import checkpoint, process_group
-from train.step import Update, decay_factor
+from train.step.update import Update, decay_factor
 from train.trainer import loop
 from train.trainer.logbook import MEASURED
 from train.trainer.loop import NonFinite, StepRunner, run_identity

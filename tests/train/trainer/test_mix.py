@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from train import run
+from tests.support import commands
 from train.trainer.mix import blend_of, count_rows, list_views, read_blend
 
 
@@ -71,7 +71,10 @@ def test_a_forgotten_view_is_named_with_the_views_of_the_pool(tiny_pool, tmp_pat
 
 def test_a_pool_is_no_folder_for_a_run(tiny_pool, capsys):
     before = sorted(path.name for path in Path(tiny_pool).iterdir())
-    assert run.main(["--mix", f"{tiny_pool}/all=1", "--out", tiny_pool, "--preset", "micro"]) == 2
+    assert (
+        commands.train(["--mix", f"{tiny_pool}/all=1", "--out", tiny_pool, "--preset", "micro"])
+        == 2
+    )
     assert "is a pool; choose a folder for the run" in capsys.readouterr().err
     assert sorted(path.name for path in Path(tiny_pool).iterdir()) == before
 
@@ -83,7 +86,7 @@ def test_the_plan_says_shares_unique_rows_and_repeats_before_training(tiny_pool,
         "caps: {web/half: 10}\ncaptions: {web/all: {caption: 1}}\n"
     )
     settings = ["--set", "batch_size=16", "lanes=8", "samples_seen=128", "warmup=0"]
-    assert run.main([str(blend), "--plan", "--preset", "micro", *settings]) == 0
+    assert commands.train([str(blend), "--plan", "--preset", "micro", *settings]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["blend", "b:", "128", "samples"]
     assert lines[1] == ["view", "share", "samples", "rows", "unique", "repeats"]
@@ -91,7 +94,7 @@ def test_the_plan_says_shares_unique_rows_and_repeats_before_training(tiny_pool,
     assert lines[3] == ["web/half", "0.078", "10", "24", "10", "0.42"]
     assert lines[4] == ["web/all:", "118", "captions", "of", "column", "caption"]
     blend.write_text(blend.read_text().replace("web/half: 10", "web/hall: 10"))
-    assert run.main([str(blend), "--plan"]) == 2
+    assert commands.train([str(blend), "--plan"]) == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1
     assert "caps names 'web/hall', which is not one of its views (web/all, web/half)" in error[0]

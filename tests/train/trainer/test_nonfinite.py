@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from manifests import disk
-from train.data import Batch
-from train.model import CLIP, MODELS
-from train.parallel import Ranks
+from train.data.loader import Batch
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
+from train.parallel.process_group import Ranks
 from train.trainer.loop import report_nonfinite
 
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)

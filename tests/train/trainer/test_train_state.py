@@ -9,11 +9,14 @@ import torch
 from manifests.records import DamagedSamples
 from manifests.schema import Blend
 from train.config import configure, model_config
-from train.data import DamagedSample, Loader
+from train.data.damage import DamagedSample
+from train.data.loader import Loader
 from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import save_export
-from train.model import CLIP, MODELS
-from train.parallel import Ranks, process_group
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
+from train.parallel import process_group
+from train.parallel.process_group import Ranks
 from train.trainer import loop
 from train.trainer.loop import (
     StopRequest,

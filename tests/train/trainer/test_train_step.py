@@ -14,10 +14,12 @@ from tests.support.host_reads import HostReads
 from tests.support.steps import RUN_SETTINGS
 from tests.support.streams import FakeStreams
 from train.config import configure, model_config
-from train.data import Loader
+from train.data.loader import Loader
 from train.model import clip
-from train.parallel import Ranks, checkpoint, process_group
-from train.step import Feed, accumulate, feed
+from train.parallel import checkpoint, process_group
+from train.parallel.process_group import Ranks
+from train.step import accumulate, feed
+from train.step.feed import Feed
 from train.trainer import loop
 from train.trainer.logbook import MEASURED
 from train.trainer.loop import SaveTimer, StepNumbers, StepRunner, StopRequest, run_identity

@@ -11,8 +11,8 @@ from manifests.records import RunRecord
 from manifests.schema import Blend
 from tests.support import tasks
 from train.config import TrainConfig, configure
-from train.formats import load_model
-from train.step import ReadyBatch
+from train.formats.model_files import load_model
+from train.step.feed import ReadyBatch
 from train.trainer import loop
 from train.trainer.loop import StepRunner, TrainState
 

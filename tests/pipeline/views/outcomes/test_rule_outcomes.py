@@ -11,7 +11,8 @@ import pytest
 from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, ViewRulesDocument, read_document
 from manifests.schema import Recipe, Rule, Source, View
-from pipeline.views import choose_views, rule_outcomes, with_derived
+from pipeline.views.choose import rule_outcomes, with_derived
+from pipeline.views.files import choose_views
 from pipeline.views.rules import selected_rules
 from tests.support import small_pool
 

@@ -13,9 +13,10 @@ from manifests.commits import read_commits, update_index
 from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Recipe, Rule, Source, View
-from pipeline import filter as filter_command
-from pipeline.accounting import purge_rows, read_criteria
-from pipeline.views import choose_views, files, hash_view, random_like, row_tests
+from pipeline.audit.purge import purge_rows, read_criteria
+from pipeline.views import files, row_tests
+from pipeline.views.files import choose_views, hash_view, random_like
+from tests.support import commands
 from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows, write_shard
 
@@ -131,13 +132,13 @@ def test_a_large_pool_a_random_view_and_an_old_document(
 def test_the_command_and_a_purge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = make_pool(tmp_path / "pool", rows(20))
     expected = choose_views(pool, recipe(ALL))["raw"].rows_sha256
-    assert filter_command.main([pool, "--hash", "raw"]) == 0
+    assert commands.filter_pool(["hash", pool, "raw"]) == 0
     assert capsys.readouterr().out == f"{expected}\n"
     uid = disk.read_parquet(read_commits(pool).sidecar(0))["uid"][0].as_py()
     purge_rows(pool, read_criteria([f"uid={uid}"]))
-    assert filter_command.main([pool, "--hash", "raw", "--json"]) == 0
+    assert commands.filter_pool(["hash", pool, "raw", "--json"]) == 0
     after = json.loads(capsys.readouterr().out)["rows_sha256"]
     assert after == expected_hash(pool, "raw") != expected
-    for words in (["--hash", "none"], ["--hash", "raw", "--seed", "1"]):
-        assert filter_command.main([pool, *words]) == 2
+    for words in (["none"], ["raw", "--seed", "1"]):
+        assert commands.filter_pool(["hash", pool, *words]) == 2
     assert "view 'none' is not in" in capsys.readouterr().err

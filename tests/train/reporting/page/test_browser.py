@@ -13,8 +13,8 @@ from PIL import Image
 
 from tests.support.browser import CHROMIUM, Tab, browser
 from tests.support.reports import sample_report
-from train.reporting import Report
 from train.reporting.page import render
+from train.reporting.schema import Report
 
 pytestmark = [
     pytest.mark.slow,

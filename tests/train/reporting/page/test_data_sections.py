@@ -4,7 +4,7 @@ import dataclasses
 
 from tests.support.reports import empty_report, given_report, sample_report
 from train.ablation import wording
-from train.evaluation import DroppedRows
+from train.evaluation.overlap import DroppedRows
 from train.reporting import page, schema
 
 

@@ -1,0 +1,369 @@
+"""`clipmill ablate` and `clipmill report`: arms × seeds, and what came out."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from clipmill.app import MORE, Engine, Json, Scale, make_app
+from manifests import console, disk, identity, reader
+from manifests.folder_lock import locked_folder
+from manifests.layout import AblationLayout
+from manifests.schema import Ablation
+from manifests.web_page import MARK
+from train.ablation import history, ledger
+from train.ablation.arms import ModelRun, all_runs
+from train.ablation.conclusions import FailedRun
+from train.ablation.plan import (
+    Hardware,
+    Plan,
+    check_ablation,
+    check_plan,
+    check_pools,
+    dropped_lines,
+    plan_ablation,
+    plan_lines,
+    planned_drops,
+)
+from train.ablation.rounds import expected_runs, run_rounds
+from train.ablation.runner import evaluate_scorer, run_all
+from train.reporting.collect import collect_report
+from train.reporting.compare import MARK as MARKDOWN_MARK
+from train.reporting.compare import (
+    compare_reports,
+    comparison_lines,
+    render_comparison,
+    report_lines,
+    report_markdown,
+)
+from train.reporting.page import render
+from train.reporting.results import collect_results, saved_scores
+from train.reporting.schema import Report
+from train.sizing.device_fit import usable_cores
+
+# --- ablate ---------------------------------------------------------------------------------------
+
+ABLATE = make_app(
+    "ablate",
+    """
+  clipmill ablate out/demo/ablation.json --out out/demo
+  clipmill ablate plan manifests/ablations/datacomp_small.yaml \\
+      --sd 0.004 --budget-hours 100
+
+The pools must have been built: clipmill build ABLATION builds them and calls this. With --engine
+ray, runs go to the cluster that RAY_ADDRESS names (--out must be on storage that all of its
+machines share), or to this machine.
+""",
+    {
+        0: "every run has its result",
+        console.EXIT_INCOMPLETE: "some run ended without a result; run again",
+    },
+)
+Manifest = Annotated[
+    str, Parameter(help="A manifest, or ablation.json as `clipmill build` resolves it.")
+]
+Out = Annotated[str, Parameter(help="The folder of the runs and of results.json.")]
+LimitHours = Annotated[
+    float | None, Parameter(help="Refuse more device-hours than this in all.", group=MORE)
+]
+
+
+def ablate(
+    ablation: Manifest,
+    /,
+    *,
+    out: Out,
+    engine: Engine = "inline",
+    scale: Scale = None,
+    limit_hours: LimitHours = None,
+    as_json: Json = False,
+) -> int:
+    """Run the arms of an ablation with every seed, evaluate them, and compare them."""
+    read, folder = _checked(ablation, out, engine, scale, limit_hours)
+    with locked_folder(AblationLayout(folder).lock, "clipmill ablate"):
+        return run_and_conclude(read, folder, engine, as_json)
+
+
+ABLATE.default(ablate)
+ABLATE.command(ablate, name="run", help="The same as without this word.")
+
+
+@ABLATE.command
+def check(
+    ablation: Manifest,
+    /,
+    *,
+    out: Out,
+    engine: Engine = "inline",
+    scale: Scale = None,
+    limit_hours: LimitHours = None,
+    as_json: Json = False,
+) -> int:
+    """Check what can be known without the pools; nothing is run."""
+    read, folder = _checked(ablation, out, engine, scale, limit_hours)
+    number = len(all_runs(read, folder))
+    if as_json:
+        print(json.dumps({"ablation_hash": identity.ablation_hash(read), "runs": number}))
+    else:
+        print(f"{read.name}: {number} runs; all checks that need no pool have passed")
+    return 0
+
+
+def _checked(
+    path: str, out: str, engine: str, scale: str | None, limit_hours: float | None
+) -> tuple[Ablation, str]:
+    """(the ablation, its folder) after the checks that need no pool."""
+    folder = disk.output_folder(out)
+    read = reader.read_manifest(path, Ablation, scale=scale)
+    on_cluster = engine == "ray" and bool(os.environ.get("RAY_ADDRESS"))
+    hardware = Hardware(limit_hours=limit_hours, here=not on_cluster)
+    check_ablation(read, folder)
+    check_plan(read, folder, hardware)
+    return read, folder
+
+
+def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool) -> int:
+    """All runs and the verdict of an ablation that passed the checks. The exit status."""
+    layout = AblationLayout(out)
+    shared = check_pools(ablation, out)
+    history.record_begin(ablation, out)
+    disk.write_json(layout.ablation_json, ablation)
+    if ablation.stop is None:
+        outcomes = run_all(ablation, out, engine)
+    else:
+        prior = ledger.prior_of_rounds(ablation, out)
+        looks = history.earlier_looks(ablation, history.looks(out))
+        alpha = history.alpha_of(looks)
+        read = saved_scores(ablation, out)
+        outcomes = run_rounds(ablation, out, engine, read, prior, alpha)
+    evaluate_scorer(ablation, out)
+    failed = []
+    for outcome in outcomes:
+        if outcome.metrics is None:
+            arm, seed = outcome.run.arm, outcome.run.seed
+            failed.append(FailedRun(arm=arm, seed=seed, error=outcome.error))
+    results = collect_results(ablation, out, failed, shared)
+    disk.write_json(layout.results_json, results)
+    ledger.write_ledger(ablation, out, results.prior, results.entries)
+    metrics = {
+        arm: {int(seed): each for seed, each in of.runs.items()} for arm, of in results.arms.items()
+    }
+    complete = not results.failed and not results.incomplete
+    history.record_look(ablation, out, metrics, complete=complete)
+    print(results.verdict)
+    print(f"\nresults: {layout.results_json}\nnext: clipmill report {out}")
+    if as_json:
+        print(json.dumps(disk.to_plain(results), sort_keys=True))
+    return console.EXIT_INCOMPLETE if results.failed else 0
+
+
+@ABLATE.command
+def plan(
+    ablation: Manifest,
+    /,
+    *,
+    out: str | None = None,
+    sd: float | None = None,
+    effect: float | None = None,
+    budget_hours: float | None = None,
+    price: float | None = None,
+    device: str | None = None,
+    ranks: int | None = None,
+    utilisation: float | None = None,
+    scale: Scale = None,
+    limit_hours: LimitHours = None,
+    as_json: Json = False,
+) -> int:
+    """What an ablation takes, before anything is downloaded or trained.
+
+    Args:
+        out: The folder that the ablation will have (default: out/NAME).
+        sd: Standard deviation of one run's result (default: that of ablations beside OUT).
+        effect: How many seeds this difference needs, as a share.
+        budget_hours: What so many device-hours buy.
+        price: Of a device for an hour.
+        device: The device to plan for, such as a100-80gb.
+        ranks: Processes of a run to plan for.
+        utilisation: Of the device's peak (GPU 0.2, CPU 0.7).
+    """
+    folder = disk.output_folder(out or disk.join("out", Path(ablation).stem))
+    read = reader.read_manifest(ablation, Ablation, scale=scale)
+    if not any(arm.is_trained for arm in read.arms.values()):
+        return plan_without_training(read, folder, as_json)
+    hardware = Hardware(
+        name=device,
+        ranks=ranks,
+        utilisation=utilisation,
+        price=price,
+        limit_hours=limit_hours,
+        here=False,
+    )
+    planned = plan_ablation(
+        read,
+        folder,
+        hardware,
+        run_sd=sd,
+        neighbours_sd=ledger.planned_sd(read, folder),
+        effect=effect,
+        budget_hours=budget_hours,
+    )
+    planned = dataclasses.replace(planned, dropped=planned_drops(read, folder))
+    lines = [*plan_lines(planned), *busy_lines(planned), *stop_lines(read, planned, effect)]
+    if planned.dropped is not None:
+        lines += dropped_lines(planned.dropped)
+    elif any(task.near_overlap == "drop" for task in read.evaluate):
+        lines.append("near copies of evaluation images are counted when the views are built")
+    print("\n".join(lines))
+    if as_json:
+        print(json.dumps(disk.to_plain(planned), sort_keys=True))
+    return 0
+
+
+def busy_lines(plan: Plan) -> list[str]:
+    """What other work on this machine makes of the plan's hours, which are those of an idle one."""
+    load, cores = os.getloadavg()[0], usable_cores()
+    if plan.device != "cpu" or load < cores / 2:
+        return []
+    return [
+        f"other work: {load:.1f} processes on the {cores} cores of this machine now; beside them a "
+        f"run takes up to {(load + cores) / cores:.1f} times as long"
+    ]
+
+
+def stop_lines(ablation: Ablation, plan: Plan, effect: float | None) -> list[str]:
+    """How many of the runs `stop` is expected to need, by simulation."""
+    if ablation.stop is None:
+        return []
+    whole = sum(plan.runs.values())
+    if plan.run_sd is None:
+        return [f"stop: {whole} runs at most; --sd SHARE tells how many are to be expected"]
+    difference = effect or plan.smallest_effect or 0.0
+    none = expected_runs(ablation, plan.run_sd)
+    some = expected_runs(ablation, plan.run_sd, difference)
+    return [
+        f"stop: about {none:.0f} of {whole} runs if no arm differs, {some:.0f} if every arm "
+        f"differs by {100 * difference:.2f} points (100 simulated studies)"
+    ]
+
+
+def plan_without_training(ablation: Ablation, out: str, as_json: bool) -> int:
+    """The plan of models and predictions that exist."""
+    every = all_runs(ablation, out)
+    models = sum(isinstance(run, ModelRun) for run in every)
+    files = (len(every) - models) * len(ablation.evaluate)
+    print(
+        f"{ablation.name}: nothing is trained: {models:,} models to evaluate on "
+        f"{len(ablation.evaluate)} tasks, {files:,} files of predictions to read"
+    )
+    if as_json:
+        counts = {"models": models, "files": files}
+        print(json.dumps({"name": ablation.name, "runs": counts}, sort_keys=True))
+    return 0
+
+
+# --- report ---------------------------------------------------------------------------------------
+
+REPORT = make_app(
+    "report",
+    """
+  clipmill report out/demo
+  clipmill report out/demo --markdown
+  clipmill report out/small out/large --page compared.html
+
+The date on the page is today's, that of --date, or that of SOURCE_DATE_EPOCH; the JSON has none.
+""",
+    {
+        0: "the report is written",
+        console.EXIT_INCOMPLETE: "the report is written; a result or a view is missing",
+    },
+)
+
+
+@REPORT.default
+def report(
+    folder: str,
+    other: str | None = None,
+    /,
+    *,
+    markdown: bool = False,
+    page: str | None = None,
+    date: Annotated[str | None, Parameter(group=MORE)] = None,
+    as_json: Json = False,
+) -> int:
+    """Write report.html and report.json of an ablation from its results, and print the tables. With
+    two folders: compare two ablations that asked the same of the same test set.
+
+    Args:
+        folder: The --out of an ablation.
+        other: A second one, to compare the two.
+        markdown: Write report.md too, for a pull request.
+        page: Of two ablations: write the page here.
+        date: The date that the page shows, YYYY-MM-DD.
+    """
+    written = date_of(date)
+    if other is not None:
+        if markdown:
+            raise ValueError("--markdown goes with one folder")
+        return compare(folder, other, page, as_json)
+    if page is not None:
+        raise ValueError("--page goes with two folders; the page of one is FOLDER/report.html")
+    layout = AblationLayout(folder)
+    disk.check_replaceable(layout.report, MARK.encode(), "folder:")
+    if markdown:
+        mark = MARKDOWN_MARK.encode()
+        disk.check_replaceable(layout.report_markdown, mark, "--markdown:")
+    collected = read_report(folder)
+    disk.output_folder(folder, "folder")
+    disk.write_json(layout.report_json, collected)
+    disk.write_bytes(layout.report, render(collected, written).encode())
+    print("\n".join(report_lines(collected)))
+    print(f"\nreport: {layout.report}")
+    if markdown:
+        text = report_markdown(collected, written)
+        disk.write_bytes(layout.report_markdown, text.encode())
+        print(f"summary: {layout.report_markdown}")
+    if as_json:
+        print(json.dumps(disk.to_plain(collected), sort_keys=True))
+    return console.EXIT_INCOMPLETE if collected.gaps else 0
+
+
+def compare(folder: str, other: str, page: str | None, as_json: bool) -> int:
+    """Compare two ablations, print it, and write it to `page`. The exit status 0."""
+    if page is not None:
+        disk.check_replaceable(page, MARK.encode(), "--page")
+    comparison = compare_reports(read_report(folder), read_report(other))
+    print("\n".join(comparison_lines(comparison)))
+    if page is not None:
+        disk.write_bytes(page, render_comparison(comparison).encode())
+        print(f"\npage: {page}")
+    if as_json:
+        print(json.dumps(disk.to_plain(comparison), sort_keys=True))
+    return 0
+
+
+def read_report(folder: str) -> Report:
+    """The report of a folder. ValueError where it is no ablation's."""
+    if not disk.exists(AblationLayout(folder).ablation_json):
+        raise ValueError(f"{folder} has no ablation.json: give the --out of `clipmill build`")
+    return collect_report(folder)
+
+
+def date_of(text: str | None) -> datetime.date:
+    """The date of the page: as given, of SOURCE_DATE_EPOCH, or today's. ValueError for no date."""
+    if text is not None:
+        try:
+            return datetime.date.fromisoformat(text)
+        except ValueError:
+            raise ValueError(f"--date {text!r} is no date; write it as 2026-01-31") from None
+    epoch = os.environ.get("SOURCE_DATE_EPOCH")
+    if epoch is None:
+        return datetime.datetime.now(datetime.UTC).date()
+    if not epoch.isdigit():
+        raise ValueError(f"SOURCE_DATE_EPOCH is {epoch!r}; it must be seconds since 1970")
+    return datetime.datetime.fromtimestamp(int(epoch), datetime.UTC).date()

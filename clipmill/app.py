@@ -1,0 +1,161 @@
+"""The table of commands, and how one is run: words are read, mistakes end in one line.
+
+A command is a typed function in a module beside this one: its signature says which words it takes,
+its docstring what they mean. The module is imported when its command is called.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Annotated, Literal
+
+from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
+
+from manifests import console
+
+FIRST = Group("Data to verdict", sort_key=1)
+POOLS = Group("Pools", sort_key=2)
+TRAINING = Group("Models and machines", sort_key=3)
+MORE = Group("More options", sort_key=9)
+
+RESUME = "what is committed stays; run the command again to resume"
+# What a person reads after a stop signal, where it is not RESUME.
+STOPPED = {
+    "audit watch": "the command that was watched goes on",
+    "train": "the last checkpoint stays; the same command resumes the run",
+    "evaluate": "run the command again",
+    "ablate": "finished runs stay; run the same command again to do the others",
+    "report": "run the command again",
+    "weights": "the folder may be incomplete; remove it and run the command again",
+    "weights onnx": "nothing was written; run the command again",
+}
+# (name, App in a module, group, first line of the help)
+COMMANDS = (
+    ("demo", "build:DEMO", FIRST, "The whole route on a small web that is made here: about ten "
+     "minutes."),
+    ("build", "build:BUILD", FIRST, "A pool from a recipe, or a whole ablation: pools, runs, "
+     "report."),
+    ("train", "train:TRAIN", FIRST, "Train a CLIP on a blend of views; the same command resumes."),
+    ("evaluate", "train:EVALUATE", FIRST, "Evaluate a model on tasks, with a file of predictions "
+     "for each."),
+    ("ablate", "ablate:ABLATE", FIRST, "Train the arms of an ablation with every seed, and compare "
+     "them."),
+    ("report", "ablate:REPORT", FIRST, "The page and the tables of an ablation, or of two."),
+    ("look", "pool:LOOK", POOLS, "A pool as a page: links, rules, a threshold to move, images."),
+    ("audit", "audit:AUDIT", POOLS, "What became of every row; verify, repair, explain, purge …"),
+    ("score", "pool:SCORE", POOLS, "Add the columns of filters to a pool."),
+    ("filter", "pool:FILTER", POOLS, "Make the views of a recipe: a mask per row, no copy."),
+    ("export", "pool:EXPORT", POOLS, "Write the kept rows of a view for other programs."),
+    ("weights", "train:WEIGHTS", TRAINING, "A model as a folder of open_clip or Hugging Face, or "
+     "as ONNX."),
+    ("size", "train:SIZE", TRAINING, "What a training run needs: memory, layout, time, money."),
+    ("bench", "train:BENCH", TRAINING, "Measure training on this machine."),
+)  # fmt: skip
+
+Json = Annotated[
+    bool, Parameter("--json", negative=(), help="End with one JSON line on standard output.")
+]
+Engine = Annotated[
+    Literal["ray", "inline"], Parameter(help="inline runs the same without Ray.", group=MORE)
+]
+Scale = Annotated[
+    str | None,
+    Parameter(
+        help="A block of the manifest's `scales` to merge over it, such as debug.", group=MORE
+    ),
+]
+Words = Parameter(consume_multiple=True, negative=(), show_default=False)
+
+
+def make_app(name: str, example: str, statuses: Mapping[int, str]) -> App:
+    """The App of a command, with examples and exit statuses below its options."""
+    status_lines = console.exit_help(statuses)
+    return App(
+        name=name,
+        help_format="plaintext",
+        help_epilogue=f"Examples:\n{example.strip(chr(10))}\n\n{status_lines}",
+        version_flags=[],
+        default_parameter=Parameter(negative=(), show_default=_is_worth_showing),
+        group_arguments=Group("Arguments", sort_key=0),
+        group_parameters=Group("Options", sort_key=1),
+    )
+
+
+def _is_worth_showing(value: object) -> object:
+    """What the help shows as a default: no False, and no empty text or list."""
+    return value if value or (value == 0 and value is not False) else None
+
+
+def root_app(called: str = "") -> App:
+    """The command without its sub-commands' modules, which are imported when they are called. The
+    help of the command that is called is its own docstring, not the line of the table.
+    """
+    app = App(
+        name="clipmill",
+        help="Turns web crawls into trained CLIP models, and says with error bars what each "
+        "dataset choice was worth.",
+        help_format="plaintext",
+        help_epilogue="`clipmill COMMAND --help` shows the options of a command.",
+        version=lambda: metadata.version("clipmill"),
+    )
+    for place, (name, target, group, text) in enumerate(COMMANDS):
+        line = None if name == called else text
+        app.command(f"clipmill.{target}", name=name, group=group, help=line, sort_key=place)
+    return app
+
+
+def reflow(app: App) -> None:
+    """Join the lines of each paragraph in the docstring of a command: the help breaks them anew."""
+    for function in (app.default_command, *(each.default_command for each in app.subapps)):
+        if inspect.isfunction(function) and function.__doc__:
+            text = inspect.cleandoc(function.__doc__)
+            function.__doc__ = re.sub(r"(?<=\S)\n(?! *\w+:|\n) *(?=\S)", " ", text)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command of a command line; its exit status, 2 where the words are wrong."""
+    rank = int(os.environ.get("RANK", "0"))  # of torchrun and Ray Train: one rank speaks for all
+    console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
+    app = root_app(argv[0] if argv else "")
+    try:
+        name, apps, _ = app.parse_commands(argv)
+        if not {"--help", "-h"}.isdisjoint(argv) and name:
+            reflow(apps[-1])
+        function, bound, _ = app.parse_args(argv, print_error=False, exit_on_error=False)
+    except CycloptsError as error:
+        return console.mistake(_one_line(error) + _misspelt(app, argv))
+    except ImportError as error:  # of the module of a command
+        if isinstance(error.__cause__, ImportError):
+            raise error.__cause__ from None
+        raise
+    stopped = STOPPED.get(" ".join(name)) or STOPPED.get("".join(name[:1]), RESUME)
+    return console.run_command(lambda: int(function(*bound.args, **bound.kwargs) or 0), stopped)
+
+
+def _one_line(error: CycloptsError) -> str:
+    """What is wrong with the words of a command line, in one line."""
+    if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
+        return f"{error.unused_tokens[0]!r} belongs to no option; see --help"
+    text = " ".join(str(error).split())
+    if isinstance(error, MissingArgumentError):
+        text = re.sub(
+            r'^(Command ".*?" p|P)arameter (.*) requires an argument\.$', r"\2 is missing", text
+        )
+    return text.rstrip(".")
+
+
+def _misspelt(app: App, argv: Sequence[str]) -> str:
+    """A hint where the second word is nearly a sub-command: it was read as the first argument."""
+    if len(argv) < 2 or argv[0] not in {name for name, *_ in COMMANDS}:
+        return ""
+    names = [name for each in app[argv[0]].subapps for name in each.name if name[0] != "-"]
+    close = difflib.get_close_matches(argv[1], names, n=1, cutoff=0.75)
+    is_near = bool(close) and close[0] != argv[1]
+    return f"; did you mean `clipmill {argv[0]} {close[0]}`?" if is_near else ""

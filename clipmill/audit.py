@@ -1,0 +1,219 @@
+"""`clipmill audit`: what became of every row of a pool, and what is done about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from clipmill.app import Engine, Json, Words, make_app
+from manifests import console, disk
+from manifests.text import printable
+from pipeline.audit import repair as repair_module
+from pipeline.audit.explain import explain_lines, explain_row, trace_images, trace_lines
+from pipeline.audit.integrity import audit_lines, audit_plain, audit_pool
+from pipeline.audit.purge import purge_lines, purge_rows, read_criteria, would_purge
+from pipeline.audit.repair import repair_lines, repair_pool
+from pipeline.audit.watch import watch_pool, watched_lines
+from pipeline.lock.lock_writer import lock_lines, write_lock
+from pipeline.lock.rebuild import same_rows_lines, write_same_rows
+from pipeline.pool.lease import hold_lease
+from pipeline.progress.view import shown_progress
+
+AUDIT = make_app(
+    "audit",
+    """
+  clipmill audit out/pool
+  clipmill audit verify out/pool --json
+  clipmill audit explain out/pool 0123456789abcdef0123456789abcdef
+  clipmill audit explain out/pool https://host.example/dog.jpg
+  clipmill audit trace out/pool 1000
+  clipmill audit repair out/pool
+  clipmill audit purge out/pool domain=host.example --used-by out/runs
+  clipmill audit watch out/pool
+  clipmill audit lock out/pool pool.lock.parquet
+  clipmill audit same-rows out/pool our.lock.parquet their.lock.parquet \\
+      --view basic
+""",
+    {
+        0: "the pool is complete and nothing is wrong, the row is explained, the index, the lock "
+        "or the view is made, the rows are gone, or the command that was watched has ended",
+        console.EXIT_INCOMPLETE: "the pool is not complete, a count or a file is wrong, or the "
+        "command that was watched failed",
+    },
+)
+Pool = Annotated[str, Parameter(help="The folder or URL of a pool.")]
+
+
+@AUDIT.default
+def counts(pool: Pool, /, *, as_json: Json = False) -> int:
+    """Tell what became of every row of a pool: counts of each stage, and what is wrong."""
+    return _audit(pool, as_json, verify_files=False, engine="inline")
+
+
+@AUDIT.command
+def verify(pool: Pool, /, *, engine: Engine = "inline", as_json: Json = False) -> int:
+    """Read every file too: hashes, offsets of members, alignment of scores and views."""
+    return _audit(pool, as_json, verify_files=True, engine=engine)
+
+
+def _audit(pool: str, as_json: bool, *, verify_files: bool, engine: Engine) -> int:
+    result = audit_pool(pool, verify_files=verify_files, engine=engine)
+    print("\n".join(audit_lines(result)))
+    _print_json(audit_plain(result), as_json)
+    return 0 if result.is_fine else console.EXIT_INCOMPLETE
+
+
+@AUDIT.command
+def explain(pool: Pool, row: str, /, *, as_json: Json = False) -> int:
+    """The history of one row.
+
+    Args:
+        row: Its uid, URL, file name or tar key.
+    """
+    if not row.strip():
+        raise ValueError("ROW is empty; give a uid, a URL, a file name or a tar key")
+    history = explain_row(pool, row)
+    print("\n".join(explain_lines(history)))
+    _print_json(history, as_json)
+    return 0
+
+
+@AUDIT.command
+def trace(pool: Pool, number: int, /, *, as_json: Json = False) -> int:
+    """Follow stored images, drawn at random, from the tar back to the record of the WAT or WARC
+    that they were found in, and read it again.
+
+    Args:
+        number: How many images.
+    """
+    result = trace_images(pool, number)
+    _print_lines(trace_lines(result))
+    _print_json(disk.to_plain(result), as_json)
+    return console.EXIT_INCOMPLETE if result.problems else 0
+
+
+@AUDIT.command
+def repair(pool: Pool, /, *, engine: Engine = "inline", as_json: Json = False) -> int:
+    """Mend what `verify` finds: recompute or fetch again only what is damaged."""
+    with hold_lease(pool) as lease, shown_progress(pool):
+        result = repair_pool(pool, engine=engine, fence=lease.fence)
+    _print_lines(repair_lines(result))
+    _print_json(disk.to_plain(result), as_json)
+    return console.EXIT_INCOMPLETE if result.left else 0
+
+
+@AUDIT.command
+def purge(
+    pool: Pool,
+    /,
+    *criteria: Annotated[str, Parameter(required=True)],
+    used_by: Annotated[list[str], Words] = [],  # noqa: B006  # read only
+    dry_run: bool = False,
+    as_json: Json = False,
+) -> int:
+    """Remove rows for good, and name what used them.
+
+    Args:
+        criteria: url=URL, domain=HOST, sha256=HEX, uid=HEX, or a file of such lines.
+        used_by: Where runs are looked for that used the rows (default: beside POOL).
+        dry_run: Count and name what it would remove, and change nothing.
+    """
+    rows = read_criteria(criteria)
+    if dry_run:
+        result = would_purge(pool, rows, used_by)
+    else:
+        with hold_lease(pool) as lease:
+            result = purge_rows(pool, rows, used_by=used_by, fence=lease.fence)
+    _print_lines(purge_lines(result))
+    _print_json(disk.to_plain(result), as_json)
+    return 0
+
+
+@AUDIT.command
+def watch(pool: Pool, /, *, as_json: Json = False) -> int:
+    """Show what the command does that writes into the pool now, until it ends."""
+    watched = watch_pool(pool)
+    _print_lines(watched_lines(pool, watched))
+    _print_json(disk.to_plain(watched), as_json)
+    return 0 if watched.is_fine else console.EXIT_INCOMPLETE
+
+
+@AUDIT.command
+def lock(
+    pool: Pool,
+    file: str,
+    /,
+    *,
+    view: Annotated[list[str] | None, Words] = None,
+    as_json: Json = False,
+) -> int:
+    """Write one file (.parquet) from which another lab builds this pool again: rows with hashes,
+    recipe, views; Croissant metadata beside it.
+
+    Args:
+        file: The file to write.
+        view: The views to write (default: all).
+    """
+    written = write_lock(pool, file, view)
+    _print_lines(lock_lines(written))
+    head = disk.to_plain(written.head)
+    _print_json({name: value for name, value in head.items() if name != "columns"}, as_json)
+    return 0
+
+
+@AUDIT.command
+def same_rows(
+    pool: Pool,
+    /,
+    *locks: Annotated[str, Parameter(required=True)],
+    view: str | None = None,
+    name: str | None = None,
+    as_json: Json = False,
+) -> int:
+    """Make a view of the rows that all these locks and the pool have, byte for byte.
+
+    Args:
+        locks: Files of `clipmill audit lock`.
+        view: Take the rows of this view of the locks.
+        name: The name of the new view (default: same_rows, same_rows_VIEW).
+    """
+    with hold_lease(pool) as lease:
+        result = write_same_rows(pool, locks, view=view, name=name, fence=lease.fence)
+    _print_lines(same_rows_lines([result]))
+    _print_json(disk.to_plain(result), as_json)
+    return 0
+
+
+@AUDIT.command
+def reindex(pool: Pool, /, *, as_json: Json = False) -> int:
+    """Make the index of the shards anew from their commit records."""
+    with hold_lease(pool) as lease:
+        commits = repair_module.reindex(pool, lease.check)
+    print(f"{len(commits)} shards indexed")
+    _print_json({"shards": len(commits)}, as_json)
+    return 0
+
+
+@AUDIT.command
+def migrate(pool: Pool, /, *, as_json: Json = False) -> int:
+    """Bring a pool of an earlier version into the present form: shards from 3,000 on lie in
+    folders, the score columns and masks of a thousand share a file.
+    """
+    with hold_lease(pool) as lease:
+        moved = repair_module.migrate(pool, lease.check)
+        commits = repair_module.reindex(pool, lease.check)
+    print(f"{moved} files moved\n{len(commits)} shards indexed")
+    _print_json({"shards": len(commits), "moved": moved}, as_json)
+    return 0
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    print("\n".join(map(printable, lines)))
+
+
+def _print_json(value: Any, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(value, default=str, sort_keys=True))

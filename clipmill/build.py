@@ -1,0 +1,318 @@
+"""`clipmill build` and `clipmill demo`: a pool from a recipe, or a whole ablation."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shlex
+import subprocess
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+from rich.console import Console
+
+from clipmill.app import MORE, Engine, Json, Scale, Words, make_app, root_app
+from manifests import console, disk, reader
+from manifests.layout import AblationLayout
+from manifests.records import DriftDocument
+from manifests.schema import Recipe
+from manifests.text import printable
+from pipeline import ablation_run, recipe_run
+from pipeline.lock.rebuild import drift_lines, recipe_of_lock
+
+DEMO_MANIFEST = "manifests/ablations/demo.yaml"
+RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entry of a job, and nowhere else
+WEB = "MINIWEB"  # and what begins with it: variables that `clipmill demo` sets
+MAX_TASKS = 20  # tasks without an outcome that are printed
+STATUSES = {
+    0: "the stages are finished and every planned shard is committed; rows that failed are "
+    "outcomes too",
+    console.EXIT_INCOMPLETE: "a task ended without an outcome, a planned shard is missing, or "
+    "a count is wrong; the last line says why first",
+}
+Until = Literal["crawl", "plan", "fetch", "score", "choose"]
+Out = Annotated[
+    str | None, Parameter(help="Where to build (default: $CLIPMILL_OUT/NAME, else out/NAME).")
+]
+UntilStage = Annotated[Until, Parameter("--until", help="The last stage of a recipe.")]
+Retry = Annotated[
+    Literal["transient"] | None,
+    Parameter(help="Ask again for rows that ended with such a reason.", group=MORE),
+]
+BUILD = make_app(
+    "build",
+    """
+  clipmill build manifests/ablations/own_shards.yaml
+  clipmill build manifests/recipes/datacomp_small.yaml \\
+      --out /data/datacomp --until fetch
+  clipmill build --from-lock their.lock.parquet --out /data/theirs \\
+      --set user_agent='mylab (crawler@mylab.example)'
+  ray job submit --working-dir . -- \\
+      python pipeline/build.py manifests/recipes/laion_like.yaml \\
+          --out /data/pool
+""",
+    STATUSES,
+)
+DEMO = make_app(
+    "demo",
+    """
+  clipmill demo
+  clipmill demo manifests/ablations/datacomp_small.yaml --scale debug
+  clipmill demo my_ablation.yaml --web my_web.yaml --out out/mine
+""",
+    STATUSES,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """The options of building a manifest, whichever command is called."""
+
+    manifest: str = ""
+    out: str | None = None
+    engine: Engine = "ray"
+    until: Until = "choose"
+    retry: Literal["transient"] | None = None
+    scale: str | None = None
+    as_json: bool = False
+    entry: tuple[str, ...] = ("build",)  # the command that a person called, with its own options
+    lock: str | None = None
+    fetch: tuple[str, ...] = ()  # KEY=VALUE, with `lock`
+
+    @property
+    def folder(self) -> str:
+        """The folder or URL that the manifest or the lock is built into."""
+        name = Path(self.manifest).stem
+        if self.lock:  # not the name of the recipe, which another lab has written
+            name = Path(self.lock).name.partition(".")[0] or "lock"
+        return disk.output_folder(
+            self.out or disk.join(os.environ.get("CLIPMILL_OUT", "out"), name)
+        )
+
+    def command(self, out: str | None) -> str:
+        """The command that goes on with this pool to the last stage."""
+        words = [*self.entry, *(["--from-lock", self.lock] if self.lock else [self.manifest])]
+        words += ["--out", out] if out else []
+        words += ["--scale", self.scale] if self.scale else []
+        words += ["--engine", self.engine] if self.engine != "ray" else []
+        words += ["--set", *self.fetch] if self.fetch else []
+        return shlex.join(["clipmill", *words])
+
+
+@BUILD.default
+def build(
+    manifest: str | None = None,
+    /,
+    *,
+    out: Out = None,
+    until: UntilStage = "choose",
+    retry: Retry = None,
+    scale: Scale = None,
+    from_lock: Annotated[str | None, Parameter(group=MORE)] = None,
+    changes: Annotated[list[str], Parameter("--set", group=MORE), Words] = [],  # noqa: B006
+    engine: Engine = "ray",
+    as_json: Json = False,
+) -> int:
+    """Build a pool from a recipe, or run a whole ablation: pools, scorer, arms × seeds, report. Run
+    again, it goes on where it stopped.
+
+    A recipe is code: with fetch.engine img2dataset it names the program that is run.
+
+    Args:
+        manifest: A recipe or an ablation (default: $CLIPMILL_RECIPE; in a Ray job, else the demo).
+        from_lock: Build the pool of a lock again (see `clipmill audit lock`) instead of a recipe's.
+        changes: With --from-lock: keys of `fetch` that are yours, such as user_agent=… per_host=2.
+    """
+    if not manifest and not from_lock:
+        manifest = os.environ.get("CLIPMILL_RECIPE") or None
+    options = Options(
+        manifest=manifest or "",
+        out=out,
+        engine=engine,
+        until=until,
+        retry=retry,
+        scale=scale,
+        as_json=as_json,
+        lock=from_lock,
+        fetch=tuple(changes),
+    )
+    if from_lock:
+        return build_lock(options)
+    if changes:
+        raise ValueError("--set belongs to --from-lock; a recipe has its settings in `fetch`")
+    if manifest is None and RAY_JOB in os.environ:
+        return demo(out=out, until=until, retry=retry, scale=scale, engine=engine, as_json=as_json)
+    if manifest is None:  # the demo would take ten minutes and write here
+        root_app("build").help_print(["build"], console=Console(stderr=True))
+        raise ValueError("name a recipe or an ablation; the demo is `clipmill demo`")
+    try:
+        return build_manifest(options)
+    except reader.UnsetVariableError as error:
+        if not error.name.startswith(WEB):
+            raise
+        words = dataclasses.replace(options, entry=("demo",)).command(out)
+        raise ValueError(f"{error}; this starts the small web and sets it: {words}") from None
+
+
+@DEMO.default
+def demo(
+    manifest: str | None = None,
+    /,
+    *,
+    web: str | None = None,
+    out: Out = None,
+    until: UntilStage = "choose",
+    retry: Retry = None,
+    scale: Scale = None,
+    engine: Engine = "ray",
+    as_json: Json = False,
+) -> int:
+    """Run an ablation or a recipe on a small web, which is made in OUT/web and served on loopback
+    meanwhile. The manifest finds it by ${MINIWEB}, its folder, and ${MINIWEB_PORT}.
+
+    Args:
+        manifest: An ablation or a recipe (default: manifests/ablations/demo.yaml).
+        web: The settings of the web (default: those that are shipped for the manifest's name).
+    """
+    # The one place where the product imports an example.
+    from examples.miniweb.run import served, variables
+    from examples.miniweb.settings import read_web, web_of
+
+    if manifest is None:  # from any folder
+        here = Path.cwd() == console.ROOT
+        manifest = DEMO_MANIFEST if here else str(console.ROOT / DEMO_MANIFEST)
+    options = Options(
+        manifest=manifest,
+        out=out,
+        engine=engine,
+        until=until,
+        retry=retry,
+        scale=scale,
+        as_json=as_json,
+        entry=("demo", "--web", web) if web else ("demo",),
+    )
+    reader.manifest_kind(manifest)
+    settings = read_web(web or web_of(manifest), scale)
+    folder = disk.join(options.folder, "web")
+    with variables(folder) as port:
+        return build_manifest(options, served(folder, settings, port))
+
+
+def build_manifest(options: Options, served: AbstractContextManager[object] | None = None) -> int:
+    """Build a recipe or run an ablation; the exit status. `served` makes and serves its sources; it
+    is entered after the checks.
+    """
+    if reader.manifest_kind(options.manifest) is Recipe:
+        return build_recipe(options, served)
+    if options.until != recipe_run.STAGES[-1] or options.retry:
+        raise ValueError("--until and --retry are for a recipe; an ablation runs all of its stages")
+    return build_ablation(options, served)
+
+
+def build_ablation(options: Options, served: AbstractContextManager[object] | None) -> int:
+    """Run the commands of an ablation. Where one fails, its own error is the last line."""
+    try:
+        ablation_run.ablate(
+            options.manifest,
+            options.folder,
+            engine=options.engine,
+            scale=options.scale,
+            entry=options.entry,
+            served=served,
+        )
+    except subprocess.CalledProcessError as error:
+        if error.returncode > 0:
+            return error.returncode
+        name, words = console.signal_name(-error.returncode), shlex.join(error.cmd)
+        console.print_error(f"\n{words} was ended by {name}: run the command again to resume")
+        return 128 - error.returncode
+    layout = AblationLayout(options.folder)
+    results = disk.read_json(layout.results_json)
+    text = json.dumps(results, sort_keys=True)
+    print(text if options.as_json else f"the report is {layout.report}")
+    return 0
+
+
+def build_lock(options: Options) -> int:
+    """Build the pool of a lock again; the exit status."""
+    assert options.lock is not None
+    if options.manifest or options.scale:
+        raise ValueError("--from-lock takes the place of a manifest; leave one of them out")
+    if options.until == "crawl":
+        raise ValueError("a lock has nothing to crawl: --until plan ends before the first request")
+    recipe = recipe_of_lock(options.lock, options.fetch)
+    totals = recipe_run.build(
+        recipe, options.folder, engine=options.engine, until=options.until, retry=options.retry
+    )
+    return print_end(recipe, options, totals)
+
+
+def build_recipe(options: Options, served: AbstractContextManager[object] | None) -> int:
+    """Run the stages of a recipe; the exit status."""
+    recipe = reader.read_manifest(options.manifest, Recipe, scale=options.scale)
+    if served is not None:
+        recipe_run.check_recipe(recipe, options.until, options.retry)
+    with served or nullcontext():
+        totals = recipe_run.build(
+            recipe, options.folder, engine=options.engine, until=options.until, retry=options.retry
+        )
+    return print_end(recipe, options, totals)
+
+
+# --- how a build ended ----------------------------------------------------------------------------
+
+
+def print_end(recipe: Recipe, options: Options, totals: dict[str, Any]) -> int:
+    """Print how a build ended; the exit status."""
+    causes = unfinished(totals, options.until)
+    if options.as_json:
+        print(json.dumps(totals, sort_keys=True))
+    elif not causes:
+        print("\n".join(summary(recipe, options, totals)))
+    for cause in reversed(causes):
+        console.print_error(f"error: {printable(cause)}")
+    return console.EXIT_INCOMPLETE if causes else 0
+
+
+def unfinished(totals: dict[str, Any], until: Until) -> list[str]:
+    """Why a build is not finished, the first cause first; [] where it is."""
+    failed = totals["failed"]
+    causes = []
+    for task in list(failed)[:MAX_TASKS]:
+        causes.append(f"task {task} ended without an outcome: {failed[task]}")
+    if len(failed) > MAX_TASKS:
+        causes.append(f"{len(failed) - MAX_TASKS} more tasks ended without an outcome")
+    causes += totals["problems"]
+    if missing := recipe_run.incomplete(totals, until):
+        causes.append(missing)
+    return causes
+
+
+def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[str]:
+    """The last lines of a build: the pool, what it holds, the next command."""
+    out = options.folder
+    folder = shlex.quote(out)
+    state = "" if totals["changed"] else " (it was complete already; nothing was done)"
+    lines = [f"the pool is {out}{state}"]
+    if options.until not in ("crawl", "plan"):
+        final = totals["fetch"]["final"]
+        rows = final["stored"] + sum(final["reasons"].values())
+        lines.append(f"  {final['stored']:,} of {rows:,} rows are stored")
+    if "drift" in totals:
+        drift = disk.from_plain(DriftDocument, totals["drift"])
+        lines += map(printable, drift_lines(drift))
+    if options.until != recipe_run.STAGES[-1]:
+        return [*lines, f"next: {options.command(out)}"]
+    kept = [f"{name} {view['kept']:,}" for name, view in totals["views"].items()]
+    lines.append(f"  rows of its views: {', '.join(kept) or 'none'}")
+    view = recipe.views[-1].name if recipe.views else next(iter(totals["views"]), "VIEW")
+    following = f"next: clipmill train --mix {folder}/{view}=1 --out out/run --preset micro"
+    scored = {name.partition("@")[0] for name in totals["scores"]}
+    kinds = {"tokens": "tokens", **{spec.name: spec.kind or spec.name for spec in recipe.filters}}
+    if not any(kinds.get(name) == "tokens" for name in scored):
+        following = f"next: clipmill score {folder} --filters tokens (training needs it)"
+    return [*lines, following, f"or:   clipmill audit verify {folder}"]

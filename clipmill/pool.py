@@ -1,0 +1,362 @@
+"""`clipmill score`, `filter`, `export` and `look`: what is done with a pool that is there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from cyclopts import Group, Parameter
+from cyclopts.validators import MutuallyExclusive
+
+from clipmill.app import MORE, Engine, Json, Scale, Words, make_app
+from manifests import console, disk, reader
+from manifests.schema import Recipe
+from manifests.web_page import MARK
+from pipeline.pool.lease import hold_lease
+from pipeline.progress.view import shown_progress
+from pipeline.scoring import scorer
+from pipeline.scoring.score_sets import filter_specs
+from pipeline.views import files as view_files
+from pipeline.views.files import choose_views, column_lines, funnel_lines, hash_view, list_columns
+from pipeline.views.materialise import materialise_view
+
+WAIT_S = 60.0  # for another command that writes into the pool
+PAGE = "pool.html"
+# Rows above which the page is served by default. At a million rows it takes 8 s of CPU and 0.9 GiB
+# (docs/look.md), twice as much here; beyond that a file's 400 images say little.
+FILE_ROWS = 2_000_000
+MOST_IMAGES = 5_000
+
+# --- score ----------------------------------------------------------------------------------------
+
+SCORE = make_app(
+    "score",
+    """
+  clipmill score out/pool --recipe manifests/recipes/laion_like.yaml
+  clipmill score out/pool --recipe recipe.yaml --filters clip_l14 \\
+      --set clip_l14.batch_size=64
+  clipmill score out/pool --filters caption language
+  clipmill score out/pool --filters clip_score \\
+      --set clip_score.model=ViT-B-32 clip_score.pretrained=laion2b_s34b_b79k
+""",
+    {
+        0: "all shards are scored",
+        console.EXIT_INCOMPLETE: "a shard could not be scored; run it again",
+    },
+)
+
+
+@SCORE.default
+def score(
+    pool: str,
+    /,
+    *,
+    recipe: str | None = None,
+    filters: Annotated[list[str], Words] = [],  # noqa: B006  # read only
+    changes: Annotated[list[str], Parameter("--set"), Words] = [],  # noqa: B006
+    engine: Engine = "ray",
+    scale: Scale = None,
+    as_json: Json = False,
+) -> int:
+    """Score the rows of a pool: every filter adds columns, none drops a row. What is scored already
+    is left as it is.
+
+    Args:
+        pool: The folder or URL of a pool.
+        recipe: Its filters, with their options.
+        filters: Only these, by the names that the recipe gives them (default: all of the recipe).
+        changes: Change options of filters: NAME.OPTION=VALUE.
+    """
+    pool = pool if disk.is_url(pool) else str(Path(pool).absolute())
+    if scale and not recipe:
+        raise ValueError("--scale picks a block of a recipe; name the recipe with --recipe")
+    read = None
+    if recipe:
+        read = reader.read_manifest(recipe, Recipe, scale=scale)
+        reader.refuse_other_source(pool, read)
+    specs = filter_specs(read, filters, read_changes(changes))
+    with hold_lease(pool) as lease, shown_progress(pool):
+        report = scorer.score(pool, specs, engine=engine, fence=lease.fence, recipe=read)
+    for name, state in report["sets"].items():
+        if state and not as_json:
+            counts = f"{state['scored']} of {state['stored']} stored rows"
+            print(f"{name}: {counts} scored in {state['seconds']:.1f} s")
+    for shard, reason in report["failed"].items():
+        what = f"shard {shard} was not scored" if shard.isdigit() else f"{shard} failed"
+        console.print_error(f"error: {what}: {reason}")
+    if as_json:
+        print(json.dumps(report, sort_keys=True))
+    return console.EXIT_INCOMPLETE if report["failed"] else 0
+
+
+def read_changes(words: list[str]) -> dict[str, Any]:
+    """FILTER.OPTION=VALUE as a mapping; the values are read as YAML."""
+    changes = {}
+    for word in words:
+        key, equals, text = word.partition("=")
+        if not equals:
+            raise ValueError(f"--set {word}: write FILTER.OPTION=VALUE")
+        try:
+            changes[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(
+                f"--set {word}: {text!r} is not a YAML value; put it in quotes"
+            ) from None
+    return changes
+
+
+# --- filter ---------------------------------------------------------------------------------------
+
+FILTER_STATUSES = {0: "the views are made, the columns listed, a hash printed or tars written"}
+FILTER = make_app(
+    "filter",
+    """
+  clipmill filter out/pool --recipe manifests/recipes/laion_like.yaml
+  clipmill filter out/pool --recipe manifests/recipes/laion_like.yaml \\
+      --views basic clip30
+  clipmill filter random-like out/pool clip30 --seed 0 1 2
+  clipmill filter columns out/pool
+  clipmill filter hash out/pool clip30
+  clipmill filter materialise out/pool clip30
+""",
+    FILTER_STATUSES,
+)
+
+
+@FILTER.default
+def choose(
+    pool: str,
+    /,
+    *,
+    recipe: str,
+    only: Annotated[list[str] | None, Parameter("--views"), Words] = None,
+    scale: Scale = None,
+    as_json: Json = False,
+) -> int:
+    """Make the views of a recipe from a pool's columns: a mask per row, no copy of a picture.
+    Prints how many rows each rule leaves.
+
+    Args:
+        pool: The folder or URL of a pool that is scored.
+        recipe: Its views.
+        only: Only these views of the recipe.
+    """
+    read = reader.read_manifest(recipe, Recipe, scale=scale)
+    reader.refuse_other_source(pool, read)
+    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
+        documents = choose_views(pool, read, only, lease.fence)
+    return _print_funnels(documents, as_json)
+
+
+@FILTER.command
+def random_like(
+    pool: str,
+    view: str,
+    /,
+    *,
+    seed: Annotated[list[int] | None, Words] = None,
+    as_json: Json = False,
+) -> int:
+    """Make random_like_VIEW: a random subset as large as VIEW.
+
+    Args:
+        pool: The folder or URL of a pool.
+        view: The view.
+        seed: One random_like_VIEW.seed-N each (default: random_like_VIEW, drawn with seed 0).
+    """
+    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
+        documents = view_files.random_like(pool, view, seed, lease.fence)
+    return _print_funnels(documents, as_json)
+
+
+def _print_funnels(documents: Mapping[str, Any], as_json: bool) -> int:
+    if as_json:
+        plain = {name: document.document() for name, document in documents.items()}
+        print(json.dumps(plain, sort_keys=True))
+    else:
+        print("\n".join(funnel_lines(documents)))
+    return 0
+
+
+@FILTER.command
+def columns(pool: str, /, *, as_json: Json = False) -> int:
+    """List the columns that a rule may read.
+
+    Args:
+        pool: The folder or URL of a pool.
+    """
+    listed = list_columns(pool)
+    if as_json:
+        print(json.dumps(disk.to_plain(listed), sort_keys=True))
+    else:
+        print("\n".join(column_lines(listed)))
+    return 0
+
+
+@FILTER.command(name="hash")
+def hash_of(pool: str, view: str, /, *, as_json: Json = False) -> int:
+    """Print the hash of the rows that a view keeps. Who has the same pairs with the same bytes has
+    the same hash, whatever the shards, the machines and the rules.
+
+    Args:
+        pool: The folder or URL of a pool.
+        view: The view.
+    """
+    rows_sha256 = hash_view(pool, view)
+    if as_json:
+        print(json.dumps({"view": view, "rows_sha256": rows_sha256}, sort_keys=True))
+    else:
+        print(rows_sha256)
+    return 0
+
+
+@FILTER.command
+def materialise(pool: str, view: str, /, *, as_json: Json = False) -> int:
+    """Copy the kept samples of a view into tars of their own, POOL/materialised/VIEW, which
+    training then reads. It is worthwhile where a view keeps little of a pool in a store.
+
+    Args:
+        pool: The folder or URL of a pool.
+        view: The view.
+    """
+    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
+        document = materialise_view(pool, view, lease.fence)
+    if as_json:
+        print(json.dumps(disk.to_plain(document), sort_keys=True))
+    else:
+        print(
+            f"view {view}: {document.rows} rows in {document.shards} tars of "
+            f"{document.bytes / 1e6:.3g} MB in {disk.join(pool, 'materialised')}"
+        )
+    return 0
+
+
+# --- export ---------------------------------------------------------------------------------------
+
+EXPORT = make_app(
+    "export",
+    """
+  clipmill export out/pool clip30 --to out/clip30/clip30.parquet
+  clipmill export out/pool clip30 --to s3://bucket/clip30
+""",
+    {0: "the export is written"},
+)
+
+
+@EXPORT.default
+def export(
+    pool: str,
+    view: str,
+    /,
+    *,
+    to: str,
+    uid_column: Annotated[str, Parameter(group=MORE)] = "uid",
+    as_json: Json = False,
+) -> int:
+    """Write the kept rows of a view for other programs, with a dataset card and Croissant metadata.
+
+    Args:
+        pool: The folder or URL of a pool.
+        view: The view.
+        to: A .parquet (sidecar and score columns), a .csv (URLs and captions), a .npy (uids as in a
+            DataComp subset), or a folder (WebDataset shards); a path or a URL.
+        uid_column: Of a .npy: the column whose uids are written.
+    """
+    # It loads the crawler and the fetcher, which take longer than all of the rest.
+    from pipeline.export import export_line, export_view
+
+    written = export_view(pool, view, to, uid_column)
+    if as_json:
+        print(json.dumps(disk.to_plain(written), sort_keys=True))
+    else:
+        print(export_line(written))
+    return 0
+
+
+# --- look -----------------------------------------------------------------------------------------
+
+LOOK = make_app(
+    "look",
+    """
+  clipmill look out/pool
+  clipmill look out/pool --view basic --out basic.html
+  clipmill look out/pool --serve --port 8080
+""",
+    {0: "the page is written"},
+)
+WHERE = Group("Where", validator=MutuallyExclusive(), sort_key=2)
+
+
+@LOOK.default
+def look(
+    pool: str,
+    /,
+    *,
+    view: str | None = None,
+    out: Annotated[str | None, Parameter(group=WHERE)] = None,
+    serve: Annotated[bool, Parameter(group=WHERE)] = False,
+    port: Annotated[int | None, Parameter(group=MORE)] = None,
+    images: Annotated[int, Parameter(group=MORE)] = 400,
+    megabytes: Annotated[float, Parameter(group=MORE)] = 6.0,
+    as_json: Json = False,
+) -> int:
+    """A pool as a page to look at: what became of its links, what each rule of each view does, a
+    threshold to move over any column of numbers, and the images. One HTML file, or a small server.
+
+    Args:
+        pool: The folder or URL of a pool; it may be under construction.
+        view: Only this view (default: all).
+        out: Write one file that opens from disk (default: pool.html for a pool of at most 2,000,000
+            rows).
+        serve: Answer on 127.0.0.1 until Ctrl-C. The page then has all images and searches all
+            captions.
+        port: Serve at this port (default: a free one).
+        images: Images of the file, of at most 96 pixels; at most 5,000.
+        megabytes: Of all images of the file together.
+    """
+
+    from pipeline.look.page import Bounds, page_data, render
+    from pipeline.look.survey import survey_pool
+
+    if not 0 <= images <= MOST_IMAGES:
+        raise ValueError(f"--images is {images}; it must lie in 0..{MOST_IMAGES}")
+    if not 0 <= megabytes <= 1000:
+        raise ValueError(f"--megabytes is {megabytes:g}; it must lie in 0..1000")
+    if port is not None and not 0 <= port <= 65_535:
+        raise ValueError(f"--port is {port}; a port lies in 0..65535")
+    serve = serve or port is not None
+    if not serve:
+        disk.check_replaceable(out or PAGE, MARK.encode(), "--out")
+    survey = survey_pool(pool, view)
+    is_large = survey.counts.fetch.attempted > FILE_ROWS
+    if serve or (out is None and is_large):
+        return _serve(survey, port or 0, as_json)
+    bounds = Bounds(images=images, image_bytes=int(megabytes * 2**20))
+    page = render(survey, page_data(survey, bounds))
+    path = Path(out or PAGE)
+    with disk.naming(path):
+        path.write_text(page, encoding="utf-8")
+    size = path.stat().st_size
+    if as_json:
+        print(json.dumps({"file": str(path), "bytes": size}))
+    else:
+        print(f"{path}: {size / 1e6:.3g} MB; open it in a browser")
+    return 0
+
+
+def _serve(survey: Any, port: int, as_json: bool) -> int:
+    """Answer until the process is stopped."""
+    from pipeline.look.page import page_data, render
+    from pipeline.look.server import Answers, make_server
+
+    answers = Answers(survey)
+    data = page_data(survey, similar=answers.alike is not None)
+    with make_server(answers, render(survey, data), port) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}/"
+        text = json.dumps({"url": url}) if as_json else f"{url} shows the pool until Ctrl-C"
+        print(text, flush=True)
+        server.serve_forever()
+    return 0

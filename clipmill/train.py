@@ -1,0 +1,701 @@
+"""`clipmill train`, `evaluate`, `weights`, `size` and `bench`: a model and the machines for it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import math
+import os
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Group, Parameter
+from cyclopts.validators import LimitedChoice, MutuallyExclusive
+
+from clipmill.app import MORE, Json, Words, make_app
+from manifests import console, disk, reader
+from manifests.folder_lock import FolderInUse, locked_folder
+from manifests.layout import PoolLayout, RunLayout
+from manifests.records import RunRecord, read_document
+from manifests.schema import Blend, Suite, TaskSpec, Weights
+from train.config import (
+    PRESETS,
+    TrainConfig,
+    check_layout,
+    check_world,
+    configure,
+    format_settings,
+    model_config,
+    plain_changes,
+)
+from train.data.view_rows import ReadFailed
+from train.formats import model_files, nemo
+from train.formats.onnx_export import OnnxOptions, save_onnx
+from train.model.architecture import MODELS
+from train.parallel import process_group, ray_train
+from train.trainer import loop
+from train.trainer.loop import NonFinite, train
+from train.trainer.mix import (
+    blend_of,
+    count_rows,
+    is_pool,
+    open_loader,
+    plan_lines,
+    read_blend,
+    stream_of,
+)
+
+logger = logging.getLogger("clipmill.train")
+# 12.8M is a number of a settings file, read by train.config
+Set = Annotated[
+    list[str], Parameter("--set", help="Change settings: KEY=VALUE (see --list-settings)."), Words
+]
+
+# --- train ----------------------------------------------------------------------------------------
+
+TRAIN = make_app(
+    "train",
+    """
+  clipmill train --mix out/pool/all=1 --out out/run --preset micro \\
+      --set lr=5e-4 seed=1
+  clipmill train BLEND.yaml --out out/run --ranks 4
+  torchrun --nproc-per-node 4 train/run.py BLEND.yaml --out out/run
+""",
+    {
+        0: "the run is finished",
+        console.EXIT_INCOMPLETE: "the run failed; the last checkpoint stays",
+        console.EXIT_SAVED: "stopped by Ctrl-C, SIGTERM or a closed terminal and saved, or another "
+        "process trains in the folder; run again to resume",
+        128 + signal.SIGHUP: "the terminal was closed before the first step",
+        128 + signal.SIGINT: "stopped by Ctrl-C before the first step, or by a second one",
+        128 + signal.SIGTERM: "the same by SIGTERM",
+    },
+)
+DATA = Group(
+    "Data",
+    help="One of BLEND, --mix and --stream.",
+    validator=LimitedChoice(0, 1),
+    sort_key=0,
+)
+START = Group("How it starts", validator=MutuallyExclusive(), sort_key=8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """What the words of `clipmill train` ask for."""
+
+    blend: Blend
+    preset: str | None
+    nemo: str | None
+    changes: tuple[str, ...]
+    ranks: int
+    ray: bool
+    resume: Literal["auto", "required", "never"]
+
+    def config(self) -> TrainConfig:
+        """The settings of the run."""
+        return settings(self.preset, self.changes, self.nemo, count_rows(self.blend))
+
+
+@TRAIN.default
+def train_run(
+    blend: Annotated[str | None, Parameter(group=DATA)] = None,
+    /,
+    *,
+    mix: Annotated[list[str] | None, Parameter(group=DATA), Words] = None,
+    stream: Annotated[list[str] | None, Parameter(group=DATA), Words] = None,
+    out: str | None = None,
+    preset: str | None = None,
+    changes: Annotated[list[str], Parameter("--set"), Words] = [],  # noqa: B006
+    seed: int | None = None,
+    ranks: int = 1,
+    plan: bool = False,
+    list_settings: bool = False,
+    nemo: Annotated[str | None, Parameter(group=MORE)] = None,
+    ray: Annotated[bool, Parameter(group=MORE)] = False,
+    resume: Annotated[Literal["auto", "required"] | None, Parameter(group=START)] = None,
+    restart: Annotated[bool, Parameter(group=START)] = False,
+    as_json: Json = False,
+) -> int:
+    """Train a CLIP on a blend of views; the same command resumes an interrupted run.
+
+    By default a run is saved every 15 minutes, at its end, and when SIGTERM or Ctrl-C stops it.
+
+    Args:
+        blend: BLEND.yaml, or the blend.json of another run.
+        mix: A blend without a file: POOL/VIEW=WEIGHT …; RUN/blend.json has it afterwards.
+        stream: Tars, URLs or pipe:COMMAND that are read while the run trains; it cannot be resumed.
+        out: The folder of the run; an interrupted run is resumed.
+        preset: Settings to start from; --list-settings names them.
+        changes: Change settings: KEY=VALUE …; checkpoint_every=N saves every N steps.
+        seed: Of --mix and --stream: what is drawn when.
+        ranks: Processes on this machine; torchrun starts its own.
+        plan: Print what would be drawn, and end.
+        list_settings: Print all presets and settings with their meaning, and end.
+        nemo: NVIDIA's file of a model; --set goes over it.
+        ray: Ranks are workers of Ray Train, anywhere on the cluster.
+        resume: auto goes on from the newest checkpoint, or begins where there is none;
+            required ends with status 2 (default: auto).
+        restart: Start again instead of resuming.
+    """
+    if list_settings:
+        print(format_settings())
+        print(f"\npresets: {', '.join(PRESETS)}")
+        return 0
+    options = RunOptions(
+        blend=blend_from(blend, mix, stream, seed),
+        preset=preset,
+        nemo=nemo,
+        changes=tuple(changes),
+        ranks=ranks,
+        ray=ray,
+        resume="never" if restart else resume or "auto",
+    )
+    if ranks < 1:
+        raise ValueError(f"--ranks is {ranks}; it must be at least 1")
+    if plan:
+        return print_plan(options)
+    if out is None:
+        raise ValueError("--out is missing: the folder of the run")
+    out = disk.output_folder(out)
+    if is_pool(out):
+        raise ValueError(f"--out {out} is a pool; choose a folder for the run beside it")
+    return run(options, out, as_json)
+
+
+def run(options: RunOptions, out: str, as_json: bool) -> int:
+    """Train. Exit status 0, 3 (the run failed) or 75 (stopped and saved)."""
+    layout, rank = RunLayout(out), int(os.environ.get("RANK", "0"))
+    config = options.config()
+    finished_before = disk.exists(layout.run_json) and options.resume != "never"
+    try:
+        if options.ranks == 1 and not options.ray:
+            record = train(options.blend, config, out, resume=options.resume)
+        elif status := start_ranks(options, config, out):
+            return status
+        else:
+            record = read_document(layout.run_json, RunRecord)
+    except FolderInUse as error:  # its process may end without this run: a queue tries again
+        if rank == 0:
+            console.mistake(str(error))
+        return console.EXIT_SAVED
+    except (NonFinite, ReadFailed, OSError) as error:
+        # Paths, rights and a full disk are for `console.run_command`.
+        if isinstance(error, OSError) and error.errno in console.PATH_ERRORS:
+            raise
+        console.print_error(f"error: {error}")
+        return console.EXIT_INCOMPLETE
+    if rank == 0:
+        log_end(out, record, finished_before)
+        if as_json:
+            print(json.dumps(disk.to_plain(record), sort_keys=True))
+    return 0
+
+
+def settings(
+    preset: str | None,
+    changes: Sequence[str],
+    nemo_file: str | None = None,
+    epoch_samples: int | None = None,
+) -> TrainConfig:
+    """The preset, then NVIDIA's file, then `KEY=VALUE`; later ones win. ValueError for a text
+    without `=`.
+
+    `epoch_samples`, the rows that the blend's views keep, are for the message about `epochs`.
+    """
+    values: dict[str, Any] = {}
+    if nemo_file is not None:
+        _, values, remarks = nemo.read(nemo_file)
+        for remark in remarks:
+            logger.info("%s: %s", nemo_file, remark)
+    for key, value in key_values(changes):
+        values |= plain_changes({key: value})
+    changed = values if preset is None else {"preset": preset, **values}
+    return configure(changed, epoch_samples)
+
+
+def key_values(changes: Sequence[str]) -> list[tuple[str, str]]:
+    """(key, value) of each KEY=VALUE of --set. ValueError for a text without `=`."""
+    pairs = []
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals:
+            raise ValueError(f"--set {change!r} is not KEY=VALUE")
+        pairs.append((key.strip(), value.strip()))
+    return pairs
+
+
+def blend_from(
+    blend: str | None, mix: list[str] | None, stream: list[str] | None, seed: int | None
+) -> Blend:
+    """The blend of the command line. ValueError unless exactly one of BLEND, --mix and --stream is
+    given.
+    """
+    if mix is not None:
+        return blend_of(mix, seed or 0)
+    if stream is not None:
+        return stream_of(stream, seed or 0)
+    if blend is None:
+        raise ValueError("give either BLEND.yaml or --mix POOL/VIEW=WEIGHT, or --stream TAR")
+    if seed is not None:
+        raise ValueError("--seed goes with --mix; a blend file has its own seed")
+    return read_blend(blend)
+
+
+def start_ranks(options: RunOptions, config: TrainConfig, out: str) -> int:
+    """The same run as several processes on this machine, or on Ray's. Returns their exit status."""
+    # Mistakes are found here once, and not by every rank.
+    ranks = check_layout(config, options.ranks)
+    open_loader(options.blend, config, model_config(config), 0, ranks)
+    layout = RunLayout(out)
+    resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
+    if config.init is not None and (options.resume == "never" or not resumes):
+        model_files.initial_weights(config.init, model_config(config))
+    with locked_folder(layout.lock, "clipmill train", wait_s=loop.LOCK_WAIT_S):
+        disk.write_json(layout.blend_json, options.blend.document())
+    words = ["train", layout.blend_json, "--out", out]
+    words += ["--preset", options.preset] if options.preset else []
+    words += ["--nemo", str(Path(options.nemo).absolute())] if options.nemo else []
+    words += ["--set", *options.changes] if options.changes else []
+    words += ["--restart"] if options.resume == "never" else ["--resume", options.resume]
+    if options.ray:
+        from clipmill.app import main
+
+        status = ray_train.start(main, words, out, options.ranks)
+    else:
+        status = process_group.launch_ranks(console.program(words), options.ranks)
+    known = status in (0, console.EXIT_MISTAKE, console.EXIT_SAVED) or status > 128
+    return status if known else console.EXIT_INCOMPLETE
+
+
+def print_plan(options: RunOptions) -> int:
+    """Print what the run of a command line would draw. The exit status 0."""
+    config = options.config()
+    ranks = check_layout(config, options.ranks)
+    loader = open_loader(options.blend, config, model_config(config), 0, ranks)
+    for line in plan_lines(options.blend, loader.order.repeats(config.steps)):
+        print(line)
+    return 0
+
+
+def log_end(out: str, record: RunRecord, finished_before: bool) -> None:
+    """Say where the result is, and what the next command would be."""
+    layout = RunLayout(out)
+    if finished_before:
+        logger.info("%s was finished before: nothing was trained (--restart trains it anew)", out)
+    logger.info(
+        "%d steps are done; weights in %s, log in %s", record.steps, layout.export, layout.log
+    )
+    for name, source in record.sources.items():
+        if source.get("skipped") or source.get("broken"):
+            logger.warning(
+                "stream %s: %d samples without image or caption were skipped, %d tars were broken; "
+                "run.json has the counts",
+                name,
+                sum(source["skipped"].values()),
+                source["broken"],
+            )
+    if record.bad.count:
+        logger.warning("%d damaged samples were replaced; run.json names them", record.bad.count)
+    logger.info("next: clipmill evaluate %s --task TASK.yaml", out)
+
+
+# --- evaluate -------------------------------------------------------------------------------------
+
+EVALUATE = make_app(
+    "evaluate",
+    """
+  clipmill evaluate out/demo/runs/raw/seed-0 --task objects.yaml
+  clipmill evaluate out/run --suite manifests/tasks/datacomp_38.yaml \\
+      --average-last 2
+  clipmill evaluate benchmark objects.yaml --to out/wds
+  torchrun --nproc-per-node 4 train/evaluate.py out/run --task imagenet.yaml
+""",
+    {
+        0: "every task whose data is there has its predictions and metrics",
+        console.EXIT_INCOMPLETE: "a task of the suite failed; the others have theirs",
+    },
+)
+TASKS = Group("Tasks", validator=LimitedChoice(1, 1), sort_key=0)
+OF_A_RUN = Group("Weights of a run", validator=MutuallyExclusive(), sort_key=8)
+
+
+@EVALUATE.default
+def evaluate(
+    model: str,
+    /,
+    *,
+    task: Annotated[list[str] | None, Parameter(group=TASKS), Words] = None,
+    suite: Annotated[str | None, Parameter(group=TASKS)] = None,
+    out: str | None = None,
+    average_last: Annotated[int | None, Parameter(group=OF_A_RUN)] = None,
+    ema: Annotated[bool, Parameter(group=OF_A_RUN)] = False,
+    device: Annotated[str, Parameter(group=MORE)] = "auto",
+    as_json: Json = False,
+) -> int:
+    """Evaluate a model on tasks; one Parquet file per task, one row per sample. The training pools
+    of a run are searched for the tasks' images first.
+
+    Args:
+        model: A run, an open_clip or Hugging Face folder, or open_clip:NAME/TAG.
+        task: Files with the name, kind, data … of a task each.
+        suite: Many tasks: those whose data is there are evaluated.
+        out: The folder of the predictions (default: eval/ inside the model's folder).
+        average_last: The mean of the weights of its last N checkpoints.
+        ema: The moving average in its last checkpoint.
+        device: cpu or cuda (default: the best there is).
+    """
+    from train.evaluation import tasks as evaluating
+    from train.evaluation.suite import evaluate_suite, readable_tasks
+    from train.evaluation.tasks import on_rank_0
+    from train.parallel import checkpoint
+
+    tasks = [reader.read_manifest(path, TaskSpec) for path in task or ()]
+    of_suite = reader.read_manifest(suite, Suite) if suite else None
+    weights = Weights(ema=ema, average_last=average_last)
+    folder = model.removeprefix("local-dir:")
+    if out is None and model.startswith("open_clip:"):
+        raise ValueError(f"{model} has no folder for the predictions: name one with --out")
+    # Weights that were averaged have a folder of their own.
+    target = out or RunLayout(folder).predictions_of(weights)
+    if out or disk.exists(folder):  # before the model is loaded
+        disk.output_folder(target)
+    ranks = process_group.init_distributed(device)
+    try:
+        clip, which = checkpoint.load_weights(model, weights)
+        logger.info("%s: %s", model, which)
+        hashes = checkpoint.hashes_of(model, weights)
+        searched = tasks if of_suite is None else readable_tasks(of_suite.tasks)
+        on_rank_0(ranks, lambda: check_overlap(folder, searched, target))
+        where: dict[str, Any] = {"device": ranks.device, "ranks": ranks, "weights": hashes}
+        if of_suite is not None:
+            results = evaluate_suite(clip, of_suite, target, **where)
+        else:
+            metrics_of = evaluating.evaluate(clip, tasks, target, **where)
+    finally:
+        process_group.close(ranks)
+    if ranks.rank > 0:
+        return 0
+    if of_suite is not None:
+        print("\n".join([*results.lines(), f"\npredictions: {target}"]))
+        if as_json:
+            print(json.dumps(disk.to_plain(results)))
+        return console.EXIT_INCOMPLETE if results.failed else 0
+    for name, metrics in metrics_of.items():
+        values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
+        print(f"{name}: {values}")
+    print(f"\npredictions: {target}")
+    if as_json:
+        print(json.dumps(metrics_of))
+    return 0
+
+
+def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
+    """Search the pools of a run for the tasks' images; all that is found goes to OUT/overlap.json.
+
+    ValueError for byte-identical images of a task that does not allow them, and for near duplicates
+    in a view of the run where the task refuses these. A model that is no run of ours has no known
+    pools, so nothing is searched.
+    """
+    from train.evaluation.overlap import (
+        find_shared_images,
+        overlap_lines,
+        refuse_identical,
+        refuse_near,
+    )
+
+    if not disk.exists(RunLayout(run).run_json):
+        logger.info("%s has no run.json: its training pools are not known or searched", run)
+        return
+    blend = disk.read_json(RunLayout(run).run_json)["blend"]
+    pools = []
+    for pool in blend["pools"].values():
+        if disk.exists(PoolLayout(pool).shards):
+            pools.append(pool)
+        else:
+            logger.warning("the pool %s is not there: it is not searched for the images", pool)
+    shared = find_shared_images(pools, tasks)
+    path = disk.join(out, "overlap.json")
+    disk.write_json(path, shared)
+    views = []
+    for name in blend.get("views", {}):  # a run on streamed tars has none
+        pool_name, _, view = name.partition("/")
+        if blend["pools"][pool_name] in pools:
+            views.append((blend["pools"][pool_name], view))
+    refuse_identical(shared, tasks, path, {pool for pool, _ in views})
+    refuse_near(shared, tasks, views)
+    for line in overlap_lines(shared, tasks, path):
+        logger.info("%s", line)
+
+
+@EVALUATE.command
+def benchmark(tasks: Annotated[list[str], Parameter(required=True)], /, *, to: str) -> int:
+    """Write each task to TO/TASK in CLIP_benchmark's webdataset layout. Nothing is evaluated.
+
+    Args:
+        tasks: Files with the name, kind, data … of a task each.
+        to: The folder.
+    """
+    from train.eval_data.samples import write_benchmark
+    from train.evaluation.tasks import read_samples
+
+    for task in [reader.read_manifest(path, TaskSpec) for path in tasks]:
+        out = disk.join(to, task.name)
+        count = write_benchmark(read_samples(task), out, task.split)
+        print(f"{task.name}: {count} images in CLIP_benchmark's layout: {out}")
+    return 0
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+WEIGHTS_STATUS = {0: "the folder is written and was read back, ONNX by onnxruntime if it is there"}
+WEIGHTS = make_app(
+    "weights",
+    """
+  clipmill weights out/run --to out/run_huggingface --format huggingface
+  clipmill weights onnx out/run --to out/run_onnx --dtype fp16
+""",
+    WEIGHTS_STATUS,
+)
+HOW_TO_LOAD = {
+    "open_clip": 'open_clip.create_model_and_transforms("local-dir:{}"), or --set init={}',
+    "huggingface": 'transformers.CLIPModel.from_pretrained("{}"), or --set init={}',
+    "onnx": 'onnxruntime.InferenceSession("{}/image.onnx"), and text.onnx in {}',
+}
+TOKENIZER_NOTE = (
+    "transformers' tokenizer does not clean texts as open_clip's does: call html.unescape and"
+    " ftfy.fix_text on them first, or curly quotes and the like get other tokens"
+)
+Source = Annotated[
+    str,
+    Parameter(
+        help="A finished run, an open_clip or Hugging Face CLIP folder, or open_clip:NAME/TAG."
+    ),
+]
+
+
+@WEIGHTS.default
+def weights(
+    model: Source,
+    /,
+    *,
+    to: str,
+    form: Annotated[Literal["open_clip", "huggingface"], Parameter("--format")] = "open_clip",
+    as_json: Json = False,
+) -> int:
+    """Write a trained model, or one from elsewhere, as a folder of open_clip or Hugging Face.
+
+    Args:
+        to: A new folder for weights and configuration.
+        form: open_clip is the format of RUN/export too.
+    """
+    disk.output_folder(to, "--to")
+    clip = model_files.load_model(model)
+    model_files.save_model(clip, to, form)
+    return _print_written(clip, {"model": model, "to": to, "format": form}, as_json)
+
+
+@WEIGHTS.command
+def onnx(
+    model: Source,
+    /,
+    *,
+    to: str,
+    dtype: Literal["fp32", "fp16"] = "fp32",
+    text_length: int | None = None,
+    pixels: Literal["normalised", "uint8"] = "normalised",
+    as_json: Json = False,
+) -> int:
+    """Write both towers of a model as image.onnx and text.onnx.
+
+    Args:
+        to: A new folder.
+        dtype: Of the weights; the embeddings are fp32.
+        text_length: The tokens of every text (default: any number up to the context).
+        pixels: Images are normalised (fp32, channels first, as open_clip's transform makes them) or
+            uint8 (RGB, channels last, as decoded).
+    """
+    disk.output_folder(to, "--to")
+    options = OnnxOptions(dtype=dtype, text_length=text_length, pixels=pixels)
+    clip = model_files.load_model(model)
+    differences = save_onnx(clip, to, options, model)
+    written = {"model": model, "to": to, "format": "onnx", **dataclasses.asdict(options)}
+    return _print_written(clip, {**written, "differences": differences}, as_json)
+
+
+def _print_written(clip: Any, written: dict[str, Any], as_json: bool) -> int:
+    """Say what was written and how it is loaded; the exit status 0."""
+    values = clip.state_dict()
+    written["parameters"] = sum(value.numel() for value in values.values())
+    written["weights_sha256"] = model_files.weights_sha256(values)
+    folder = written["to"]
+    load = HOW_TO_LOAD[written["format"]].format(folder, folder)
+    logger.info("%s: %s parameters; load it with %s", folder, f"{written['parameters']:,}", load)
+    if written["format"] == "huggingface":
+        logger.info("%s", TOKENIZER_NOTE)
+    if differences := written.get("differences"):
+        logger.info(
+            "largest difference to PyTorch in fp32: image %.2g, text %.2g",
+            differences["image"],
+            differences["text"],
+        )
+    if as_json:
+        print(json.dumps(written, sort_keys=True))
+    return 0
+
+
+# --- size -----------------------------------------------------------------------------------------
+
+SIZE = make_app(
+    "size",
+    """
+  clipmill size --model ViT-H-14 --device a100-80gb
+  clipmill size --model ViT-L-14 --device h100-80gb --ranks 64 --batch 32768 \\
+      --samples 12800000000 --price 2.5
+  clipmill size --preset datacomp_small --device a100-80gb --ranks 4 \\
+      --set micro_batch=512
+  clipmill size --model ViT-B-32 --device cpu --measured report.json --json
+""",
+    {0: "it fits", console.EXIT_INCOMPLETE: "it does not fit"},
+)
+MOST_LANES = 64
+MOST_RANKS = 1_000_000
+SPEED = Group("Speed", validator=MutuallyExclusive(), sort_key=5)
+STORED = Group("A pool to store", sort_key=6)
+
+
+@SIZE.default
+def size(
+    *,
+    model: str | None = None,
+    preset: str | None = None,
+    batch: int | None = None,
+    device: str = "auto",
+    ranks: int = 1,
+    samples: int | None = None,
+    price: float | None = None,
+    parallel: Annotated[str | None, Parameter(group=MORE)] = None,
+    changes: Annotated[list[str], Parameter("--set", group=MORE), Words] = [],  # noqa: B006
+    utilisation: Annotated[float | None, Parameter(group=SPEED)] = None,
+    measured: Annotated[str | None, Parameter(group=SPEED)] = None,
+    pairs: Annotated[int | None, Parameter(group=STORED)] = None,
+    image_size: Annotated[int | None, Parameter(group=STORED)] = None,
+    bandwidth: Annotated[float | None, Parameter(group=STORED)] = None,
+    as_json: Json = False,
+) -> int:
+    """What a training run needs: memory, layout, micro-batch, time, money and storage.
+
+    Devices are those of train/sizing/devices.json, cpu (this machine), auto (this machine's GPU,
+    if it has one), FILE.json or FILE.json:NAME (in the form of that file).
+
+    Args:
+        model: Such as ViT-B-32 or ViT-H-14.
+        preset: Named settings to start from.
+        batch: Samples of a step, of all ranks.
+        device: Its name.
+        ranks: Processes of the run.
+        samples: Samples seen by the run.
+        price: Of a device-hour.
+        parallel: dp; fsdp (all ranks share one copy) or fsdpN; tpN; tpN+fsdpN (default: what fits).
+        changes: Change settings: KEY=VALUE …; precision, recompute, micro_batch, dp_shard and tp
+            are chosen unless they are set.
+        utilisation: Of the device's peak (default: of published runs of the nearest model).
+        measured: A report that `clipmill bench --mode train` wrote on this kind of device.
+        pairs: Pairs of the pool.
+        image_size: Pixels of the shorter side (default: 256).
+        bandwidth: Mbit/s of the download.
+    """
+
+    from train.sizing.advice import (
+        advise,
+        pool_size,
+        reported_speed,
+        requirement_lines,
+        requirements,
+    )
+    from train.sizing.device_fit import device_of, estimated_speed
+
+    if not 1 <= ranks <= MOST_RANKS:
+        raise ValueError(f"--ranks is {ranks}; it must be at least 1, at most {MOST_RANKS:,}")
+    if samples is not None and samples < 1:
+        raise ValueError(f"--samples is {samples}; it must be at least 1")
+    if price is not None and not 0 < price < math.inf:
+        raise ValueError(f"--price is {price}; it must be above 0")
+    for name, value in (("image-size", image_size), ("bandwidth", bandwidth)):
+        if pairs is None and value is not None:
+            raise ValueError(f"--{name} is about a pool; state its pairs with --pairs")
+    stated = _stated(model, batch, parallel, ranks, changes)
+    base: dict[str, Any] = {} if preset is None else {"preset": preset}
+    if batch is not None:
+        # The length of a run is no matter of its step.
+        given = configure(base).samples_seen
+        rest = {"lanes": math.gcd(MOST_LANES, batch), "warmup": 0}
+        base |= {**rest, "samples_seen": max(samples or given, batch)}
+    config = configure({**base, **stated})
+    sheet = device_of(device, utilisation, ranks)
+    advice = advise(config, ranks, sheet, set(stated))
+    check_world(advice.config, ranks // advice.config.tp)
+    if measured is not None:
+        speed = reported_speed(measured, advice, ranks, sheet)
+    else:
+        speed = estimated_speed(advice.config, ranks, sheet, advice.fit)
+    pool = None
+    if pairs is not None:
+        pool = pool_size(pairs, 256 if image_size is None else image_size, bandwidth)
+    samples = samples or config.steps * config.batch_size
+    needs = requirements(advice, ranks, sheet, speed, samples=samples, price=price, pool=pool)
+    print("\n".join(requirement_lines(needs)))
+    if as_json:
+        print(json.dumps(disk.to_plain(needs), sort_keys=True))
+    return 0 if needs.fits else console.EXIT_INCOMPLETE
+
+
+def _stated(
+    model: str | None, batch: int | None, parallel: str | None, ranks: int, changes: Sequence[str]
+) -> dict[str, Any]:
+    """The settings that a command line states. ValueError for what no run can have."""
+    from train.sizing.advice import (
+        parse_layout,
+    )
+
+    stated: dict[str, Any] = {}
+    if model is not None:
+        if model not in MODELS:
+            close = disk.did_you_mean(model, MODELS)
+            raise ValueError(f"there is no model {model!r}{close} (of {', '.join(MODELS)})")
+        stated["model"] = model
+    if batch is not None:
+        if batch < 1:
+            raise ValueError(f"--batch is {batch}; it must be at least 1")
+        stated["batch_size"] = batch
+    if parallel is not None:
+        layout = parse_layout(parallel)
+        stated["dp_shard"], stated["tp"] = layout.shards(ranks), layout.tp
+    for key, value in key_values(changes):
+        if key == "device":
+            raise ValueError("device is a setting that --device decides; leave it out")
+        if key in stated:
+            raise ValueError(f"{key} is set twice; leave one of them out")
+        stated[key] = value
+    return stated
+
+
+# --- bench ----------------------------------------------------------------------------------------
+
+BENCH = App(name="bench", help_flags=[], version_flags=[])
+
+
+@BENCH.default
+def bench(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
+    """Measure a part of training on this machine, and write the figures to a report.
+
+    Args:
+        words: The options of benchmarks/trainer/bench.py.
+    """
+    from benchmarks.trainer.bench import main
+
+    return main(list(words))

@@ -1,0 +1,547 @@
+"""The history of one row: its pair, each attempt, its scores, and what each view decided."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from manifests import disk
+from manifests.aligned import AlignedFiles, view_names
+from manifests.commits import Commits, read_commits
+from manifests.layout import NOT_STORED, PoolLayout, shard_name
+from manifests.records import ViewDocument, read_document
+from manifests.schema import Rule, Source, View
+from manifests.text import printable
+from pipeline.audit.counts import recipe_of_pool
+from pipeline.audit.purge import PURGED
+from pipeline.audit.purge_records import purge_line, purges_of_name, purges_of_uid
+from pipeline.audit.row_index import locate
+from pipeline.crawl.sources import pairs_of_record, reads_records, source_files
+from pipeline.planning.plan_files import is_planned, rows_of_shard
+from pipeline.scoring.score_sets import complete_score_sets
+from pipeline.views.choose import rule_outcomes
+from pipeline.views.rules import columns_of, is_selected, rule_text
+
+# --------------------------------------------------------------------------------------------------
+# From a member of a tar back to the record of the WAT or WARC that its link was read from.
+#
+# The record is read again at the offset that the member's {key}.json names, and must have the
+# same link. So what a pool says about its sources is checked against the sources themselves.
+
+
+BLOCK = 512  # bytes of a tar header, which lies before its member
+NAME = 100  # bytes of it
+READERS = 8  # files that are open at once
+SHOWN = 20  # problems that are printed
+COLUMNS = ["key", "status", "image_name", "image_offset", "json_offset", "json_length"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """How many stored images were followed back, and one line for each that could not be."""
+
+    asked: int
+    traced: int
+    archives: int  # files that records were found in
+    problems: tuple[str, ...]
+
+
+def trace_images(pool: str, count: int, seed: int = 0) -> Trace:
+    """Follow `count` stored images, drawn at random, from the tar to their records.
+
+    All images where the pool has fewer. ValueError where the pool was made of no WAT or WARC, or
+    their files are not where the recipe names them.
+    """
+    recipe = recipe_of_pool(pool)
+    if recipe is None:
+        raise ValueError(f"{pool} has no recipe.json: no build of it has ended yet")
+    if not reads_records(recipe.source):
+        raise ValueError(
+            f"{pool} was made of a source of kind {recipe.source.kind}: only the images of WATs and"
+            " WARCs can be traced to a record"
+        )
+    if count < 1:
+        raise ValueError(f"the number of images is {count}; it must be at least 1")
+    files = source_files(recipe.source)
+    commits = read_commits(pool)
+    drawn = _drawn(commits, count, seed)
+    with ThreadPoolExecutor(READERS) as threads:
+        groups = threads.map(lambda item: _members(commits, *item), drawn.items())
+        members = [member for group in groups for member in group]
+        origins = threads.map(lambda each: _origin(recipe.source, files, each), members)
+        outcomes = list(origins)
+    return Trace(
+        asked=len(members),
+        traced=sum(outcome.problem is None for outcome in outcomes),
+        archives=len({outcome.file for outcome in outcomes if outcome.problem is None}),
+        problems=tuple(outcome.problem for outcome in outcomes if outcome.problem is not None),
+    )
+
+
+def trace_lines(trace: Trace) -> Iterator[str]:
+    """What `trace_images` returns, for a terminal."""
+    yield (
+        f"{trace.traced} of {trace.asked} stored images traced from the tar to a record in "
+        f"{trace.archives} {'file' if trace.archives == 1 else 'files'}"
+    )
+    for problem in trace.problems[:SHOWN]:
+        yield f"WRONG   {problem}"
+    if len(trace.problems) > SHOWN:
+        yield f"        and {len(trace.problems) - SHOWN} more"
+
+
+def origin_text(pool: str, row: Mapping[str, Any]) -> str | None:
+    """Which record a row was read from, and whether that record still says so; None of other rows.
+
+    A remote file is named and not read.
+    """
+    if row.get("wat") is None or row.get("warc_offset") is None:
+        return None
+    record = f"{row['wat']}, record at byte {row['warc_offset']}, link {row['link']}"
+    try:
+        recipe = recipe_of_pool(pool)
+        if recipe is None or not reads_records(recipe.source) or disk.is_url(row["wat"]):
+            return record
+        files = source_files(recipe.source)
+    except (ValueError, OSError) as error:
+        return f"{record}; not read: {error}"
+    problem = _record_problem(recipe.source, files, row)
+    return f"{record}; {problem or 'read again: it has this link'}"
+
+
+# --- from the pool --------------------------------------------------------------------------------
+
+
+def _drawn(commits: Commits, count: int, seed: int) -> dict[int, list[int]]:
+    """{shard: numbers among its stored rows}, drawn without replacement."""
+    ends = np.cumsum(commits.column("successes").to_numpy())
+    total = int(ends[-1]) if len(ends) else 0
+    if not total:
+        raise ValueError(f"{commits.pool} has no stored images to trace")
+    rng = np.random.default_rng(seed)
+    numbers = np.sort(rng.choice(total, size=min(count, total), replace=False))
+    positions = np.searchsorted(ends, numbers, side="right")
+    starts = np.concatenate([[0], ends])[positions]
+    drawn = defaultdict(list)
+    for shard, number in zip(commits.shards[positions], numbers - starts, strict=True):
+        drawn[int(shard)].append(int(number))
+    return drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Member:
+    """A member of a tar, what its {key}.json says, or what is wrong with it."""
+
+    name: str  # for a message
+    values: Mapping[str, Any]
+    problem: str | None = None
+
+
+def _members(commits: Commits, shard: int, numbers: Sequence[int]) -> Iterator[_Member]:
+    """What the tar of a shard holds for some of its stored rows."""
+    table = disk.read_parquet(commits.sidecar(shard), COLUMNS)
+    stored = table.filter(pc.equal(table["status"], "success"))
+    path = commits.tar(shard)
+    members = []
+    for row in stored.take(pa.array(numbers, pa.int64())).to_pylist():
+        member = f"{path} member {row['image_name']}"
+        header = disk.read_bytes(path, row["image_offset"] - BLOCK, NAME)
+        name = header.rstrip(b"\0").decode("utf-8", "replace")
+        text = disk.read_bytes(path, row["json_offset"], row["json_length"])
+        try:
+            values = json.loads(text)
+        except ValueError:
+            members.append(_Member(name=member, values={}, problem="its JSON cannot be read"))
+            continue
+        is_same = name == row["image_name"] and values.get("key") == row["key"]
+        problem = None if is_same else f"the tar has {name} with the JSON of {values.get('key')}"
+        members.append(_Member(name=member, values=values, problem=problem))
+    return iter(members)
+
+
+# --- in the archive -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Outcome:
+    file: str | None
+    problem: str | None
+
+
+def _origin(source: Source, files: Mapping[str, Sequence[str]], member: _Member) -> _Outcome:
+    problem = member.problem or _record_problem(source, files, member.values)
+    file = member.values.get("wat")
+    return _Outcome(file=file, problem=None if problem is None else f"{member.name}: {problem}")
+
+
+def _record_problem(
+    source: Source, files: Mapping[str, Sequence[str]], row: Mapping[str, Any]
+) -> str | None:
+    """What is wrong with the record that a row names; None where it has the row's link."""
+    file, offset, link = row.get("wat"), row.get("warc_offset"), row.get("link")
+    if file is None or offset is None or link is None:
+        return "it names no record"
+    if file not in files:
+        return f"{file} is not among the files of the source"
+    problem = ""
+    for path in files[file]:  # local files of several folders may share a name
+        try:
+            pair = pairs_of_record(source, path, offset).get(link)
+        except (ValueError, OSError) as error:
+            problem = str(error)
+            continue
+        if pair is not None and (pair.url, pair.caption) == (row["url"], row["caption"]):
+            return None
+        problem = f"the record at byte {offset} of {path} has no such link {link}"
+    return problem
+
+
+MANY_SHARDS = 100  # of which all sidecars are read: a line says why
+REINDEX_HINT = "; clipmill audit reindex {pool} makes the table anew"
+LISTED = 20  # matches that are printed
+NAMING_COLUMNS = ("uid", "url", "key", "image_name")  # what a person may name a row by
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Match:
+    """A row that fits what was asked for."""
+
+    uid: str
+    url: str | None
+    shard: str | None  # None: not attempted yet
+    row: int
+    key: str | None
+
+
+def explain_row(pool: str, name: str) -> dict[str, Any]:
+    """The history of the row that `name` names: a uid, a URL, a tar key, or a file name (the last
+    part of a path).
+
+    {"uid", "pair": its row of the pairs or None, "origin": the record that it was read from, in
+    words, or None, "attempts": […]}; each attempt has its row of the sidecar, its scores and what
+    each view decided. "purged": when a row that is gone was purged, by which kinds of selectors,
+    and with how many others; that alone if only a purge names what was asked for. If rows of
+    several uids fit: {"name", "matches":
+    [{uid, url, shard, row, key}]}. ValueError if no row fits.
+    """
+    commits = read_commits(pool)
+    located = locate(commits, name)
+    matches = _attempted_matches(commits, name, located.shards)
+    others = commits.shards if located.is_guess and not matches else located.others
+    if located.remark and len(others) >= MANY_SHARDS:
+        logger.info(
+            "%s: %d sidecars are read one by one%s",
+            located.remark,
+            len(others),
+            REINDEX_HINT.format(pool=pool) if "table" in located.remark else "",
+        )
+    matches += _attempted_matches(commits, name, others.tolist())
+    if not matches:
+        matches = list(_waiting_matches(pool, name))
+    if not matches and (purges := purges_of_name(pool, name)):
+        return {"purged": purges}
+    if not matches:
+        rows = commits.totals.rows
+        raise ValueError(
+            f"{pool} has no row with uid, URL, key or file name {name!r}, neither among its pairs "
+            f"nor among {rows} rows attempted"
+        )
+    if len({match.uid for match in matches}) > 1:
+        return {"name": name, "matches": disk.to_plain(matches)}
+    attempts = [_attempt(commits, match) for match in matches if match.shard is not None]
+    pair = _pair(pool, matches[0])
+    row = pair or (attempts[0]["sidecar"] if attempts else {})
+    return {
+        "uid": matches[0].uid,
+        "pair": pair,
+        "origin": origin_text(pool, row),
+        "attempts": attempts,
+        "purged": purges_of_uid(pool, matches[0].uid) if _is_purged(attempts) else [],
+    }
+
+
+def _is_purged(attempts: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the row is a tombstone. A row that waits for its first attempt has none."""
+    return any(attempt["sidecar"]["reason"] == PURGED for attempt in attempts)
+
+
+def explain_lines(history: Mapping[str, Any]) -> list[str]:
+    """What `explain_row` returns, for a terminal. Characters that a terminal would act on are
+    escaped."""
+    if "matches" in history:
+        lines = _match_lines(history)
+    elif "attempts" in history:
+        lines = _history_lines(history)
+    else:
+        lines = map(purge_line, history["purged"])
+    return [printable(line) for line in lines]
+
+
+# --- finding rows ---------------------------------------------------------------------------------
+
+
+def _matches(path: str, name: str, shard: str | None) -> list[Match]:
+    """The rows of a sidecar or a part of the pairs that `name` names."""
+    available = disk.read_schema(path).names
+    columns = [column for column in NAMING_COLUMNS if column in available]
+    table = disk.read_parquet(path, columns)
+    mask = pc.equal(table["uid"], name)
+    for column in columns:
+        mask = pc.or_(mask, _names(table[column], name))
+    matches = []
+    for row in pc.indices_nonzero(pc.fill_null(mask, False)).to_pylist():
+        values = table.slice(row, 1).to_pylist()[0]
+        matches.append(
+            Match(
+                uid=values["uid"],
+                url=values["url"],
+                shard=shard,
+                row=int(row),
+                key=values.get("key"),
+            )
+        )
+    return matches
+
+
+def _names(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """(rows,) True where a value is `name` or a path or URL whose last part is `name`."""
+    tests = [
+        pc.equal(column, name),
+        pc.ends_with(column, f"/{name}"),
+        pc.match_substring(column, f"/{name}?"),
+        pc.match_substring(column, f"/{name}#"),
+    ]
+    mask = tests[0]
+    for test in tests[1:]:
+        mask = pc.or_(mask, test)
+    return pc.fill_null(mask, False)
+
+
+def _attempted_matches(commits: Commits, name: str, shards: Iterable[int]) -> list[Match]:
+    """The rows of some shards that `name` names."""
+
+    def look(shard: int) -> list[Match]:
+        return _matches(commits.sidecar(shard), name, shard_name(shard))
+
+    waiting = iter(shards)
+    matches: list[Match] = []
+    with ThreadPoolExecutor(READERS) as threads:
+        while batch := list(itertools.islice(waiting, 8 * READERS)):
+            matches += itertools.chain.from_iterable(threads.map(look, batch))
+    return matches
+
+
+def _waiting_matches(pool: str, name: str) -> Iterator[Match]:
+    """Pairs that were not attempted yet."""
+    folder = PoolLayout(pool).pairs
+    for file in disk.list_names(folder, ".parquet"):
+        yield from _matches(disk.join(folder, file), name, None)
+
+
+def _pair(pool: str, match: Match) -> dict[str, Any] | None:
+    """The row of the pairs that was attempted first, or that waits."""
+    layout = PoolLayout(pool)
+    if match.shard is not None:
+        if not is_planned(pool):
+            return None
+        pair: dict[str, Any] = disk.to_plain(rows_of_shard(pool, int(match.shard))[match.row])
+        return pair
+    for file in disk.list_names(layout.pairs, ".parquet"):
+        table = disk.read_parquet(disk.join(layout.pairs, file))
+        rows = table.filter(pc.equal(table["uid"], match.uid)).slice(0, 1).to_pylist()
+        if rows:
+            return dict(rows[0])
+    return None
+
+
+# --- what is known of a row -----------------------------------------------------------------------
+
+
+def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
+    pool, layout = commits.pool, PoolLayout(commits.pool)
+    assert match.shard is not None
+    rows = {"": disk.read_parquet(commits.sidecar(match.shard)).slice(match.row, 1)}
+    sidecar = _row(rows[""], 0)
+    scores = {}
+    for name in complete_score_sets(pool):
+        columns = _aligned(AlignedFiles.of_scores(pool, name), match.shard)
+        if columns is not None:
+            rows[name] = columns.slice(match.row, 1)
+        scores[name] = {} if columns is None else _row(columns, match.row)
+    views = {}
+    for view in view_names(pool):
+        views[view] = _decision(layout, view, match, sidecar, scores)
+        if "note" not in views[view] and views[view]["rule"] != NOT_STORED:
+            views[view]["rules"] = _rules(layout, view, rows)
+    return {
+        "shard": match.shard,
+        "row": match.row,
+        "sidecar": sidecar,
+        "scores": scores,
+        "views": views,
+    }
+
+
+def _aligned(files: AlignedFiles, shard: str) -> pa.Table | None:
+    """What a score set or view has for the rows of a shard; None where it is older."""
+    try:
+        return files.read(shard)[0] if files.has(shard) else None
+    except FileNotFoundError:
+        return None
+
+
+def _row(table: pa.Table, row: int) -> dict[str, Any]:
+    return dict(table.slice(row, 1).to_pylist()[0])
+
+
+def _decision(
+    layout: PoolLayout,
+    view: str,
+    match: Match,
+    sidecar: Mapping[str, Any],
+    scores: Mapping[str, Mapping[str, Any]],
+) -> dict[str, Any]:
+    """Whether a view keeps a row; if not, the first rule that fails, with the values that it
+    read."""
+    assert match.shard is not None
+    mask = _aligned(AlignedFiles.of_view(layout.root, view), match.shard)
+    if mask is None:
+        return {"kept": False, "rule": None, "note": "the view is older than this shard"}
+    outcome = _row(mask, match.row)
+    if outcome["kept"] or outcome["rule"] == NOT_STORED:
+        return outcome
+    document = read_document(layout.view_json(view), ViewDocument)
+    failed = outcome["rule"].removesuffix(":missing")
+    rule = next(rule for rule in document.rules if rule["name"] == failed)
+    where = rule.get("where")
+    if is_selected(document.rules):
+        return {**outcome, "note": f"it is not {where}"}
+    if where is None:
+        return {
+            **outcome,
+            "note": f"not among the rows drawn at random by {failed} ({rule_text(rule)})",
+        }
+    values = dict(sidecar)
+    for folder in document.scores.values():
+        values |= scores.get(folder, {})
+    only_rule = [View(name=view, rules=(Rule(name=failed, where=where),))]
+    columns = sorted(columns_of(only_rule, view, values) - {"status"})
+    sql = _without_spaces(where)
+    thresholds = {}
+    for call, threshold in document.thresholds.items():
+        if _without_spaces(call) in sql:
+            thresholds[call] = threshold.value
+    return {
+        **outcome,
+        "where": where,
+        "thresholds": thresholds,
+        "values": {column: values[column] for column in columns},
+    }
+
+
+def _rules(layout: PoolLayout, view: str, rows: Mapping[str, pa.Table]) -> list[dict[str, str]]:
+    """What each rule of a view says of a row, whatever the other rules say.
+
+    rows: the row of the sidecar (key "") and of each score set.
+    """
+    document = read_document(layout.view_json(view), ViewDocument)
+    table = rows[""].replace_schema_metadata(None)
+    for name in document.scores.values():
+        for column in rows[name].column_names if name in rows else ():
+            if column not in table.column_names:
+                table = table.append_column(column, rows[name][column])
+    rules = []
+    for outcome in rule_outcomes(table, document):
+        state = "not known for one row alone"
+        if outcome.rejected is not None and outcome.missing is not None:
+            state = "rejects" if outcome.rejected[0] else "keeps"
+            state = "missing" if outcome.missing[0] else state
+        rules.append({"name": outcome.name, "rule": outcome.text, "outcome": state})
+    return rules
+
+
+def _without_spaces(sql: str) -> str:
+    return "".join(sql.split()).lower()
+
+
+# --- for a terminal -------------------------------------------------------------------------------
+
+
+def _match_lines(history: Mapping[str, Any]) -> Iterator[str]:
+    matches = history["matches"]
+    yield f"{len(matches)} rows fit {history['name']!r}; give one of these uids"
+    for match in matches[:LISTED]:
+        location = "not attempted"
+        if match["shard"]:
+            location = f"shard {match['shard']} key {match['key']}"
+        yield f"match   {match['uid']}  {location}  {match['url']}"
+    if len(matches) > LISTED:
+        yield f"        and {len(matches) - LISTED} more"
+
+
+def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
+    pair, attempts = history["pair"], history["attempts"]
+    yield f"uid     {history['uid']}"
+    yield from _column_lines("pair", pair or {}, left_out={"uid"})
+    yield from map(purge_line, history["purged"])
+    if history["origin"]:
+        yield f"origin  {history['origin']}"
+    if not attempts:
+        yield "fetch   not attempted yet"
+    for attempt in attempts:
+        sidecar = attempt["sidecar"]
+        outcome = f"{sidecar['reason']} ({sidecar['class']})" if sidecar["reason"] else "stored"
+        yield f"fetch   shard {attempt['shard']} row {attempt['row']}: {outcome}"
+        shown_before = {"uid", "status", "reason", "class"}
+        if pair:
+            shown_before |= pair.keys() & sidecar.keys()
+        yield from _column_lines("", sidecar, left_out=shown_before)
+        for name, columns in attempt["scores"].items():
+            yield from _column_lines("score", columns, title=name)
+        for name, decision in attempt["views"].items():
+            yield f"view    {name}: {_decision_text(decision)}"
+            for rule in decision.get("rules", ()):
+                yield f"          {rule['outcome']:<8} {rule['name']}: {rule['rule']}"
+
+
+def _column_lines(
+    head: str, columns: Mapping[str, Any], *, title: str = "", left_out: Iterable[str] = ()
+) -> list[str]:
+    hidden = set(left_out)
+    lines = []
+    for name, value in columns.items():
+        if value is not None and name not in hidden:
+            lines.append(f"{name:<16} {_short(value)}")
+    if title:
+        lines = [title, *(f"  {line}" for line in lines or ["no score"])]
+    return [f"{head if i == 0 else '':<8}{line}" for i, line in enumerate(lines)]
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} values"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _decision_text(decision: Mapping[str, Any]) -> str:
+    if decision["kept"]:
+        return "kept"
+    if "where" not in decision:
+        return f"not kept: {decision.get('note') or decision['rule']}"
+    facts = []
+    for name, value in decision["values"].items():
+        facts.append(f"{name} = {'NULL' if value is None else _short(value)}")
+    for call, value in decision["thresholds"].items():
+        facts.append(f"{call} = {_short(value)}")
+    return f"not kept by {decision['rule']}: {decision['where']}; {', '.join(facts)}"

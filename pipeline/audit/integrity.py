@@ -1,0 +1,830 @@
+"""Checks the files of a pool against its commit records, and the counts against the files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from manifests import disk
+from manifests.aligned import AlignedFiles, mask_owner, score_shards, view_names, view_shards
+from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW, hex_bytes
+from manifests.commits import Commits, read_commits
+from manifests.layout import (
+    COMMIT_SUFFIX,
+    FLAT_SHARDS,
+    NOT_STORED,
+    SHARD_VERSION,
+    SHARDS_PER_FOLDER,
+    CommitRecord,
+    PoolLayout,
+    list_shard_files,
+    shard_folder,
+    shard_name,
+    uids_checksum,
+)
+from manifests.records import (
+    PoolCounts,
+    ScoreSetDocument,
+    ViewDocument,
+    ViewRulesDocument,
+    read_document,
+)
+from manifests.text import printable
+from pipeline.audit import counts as counting
+from pipeline.audit.counts import recipe_of_pool
+from pipeline.crawl.parts import check_stored_table
+from pipeline.executor.stage import Engine, execute
+from pipeline.executor.tickets import Stage, Ticket, Tickets
+from pipeline.external.adopt import tar_changed
+from pipeline.pool.shard_writer import sidecar_hash
+from pipeline.pool.tars import index_tar, local_copy
+from pipeline.pool.uid_hashes import UID_BYTES, compare_uids, uid_spill
+from pipeline.scoring.score_sets import example_row
+from pipeline.views.files import differing_views, unlisted_views_line, views_not_in
+
+# --------------------------------------------------------------------------------------------------
+# Checks the files of one shard against its commit record: hashes, offsets and alignment.
+#
+# The work of the stage verify: a ticket names a shard or a part of the pairs, and its result
+# lists what is damaged.
+
+
+PARTS = ("image", "text", "json")  # members of a sample
+MEMBER_COLUMNS = [
+    "status",
+    "caption",
+    "image_name",
+    *(f"{part}_offset" for part in PARTS),
+    *(f"{part}_length" for part in PARTS),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Damage:
+    """A file that is missing, damaged or stale, or a count that is wrong.
+
+    kind: record, sidecar, tar, scores, mask, pairs, set or view (their documents), index, uids,
+    document (of the pool as a whole).
+    """
+
+    kind: str
+    line: str  # PATH: what is wrong
+    shard: int | None = None
+    name: str | None = None  # of the score set or the view
+
+    @property
+    def is_stale(self) -> bool:
+        """True where nothing is damaged, but the shards are newer."""
+        return ": stale: " in self.line
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRows:
+    """What other files must agree with: one shard's sidecar."""
+
+    checksum: str  # of the uids
+    stored: npt.NDArray[np.bool_]
+
+
+class ShardChecker:
+    """Checks the files of one ticket. Threads may share it.
+
+    `config`: {"pool", "sets": {score set: its columns}, "stale": views that are older than the
+    shards, whose masks are only read}. A ticket has {"part": file name} or
+    {"shard", "scores": {score set: checksum of its uids}, "views": {view: rows kept}}. The result:
+    {"damages": plain Damage of each file, "record": plain commit record or None,
+    "sidecar": whether the sidecar can be read}.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self.layout = PoolLayout(str(config["pool"]))
+        self.columns: dict[str, list[str]] = dict(config["sets"])
+        self.stale = frozenset(config.get("stale", ()))
+        self._files: dict[tuple[str, str], AlignedFiles] = {}
+
+    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+        if "part" in ticket.payload:
+            damages = self._part(str(ticket.payload["part"]))
+            return {"damages": disk.to_plain(damages), "sidecar": not damages}
+        shard = int(ticket.payload["shard"])
+        record = read_record(self.layout.commit_record(shard))
+        if isinstance(record, str):
+            path = inside(self.layout, self.layout.commit_record(shard))
+            line = f"{path}: {record}"
+            damage = Damage(kind="record", line=line, shard=shard)
+            return {"damages": disk.to_plain([damage]), "record": None, "sidecar": False}
+        damages, rows = check_shard(self.layout, record)
+        if rows is not None:
+            damages += self._scores(shard, rows, ticket.payload["scores"])
+            damages += self._masks(shard, rows, ticket.payload["views"])
+        return {
+            "damages": disk.to_plain(damages),
+            "record": record.to_plain(),
+            "sidecar": rows is not None,
+        }
+
+    def _part(self, file: str) -> list[Damage]:
+        """Columns and number of rows of a part of the pairs."""
+        name = f"pairs/{file}"
+        table, metadata, problem = _parquet(self.layout, name, PAIRS.names, may_have_more=True)
+        if not problem and table.num_rows != metadata["pairs"]:
+            problem = f"{name}: has {table.num_rows} rows, its footer says {metadata['pairs']}"
+        return [Damage(kind="pairs", line=problem, name=file)] if problem else []
+
+    def _scores(
+        self, shard: int, rows: ShardRows, checksums: Mapping[str, str]
+    ) -> Iterator[Damage]:
+        for name, checksum in checksums.items():
+            files = self._aligned_files("scores", name)
+            table, metadata, problem = _aligned(self.layout, files, shard, self.columns[name])
+            if not problem:
+                problem = _score_problem(table, metadata, checksum, rows)
+                problem = problem and f"{inside(self.layout, files.path(shard))}: {problem}"
+            if problem:
+                yield Damage(kind="scores", line=problem, shard=shard, name=name)
+
+    def _masks(self, shard: int, rows: ShardRows, kept: Mapping[str, int]) -> Iterator[Damage]:
+        for name, count in kept.items():
+            files = self._aligned_files("views", name)
+            table, metadata, problem = _aligned(self.layout, files, shard, VIEW.names)
+            if not problem:
+                problem = mask_owner(metadata, shard, name)
+                if name not in self.stale:  # else its rows were those of another sidecar
+                    problem = problem or _mask_problem(table, rows, count)
+                problem = problem and f"{inside(self.layout, files.path(shard))}: {problem}"
+            if problem:
+                yield Damage(kind="mask", line=problem, shard=shard, name=name)
+
+    def _aligned_files(self, kind: str, name: str) -> AlignedFiles:
+        """The files of a score set or a view, whose bundles stay open."""
+        if (kind, name) not in self._files:
+            of = AlignedFiles.of_scores if kind == "scores" else AlignedFiles.of_view
+            self._files[kind, name] = of(self.layout.root, name)
+        return self._files[kind, name]
+
+
+def check_shard(layout: PoolLayout, record: CommitRecord) -> tuple[list[Damage], ShardRows | None]:
+    """What is damaged of the sidecar and the tar of a shard, and its rows if they can be read."""
+    table, problems = _sidecar(layout, record)
+    number = int(record.shard)
+    damages = [Damage(kind="sidecar", line=line, shard=number) for line in problems]
+    for line in _tar(layout, record, table):
+        damages.append(Damage(kind="tar", line=line, shard=number))
+    if table is None:
+        return damages, None
+    stored = _flags(pc.equal(table["status"], "success"))
+    return damages, ShardRows(checksum=uids_checksum(table["uid"]), stored=stored)
+
+
+def inside(layout: PoolLayout, path: str) -> str:
+    """A path as it is called inside the pool."""
+    return path.removeprefix(layout.root.rstrip("/") + "/")
+
+
+def read_record(path: str) -> CommitRecord | str:
+    """A commit record, or what is wrong with it."""
+    try:
+        document = disk.read_json(path)
+    except ValueError as error:
+        changed = "was changed after" in str(error)
+        return f"damaged: {'its hash is another one' if changed else 'it is not JSON'}"
+    except FileNotFoundError:
+        return "missing"
+    try:
+        record = CommitRecord.from_plain(document)
+    except (ValueError, TypeError) as error:
+        return f"damaged: {error}"
+    if record.shard != path.rpartition("/")[2].removesuffix(COMMIT_SUFFIX):
+        return f"damaged: it is the record of shard {record.shard}"
+    return record
+
+
+def _parquet(
+    layout: PoolLayout, name: str, columns: Sequence[str], *, may_have_more: bool = False
+) -> tuple[pa.Table, dict[str, Any], str]:
+    """(table, metadata, "") of a file of the pool, or (None, {}, a line that says what is wrong
+    with it).
+
+    may_have_more: there may be further columns behind `columns`.
+    """
+    try:
+        data = io.BytesIO(disk.read_bytes(disk.join(layout.root, name)))
+        table = pq.read_table(data, page_checksum_verification=True)
+        compared = table.column_names[: len(columns) if may_have_more else None]
+        if compared != list(columns):
+            problem = f"its columns are {table.column_names}, not {list(columns)}"
+            return None, {}, f"{name}: damaged: {problem}"
+        footer = pq.read_metadata(data).metadata or {}
+        metadata = json.loads(footer.get(b"clipmill", b"{}"))
+        return table, metadata, ""
+    except FileNotFoundError:
+        return None, {}, f"{name}: missing"
+    except Exception as error:  # a damaged footer makes Arrow raise all kinds of errors
+        return None, {}, f"{name}: damaged: {' '.join(str(error).split())[:120]}"
+
+
+def _aligned(
+    layout: PoolLayout, files: AlignedFiles, shard: int, columns: Sequence[str]
+) -> tuple[pa.Table, dict[str, Any], str]:
+    """Like `_parquet`, of the rows of a shard in a score set or view."""
+    name = inside(layout, files.path(shard))
+    if not shard_folder(shard):
+        return _parquet(layout, name, columns)
+    try:
+        table, metadata = files.read(shard)
+    except FileNotFoundError:
+        return None, {}, f"{name}: missing"
+    except ValueError as error:
+        return None, {}, f"{name}: {error}"
+    if table.column_names != list(columns):
+        return None, {}, f"{name}: damaged: its columns are {table.column_names}"
+    return table, metadata, ""
+
+
+def _sidecar(layout: PoolLayout, record: CommitRecord) -> tuple[pa.Table | None, list[str]]:
+    """The sidecar if it can be used, and a line for each problem."""
+    path = layout.sidecar(record.shard, record.revision)
+    name = inside(layout, path)
+    try:
+        data = disk.read_bytes(path)
+    except FileNotFoundError:
+        return None, [f"{name}: missing"]
+    if hashlib.sha256(data).hexdigest() != record.sidecar_file_sha256:
+        return None, [f"{name}: damaged: its sha256 is not that of the commit record"]
+    table = pq.read_table(io.BytesIO(data))
+    if list(table.schema)[: len(SIDECAR)] != list(SIDECAR):
+        problem = f"its columns are not those of shard version {SHARD_VERSION}"
+        return None, [f"{name}: {problem}"]
+    return table, [f"{name}: {problem}" for problem in _row_problems(table, record)]
+
+
+def _row_problems(table: pa.Table, record: CommitRecord) -> Iterator[str]:
+    """What contradicts itself or the commit record."""
+    if sidecar_hash(table) != record.sidecar_sha256:
+        yield "its values do not have the hash of the commit record"
+    reasons = Counter(reason for reason in table["reason"].to_pylist() if reason is not None)
+    stored = Counter(table["status"].to_pylist())["success"]
+    counts = (table.num_rows, stored, dict(reasons))
+    if counts != (record.count, record.successes, record.reasons):
+        yield (
+            f"{table.num_rows} rows, {stored} stored; its commit record has {record.count}, "
+            f"{record.successes}"
+        )
+    if table.num_rows != stored + reasons.total():
+        yield f"{table.num_rows} attempts, but {stored} stored + {reasons.total()} with a reason"
+    if unknown := sorted(reasons.keys() - REASONS.keys()):
+        yield f"reason {unknown[0]!r} is unknown"
+    keys = table["key"].to_pylist()
+    if keys != sorted(set(keys)):
+        yield "its keys repeat or are not in order"
+
+
+def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> list[str]:
+    """Size and hash of the tar, and whether each member lies where the sidecar says. At most one
+    line."""
+    is_adopted = record.adopted
+    name = record.tar if is_adopted else inside(layout, layout.tar(record))
+    try:
+        with local_copy(layout.tar(record)) as path:
+            size = path.stat().st_size
+            if size != record.tar_bytes:
+                return [f"{name}: damaged: {size} bytes, not {record.tar_bytes}"]
+            if disk.file_sha256(path) != record.tar_sha256:
+                return [f"{name}: damaged: another sha256"]
+            members = {(m.name, m.offset, m.length) for m in index_tar(name, path)}
+            if table is None:
+                return []
+            rows = table.select(MEMBER_COLUMNS).to_pylist()
+            with open(path, "rb") as f:
+                for row in rows:
+                    if problem := _member_problem(row, members, f):
+                        return [f"{name}: {problem}"]
+    except ValueError as error:
+        return [str(error) if str(error).startswith(name) else f"{name}: {error}"]
+    listed = sum(len(table) - table[f"{part}_offset"].null_count for part in PARTS)
+    if not is_adopted and listed != len(members):
+        return [f"{name}: has {len(members)} members, the sidecar lists {listed}"]
+    return []
+
+
+def _member_problem(
+    row: Mapping[str, Any], members: set[tuple[str, int, int]], f: io.BufferedReader
+) -> str:
+    """What is wrong with the members of a row, "" if nothing is."""
+    if row["status"] != "success":
+        return ""
+    if (row["image_name"], row["image_offset"], row["image_length"]) not in members:
+        return f"{row['image_name']} does not lie where the sidecar says"
+    if row["text_offset"] is not None:
+        f.seek(row["text_offset"])
+        if f.read(row["text_length"]) != row["caption"].encode():
+            return f"the caption of {row['image_name']} is not that of the sidecar"
+    return ""
+
+
+def _score_problem(
+    table: pa.Table, metadata: Mapping[str, Any], checksum: str, rows: ShardRows
+) -> str:
+    if {metadata.get("uids"), checksum} != {rows.checksum}:
+        return "its rows are not those of the sidecar (checksum of the uids)"
+    if table.num_rows != len(rows.stored):
+        return f"has {table.num_rows} rows, the sidecar {len(rows.stored)}"
+    return ""
+
+
+def _mask_problem(table: pa.Table, rows: ShardRows, kept: int) -> str:
+    if table.num_rows != len(rows.stored):
+        return f"has {table.num_rows} rows, the sidecar {len(rows.stored)}"
+    mask = _flags(pc.fill_null(table["kept"], False))
+    if int(mask.sum()) != kept:
+        return f"keeps {int(mask.sum())} rows, its view says {kept}"
+    without_rule = _flags(pc.is_null(table["rule"]))
+    unstored = _flags(pc.fill_null(pc.equal(table["rule"], NOT_STORED), False))
+    if (mask != without_rule).any() or (unstored == rows.stored).any():
+        return "has a row that is kept and fails a rule, or is not stored and does not say so"
+    return ""
+
+
+def _flags(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.bool_)
+
+
+# --------------------------------------------------------------------------------------------------
+# Checks every file of a pool of any size in bounded memory, and names each damaged file.
+#
+# What is held per shard is its number and what the score sets and views say of it, as columns.
+# The files of a shard are checked by a ticket, in threads of this process or on Ray. The uids of
+# pairs and attempts are compared by partitions on local disk, see
+# pipeline/pool/uid_hashes.py.
+
+
+THREADS = min(4, os.cpu_count() or 1)  # tickets at a time in this process; hashing frees the GIL
+READERS = 8  # columns of uids that are read at a time
+MAX_DAMAGES = 10_000  # that are listed; the rest is counted
+T = TypeVar("T", ViewDocument, ViewRulesDocument, ScoreSetDocument)
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Findings:
+    """What the tickets reported, each line once."""
+
+    damages: list[Damage] = field(default_factory=list)
+    omitted: int = 0
+    unreadable: int = 0  # sidecars and parts of the pairs
+    lines: set[str] = field(default_factory=set)
+
+    def add(self, damage: Damage) -> None:
+        if damage.line in self.lines:  # a bundle is damaged for each of its shards
+            return
+        if len(self.damages) >= MAX_DAMAGES:
+            self.omitted += 1
+            return
+        self.lines.add(damage.line)
+        self.damages.append(damage)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Aligned:
+    """A complete score set or view: its shards in order, and what it says of each."""
+
+    name: str
+    shards: Integers
+    values: Any  # (shards,) checksums as 32 bytes, or rows kept
+    is_stale: bool = False
+
+    def value(self, shard: int) -> Any:
+        """What it says of a shard; None where it does not have it."""
+        position = int(np.searchsorted(self.shards, shard))
+        if position == len(self.shards) or self.shards[position] != shard:
+            return None
+        value = self.values[position]
+        return value.as_py().hex() if isinstance(value, pa.Scalar) else int(value)
+
+
+def verify(pool: str, *, engine: Engine = "inline") -> list[str]:
+    """One line for each file that is missing, damaged or stale; [] if there is none.
+
+    Covers index, pairs, commit records, tars, sidecars, score sets and views, bundles too. Above
+    MAX_DAMAGES lines the rest is counted in one line. ValueError where there is no pool.
+    """
+    damages, omitted = find_damages(pool, engine=engine)
+    lines = [damage.line for damage in damages]
+    return lines + ([f"and {omitted} further lines"] if omitted else [])
+
+
+def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage], int]:
+    """(what is missing, damaged or stale, how much more there is above MAX_DAMAGES)."""
+    layout = PoolLayout(pool)
+    findings = _Findings()
+    shards = _committed(layout, findings)
+    parts = disk.list_names(layout.pairs, ".parquet")
+    if not len(shards) and not parts and not findings.damages:
+        raise ValueError(
+            f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
+        )
+    commits, index_problem = _read_index(pool)
+    fingerprint = None if commits is None else commits.fingerprint
+    _pool_documents(layout, findings)
+    sets = list(_score_sets(layout, fingerprint, findings))
+    views = list(_views(layout, fingerprint, findings))
+    columns = {each.name: columns for each, columns in sets}
+    stage = Stage(
+        name="verify",
+        work=ShardChecker,
+        config={"pool": pool, "sets": columns, "stale": [v.name for v in views if v.is_stale]},
+        concurrency=THREADS,
+    )
+
+    def payload(shard: int) -> dict[str, Any]:
+        scores = {each.name: each.value(shard) for each, _ in sets}
+        kept = {each.name: each.value(shard) for each in views}
+        return {
+            "shard": shard,
+            "scores": {name: value for name, value in scores.items() if value is not None},
+            "views": {name: value for name, value in kept.items() if value is not None},
+        }
+
+    def ticket(position: int) -> Ticket:
+        if position < len(shards):
+            shard = int(shards[position])
+            return Ticket(id=shard_name(shard), group=str(shard), payload=payload(shard))
+        part = parts[position - len(shards)]
+        return Ticket(id=part, group=part, payload={"part": part})
+
+    tickets = Tickets(_groups(shards, len(parts)), ticket)
+    report = execute(stage, tickets, engine=engine, on_done=_taker(findings, commits, pool))
+    for name, reason in report.failed.items():
+        findings.add(Damage(kind="record", line=f"{name}: could not be read: {reason}"))
+    has_bad_record = any(damage.kind == "record" for damage in findings.damages)
+    if index_problem is not None and not has_bad_record:
+        findings.add(index_problem)
+    if not findings.unreadable and not report.failures and commits is not None:
+        for line in _uid_problems(commits, parts):
+            findings.add(Damage(kind="uids", line=line))
+    return sorted(findings.damages, key=lambda damage: damage.line), findings.omitted
+
+
+# --- what is there --------------------------------------------------------------------------------
+
+
+def _committed(layout: PoolLayout, findings: _Findings) -> Integers:
+    """(shards,) the numbers of the shards that have a commit record, ascending."""
+    numbers: list[Integers] = [np.zeros(0, np.int64)]
+    for folder, names in list_shard_files(layout.root):
+        stems = [name.removesuffix(COMMIT_SUFFIX) for name in names if name.endswith(COMMIT_SUFFIX)]
+        for stem in stems:
+            if not stem.isdecimal():
+                path = disk.join(folder, stem + COMMIT_SUFFIX)
+                problem = read_record(path)
+                assert isinstance(problem, str)
+                findings.add(Damage(kind="record", line=f"{inside(layout, path)}: {problem}"))
+        decimal = [int(stem) for stem in stems if stem.isdecimal()]
+        numbers.append(np.array(decimal, np.int64))
+    return np.sort(np.concatenate(numbers))
+
+
+def _groups(shards: Integers, parts: int) -> Integers:
+    """(tickets,) the group of each: the shards of a bundle are on one worker, which opens it once.
+
+    Flat shards and the parts of the pairs are groups of their own.
+    """
+    of_folder = FLAT_SHARDS + shards // SHARDS_PER_FOLDER
+    of_shards = np.where(shards < FLAT_SHARDS, shards, of_folder)
+    first = int(of_shards.max(initial=-1)) + 1
+    return np.concatenate([of_shards, np.arange(first, first + parts)])
+
+
+def _read_index(pool: str) -> tuple[Commits | None, Damage | None]:
+    try:
+        return read_commits(pool), None
+    except ValueError as error:
+        return None, Damage(kind="index", line=f"index: {error}")
+
+
+def _taker(
+    findings: _Findings, commits: Commits | None, pool: str
+) -> Callable[[str, dict[str, Any]], None]:
+    """What takes the result of each ticket."""
+
+    def take(name: str, result: dict[str, Any]) -> None:
+        for plain in result["damages"]:
+            findings.add(disk.from_plain(Damage, plain))
+        findings.unreadable += not result["sidecar"]
+        plain = result.get("record")
+        if plain is None or commits is None:
+            return
+        if commits.get(name) != CommitRecord.from_plain(plain):
+            line = (
+                f"index: shard {name} is not as its commit record says; "
+                f"run clipmill audit reindex {pool}"
+            )
+            findings.add(Damage(kind="index", line=line, shard=int(name)))
+
+    return take
+
+
+def _pool_documents(layout: PoolLayout, findings: _Findings) -> None:
+    """Reads what describes the pool as a whole, where it is there."""
+    readers: dict[str, Callable[[], object]] = {
+        layout.pool_json: lambda: disk.read_json(layout.pool_json),
+        layout.recipe_json: lambda: recipe_of_pool(layout.root),
+        layout.parts: lambda: check_stored_table(layout.root),
+    }
+    for path, read in readers.items():
+        if not disk.exists(path):
+            continue
+        name = inside(layout, path)
+        try:
+            read()
+        except (ValueError, OSError) as error:
+            reason = " ".join(str(error).split())[:160]
+            line = f"{name}: damaged: {reason}"
+            findings.add(Damage(kind="document", line=line, name=name))
+
+
+# --- score sets and views -------------------------------------------------------------------------
+
+
+def _score_sets(
+    layout: PoolLayout, fingerprint: str | None, findings: _Findings
+) -> Iterator[tuple[_Aligned, list[str]]]:
+    """(the complete score sets, their columns)."""
+    for folder in disk.list_names(layout.scores):
+        path = layout.score_set_json(folder)
+        if "@" not in folder or not disk.exists(path):
+            continue  # not complete, so nothing reads it
+        name = f"scores/{folder}"
+        document = _document(f"{name}/scores.json", folder, path, ScoreSetDocument, findings)
+        if document is None:
+            continue
+        _report_stale(name, folder, document, fingerprint, findings)
+        try:
+            shards, checksums = score_shards(layout.root, document)
+        except ValueError as error:
+            findings.add(Damage(kind="set", line=f"{name}: {error}", name=folder))
+            continue
+        yield _Aligned(folder, shards, checksums), list(document.columns)
+
+
+def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> Iterator[_Aligned]:
+    """The complete views."""
+    for view in view_names(layout.root):
+        name = f"views/{view}"
+        path = layout.view_json(view)
+        document = _document(f"{name}.json", view, path, ViewDocument, findings)
+        rules = layout.view_rules(view)
+        if disk.exists(rules):
+            _document(f"{name}/rules.json", view, rules, ViewRulesDocument, findings)
+        if document is None:
+            continue
+        _report_stale(name, view, document, fingerprint, findings)
+        try:
+            shards, kept = view_shards(layout.root, document)
+        except ValueError as error:
+            findings.add(Damage(kind="view", line=f"{name}: {error}", name=view))
+            continue
+        in_shards = int(kept.sum())
+        if not document.kept == document.funnel[-1][1] == in_shards:
+            line = (
+                f"{name}.json: damaged: it keeps {document.kept} rows, its funnel "
+                f"{document.funnel[-1][1]}, its shards {in_shards}"
+            )
+            findings.add(Damage(kind="view", line=line, name=view))
+        is_stale = fingerprint is not None and document.fingerprint != fingerprint
+        yield _Aligned(view, shards, kept, is_stale)
+
+
+def _report_stale(
+    name: str,
+    owner: str,
+    document: ViewDocument | ScoreSetDocument,
+    fingerprint: str | None,
+    findings: _Findings,
+) -> None:
+    """Report a score set or view that was made from other shards than those that are there."""
+    if fingerprint is None or document.fingerprint == fingerprint:
+        return
+    is_view = isinstance(document, ViewDocument)
+    command = "clipmill filter" if is_view else "clipmill score"
+    line = f"{name}: stale: the shards have changed since; run {command} on this pool again"
+    findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))
+
+
+def _document(name: str, owner: str, path: str, kind: type[T], findings: _Findings) -> T | None:
+    """A JSON document; None where it is damaged, which is reported."""
+    try:
+        return read_document(path, kind)
+    except ValueError as error:
+        is_view = kind is not ScoreSetDocument
+        line = f"{name}: damaged: {error}"
+        findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))
+        return None
+
+
+# --- uids -----------------------------------------------------------------------------------------
+
+
+def _uid_problems(commits: Commits, parts: list[str]) -> Iterator[str]:
+    """Repeated uids of the pairs and of the first attempts; and whether these are the pairs, where
+    there are as many.
+    """
+    if not parts:
+        return
+    layout = PoolLayout(commits.pool)
+    rows = commits.totals.rows
+    with uid_spill(rows) as pairs, uid_spill(rows) as attempted:
+        paths = [disk.join(layout.pairs, part) for part in parts]
+        for uids in _read_all(_uids, paths):
+            pairs.add(hex_bytes(uids, UID_BYTES, "uid"))
+        for uids in _read_all(_first_attempts, map(commits.sidecar, commits.names())):
+            attempted.add(hex_bytes(uids, UID_BYTES, "uid"))
+        repeated_pairs, repeated_attempts, same = compare_uids(pairs, attempted)
+        if repeated_pairs:
+            yield f"pairs: {repeated_pairs} uids are there twice"
+        if repeated_attempts:
+            yield f"shards: {repeated_attempts} pairs were attempted twice"
+        if pairs.records == attempted.records and not same:
+            yield "shards: the rows attempted are not the pairs"
+
+
+def _read_all(
+    read: Callable[[str], pa.ChunkedArray], paths: Iterable[str]
+) -> Iterator[pa.ChunkedArray]:
+    """A column of each file; few of them are in memory at a time."""
+    waiting = iter(paths)
+    with ThreadPoolExecutor(READERS) as threads:
+        while batch := list(itertools.islice(waiting, 4 * READERS)):
+            yield from threads.map(read, batch)
+
+
+def _uids(path: str) -> pa.ChunkedArray:
+    return disk.read_parquet(path, ["uid"])["uid"]
+
+
+def _first_attempts(path: str) -> pa.ChunkedArray:
+    table = disk.read_parquet(path, ["uid", "retry_of"])
+    return table["uid"].filter(pc.is_null(table["retry_of"]))
+
+
+# --------------------------------------------------------------------------------------------------
+# What the audit says about a whole pool: counts, problems, damaged files and notes, as lines and
+# as plain values.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Audit:
+    """The result of an audit. `counts` is None if damaged files make counting impossible."""
+
+    counts: PoolCounts | None
+    problems: tuple[str, ...]  # counts that contradict each other, tars that changed
+    damaged: tuple[str, ...]  # one line for each file; empty unless `verified`
+    notes: tuple[str, ...]  # nothing is wrong, but worth knowing
+    verified: bool
+
+    @property
+    def is_fine(self) -> bool:
+        """True if the pool is complete and nothing is wrong."""
+        complete = self.counts is not None and self.counts.complete
+        return complete and not self.problems and not self.damaged
+
+
+def audit_pool(pool: str, *, verify_files: bool = False, engine: Engine = "inline") -> Audit:
+    """Count a pool; with `verify_files` read every file too. ValueError where there is no pool."""
+    damaged = tuple(verify(pool, engine=engine)) if verify_files else ()
+    try:
+        commits = read_commits(pool)
+        counts = counting.count_pool(pool, commits)
+    except Exception as error:
+        if not damaged:
+            raise
+        problems = (f"the pool cannot be counted: {error}",)
+        return Audit(counts=None, problems=problems, damaged=damaged, notes=(), verified=True)
+    return Audit(
+        counts=counts,
+        problems=(*counts.problems, *changed_tars(commits)),
+        damaged=damaged,
+        notes=tuple(_notes(commits, counts)),
+        verified=verify_files,
+    )
+
+
+def changed_tars(commits: Commits) -> Iterator[str]:
+    """One line for each adopted tar that is missing or has other content than at adoption."""
+    adopted = np.asarray(commits.column("adopted").to_numpy(zero_copy_only=False), bool)
+    for record in commits.records(adopted):
+        if not tar_changed(record):
+            continue
+        from_it = f"shard {record.shard} was adopted from it"
+        if not disk.exists(record.tar):
+            yield f"{record.tar}: missing; {from_it}"
+        else:
+            yield (
+                f"{record.tar}: changed since {from_it}: another program rewrote it; give the old "
+                "tar back, or build into another folder"
+            )
+
+
+def audit_lines(audit: Audit) -> list[str]:
+    """The audit for a terminal. Characters that a terminal would act on are escaped."""
+    lines: list[str] = []
+    if audit.counts is not None:
+        lines += count_lines(audit.counts)
+    lines += [f"note    {note}" for note in audit.notes]
+    lines += [f"WRONG   {problem}" for problem in (*audit.problems, *audit.damaged)]
+    return [printable(line) for line in (*lines, conclusion(audit))]
+
+
+def audit_plain(audit: Audit) -> dict[str, Any]:
+    """The audit as plain values, for JSON."""
+    plain: dict[str, Any] = {"complete": False}
+    if audit.counts is not None:
+        plain = disk.to_plain(audit.counts)
+    return {
+        **plain,
+        "problems": list(audit.problems),
+        "damaged": list(audit.damaged),
+        "notes": list(audit.notes),
+    }
+
+
+def count_lines(counts: PoolCounts) -> Iterator[str]:
+    """The counts of each stage."""
+    if counts.crawl:
+        crawl = counts.crawl
+        yield (
+            f"crawl   {crawl.links} links of {crawl.parts} parts = {crawl.pairs} pairs + "
+            f"{sum(crawl.reasons.values())} dropped"
+        )
+        yield from _reason_lines(crawl.reasons, {})
+    fetch = counts.fetch
+    yield f"fetch   {fetch.shards} of {fetch.planned} shards, {fetch.bytes:,} bytes of tar"
+    retries = f" ({fetch.retries} of them retries)" if fetch.retries else ""
+    yield (
+        f"        {fetch.attempted} attempted{retries} = {fetch.stored} stored + "
+        f"{sum(fetch.reasons.values())} not stored"
+    )
+    yield from _reason_lines(fetch.reasons, REASONS)
+    for name, scores in counts.scores.items():
+        yield f"score   {name}: {scores.scored} of {scores.stored} stored rows"
+    for name, view in counts.views.items():
+        steps = " → ".join(f"{step} {left}" for step, left in view.funnel)
+        yield f"view    {name}: {steps}"
+
+
+def conclusion(audit: Audit) -> str:
+    """The last line: what is wrong, or what to do next, or that nothing is wrong."""
+    if wrong := len(audit.damaged) + len(audit.problems):
+        return f"{wrong} {'problems' if wrong > 1 else 'problem'} found"
+    assert audit.counts is not None
+    crawl, fetch = audit.counts.crawl, audit.counts.fetch
+    if crawl and crawl.links and not crawl.pairs:
+        return "all counts are consistent; the source gave no pair: correct it in the recipe"
+    if not audit.counts.complete and not fetch.planned:
+        return (
+            "all counts are consistent so far; no shard is planned yet: "
+            "run clipmill build with its recipe again"
+        )
+    if not audit.counts.complete:
+        return (
+            f"all counts are consistent so far; {fetch.planned - fetch.shards} shards are missing: "
+            "run clipmill build with its recipe again"
+        )
+    return "all counts are consistent" + (" and all files are intact" if audit.verified else "")
+
+
+def _notes(commits: Commits, counts: PoolCounts) -> Iterator[str]:
+    pool, fetch = commits.pool, counts.fetch
+    if fetch.attempted and not fetch.stored:
+        reason = min(fetch.reasons, key=lambda name: (-fetch.reasons[name], name))
+        yield (
+            f"none of the {fetch.attempted} rows is stored; an example of {reason}: "
+            f"{example_row(commits, reason)}"
+        )
+    recipe = counting.recipe_of_pool(pool)
+    if recipe is not None and (unlisted := views_not_in(recipe, pool)):
+        yield unlisted_views_line(recipe, unlisted)
+    for view, changes in (differing_views(recipe, pool) if recipe else {}).items():
+        yield (
+            f"view {view} has other rules than recipe.json of the pool: {changes}; "
+            "clipmill filter made it with another recipe"
+        )
+
+
+def _reason_lines(reasons: Mapping[str, int], classes: Mapping[str, str]) -> Iterator[str]:
+    for reason, count in sorted(reasons.items(), key=lambda item: -item[1]):
+        yield f"          {reason:<20}{count:>10}  {classes.get(reason, '')}".rstrip()

@@ -1,0 +1,976 @@
+"""Removes rows from a pool by URL, domain, sha256 or uid, and names what used them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from manifests import disk
+from manifests.aligned import (
+    AlignedFiles,
+    Bundle,
+    Change,
+    parquet_bytes,
+    view_names,
+    view_shards,
+    write_changed,
+    write_view_shards,
+)
+from manifests.columns import REASONS
+from manifests.commits import Commits, IndexWriter, read_commits
+from manifests.layout import (
+    NOT_STORED,
+    AblationLayout,
+    CommitRecord,
+    PoolLayout,
+    shard_folder,
+    shard_name,
+)
+from manifests.records import ScoreSetDocument, ViewDocument, read_document
+from pipeline.audit.counts import recipe_of_pool, write_pool_json
+from pipeline.audit.purge_records import (
+    PurgeRecord,
+    hashes_of_urls,
+    now,
+    selectors_of,
+    was_purged,
+    write_record,
+)
+from pipeline.audit.row_index import locate
+from pipeline.crawl.parts import write_parts
+from pipeline.cross_row import remove_transient
+from pipeline.planning.plan_files import is_planned, read_plan
+from pipeline.pool.lease import check_fence, remove_uncommitted
+from pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
+from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
+from pipeline.scoring.score_sets import complete_score_sets
+from pipeline.views.materialise import remove_copies
+
+# --------------------------------------------------------------------------------------------------
+# Removes rows from the files of a pool. What stays of a row is its uid and its key, as a
+# tombstone with the reason `purged`, so that all counts agree and it is never fetched again.
+
+
+PURGED = "purged"
+KEPT_COLUMNS = ("uid", "key", "retry_of")  # of a tombstone in a sidecar
+KEPT_IN_PLAN = ("uid", "part", "row", "shard", "position", "retry_of")
+THREADS = 4  # files that are written again at a time; Arrow, zlib and hashlib free the GIL
+Mask = npt.NDArray[np.bool_]
+Plain = dict[str, Any]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def rows_with(table: pa.Table, uids: pa.Array) -> Mask:
+    """(rows,) True where the uid is one of `uids`."""
+    return np.asarray(pc.is_in(table["uid"], uids).to_numpy(zero_copy_only=False), np.bool_)
+
+
+def without_content(table: pa.Table, purged: Mask, kept: Sequence[str] = ("uid",)) -> pa.Table:
+    """The table with NULL in every column but `kept` for the rows of a mask."""
+    mask = pa.array(purged)
+    columns = []
+    for of_schema, column in zip(table.schema, table.columns, strict=True):
+        if of_schema.name in kept:
+            columns.append(column)
+        else:
+            columns.append(pc.if_else(mask, pa.scalar(None, of_schema.type), column))
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+# --- shards ---------------------------------------------------------------------------------------
+
+
+def purge_shard(
+    pool: str, record: CommitRecord, purged: Mask, fence: int | None
+) -> CommitRecord | None:
+    """Replace a shard by one without the content of some rows; its new record.
+
+    None where these rows have no content any more. The members of the other rows are copied byte
+    for byte. A tar that was adopted stays where it is: the pool gets a copy without these rows.
+    ValueError for a tar that is damaged or was changed.
+    """
+    layout, shard = PoolLayout(pool), int(record.shard)
+    table = disk.read_parquet(layout.sidecar(shard, record.revision)).replace_schema_metadata(None)
+    if not has_content(table, purged).any():
+        return None
+    rows = _tombstones(table, purged)
+    if not len(table.filter(pa.array(purged))["image_name"].drop_null()):
+        return replace_shard(pool, shard, rows, fence=fence)
+    with staged_file(layout.shard_tar(shard)) as staged:
+        copy = copy_tar_without(layout.tar(record), staged, table, purged, record.tar_sha256)
+        rows = moved_offsets(rows, copy.removed)
+        tar = TarFile(name=f"{shard_name(shard)}.tar", bytes=copy.bytes, sha256=copy.sha256)
+        return replace_shard(pool, shard, rows, tar, staged_tar=staged, fence=fence)
+
+
+def has_content(table: pa.Table, chosen: Mask) -> Mask:
+    """(rows,) True for the chosen rows that are no tombstones yet: of a sidecar by their reason,
+    of pairs and plan by their URL.
+    """
+    if "reason" in table.column_names:
+        is_tombstone = pc.fill_null(pc.equal(table["reason"], PURGED), False)
+    else:
+        is_tombstone = table["url"].is_null()
+    return chosen & ~np.asarray(is_tombstone.to_numpy(), np.bool_)
+
+
+def _tombstones(table: pa.Table, purged: Mask) -> pa.Table:
+    """The rows of a sidecar with tombstones for those of a mask."""
+    rows = without_content(table, purged, KEPT_COLUMNS)
+    mask = pa.array(purged)
+    values = {"status": "failed_to_download", "reason": PURGED, "class": REASONS[PURGED]}
+    for name, value in values.items():
+        column = pc.if_else(mask, pa.scalar(value, pa.string()), rows[name])
+        rows = rows.set_column(rows.column_names.index(name), rows.schema.field(name), column)
+    return rows
+
+
+# --- score columns and masks ----------------------------------------------------------------------
+
+
+def purge_scores(
+    pool: str,
+    name: str,
+    purged: Mapping[int, Mask],
+    commits: Commits,
+    fence: int | None = None,
+) -> int:
+    """NULL for the purged rows in the columns of a score set, complete or not; how many rows of
+    these shards have all columns afterwards.
+    """
+    layout = PoolLayout(pool)
+    scored: dict[int, int] = {}
+
+    def change(shard: int, table: pa.Table, metadata: Plain) -> tuple[pa.Table, Plain]:
+        record = commits.record(shard)
+        table = without_content(table, purged[shard], ())
+        is_scored = np.ones(table.num_rows, np.bool_)
+        for column in table.columns:
+            is_scored &= np.asarray(column.is_valid().to_numpy(), np.bool_)
+        scored[shard] = int(is_scored.sum())
+        changed = {"sidecar": record.sidecar_sha256, "stored": record.successes}
+        return table, {**metadata, **changed, "scored": scored[shard]}
+
+    # A set that is being made has files of their own for shards of bundles too.
+    files = {shard: layout.score_columns(name, shard) for shard in purged}
+    bundles = AlignedFiles.of_scores(pool, name)
+    _rewrite(pool, {s: path for s, path in files.items() if disk.exists(path)}, change, fence)
+    _rewrite_bundles(pool, bundles, purged, change, fence)
+    return sum(scored.values())
+
+
+def purge_masks(
+    pool: str, view: str, purged: Mapping[int, Mask], fence: int | None = None
+) -> dict[int, int]:
+    """`not_stored` for the purged rows in the masks of a view; rows kept of each shard then."""
+    layout = PoolLayout(pool)
+    now_kept: dict[int, int] = {}
+
+    def change(shard: int, table: pa.Table, metadata: Plain) -> tuple[pa.Table, Plain]:
+        mask = pa.array(purged[shard])
+        kept = pc.and_(table["kept"], pc.invert(mask))
+        rule = pc.if_else(mask, pa.scalar(NOT_STORED), table["rule"])
+        now_kept[shard] = pc.sum(kept).as_py() or 0
+        changed = pa.Table.from_arrays([kept, rule], schema=table.schema)
+        # Masks of a pool of the first form have no metadata.
+        return changed, {**metadata, "kept": now_kept[shard]} if metadata else {}
+
+    files = {shard: layout.view_mask(view, shard) for shard in purged if not shard_folder(shard)}
+    _rewrite(pool, {s: path for s, path in files.items() if disk.exists(path)}, change, fence)
+    _rewrite_bundles(pool, AlignedFiles.of_view(pool, view), purged, change, fence)
+    return now_kept
+
+
+def _rewrite(pool: str, files: Mapping[int, str], change: Change, fence: int | None) -> None:
+    """Write the files of single shards again, some at a time."""
+
+    def rewrite(shard: int) -> None:
+        path = files[shard]
+        table = disk.read_parquet(path).replace_schema_metadata(None)
+        changed = change(shard, table, dict(disk.read_metadata(path)))
+        disk.write_bytes(path, parquet_bytes(*changed))
+
+    check_fence(pool, fence)
+    in_threads(rewrite, files)
+
+
+def _rewrite_bundles(
+    pool: str,
+    files: AlignedFiles,
+    shards: Iterable[int],
+    change: Change,
+    fence: int | None,
+) -> None:
+    """Write the bundles again that have some of these shards."""
+    by_bundle: dict[str, set[int]] = {}
+    for shard in shards:
+        if shard_folder(shard):
+            by_bundle.setdefault(files.path(shard), set()).add(shard)
+
+    def rewrite(path: str) -> None:
+        with staged_file(path, alone=True) as staged:
+            write_changed(Bundle(path), staged, by_bundle[path], change)
+            check_fence(pool, fence)
+            disk.publish(staged, path)
+
+    in_threads(rewrite, [path for path in by_bundle if disk.exists(path)])
+
+
+def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """The results of some calls, several at a time. The first error ends it."""
+    with ThreadPoolExecutor(THREADS) as threads:
+        return list(threads.map(work, items))
+
+
+# --- pairs and plan -------------------------------------------------------------------------------
+
+
+def purge_parquet(
+    path: str, uids: pa.Array, drop: bool, *, pool: str = "", fence: int | None = None
+) -> int:
+    """Remove the content of rows of a part of the pairs or of a file of the plan; how many.
+
+    Row groups stay, and their sizes unless the rows go whole: with `drop`, when the footer counts
+    them as lost. One row group is in memory at a time, and only those with such rows are decoded.
+    """
+    keys = disk.read_parquet(path, ["uid", "url"])
+    chosen = rows_with(keys, uids)
+    purged_rows = int(chosen.sum() if drop else has_content(keys, chosen).sum())
+    if not purged_rows:
+        return 0
+    metadata = disk.read_metadata(path)
+    if drop:
+        reasons = dict(metadata["reasons"])
+        reasons[PURGED] = reasons.get(PURGED, 0) + purged_rows
+        metadata |= {"pairs": metadata["pairs"] - purged_rows, "reasons": reasons}
+    with staged_file(path, alone=True) as staged:
+        _write_without(path, staged, chosen, drop, metadata)
+        check_fence(pool, fence)
+        disk.publish(staged, path)
+    return purged_rows
+
+
+def _write_without(path: str, staged: Path, chosen: Mask, drop: bool, metadata: Plain) -> None:
+    """A copy of a Parquet file. Row groups without a chosen row are copied as bytes."""
+    with disk.open_file(path) as source:
+        file = pq.ParquetFile(source)
+        schema = disk.with_metadata(file.schema_arrow, metadata)
+        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        masks = np.split(chosen, np.cumsum(sizes)[:-1])
+
+        def changed(group: int) -> pa.Table:
+            table = file.read_row_group(group).cast(schema)
+            if drop:
+                return table.filter(pa.array(~masks[group]))
+            return without_content(table, masks[group], KEPT_IN_PLAN)
+
+        options = {"compression": "zstd", "write_page_checksum": True}
+        if all(mask.any() for mask in masks):  # nothing to copy, as in a part of one row group
+            with disk.parquet_writer(staged, schema, **options) as plain:
+                for group in range(len(sizes)):
+                    table = changed(group)
+                    plain.write_table(table, row_group_size=max(1, table.num_rows))
+            return
+        footer = disk.Footer.read(path)
+        with disk.CountedFile(staged) as target:
+            writer = disk.RowGroupWriter(target, schema, **options)
+            fits = writer.fits(footer)
+            for group, mask in enumerate(masks):
+                if fits and not mask.any():
+                    writer.copy(footer, group, disk.read_bytes(path, *footer.range(group)))
+                else:
+                    writer.write(changed(group))
+            writer.finish({})
+
+
+def minus(document: Any, decided: Mapping[str, int], fingerprint: str) -> Any:
+    """The document of a view without the purged rows: its funnel, rows kept and fingerprint.
+
+    decided: by rule, the purged rows that it decided; "" for those that the view kept.
+    """
+    stored = {rule: count for rule, count in decided.items() if rule != NOT_STORED}
+    left = sum(stored.values())
+    funnel = [document.funnel[0]]
+    for number, (step, rows) in enumerate(document.funnel[1:]):
+        if number:  # behind `stored`: the rows that this step rejected are not in it
+            left -= stored.get(step, 0) + stored.get(f"{step}:missing", 0)
+        funnel.append((step, rows - left))
+    kept = document.kept - stored.get("", 0)
+    changes = {"funnel": tuple(funnel), "kept": kept, "fingerprint": fingerprint}
+    if document.rows_sha256 is not None and kept < document.kept:
+        changes["rows_sha256"] = None  # the view has other rows now
+    return replace(document, **changes)
+
+
+# --------------------------------------------------------------------------------------------------
+# Which rows of a pool have a URL, a domain, a sha256 or a uid, and in which files they are.
+#
+# Only the columns that are needed are read, a few files at a time. Rows that are named by their
+# uid are looked up in the table of row_index.py where it is up to date: then only the files that
+# have such a row are opened.
+
+
+READERS = 8  # files that are read at a time
+FEW_DOMAINS = 32  # each is first looked for as a text, in 0.2 µs a URL
+LOOKED_UP = 1_000  # uids that are looked up one by one; of more, the columns are read
+HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>\[[^\]]*\]|[^/?#:]*)"
+Criteria = Mapping[str, Set[str]]  # url, domain, sha256 or uid -> values
+
+
+class ShardRows(Mapping[int, Mask]):
+    """Some rows of each of some shards. A mask is made on demand: four bytes a row are held."""
+
+    def __init__(self) -> None:
+        self._rows: dict[int, tuple[int, npt.NDArray[np.uint32]]] = {}
+
+    def add(self, shard: int, mask: Mask) -> None:
+        """The rows of a shard."""
+        self._rows[shard] = len(mask), np.flatnonzero(mask).astype(np.uint32)
+
+    def __getitem__(self, shard: int) -> Mask:
+        count, positions = self._rows[shard]
+        mask = np.zeros(count, np.bool_)
+        mask[positions] = True
+        return mask
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class FoundRows:
+    """Where some rows are."""
+
+    uids: pa.Array  # those that have content somewhere, ascending
+    shards: ShardRows
+    files: tuple[str, ...]  # parts of the pairs and files of the plan
+
+
+def find_rows(commits: Commits, criteria: Criteria) -> FoundRows:
+    """The rows with content that fit one of the criteria, and all others of their uids."""
+    uids = pa.array(sorted(criteria.get("uid", ())), pa.string())
+    if criteria.keys() - {"uid"}:
+        sidecars = [commits.sidecar(name) for name in commits.names()]
+        files = [*sidecars, *_pair_files(PoolLayout(commits.pool))]
+        matching = _in_threads(lambda path: _matching(path, criteria), files)
+        uids = _distinct([uids, *matching])
+        return locate_rows(commits, uids, commits.shards.tolist(), files[len(sidecars) :])
+    return locate_rows(commits, uids, *_candidates(commits, uids))
+
+
+def locate_rows(
+    commits: Commits,
+    uids: pa.Array,
+    shards: Sequence[int] | None = None,
+    files: Sequence[str] | None = None,
+    *,
+    tombstones: bool = False,
+) -> FoundRows:
+    """Where the rows of some uids are, among some shards and files of pairs (default: all).
+
+    Shards and files in which they have no content any more are left out unless `tombstones` is set:
+    a purge that was killed may have emptied the shard and not yet its scores.
+    """
+    if shards is None or files is None:
+        shards, files = commits.shards.tolist(), _pair_files(PoolLayout(commits.pool))
+    rows = ShardRows()
+    there: list[pa.Array] = []
+
+    def look(path: str, column: str) -> tuple[Mask, Mask, pa.Array]:
+        table = disk.read_parquet(path, ["uid", column])
+        chosen = rows_with(table, uids)
+        has = has_content(table, chosen)
+        return chosen, has, table["uid"].filter(pa.array(has)).combine_chunks()
+
+    sidecars = _in_threads(lambda shard: look(commits.sidecar(shard), "reason"), shards)
+    for shard, (chosen, has, present) in zip(shards, sidecars, strict=True):
+        if has.any() or (tombstones and chosen.any()):
+            rows.add(shard, chosen)
+            there.append(present)
+    touched = []
+    for path, (chosen, has, present) in zip(
+        files, _in_threads(lambda path: look(path, "url"), files), strict=True
+    ):
+        if has.any() or (tombstones and chosen.any()):
+            touched.append(path)
+            there.append(present)
+    return FoundRows(uids=_distinct(there), shards=rows, files=tuple(touched))
+
+
+def _candidates(commits: Commits, uids: pa.Array) -> tuple[list[int], list[str]]:
+    """(the shards, the files of pairs and plan) that may have some of these uids: those that the
+    row index names, if it is up to date; else all.
+    """
+    pool = commits.pool
+    files = _pair_files(PoolLayout(pool))
+    everything = commits.shards.tolist(), files
+    if len(uids) > LOOKED_UP:
+        return everything
+    shards: set[int] = set()
+    for uid in uids.to_pylist():
+        located = locate(commits, uid)
+        if len(located.others):  # shards that the table lacks
+            return everything
+        shards.update(located.shards)
+    if not is_planned(pool):
+        return sorted(shards), files
+    plan = read_plan(pool)
+    if len(plan) != len(commits):  # rows that wait to be fetched are in no shard yet
+        return everything
+    of_plan = set()
+    parts: set[int] = set()
+    for shard in shards:
+        location = plan.location(shard)
+        of_plan.add(location["file"])
+        parts |= _parts_of(location, uids)
+    layout = PoolLayout(pool)
+    return sorted(shards), [*map(layout.pairs_part, sorted(parts)), *sorted(of_plan)]
+
+
+def _parts_of(location: Mapping[str, Any], uids: pa.Array) -> set[int]:
+    """The parts of the pairs from which some rows of one planned shard come."""
+
+    def read(file: Any) -> pa.Table:
+        group = int(location["row_group"])
+        return pq.ParquetFile(file).read_row_group(group, columns=["uid", "part"])
+
+    table = disk.read_with(location["file"], read)
+    return set(table["part"].filter(pa.array(rows_with(table, uids))).to_pylist())
+
+
+def _pair_files(layout: PoolLayout) -> list[str]:
+    """The parts of the pairs and the files of the plan that hold pairs."""
+    files = [disk.join(layout.pairs, name) for name in disk.list_names(layout.pairs, ".parquet")]
+    if is_planned(layout.root):
+        files += read_plan(layout.root).files
+    return files
+
+
+def _matching(path: str, criteria: Criteria) -> pa.Array:
+    """The uids of the rows of a file that fit."""
+    names = disk.read_schema(path).names
+    columns = ["uid"]
+    if criteria.keys() & {"url", "domain"}:
+        columns += [name for name in ("url", "final_url") if name in names]
+    if "sha256" in criteria and "sha256" in names:
+        columns.append("sha256")
+    if len(columns) == 1:
+        return pa.array([], pa.string())
+    table = disk.read_parquet(path, columns)
+    mask = np.zeros(table.num_rows, np.bool_)
+    for name in columns[1:]:
+        if name == "sha256":
+            mask |= _is_in(table[name], criteria["sha256"])
+            continue
+        if "url" in criteria:
+            mask |= _is_in(table[name], criteria["url"])
+        if "domain" in criteria:
+            mask |= _of_domains(table[name], criteria["domain"])
+    return table["uid"].filter(pa.array(mask)).combine_chunks()
+
+
+def _is_in(column: pa.ChunkedArray, values: Iterable[str]) -> Mask:
+    """(rows,) True where the value is one of some."""
+    is_in = pc.is_in(column, pa.array(sorted(values), pa.string()))
+    return np.asarray(is_in.to_numpy(), np.bool_)
+
+
+def _of_domains(urls: pa.ChunkedArray, domains: Set[str]) -> Mask:
+    """(rows,) True where the host of a URL is one of the domains or lies in one."""
+    if len(domains) <= FEW_DOMAINS:
+        may_fit = np.zeros(len(urls), np.bool_)
+        for domain in domains:
+            has_text = pc.match_substring(urls, domain, ignore_case=True)
+            may_fit |= np.asarray(pc.fill_null(has_text, False).to_numpy(), np.bool_)
+        mask = np.zeros(len(urls), np.bool_)
+        mask[may_fit] = _hosts_in(urls.filter(pa.array(may_fit)), domains)
+        return mask
+    return _hosts_in(urls, domains)
+
+
+def _hosts_in(urls: pa.ChunkedArray, domains: Set[str]) -> Mask:
+    """The same, host by host: 2 µs each."""
+    hosts = pc.utf8_lower(pc.struct_field(pc.extract_regex(urls, HOST), "host"))
+    fitting = []
+    for host in pc.unique(hosts).drop_null().to_pylist():
+        labels = host.strip(".").split(".")
+        if any(".".join(labels[i:]) in domains for i in range(len(labels))):
+            fitting.append(host)
+    return _is_in(hosts, fitting)
+
+
+def _distinct(columns: Sequence[pa.Array]) -> pa.Array:
+    """The values of some columns of text, each once, ascending."""
+    values = pc.unique(pa.chunked_array(columns, pa.string()))
+    return values.take(pc.sort_indices(values))
+
+
+def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
+    """The results of some calls in order; few of them are in memory at a time."""
+    waiting = iter(items)
+    with ThreadPoolExecutor(READERS) as threads:
+        while batch := list(itertools.islice(waiting, 4 * READERS)):
+            yield from threads.map(work, batch)
+
+
+# --------------------------------------------------------------------------------------------------
+# The runs, ablations and reports that used views of a pool, found by their documents on disk.
+
+
+DEPTH = 5  # levels of folders below a folder in which runs are looked for
+SHARDS = PoolLayout("pool").shards.rpartition("/")[2]  # a folder that has it is a pool
+RUN_FILES = ("blend.json", "run.json")  # either one says what a run draws from
+
+
+def find_users(pool: str, views: Collection[str], folders: Sequence[str]) -> Iterator[str]:
+    """Folders of runs that drew from one of these views of the pool, and the folders and reports of
+    their ablations.
+
+    Looked for in `folders`; without any, beside the pool.
+    """
+    if not views:
+        return
+    beside = [] if disk.is_url(pool) else [str(disk.local_path(pool).absolute().parent)]
+    named: set[str] = set()
+    for folder in folders or beside:
+        for path in _run_files(disk.local_path(folder), DEPTH):
+            if not _draws(path, pool, views):
+                continue
+            for user in (str(path.parent), *_ablation_of(path)):
+                if user not in named:
+                    named.add(user)
+                    yield user
+
+
+def _run_files(folder: Path, depth: int) -> Iterator[Path]:
+    """What RUN_FILES there are in a folder and below it, but not in pools and hidden folders."""
+    try:
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError:  # a folder of somebody else
+        return
+    names = {entry.name for entry in entries}
+    yield from (folder / name for name in RUN_FILES if name in names)
+    if depth == 0 or SHARDS in names:
+        return
+    for entry in entries:
+        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+            yield from _run_files(folder / entry.name, depth - 1)
+
+
+def _ablation_of(path: Path) -> Iterator[str]:
+    """The folder of the ablation that a run belongs to, and its report."""
+    for parent in path.parents:
+        if (parent / "ablation.json").is_file():
+            yield str(parent)
+            report = AblationLayout(str(parent)).report
+            if disk.exists(report):
+                yield report
+            return
+
+
+def _draws(path: Path, pool: str, views: Collection[str]) -> bool:
+    """Whether a run, by its resolved blend or its record, draws from a view of the pool."""
+    try:
+        document: Any = disk.read_json(path)
+    except (ValueError, OSError):
+        return False
+    blend = document.get("blend", document) if isinstance(document, dict) else {}
+    pools = blend.get("pools") or {} if isinstance(blend, dict) else {}
+    used = blend.get("views") or {} if isinstance(blend, dict) else {}
+    for name in used:
+        folder, _, view = str(name).rpartition("/")
+        location = str(pools.get(folder, folder)).rstrip("/")
+        is_pool = location.rpartition("/")[2] == pool.rstrip("/").rpartition("/")[2]
+        if is_pool and view in views:
+            return True
+    return False
+
+
+# --------------------------------------------------------------------------------------------------
+# Removes rows from a pool by URL, domain, sha256 or uid, and names what used them.
+#
+# The uids of the rows are written into POOL/purge.json before anything changes, and the file is
+# removed last: after a kill, the next purge of any rows first ends this one.
+
+
+SHOWN_URLS = 10  # of a dry run
+KINDS = ("url", "domain", "sha256", "uid")
+HEX = {"sha256": re.compile(r"[0-9a-f]{64}"), "uid": re.compile(r"[0-9a-f]{32}")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Journal:
+    """POOL/purge.json: a purge that has begun. It has no content of the rows."""
+
+    uids: tuple[str, ...]
+    fingerprint: str  # of the pool before
+    views: dict[str, dict[str, int]]  # view -> rule -> rows that it decided; "" for rows kept
+    scored: dict[str, int]  # score set -> scored rows of the shards that have some of these uids
+    adopted: tuple[str, ...]  # tars outside of the pool that keep the images
+    at: str = ""  # "" of an earlier version, which left no record
+    selectors: dict[str, int] = field(default_factory=dict)  # see PurgeRecord
+    hashes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purge:
+    """What a purge did."""
+
+    rows: int  # distinct uids
+    shards: int  # that were replaced
+    views: dict[str, int]  # that had kept rows -> how many
+    old: tuple[str, ...]  # score sets and views that depend on other rows, and are old now
+    runs: tuple[str, ...]  # folders of runs and ablations that used such a view, and reports
+    adopted: tuple[str, ...]  # tars outside of the pool, which were left as they are
+    dry_run: bool = False  # nothing was changed: this is what a purge would do
+    urls: tuple[str, ...] = ()  # of a dry run: different URLs of the rows, at most SHOWN_URLS
+
+
+def read_criteria(words: Iterable[str]) -> dict[str, set[str]]:
+    """{kind: values} of KIND=VALUE words, and of files of such lines. ValueError for others."""
+    criteria: dict[str, set[str]] = {}
+    for word in words:
+        kind, equals, value = word.partition("=")
+        if not (equals and kind in KINDS) and Path(word).is_file():
+            lines = [line.strip() for line in Path(word).read_text().splitlines()]
+            from_file = read_criteria(line for line in lines if line and line[0] != "#")
+            for other, values in from_file.items():
+                criteria.setdefault(other, set()).update(values)
+            continue
+        if kind not in KINDS or not value:
+            raise ValueError(
+                f"{word}: write url=URL, domain=HOST, sha256=HEX or uid=HEX, or name a "
+                "file of such lines"
+            )
+        if kind in ("domain", "sha256", "uid"):
+            value = value.lower().strip(".") if kind == "domain" else value.lower()
+        if kind in HEX and not HEX[kind].fullmatch(value):
+            digits = 64 if kind == "sha256" else 32
+            raise ValueError(f"{word}: a {kind} has {digits} hex digits")
+        criteria.setdefault(kind, set()).add(value)
+    return criteria
+
+
+def purge_rows(
+    pool: str,
+    criteria: Mapping[str, set[str]],
+    *,
+    used_by: Sequence[str] = (),
+    fence: int | None = None,
+) -> Purge:
+    """Remove the images, captions and URLs of rows from tars, sidecars, pairs, plan and scores.
+
+    A row stays as a tombstone: its uid, its key and the reason `purged`. Masks stay aligned; score
+    sets and views stay what they were without these rows, and get the new fingerprint. Score sets
+    whose values depend on other rows, and views whose rules read one, keep the old fingerprint:
+    they are old and must be made again. All attempts and pairs of a uid go together. Under the
+    pool's lease. ValueError where there is no pool, and where nothing matches, now or in an earlier
+    purge.
+    """
+    commits = _commits(pool, used_by)
+    path = _journal(pool)
+    if disk.exists(path):
+        remove_uncommitted(pool)  # what the killed purge had replaced and not removed
+        _finish(commits, read_document(path, Journal), None, fence)
+        commits = read_commits(pool)
+    rows = find_rows(commits, criteria)
+    if not len(rows.uids):
+        _refuse_unknown(pool, criteria)
+        return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=())
+    journal = _begin(commits, rows, criteria)
+    check_fence(pool, fence)
+    disk.write_json(path, journal, sealed=True)
+    replaced = _finish(commits, journal, rows, fence)
+    views = {view: rules[""] for view, rules in journal.views.items() if "" in rules}
+    return Purge(
+        rows=len(journal.uids),
+        shards=replaced,
+        views=views,
+        old=_old(pool),
+        runs=tuple(find_users(pool, views, used_by)),
+        adopted=journal.adopted,
+    )
+
+
+def would_purge(pool: str, criteria: Mapping[str, set[str]], used_by: Sequence[str] = ()) -> Purge:
+    """What `purge_rows` would do. Nothing is written. ValueErrors are the same."""
+    commits = _commits(pool, used_by)
+    rows = find_rows(commits, criteria)
+    if not len(rows.uids):
+        _refuse_unknown(pool, criteria)
+        return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=(), dry_run=True)
+    journal = _begin(commits, rows, criteria)
+    views = {view: rules[""] for view, rules in journal.views.items() if "" in rules}
+    return Purge(
+        rows=len(journal.uids),
+        shards=len(rows.shards),
+        views=views,
+        old=_old(pool),
+        runs=tuple(find_users(pool, views, used_by)),
+        adopted=journal.adopted,
+        dry_run=True,
+        urls=tuple(sorted(_urls(commits, rows))[:SHOWN_URLS]),
+    )
+
+
+def _commits(pool: str, used_by: Sequence[str]) -> Commits:
+    """What is committed in a pool. ValueError where there is no pool or no folder of runs."""
+    for folder in used_by:
+        if not disk.local_path(folder).is_dir():
+            raise ValueError(f"--used-by {folder} is not a folder")
+    commits = read_commits(pool)
+    if not len(commits) and not disk.list_names(PoolLayout(pool).pairs):
+        raise ValueError(f"{pool} has neither pairs nor shards; is it the folder of a pool?")
+    return commits
+
+
+def _refuse_unknown(pool: str, criteria: Mapping[str, set[str]]) -> None:
+    """ValueError for selectors of which no earlier purge had one either."""
+    if not any(criteria.values()):
+        raise ValueError("there are no selectors: their files are empty")
+    if was_purged(pool, criteria):
+        return
+    words = [f"{kind}={value}" for kind, values in criteria.items() for value in sorted(values)]
+    more = f" (and {len(words) - 3} more)" if len(words) > 3 else ""
+    raise ValueError(
+        f"{' '.join(words[:3])}{more}: no row of {pool} matches, and no earlier purge "
+        "named it; compare the spelling with `clipmill audit explain POOL URL`, or with the column "
+        "url of the sidecars"
+    )
+
+
+def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: int | None) -> int:
+    """Do what a journal names; how many shards were replaced.
+
+    rows: where its rows are; None where a purge was killed, which has done a part of it.
+    """
+    pool = commits.pool
+    layout, uids = PoolLayout(pool), pa.array(journal.uids, pa.string())
+    if rows is None:
+        rows = locate_rows(commits, uids, tombstones=True)
+    replaced = 0
+    remove_transient(pool, fence)  # it has columns of the rows
+    if rows.shards:
+        commits, replaced = _purge_shards(pool, rows, fence)
+        _purge_scores(commits, rows, journal, fence)
+        _purge_views(commits, rows, journal, fence)
+        remove_copies(pool, rows.shards)
+    drop = not is_planned(pool)
+    check_fence(pool, fence)
+    if drop and rows.files:
+        disk.remove(layout.parts)  # the footers of the parts have the same counts
+
+    def purge_file(path: str) -> None:
+        purge_parquet(path, uids, drop and path.startswith(layout.pairs), pool=pool, fence=fence)
+
+    in_threads(purge_file, rows.files)
+    if drop and rows.files:
+        write_parts(pool)
+    recipe = recipe_of_pool(pool)
+    if recipe is not None:
+        write_pool_json(pool, recipe, {}, commits)
+    disk.remove(layout.progress_json)  # what the last build showed has names of hosts
+    if journal.at:
+        record = PurgeRecord(
+            at=journal.at,
+            selectors=journal.selectors,
+            hashes=journal.hashes,
+            uids=journal.uids,
+        )
+        write_record(pool, record)
+    disk.remove(_journal(pool))
+    return replaced
+
+
+def purge_lines(result: Purge) -> list[str]:
+    """What a purge did, for a terminal."""
+    lines = [f"{result.rows} rows purged, {result.shards} shards replaced"]
+    if result.dry_run:
+        counts = f"{result.rows} rows would be purged, {result.shards} shards replaced"
+        lines = [f"{counts}; nothing was changed"]
+        lines += [f"url     {url}" for url in result.urls]
+        if len(result.urls) == SHOWN_URLS:
+            lines.append("url     … (no more are shown)")
+    elif not result.rows:
+        lines = ["0 rows purged: an earlier purge removed what these selectors match"]
+    for view, rows in sorted(result.views.items()):
+        lines.append(f"view    {view} had kept {rows} of them")
+    if result.old:
+        lines.append(
+            f"old     {', '.join(result.old)}: their values depended on these rows; run "
+            "clipmill score, then clipmill filter with the recipe"
+        )
+    lines += [f"used by {folder}" for folder in result.runs]
+    for tar in result.adopted:
+        lines.append(f"note    {tar} is not the pool's own file and still has the images")
+    return lines
+
+
+def _old(pool: str) -> tuple[str, ...]:
+    """The score sets that depend on other rows of the pool, and the views that read one."""
+    sets = complete_score_sets(pool)
+    dependent = {name for name, document in sets.items() if document.whole_pool}
+    views = []
+    for view in view_names(pool) if dependent else ():
+        document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
+        if dependent & set(document.scores.values()):
+            views.append(view)
+    return (*sorted(dependent), *views)
+
+
+def _journal(pool: str) -> str:
+    return disk.join(pool, "purge.json")
+
+
+def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) -> Journal:
+    """What is to be purged, and what is to be subtracted from the documents of scores and views."""
+    pool, layout = commits.pool, PoolLayout(commits.pool)
+    sets = [name for name in disk.list_names(layout.scores) if "@" in name]
+    positions = np.searchsorted(commits.shards, np.array(list(rows.shards), np.int64))
+    records = commits.table.select(["tar", "adopted"]).take(pa.array(positions))
+    adopted = records["tar"].filter(pc.fill_null(records["adopted"], False)).to_pylist()
+    selectors, hashes = selectors_of(criteria)
+    if criteria.keys() & {"uid", "sha256"}:  # a person who asks for the URL learns it too
+        hashes = tuple(sorted({*hashes, *hashes_of_urls(_urls(commits, rows))}))
+    return Journal(
+        at=now(),
+        selectors=selectors,
+        hashes=hashes,
+        uids=tuple(rows.uids.to_pylist()),
+        fingerprint=commits.fingerprint,
+        views={view: _decided(pool, view, rows.shards) for view in view_names(pool)},
+        scored={name: _scored(layout, name, rows.shards) for name in sets},
+        adopted=tuple(sorted(adopted)),
+    )
+
+
+def _urls(commits: Commits, rows: FoundRows) -> set[str]:
+    """The URLs of rows that are to be purged."""
+
+    def look(path: str) -> list[str | None]:
+        table = disk.read_parquet(path, ["uid", "url"])
+        urls: list[str | None] = table.filter(pc.is_in(table["uid"], rows.uids))["url"].to_pylist()
+        return urls
+
+    paths = [*(commits.sidecar(shard) for shard in rows.shards), *rows.files]
+    return {url for urls in in_threads(look, paths) for url in urls if url}
+
+
+def _decided(pool: str, view: str, purged: Mapping[int, Mask]) -> dict[str, int]:
+    """{rule: purged rows that it decided}, "" for those that the view keeps."""
+    files = AlignedFiles.of_view(pool, view)
+    decided: dict[str, int] = {}
+
+    def look(shard: int) -> list[str | None]:
+        if not files.has(shard):
+            return []
+        rules: list[str | None] = (
+            files.read(shard, ["rule"])[0]["rule"].filter(pa.array(purged[shard])).to_pylist()
+        )
+        return rules
+
+    for rules in in_threads(look, purged):
+        for rule in rules:
+            decided[rule or ""] = decided.get(rule or "", 0) + 1
+    return decided
+
+
+def _scored(layout: PoolLayout, name: str, purged: Mapping[int, Mask]) -> int:
+    files = AlignedFiles.of_scores(layout.root, name)
+
+    def look(shard: int) -> int:
+        return int(files.metadata(shard)["scored"]) if files.has(shard) else 0
+
+    return sum(in_threads(look, purged))
+
+
+# --- shards, scores, views ------------------------------------------------------------------------
+
+
+def _purge_shards(pool: str, rows: FoundRows, fence: int | None) -> tuple[Commits, int]:
+    """Replace every shard that has content of these rows: (what is committed then, how many).
+
+    A shard is forgotten by the index before its record is replaced, and added again with the new
+    record: a reader of the open index reads the record itself in between.
+    """
+    replaced = 0
+    check = partial(check_fence, pool, fence)
+    with IndexWriter(pool, check=check) as index, ThreadPoolExecutor(THREADS) as threads:
+        before = index.commits
+        index.forget(rows.shards)
+
+        def purge(shard: int) -> CommitRecord | None:
+            return purge_shard(pool, before.record(shard), rows.shards[shard], fence)
+
+        for shard, record in zip(rows.shards, threads.map(purge, rows.shards), strict=True):
+            index.add(record or before.record(shard))
+            replaced += record is not None
+    return index.commits, replaced
+
+
+def _purge_scores(commits: Commits, rows: FoundRows, journal: Journal, fence: int | None) -> None:
+    """Remove the rows from the score sets, and bring their documents up to date."""
+    layout = PoolLayout(commits.pool)
+    for name, scored_before in journal.scored.items():
+        scored = purge_scores(commits.pool, name, rows.shards, commits, fence)
+        path = layout.score_set_json(name)
+        if not disk.exists(path):
+            continue
+        document = read_document(path, ScoreSetDocument)
+        is_current = document.fingerprint == journal.fingerprint  # neither stale nor done already
+        if is_current and not document.whole_pool:
+            document = replace(
+                document,
+                fingerprint=commits.fingerprint,
+                stored=commits.totals.stored,
+                scored=document.scored - scored_before + scored,
+            )
+            disk.write_json(path, document.document(), sealed=True)
+
+
+def _purge_views(commits: Commits, rows: FoundRows, journal: Journal, fence: int | None) -> None:
+    """Remove the rows from the masks, and bring the documents of the views up to date."""
+    layout = PoolLayout(commits.pool)
+    old = _old(commits.pool)
+    for view, decided in journal.views.items():
+        kept = purge_masks(commits.pool, view, rows.shards, fence)
+        path = layout.view_json(view)
+        if not disk.exists(path):
+            continue
+        document = read_document(path, ViewDocument)
+        if document.fingerprint == journal.fingerprint and view not in old:
+            changed = minus(document, decided, commits.fingerprint)
+            disk.remove(layout.view_rules(view))
+            changed = _with_kept(commits, changed, kept)
+            disk.write_json(path, changed.document(), sealed=True)
+
+
+def _with_kept(commits: Commits, document: ViewDocument, now: Mapping[int, int]) -> ViewDocument:
+    """The document with the rows that some masks keep now."""
+    if document.shards is not None:
+        names = {shard_name(shard): kept for shard, kept in now.items()}
+        return replace(document, shards={**document.shards, **names})
+    shards, kept = view_shards(commits.pool, document)
+    kept = kept.copy()
+    for shard, count in now.items():
+        kept[np.searchsorted(shards, shard)] = count
+    rows = np.asarray(commits.column("count").to_numpy(), np.int64)
+    table = write_view_shards(commits.pool, document.name, shards, rows, kept)
+    return replace(document, table=table)

@@ -1,0 +1,477 @@
+"""Mends what `verify` finds: files of killed commands, stale indexes, missing views."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from manifests import disk
+from manifests.aligned import BundleWriter, view_shards_dict
+from manifests.columns import SIDECAR, with_extra
+from manifests.commits import Commits, IndexWriter, read_index_document, rebuild_index
+from manifests.layout import (
+    COMMIT_SUFFIX,
+    FLAT_SHARDS,
+    CommitRecord,
+    PoolLayout,
+    shard_folder,
+    shard_name,
+)
+from manifests.records import ViewDocument, read_document
+from manifests.schema import Pair, Recipe
+from pipeline.audit.counts import recipe_of_pool, write_pool_json
+from pipeline.audit.integrity import Damage, find_damages
+from pipeline.audit.purge import PURGED
+from pipeline.audit.row_index import write_row_index
+from pipeline.executor.stage import Engine, execute
+from pipeline.executor.tickets import Stage, Ticket
+from pipeline.fetch.download import make_downloader
+from pipeline.planning.plan_files import is_planned, read_plan, read_shard
+from pipeline.pool.lease import check_fence, read_commit_record, remove_uncommitted
+from pipeline.pool.shard_writer import outcome_row, replace_shard, row_key, staged_file
+from pipeline.pool.tars import index_tar, local_copy
+from pipeline.progress.state import measure_commit
+from pipeline.scoring.score_sets import write_bundle
+
+# --------------------------------------------------------------------------------------------------
+# Brings a pool of the first form into the second, and its index up to date.
+#
+# The first form has all shards in one folder, and a file a shard in every score set and view.
+# Files are renamed one after another, a shard's commit record last; after a kill the same command
+# goes on.
+
+
+SHARD_FILE = re.compile(r"(\d{5,})(?:\.r\d+)?(\.tar|\.parquet|_stats\.json)")
+ALIGNED_FILE = re.compile(r"(\d{5,})\.parquet")
+MOVERS = 8  # files that are moved at a time: a remote store copies each
+
+
+def reindex(pool: str, check: Callable[[], None] | None = None) -> Commits:
+    """Make the index of a pool anew from its commit records. Under the pool's lease; `check` raises
+    where another command has taken it over.
+
+    ValueError where there is no pool, and for a shard of the first form.
+    """
+    if not disk.exists(PoolLayout(pool).shards):
+        raise ValueError(f"{pool} has no shards/; is it the folder of a pool?")
+    commits = rebuild_index(pool, check)
+    if check is not None:
+        check()
+    write_row_index(commits)
+    return commits
+
+
+def migrate(pool: str, check: Callable[[], None] = lambda: None) -> int:
+    """Move shards from FLAT_SHARDS on into folders, and bundle the files that are aligned with
+    their rows. Under the pool's lease; make the index after it. Returns how many files were moved.
+
+    ValueError where there is no pool. `check` raises where another command has taken the lease
+    over; it is called before the files of a shard, a score set or a view are moved.
+    """
+    layout = PoolLayout(pool)
+    if not disk.exists(layout.shards):
+        raise ValueError(f"{pool} has no shards/; is it the folder of a pool?")
+    names = disk.list_names(layout.shards)
+    by_shard: dict[str, list[str]] = {}
+    for name in names:
+        match = SHARD_FILE.fullmatch(name)
+        if match is not None and int(match[1]) >= FLAT_SHARDS:
+            by_shard.setdefault(match[1], []).append(name)
+
+    def move(shard: str) -> int:
+        check()
+        return _move_shard(layout, shard, by_shard[shard])
+
+    with ThreadPoolExecutor(MOVERS) as threads:
+        moved = sum(threads.map(move, by_shard))
+    for score_set in disk.list_names(layout.scores):
+        check()
+        moved += _migrate_scores(layout, score_set)
+    for file in disk.list_names(layout.views, ".json"):
+        check()
+        moved += _migrate_view(layout, file.removesuffix(".json"))
+    return moved
+
+
+def _move_shard(layout: PoolLayout, shard: str, names: list[str]) -> int:
+    """Move the files of a shard into its folder: the commit record last."""
+    folder = layout.shard_folder(shard)
+    for name in sorted(names, key=lambda name: name.endswith(COMMIT_SUFFIX)):
+        _move(disk.join(layout.shards, name), disk.join(folder, name))
+    return len(names)
+
+
+def _move(source: str, target: str) -> None:
+    if disk.is_url(source):
+        filesystem, path = disk.filesystem(source)
+        filesystem.mv(path, disk.filesystem(target)[1])
+        return
+    local_target = disk.local_path(target)
+    local_target.parent.mkdir(parents=True, exist_ok=True)
+    disk.local_path(source).replace(local_target)
+
+
+def _later_shards(folder: str) -> Iterator[str]:
+    """Shards from FLAT_SHARDS on that have a file of their own in a folder of the first form."""
+    for name in disk.list_names(folder, ".parquet"):
+        match = ALIGNED_FILE.fullmatch(name)
+        if match is not None and int(match[1]) >= FLAT_SHARDS:
+            yield match[1]
+
+
+def _migrate_scores(layout: PoolLayout, score_set: str) -> int:
+    folder = layout.score_set(score_set)
+    shards = list(_later_shards(folder))
+    for shard in shards:
+        _move(disk.join(folder, f"{shard}.parquet"), layout.score_columns(score_set, shard))
+    by_folder: dict[str, list[int]] = {}
+    for name in disk.list_names(folder):
+        if re.fullmatch(r"\d{5,}", name):
+            singles = disk.list_names(disk.join(folder, name), ".parquet")
+            by_folder[name] = [int(single.removesuffix(".parquet")) for single in singles]
+    if not disk.exists(layout.score_set_json(score_set)):
+        return len(shards)  # scoring is not complete; the scorer makes the bundles
+    for of_bundle in by_folder.values():
+        write_bundle(layout.root, score_set, sorted(of_bundle))
+    return len(shards)
+
+
+def _migrate_view(layout: PoolLayout, view: str) -> int:
+    """Put the masks of a view into bundles."""
+    folder = disk.join(layout.views, view)
+    shards = list(_later_shards(folder))
+    if not shards:
+        return 0
+    document = read_document(layout.view_json(view), ViewDocument)
+    by_folder: dict[str, list[int]] = {}
+    for name in view_shards_dict(layout.root, document):
+        if shard_folder(name):
+            by_folder.setdefault(shard_folder(name), []).append(int(name))
+    for of_bundle in by_folder.values():
+        path = layout.view_bundle(view, of_bundle[0])
+        if disk.exists(path):
+            continue
+        with staged_file(path, alone=True) as staged:
+            first = disk.read_schema(_flat_mask(layout, view, of_bundle[0])).remove_metadata()
+            with BundleWriter(staged, first) as writer:
+                for shard in sorted(of_bundle):
+                    single = _flat_mask(layout, view, shard)
+                    mask = disk.read_parquet(single).replace_schema_metadata(None)
+                    writer.add(shard, mask, disk.read_metadata(single))
+            disk.publish(staged, path)
+    for name in shards:
+        disk.remove(_flat_mask(layout, view, name))
+    return len(shards)
+
+
+def _flat_mask(layout: PoolLayout, view: str, shard: int | str) -> str:
+    """Where the first form has the mask of a shard."""
+    return disk.join(layout.views, view, f"{shard_name(shard)}.parquet")
+
+
+# --------------------------------------------------------------------------------------------------
+# Mends what `verify` finds: recomputes or fetches again only what is damaged.
+#
+# Every step leaves a pool that can be read, and a second run does what a killed one left. What
+# needs another command (scores, views, pairs) is named.
+
+
+PASSES = 4  # a record, the sidecar that it hides, the columns that this hides, and one more
+LOST = "outcome_lost"  # reason of a row whose outcome only the damaged sidecar had
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repair:
+    """What was done, and the lines of `verify` afterwards."""
+
+    done: tuple[str, ...]
+    left: tuple[str, ...]
+
+
+def repair_pool(pool: str, *, engine: Engine = "inline", fence: int | None = None) -> Repair:
+    """Mend a pool, then verify it again. Under its lease. ValueError where there is no pool.
+
+    A damaged sidecar is rebuilt from its tar and the plan; the rows of a damaged tar are fetched
+    again; a commit record comes from the index, the index from the commit records. Score columns
+    and masks that are damaged are removed. Adopted shards, pairs and uids are only named.
+    """
+    damages, _ = find_damages(pool, engine=engine)
+    done: list[str] = []
+    before: list[Damage] = []
+    # What is behind a damaged record or sidecar is seen when that is mended.
+    for _ in range(PASSES):
+        wrong = [damage for damage in damages if not damage.is_stale]
+        if not wrong or wrong == before:
+            break
+        lines = _mend(pool, wrong, engine, fence)
+        done += [line for line in lines if line not in done]
+        before = wrong
+        damages, _ = find_damages(pool, engine=engine)
+    if not done:  # a repair that was killed at its end has left files, and no damage
+        check_fence(pool, fence)
+        remove_uncommitted_of(pool, [damage for damage in damages if not damage.is_stale])
+    return Repair(done=tuple(done), left=tuple(damage.line for damage in damages))
+
+
+def _mend(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | None) -> list[str]:
+    """Mend what can be seen of the damages; a line for each thing that was done."""
+    done = list(_records(pool, wrong, fence))
+    if done or any(damage.kind == "index" for damage in wrong):
+        rebuild_index(pool, partial(check_fence, pool, fence))
+        done.append("index: made anew from the commit records")
+    remove_uncommitted_of(pool, wrong)
+    done += _shards(pool, wrong, engine, fence)
+    done += _aligned_files(pool, wrong, fence)
+    done += _documents(pool, wrong)
+    recipe = _recipe(pool)
+    if done and recipe is not None:
+        write_pool_json(pool, recipe, {})
+    return done
+
+
+def repair_lines(result: Repair) -> list[str]:
+    """What was done and what is left, for a terminal."""
+    lines = [f"mended  {line}" for line in result.done]
+    lines += [f"left    {line}" for line in result.left]
+    return lines or ["nothing is damaged"]
+
+
+def remove_uncommitted_of(pool: str, wrong: Sequence[Damage]) -> None:
+    """Remove what a killed repair left, unless a damaged record hides whose files they are."""
+    if not any(damage.kind == "record" for damage in wrong):
+        remove_uncommitted(pool)
+
+
+def _recipe(pool: str) -> Recipe | None:
+    """The recipe of the pool; None where it is not there or damaged."""
+    try:
+        return recipe_of_pool(pool)
+    except (ValueError, OSError):
+        return None
+
+
+def _documents(pool: str, wrong: Sequence[Damage]) -> Iterator[str]:
+    """Remove what can be made anew of the documents of the pool as a whole."""
+    damaged = {damage.name for damage in wrong if damage.kind == "document"}
+    if "parts.parquet" in damaged:
+        disk.remove(PoolLayout(pool).parts)
+        yield "parts.parquet: removed; the footers of the pairs say the same"
+    if "pool.json" in damaged and _recipe(pool) is not None:
+        yield "pool.json: written again, without the times of earlier builds"
+
+
+# --- commit records -------------------------------------------------------------------------------
+
+
+def _records(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[str]:
+    """Write damaged commit records again from the index.
+
+    A shard that the index does not have loses its record: the build fetches it again.
+    """
+    layout = PoolLayout(pool)
+    for damage in wrong:
+        if damage.kind != "record" or damage.shard is None:
+            continue
+        path = layout.commit_record(damage.shard)
+        record = _indexed(pool, damage.shard)
+        check_fence(pool, fence)
+        if record is not None:
+            disk.write_json(path, record.to_plain(), sealed=True)
+            yield f"{shard_name(damage.shard)}: commit record written again from the index"
+        else:
+            disk.remove(path)
+            yield (
+                f"{shard_name(damage.shard)}: commit record removed, the index does not have it; "
+                "run clipmill build with the pool's recipe again"
+            )
+
+
+def _indexed(pool: str, shard: int) -> CommitRecord | None:
+    """The record of a shard as the files of the index have it; None without it."""
+    try:
+        document = read_index_document(pool)
+        if document is None:
+            return None
+        for file in document.files:
+            path = disk.join(PoolLayout(pool).index, file.name)
+            rows = disk.read_parquet(path, where=[("shard", "=", shard)])
+            if rows.num_rows:
+                return Commits(pool, rows).record(shard)
+    except (ValueError, OSError):
+        return None
+    return None
+
+
+# --- sidecars and tars ----------------------------------------------------------------------------
+
+
+def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | None) -> Iterator[str]:
+    """Replace every shard with a damaged sidecar or tar."""
+    tars = {damage.shard for damage in wrong if damage.kind == "tar"}
+    sidecars = {damage.shard for damage in wrong if damage.kind == "sidecar"} - tars
+    fetched = sorted(shard for shard in tars if shard is not None)
+    rebuilt = sorted(shard for shard in sidecars if shard is not None)
+    recipe = _recipe(pool)
+    if not fetched and not rebuilt:
+        return
+    with IndexWriter(pool, check=partial(check_fence, pool, fence)) as index:
+        own = [shard for shard in [*fetched, *rebuilt] if not index.commits.record(shard).adopted]
+        index.forget(own)
+        for shard in rebuilt:
+            if shard in own:
+                record, lost = rebuild_sidecar(pool, shard, recipe, fence)
+                index.add(record)
+                yield _sidecar_line(shard, lost)
+        todo = [shard for shard in fetched if shard in own]
+        if todo and recipe is not None and is_planned(pool):
+            yield from _fetch_again(pool, recipe, todo, index, engine, fence)
+
+
+def _sidecar_line(shard: int, lost: int) -> str:
+    line = f"{shard_name(shard)}: sidecar rebuilt from the tar and the plan"
+    if lost:
+        line += (
+            f"; {lost} rows that are not stored have the reason {LOST}: `build --retry transient`"
+        )
+    return line
+
+
+def _fetch_again(
+    pool: str,
+    recipe: Recipe,
+    shards: Sequence[int],
+    index: IndexWriter,
+    engine: Engine,
+    fence: int | None,
+) -> Iterator[str]:
+    """Fetch every row of some shards again, as a build does."""
+    plan = read_plan(pool)
+    config: dict[str, Any] = {
+        "pool": pool,
+        "fetch": disk.to_plain(recipe.fetch),
+        "source_kind": recipe.source.kind,
+        "extra_columns": recipe.sidecar_extra,
+        "fence": fence,
+        "decoders": 1,
+        "replace": True,
+    }
+    stage = Stage(
+        name="repair", work=make_downloader, config=config, measure=measure_commit, tells=True
+    )
+    tickets = []
+    for shard in shards:
+        planned = plan.shard(shard)
+        payload = {"shard": shard, **plan.location(shard)}
+        tickets.append(Ticket(id=planned.id, group=str(planned.group), payload=payload))
+    report = execute(stage, tickets, engine=engine, on_done=lambda _, record: index.add(record))
+    failed = {plan.shard(shard).id: shard for shard in shards}
+    for task, reason in report.failed.items():
+        yield f"{shard_name(failed.pop(task))}: could not be fetched again: {reason}"
+    for shard in failed.values():
+        record = read_commit_record(pool, shard)
+        assert record is not None
+        yield (
+            f"{shard_name(shard)}: fetched again: {record.successes} of {record.count} rows are "
+            "stored"
+        )
+
+
+def rebuild_sidecar(
+    pool: str, shard: int, recipe: Recipe | None, fence: int | None
+) -> tuple[CommitRecord, int]:
+    """Rebuild the sidecar of a shard from the JSON members of its tar and the plan.
+
+    Returns the new record, and how many rows have lost their outcome: those that are neither stored
+    nor purged, unless all ended with one reason, which the commit record has.
+    """
+    layout = PoolLayout(pool)
+    record = read_commit_record(pool, shard)
+    assert record is not None
+    schema = with_extra(SIDECAR, recipe.sidecar_extra if recipe is not None else {})
+    rows = _stored_rows(layout.tar(record), schema.names)
+    reason = next(iter(record.reasons)) if len(record.reasons) == 1 else LOST
+    pairs: list[Pair] = []
+    retried: list[str | None] = []
+    if len(rows) < record.count:
+        pairs, retried = read_shard(pool, shard)
+    complete, lost = [], 0
+    for position in range(record.count):
+        key = row_key(shard, position)
+        if key in rows:
+            complete.append(rows[key])
+            continue
+        pair = pairs[position]
+        is_purged = pair.url is None and pair.locked_outcome is None
+        row_reason = PURGED if is_purged else reason
+        values = _of_pair(pair, schema.names)
+        values |= {"reason": row_reason, "retry_of": retried[position]}
+        complete.append({**outcome_row(values, schema, stored=False), "key": key})
+        lost += row_reason == LOST
+    table = pa.Table.from_pylist(complete, schema=schema)
+    return replace_shard(pool, shard, table, fence=fence), lost
+
+
+def _stored_rows(tar: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The rows of the samples of a tar by key, with the offsets of their members."""
+    rows: dict[str, dict[str, Any]] = {}
+    with local_copy(tar) as path, open(path, "rb") as f:
+        for member in index_tar(tar, path):
+            key, _, extension = member.name.partition(".")
+            row = rows.setdefault(key, dict.fromkeys(names))
+            part = {"txt": "text", "json": "json"}.get(extension, "image")
+            row[f"{part}_offset"], row[f"{part}_length"] = member.offset, member.length
+            if part == "image":
+                row["image_name"] = member.name
+            elif part == "json":
+                f.seek(member.offset)
+                values = json.loads(f.read(member.length))
+                row |= {name: value for name, value in values.items() if name in row}
+    return rows
+
+
+def _of_pair(pair: Pair, names: Sequence[str]) -> dict[str, Any]:
+    plain = {**disk.to_plain(pair), **(pair.extra or {})}
+    return {name: value for name, value in plain.items() if name in names}
+
+
+# --- score columns and masks ----------------------------------------------------------------------
+
+
+def _aligned_files(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[str]:
+    """Remove damaged score columns and masks, and then the document that makes them complete: what
+    has none is not looked at by the next repair.
+    """
+    layout = PoolLayout(pool)
+    sets: dict[str, list[str]] = {}
+    views: dict[str, list[str]] = {}
+    for damage in wrong:
+        if damage.kind in ("scores", "set") and damage.name is not None:
+            sets.setdefault(damage.name, [])
+            if damage.shard is not None:
+                sets[damage.name] += _score_files(layout, damage.name, damage.shard)
+        elif damage.kind in ("mask", "view") and damage.name is not None:
+            views.setdefault(damage.name, [])
+            if damage.shard is not None:
+                mask_file = layout.view_bundle if shard_folder(damage.shard) else layout.view_mask
+                views[damage.name].append(mask_file(damage.name, damage.shard))
+    check_fence(pool, fence)
+    for name, files in sorted(sets.items()):
+        for path in [*files, layout.score_set_json(name)]:
+            disk.remove(path)
+        yield f"scores/{name}: damaged files removed; run clipmill score on this pool again"
+    for name, files in sorted(views.items()):
+        for path in [*files, layout.view_rules(name), layout.view_json(name)]:
+            disk.remove(path)
+        yield f"views/{name}: damaged files removed; run clipmill filter on this pool again"
+
+
+def _score_files(layout: PoolLayout, name: str, shard: int) -> list[str]:
+    files = [layout.score_columns(name, shard)]
+    return [*files, layout.score_bundle(name, shard)] if shard_folder(shard) else files

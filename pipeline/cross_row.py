@@ -1,0 +1,1036 @@
+"""Runs a filter that looks at the whole pool: rows to partitions to values to shards.
+
+Filters that look at the whole pool (`PoolFilter`): a map over shards, an exchange by partitions,
+columns back.
+
+Reads `shards/` and `scores/NAME@ID/` of the columns that a filter reads. Writes
+`.transient/scores-NAME@ID-FINGERPRINT/`, which is removed at the end, and
+`scores/NAME@ID/SHARD.parquet`.
+
+Invariants:
+
+* The columns depend neither on shards nor on partitions nor on workers:
+  `tests/pipeline/cross_row/test_engine.py`.
+* Workers of Ray, also killed ones, leave the bytes of one worker:
+  `tests/pipeline/cross_row/test_on_ray.py`.
+* A killed job is resumed to the same columns; a pool that grew makes all columns old: the same
+  file.
+* Rounds of stars end in the components of the whole graph:
+  `tests/pipeline/cross_row/test_components.py`.
+* Memory is that of a partition (PARTITION_BYTES, sorted: twice), not of the pool: figures in
+  `docs/filters.md`. Summaries are merged beyond SUMMARY_BYTES:
+  `tests/pipeline/cross_row/test_rows_to_partitions.py`.
+
+A filter subclasses `PoolFilter` (`filters/base.py`); nothing changes here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import pickle
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from filters import Instance, instance_of_worker_spec, worker_spec
+from filters.base import GROUP, PoolFilter
+from filters.columns import arrow_array, arrow_columns, mixed, valid_in_all
+from filters.user_file import UserCodeError, error_line
+from manifests import disk
+from manifests.aligned import AlignedFiles, parquet_bytes
+from manifests.columns import hex_bytes
+from manifests.commits import Commits
+from manifests.layout import CommitRecord, PoolLayout, uids_checksum
+from pipeline.executor.stage import Engine, execute
+from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from pipeline.pool.lease import check_fence
+from pipeline.pool.score_columns import commit_columns, read_scores
+from pipeline.progress.state import measure_scored
+from pipeline.shuffle import PartitionFiles
+
+# --------------------------------------------------------------------------------------------------
+# What all tickets of one pool-level filter have in common, and how its work is divided.
+#
+# The number of partitions and the shards of a ticket follow from the pool's size alone. They
+# decide memory and the number of files; no result depends on them.
+
+
+FORM = 1  # of the files of a job: another one begins it anew
+PARTITION_BYTES = 1 << 27  # rows of a partition; sorting them takes as much again
+MOST_PARTITIONS = 4096
+ROW_BYTES = 64  # of a row beside its columns: its id, its place in a sort
+SAMPLED_SHARDS = 3  # from which the bytes of a row are estimated
+POSITION_BITS = np.uint64(32)  # of an id: position of the shard above, row of the shard below
+
+Ids = NDArray[np.uint64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolJob:
+    """The job of one score set. It crosses to workers as plain values."""
+
+    pool: str
+    set_name: str  # NAME@ID
+    fingerprint: str  # of the pool
+    fence: int | None
+    filter: dict[str, Any]  # worker_spec of the instance
+    columns: dict[str, tuple[str, ...]]  # NAME@ID, "" for the sidecar -> columns that are read
+    partitions: int
+    # Position of the first shard of each ticket over shards, then the number of shards.
+    bounds: tuple[int, ...]
+
+    @property
+    def folder(self) -> str:
+        """Where the tickets leave files; it is removed when the job is done."""
+        return PoolLayout(self.pool).score_scratch(f"{self.set_name}-{self.fingerprint}")
+
+    @property
+    def units(self) -> int:
+        """Tickets over shards."""
+        return len(self.bounds) - 1
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the files of the job: they are used again only if it is the same."""
+        plain: dict[str, Any] = disk.to_plain(self)
+        return {**{key: plain[key] for key in plain if key != "fence"}, "form": FORM}
+
+    def exchange(
+        self, name: str, *, from_shards: bool = False, to_shards: bool = False
+    ) -> PartitionFiles:
+        """The files of one exchange: between partitions, from shards or to shards."""
+        return PartitionFiles(
+            pool=self.pool,
+            folder=self.folder,
+            name=name,
+            runs=self.units if from_shards else self.partitions,
+            partitions=self.units if to_shards else self.partitions,
+            fence=self.fence,
+        )
+
+    def unit_of(self, ids: Ids) -> Integers:
+        """(rows,) the ticket over shards that each row belongs to."""
+        positions = (ids >> POSITION_BITS).astype(np.int64)
+        return np.searchsorted(np.array(self.bounds), positions, side="right") - 1
+
+
+def plan_job(
+    commits: Commits,
+    set_name: str,
+    instance: Instance,
+    columns: Mapping[str, Sequence[str]],
+    fence: int | None,
+) -> PoolJob:
+    """The job of a score set of a pool."""
+    job = PoolJob(
+        pool=commits.pool,
+        set_name=set_name,
+        fingerprint=commits.fingerprint,
+        fence=fence,
+        filter=worker_spec(instance),
+        columns={owner: tuple(names) for owner, names in columns.items()},
+        partitions=1,
+        bounds=(0, len(commits)),
+    )
+    filter_ = instance.filter
+    assert isinstance(filter_, PoolFilter)
+    row_bytes = _row_bytes(commits, job)
+    stored = np.asarray(commits.column("successes").to_numpy(), np.int64)
+    needed = float(stored.sum()) * row_bytes
+    if needed > PARTITION_BYTES:  # one partition has each row once, whatever `copies` says
+        needed *= filter_.copies
+    partitions = min(MOST_PARTITIONS, max(1, -int(-needed // PARTITION_BYTES)))
+    rows_per_ticket = max(1, PARTITION_BYTES // row_bytes)
+    number_of = (np.cumsum(stored) - stored) // rows_per_ticket
+    first = np.unique(number_of, return_index=True)[1]
+    return PoolJob(
+        pool=job.pool,
+        set_name=job.set_name,
+        fingerprint=job.fingerprint,
+        fence=job.fence,
+        filter=job.filter,
+        columns=job.columns,
+        partitions=partitions,
+        bounds=(*first.tolist(), len(commits)),
+    )
+
+
+def _row_bytes(commits: Commits, job: PoolJob) -> int:
+    """Bytes of a stored row in memory, from some shards of the pool."""
+    stored = commits.column("successes").to_numpy()
+    with_rows = np.flatnonzero(stored)
+    chosen = with_rows[np.linspace(0, len(with_rows) - 1, SAMPLED_SHARDS).astype(np.int64)]
+    reader = ShardRows(job)
+    sizes = [ROW_BYTES]
+    for position in np.unique(chosen).tolist():
+        table = reader.read(commits.record(int(commits.shards[position])))[0]
+        sizes.append(ROW_BYTES + table.nbytes // table.num_rows)
+    return max(sizes)
+
+
+class ShardRows:
+    """Reads the stored rows of shards with the columns that a filter reads."""
+
+    def __init__(self, job: PoolJob) -> None:
+        self.layout = PoolLayout(job.pool)
+        self._of_sidecar = [name for name in job.columns.get("", ()) if name != "uid"]
+        self._of_sets = {name: list(each) for name, each in job.columns.items() if name}
+        self._files = {name: AlignedFiles.of_scores(job.pool, name) for name in self._of_sets}
+
+    def read(self, record: CommitRecord) -> tuple[pa.Table, Integers]:
+        """(the stored rows of a shard, their row numbers in the shard).
+
+        ValueError for a damaged sidecar, and for columns that are missing or of other rows.
+        """
+        sidecar = self.layout.sidecar(record.shard, record.revision)
+        names = dict.fromkeys(["uid", "status", *self._of_sidecar])
+        table = disk.read_parquet(sidecar, list(names)).replace_schema_metadata(None)
+        if table.num_rows != record.count:
+            raise ValueError(
+                f"shard {record.shard} is damaged: its sidecar has {table.num_rows} rows of "
+                f"{record.count}; run clipmill audit repair {self.layout.root}"
+            )
+        is_stored = np.array(table["status"].to_pylist(), object) == "success"
+        kept = ["uid", *self._of_sidecar]
+        table = table.select(kept)
+        for name, columns in self._of_sets.items():
+            read = read_scores(self._files[name], record, columns)
+            for column in columns:
+                table = table.append_column(column, read[column])
+        numbers = np.flatnonzero(is_stored).astype(np.int64)
+        return table.take(pa.array(numbers)).combine_chunks(), numbers
+
+
+def job_of(config: Mapping[str, Any]) -> PoolJob:
+    """The job of a stage's config."""
+    job: PoolJob = disk.from_plain(PoolJob, config["job"])
+    return job
+
+
+def filter_of(job: PoolJob) -> tuple[Instance, PoolFilter]:
+    """The instance of a job and its filter, before `setup`."""
+    instance = instance_of_worker_spec(job.filter)
+    assert isinstance(instance.filter, PoolFilter)
+    return instance, instance.filter
+
+
+# --------------------------------------------------------------------------------------------------
+# Tickets over shards: summaries of their rows, and the rows sent to partitions.
+
+
+ROUTED, MEMBERS = "route", "members"  # names of exchanges
+SUMMARY_BYTES = 1 << 26  # of summaries in memory before they are merged
+Config = dict[str, Any]
+
+
+class PoolWorker:
+    """A worker of one kind of tickets: the job, its filter after `setup`, and its state."""
+
+    def __init__(self, config: Config) -> None:
+        self.job = job_of(config)
+        self.instance, self.filter = filter_of(self.job)
+        self.filter.setup()
+        self._state: list[Any] = []
+
+    @property
+    def state(self) -> Any:
+        """What `combine` returned; None for a filter without summaries."""
+        if not self._state:
+            path = state_path(self.job)
+            is_there = self.filter.summarised
+            self._state.append(pickle.loads(disk.read_bytes(path)) if is_there else None)
+        return self._state[0]
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """What a method of the filter returns. ValueError, one line, where it raises."""
+        try:
+            return getattr(self.filter, method)(*arguments)
+        except Exception as error:
+            raised = "" if isinstance(error, UserCodeError) else f"{method} raised "
+            line = f"filter {self.instance.name}: {raised}{error_line(error)}"
+            raise ValueError(line) from error
+
+    def table_of(self, method: str, rows: pa.Table) -> pa.Table:
+        """The table that a method of the filter returns, without columns for None. ValueError for
+        anything else."""
+        table = self.call(method, rows)
+        if table is None:
+            return pa.table({})
+        if not isinstance(table, pa.Table):
+            raise ValueError(
+                f"filter {self.instance.name}: {method} must return an Arrow table; it "
+                f"returned {type(table).__name__}"
+            )
+        return table
+
+    def shards(self, ticket: Ticket) -> Iterator[tuple[int, pa.Table, Integers]]:
+        """(position of a shard, its stored rows, their row numbers) of a ticket over shards."""
+        reader = ShardRows(self.job)
+        layout = PoolLayout(self.job.pool)
+        first = self.job.bounds[ticket.payload["number"]]
+        for position, shard in enumerate(ticket.payload["shards"], start=first):
+            record = CommitRecord.read(layout.commit_record(shard))
+            table, numbers = reader.read(record)
+            yield position, table, numbers
+
+
+class Summaries:
+    """Summaries of shards in their order, merged when they take more than SUMMARY_BYTES."""
+
+    def __init__(self, worker: PoolWorker) -> None:
+        self._worker = worker
+        self._tables: list[pa.Table] = []
+        self._bytes = 0
+        self._most_bytes = SUMMARY_BYTES
+
+    def add(self, table: pa.Table) -> None:
+        """Add the next summary; one without columns is of a shard without rows."""
+        if not table.num_columns:
+            return
+        self._tables.append(table)
+        self._bytes += table.nbytes
+        if self._bytes > self._most_bytes:
+            merged = self._worker.table_of("merge", self.table())
+            self._tables, self._bytes = [merged], merged.nbytes
+            # Of a filter that merges little, the same rows are not merged again for each shard.
+            self._most_bytes = max(SUMMARY_BYTES, 2 * merged.nbytes)
+
+    def table(self) -> pa.Table:
+        """All of them; without columns where there is none."""
+        return pa.concat_tables(self._tables) if self._tables else pa.table({})
+
+
+def state_path(job: PoolJob) -> str:
+    """The file that `combine` leaves."""
+    return disk.join(job.folder, "state.pickle")
+
+
+def summary_path(job: PoolJob, number: int) -> str:
+    """The file of the summaries of one ticket over shards."""
+    return disk.join(job.folder, f"summary-{number:05d}.parquet")
+
+
+def unit_payload(job: PoolJob, commits: Commits, number: int) -> dict[str, Any]:
+    """The payload of a ticket over shards: its number and the shards."""
+    shards = commits.shards[job.bounds[number] : job.bounds[number + 1]]
+    return {"number": number, "shards": shards.tolist()}
+
+
+def summarise(config: Config) -> Work:
+    """Factory: the summaries of the shards of a ticket become a file."""
+    worker = PoolWorker(config)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        summaries = Summaries(worker)
+        for _, rows, _ in worker.shards(ticket):
+            if rows.num_rows:
+                summaries.add(worker.table_of("summarise", rows))
+        check_fence(worker.job.pool, worker.job.fence)
+        path = summary_path(worker.job, ticket.payload["number"])
+        disk.write_parquet(path, summaries.table())
+        return {}
+
+    return work
+
+
+def combine(config: Config) -> Work:
+    """Factory: the summaries of all shards become the state."""
+    worker = PoolWorker(config)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        job = worker.job
+        summaries = Summaries(worker)
+        for number in range(job.units):
+            table = disk.read_parquet(summary_path(job, number))
+            summaries.add(table.replace_schema_metadata(None))
+        state = worker.call("combine", summaries.table())
+        try:
+            data = pickle.dumps(state)
+        except Exception as error:
+            raise ValueError(
+                f"filter {worker.instance.name}: what combine returned cannot be pickled: {error}"
+            ) from error
+        check_fence(job.pool, job.fence)
+        disk.write_bytes(state_path(job), data)
+        return {}
+
+    return work
+
+
+def route(config: Config) -> Work:
+    """Factory: the rows of the shards of a ticket are left in their partitions; of a linked filter,
+    each once more by its uid."""
+    worker = PoolWorker(config)
+    job = worker.job
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        tables, partitions, ids = [], [], []
+        members, member_ids = [], []
+        for position, rows, row_numbers in worker.shards(ticket):
+            chosen, partition = _routed(worker, rows)
+            id_of_row = np.uint64(position) << POSITION_BITS | row_numbers.astype(np.uint64)
+            tables.append(rows.take(pa.array(chosen)))
+            partitions.append(partition)
+            ids.append(id_of_row[chosen])
+            if worker.filter.linked:
+                once = np.unique(chosen)
+                members.append(rows.take(pa.array(once)))
+                member_ids.append(id_of_row[once])
+        number = ticket.payload["number"]
+        exchange = job.exchange(ROUTED, from_shards=True)
+        all_ids: Ids = np.concatenate(ids)
+        exchange.write(number, pa.concat_tables(tables), np.concatenate(partitions), all_ids)
+        if worker.filter.linked:
+            rows = pa.concat_tables(members)
+            by_uid = partition_of_uids(uids_of(rows["uid"]), job.partitions)
+            exchange = job.exchange(MEMBERS, from_shards=True)
+            exchange.write(number, rows, by_uid, np.concatenate(member_ids))
+        return {"rows": len(all_ids)}
+
+    return work
+
+
+def _routed(worker: PoolWorker, rows: pa.Table) -> tuple[Integers, Integers]:
+    """(row numbers, partitions) that the filter gave, checked."""
+    if not rows.num_rows:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    partitions = worker.job.partitions
+    answer = worker.call("route", rows, worker.state, partitions)
+    name = worker.instance.name
+    try:
+        chosen, partition = (np.asarray(each) for each in answer)
+    except (TypeError, ValueError):
+        raise ValueError(f"filter {name}: route must return two arrays") from None
+    if chosen.shape != partition.shape or chosen.ndim != 1:
+        raise ValueError(
+            f"filter {name}: route must return two arrays of one length; their shapes are "
+            f"{chosen.shape} and {partition.shape}"
+        )
+    for what, values, end in (("row", chosen, rows.num_rows), ("partition", partition, partitions)):
+        if not len(values):
+            continue
+        if values.dtype.kind not in "iu" or values.min() < 0 or values.max() >= end:
+            raise ValueError(
+                f"filter {name}: route must return {what} numbers from 0 to {end - 1}; it "
+                f"returned {values.min()} to {values.max()} of type {values.dtype}"
+            )
+    if not worker.filter.linked and len(np.unique(chosen)) < len(chosen):
+        raise ValueError(
+            f"filter {name}: route sent a row to two partitions; only a filter with "
+            "linked = True may do that"
+        )
+    return chosen.astype(np.int64), partition.astype(np.int64)
+
+
+# --------------------------------------------------------------------------------------------------
+# Tickets over partitions: values of their rows, or near pairs, components and values of groups.
+
+
+VALUES, GROUPED = "values", "groups"  # names of exchanges
+ID = "id_of_row"
+
+
+def large_input(round_number: int) -> str:
+    """The exchange that a round of components begins with: edges in both directions."""
+    return f"edges-{round_number}"
+
+
+def small_input(round_number: int) -> str:
+    """The exchange in the middle of a round: edges to smaller rows."""
+    return f"stars-{round_number}"
+
+
+def unfinished_path(job: PoolJob, round_number: int, partition: int) -> str:
+    """How many rows of a partition were no star at the beginning of a round."""
+    return disk.join(job.folder, f"unfinished-{round_number}-{partition:05d}.json")
+
+
+def _sorted(table: pa.Table, ids: Ids, first: tuple[str, ...] = ()) -> tuple[pa.Table, Ids]:
+    """Rows by some columns, then by uid, then by their place in the pool."""
+    if not table.num_rows:
+        return table, ids
+    whole = table.append_column(ID, pa.array(ids))
+    keys = [(name, "ascending") for name in (*first, "uid", ID)]
+    order = pc.sort_indices(whole.select([*first, "uid", ID]), sort_keys=keys)
+    return table.take(order).combine_chunks(), ids[order.to_numpy()]
+
+
+def _write_values(worker: PoolWorker, number: int, values: Any, rows: int, ids: Ids) -> None:
+    """Leave the values of some rows for the tickets over shards."""
+    job = worker.job
+    arrays = arrow_columns(worker.instance.name, values, worker.filter.columns(), rows)
+    exchange = job.exchange(VALUES, to_shards=True)
+    exchange.write(number, pa.table(arrays), job.unit_of(ids), ids)
+
+
+def _no_values(worker: PoolWorker) -> dict[str, pa.Array]:
+    return {name: pa.nulls(0, kind) for name, kind in worker.filter.columns().items()}
+
+
+def judge(config: Config) -> Work:
+    """Factory: the rows of a partition get their values."""
+    worker = PoolWorker(config)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        number = ticket.payload["number"]
+        rows, ids = _sorted(*worker.job.exchange(ROUTED, from_shards=True).read(number))
+        values = _no_values(worker)
+        if rows.num_rows:
+            values = worker.call("judge", rows, worker.state)
+        _write_values(worker, number, values, rows.num_rows, ids)
+        return {"rows": rows.num_rows}
+
+    return work
+
+
+# --- linked filters -------------------------------------------------------------------------------
+
+
+def links(config: Config) -> Work:
+    """Factory: the near pairs of a partition, as stars, are sent to the partitions of both ends."""
+    worker = PoolWorker(config)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        number = ticket.payload["number"]
+        rows, _ = _sorted(*worker.job.exchange(ROUTED, from_shards=True).read(number))
+        first = second = NO_UIDS
+        if rows.num_rows:
+            first, second = _linked(worker, worker.call("links", rows, worker.state))
+        first, second = local_stars(first, second)
+        _write_both(worker.job, large_input(0), number, first, second)
+        return {"links": len(first)}
+
+    return work
+
+
+def _linked(worker: PoolWorker, pairs: Any) -> tuple[Uids, Uids]:
+    name = worker.instance.name
+    if not isinstance(pairs, pa.Table) or set(pairs.column_names) != {"uid_a", "uid_b"}:
+        raise ValueError(f"filter {name}: links must return a table of uid_a and uid_b")
+    try:
+        return uids_of(pairs["uid_a"]), uids_of(pairs["uid_b"])
+    except ValueError as error:
+        raise ValueError(f"filter {name}: links must return uids: {error}") from None
+
+
+def _write_both(job: PoolJob, name: str, number: int, first: Uids, second: Uids) -> None:
+    """Send edges in both directions to the partition of their first end."""
+    _write_edges(
+        job, name, number, np.concatenate([first, second]), np.concatenate([second, first])
+    )
+
+
+def _write_edges(job: PoolJob, name: str, number: int, first: Uids, second: Uids) -> None:
+    table = pa.table({"first": _as_arrow(first), "second": _as_arrow(second)})
+    ids = np.arange(len(first), dtype=np.uint64)
+    partition = partition_of_uids(first, job.partitions)
+    job.exchange(name).write(number, table, partition, ids)
+
+
+def _read_edges(job: PoolJob, name: str, number: int) -> tuple[Uids, Uids]:
+    table, _ = job.exchange(name).read(number)
+    if not table.num_rows:
+        return NO_UIDS, NO_UIDS
+    return _as_numpy(table["first"]), _as_numpy(table["second"])
+
+
+def _as_arrow(uids: Uids) -> pa.Array:
+    return pa.Array.from_buffers(
+        pa.binary(uids.itemsize), len(uids), [None, pa.py_buffer(uids.tobytes())]
+    )
+
+
+def _as_numpy(column: pa.ChunkedArray) -> Uids:
+    parts = [NO_UIDS]
+    for chunk in column.chunks:
+        data = np.frombuffer(chunk.buffers()[1], "S16")
+        parts.append(data[chunk.offset : chunk.offset + len(chunk)])
+    return np.concatenate(parts)
+
+
+def count_stars(config: Config) -> Work:
+    """Factory: how many rows of a partition are not yet in a star. Payload: number, round."""
+    job = job_of(config)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        number, round_number = ticket.payload["number"], ticket.payload["round"]
+        unfinished = count_unfinished(*_read_edges(job, large_input(round_number), number))
+        check_fence(job.pool, job.fence)
+        disk.write_json(unfinished_path(job, round_number, number), {"unfinished": unfinished})
+        return {"unfinished": unfinished}
+
+    return work
+
+
+def large_stars(config: Config) -> Work:
+    """Factory: the first half of a round for a partition. Payload: number, round."""
+    return _half_round(job_of(config), is_large=True)
+
+
+def small_stars(config: Config) -> Work:
+    """Factory: the second half of a round for a partition. Payload: number, round."""
+    return _half_round(job_of(config), is_large=False)
+
+
+def _half_round(job: PoolJob, *, is_large: bool) -> Work:
+    def work(ticket: Ticket) -> dict[str, Any]:
+        number, round_number = ticket.payload["number"], ticket.payload["round"]
+        if is_large:
+            edges = large_star(*_read_edges(job, large_input(round_number), number))
+            _write_edges(job, small_input(round_number), number, *edges)
+        else:
+            edges = small_star(*_read_edges(job, small_input(round_number), number))
+            _write_both(job, large_input(round_number + 1), number, *edges)
+        return {}
+
+    return work
+
+
+def group(config: Config) -> Work:
+    """Factory: the rows of a partition of uids get their group and are sent to its partition.
+
+    Payload: number, round whose edges are stars.
+    """
+    job = job_of(config)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        number, round_number = ticket.payload["number"], ticket.payload["round"]
+        rows, ids = job.exchange(MEMBERS, from_shards=True).read(number)
+        uids = uids_of(rows["uid"]) if rows.num_rows else NO_UIDS
+        first, second = _read_edges(job, large_input(round_number), number)
+        is_member = second < first  # the other direction of an edge says nothing of its first end
+        groups = _groups_of(uids, first[is_member], second[is_member])
+        rows = rows.append_column(GROUP, texts_of(groups))
+        partition = partition_of_uids(groups, job.partitions)
+        job.exchange(GROUPED).write(number, rows, partition, ids)
+        return {}
+
+    return work
+
+
+def _groups_of(uids: Uids, rows: Uids, smallest: Uids) -> Uids:
+    """(uids,) the smallest uid of each one's component; its own where it has no near row."""
+    if not len(rows):
+        return uids
+    order = np.argsort(rows, kind="stable")
+    rows, smallest = rows[order], smallest[order]
+    position = np.minimum(np.searchsorted(rows, uids), len(rows) - 1)
+    return np.where(rows[position] == uids, smallest[position], uids)
+
+
+def judge_groups(config: Config) -> Work:
+    """Factory: the rows of a partition of groups get their values."""
+    worker = PoolWorker(config)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        number = ticket.payload["number"]
+        rows, ids = _sorted(*worker.job.exchange(GROUPED).read(number), (GROUP,))
+        values = _no_values(worker)
+        if rows.num_rows:
+            values = worker.call("judge_groups", rows, worker.state)
+        _write_values(worker, number, values, rows.num_rows, ids)
+        return {"rows": rows.num_rows}
+
+    return work
+
+
+# --------------------------------------------------------------------------------------------------
+# Tickets over shards: the values of their rows become the columns of a score set.
+
+
+def gather(config: Config) -> Work:
+    """Factory: the columns of the shards of a ticket. Payload: number, shards."""
+    job = job_of(config)
+    instance, filter_ = filter_of(job)
+    kinds, names = filter_.columns(), instance.column_names()
+    layout = PoolLayout(job.pool)
+    defaults = {}
+    for column, kind in kinds.items():
+        value = filter_.default.get(column)
+        defaults[column] = pa.nulls(1, kind) if value is None else arrow_array([value], kind)
+
+    def columns_of(rows: Integers, values: pa.Table, is_stored: pa.Array) -> pa.Table:
+        """The columns of a shard; `rows` are those of its rows that have values."""
+        count = len(is_stored)
+        # Behind the values: the default, for stored rows that took no part.
+        index = np.where(np.asarray(is_stored), len(rows), -1)
+        index[rows] = np.arange(len(rows))
+        take = pa.array(index, mask=index < 0)
+        arrays = {}
+        for column in kinds:
+            chunks = values[column].chunks if values.num_columns else []
+            with_default = pa.concat_arrays([*chunks, defaults[column]])
+            arrays[names[column]] = with_default.take(take)
+            assert len(arrays[names[column]]) == count
+        return pa.table(arrays)
+
+    def write(shard: int, rows: Integers, values: pa.Table) -> int:
+        record = CommitRecord.read(layout.commit_record(shard))
+        sidecar = disk.read_parquet(layout.sidecar(shard, record.revision), ["uid", "status"])
+        is_stored = pc.fill_null(pc.equal(sidecar["status"], "success"), False).to_numpy()
+        table = columns_of(rows, values, is_stored)
+        scored = valid_in_all(table.columns)
+        metadata = {
+            "uids": uids_checksum(sidecar["uid"]),
+            "sidecar": record.sidecar_sha256,
+            "rows": table.num_rows,
+            "stored": int(is_stored.sum()),
+            "pool": job.fingerprint,
+            "seconds": 0.0,
+        }
+        content = parquet_bytes(table, {**metadata, "scored": scored})
+        return commit_columns(layout, job.set_name, shard, content, metadata, scored, job.fence)
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        number = ticket.payload["number"]
+        values, ids = job.exchange(VALUES, to_shards=True).read(number)
+        order = np.argsort(ids)
+        ids = ids[order]
+        if values.num_rows:
+            values = values.take(pa.array(order)).combine_chunks()
+        positions = (ids >> POSITION_BITS).astype(np.int64)
+        first = job.bounds[number]
+        scored = 0
+        for position, shard in enumerate(ticket.payload["shards"], start=first):
+            low, high = np.searchsorted(positions, [position, position + 1]).tolist()
+            rows = _row_numbers(ids[low:high])
+            scored += write(shard, rows, values.slice(low, high - low))
+        return {"scored": {job.set_name: scored}}
+
+    return work
+
+
+def _row_numbers(ids: Ids) -> Integers:
+    return (ids & np.uint64((1 << 32) - 1)).astype(np.int64)
+
+
+# --------------------------------------------------------------------------------------------------
+# `compute`: a filter that looks at the whole pool, stage by stage.
+#
+#     shards ──summarise, combine──▶ state
+#     shards ──route──▶ partitions ──judge──▶ values ──gather──▶ columns of shards
+#     shards ──route──▶ partitions ──links──▶ near pairs ──rounds of stars──▶ components
+#            ──group──▶ partitions of groups ──judge_groups──▶ values ──gather──▶ columns of shards
+#
+# A ticket reads and writes files in a folder of the job; each is complete when its index is
+# there, so a command that was stopped begins with the first ticket that left none. Columns of
+# shards are written last and the folder is removed when all are there.
+
+
+MOST_ROUNDS = 100  # of stars: a chain of a million rows takes about ten
+Mask = NDArray[np.bool_]
+Factory = Callable[[dict[str, Any]], Work]
+logger = logging.getLogger(__name__)
+
+
+class _Failed(Exception):
+    """A stage has failed tickets."""
+
+    def __init__(self, failed: dict[str, str]) -> None:
+        super().__init__(failed)
+        self.failed = failed
+
+
+def compute(
+    commits: Commits, job: PoolJob, lacking: Mask, *, engine: Engine, gpus: float = 0
+) -> dict[str, str]:
+    """Write the columns of the shards of a mask; returns {ticket: reason} of those that failed.
+
+    gpus: that each worker of a filter with a model asks of Ray. LeaseLost where another command has
+    taken the pool over.
+    """
+    run = _Compute(commits, job, engine, gpus)
+    try:
+        run.begin()
+        run.rows_to_partitions()
+        if run.filter.linked:
+            run.groups(run.stars())
+        else:
+            run.judge()
+        run.gather(lacking)
+    except _Failed as stopped:
+        return stopped.failed
+    run.remove_scratch()
+    return {}
+
+
+def remove_transient(pool: str, fence: int | None, prefix: str = "") -> None:
+    """Remove what the tickets of jobs left, of those whose folders begin with `prefix`."""
+    layout = PoolLayout(pool)
+    for job in disk.list_names(layout.transient):
+        if not job.startswith(prefix):
+            continue
+        check_fence(pool, fence)
+        _remove_folder(disk.join(layout.transient, job))
+    if not disk.is_url(layout.transient):
+        with contextlib.suppress(OSError):  # another job has files in it
+            disk.local_path(layout.transient).rmdir()
+
+
+def _remove_folder(folder: str) -> None:
+    """Remove a folder, with the partial files that killed commands left in it."""
+    if not disk.is_url(folder):
+        shutil.rmtree(disk.local_path(folder), ignore_errors=True)
+        return
+    for name in disk.list_names(folder):
+        disk.remove(disk.join(folder, name))
+
+
+class _Compute:
+    """The stages of one job."""
+
+    def __init__(self, commits: Commits, job: PoolJob, engine: Engine, gpus: float) -> None:
+        self.commits, self.job, self.engine, self.gpus = commits, job, engine, gpus
+        _, self.filter = filter_of(job)
+
+    def begin(self) -> None:
+        """Remove the files of another job for this set: of the pool as it was, or divided
+        otherwise."""
+        path = disk.join(self.job.folder, "job.json")
+        identity = self.job.identity()
+        if disk.exists(path):
+            with contextlib.suppress(ValueError):
+                if disk.read_json(path) == identity:
+                    return
+        self.remove_scratch()
+        check_fence(self.job.pool, self.job.fence)
+        disk.write_json(path, identity)
+
+    def remove_scratch(self) -> None:
+        """Remove what the tickets of this set left."""
+        remove_transient(self.job.pool, self.job.fence, f"scores-{self.job.set_name}-")
+
+    def rows_to_partitions(self) -> None:
+        """Summarise, combine and route."""
+        units = self.job.units
+        if self.filter.summarised:
+            written = self._there(summary_path(self.job, n) for n in range(units))
+            is_combined = self._there([state_path(self.job)])
+            if not is_combined.all():
+                self._over_shards("summarise", summarise, ~written)
+                self._run("combine", combine, [{}], is_model=True)
+        routed = self.job.exchange(ROUTED, from_shards=True).written()
+        if self.filter.linked:
+            routed &= self.job.exchange(MEMBERS, from_shards=True).written()
+        self._over_shards("route", route, ~routed)
+
+    def judge(self) -> None:
+        """The values of all partitions."""
+        written = self.job.exchange(VALUES, to_shards=True).written()
+        self._over_partitions("judge", judge, ~written, is_model=True)
+
+    def stars(self) -> int:
+        """Near pairs as stars: the round whose edges they are."""
+        written = self.job.exchange(large_input(0)).written()
+        self._over_partitions("links", links, ~written, is_model=True)
+        for number in range(MOST_ROUNDS):
+            if not self._unfinished(number):
+                return number
+            stages = [
+                ("large stars", large_stars, small_input(number)),
+                ("small stars", small_stars, large_input(number + 1)),
+            ]
+            for name, work, exchange in stages:
+                written = self.job.exchange(exchange).written()
+                self._over_partitions(name, work, ~written, round=number)
+        raise AssertionError(f"components did not end in {MOST_ROUNDS} rounds")
+
+    def _unfinished(self, number: int) -> int:
+        """Rows that are not yet in a star at the beginning of a round."""
+        paths = []
+        for partition in range(self.job.partitions):
+            paths.append(unfinished_path(self.job, number, partition))
+        written = self._there(paths)
+        self._over_partitions("count stars", count_stars, ~written, round=number)
+        total = 0
+        for path in paths:
+            total += disk.read_json(path)["unfinished"]
+        logger.info("%s: round %d: %d rows not in a star", self.job.set_name, number, total)
+        return total
+
+    def groups(self, stars: int) -> None:
+        """The values of all groups."""
+        written = self.job.exchange(GROUPED).written()
+        self._over_partitions("group", group, ~written, round=stars)
+        written = self.job.exchange(VALUES, to_shards=True).written()
+        self._over_partitions("judge groups", judge_groups, ~written, is_model=True)
+
+    def gather(self, lacking: Mask) -> None:
+        """The columns of the shards that lack them."""
+        bounds = self.job.bounds
+        is_todo = [bool(lacking[a:b].any()) for a, b in itertools.pairwise(bounds)]
+        self._over_shards("gather", gather, np.array(is_todo, np.bool_), measured=True)
+
+    # --- stages -----------------------------------------------------------------------------------
+
+    def _there(self, paths: Any) -> Mask:
+        """Which of some files of the job are there. One listing."""
+        names = set(disk.list_names(self.job.folder))
+        return np.array([path.rpartition("/")[2] in names for path in paths], np.bool_)
+
+    def _over_shards(self, name: str, work: Factory, todo: Mask, *, measured: bool = False) -> None:
+        numbers = np.flatnonzero(todo)
+
+        def payload(position: int) -> dict[str, Any]:
+            return unit_payload(self.job, self.commits, int(numbers[position]))
+
+        self._run(name, work, _Payloads(len(numbers), payload), measured=measured)
+
+    def _over_partitions(
+        self, name: str, work: Factory, todo: Mask, *, is_model: bool = False, **payload: Any
+    ) -> None:
+        numbers = np.flatnonzero(todo)
+        payloads = _Payloads(
+            len(numbers), lambda position: {"number": int(numbers[position]), **payload}
+        )
+        self._run(name, work, payloads, is_model=is_model)
+
+    def _run(
+        self,
+        name: str,
+        work: Factory,
+        payloads: Any,
+        *,
+        is_model: bool = False,
+        measured: bool = False,
+    ) -> None:
+        """Run the tickets of a stage. _Failed where one failed."""
+
+        def make(position: int) -> Ticket:
+            payload = payloads[position]
+            number = payload.get("number", 0)
+            ticket_id = f"{name} {number}"
+            return Ticket(id=ticket_id, group=ticket_id, payload=payload)
+
+        stage = Stage(
+            name=f"{self.job.filter['name']}: {name}",
+            work=work,
+            config={"job": disk.to_plain(self.job)},
+            gpus=self.gpus if is_model else 0,
+            measure=measure_scored if measured else None,
+        )
+        tickets = Tickets(np.arange(len(payloads)), make)
+        report = execute(stage, tickets, engine=self.engine)
+        if report.failed:
+            raise _Failed(dict(report.failed))
+
+
+class _Payloads:
+    """The payloads of tickets, made one at a time."""
+
+    def __init__(self, count: int, make: Callable[[int], dict[str, Any]]) -> None:
+        self._count, self._make = count, make
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        return self._make(position)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self._make(position) for position in range(self._count))
+
+
+# --------------------------------------------------------------------------------------------------
+# Connected components of near pairs that do not fit in memory, and the arithmetic of a round.
+#
+# An edge is two uids of 16 bytes. In a star every row has one edge, to the smallest of its
+# component.
+# `large_star` and `small_star` are those of Kiveris et al. 2014, "Connected Components in MapReduce
+# and Beyond": rounds of them, each looking at the edges of one row at a time, end in stars.
+
+
+UID_BYTES = 16
+Uids = NDArray[np.bytes_]  # (n,) S16; they sort as their hex digits do
+NO_UIDS: Uids = np.zeros(0, "S16")
+
+
+def uids_of(column: pa.Array | pa.ChunkedArray) -> Uids:
+    """(rows,) a column of 32 hex digits as bytes. ValueError for other values."""
+    return np.ascontiguousarray(hex_bytes(column, UID_BYTES, "uid")).view("S16").ravel()
+
+
+def texts_of(uids: Uids) -> pa.Array:
+    """(rows,) uids as 32 hex digits."""
+    data = np.frombuffer(uids.tobytes(), np.uint8)
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    text = np.empty(2 * len(data), np.uint8)
+    text[0::2], text[1::2] = digits[data >> 4], digits[data & 15]
+    offsets = np.arange(0, len(text) + 1, 2 * UID_BYTES, dtype=np.int64)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.large_string(), len(uids), buffers).cast(pa.string())
+
+
+def partition_of_uids(uids: Uids, partitions: int) -> NDArray[np.int64]:
+    """(rows,) the partition of each uid."""
+    words = np.frombuffer(uids.tobytes(), "<u8").reshape(-1, 2)
+    hashes = mixed(words[:, 0] ^ mixed(words[:, 1]))
+    return (hashes % np.uint64(partitions)).astype(np.int64)
+
+
+def local_stars(first: Uids, second: Uids) -> tuple[Uids, Uids]:
+    """(row, smallest row of its component) for each row of these edges but the smallest ones."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    nodes, index = np.unique(np.concatenate([first, second]), return_inverse=True)
+    if not len(nodes):
+        return NO_UIDS, NO_UIDS
+    ends = index.reshape(2, -1)
+    ones = np.ones(ends.shape[1], np.int8)
+    graph = coo_matrix((ones, (ends[0], ends[1])), shape=(len(nodes), len(nodes)))
+    _, label = connected_components(graph, directed=False)
+    # Nodes are sorted: the first of a component is its smallest.
+    smallest = np.unique(label, return_index=True)[1][label]
+    is_other = smallest != np.arange(len(nodes))
+    return nodes[is_other], nodes[smallest[is_other]]
+
+
+def _grouped(first: Uids, second: Uids) -> tuple[Uids, Uids, NDArray[np.int64], NDArray[np.int64]]:
+    """Edges sorted by both ends, each once: (first, second, where groups of one `first` begin, the
+    group of each edge)."""
+    order = np.lexsort((second, first))
+    first, second = first[order], second[order]
+    is_new = np.ones(len(first), np.bool_)
+    is_new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
+    first, second = first[is_new], second[is_new]
+    begins = np.ones(len(first), np.bool_)
+    begins[1:] = first[1:] != first[:-1]
+    return first, second, np.flatnonzero(begins), np.cumsum(begins) - 1
+
+
+def large_star(first: Uids, second: Uids) -> tuple[Uids, Uids]:
+    """Edges in both directions, all of a `first` together: every larger neighbour of a row points
+    to the smallest of the row and its neighbours."""
+    first, second, starts, group = _grouped(first, second)
+    least = second[starts]
+    own = first[starts]
+    least = np.where(least < own, least, own)
+    is_larger = second > first
+    return second[is_larger], least[group[is_larger]]
+
+
+def small_star(first: Uids, second: Uids) -> tuple[Uids, Uids]:
+    """Edges from a row to smaller ones, all of a `first` together: the row and its neighbours point
+    to the smallest."""
+    first, second, starts, group = _grouped(first, second)
+    least = second[starts]
+    is_other = second != least[group]
+    rows = np.concatenate([first[starts], second[is_other]])
+    return rows, np.concatenate([least, least[group[is_other]]])
+
+
+def count_unfinished(first: Uids, second: Uids) -> int:
+    """Edges in both directions, all of a `first` together: rows that have a smaller neighbour and
+    another one. None of them is left where all components are stars."""
+    first, second, starts, _ = _grouped(first, second)
+    degrees = np.diff([*starts, len(first)])
+    return int(((second[starts] < first[starts]) & (degrees > 1)).sum()) if len(first) else 0

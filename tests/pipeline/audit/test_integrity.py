@@ -1,0 +1,343 @@
+"""Verify: whatever file of a pool is cut, altered, exchanged or stale, its name is in the
+answer."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.commits import IndexWriter, read_commits, update_index
+from manifests.layout import PoolLayout
+from pipeline.audit import counts, integrity
+from pipeline.audit.integrity import verify
+from pipeline.audit.purge import purge_shard
+from pipeline.pool.lease import read_sidecar
+from pipeline.pool.shard_writer import member_block, sidecar_hash
+from tests.support import audited
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(audited.make(tmp_path_factory.mktemp("audited") / "pool"))
+
+
+@pytest.fixture
+def pool(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "pool"))
+
+
+def files(pool: Path, pattern: str) -> list[Path]:
+    paths = sorted(pool.glob(pattern))
+    assert paths, pattern
+    return paths
+
+
+def test_a_whole_pool_has_no_line(pool: Path) -> None:
+    assert verify(str(pool)) == []
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "shards/*.tar",
+        "shards/*.parquet",
+        "scores/*/*.parquet",
+        "views/words/*.parquet",
+        "pairs/*.parquet",
+    ],
+)
+def test_a_cut_file_and_a_missing_file_are_named(pool: Path, pattern: str) -> None:
+    for path in files(pool, pattern):
+        before = path.read_bytes()
+        for size in (0, len(before) // 2, len(before) - 1):
+            path.write_bytes(before[:size])
+            assert any(str(path.relative_to(pool)) in line for line in verify(str(pool))), (
+                path,
+                size,
+            )
+        path.unlink()
+        lines = verify(str(pool))
+        path.write_bytes(before)
+        if "pairs" not in pattern:
+            assert any(str(path.relative_to(pool)) in line for line in lines), path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pattern", ["shards/00001.tar", "shards/00001.parquet"])
+def test_every_flipped_bit_of_a_shard_is_noticed(pool: Path, pattern: str) -> None:
+    path = pool / pattern
+    before = path.read_bytes()
+    for bit in random.Random(1).sample(range(len(before) * 8), 60):
+        flipped = bytearray(before)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        lines = verify(str(pool))
+        assert [line for line in lines if line.startswith(f"{pattern}: damaged")], bit
+
+
+@pytest.mark.slow
+def test_no_flipped_bit_changes_a_score_or_a_mask_unnoticed(pool: Path) -> None:
+    """Pages carry checksums; what may go unnoticed are statistics and the like, which change no
+    value."""
+    for path in [files(pool, "scores/*/00001.parquet")[0], pool / "views/words/00001.parquet"]:
+        before, values = path.read_bytes(), disk.read_parquet(path)
+        noticed = 0
+        for bit in random.Random(2).sample(range(len(before) * 8), 80):
+            flipped = bytearray(before)
+            flipped[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(flipped)
+            if any(str(path.relative_to(pool)) in line for line in verify(str(pool))):
+                noticed += 1
+            else:
+                assert disk.read_parquet(path).equals(values), bit
+        path.write_bytes(before)
+        assert noticed > 20
+
+
+def exchange_scores(pool: Path) -> str:
+    one, two = files(pool, "scores/*/*.parquet")[:2]
+    two.write_bytes(one.read_bytes())
+    return str(two.relative_to(pool))
+
+
+def other_rows(pool: Path) -> str:
+    """A sidecar and its commit record that agree with each other and not with the scores."""
+    path = pool / "shards/00001.parquet"
+    table = disk.read_parquet(path)
+    uids = pa.array(["0" * 32, *table["uid"].to_pylist()[1:]])
+    table = table.set_column(table.column_names.index("uid"), "uid", uids)
+    disk.write_parquet(path, table)
+    record = disk.read_json(PoolLayout(str(pool)).commit_record(1))
+    disk.write_json(
+        PoolLayout(str(pool)).commit_record(1),
+        {
+            **record,
+            "sidecar_sha256": sidecar_hash(table),
+            "sidecar_file_sha256": disk.file_sha256(path),
+        },
+    )
+    return "00001.parquet: its rows are not those of the sidecar"
+
+
+def moved_image(pool: Path) -> str:
+    path = pool / "shards/00001.parquet"
+    table = disk.read_parquet(path)
+    offsets = pa.array(
+        [None if x is None else x + 1 for x in table["image_offset"].to_pylist()], pa.int64()
+    )
+    table = table.set_column(table.column_names.index("image_offset"), "image_offset", offsets)
+    disk.write_parquet(path, table)
+    record = disk.read_json(PoolLayout(str(pool)).commit_record(1))
+    disk.write_json(
+        PoolLayout(str(pool)).commit_record(1),
+        {
+            **record,
+            "sidecar_sha256": sidecar_hash(table),
+            "sidecar_file_sha256": disk.file_sha256(path),
+        },
+    )
+    return "shards/00001.tar: 000010"
+
+
+def other_caption_in_the_tar(pool: Path) -> str:
+    """A tar with another caption, whose size and hash the commit record has: only the text
+    betrays it."""
+    row = next(
+        row
+        for row in disk.read_parquet(pool / "shards/00001.parquet").to_pylist()
+        if row["status"] == "success"
+    )
+    tar = pool / "shards/00001.tar"
+    data = bytearray(tar.read_bytes())
+    start, length = row["text_offset"], row["text_length"]
+    assert bytes(data[start : start + length]) == row["caption"].encode()
+    data[start : start + length] = b"x" * length
+    tar.write_bytes(data)
+    path = PoolLayout(str(pool)).commit_record(1)
+    sha256 = hashlib.sha256(data).hexdigest()
+    disk.write_json(path, {**disk.read_json(path), "tar_sha256": sha256})
+    return f"shards/00001.tar: the caption of {row['image_name']} is not that of the sidecar"
+
+
+def wrong_counts(pool: Path) -> str:
+    record = disk.read_json(PoolLayout(str(pool)).commit_record(1))
+    disk.write_json(
+        PoolLayout(str(pool)).commit_record(1),
+        {**record, "successes": record["successes"] - 1, "reasons": {"dns": 1}},
+    )
+    return "shards/00001.parquet: "
+
+
+def another_shard(pool: Path) -> str:
+    shutil.copy(PoolLayout(str(pool)).commit_record(0), PoolLayout(str(pool)).commit_record(1))
+    return "shards/00001_stats.json: damaged"
+
+
+def mask_of_another_view(pool: Path) -> str:
+    shutil.copy(pool / "views/raw/00000.parquet", pool / "views/words/00000.parquet")
+    return "views/words/00000.parquet: it has the mask of shard 00000 in view raw"
+
+
+def funnel_that_does_not_end(pool: Path) -> str:
+    path = pool / "views/words.json"
+    disk.write_json(path, {**disk.read_json(path), "kept": 1})
+    return "views/words.json: damaged"
+
+
+def no_json(pool: Path) -> str:
+    path = files(pool, "scores/*/scores.json")[0]
+    path.write_bytes(path.read_bytes()[:-5])
+    return "scores.json: damaged"
+
+
+def lost_pairs(pool: Path) -> str:
+    path = pool / "pairs/part-00000.parquet"
+    disk.write_parquet(path, disk.read_parquet(path).slice(1), disk.read_metadata(path))
+    return "pairs/part-00000.parquet: has 23 rows, its footer says 24"
+
+
+def repeated_pairs(pool: Path) -> str:
+    path = pool / "pairs/part-00000.parquet"
+    table = disk.read_parquet(path)
+    disk.write_parquet(
+        path, pa.concat_tables([table.slice(0, 23), table.slice(0, 1)]), disk.read_metadata(path)
+    )
+    return "pairs: 1 uids are there twice"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        exchange_scores,
+        other_rows,
+        moved_image,
+        other_caption_in_the_tar,
+        wrong_counts,
+        another_shard,
+        mask_of_another_view,
+        funnel_that_does_not_end,
+        no_json,
+        lost_pairs,
+        repeated_pairs,
+    ],
+)
+def test_files_that_are_readable_and_wrong(pool: Path, damage: Callable[[Path], str]) -> None:
+    expected = damage(pool)
+    assert any(expected in line for line in verify(str(pool))), verify(str(pool))
+
+
+def test_scores_and_views_of_an_older_state_are_stale(pool: Path) -> None:
+    audited.retry_transient(str(pool))
+    lines = verify(str(pool))
+    assert len(lines) == 4
+    assert all(": stale: the shards have changed since; run clipmill " in line for line in lines)
+    audited.score_and_choose(str(pool))
+    assert verify(str(pool)) == []
+
+
+def test_the_masks_of_a_stale_view_are_not_compared_with_newer_rows(pool: Path) -> None:
+    """As a killed purge leaves them: readers refuse the view, and nothing is damaged."""
+    record = read_commits(str(pool)).record(0)
+    stored = read_sidecar(str(pool), 0)["image_name"].is_valid().to_numpy()
+    purged = np.arange(record.count) == np.flatnonzero(stored)[0]
+    with IndexWriter(str(pool)) as index:
+        index.forget([0])
+        replaced = purge_shard(str(pool), record, purged, None)
+        assert replaced is not None
+        index.add(replaced)
+    lines = verify(str(pool))
+    assert len(lines) == 4
+    assert all(": stale: " in line for line in lines), lines
+
+
+def test_what_is_not_committed_is_not_looked_at(pool: Path) -> None:
+    (pool / "shards/00009.tar").write_bytes(b"half a tar")
+    (pool / "scores/caption@000000000000").mkdir()
+    (pool / "scores/caption@000000000000/00000.parquet").write_bytes(b"half a table")
+    assert verify(str(pool)) == []
+
+
+def test_an_adopted_tar_that_changed_or_went_away(tmp_path: Path) -> None:
+    from manifests.schema import Source
+    from pipeline.external.adopt import adopt_tars, tar_tickets
+
+    tar = tmp_path / "x.tar"
+    blocks = member_block("a.jpg", audited.image_bytes(20, 1)) + member_block("a.txt", b"words")
+    tar.write_bytes(blocks + bytes(1024))
+    pool = str(tmp_path / "pool")
+    for ticket in tar_tickets(Source(kind="shards", paths=(str(tar),))):
+        adopt_tars({"pool": pool})(ticket)
+    assert verify(pool) == []
+    tar.write_bytes(blocks.replace(b"words", b"sword") + bytes(1024))
+    assert verify(pool) == [f"{tar}: damaged: another sha256"]
+    tar.unlink()
+    assert verify(pool) == [f"{tar} does not exist or is not a file"]
+
+
+def test_the_index_is_compared_with_the_records(pool: Path) -> None:
+    update_index(str(pool))
+    assert verify(str(pool)) == []
+    [file] = files(pool, "index/*.parquet")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    [line] = verify(str(pool))
+    assert line.startswith("index: ")
+    assert "clipmill audit reindex" in line
+    file.unlink()
+    assert [line[:7] for line in verify(str(pool))] == ["index: "]
+
+
+def test_damage_of_a_part_of_the_index_names_the_shard(pool: Path) -> None:
+    """The record is older than the index and says something else."""
+    update_index(str(pool))
+    path = Path(PoolLayout(str(pool)).commit_record(1))
+    times = os.stat(pool / "index/index.json").st_mtime_ns - 10**9
+    disk.write_json(path, {**disk.read_json(path), "group": "another"})
+    os.utime(path, ns=(times, times))
+    [line] = verify(str(pool))
+    assert line.startswith(
+        "index: shard 00001 is not as its commit record says; run clipmill audit reindex "
+    )
+
+
+@pytest.mark.slow
+def test_ray_finds_what_this_process_finds(pool: Path) -> None:
+    for pattern in ("shards/00001.tar", "shards/00002.parquet", "views/words/00000.parquet"):
+        path = files(pool, pattern)[0]
+        path.write_bytes(path.read_bytes()[:-1])
+    lines = verify(str(pool))
+    assert len(lines) == 3
+    assert verify(str(pool), engine="ray") == lines
+
+
+def test_many_damages_are_counted(pool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(integrity, "MAX_DAMAGES", 2)
+    for path in files(pool, "shards/*.tar"):
+        path.unlink()
+    lines = verify(str(pool))
+    assert len(lines) == 3
+    assert lines[-1] == "and 1 further lines"
+
+
+@pytest.mark.parametrize("name", ["pool.json", "recipe.json", "views/words.json"])
+def test_a_changed_letter_of_a_document_is_noticed(tmp_path: Path, name: str) -> None:
+    pool = tmp_path / "pool"
+    audited.make(pool)
+    counts.write_pool_json(str(pool), audited.RECIPE, {})
+    disk.write_json(pool / "recipe.json", audited.RECIPE, sealed=True)
+    assert verify(str(pool)) == []
+    path = pool / name
+    changed = path.read_text().replace("words", "wordz", 1)
+    assert changed != path.read_text()
+    path.write_text(changed)
+    assert any(line.startswith(f"{name}: damaged: ") for line in verify(str(pool)))

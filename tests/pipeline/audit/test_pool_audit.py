@@ -1,0 +1,168 @@
+"""The audit of a pool as a person reads it: counts, problems, notes, and one last line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from manifests import disk
+from manifests.columns import PAIRS
+from manifests.layout import PoolLayout
+from manifests.schema import Recipe, Rule, Source, View
+from pipeline.audit.integrity import audit_lines, audit_plain, audit_pool
+from pipeline.external.adopt import adopt_tars, tar_tickets
+from pipeline.pool.shard_writer import member_block
+from pipeline.views.files import choose_views
+from tests.support import audited, commands, plans
+from tests.support.small_pool import Row, make_pool
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> str:
+    return audited.make(tmp_path / "pool")
+
+
+def test_a_whole_pool(pool: str) -> None:
+    audit = audit_pool(pool)
+    assert audit.is_fine
+    text = "\n".join(audit_lines(audit))
+    assert "crawl   26 links of 1 parts = 24 pairs + 2 dropped" in text
+    assert "24 attempted = 18 stored + 6 not stored" in text
+    assert "http_4xx" in text
+    assert "attempted 24 → stored 18 → big" in text
+    assert text.endswith("\nall counts are consistent")
+    plain = audit_plain(audit)
+    assert plain["fetch"]["stored"] == 18
+    assert (plain["complete"], plain["problems"], plain["damaged"]) == (True, [], [])
+
+
+def test_a_pool_on_its_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = str(tmp_path)
+    audited.write_pairs(pool)
+    assert commands.audit([pool]) == 3
+    assert "no shard is planned yet: run clipmill build" in capsys.readouterr().out
+    tasks = plans.planned(pool, audited.RECIPE)
+    audited.write_shard(pool, tasks[0])
+    assert commands.audit([pool]) == 3
+    assert f"{len(tasks) - 1} shards are missing: run clipmill build" in capsys.readouterr().out
+
+
+def test_views_that_the_recipe_no_longer_has_are_a_note(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = Recipe(name="r", source=Source(kind="wat", paths=("x",)), views=(View(name="raw"),))
+    disk.write_json(PoolLayout(pool).recipe_json, recipe)
+    assert commands.audit([pool, "--json"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("note")] == [
+        "note    views that recipe 'r' does not have stay in the pool: drawn, words; "
+        "a view is removed by deleting views/NAME.json and then the folder views/NAME"
+    ]
+    assert json.loads(lines[-1])["notes"] == [lines[-3].removeprefix("note    ")]
+
+
+def test_a_view_with_other_rules_than_recipe_json_is_a_note(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    disk.write_json(PoolLayout(pool).recipe_json, audited.RECIPE)
+    assert commands.audit([pool]) == 0
+    assert "note" not in capsys.readouterr().out
+    rule = Rule(name="big", where="original_width >= 25")
+    choose_views(pool, audited.recipe_with(View(name="words", rules=(rule,))), ["words"])
+    assert commands.audit([pool]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")]
+    assert lines[0] == (
+        "note    view words has other rules than recipe.json of the pool: rule big was "
+        "(original_width >= 20) and is (original_width >= 25); rule many (caption_words >= "
+        "top(caption_words, 0.5)) is gone; clipmill filter made it with another recipe"
+    )
+    assert len(lines) == 1
+
+
+def test_a_pool_that_lost_all_rows_names_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = make_pool(tmp_path, [Row(caption="x", reason="missing_file", url="/data/\x1b[1m.jpg")])
+    commands.audit([pool])
+    out = capsys.readouterr().out
+    assert (
+        "note    none of the 1 rows is stored; an example of missing_file: "
+        r"row 000000000: /data/\x1b[1m.jpg"
+    ) in out
+
+
+def test_a_source_without_a_pair_is_not_told_to_build_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = {"links": 9, "pairs": 0, "reasons": {"bad_url": 9}}
+    path = PoolLayout(str(tmp_path)).pairs_part(0)
+    disk.write_parquet(path, pa.Table.from_pylist([], schema=PAIRS), metadata)
+    assert commands.audit([str(tmp_path)]) == 3
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith("the source gave no pair: correct it in the recipe")
+
+
+def test_adopted_tars_that_changed_or_went_away_are_problems(tmp_path: Path) -> None:
+    tar = tmp_path / "x.tar"
+    members = member_block("a.jpg", audited.image_bytes(20, 1)) + member_block("a.txt", b"words")
+    tar.write_bytes(members + bytes(1024))
+    pool = str(tmp_path / "pool")
+    for ticket in tar_tickets(Source(kind="shards", paths=(str(tar),))):
+        adopt_tars({"pool": pool})(ticket)
+    assert audit_pool(pool).is_fine
+    tar.write_bytes(members.replace(b"words", b"sword") + bytes(1024))  # of the same size
+    audit = audit_pool(pool)
+    assert not audit.is_fine
+    [problem] = audit.problems
+    assert problem.startswith(f"{tar}: changed since shard 00000 was adopted from it: ")
+    assert audit_lines(audit)[-2:] == [f"WRONG   {problem}", "1 problem found"]
+    tar.unlink()
+    assert audit_pool(pool).problems == (f"{tar}: missing; shard 00000 was adopted from it",)
+
+
+def test_a_damaged_document_is_a_problem_and_the_rest_is_counted(
+    pool: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    layout = PoolLayout(pool)
+    [name] = disk.list_names(layout.scores)
+    Path(layout.view_json("raw")).write_text("{")
+    Path(layout.score_set_json(name)).write_text('{"name": 3}')
+    assert commands.audit([pool]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    wrong = [line for line in lines if line.startswith("WRONG")]
+    assert len(wrong) == 2
+    assert "scores.json is no ScoreSetDocument" in wrong[0]
+    assert "views/raw.json is not JSON" in wrong[1]
+    assert any(line.startswith("view    words: attempted 24") for line in lines)
+    assert lines[-1] == "2 problems found"
+
+
+def test_verify_as_a_command(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert commands.audit(["verify", pool, "--json"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert out[-2] == "all counts are consistent and all files are intact"
+    assert json.loads(out[-1])["damaged"] == []
+    tar = Path(pool) / "shards/00001.tar"
+    tar.write_bytes(tar.read_bytes()[:-1])
+    assert commands.audit(["verify", pool]) == 3
+    assert "WRONG   shards/00001.tar: damaged" in capsys.readouterr().out
+    Path(PoolLayout(pool).commit_record(0)).write_text("{")
+    assert commands.audit(["verify", pool, "--json"]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("WRONG   the pool cannot be counted: ") for line in lines)
+    assert any(line.startswith("WRONG   shards/00000_stats.json: damaged") for line in lines)
+    assert any(line.startswith("WRONG   shards/00001.tar: damaged") for line in lines)
+    assert json.loads(lines[-1])["complete"] is False
+
+
+def test_a_folder_that_is_no_pool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pool = str(tmp_path)
+    for words in ([pool], ["verify", pool], ["explain", pool, "0" * 32]):
+        assert commands.audit(words) == 2
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("error: ")
+        assert captured.err.count("\n") == 1

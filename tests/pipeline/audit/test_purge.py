@@ -1,0 +1,245 @@
+"""A purge: what it removes is in no file of the pool, every other byte of an image stays, counts
+agree, and a kill at any moment is made good by the next purge."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from filters import FILTERS
+from manifests import disk
+from manifests.commits import read_commits
+from manifests.layout import PoolLayout
+from manifests.records import ViewDocument, read_document
+from manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from pipeline.audit.counts import count_pool
+from pipeline.audit.integrity import verify
+from pipeline.audit.purge import purge_lines, purge_rows, read_criteria
+from pipeline.fetch.download import make_downloader
+from pipeline.planning.plan_files import read_plan
+from pipeline.pool.shard_writer import ShardWriter
+from pipeline.scoring.score_sets import score_set
+from pipeline.scoring.scorer import score
+from pipeline.views.files import choose_views
+from tests.support import audited, plans
+from tests.support.purged import contents, make, members, rows_of
+from tests.support.small_pool import Row, make_pool
+from tests.support.toy_pool_filters import Often
+
+ROWS = 240
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(make(tmp_path_factory.mktemp("whole") / "pool", ROWS))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(make(tmp_path_factory.mktemp("small") / "pool", 24))
+
+
+def test_a_hundred_of_a_hundred_rows_are_gone(whole: Path, tmp_path: Path) -> None:
+    pool = str(shutil.copytree(whole, tmp_path / "pool"))
+    before = rows_of(pool)
+    kept_before = read_document(PoolLayout(pool).view_json("words"), ViewDocument)
+    chosen = list(before.values())[:: len(before) // 100][:100]
+    lines = [f"uid={row['uid']}" for row in chosen[:50]]
+    lines += ["# by URL", "", *(f"url={row['url']}" for row in chosen[50:])]
+    (tmp_path / "rows.txt").write_text("\n".join(lines))
+    images = {row["uid"]: members(pool, row) for row in before.values() if row["image_name"]}
+    result = purge_rows(pool, read_criteria([str(tmp_path / "rows.txt")]))
+    assert result.rows == 100
+    everything = list(contents(pool))
+    gone = 0
+    for row in chosen:
+        parts = [row["url"].encode(), row["caption"].split()[-1].encode()]
+        parts += [images[row["uid"]][0]] if row["uid"] in images else []
+        gone += not any(part in content for part in parts for content in everything)
+    assert gone == 100
+    after = rows_of(pool)
+    purged = {row["uid"] for row in chosen}
+    assert after.keys() == before.keys()
+    for uid, row in after.items():
+        if uid in purged:
+            values = {name for name, value in row.items() if value is not None}
+            assert values == {"uid", "key", "status", "reason", "class", "shard"}
+            assert (row["reason"], row["class"]) == ("purged", "refused")
+        elif uid in images:
+            assert members(pool, row) == images[uid]
+    counts = count_pool(pool)
+    assert counts.complete
+    assert counts.problems == ()
+    assert counts.fetch.reasons["purged"] == 100
+    assert verify(pool) == []
+    document = read_document(PoolLayout(pool).view_json("words"), ViewDocument)
+    assert document.kept == kept_before.kept - result.views["words"]
+    assert document.fingerprint == read_commits(pool).fingerprint != kept_before.fingerprint
+    assert purge_rows(pool, read_criteria([str(tmp_path / "rows.txt")])).rows == 0
+
+
+def test_domains_and_hashes_fit_what_was_received(tmp_path: Path) -> None:
+    pool = str(tmp_path / "pool")
+    urls = [
+        "https://a.bad.example/1.jpg",
+        "https://BAD.example:8080/2.jpg",
+        "https://user@bad.example/3.jpg",
+        "https://notbad.example/4.jpg",
+        "https://good.example/bad.example/5.jpg",
+        "https://good.example/6.jpg",
+    ]
+    with ShardWriter(pool, 0, "task", "0") as writer:
+        for i, url in enumerate(urls):
+            sha256 = f"{i:064x}"
+            record = {"url": url, "caption": f"c{i}", "uid": f"{i:032x}", "sha256": sha256}
+            writer.add(i, record, audited.image_bytes(20, i))
+        writer.commit(len(urls))
+    shown = Path(PoolLayout(pool).progress_json)
+    shown.write_text('{"hosts": ["bad.example"]}')
+    criteria = read_criteria(["domain=Bad.Example.", f"sha256={5:064X}"])
+    assert purge_rows(pool, criteria).rows == 4
+    assert not shown.exists(), "what a build showed has names of hosts"
+    reasons = [row["reason"] for row in rows_of(pool).values()]
+    assert reasons == ["purged", "purged", "purged", None, None, "purged"]
+    assert verify(pool) == []
+
+
+@pytest.mark.parametrize(
+    "word", ["host=x", "uid=12", "sha256=zz", "url=", "nothing", f"uid={'g' * 32}"]
+)
+def test_other_words_are_refused(word: str) -> None:
+    with pytest.raises(ValueError, match=f"^{word}: "):
+        read_criteria([word])
+
+
+def test_a_row_that_waits_is_never_fetched(tmp_path: Path) -> None:
+    pool = str(tmp_path / "pool")
+    rows = audited.write_pairs(pool, 5)
+    tasks = plans.planned(pool, audited.RECIPE)
+    result = purge_rows(pool, {"url": {row["url"] for row in rows}})
+    assert result.rows == 5
+    config = {"pool": pool, "fetch": disk.to_plain(audited.RECIPE.fetch), "source_kind": "wat"}
+    downloader = make_downloader({**config, "decoders": 1})
+    try:
+        shards = np.arange(len(tasks))
+        for ticket in read_plan(pool).tickets(shards):
+            downloader(ticket)
+    finally:
+        downloader.close()
+    assert count_pool(pool).fetch.reasons == {"purged": 5}
+    assert all(row["url"] is None for row in rows_of(pool).values())
+
+
+def test_a_pair_without_a_plan_is_dropped_and_counted(tmp_path: Path) -> None:
+    pool = str(tmp_path / "pool")
+    rows = audited.write_pairs(pool, 5)
+    assert purge_rows(pool, {"uid": {rows[2]["uid"]}}).rows == 1
+    crawl = count_pool(pool).crawl
+    assert crawl is not None
+    assert (crawl.pairs, crawl.reasons["purged"]) == (4, 1)
+    assert count_pool(pool).problems == ()
+
+
+def test_views_and_the_runs_that_drew_from_them_are_named(small: Path, tmp_path: Path) -> None:
+    pool = str(shutil.copytree(small, tmp_path / "pool"))
+    for run, view in (("one", "raw"), ("two", "elsewhere")):
+        blend = {"pools": {"web": pool}, "views": {f"web/{view}": 1.0}}
+        disk.write_json(tmp_path / "study" / "runs" / run / "blend.json", blend)
+    disk.write_json(tmp_path / "study" / "ablation.json", {})
+    stored = next(row for row in rows_of(pool).values() if row["image_name"])
+    result = purge_rows(pool, {"uid": {stored["uid"]}})
+    assert result.views["raw"] == 1
+    assert set(result.runs) == {str(tmp_path / "study/runs/one"), str(tmp_path / "study")}
+    assert any("study/runs/one" in line for line in purge_lines(result))
+    with pytest.raises(ValueError, match="is not a folder"):
+        purge_rows(pool, {"uid": {next(iter(rows_of(pool)))}}, used_by=[str(tmp_path / "none")])
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.slow
+def test_a_purge_that_is_killed_is_ended_by_the_next(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = list(rows_of(str(small)).values())
+    chosen = [row for row in rows if row["image_name"]][::5]
+    names = ("write_bytes", "write_json", "publish", "remove", "create_file", "replace_json")
+    calls = {name: getattr(disk, name) for name in names}
+    state = {"left": 0}
+
+    def counted(name: str) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
+            state["left"] -= 1
+            if state["left"] < 0:
+                raise Killed
+            return calls[name](*arguments, **options)
+
+        return call
+
+    for name in names:
+        monkeypatch.setattr(disk, name, counted(name))
+    ended = 0
+    for kill in range(0, 200, 4):
+        pool = str(shutil.copytree(small, tmp_path / f"pool-{kill}"))
+        state["left"] = kill
+        try:
+            purge_rows(pool, {"url": {row["url"] for row in chosen}})
+            ended += 1
+        except Killed:
+            state["left"] = 10**6
+            purge_rows(pool, {"url": {row["url"] for row in chosen}})
+        state["left"] = 10**6
+        everything = list(contents(pool))
+        for row in chosen:
+            assert not any(row["url"].encode() in content for content in everything), kill
+        assert verify(pool) == [], kill
+        assert count_pool(pool).fetch.reasons["purged"] == len(chosen), kill
+        shutil.rmtree(pool)
+        if ended:
+            break
+    assert ended
+
+
+def test_what_depends_on_other_rows_is_old_after_a_purge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(FILTERS, "often", Often)
+    given = [Row(caption=f"word {i % 3}") for i in range(12)]
+    pool = make_pool(tmp_path, given, per_shard=4)
+    often = FilterSpec(name="often")
+    view = View(name="rare", rules=(Rule(name="rare", where="often <= 4"),))
+    recipe = Recipe(
+        name="r",
+        source=Source(kind="files", paths=("x.csv",)),
+        filters=(FilterSpec(name="caption"), often),
+        views=(View(name="raw"), view),
+    )
+    score(pool, recipe.filters, engine="inline")
+    choose_views(pool, recipe)
+    left = Path(PoolLayout(pool).score_scratch("often@0-before"), "run-route-00000.arrow")
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"captions")
+    url = "https://img0.example/0.jpg"
+    result = purge_rows(pool, read_criteria([f"url={url}"]))
+    old = [name.partition("@")[0] for name in result.old]
+    assert old == ["often", "rare"]
+    assert "old     often@" in "\n".join(purge_lines(result))
+    assert not left.parent.parent.exists()
+    assert [line.partition(": stale")[0] for line in verify(pool)] == [
+        f"scores/{result.old[0]}", "views/rare",
+    ]  # fmt: skip
+    assert choose_views(pool, recipe, ["raw"])["raw"].kept == 11
+    with pytest.raises(ValueError, match=r"scores of filter often .* are of an older state"):
+        choose_views(pool, recipe)
+    assert score(pool, recipe.filters, engine="inline")["failed"] == {}
+    assert choose_views(pool, recipe)["rare"].kept == 11
+    name, _ = score_set(pool, often)
+    columns = disk.read_parquet(PoolLayout(pool).score_columns(name, 0))["often"].to_pylist()
+    assert columns == [None, 4, 4, 3]
+    assert verify(pool) == []

@@ -1,0 +1,241 @@
+"""A repair mends what was damaged and nothing else; afterwards verify finds nothing, or the line
+says what is left."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from manifests import disk
+from manifests.commits import update_index
+from manifests.layout import PoolLayout
+from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
+from pipeline import recipe_run
+from pipeline.audit import repair
+from pipeline.audit.counts import count_pool
+from pipeline.audit.integrity import verify
+from pipeline.audit.purge import purge_rows
+from pipeline.audit.repair import LOST, repair_lines, repair_pool
+from pipeline.pool.lease import read_commit_record, read_sidecar
+from tests.support import audited
+
+
+def built(folder: Path, rows: int = 12) -> str:
+    """A pool of local files; the last of them is missing."""
+    source = folder / "source"
+    source.mkdir()
+    for i in range(rows - 1):
+        (source / f"{i}.jpg").write_bytes(audited.image_bytes(30 + i, i))
+    table = "\n".join(f"{i}.jpg,image {i}" for i in range(rows))
+    (source / "captions.csv").write_text(f"file,caption\n{table}\n")
+    recipe = Recipe(
+        name="mended",
+        source=Source(kind="files", paths=(str(source / "captions.csv"),)),
+        fetch=Fetch(rows_per_shard=5),
+        filters=(FilterSpec(name="caption"),),
+        views=(View(name="raw"),),
+    )
+    pool = str(folder / "pool")
+    recipe_run.build(recipe, pool, engine="inline")
+    return pool
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(built(tmp_path_factory.mktemp("built")))
+
+
+@pytest.fixture
+def pool(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "pool"))
+
+
+def values(pool: Path, shard: int) -> list[dict[str, object]]:
+    volatile = ("fetched_at", "elapsed_ms", "attempts")
+    return read_sidecar(str(pool), shard).drop_columns(list(volatile)).to_pylist()
+
+
+def test_a_whole_pool_is_left_alone(pool: Path) -> None:
+    before = {path: path.read_bytes() for path in pool.rglob("*") if path.is_file()}
+    result = repair_pool(str(pool))
+    assert (result.done, result.left) == ((), ())
+    assert repair_lines(result) == ["nothing is damaged"]
+    assert {path: path.read_bytes() for path in pool.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("damage", [lambda p: p.unlink(), lambda p: p.write_bytes(b"PAR1")])
+def test_a_sidecar_is_rebuilt_from_its_tar(pool: Path, damage: Callable[[Path], None]) -> None:
+    # Which shard has the row that is not stored depends on the path of the images.
+    shard = next(n for n in range(3) if not count_of(str(pool), f"{n:05d}"))
+    tar_path = pool / f"shards/{shard:05d}.tar"
+    before, tar = values(pool, shard), tar_path.read_bytes()
+    damage(pool / f"shards/{shard:05d}.parquet")
+    result = repair_pool(str(pool))
+    assert result.left == ()
+    assert verify(str(pool)) == []
+    assert values(pool, shard) == before
+    assert tar_path.read_bytes() == tar
+    record = read_commit_record(str(pool), shard)
+    assert record is not None
+    assert record.revision == 1
+
+
+def test_rows_that_are_not_stored_keep_the_only_reason_of_the_shard(pool: Path) -> None:
+    shard = next(n for n in range(3) if count_of(str(pool), f"{n:05d}"))
+    (pool / f"shards/{shard:05d}.parquet").unlink()
+    result = repair_pool(str(pool))
+    assert LOST not in repair_lines(result)[0]
+    assert {row["reason"] for row in values(pool, shard)} == {None, "missing_file"}
+    # Their error messages are lost, so that the sidecar is another one.
+    assert all(": stale: " in line for line in verify(str(pool)))
+    recipe_run.build(recipe_of(pool), str(pool), engine="inline")
+    assert verify(str(pool)) == []
+
+
+def test_a_purged_row_stays_purged_where_its_sidecar_is_lost(pool: Path) -> None:
+    """With another reason it would be asked for again."""
+    shard = next(n for n in range(3) if count_of(str(pool), f"{n:05d}"))
+    stored = next(row for row in read_sidecar(str(pool), shard).to_pylist() if not row["reason"])
+    purge_rows(str(pool), {"uid": {stored["uid"]}})
+    Path(PoolLayout(str(pool)).sidecar(shard, 1)).unlink()
+    lines = repair_lines(repair_pool(str(pool)))
+    assert any(f"1 rows that are not stored have the reason {LOST}" in line for line in lines)
+    (row,) = [row for row in values(pool, shard) if row["uid"] == stored["uid"]]
+    assert (row["reason"], row["class"]) == ("purged", "refused")
+    assert (row["url"], row["caption"]) == (None, None)
+    assert count_pool(str(pool)).problems == ()
+
+
+def test_rows_whose_outcome_is_lost_can_be_asked_again(tmp_path: Path) -> None:
+    pool = audited.make(tmp_path / "pool")
+    shard = next(name for name in ("00000", "00001", "00002") if len(count_of(pool, name)) > 1)
+    Path(PoolLayout(pool).sidecar(shard)).unlink()
+    lines = repair_lines(repair_pool(pool))
+    assert any(f"have the reason {LOST}: `build --retry transient`" in line for line in lines)
+    rows = read_sidecar(pool, shard).to_pylist()
+    assert {row["reason"] for row in rows} == {None, LOST}
+    assert {row["class"] for row in rows} == {None, "transient"}
+    assert all(row["url"] for row in rows)
+    assert count_pool(pool).problems == ()
+
+
+def count_of(pool: str, shard: str) -> dict[str, int]:
+    record = read_commit_record(pool, shard)
+    assert record is not None
+    return record.reasons
+
+
+def test_the_rows_of_a_damaged_tar_are_fetched_again(pool: Path) -> None:
+    tar = pool / "shards/00001.tar"
+    before, others = tar.read_bytes(), (pool / "shards/00000.tar").stat().st_mtime_ns
+    tar.write_bytes(before[:2000] + b"\xff" + before[2001:])
+    result = repair_pool(str(pool))
+    assert result.left == ()
+    assert any("00001: fetched again: " in line for line in result.done)
+    assert (pool / "shards/00001.r1.tar").read_bytes() == before
+    assert not tar.exists()
+    assert (pool / "shards/00000.tar").stat().st_mtime_ns == others
+    assert verify(str(pool)) == []
+
+
+def test_scores_and_masks_are_removed_and_named(pool: Path) -> None:
+    [columns] = pool.glob("scores/*/00001.parquet")
+    columns.write_bytes(b"no table")
+    (pool / "views/raw/00002.parquet").unlink()
+    lines = repair_lines(repair_pool(str(pool)))
+    assert sum("run clipmill score" in line for line in lines) == 1
+    assert sum("run clipmill filter" in line for line in lines) == 1
+    assert not columns.exists()
+    assert verify(str(pool)) == []
+    recipe_run.build(recipe_of(pool), str(pool), engine="inline")
+    assert columns.exists()
+    assert (pool / "views/raw/00002.parquet").exists()
+    assert verify(str(pool)) == []
+
+
+@pytest.mark.parametrize("removals", range(5))
+def test_a_repair_that_ends_between_two_removals_is_ended_by_the_next(
+    pool: Path, monkeypatch: pytest.MonkeyPatch, removals: int
+) -> None:
+    [columns] = pool.glob("scores/*/00001.parquet")
+    mask = pool / "views/raw/00002.parquet"
+    for path in (columns, mask):
+        path.write_bytes(b"no table")
+    remove, removed = disk.remove, []
+
+    def stop(path: str) -> None:
+        if "/scores/" in path or "/views/" in path:
+            if len(removed) == removals:
+                raise KeyboardInterrupt
+            removed.append(path)
+        remove(path)
+
+    monkeypatch.setattr(repair.disk, "remove", stop)
+    with pytest.raises(KeyboardInterrupt):
+        repair_pool(str(pool))
+    monkeypatch.undo()
+    repair_pool(str(pool))
+    assert not columns.exists()
+    assert not mask.exists()
+    assert verify(str(pool)) == []
+
+
+def recipe_of(pool: Path) -> Recipe:
+    recipe: Recipe = disk.from_plain(Recipe, disk.read_json(pool / "recipe.json"))
+    return recipe
+
+
+def test_a_record_comes_from_the_index_and_an_index_from_the_records(pool: Path) -> None:
+    update_index(str(pool))
+    record = Path(PoolLayout(str(pool)).commit_record(1))
+    before = record.read_bytes()
+    record.write_bytes(before[:40])
+    result = repair_pool(str(pool))
+    assert record.read_bytes() == before
+    assert result.left == ()
+    [file] = pool.glob("index/commits-*.parquet")
+    file.write_bytes(b"")
+    assert verify(str(pool)) != []
+    assert repair_pool(str(pool)).left == ()
+    assert verify(str(pool)) == []
+
+
+def test_what_cannot_be_mended_is_named(pool: Path) -> None:
+    part = pool / "pairs/part-00000.parquet"
+    part.write_bytes(part.read_bytes()[:-9])
+    result = repair_pool(str(pool))
+    assert any("pairs/part-00000.parquet: damaged" in line for line in result.left)
+    with pytest.raises(ValueError, match="is it the folder of a pool"):
+        repair_pool(str(pool / "nothing"))
+
+
+def test_documents_of_the_pool_are_made_anew_and_a_changed_recipe_is_named(pool: Path) -> None:
+    parts, document = pool / "parts.parquet", pool / "pool.json"
+    content = parts.read_bytes().replace(b"\x18\x04part\x00", b"\x18\x04`art\x00")
+    parts.write_bytes(content)  # a table with a column of another name
+    document.write_text(document.read_text().replace('"stored": 11', '"stored": 12'))
+    names = [line.partition(":")[0] for line in verify(str(pool))]
+    assert names == ["parts.parquet", "pool.json"]
+    result = repair_pool(str(pool))
+    assert (len(result.done), result.left) == (2, ())
+    assert '"stored": 11' in document.read_text()
+    recipe = pool / "recipe.json"
+    before = recipe.read_text()
+    recipe.write_text(before.replace('"mended"', '"changed"'))
+    [line] = repair_pool(str(pool)).left
+    assert line.startswith("recipe.json: damaged: ")
+    assert "was changed after clipmill wrote it" in line
+
+
+def test_what_is_behind_a_missing_sidecar_is_mended_too(pool: Path) -> None:
+    (pool / "shards/00001.parquet").unlink()
+    [columns] = pool.glob("scores/caption@*/00001.parquet")
+    content = bytearray(columns.read_bytes())
+    content[40] ^= 1
+    columns.write_bytes(content)
+    result = repair_pool(str(pool))
+    assert any("scores/caption@" in line for line in result.done)
+    assert not columns.exists()

@@ -1,0 +1,192 @@
+"""The table of rows names the shards of every uid, URL and key; what it lacks is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from manifests import disk
+from manifests.commits import Commits, read_commits, update_index
+from pipeline.audit import explain, row_index
+from pipeline.audit.explain import explain_row
+from pipeline.audit.row_index import extend_row_index, locate, write_row_index
+from pipeline.pool import uid_hashes
+from pipeline.pool.lease import LeaseLost, read_sidecar
+from tests.support.small_pool import make_pool, rows
+
+
+@pytest.fixture(autouse=True)
+def for_small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_index, "MIN_ROWS", 0)
+
+
+def part_of(pool: str, *shards: int) -> Commits:
+    """What was committed when the pool had only these shards."""
+    commits = read_commits(pool)
+    mask = np.isin(commits.shards, shards)
+    return Commits.of_records(pool, commits.records(mask))
+
+
+def files(pool: str) -> list[str]:
+    return sorted(os.listdir(Path(pool) / "index/rows"))
+
+
+def check_every_row(pool: str) -> None:
+    commits = read_commits(pool)
+    for name in commits.names():
+        for row in read_sidecar(pool, name).to_pylist():
+            for word in (row["uid"], row["url"], row["key"]):
+                located = locate(commits, word)
+                assert located.shards == (int(name),), word
+                assert len(located.others) == 0
+                assert located.remark == ""
+
+
+@pytest.mark.parametrize("partition", [7, 2**22])
+@pytest.mark.parametrize("buffered", [60, 2**20])
+def test_every_uid_url_and_key_leads_to_its_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: int, buffered: int
+) -> None:
+    monkeypatch.setattr(row_index, "PARTITION_ENTRIES", partition)
+    monkeypatch.setattr(uid_hashes, "BUFFERED_BYTES", buffered)
+    pool = make_pool(tmp_path, rows(40))
+    commits = update_index(pool)
+    assert write_row_index(commits) == 80
+    check_every_row(pool)
+    assert locate(commits, "0" * 32).shards == ()
+    assert locate(commits, "https://nowhere.example/").shards == ()
+
+
+@pytest.mark.parametrize("name", ["dog.jpg", "g" * 32, "12", "999990000", "", "\udcff"])
+def test_other_names_may_be_in_any_shard(tmp_path: Path, name: str) -> None:
+    commits = read_commits(make_pool(tmp_path, rows(5)))
+    write_row_index(commits)
+    located = locate(commits, name)
+    assert located.shards == ()
+    assert located.others.tolist() == commits.shards.tolist()
+    assert located.remark
+
+
+def test_a_url_of_a_terminal_that_is_no_utf_8_is_a_name(tmp_path: Path) -> None:
+    commits = read_commits(make_pool(tmp_path, rows(5)))
+    write_row_index(commits)
+    assert locate(commits, "http://\udcff.example/").shards == ()
+
+
+def test_a_table_is_extended_by_what_it_lacks(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(40))
+    last = int(read_commits(pool).shards[-1])
+    assert extend_row_index(part_of(pool, 0, 2)) > 0
+    uid = read_sidecar(pool, last)["uid"][0].as_py()
+    located = locate(read_commits(pool), uid)
+    assert located.shards == ()
+    assert last in located.others.tolist()
+    assert {0, 2} & set(located.others.tolist()) == set()
+    assert f"lacks {last - 1} of {last + 1} shards" in located.remark
+    assert extend_row_index(read_commits(pool)) > 0
+    assert extend_row_index(read_commits(pool)) == 0, "it has all"
+    check_every_row(pool)
+    assert len(files(pool)) == 2
+
+
+def test_runs_of_one_size_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_index, "FANOUT", 3)
+    pool = make_pool(tmp_path, rows(60), per_shard=4)
+    shards = read_commits(pool).shards.tolist()
+    for count in range(1, len(shards) + 1):
+        extend_row_index(part_of(pool, *shards[:count]))
+        assert len(files(pool)) <= 6
+    check_every_row(pool)
+    document = disk.read_json(Path(pool) / "index/rows.json")
+    assert sum(run["entries"] for run in document["runs"]) == 120
+    named = {f"rows-{run['number']:05d}-00000.parquet" for run in document["runs"]}
+    assert set(files(pool)) == named, "nothing is left behind"
+
+
+def test_what_a_killed_writer_left_is_removed_and_no_name_is_used_again(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(40))
+    extend_row_index(part_of(pool, 0))
+    left = Path(pool) / "index/rows/rows-00007-00003.parquet"
+    left.write_bytes(b"half")
+    extend_row_index(read_commits(pool))
+    assert files(pool) == ["rows-00000-00000.parquet", "rows-00008-00000.parquet"]
+    check_every_row(pool)
+
+
+def test_a_small_pool_gets_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_index, "MIN_ROWS", 41)
+    pool = make_pool(tmp_path, rows(40))
+    assert extend_row_index(read_commits(pool)) == 0
+    assert not (tmp_path / "index/rows").exists()
+
+
+def test_a_table_that_cannot_be_extended_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pool = make_pool(tmp_path, rows(40))
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(row_index.disk, "publish", full)
+    assert extend_row_index(read_commits(pool)) == 0
+    assert "No space left on device" in caplog.text
+    assert not (tmp_path / "index/rows.json").exists()
+
+
+def test_a_command_that_lost_its_lease_names_no_run(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(40))
+    with pytest.raises(LeaseLost):
+        extend_row_index(read_commits(pool), fence=7)
+    assert not (tmp_path / "index/rows.json").exists()
+
+
+@pytest.mark.parametrize("damage", ["no file", "empty", "old form", "no JSON"])
+def test_a_damaged_table_is_told_and_every_sidecar_is_read(
+    tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(explain, "MANY_SHARDS", 1)
+    caplog.set_level(logging.INFO)
+    pool = make_pool(tmp_path, rows(20))
+    write_row_index(read_commits(pool))
+    uid = read_sidecar(pool, 1)["uid"][0].as_py()
+    explain_row(pool, uid)
+    assert caplog.messages == []
+    document = tmp_path / "index/rows.json"
+    for path in tmp_path.glob("index/rows/*.parquet"):
+        if damage == "no file":
+            path.unlink()
+        elif damage == "empty":
+            path.write_bytes(b"")
+    if damage == "old form":
+        document.write_text('{"fingerprint": "ab", "bits": 0, "rows": 40}')
+    elif damage == "no JSON":
+        document.write_text("{")
+    history = explain_row(pool, uid)
+    assert history["uid"] == uid
+    assert [attempt["shard"] for attempt in history["attempts"]] == ["00001"]
+    (line,) = caplog.messages
+    assert "sidecars are read one by one" in line
+    assert f"clipmill audit reindex {pool} makes the table anew" in line
+    write_row_index(read_commits(pool))
+    caplog.clear()
+    explain_row(pool, uid)
+    assert caplog.messages == []
+
+
+def test_a_file_name_is_looked_for_everywhere_and_the_line_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(explain, "MANY_SHARDS", 1)
+    caplog.set_level(logging.INFO)
+    pool = make_pool(tmp_path, rows(20))
+    write_row_index(read_commits(pool))
+    name = read_sidecar(pool, 0)["image_name"].drop_null()[0].as_py()
+    explain_row(pool, name)
+    (line,) = caplog.messages
+    assert "neither a uid nor a URL nor a tar key" in line
+    assert "reindex" not in line

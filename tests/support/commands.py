@@ -1,0 +1,30 @@
+"""The commands, each as a function of its words that gives the exit status."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from clipmill.app import main
+
+Command = Callable[[Sequence[str]], int]
+
+
+def run(name: str, words: Sequence[str]) -> int:
+    """`clipmill NAME WORDS` in this process."""
+    return main([name, *words])
+
+
+ablate: Command = partial(run, "ablate")
+audit: Command = partial(run, "audit")
+build: Command = partial(run, "build")
+demo: Command = partial(run, "demo")
+evaluate: Command = partial(run, "evaluate")
+export: Command = partial(run, "export")
+filter_pool: Command = partial(run, "filter")
+look: Command = partial(run, "look")
+report: Command = partial(run, "report")
+score: Command = partial(run, "score")
+size: Command = partial(run, "size")
+train: Command = partial(run, "train")
+weights: Command = partial(run, "weights")

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from train.sizing import device_fit
+from train.sizing.device_fit import DEVICE_SHARE, GIB, OWN_SHEETS, device_of, free_memory
+
+
+def test_a_gpu_by_name_has_memory_and_a_peak() -> None:
+    device = device_of("a100-80gb", utilisation=0.5)
+    assert (device.kind, device.name) == ("cuda", "NVIDIA A100 80GB")
+    assert device.memory == int(79.1 * GIB)
+    assert device.budget == int(0.9 * device.memory)
+    assert device.peak_flops("bf16") == 312e12
+    assert device.peak_flops("fp32") == 19.5e12
+    assert device.is_called("NVIDIA A100-SXM4-80GB")
+    assert not device.is_called("NVIDIA A100-SXM4-40GB")
+    assert not device.is_called("x86_64 processor, 2 threads")
+
+
+def test_a_precision_that_the_device_lacks_is_refused() -> None:
+    with pytest.raises(ValueError, match="precision is bf16, which NVIDIA V100 32GB has no"):
+        device_of("v100-32gb").peak_flops("bf16")
+
+
+def own_file(tmp_path: Path, *keys: str) -> Path:
+    entry = json.loads(OWN_SHEETS.read_text())["devices"]["a100-80gb"]
+    devices = {key: {**entry, "matches": [key], "name": key.upper()} for key in keys}
+    path = tmp_path / "own.json"
+    path.write_text(json.dumps({"devices": devices}))
+    return path
+
+
+def test_a_device_of_a_users_file(tmp_path: Path) -> None:
+    path = own_file(tmp_path, "one")
+    assert device_of(str(path)).name == "ONE"
+    assert device_of(str(path)).is_called("NVIDIA one 80GB")
+    path = own_file(tmp_path, "one", "two")
+    assert device_of(f"{path}:two").name == "TWO"
+    with pytest.raises(ValueError, match=r"has 2 devices; write .*own.json:NAME, of one, two"):
+        device_of(str(path))
+    with pytest.raises(ValueError, match="has no device 'three'"):
+        device_of(f"{path}:three")
+
+
+def test_a_processor_is_shared_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_fit, "free_host_memory", lambda: 8 * GIB)
+    monkeypatch.setattr(device_fit, "usable_cores", lambda: 4)
+    device = device_of("cpu", ranks=2)
+    assert (device.kind, device.memory, device.cores) == ("cpu", 4 * GIB, 2)
+    assert device.peak_flops("fp32") == 2 * 80e9
+    assert device.is_called("x86_64 processor, 4 threads")
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 3), ("200000 100000", 2), ("50000 100000", 1), ("900000 100000", 3), ("", 3)],
+)
+def test_cores_are_those_of_the_process_and_of_its_cgroup(
+    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    monkeypatch.setattr(device_fit, "CPU_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 5})
+    assert device_fit.usable_cores() == cores
+
+
+@pytest.mark.parametrize(
+    ("name", "utilisation", "message"),
+    [
+        ("a100-80", None, "no device 'a100-80'; did you mean 'a100-80gb'"),
+        ("a100-80gb", 1.5, r"utilisation is 1.5; it must lie in \(0, 1\]"),
+    ],
+)
+def test_what_is_no_device_is_refused(name: str, utilisation: float | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        device_of(name, utilisation)
+
+
+def test_free_host_memory_is_what_the_cgroup_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {"memory.max": 3 * GIB, "memory.current": 2 * GIB}
+    monkeypatch.setattr(device_fit, "_available", lambda: 10 * GIB)
+    monkeypatch.setattr(device_fit, "_cached", lambda: GIB // 2)
+    monkeypatch.setattr(device_fit, "_read_number", lambda path: limits[Path(path).name])
+    assert device_fit.free_host_memory() == 3 * GIB // 2
+    monkeypatch.setattr(device_fit, "_read_number", lambda path: None)
+    assert device_fit.free_host_memory() == 10 * GIB
+
+
+def test_runs_side_by_side_share_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_fit, "free_host_memory", lambda: 12 * GIB)
+    cpu = torch.device("cpu")
+    assert free_memory(cpu, ranks=2) == 6 * GIB
+    monkeypatch.setenv(DEVICE_SHARE, "3")
+    assert free_memory(cpu, ranks=2) == 2 * GIB
+
+
+def test_this_machine_has_free_memory() -> None:
+    assert GIB // 8 < device_fit.free_host_memory() < 1024 * GIB

@@ -1,0 +1,223 @@
+"""The identity of a run: everything that decides its weights, as plain values.
+
+Every command that asks whether a run is still the one that is wanted asks `changes_since`: the
+trainer, an ablation, its plan and its report. The noise of neighbours is taken, and the page says
+what runs share, by `shared_part`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from manifests import disk, reader
+from manifests.layout import PoolLayout, RunLayout
+from manifests.records import RunRecord
+from manifests.schema import Blend, TaskSpec
+from train import transforms
+from train.config import TrainConfig
+from train.data.view_rows import token_set
+from train.mixture.order import ORDER_VERSION
+
+if TYPE_CHECKING:
+    from train.data.loader import Loader
+    from train.data.stream_loader import StreamLoader
+
+# Settings that change the weights by rounding at most: device, speed, memory, and what is written.
+# A run may be resumed with other values of these.
+INCIDENTAL = (
+    "device",
+    "threads",
+    "checkpoint_every",
+    "checkpoint_seconds",
+    "keep_checkpoints",
+    "log_every",
+    "dp_shard",
+    "tp",
+    "reshard_after_forward",
+    "cpu_offload",
+    "recompute",
+    "compile",
+    "attention",
+    "captions",
+    "log_to",
+    "micro_batch",
+    "loss_tile",
+    "local_loss",
+    "read_mode",
+    "read_cache",
+    "read_cache_gb",
+    "store_speed",
+)
+SEEDS = ("seed", "order_seed")  # runs of one ablation differ in them
+SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def deciding_settings(config: TrainConfig) -> dict[str, Any]:
+    """The settings that decide the weights, as plain values."""
+    return {key: value for key, value in disk.to_plain(config).items() if key not in INCIDENTAL}
+
+
+def view_hashes(blend: Blend) -> dict[str, str]:
+    """The hash of each view's document, which changes when the view or its pool changes. A live run
+    has none: its segments have the hashes of its shards. Of streams nothing is known before.
+    """
+    hashes: dict[str, str] = {}
+    if not _has_views(blend):
+        return hashes
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        document = disk.read_json(PoolLayout(blend.pools[pool]).view_json(view))
+        hashes[name] = disk.content_hash(document)
+    return hashes
+
+
+def _has_views(blend: Blend) -> bool:
+    return not (blend.streams or blend.live or blend.segments is not None)
+
+
+def settings_identity(config: TrainConfig) -> dict[str, Any]:
+    """What the settings alone decide: their values, the versions of order and pixels, the sha256 of
+    the files of the initial weights, and the task of a target. Files that are gone are left out.
+    """
+    identity: dict[str, Any] = {
+        "config": deciding_settings(config),
+        "order": {"version": ORDER_VERSION},
+        "pixels": transforms.PIXELS_VERSION,
+    }
+    if config.init is not None:
+        from train.formats import model_files  # with torch
+
+        with contextlib.suppress(ValueError):  # the model is gone
+            identity["initial_files"] = model_files.source_files(config.init)
+    if config.until_task is not None and disk.exists(config.until_task):
+        task = reader.read_manifest(config.until_task, TaskSpec)
+        identity["target"] = disk.content_hash(task)
+    return identity
+
+
+def run_identity(
+    blend: Blend, config: TrainConfig, loader: Loader | StreamLoader | None = None
+) -> dict[str, Any]:
+    """Everything that decides the weights, as plain values: settings, order, the pixels of crops,
+    what is drawn, the content of the views and of the initial weights, and the sets of tokens.
+
+    Without a loader, what is not known is left out: the order but for its version, and files, views
+    and tokens that are gone.
+    """
+    identity = settings_identity(config)
+    document = disk.to_plain(blend.document())  # lists, as a saved identity has them
+    names = ("name", "pools", "max_repeats")  # they decide no sample
+    identity["blend"] = {key: document[key] for key in document if key not in names}
+    if loader is not None:
+        tokens = {}
+        for name, view in zip(loader.names, loader.views, strict=loader.is_resumable):
+            tokens[name] = view.token_set
+        whole = {"order": loader.order.identity(), "tokens": tokens, "views": view_hashes(blend)}
+        return {**identity, **whole}
+    if not _has_views(blend):
+        del identity["order"]  # streams have none
+        return identity
+    with contextlib.suppress(OSError, ValueError):  # a view is gone
+        identity["views"] = hashes = view_hashes(blend)
+        identity["tokens"] = _token_sets(blend, config.tokenizer, hashes)
+    return identity
+
+
+def _token_sets(blend: Blend, tokenizer: str, hashes: Mapping[str, str]) -> dict[str, str]:
+    sets = {}
+    for name in blend.views:
+        pool, _, view = name.partition("/")
+        folder = blend.pools[pool]
+        scores = tuple(disk.list_names(PoolLayout(folder).scores))
+        sets[name] = _token_set(folder, view, tokenizer, (hashes[name], scores))
+    return sets
+
+
+@functools.lru_cache(maxsize=1024)
+def _token_set(pool: str, view: str, tokenizer: str, state: object) -> str:
+    """A large pool's index takes seconds, and the runs of an arm have one view. `state` changes
+    with the view and the score sets.
+    """
+    return token_set(pool, view, tokenizer)
+
+
+def shared_part(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of an identity that the runs of an ablation share: neither data nor seeds."""
+    config = {key: identity["config"][key] for key in identity["config"] if key not in SEEDS}
+    order = {"version": identity.get("order", {}).get("version")}
+    shared = {"config": config, "order": order, "pixels": identity.get("pixels")}
+    for key in ("initial_files", "target"):
+        if key in identity:
+            shared[key] = identity[key]
+    return shared
+
+
+def differences(saved: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """What differs between two identities, each as `key: saved -> now`; hashes are cut."""
+    lines = []
+    for key in sorted({*saved, *now}):
+        before, after = saved.get(key), now.get(key)
+        if isinstance(before, Mapping) and isinstance(after, Mapping):
+            lines += differences(before, after, f"{prefix}{key}.")
+        elif before != after:
+            lines.append(f"{prefix}{key}: {_short(before)} -> {_short(after)}")
+    return lines
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text[:12] if SHA256.fullmatch(text) else text
+
+
+def complete_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The deciding settings of a saved run, whatever version wrote it.
+
+    An older version had fewer settings (such a run has their defaults), and counted more of them as
+    deciding.
+    """
+    known = {key: value for key, value in saved.items() if key not in INCIDENTAL}
+    return {**deciding_settings(TrainConfig()), **known}
+
+
+def changes_since(
+    saved: Mapping[str, Any], now: Mapping[str, Any], run: str, export: Mapping[str, str]
+) -> tuple[dict[str, Any], list[str]]:
+    """The identity of a run now, and how it differs from the saved one, as `key: saved -> now`.
+
+    What `now` leaves out is taken to be as it was: it is gone, or was not opened. `export`: sha256
+    of each exported file of the finished run in the folder `run`; empty before. Files that have
+    other bytes now are differences too.
+    """
+    identity = {**saved, **now}
+    if list(now.get("order", ())) == ["version"]:
+        identity["order"] = {**saved.get("order", {}), **now["order"]}
+    before = {**saved, "config": complete_settings(saved["config"])}
+    lines = differences(before, identity)
+    exported = {}
+    for name in export:
+        path = disk.join(RunLayout(run).export, name)
+        exported[name] = disk.sha256_of(path) if disk.exists(path) else export[name]
+    return identity, [*lines, *differences({"export": export}, {"export": exported})]
+
+
+def check_same_run(
+    saved: Mapping[str, Any], now: Mapping[str, Any], out: str, record: RunRecord | None = None
+) -> dict[str, Any]:
+    """Compare the identity in a run's folder with the present one, which is returned. ValueError
+    names what differs.
+
+    record: run.json of a finished run. Initial weights that are gone are not compared: only the
+    first start reads them.
+    """
+    export = {} if record is None else record.export
+    identity, different = changes_since(saved, now, out, export)
+    if different:
+        raise ValueError(
+            f"{out} holds another run ({'; '.join(different[:3])});"
+            " choose another --out, or start again with --restart"
+        )
+    return identity
