@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from clipmill.app import MORE, Engine, Json, Scale, make_app
+from clipmill.app import MORE, Engine, Json, Scale, Whole, make_app
 from manifests import console, disk, identity, reader
 from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
@@ -69,9 +69,6 @@ Manifest = Annotated[
     str, Parameter(help="A manifest, or ablation.json as `clipmill build` resolves it.")
 ]
 Out = Annotated[str, Parameter(help="The folder of the runs and of results.json.")]
-LimitHours = Annotated[
-    float | None, Parameter(help="Refuse more device-hours than this in all.", group=MORE)
-]
 
 
 def ablate(
@@ -81,11 +78,10 @@ def ablate(
     out: Out,
     engine: Engine = "inline",
     scale: Scale = None,
-    limit_hours: LimitHours = None,
     as_json: Json = False,
 ) -> int:
     """Run the arms of an ablation with every seed, evaluate them, and compare them."""
-    read, folder = _checked(ablation, out, engine, scale, limit_hours)
+    read, folder = _checked(ablation, out, engine, scale)
     with locked_folder(AblationLayout(folder).lock, "clipmill ablate"):
         return run_and_conclude(read, folder, engine, as_json)
 
@@ -102,11 +98,10 @@ def check(
     out: Out,
     engine: Engine = "inline",
     scale: Scale = None,
-    limit_hours: LimitHours = None,
     as_json: Json = False,
 ) -> int:
     """Check what can be known without the pools; nothing is run."""
-    read, folder = _checked(ablation, out, engine, scale, limit_hours)
+    read, folder = _checked(ablation, out, engine, scale)
     number = len(all_runs(read, folder))
     if as_json:
         print(json.dumps({"ablation_hash": identity.ablation_hash(read), "runs": number}))
@@ -115,14 +110,12 @@ def check(
     return 0
 
 
-def _checked(
-    path: str, out: str, engine: str, scale: str | None, limit_hours: float | None
-) -> tuple[Ablation, str]:
+def _checked(path: str, out: str, engine: str, scale: str | None) -> tuple[Ablation, str]:
     """(the ablation, its folder) after the checks that need no pool."""
     folder = disk.output_folder(out)
     read = reader.read_manifest(path, Ablation, scale=scale)
     on_cluster = engine == "ray" and bool(os.environ.get("RAY_ADDRESS"))
-    hardware = Hardware(limit_hours=limit_hours, here=not on_cluster)
+    hardware = Hardware(here=not on_cluster)
     check_ablation(read, folder)
     check_plan(read, folder, hardware)
     return read, folder
@@ -174,10 +167,9 @@ def plan(
     budget_hours: float | None = None,
     price: float | None = None,
     device: str | None = None,
-    ranks: int | None = None,
+    ranks: Annotated[int | None, Whole] = None,
     utilisation: float | None = None,
     scale: Scale = None,
-    limit_hours: LimitHours = None,
     as_json: Json = False,
 ) -> int:
     """What an ablation takes, before anything is downloaded or trained.
@@ -201,7 +193,6 @@ def plan(
         ranks=ranks,
         utilisation=utilisation,
         price=price,
-        limit_hours=limit_hours,
         here=False,
     )
     planned = plan_ablation(

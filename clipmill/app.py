@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Annotated, Literal
 
-from cyclopts import App, CycloptsError, Group, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter, Token
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
 from manifests import console
@@ -71,7 +71,23 @@ Scale = Annotated[
         help="A block of the manifest's `scales` to merge over it, such as debug.", group=MORE
     ),
 ]
-Words = Parameter(consume_multiple=True, negative=(), show_default=False)
+Words = Parameter(consume_multiple=(1, None), negative=(), show_default=False)
+
+
+def whole(_: object, tokens: Sequence[Token]) -> int:
+    """A whole number. cyclopts alone rounds 1.5 to 2."""
+    text = tokens[0].value
+    if not re.fullmatch(r"[+-]?[0-9]+", text):
+        raise ValueError(f"{text!r} is no whole number")
+    return int(text)
+
+
+def wholes(kind: object, tokens: Sequence[Token]) -> list[int]:
+    """Whole numbers, as `whole` reads each."""
+    return [whole(kind, [token]) for token in tokens]
+
+
+Whole = Parameter(converter=whole)
 
 
 def make_app(name: str, example: str, statuses: Mapping[int, str]) -> App:
@@ -126,8 +142,9 @@ def main(argv: Sequence[str]) -> int:
     app = root_app(argv[0] if argv else "")
     try:
         name, apps, _ = app.parse_commands(argv)
-        if not {"--help", "-h"}.isdisjoint(argv) and name:
-            reflow(apps[-1])
+        if not {"--help", "-h"}.isdisjoint(argv):
+            for each in apps[1:]:  # not the root, which would import every command
+                reflow(each)
         function, bound, _ = app.parse_args(argv, print_error=False, exit_on_error=False)
     except CycloptsError as error:
         return console.mistake(_one_line(error) + _misspelt(app, argv))

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from cyclopts import Parameter
 
-from clipmill.app import Engine, Json, Words, make_app
+from clipmill.app import Engine, Json, Whole, Words, make_app
 from manifests import console, disk
 from manifests.text import printable
 from pipeline.audit import repair as repair_module
@@ -82,7 +82,7 @@ def explain(pool: Pool, row: str, /, *, as_json: Json = False) -> int:
 
 
 @AUDIT.command
-def trace(pool: Pool, number: int, /, *, as_json: Json = False) -> int:
+def trace(pool: Pool, number: Annotated[int, Whole], /, *, as_json: Json = False) -> int:
     """Follow stored images, drawn at random, from the tar back to the record of the WAT or WARC
     that they were found in, and read it again.
 

@@ -11,7 +11,7 @@ import yaml
 from cyclopts import Group, Parameter
 from cyclopts.validators import MutuallyExclusive
 
-from clipmill.app import MORE, Engine, Json, Scale, Words, make_app
+from clipmill.app import MORE, Engine, Json, Scale, Whole, Words, make_app, wholes
 from manifests import console, disk, reader
 from manifests.schema import Recipe
 from manifests.web_page import MARK
@@ -157,7 +157,7 @@ def random_like(
     view: str,
     /,
     *,
-    seed: Annotated[list[int] | None, Words] = None,
+    seed: Annotated[list[int] | None, Words, Parameter(converter=wholes)] = None,
     as_json: Json = False,
 ) -> int:
     """Make random_like_VIEW: a random subset as large as VIEW.
@@ -298,8 +298,8 @@ def look(
     view: str | None = None,
     out: Annotated[str | None, Parameter(group=WHERE)] = None,
     serve: Annotated[bool, Parameter(group=WHERE)] = False,
-    port: Annotated[int | None, Parameter(group=MORE)] = None,
-    images: Annotated[int, Parameter(group=MORE)] = 400,
+    port: Annotated[int | None, Whole, Parameter(group=MORE)] = None,
+    images: Annotated[int, Whole, Parameter(group=MORE)] = 400,
     megabytes: Annotated[float, Parameter(group=MORE)] = 6.0,
     as_json: Json = False,
 ) -> int:

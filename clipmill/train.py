@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import LimitedChoice, MutuallyExclusive
 
-from clipmill.app import MORE, Json, Words, make_app
+from clipmill.app import MORE, Json, Whole, Words, make_app
 from manifests import console, disk, reader
 from manifests.folder_lock import FolderInUse, locked_folder
 from manifests.layout import PoolLayout, RunLayout
@@ -111,8 +111,8 @@ def train_run(
     out: str | None = None,
     preset: str | None = None,
     changes: Annotated[list[str], Parameter("--set"), Words] = [],  # noqa: B006
-    seed: int | None = None,
-    ranks: int = 1,
+    seed: Annotated[int | None, Whole] = None,
+    ranks: Annotated[int, Whole] = 1,
     plan: bool = False,
     list_settings: bool = False,
     nemo: Annotated[str | None, Parameter(group=MORE)] = None,
@@ -332,7 +332,7 @@ def evaluate(
     task: Annotated[list[str] | None, Parameter(group=TASKS), Words] = None,
     suite: Annotated[str | None, Parameter(group=TASKS)] = None,
     out: str | None = None,
-    average_last: Annotated[int | None, Parameter(group=OF_A_RUN)] = None,
+    average_last: Annotated[int | None, Whole, Parameter(group=OF_A_RUN)] = None,
     ema: Annotated[bool, Parameter(group=OF_A_RUN)] = False,
     device: Annotated[str, Parameter(group=MORE)] = "auto",
     as_json: Json = False,
@@ -506,7 +506,7 @@ def onnx(
     *,
     to: str,
     dtype: Literal["fp32", "fp16"] = "fp32",
-    text_length: int | None = None,
+    text_length: Annotated[int | None, Whole] = None,
     pixels: Literal["normalised", "uint8"] = "normalised",
     as_json: Json = False,
 ) -> int:
@@ -573,17 +573,17 @@ def size(
     *,
     model: str | None = None,
     preset: str | None = None,
-    batch: int | None = None,
+    batch: Annotated[int | None, Whole] = None,
     device: str = "auto",
-    ranks: int = 1,
-    samples: int | None = None,
+    ranks: Annotated[int, Whole] = 1,
+    samples: Annotated[int | None, Whole] = None,
     price: float | None = None,
     parallel: Annotated[str | None, Parameter(group=MORE)] = None,
     changes: Annotated[list[str], Parameter("--set", group=MORE), Words] = [],  # noqa: B006
     utilisation: Annotated[float | None, Parameter(group=SPEED)] = None,
     measured: Annotated[str | None, Parameter(group=SPEED)] = None,
-    pairs: Annotated[int | None, Parameter(group=STORED)] = None,
-    image_size: Annotated[int | None, Parameter(group=STORED)] = None,
+    pairs: Annotated[int | None, Whole, Parameter(group=STORED)] = None,
+    image_size: Annotated[int | None, Whole, Parameter(group=STORED)] = None,
     bandwidth: Annotated[float | None, Parameter(group=STORED)] = None,
     as_json: Json = False,
 ) -> int:

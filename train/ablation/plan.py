@@ -351,7 +351,6 @@ class Hardware:
     ranks: int | None = None  # None: the ablation's
     utilisation: float | None = None
     price: float | None = None  # of a device-hour
-    limit_hours: float | None = None  # None: the ablation's
     here: bool = False  # runs start on this machine, whatever hardware the ablation states
 
 
@@ -458,7 +457,7 @@ def _check_numbers(
     if effect is not None and not 0 < effect < 1:
         raise ValueError(f"--effect is {effect}; it is a share, such as 0.01 for 1 point")
     limits = {"--budget-hours": budget_hours, "--price": hardware.price}
-    for name, value in {**limits, "--limit-hours": hardware.limit_hours}.items():
+    for name, value in limits.items():
         if value is not None and not 0 < value < math.inf:
             raise ValueError(f"{name} is {value}; it must be above 0")
     if hardware.ranks is not None and hardware.ranks < 1:
@@ -545,7 +544,7 @@ def _problems(
         if missing is None and not load.fit.fits:
             ways = remedies(load.config, load.ranks, load.fit.device)
             yield f"{unfit_message(load.fit)}; {'; '.join(ways)}"
-    limit = hardware.limit_hours or ablation.limit_hours
+    limit = ablation.limit_hours
     if limit is not None and plan.hours > limit:
         per_run = f"{_hours(plan.hours_per_run)} for a run of {plan.samples_per_s:,.0f} samples/s"
         yield (

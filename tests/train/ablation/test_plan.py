@@ -129,8 +129,6 @@ def test_what_takes_longer_than_the_limit_is_refused_with_the_hours() -> None:
     ):
         refuse_plan(made)
     refuse_plan(plan_ablation(small(limit_hours=29), "/out", A100))
-    stricter = dataclasses.replace(A100, limit_hours=5.0)
-    assert plan_ablation(small(limit_hours=29), "/out", stricter).problems
 
 
 @pytest.mark.parametrize("name", ["datacomp_small", "nvidia_question"])

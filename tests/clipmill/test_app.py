@@ -1,0 +1,80 @@
+"""The words of a command line: what is wrong with them is told in one line, with exit status 2."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clipmill import app
+from manifests import console
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["scor"], 'Unknown command "scor". Did you mean "score"?'),
+        (["score"], "POOL is missing"),
+        (["audit"], "POOL is missing"),
+        (["audit", "verfy", "p"], "did you mean `clipmill audit verify`?"),
+        (["audit", "p", "q"], "'q' belongs to no option; see --help"),
+        (["ablate", "plam", "a.yaml"], "did you mean `clipmill ablate plan`?"),
+        (["score", "p", "--filter", "caption"], "Unknown option: --filter"),
+        (["score", "p", "--filters"], "--filters requires at least 1 element"),
+        (["build", "r.yaml", "--engine", "RAY"], 'Choose from: "ray", "inline"'),
+        (["audit", "trace", "p", "1.5"], "'1.5' is no whole number"),
+        (["filter", "random-like", "p", "v", "--seed", "0", "1e3"], "'1e3' is no whole number"),
+        (["look", "p", "--images", "0x10"], "'0x10' is no whole number"),
+        (["build", "r.yaml", "\x1b[31m"], r"'\x1b[31m' belongs to no option"),
+    ],
+)
+def test_wrong_words_are_told_in_one_line(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert app.main(words) == console.EXIT_MISTAKE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert message in line
+
+
+def test_the_bare_command_and_its_help_name_every_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert app.main([]) == 0
+    bare = capsys.readouterr().out
+    assert app.main(["--help"]) == 0
+    assert capsys.readouterr().out == bare
+    for name, _, group, text in app.COMMANDS:
+        assert name in bare
+        assert group.name in bare
+        assert text.split()[0] in bare
+
+
+def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
+    code = (
+        "import sys; sys.modules['fastwarc'] = None; sys.argv[1:] = ['build', 'r.yaml']\n"
+        "from clipmill.__main__ import start; start()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == console.EXIT_MISTAKE
+    (line,) = done.stderr.splitlines()
+    assert "has no package 'fastwarc'; run `make venv`" in line
+
+
+def test_a_command_names_itself_by_its_words_wherever_it_was_started() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['p', '--json']\n"
+        "from clipmill import app, __main__\n"
+        "app.main = lambda words: print(sys.argv, words) or 0\n"
+        "__main__.start('audit')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "['clipmill', 'audit', 'p', '--json'] ['audit', 'p', '--json']\n"
