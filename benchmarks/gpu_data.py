@@ -66,12 +66,14 @@ def write_pool(pool: str) -> None:
             group="0",
             version=SHARD_VERSION,
             duration_s=0.0,
+            adopted=False,
         )
         disk.write_json(layout.commit_record(shard), record.to_plain())
         kept = pa.table(
             {"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW
         )
-        disk.write_parquet(layout.view_mask("all", shard), kept)
+        footer = {"kept": ROWS, "shard": shard, "view": "all"}
+        disk.write_parquet(layout.view_mask("all", shard), kept, footer)
         tokens_BT, length_B = draw_captions(ROWS, 77, 49_408, seed=number)
         tokens = [
             row[:length].tolist() for row, length in zip(tokens_BT, length_B.tolist(), strict=True)

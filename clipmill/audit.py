@@ -197,19 +197,6 @@ def reindex(pool: Pool, /, *, as_json: Json = False) -> int:
     return 0
 
 
-@AUDIT.command
-def migrate(pool: Pool, /, *, as_json: Json = False) -> int:
-    """Bring a pool of an earlier version into the present form: shards from 3,000 on lie in
-    folders, the score columns and masks of a thousand share a file.
-    """
-    with hold_lease(pool) as lease:
-        moved = repair_module.migrate(pool, lease.check)
-        commits = repair_module.reindex(pool, lease.check)
-    print(f"{moved} files moved\n{len(commits)} shards indexed")
-    _print_json({"shards": len(commits), "moved": moved}, as_json)
-    return 0
-
-
 def _print_lines(lines: Iterable[str]) -> None:
     print("\n".join(map(printable, lines)))
 

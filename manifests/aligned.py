@@ -363,7 +363,7 @@ class AlignedFiles:
 
 def mask_owner(metadata: Mapping[str, Any], shard: int | str, view: str) -> str:
     """What is wrong where a mask says that it is of another shard or view; "" where it is not."""
-    owner = (metadata.get("shard", shard_name(shard)), metadata.get("view", view))
+    owner = (metadata.get("shard"), metadata.get("view"))
     if owner == (shard_name(shard), view):
         return ""
     return f"it has the mask of shard {owner[0]} in view {owner[1]}"
@@ -500,12 +500,6 @@ def count_shards(document: ViewDocument | ScoreSetDocument) -> int:
         return len(document.shards)
     assert document.table is not None
     return document.table.shards
-
-
-def view_shards_dict(pool: str, document: ViewDocument) -> dict[str, int]:
-    """Kept rows by the name of a shard."""
-    shards, kept = view_shards(pool, document)
-    return {shard_name(s): int(k) for s, k in zip(shards.tolist(), kept.tolist(), strict=True)}
 
 
 def score_shards_dict(pool: str, document: ScoreSetDocument) -> dict[str, str]:

@@ -1,14 +1,14 @@
 """What decides the rows and bytes of a pool, as plain values and as a hash.
 
 Views, scores and manners decide no byte, and a folder may move: they are left out, so they may
-change while a pool is built. A setting that came after the first pools is left out while it has its
-default, so old pools keep their hash.
+change while a pool is built. Keys of ADDED_KEYS and ADDED_SETTINGS are left out while they have
+their default.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from manifests import disk
@@ -32,7 +32,8 @@ def fetch_identity(fetch: Fetch) -> dict[str, Any]:
     plain = disk.to_plain(fetch)
     if fetch.known_bad is not None:
         plain["known_bad"] = KnownBad.read(fetch.known_bad, fetch.phash_distance).identity
-    return _fetch_identity(plain)
+    settings = {**plain, **{name: DEFAULTS[name] for name in MANNERS}}
+    return _without_added(settings, ADDED_SETTINGS, DEFAULTS)
 
 
 def manners_of(fetch: Fetch) -> dict[str, Any]:
@@ -59,29 +60,26 @@ def recipe_hash(recipe: Recipe) -> str:
 def recipe_changes(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """What decides bytes and differs between a stored identity and a recipe; [] where nothing does.
 
-    `stored` is what `recipe_identity` gave, now or in an earlier version, which had absolute paths
-    and manners. Each line reads `fetch.image_size was 256 and is 512`.
+    `stored` is what `recipe_identity` gave. Each line reads `fetch.image_size was 256 and is 512`.
     """
-    now = recipe_identity(recipe)
-    before = {
-        "source": source_identity(stored["source"]),
-        "fetch": _fetch_identity(stored["fetch"]),
-    }
     changes = []
-    for block, settings in now.items():
-        for key in sorted(settings.keys() | before[block].keys()):
-            old, new = before[block].get(key), settings.get(key)
+    for block, settings in recipe_identity(recipe).items():
+        for key in sorted(settings.keys() | stored[block].keys()):
+            old, new = stored[block].get(key), settings.get(key)
             if old != new:
                 changes.append(f"{block}.{key} was {old!r} and is {new!r}")
     return changes
 
 
-def _fetch_identity(settings: Mapping[str, Any]) -> dict[str, Any]:
-    identity = {**settings, **{name: DEFAULTS[name] for name in MANNERS}}
-    for name in ADDED_SETTINGS:
-        if identity.get(name) == DEFAULTS[name]:
-            identity.pop(name, None)
-    return identity
+def _without_added(
+    settings: Mapping[str, Any], added: Collection[str], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Settings without those of `added` that have their default."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in added or value != defaults[name]
+    }
 
 
 def source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,10 +87,7 @@ def source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
     # A lock is known by its content: the plan that is made of it names its id.
     is_lock = source["kind"] == "lock"
     identity = {**source, "paths": [] if is_lock else [_name(path) for path in source["paths"]]}
-    for name in ADDED_KEYS:
-        if identity.get(name) == ADDED_DEFAULTS[name]:
-            identity.pop(name, None)
-    return identity
+    return _without_added(identity, ADDED_KEYS, ADDED_DEFAULTS)
 
 
 def _name(path: str) -> str:

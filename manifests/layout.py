@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,39 +78,21 @@ def pool_fingerprint(commit_records: Mapping[str, CommitRecord]) -> str:
 
 
 def list_shard_files(pool: str) -> Iterator[tuple[str, list[str]]]:
-    """(folder, names of its files) for every folder of shards: the flat one, then one per 1,000.
-
-    ValueError where a shard lies in the flat folder that belongs into one of the others.
-    """
+    """(folder, names of its files) for every folder of shards: the flat one, then one per 1,000."""
     layout = PoolLayout(pool)
     names = disk.list_names(layout.shards)
     folders = [name for name in names if FOLDER_NAME.fullmatch(name)]
-    flat = [name for name in names if not FOLDER_NAME.fullmatch(name)]
-    check_flat_names(pool, flat)
-    yield layout.shards, flat
+    yield layout.shards, [name for name in names if not FOLDER_NAME.fullmatch(name)]
     for folder in sorted(folders, key=int):
         path = disk.join(layout.shards, folder)
         yield path, disk.list_names(path)
-
-
-def check_flat_names(pool: str, names: Iterable[str]) -> None:
-    """ValueError where the flat folder has a commit record that belongs into another folder."""
-    for name in names:
-        shard = name.removesuffix(COMMIT_SUFFIX)
-        if shard != name and shard.isdecimal() and int(shard) >= FLAT_SHARDS:
-            raise ValueError(
-                f"{pool} keeps shard {shard} in shards/, where an earlier clipmill put it; shards "
-                f"from {FLAT_SHARDS:,} on lie in folders: run clipmill audit migrate "
-                f"{pool}"
-            )
 
 
 def read_commit_records(pool: str) -> dict[str, CommitRecord]:
     """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is
     committed.
 
-    ValueError for a file of that name that is not a commit record of clipmill, and for a shard in
-    the folder of an earlier version.
+    ValueError for a file of that name that is not a commit record of clipmill.
     """
     paths = {}
     for folder, names in list_shard_files(pool):
@@ -149,13 +131,13 @@ class CommitRecord:
     version: int  # SHARD_VERSION when it was written
     duration_s: float
     revision: int = 0  # of the sidecar's name, and of the tar's unless it stayed; see revised_name
-    adopted: bool = False  # the tar was there before the pool
+    adopted: bool  # the tar was there before the pool
     fence: int | None = None  # number of the lease under which it was written; None without one
     engine: str | None = None  # another program that fetched the images
     engine_version: str | None = None
     tar_stamp: dict[str, Any] | None = None  # adopted: size and time, or what its store said of it
     # How its images were asked for (user agent, per_host, deadline …). They may change between the
-    # shards of a pool. None of a shard that was adopted, or fetched before this was recorded.
+    # shards of a pool. None of a shard that was adopted.
     manners: dict[str, Any] | None = None
 
     @property
@@ -177,9 +159,7 @@ class CommitRecord:
     def from_plain(cls, document: Any) -> CommitRecord:
         """The inverse of `to_plain`. Unknown keys are ignored.
 
-        A record without `adopted` is of the first form: a tar of another name than the shard's was
-        adopted. ValueError where a key is missing, or for a version of shards that this program
-        does not know.
+        ValueError where a key is missing, or for another version of shards than SHARD_VERSION.
         """
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")
@@ -189,11 +169,10 @@ class CommitRecord:
                 known[field.name] = document[field.name]
             elif field.default is dataclasses.MISSING:
                 raise ValueError(f"it has no {field.name!r}")
-        known.setdefault("adopted", known["tar"] != f"{known['shard']}.tar")
         version = known["version"]
-        if not isinstance(version, int) or version > SHARD_VERSION:
+        if version != SHARD_VERSION:
             raise ValueError(
-                f"it has shard version {version!r}; this clipmill reads up to {SHARD_VERSION}"
+                f"it has shard version {version!r}; this clipmill reads version {SHARD_VERSION}"
             )
         disk.check_types(cls, known, "CommitRecord")
         record: CommitRecord = disk.from_plain(cls, known)
@@ -261,11 +240,6 @@ class PoolLayout:
     def lease_claim(self, fence: int) -> str:
         """The file whose creation decides who gets the lease with this number."""
         return disk.join(self.root, f".lease-{fence:08d}.json")
-
-    @property
-    def plan(self) -> str:
-        """The plan of a pool of the first form."""
-        return disk.join(self.root, "plan.parquet")
 
     def plan_round(self, number: int) -> str:
         """The folder of the plan (0), or of a round of retries."""

@@ -5,7 +5,7 @@ The commit record of a shard is in `manifests/layout.py`, beside the paths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -69,14 +69,13 @@ class ViewDocument:
     kept: int
     fingerprint: str  # pool_fingerprint of the shards that it was chosen from
     scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
-    # Hash of its rows, see pipeline/pool/uid_hashes.py. None in large pools, in views of older
-    # versions, and after a purge of some of its rows.
+    # Hash of its rows, see pipeline/pool/uid_hashes.py. None in large pools, and after a purge of
+    # some of its rows.
     rows_sha256: str | None = None
     # Exactly one of the two; see manifests/aligned.py.
     shards: dict[str, int] | None = None  # shard -> rows kept
     table: ShardTable | None = None
-    # True where a rule could meet NaN and counted it as missing. None where no rule could, and in
-    # views of older versions, which kept NaN as the largest number: these are made again.
+    # True where a rule could meet NaN, which it counts as missing. None where no rule could.
     nan_is_missing: bool | None = None
 
     def __post_init__(self) -> None:
@@ -306,8 +305,8 @@ class RunRecord:
     peak_memory_bytes: int
     seconds: dict[str, float]  # start, train, whole; of the last start
     until: TargetRecord | None = None  # of a run that trains until a target
-    resumable: bool = True  # False: its samples were streamed from tars
-    export: dict[str, str] = field(default_factory=dict)  # file of export/ -> sha256
+    resumable: bool  # False: its samples were streamed from tars
+    export: dict[str, str]  # file of export/ -> sha256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,7 +333,7 @@ class CheckpointRecord:
     order: str  # fingerprint of the order of training
     config_hash: str
     sha256: dict[str, str]  # file name -> hash
-    bad: DamagedSamples | None = None  # up to this step; None in checkpoints of older versions
+    bad: DamagedSamples  # up to this step
     # dp_replicate, dp_shard, tp of a sharded checkpoint; None of a whole one
     layout: dict[str, int] | None = None
 

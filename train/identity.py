@@ -149,7 +149,7 @@ def shared_part(identity: Mapping[str, Any]) -> dict[str, Any]:
     """The part of an identity that the runs of an ablation share: neither data nor seeds."""
     config = {key: identity["config"][key] for key in identity["config"] if key not in SEEDS}
     order = {"version": identity.get("order", {}).get("version")}
-    shared = {"config": config, "order": order, "pixels": identity.get("pixels")}
+    shared = {"config": config, "order": order, "pixels": identity["pixels"]}
     for key in ("initial_files", "target"):
         if key in identity:
             shared[key] = identity[key]
@@ -173,16 +173,6 @@ def _short(value: Any) -> str:
     return text[:12] if SHA256.fullmatch(text) else text
 
 
-def complete_settings(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """The deciding settings of a saved run, whatever version wrote it.
-
-    An older version had fewer settings (such a run has their defaults), and counted more of them as
-    deciding.
-    """
-    known = {key: value for key, value in saved.items() if key not in INCIDENTAL}
-    return {**deciding_settings(TrainConfig()), **known}
-
-
 def changes_since(
     saved: Mapping[str, Any], now: Mapping[str, Any], run: str, export: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[str]]:
@@ -195,8 +185,7 @@ def changes_since(
     identity = {**saved, **now}
     if list(now.get("order", ())) == ["version"]:
         identity["order"] = {**saved.get("order", {}), **now["order"]}
-    before = {**saved, "config": complete_settings(saved["config"])}
-    lines = differences(before, identity)
+    lines = differences(saved, identity)
     exported = {}
     for name in export:
         path = disk.join(RunLayout(run).export, name)

@@ -114,7 +114,7 @@ def make_pool(folder: str, rows: int) -> None:
             shard=name, tar=f"{name}.tar", tar_bytes=0, tar_sha256=sha256, count=len(numbers),
             successes=len(numbers), reasons={}, failed_to_download=0, failed_to_resize=0, retries=0,
             sidecar_bytes=0, sidecar_file_sha256=sha256, sidecar_sha256=sha256, task=name,
-            group="0", version=SHARD_VERSION, duration_s=0.0,
+            group="0", version=SHARD_VERSION, duration_s=0.0, adopted=False,
         )  # fmt: skip
         disk.write_json(layout.commit_record(shard), record.to_plain())
 

@@ -74,7 +74,7 @@ def make_pool(pool: str, shards: int) -> None:
             tar_sha256=f"{shard:064x}", count=ROWS_PER_SHARD, successes=ROWS_PER_SHARD, reasons={},
             failed_to_download=0, failed_to_resize=0, retries=0, sidecar_bytes=1,
             sidecar_file_sha256=f"{shard:064x}", sidecar_sha256=f"{shard:064x}", task=str(shard),
-            group="0", version=SHARD_VERSION, duration_s=1.0,
+            group="0", version=SHARD_VERSION, duration_s=1.0, adopted=False,
         )  # fmt: skip
         Path(layout.commit_record(shard)).write_text(json.dumps(record.to_plain()))
 

@@ -36,7 +36,7 @@ from manifests.layout import PoolLayout, shard_name
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline.audit.counts import write_pool_json
 from pipeline.audit.row_index import extend_row_index
-from pipeline.crawl.parts import write_parts
+from pipeline.crawl.parts import UidsDigest, write_parts
 from pipeline.planning.plan_files import PlannedShard, read_plan, read_shard
 from pipeline.planning.planner import write_plan
 from pipeline.pool.shard_writer import TarFile, member_block, publish_shard, staged_file
@@ -81,11 +81,14 @@ def write_pairs(pool: str, rows: int) -> None:
             else pa.nulls(PART_ROWS, field.type)
             for field in PAIRS
         ]
-        metadata = {"wat": "crawl.wat.gz", "links": PART_ROWS, "pairs": PART_ROWS, "reasons": {}}
-        metadata |= {"source_id": f"{part}", "parts": rows // PART_ROWS, "damaged_records": 0}
-        disk.write_parquet(
-            PoolLayout(pool).pairs_part(part), pa.Table.from_arrays(arrays, schema=PAIRS), metadata
-        )
+        table, digest = pa.Table.from_arrays(arrays, schema=PAIRS), UidsDigest()
+        digest.update(table["uid"].chunk(0))
+        metadata = {
+            "wat": "crawl.wat.gz", "links": PART_ROWS, "pairs": PART_ROWS, "damaged_records": 0,
+            "reasons": {}, "examples": {}, "source_id": f"{part}", "content": {},
+            "parts": rows // PART_ROWS, "bytes": table.nbytes, "uids": digest.hexdigest(),
+        }  # fmt: skip
+        disk.write_parquet(PoolLayout(pool).pairs_part(part), table, metadata)
     write_parts(pool)
 
 

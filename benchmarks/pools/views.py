@@ -90,7 +90,7 @@ def prepare(folder: Path, rows: int) -> None:
             reasons={"dns": SHARD_ROWS - stored}, failed_to_download=SHARD_ROWS - stored,
             failed_to_resize=0, retries=0, sidecar_bytes=1, sidecar_file_sha256=f"{shard:064x}",
             sidecar_sha256=f"{shard:064x}", task=str(shard), group="0", version=SHARD_VERSION,
-            duration_s=1.0,
+            duration_s=1.0, adopted=False,
         )  # fmt: skip
         disk.write_json(layout.commit_record(shard), record.to_plain(), sealed=True)
         uids.append(table["uid"].combine_chunks())

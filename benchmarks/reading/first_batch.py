@@ -35,7 +35,7 @@ from benchmarks.scaling.index import write_index
 from manifests import disk
 from manifests.aligned import BundleWriter, write_score_shards, write_view_shards
 from manifests.columns import VIEW
-from manifests.layout import PoolLayout, uids_checksum
+from manifests.layout import PoolLayout, shard_name, uids_checksum
 from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Blend
 from tests.support import slow_store
@@ -101,6 +101,11 @@ def write_documents(pool: str, shards: int, uids: pa.Array) -> None:
     disk.write_json(layout.score_set_json(TOKENS), tokens.document())
 
 
+def _footer(shard: int) -> dict[str, Any]:
+    """What a mask says of itself."""
+    return {"kept": ROWS, "shard": shard_name(shard), "view": "all"}
+
+
 def write_bundles(pool: str, folder: int, uids: pa.Array) -> None:
     """Masks and tokens of a thousand shards."""
     layout, first = PoolLayout(pool), folder * 1000
@@ -110,7 +115,7 @@ def write_bundles(pool: str, folder: int, uids: pa.Array) -> None:
     metadata = {"uids": uids_checksum(pa.chunked_array([uids])), "rows": ROWS}
     with BundleWriter(Path(layout.view_bundle("all", first)), VIEW) as masks:
         for shard in range(first, first + 1000):
-            masks.add(shard, mask, {})
+            masks.add(shard, mask, _footer(shard))
     with BundleWriter(Path(layout.score_bundle(TOKENS, first)), tokens.schema) as scores:
         for shard in range(first, first + 1000):
             scores.add(shard, tokens, metadata)
@@ -141,7 +146,7 @@ def prepare(folder: Path, shards: int) -> int:
 
 def _write_flat(layout: PoolLayout, shard: int, uids: pa.Array) -> None:
     mask = pa.table({"kept": [True] * ROWS, "rule": pa.nulls(ROWS, pa.string())}, schema=VIEW)
-    disk.write_parquet(layout.view_mask("all", shard), mask)
+    disk.write_parquet(layout.view_mask("all", shard), mask, _footer(shard))
     lists = pa.array([[49_406, 5, 49_407]] * ROWS, TOKEN_LIST)
     metadata = {"uids": uids_checksum(pa.chunked_array([uids])), "rows": ROWS}
     path = layout.score_columns(TOKENS, shard)

@@ -17,9 +17,9 @@ Invariants:
   `clipmill audit reindex`: `tests/manifests/commits/test_index_files.py`.
 * The fingerprint is that of the records as a dict: `tests/manifests/commits/test_commits.py`.
 
-A new field of `CommitRecord` with a default becomes a column by itself; an older file gives its
-default. A text that many shards share is named in `record_columns.REPEATED_FIELDS`. Whoever
-replaces or removes a record calls `IndexWriter.forget` before and `add` after.
+A new field of `CommitRecord` becomes a column by itself. A text that many shards share is named in
+`commits.REPEATED_FIELDS`. Whoever replaces or removes a record calls `IndexWriter.forget` before
+and `add` after.
 """
 
 from __future__ import annotations

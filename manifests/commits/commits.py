@@ -24,8 +24,7 @@ from manifests.layout import CommitRecord, PoolLayout, shard_name
 # --------------------------------------------------------------------------------------------------
 # Commit records as columns: one row a shard, hashes as bytes, and back again.
 #
-# The columns follow the fields of `CommitRecord`. A field that an older file lacks has its
-# default.
+# The columns follow the fields of `CommitRecord`.
 
 
 KEYS = ("shard", "revision")  # every table has these
@@ -39,15 +38,15 @@ CHUNK = 4_096  # rows that are Python objects at a time
 
 
 @functools.cache
-def _fields() -> dict[str, tuple[Any, Any]]:
-    """Field -> (its type without None, its default or dataclasses.MISSING)."""
+def _fields() -> dict[str, Any]:
+    """Field -> its type without None."""
     hints = typing.get_type_hints(CommitRecord)
     fields = {}
     for field in dataclasses.fields(CommitRecord):
         kind = hints[field.name]
         if isinstance(kind, types.UnionType):
             kind = next(each for each in typing.get_args(kind) if each is not type(None))
-        fields[field.name] = kind, field.default
+        fields[field.name] = kind
     return fields
 
 
@@ -67,7 +66,7 @@ def _arrow_type(name: str, kind: Any) -> pa.DataType:
 @functools.cache
 def schema() -> pa.Schema:
     """The columns of a table of commit records."""
-    columns = {name: _arrow_type(name, kind) for name, (kind, _) in _fields().items()}
+    columns = {name: _arrow_type(name, kind) for name, kind in _fields().items()}
     return pa.schema(columns.items())
 
 
@@ -94,7 +93,7 @@ def _array(field: pa.Field, values: list[Any], records: Sequence[CommitRecord]) 
         return _hashes(field.name, values, records)
     if field.type == COUNTS:
         return _counts(values)
-    if _fields()[field.name][0] not in (str, int, float, bool):
+    if _fields()[field.name] not in (str, int, float, bool):
         values = [None if value is None else _json(value) for value in values]
     if field.type == REPEATED:
         return pa.array(values, pa.string()).dictionary_encode()
@@ -131,12 +130,9 @@ def _json(value: Any) -> str:
 def to_records(table: pa.Table) -> Iterator[CommitRecord]:
     """The inverse of `to_table`: the record of each row. The table needs all columns."""
     back = {name: _from_column(table.schema.field(name)) for name in table.column_names}
-    defaults = {name: default for name, (_, default) in _fields().items()}
     for start in range(0, table.num_rows, CHUNK):
         for row in table.slice(start, CHUNK).to_pylist():
-            values = {}
-            for name, value in row.items():
-                values[name] = defaults[name] if value is None else back[name](value)
+            values = {name: back[name](v) for name, v in row.items() if v is not None}
             yield CommitRecord(**values)
 
 
@@ -148,21 +144,19 @@ def _from_column(field: pa.Field) -> Callable[[Any], Any]:
         return bytes.hex
     if field.type == COUNTS:
         return dict
-    kind = _fields()[field.name][0]
+    kind = _fields()[field.name]
     return (lambda value: value) if kind in (str, int, float, bool) else json.loads
 
 
 def conform(table: pa.Table, columns: Iterable[str]) -> pa.Table:
-    """`columns` of a table from a file; those that the file lacks are NULL: their default."""
+    """`columns` of a table from a file. ValueError where it lacks one."""
     names = list(columns)
     arrays = []
     for name in names:
         kind = schema().field(name).type
         if name not in table.column_names:
-            if _fields()[name][1] is dataclasses.MISSING:
-                raise ValueError(f"it has no column {name!r}")
-            arrays.append(pa.chunked_array([pa.nulls(table.num_rows, kind)]))
-        elif table[name].type == kind:
+            raise ValueError(f"it has no column {name!r}")
+        if table[name].type == kind:
             arrays.append(table[name])
         elif kind == COUNTS and pa.types.is_map(table[name].type):
             arrays.append(_with_dictionary(table[name]))
@@ -216,7 +210,7 @@ class Commits:
         fingerprint: str | None = None,
         totals: CommitTotals | None = None,
     ) -> None:
-        """table: columns of `record_columns.schema`, sorted by shard, each shard once.
+        """table: columns of `schema`, sorted by shard, each shard once.
 
         fingerprint, totals: those of the index, where it is closed.
         """
@@ -282,7 +276,7 @@ class Commits:
 
     def sidecar(self, shard: int | str) -> str:
         """The path of a shard's sidecar. KeyError where the shard is not committed."""
-        return PoolLayout(self.pool).sidecar(shard, self._value(shard, "revision") or 0)
+        return PoolLayout(self.pool).sidecar(shard, self._value(shard, "revision"))
 
     def _value(self, shard: int | str, name: str) -> Any:
         position = self.position(shard)
@@ -352,7 +346,7 @@ class Commits:
         """shard, revision and tar of the shards whose files are not named by their number alone."""
         digits = pc.utf8_lpad(pc.cast(self.table["shard"], pa.string()), SHARD_DIGITS, "0")
         usual = pc.equal(self.table["tar"], pc.binary_join_element_wise(digits, "tar", "."))
-        replaced = pc.greater(pc.fill_null(self.table["revision"], 0), 0)
+        replaced = pc.greater(self.table["revision"], 0)
         columns = self.table.select(["shard", "revision", "tar"])
         return columns.filter(pc.or_(pc.invert(usual), replaced))
 

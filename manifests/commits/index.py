@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
@@ -40,7 +39,6 @@ from manifests.layout import (
     SHARDS_PER_FOLDER,
     CommitRecord,
     PoolLayout,
-    check_flat_names,
     shard_name,
 )
 
@@ -203,7 +201,7 @@ def newest_rows(pool: str, table: pa.Table) -> pa.Table:
     shards = np.asarray(table["shard"].to_numpy(), np.int64)
     if bool((np.diff(shards) > 0).all()):
         return table
-    revisions = np.asarray(pc.fill_null(table["revision"], 0).to_numpy(), np.int64)
+    revisions = np.asarray(table["revision"].to_numpy(), np.int64)
     order = np.lexsort((revisions, shards))
     ordered, ordered_revisions = shards[order], revisions[order]
     same_shard = ordered[1:] == ordered[:-1]
@@ -237,8 +235,7 @@ def read_commits(pool: str, columns: Sequence[str] | None = None) -> Commits:
     """Every committed shard of a pool; none where there is no pool.
 
     columns: the fields to hold in memory (default: all); `shard` and `revision` are always there.
-    ValueError for a damaged index, a file that is no commit record of clipmill, and a shard in the
-    folder of an earlier version.
+    ValueError for a damaged index, and a file that is no commit record of clipmill.
     """
     document = read_index_document(pool)
     if document is not None and document.closed and document.shards > FLAT_SHARDS:
@@ -307,7 +304,6 @@ def _list_folders(
     names = disk.list_names(layout.shards)
     folders = [name for name in names if FOLDER_NAME.fullmatch(name)]
     flat = [name for name in names if name.endswith(COMMIT_SUFFIX)]
-    check_flat_names(pool, flat)
     complete_folders = _complete_folders(indexed)
     listed: dict[int, str] = {}
     outdated: set[int] = set()
@@ -401,7 +397,7 @@ class ShardFiles:
         """The path of a shard's sidecar."""
         position = self._position(shard)
         revision = 0 if position is None else self._renamed["revision"][position].as_py()
-        return self._layout.sidecar(shard, revision or 0)
+        return self._layout.sidecar(shard, revision)
 
     def _position(self, shard: int | str) -> int | None:
         number = int(shard)

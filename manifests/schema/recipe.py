@@ -52,8 +52,7 @@ MANNERS = (
     "hosts",
     "patience_s",
 )
-# Settings that came after the first pools were made: left out of a pool's hash while they have
-# their default.
+# Settings that are left out of a pool's hash while they have their default.
 ADDED_SETTINGS: tuple[str, ...] = ("known_bad", "phash_distance")
 
 
@@ -237,8 +236,7 @@ class SourceKind:
         return self.images == "web"
 
 
-# Keys that came after the first pools were made: left out of a pool's hash while they have their
-# default.
+# Keys that are left out of a pool's hash while they have their default.
 ADDED_KEYS = ("captions", "file_column", "links_outside")
 LOCAL_FETCH = (
     "user_agent",

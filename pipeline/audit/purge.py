@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -186,8 +186,7 @@ def purge_masks(
         rule = pc.if_else(mask, pa.scalar(NOT_STORED), table["rule"])
         now_kept[shard] = pc.sum(kept).as_py() or 0
         changed = pa.Table.from_arrays([kept, rule], schema=table.schema)
-        # Masks of a pool of the first form have no metadata.
-        return changed, {**metadata, "kept": now_kept[shard]} if metadata else {}
+        return changed, {**metadata, "kept": now_kept[shard]}
 
     files = {shard: layout.view_mask(view, shard) for shard in purged if not shard_folder(shard)}
     _rewrite(pool, {s: path for s, path in files.items() if disk.exists(path)}, change, fence)
@@ -624,9 +623,9 @@ class Journal:
     views: dict[str, dict[str, int]]  # view -> rule -> rows that it decided; "" for rows kept
     scored: dict[str, int]  # score set -> scored rows of the shards that have some of these uids
     adopted: tuple[str, ...]  # tars outside of the pool that keep the images
-    at: str = ""  # "" of an earlier version, which left no record
-    selectors: dict[str, int] = field(default_factory=dict)  # see PurgeRecord
-    hashes: tuple[str, ...] = ()
+    at: str  # this and what follows: see PurgeRecord
+    selectors: dict[str, int]
+    hashes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -787,14 +786,10 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
     if recipe is not None:
         write_pool_json(pool, recipe, {}, commits)
     disk.remove(layout.progress_json)  # what the last build showed has names of hosts
-    if journal.at:
-        record = PurgeRecord(
-            at=journal.at,
-            selectors=journal.selectors,
-            hashes=journal.hashes,
-            uids=journal.uids,
-        )
-        write_record(pool, record)
+    record = PurgeRecord(
+        at=journal.at, selectors=journal.selectors, hashes=journal.hashes, uids=journal.uids
+    )
+    write_record(pool, record)
     disk.remove(_journal(pool))
     return replaced
 

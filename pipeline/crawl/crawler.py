@@ -38,7 +38,7 @@ from pipeline.crawl.parts import (
     top_reasons,
     write_parts,
 )
-from pipeline.crawl.sources import has_source_id, parts, reader_of, source_id
+from pipeline.crawl.sources import parts, reader_of, source_id
 from pipeline.executor.stage import Engine, execute
 from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.pool.lease import check_fence
@@ -555,8 +555,7 @@ def _final_parts(pool: str, paths: Sequence[str], source: Source) -> pa.Table | 
     final = _all_parts(pool, len(paths))
     if final is None:
         return None
-    stored = final["source_id"].to_pylist()
-    if not all(has_source_id(source, *each) for each in zip(paths, stored, strict=True)):
+    if final["source_id"].to_pylist() != [source_id(source, path) for path in paths]:
         raise ValueError(
             f"{pool}/pairs was made of another source ({_difference(final, paths)}): build into "
             "another folder, or give the old source back"
@@ -606,9 +605,8 @@ def _extracted_count(pool: str, source: Source, numbered: tuple[int, str]) -> in
     """The pairs of a part that was read from this source; -1 where its file has changed since."""
     number, path = numbered
     metadata = disk.read_metadata(extracted(pool, number))
-    is_source = has_source_id(source, path, metadata["source_id"])
-    content = metadata.get("content", {})
-    is_same = is_source and reader_of(source).is_unchanged(path, source, content)
+    is_source = metadata["source_id"] == source_id(source, path)
+    is_same = is_source and reader_of(source).is_unchanged(path, source, metadata["content"])
     return int(metadata["pairs"]) if is_same else -1
 
 

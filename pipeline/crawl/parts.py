@@ -33,9 +33,7 @@ from pipeline.archives.urls import shortened
 
 THREADS = 16  # that read footers: a remote store answers each after about 30 ms
 BATCH = 10_000  # rows
-DECODED = 4  # bytes in memory per byte of dictionary-encoded columns, about
 PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
-NUMBERS = ("part", "pairs", "links", "damaged_records", "reasons", "bytes", "uids")  # never NULL
 Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
 PARTS = pa.schema(
@@ -110,9 +108,7 @@ def stored_table(pool: str, count: int) -> pa.Table | None:
         logger.warning("%s; the parts are read instead", error)
         return None
     fits = table.schema.equals(PARTS) and table.num_rows == count
-    if not fits or any(table[name].null_count for name in NUMBERS):
-        return None
-    return table
+    return table if fits and not any(column.null_count for column in table.columns) else None
 
 
 def write_parts(pool: str) -> pa.Table:
@@ -132,22 +128,20 @@ def _row_of(path: str) -> pa.Table:
         return footer, disk.metadata_of(footer)
 
     footer, metadata = disk.read_with(path, read)
-    sizes = [footer.row_group(number).total_byte_size for number in range(footer.num_row_groups)]
-    encoded = sum(sizes) * DECODED  # a part that an earlier version wrote does not say its bytes
     try:
         row = {
             "part": _number_of(path.rpartition("/")[2]),
             "pairs": footer.num_rows,
-            "links": metadata.get("links", footer.num_rows),
-            "damaged_records": metadata.get("damaged_records", 0),
-            "reasons": list(metadata.get("reasons", {}).items()),
-            "examples": list(metadata.get("examples", {}).items()),
-            "bytes": metadata.get("bytes", encoded),
-            "uids": metadata.get("uids") or _digest_of(path),
-            "wat": metadata.get("wat"),
-            "source_id": metadata.get("source_id"),
-            "content": json.dumps(metadata.get("content", {}), sort_keys=True),
-            "parts": metadata.get("parts"),
+            "links": metadata["links"],
+            "damaged_records": metadata["damaged_records"],
+            "reasons": list(metadata["reasons"].items()),
+            "examples": list(metadata["examples"].items()),
+            "bytes": metadata["bytes"],
+            "uids": metadata["uids"],
+            "wat": metadata["wat"],
+            "source_id": metadata["source_id"],
+            "content": json.dumps(metadata["content"], sort_keys=True),
+            "parts": metadata["parts"],
         }
         return pa.Table.from_pylist([row], PARTS)
     except (AttributeError, KeyError, OverflowError, TypeError, pa.ArrowException) as error:
@@ -250,14 +244,6 @@ class UidsDigest:
     def hexdigest(self) -> str:
         """32 hex digits."""
         return xxhash.xxh3_128_hexdigest(self._lengths.digest() + self._content.digest())
-
-
-def _digest_of(path: str) -> str:
-    digest = UidsDigest()
-    with fsspec.open(path, "rb") as stream, pq.ParquetFile(stream) as table:
-        for batch in table.iter_batches(batch_size=BATCH, columns=["uid"]):
-            digest.update(batch["uid"])
-    return digest.hexdigest()
 
 
 def content_of(parts: pa.Table) -> list[Mapping[str, Any]]:

@@ -155,16 +155,7 @@ def source_id(source: Source, path: str) -> str:
     (content.py). Pairs of files name their images by absolute paths, so such a source may not move.
     """
     moves = SOURCES[source.kind].images == "web" and not disk.is_url(path)
-    return _source_id(source, path, disk.local_path(path).name if moves else path)
-
-
-def has_source_id(source: Source, path: str, stored: str | None) -> bool:
-    """True where a part was read from this file; also where an earlier version, which hashed
-    absolute paths, wrote it and the file has not moved."""
-    return stored in (source_id(source, path), _source_id(source, path, path))
-
-
-def _source_id(source: Source, path: str, name: str) -> str:
+    name = disk.local_path(path).name if moves else path
     size = None
     if not disk.is_url(path) and disk.local_path(path).is_file():
         size = disk.local_path(path).stat().st_size

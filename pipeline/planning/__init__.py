@@ -6,15 +6,14 @@ plan.
 Read: `POOL/pairs/`, `POOL/parts.parquet`; for retries sidecars. Written:
 `POOL/plan/shards-00000.parquet` … (one row group a shard), `shards.parquet` (one row a shard),
 `plan.json` last; `POOL/plan/retry-001/` … the same and `retried.parquet`. `POOL/plan/.shuffle` is
-scratch space, empty at the end. `POOL/plan.parquet` (the first form) is read.
+scratch space, empty at the end.
 
 Invariants:
 
 * A plan is a function of the pairs, the kind of the source and the fetch settings (golden, and
   row by row against a plain program: `tests/pipeline/planning/test_planner.py`), whatever the
   tickets' sizes and wherever it was stopped.
-* A row is retried once (`tests/pipeline/planning/test_shuffle.py`). Plans of the first form are
-  read and go on (`tests/pipeline/planning/test_plan_files.py`).
+* A row is retried once (`tests/pipeline/planning/test_shuffle.py`).
 * A ticket holds at most 500,000 rows or 256 MB, or one shard: `planner.ROWS_PER_TICKET`.
 
 To extend: a change of order or ids raises `PLAN_VERSION`. A new column of the plan goes to `PLAN`

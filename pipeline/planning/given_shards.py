@@ -151,5 +151,5 @@ def _numbered(rows: pa.Table, shard: int, before: int) -> pa.Table:
 
 def group_count(pool: str) -> int | None:
     """How many host groups the plan of a pool has; None where each shard is a group of its own."""
-    groups: int | None = read_rounds(pool)[0].metadata.get("groups")
+    groups: int | None = read_rounds(pool)[0].metadata["groups"]
     return groups

@@ -75,8 +75,6 @@ def _joined(texts: pa.Array) -> pa.Buffer:
 # names a file and a row group, so its rows are one footer and one range. Further rounds
 # (`--retry`) have the same files in POOL/plan/retry-001 and so on. A plan never changes once it
 # is written.
-#
-# The first form, which is still read: one file POOL/plan.parquet, POOL/plan-retry-001.parquet ….
 
 
 SHARDS = pa.schema(
@@ -97,24 +95,18 @@ class Round:
     """One round of a plan: round 0, or one of retries. `metadata` is its plan.json."""
 
     number: int
-    path: str  # its folder; its only file in the first form
+    path: str  # its folder
     first_shard: int
     metadata: dict[str, Any]
 
     @property
-    def is_first_form(self) -> bool:
-        """Whether it is one file, whose footer lists the shards."""
-        return self.path.endswith(".parquet")
-
-    @property
     def shards(self) -> int:
         """How many shards it has."""
-        shards = self.metadata["shards"]
-        return len(shards) if self.is_first_form else int(shards)
+        return int(self.metadata["shards"])
 
     def file(self, number: int) -> str:
         """One of the files that hold its rows."""
-        return self.path if self.is_first_form else shards_file(self.path, number)
+        return shards_file(self.path, number)
 
 
 def shards_file(folder: str, number: int) -> str:
@@ -128,34 +120,23 @@ def plan_json(folder: str) -> str:
 
 
 def is_planned(pool: str) -> bool:
-    """Whether a pool has a plan, of either form."""
-    layout = PoolLayout(pool)
-    return disk.exists(plan_json(layout.plan_round(0))) or disk.exists(layout.plan)
+    """Whether a pool has a plan."""
+    return disk.exists(plan_json(PoolLayout(pool).plan_round(0)))
 
 
 def read_rounds(pool: str) -> list[Round]:
     """The rounds of a plan in order. ValueError where there is no plan."""
     layout = PoolLayout(pool)
-    files = []
-    if not disk.exists(plan_json(layout.plan_round(0))):
-        if not disk.exists(layout.plan):
-            raise ValueError(f"{pool} has no plan; run clipmill build on its recipe first")
-        names = disk.list_names(pool, ".parquet")
-        retries = [name for name in names if name.startswith("plan-retry-")]
-        files = [layout.plan, *(disk.join(pool, name) for name in retries)]
     rounds: list[Round] = []
     first = 0
-    while True:
+    while disk.exists(plan_json(path := layout.plan_round(len(rounds)))):
         number = len(rounds)
-        if number < len(files):
-            path, metadata = files[number], disk.read_metadata(files[number])
-        else:
-            path = layout.plan_round(number)
-            if not disk.exists(plan_json(path)):
-                return rounds
-            metadata = _read_plan_json(pool, plan_json(path), number)
+        metadata = _read_plan_json(pool, plan_json(path), number)
         rounds.append(Round(number=number, path=path, first_shard=first, metadata=metadata))
         first += rounds[-1].shards
+    if not rounds:
+        raise ValueError(f"{pool} has no plan; run clipmill build on its recipe first")
+    return rounds
 
 
 def _read_plan_json(pool: str, path: str, number: int) -> dict[str, Any]:
@@ -180,6 +161,7 @@ class _PlanKeys:
     version: int
     pairs: str
     recipe: dict[str, Any]
+    groups: int | None
     round: int
     shards: int
     rows: int
@@ -264,34 +246,19 @@ def read_plan(pool: str) -> Plan:
 
 def _shards_of_round(pool: str, each: Round) -> pa.Table:
     """The table SHARDS of a round. ValueError, with the remedy, where it is damaged."""
-    if not each.is_first_form:
-        path = disk.join(each.path, "shards.parquet")
-        try:
-            table = disk.read_parquet(path).cast(SHARDS)
-        except FileNotFoundError:
-            raise _damaged_plan(pool, path, each.number, "it is missing") from None
-        except ValueError as error:
-            reason = str(error).removeprefix(f"{path} ")
-            raise _damaged_plan(pool, path, each.number, reason) from None
-        nulls = sum(column.null_count for column in table.columns)
-        if nulls or len(table) != each.shards:
-            problem = f"it has {len(table)} shards and {nulls} NULLs, plan.json says {each.shards}"
-            raise _damaged_plan(pool, path, each.number, problem)
-        return table
-    shards = each.metadata["shards"]
-    groups, rows, ids = zip(*shards, strict=True) if shards else ((), (), ())
-    numbers = np.arange(len(shards))
-    return pa.table(
-        {
-            "shard": numbers + each.first_shard,
-            "group": groups,
-            "rows": rows,
-            "id": ids,
-            "file": np.zeros(len(shards), dtype=np.int64),
-            "row_group": numbers,
-        },
-        SHARDS,
-    )
+    path = disk.join(each.path, "shards.parquet")
+    try:
+        table = disk.read_parquet(path).cast(SHARDS)
+    except FileNotFoundError:
+        raise _damaged_plan(pool, path, each.number, "it is missing") from None
+    except ValueError as error:
+        reason = str(error).removeprefix(f"{path} ")
+        raise _damaged_plan(pool, path, each.number, reason) from None
+    nulls = sum(column.null_count for column in table.columns)
+    if nulls or len(table) != each.shards:
+        problem = f"it has {len(table)} shards and {nulls} NULLs, plan.json says {each.shards}"
+        raise _damaged_plan(pool, path, each.number, problem)
+    return table
 
 
 # --- rows -------------------------------------------------------------------------------------
@@ -308,8 +275,6 @@ def read_shard_table(pool: str, shard: int, rounds: list[Round] | None = None) -
         raise ValueError(f"{pool} has no shard {shard}; its plan has {total}, numbered from 0")
     each = rounds[bisect_right([round_.first_shard for round_ in rounds], shard) - 1]
     number = shard - each.first_shard
-    if each.is_first_form:
-        return read_row_group(each.path, number)
     first_shards: list[int] = each.metadata["files"]
     file = bisect_right(first_shards, number) - 1
     return read_row_group(each.file(file), number - first_shards[file])
@@ -381,19 +346,6 @@ def pairs_hash(parts: pa.Table) -> str:
     return digest.hexdigest()[:16]
 
 
-def first_form_hash(pool: str, parts: pa.Table) -> str:
-    """Hash over the uids of all pairs, as a plan of the first form has it."""
-    content = hashlib.sha256()
-    for part in range(len(parts)):
-        uids = disk.read_parquet(PoolLayout(pool).pairs_part(part), ["uid"])["uid"]
-        for chunk in uids.chunks:
-            joined = pa.LargeListArray.from_arrays([0, len(chunk)], chunk.cast(pa.large_string()))
-            text = pc.binary_join(joined, pa.scalar("", pa.large_string()))[0]
-            content.update(text.as_buffer())
-        content.update(b"\n")
-    return content.hexdigest()[:16]
-
-
 def check_unchanged(
     planned: dict[str, Any], asked: dict[str, Any], recipe: Recipe, pool: str
 ) -> None:
@@ -412,7 +364,7 @@ def check_unchanged(
     if planned["version"] != asked["version"]:
         raise ValueError(
             f"{pool} was planned by plan version {planned['version']}, this is version "
-            f"{asked['version']}: finish it with the older program, or build into another folder"
+            f"{asked['version']}: build into another folder"
         )
 
 

@@ -34,7 +34,6 @@ from pipeline.planning.plan_files import (
     Plan,
     Round,
     check_unchanged,
-    first_form_hash,
     host_groups,
     is_planned,
     pairs_hash,
@@ -358,10 +357,6 @@ def retried_keys(rounds: list[Round], first: int, last: int) -> Integers:
     """The keys of shards `first` to `last` that a round retries already, ascending."""
     keys = [np.zeros(0, np.int64)]
     for each in rounds[1:]:
-        if each.is_first_form:
-            texts = disk.read_parquet(each.path, ["retry_of"])["retry_of"]
-            keys.append(pc.cast(texts, pa.int64()).to_numpy())
-            continue
         low, high = first * KEYS_PER_SHARD, (last + 1) * KEYS_PER_SHARD
         where = [("key", ">=", low), ("key", "<", high)]
         table = disk.read_parquet(disk.join(each.path, "retried.parquet"), ["key"], where)
@@ -526,7 +521,7 @@ def write_plan(
     parts = read_parts(pool)
     if not len(parts):
         raise ValueError(f"{pool} has no pairs to plan; run the stage crawl first")
-    expected = parts["parts"][0].as_py() or len(parts)
+    expected = parts["parts"][0].as_py()
     if len(parts) != expected:
         raise ValueError(
             f"{pool}/pairs has {len(parts)} of {expected} parts; "
@@ -549,9 +544,7 @@ def write_plan(
     config = _config(pool, recipe, metadata, 0, per_ticket) | {"fence": fence}
     check_fence(pool, fence)
     if is_planned(pool):
-        first = read_rounds(pool)[0]
-        pairs = first_form_hash(pool, parts) if first.is_first_form else metadata["pairs"]
-        check_unchanged(first.metadata, {**metadata, "pairs": pairs}, recipe, pool)
+        check_unchanged(read_rounds(pool)[0].metadata, metadata, recipe, pool)
         _remove_scratch(pool, config["job"])  # a round of retries may have been stopped
         return {}
     tickets = _ranges(rows, per_ticket)
@@ -603,10 +596,7 @@ def add_retries(
 
 def _round_plain(each: Round) -> dict[str, Any]:
     """What a ticket needs of a round, JSON."""
-    needed = {}
-    for name in ("shards", "files"):
-        if name in each.metadata:
-            needed[name] = each.metadata[name]
+    needed = {name: each.metadata[name] for name in ("shards", "files")}
     return {**disk.to_plain(each), "metadata": needed}
 
 

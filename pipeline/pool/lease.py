@@ -30,7 +30,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from manifests import disk
 from manifests.columns import SIDECAR
@@ -172,8 +171,8 @@ def _committed_files(commits: Commits, folder: str) -> set[str]:
     start, stop = np.searchsorted(commits.shards, [first, end]).tolist()
     rows = commits.table.slice(start, stop - start)
     files = set(rows["tar"].to_pylist())
-    revisions = pc.fill_null(rows["revision"], 0).to_pylist()
-    for shard, revision in zip(rows["shard"].to_pylist(), revisions, strict=True):
+    shards, revisions = rows["shard"].to_pylist(), rows["revision"].to_pylist()
+    for shard, revision in zip(shards, revisions, strict=True):
         files.add(f"{revised_name(shard, revision)}.parquet")
     return files
 

@@ -931,8 +931,6 @@ def _change_line(before: ViewDocument, after: ViewDocument) -> str:
         changes.append(f"scores were {', '.join(old)} and are {', '.join(new)}")
     if before.fingerprint != after.fingerprint:
         changes.append(f"the pool had {count_shards(before)} shards and has {count_shards(after)}")
-    if before.nan_is_missing != after.nan_is_missing and before.rules == after.rules:
-        changes.append("NaN counts as a missing value")
     return (
         f"view {after.name} changed: {'; '.join(changes)}; "
         f"it kept {before.kept} rows and keeps {after.kept}"

@@ -27,7 +27,7 @@ WRITES = ("write", "pwrite64", "writev")
 LEAST = {
     "build": 200, "score": 50, "score_bundles": 80, "score_pool": 300, "choose": 25,
     "choose_bundles": 40,
-    "reindex": 10, "extend_index": 100, "repair": 120, "purge": 150, "migrate": 30, "lock": 5,
+    "reindex": 10, "extend_index": 100, "repair": 120, "purge": 150, "lock": 5,
     "from_lock": 50,
     "checkpoint": 20, "sharded_checkpoint": 10, "train": 40,
 }  # fmt: skip

@@ -164,18 +164,18 @@ def test_pools_without_a_row_are_refused(
     assert not (tmp_path / "pool" / "scores").exists()
 
 
-def test_a_shard_of_another_version_is_scored_by_the_columns_that_it_has(
+def test_a_shard_that_lacks_a_column_is_scored_by_the_columns_that_it_has(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A sidecar of before may lack a column; only a filter that reads it says so."""
+    """Only a filter that reads the column says so."""
     pool = make_pool(tmp_path, [Row(caption="a dog", image=jpeg(i)) for i in range(12)])
     layout = PoolLayout(pool)
     path = layout.sidecar(1)
     metadata = disk.read_metadata(path)
     table = disk.read_parquet(path).drop_columns(["sha256"]).replace_schema_metadata(None)
-    disk.write_parquet(path, table, {**metadata, "version": 1})
+    disk.write_parquet(path, table, metadata)
     record = read_commit_records(pool)["00001"]
-    record = replace(record, version=1, sidecar_sha256=disk.file_sha256(path))
+    record = replace(record, sidecar_sha256=disk.file_sha256(path))
     disk.write_json(layout.commit_record(1), record.to_plain(), sealed=True)
     words = [pool, "--recipe", str(recipe), "--engine", "inline", "--filters"]
     status, report, errors = run(

@@ -92,12 +92,9 @@ OLD_HASH = "e18e539eee7d"
 OLD_SETTINGS = "63f8e85a7c92"
 
 
-def test_a_pool_of_the_first_version_is_accepted_whatever_its_manners_were() -> None:
-    """Then a plan held absolute paths, and manners as they were set; newer keys were not there."""
+def test_a_pool_that_moved_is_accepted_whatever_its_manners_were() -> None:
     first = recipe(Source(kind="wat", paths=("/data/crawl.wat.gz",)), per_host=8, deadline_s=2.0)
-    stored = {"source": disk.to_plain(first.source), "fetch": disk.to_plain(first.fetch)}
-    for name in ("captions", "file_column"):
-        del stored["source"][name]
+    stored = recipe_identity(first)
     moved = dataclasses.replace(
         first, source=Source(kind="wat", paths=("/elsewhere/crawl.wat.gz",)), fetch=Fetch()
     )

@@ -21,6 +21,7 @@ from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring import scorer
 from pipeline.views import files
 from tests.support import plans
+from tests.support.pairs import write_part
 
 VIEWS = (
     View(name="raw"),
@@ -59,18 +60,8 @@ def write_pairs(pool: str, count: int = 24) -> list[dict[str, Any]]:
                 "warc_offset": 100 * i,
             }
         )
-    metadata = {
-        "wat": "crawl.wat.gz",
-        "links": count + 2,
-        "pairs": count,
-        "reasons": {"empty_alt": 2},
-    }
-    metadata |= {"source_id": "abc", "parts": 1, "damaged_records": 0}
-    disk.write_parquet(
-        disk.join(pool, "pairs", "part-00000.parquet"),
-        pa.Table.from_pylist(rows, schema=PAIRS),
-        metadata,
-    )
+    table = pa.Table.from_pylist(rows, schema=PAIRS)
+    write_part(pool, table, links=count + 2, reasons={"empty_alt": 2})
     return rows
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
-import shutil
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -256,20 +255,6 @@ def purge(inputs: str, pool: str) -> int:
     return command("audit", "purge", pool, f"url={inputs}/1.jpg", f"url={inputs}/6.jpg")
 
 
-def first_form(inputs: Path, pool: Path) -> None:
-    """A pool of the first form: shards from 3,000 on lie flat, nothing is bundled."""
-    numbered_pool(inputs, pool)
-    for folder in ("00003", "00004"):
-        for path in (pool / "shards" / folder).iterdir():
-            path.rename(pool / "shards" / path.name)
-        (pool / "shards" / folder).rmdir()
-    shutil.rmtree(pool / "index", ignore_errors=True)
-
-
-def migrate(inputs: str, pool: str) -> int:
-    return command("audit", "migrate", pool)
-
-
 def lock(_: str, pool: str) -> int:
     return command("audit", "lock", pool, f"{pool}/pool.lock.parquet")
 
@@ -298,7 +283,6 @@ SCENARIOS = {
     "extend_index": Scenario(many_shards, extend_index),
     "repair": Scenario(damage, repair, damaged_before=True),
     "purge": Scenario(build_all, purge),
-    "migrate": Scenario(first_form, migrate, damaged_before=True),
     "lock": Scenario(build_all, lock),
     "from_lock": Scenario(lock_elsewhere, build_from_lock),
 }

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from manifests import disk
-from manifests.records import CheckpointRecord
+from manifests.records import CheckpointRecord, DamagedSamples
 from tests.support import commands
 from tests.train.conftest import build_pool
 from train.parallel import checkpoint
@@ -47,7 +47,14 @@ def contents(step: int) -> tuple[dict[str, Any], dict[str, Any], CheckpointRecor
     """Weights, moments and record of a step."""
     weights = {"w": torch.full((3,), float(step)), "s": torch.tensor(float(step))}
     moments = {"w": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3,), 0.5)}}
-    record = CheckpointRecord(step=step, identity={"a": "b"}, order="o", config_hash="c", sha256={})
+    record = CheckpointRecord(
+        bad=DamagedSamples(count=0, samples=()),
+        step=step,
+        identity={"a": "b"},
+        order="o",
+        config_hash="c",
+        sha256={},
+    )
     return weights, moments, record
 
 

@@ -33,6 +33,7 @@ def commit_record(shard: int, **changes: Any) -> CommitRecord:
         "group": "0",
         "version": SHARD_VERSION,
         "duration_s": 0.5,
+        "adopted": False,
     }
     return CommitRecord(**{**values, **changes})
 

@@ -15,7 +15,6 @@ MODULES = (
     "pipeline.scoring.score_sets",
     "pipeline.views.files",
     "pipeline.views.files",
-    "pipeline.audit.repair",
 )
 
 

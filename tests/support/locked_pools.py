@@ -27,6 +27,7 @@ from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.views.files import choose_views
 from tests.support import plans
+from tests.support.pairs import write_part
 from tests.support.web_files import FileServer
 
 ROWS_PER_SHARD = 20
@@ -147,11 +148,7 @@ def make_pool(
         caption = f"image number {i}" + " of the third kind" * (i % 3 == 0)
         own = {"link": i, "title": f"title {i}", "page_url": "http://page.test/", "wat": "list.csv"}
         rows.append({"uid": disk.uid_of(url(i), caption), "url": url(i), "caption": caption, **own})
-    metadata = {"wat": "list.csv", "links": count, "pairs": count, "reasons": {}}
-    metadata |= {"source_id": "abc", "parts": 1, "damaged_records": 0}
-    disk.write_parquet(
-        PoolLayout(pool).pairs_part(0), pa.Table.from_pylist(rows, schema=PAIRS), metadata
-    )
+    write_part(pool, pa.Table.from_pylist(rows, schema=PAIRS), wat="list.csv")
     for task in plans.planned(pool, recipe_):
         write_planned(pool, task.shard, outcome)
     finish(pool, recipe_)

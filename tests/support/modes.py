@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from manifests.records import CheckpointRecord
+from manifests.records import CheckpointRecord, DamagedSamples
 from tests.support import ranks as mistakes
 from tests.support.forked_ranks import fork_ranks
 from train.config import configure
@@ -280,7 +280,14 @@ def written(ranks, run, layout):
     ranks, model, wrapped, update = build(ranks, config)
     train_on(ranks, model, wrapped, update, config, 0, 2)
     saving = saver.Saver(run, ranks)
-    record = CheckpointRecord(step=2, identity={}, order="", config_hash="", sha256={})
+    record = CheckpointRecord(
+        bad=DamagedSamples(count=0, samples=()),
+        step=2,
+        identity={},
+        order="",
+        config_hash="",
+        sha256={},
+    )
     saving.save(model.state_dict(), update.state(), record)
     train_on(ranks, model, wrapped, update, config, 2, 3)
     saving.finish()

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.commits import Commits
-from manifests.layout import CommitRecord, PoolLayout, uids_checksum
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, uids_checksum
 from manifests.records import (
     FetchCounts,
     FinalCounts,
@@ -368,8 +368,9 @@ def commit_record(rows: int) -> CommitRecord:
             "sidecar_bytes": 0,
             "task": "",
             "group": "",
-            "version": 2,
+            "version": SHARD_VERSION,
             "duration_s": 0.0,
+            "adopted": False,
         }
     )
 

@@ -101,6 +101,7 @@ def pool_with(folder: Path, images: list[bytes | None], *, hashed: bool = False)
         group="0",
         version=SHARD_VERSION,
         duration_s=0.0,
+        adopted=False,
     )
     disk.write_json(layout.commit_record(0), record.to_plain())
     if hashed:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
-from manifests.layout import CommitRecord
+from manifests.layout import SHARD_VERSION, CommitRecord
 from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Ablation
 from tests.support import ablations
@@ -105,8 +105,9 @@ def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> Non
             retries=0,
             task=name,
             group="0",
-            version=1,
+            version=SHARD_VERSION,
             duration_s=0.0,
+            adopted=False,
         ).to_plain(),
     )
 
@@ -174,7 +175,9 @@ def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
         ]
         path = disk.join(pool, "views", view, f"{shard}.parquet")
         disk.write_parquet(
-            path, pa.table({"kept": kept, "rule": pa.array(rule, pa.string())}, schema=VIEW)
+            path,
+            pa.table({"kept": kept, "rule": pa.array(rule, pa.string())}, schema=VIEW),
+            {"kept": sum(kept), "shard": shard, "view": view},
         )
         kept_rows[shard] = sum(kept)
     folder = disk.join(pool, "shards")

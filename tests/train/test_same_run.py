@@ -176,7 +176,7 @@ def test_prompts_of_the_data_that_change(
         ),
     ],
 )
-def test_runs_of_an_older_version_are_not_mixed_with_new_ones(
+def test_runs_of_another_version_are_not_mixed_with_new_ones(
     edit: Callable[[Any], object],
     reason: str,
     tiny: Ablation,

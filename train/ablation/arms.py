@@ -655,7 +655,7 @@ def _saved_identity(run: WorkRun) -> Json | None:
 def _export(run: Run) -> dict[str, str]:
     """sha256 of each exported file of a finished run, as it was written down."""
     path = RunLayout(run.out).run_json
-    export: dict[str, str] = disk.read_json(path).get("export", {}) if disk.exists(path) else {}
+    export: dict[str, str] = disk.read_json(path)["export"] if disk.exists(path) else {}
     return export
 
 

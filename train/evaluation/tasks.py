@@ -789,8 +789,7 @@ LINEAR_PROBE = TaskKind(
 # The table of task kinds, and the evaluation of a model: a row per sample and the metrics.
 
 
-# 2: log-probabilities, margins and losses. 1 had no version in its metadata.
-PREDICTIONS_VERSION = 2
+PREDICTIONS_VERSION = 2  # of the columns of predictions
 logger = logging.getLogger(__name__)
 TASKS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CLASSIFICATION, RETRIEVAL, LINEAR_PROBE, ASSOCIATION)
@@ -916,7 +915,7 @@ def saved_metrics(
     """The metrics in out/TASK.parquet if they are of this task, of its present images, classes and
     prompts, and of these weights. None: the weights are gone, and they are not compared.
 
-    None, with a line in the log, for predictions of an older version: they have fewer columns.
+    None, with a line in the log, for predictions of another version: they have other columns.
     """
     path = disk.join(out, f"{task.name}.parquet")
     if not disk.exists(path):
@@ -930,7 +929,7 @@ def saved_metrics(
     if weights is not None and metadata.get("weights") != dict(weights):
         logger.info("%s is of other weights: it is made anew", path)
         return None
-    version = metadata.get("version", 1)
+    version = metadata.get("version")
     if version != PREDICTIONS_VERSION:
         logger.info(
             "%s is of version %s, not %d: it is made anew", path, version, PREDICTIONS_VERSION

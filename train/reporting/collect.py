@@ -476,9 +476,8 @@ def device_seconds(runs: Sequence[Run]) -> dict[str, float]:
     seconds: dict[str, list[float]] = {}
     for run in runs:
         record = disk.read_json(RunLayout(run.out).run_json)
-        whole = record.get("seconds", {}).get("whole")
-        if whole is not None:
-            seconds.setdefault(run.arm, []).append(float(whole) * record.get("world", 1))
+        whole = float(record["seconds"]["whole"]) * record["world"]
+        seconds.setdefault(run.arm, []).append(whole)
     return {arm: sum(values) / len(values) for arm, values in seconds.items()}
 
 

@@ -631,7 +631,7 @@ def _pool_funnel(pool: str, document: PoolDocument) -> Funnel:
 
 
 def rule_effects(views: Sequence[ArmView]) -> tuple[RuleEffects, ...]:
-    """What each rule of a view with several rules rejects; views of older pools do not know it."""
+    """What each rule of a view with several rules rejects; of other views it is not known."""
     shown = []
     for pool, of_pool in one_view_of_each_pool(views).items():
         for name, view in of_pool.items():

@@ -423,7 +423,7 @@ def read_results(ablation: Ablation, out: str) -> Results:
         raise ValueError(f"{layout.results_json} does not exist; {_remedy(out)}")
     try:
         results = read_document(layout.results_json, Results)
-    except ValueError as error:  # of an older version, or damaged
+    except ValueError as error:  # of another version, or damaged
         raise ValueError(f"{error}; {_remedy(out)}") from None
     if results.ablation_hash != identity.ablation_hash(ablation):
         raise ValueError(f"{layout.results_json} is of another ablation; {_remedy(out)}")

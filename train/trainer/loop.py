@@ -319,9 +319,8 @@ def _restore(state: TrainState, saved: checkpoint.Checkpoint) -> None:
     checkpoint.restore(saved, state.model, state.update, state.used_tokens, state.ranks)
     state.first_step = saved.step
     state.log_lines = tuple(kept_lines(state.out, saved.step))
-    if saved.record.bad is not None:
-        state.damaged_before = saved.record.bad
-        state.damaged = saved.record.bad.count
+    state.damaged_before = saved.record.bad
+    state.damaged = saved.record.bad.count
     logger.info("resumed after step %d of %d", saved.step, state.config.steps)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from manifests import aligned, disk
 from manifests.aligned import AlignedFiles, Bundle, BundleWriter, parquet_bytes, write_changed
-from manifests.layout import PoolLayout
+from manifests.layout import PoolLayout, shard_name
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
 
@@ -23,11 +23,16 @@ def mask(rows: int) -> pa.Table:
     return pa.table({"kept": [i % 2 == 0 for i in range(rows)], "rule": ["r"] * rows}, SCHEMA)
 
 
+def footer(shard: int, rows: int) -> dict[str, Any]:
+    """What a mask of the view v says of itself."""
+    return {"kept": rows // 2, "shard": shard_name(shard), "view": "v"}
+
+
 def write(path: Path, shards: dict[int, int]) -> Path:
     """A bundle of {shard: rows}."""
     with BundleWriter(path, SCHEMA) as writer:
         for shard, rows in shards.items():
-            writer.add(shard, mask(rows), {"kept": rows // 2})
+            writer.add(shard, mask(rows), footer(shard, rows))
     return path
 
 
@@ -36,7 +41,7 @@ def test_every_shard_comes_back_in_one_row_group(tmp_path: Path) -> None:
     bundle = Bundle(str(write(tmp_path / "b.parquet", shards)))
     for shard, rows in shards.items():
         assert bundle.read(shard).equals(mask(rows))
-        assert bundle.metadata(shard) == {"kept": rows // 2, "rows": rows}
+        assert bundle.metadata(shard) == {**footer(shard, rows), "rows": rows}
     assert bundle.read(3000, ["rule"]).column_names == ["rule"]
     assert "03001" in bundle
     assert "03002" not in bundle
@@ -70,7 +75,7 @@ def test_only_the_changed_shards_of_a_bundle_are_decoded(
     assert [after.read(shard).num_rows for shard in shards] == [29, 0, 400, 6]
     assert after.read(3000).equals(mask(30).slice(1))
     assert [after.metadata(shard)["kept"] for shard in shards] == [3000, 0, 200, 3006]
-    assert after.metadata(3006) == {"kept": 3006, "rows": 6}
+    assert after.metadata(3006) == {**footer(3006, 7), "kept": 3006, "rows": 6}
 
 
 def test_a_damaged_shard_is_not_copied(tmp_path: Path) -> None:
@@ -107,7 +112,7 @@ def test_no_bad_byte_gives_other_rows(tmp_path: Path) -> None:
             for shard in (3000, 3001):
                 same = bundle.read(shard).equals(mask(40))
                 assert same, f"byte {at} of {len(whole)}"
-                assert bundle.metadata(shard) == {"kept": 20, "rows": 40}
+                assert bundle.metadata(shard) == {**footer(shard, 40), "rows": 40}
         except ValueError as error:
             noticed += "is damaged" in str(error)
     assert noticed > len(whole) / 5 / 2  # the rest are statistics and names of the writer
@@ -115,7 +120,7 @@ def test_no_bad_byte_gives_other_rows(tmp_path: Path) -> None:
 
 def test_files_of_flat_shards_and_bundles_are_read_alike(tmp_path: Path) -> None:
     pool, layout = str(tmp_path), PoolLayout(str(tmp_path))
-    disk.write_bytes(layout.view_mask("v", 2999), parquet_bytes(mask(4), {"kept": 2}))
+    disk.write_bytes(layout.view_mask("v", 2999), parquet_bytes(mask(4), footer(2999, 4)))
     write(disk.local_path(layout.view_bundle("v", 3000)), {3000: 4})
     files = AlignedFiles.of_view(pool, "v")
     for shard in ("02999", "03000"):

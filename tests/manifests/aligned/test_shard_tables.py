@@ -14,7 +14,6 @@ from manifests.aligned import (
     score_shards_dict,
     scored_shards,
     view_shards,
-    view_shards_dict,
     write_score_shards,
     write_view_shards,
 )
@@ -46,7 +45,6 @@ def test_both_forms_say_the_same(tmp_path: Path) -> None:
     for document in (view(None, table), small):
         shards, kept = view_shards(pool, document)
         assert (shards.tolist(), kept.tolist()) == (NUMBERS.tolist(), [1, 2, 3, 4])
-        assert view_shards_dict(pool, document) == dict(zip(names, [1, 2, 3, 4], strict=True))
         assert count_shards(document) == 4
     table = write_score_shards(pool, "s@1", NUMBERS, SHA, np.full(4, 9), np.full(4, 8))
     for scored in (scores(None, table), scores(dict(zip(names, SHA, strict=True)), None)):

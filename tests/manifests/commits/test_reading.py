@@ -9,8 +9,7 @@ import pytest
 
 from manifests import disk
 from manifests.commits import IndexWriter, read_commits, read_index_document, update_index
-from manifests.commits.index import read_commits as _read
-from manifests.layout import FLAT_SHARDS, CommitRecord, PoolLayout
+from manifests.layout import CommitRecord, PoolLayout
 from tests.support.commit_records import commit_record, write_record
 
 
@@ -114,11 +113,3 @@ def test_a_record_of_another_shard_and_one_without_a_number_are_named(tmp_path: 
     disk.write_json(tmp_path / "b/shards/my_stats.json", {})
     with pytest.raises(ValueError, match=r"my_stats\.json is not a commit record.*no shard number"):
         read_commits(str(tmp_path / "b"))
-
-
-def test_a_shard_of_the_first_form_names_the_command_that_moves_it(tmp_path: Path) -> None:
-    pool = str(tmp_path)
-    path = f"{pool}/shards/{FLAT_SHARDS:05d}_stats.json"
-    disk.write_json(path, commit_record(FLAT_SHARDS).to_plain())
-    with pytest.raises(ValueError, match=r"keeps shard 03000 in shards/.*clipmill audit migrate "):
-        _read(pool)

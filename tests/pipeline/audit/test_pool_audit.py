@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
 from manifests import disk
@@ -17,6 +16,7 @@ from pipeline.external.adopt import adopt_tars, tar_tickets
 from pipeline.pool.shard_writer import member_block
 from pipeline.views.files import choose_views
 from tests.support import audited, commands, plans
+from tests.support.pairs import write_part
 from tests.support.small_pool import Row, make_pool
 
 
@@ -97,9 +97,7 @@ def test_a_pool_that_lost_all_rows_names_one(
 def test_a_source_without_a_pair_is_not_told_to_build_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metadata = {"links": 9, "pairs": 0, "reasons": {"bad_url": 9}}
-    path = PoolLayout(str(tmp_path)).pairs_part(0)
-    disk.write_parquet(path, pa.Table.from_pylist([], schema=PAIRS), metadata)
+    write_part(tmp_path, PAIRS.empty_table(), links=9, reasons={"bad_url": 9})
     assert commands.audit([str(tmp_path)]) == 3
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.endswith("the source gave no pair: correct it in the recipe")

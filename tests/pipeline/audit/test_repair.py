@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.commits import update_index
+from manifests.commits import read_index_document, update_index
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
 from pipeline import recipe_run
@@ -51,6 +51,12 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def pool(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "pool"))
+
+
+def test_no_index_is_made_where_there_is_no_pool(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no shards/; is it the folder of a pool"):
+        repair.reindex(str(tmp_path))
+    assert read_index_document(str(tmp_path)) is None
 
 
 def values(pool: Path, shard: int) -> list[dict[str, object]]:

@@ -16,7 +16,7 @@ from manifests.columns import PAIRS
 from manifests.layout import PoolLayout
 from manifests.schema import Source
 from pipeline.archives import wat as wat_module
-from pipeline.crawl import crawler, sources
+from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl
 from tests.support.wats import INFO, image, page, zipped
 
@@ -204,17 +204,6 @@ def test_a_pool_and_its_source_may_move(tmp_path: Path) -> None:
     renamed = moved.rename(moved.with_name("b.wat.gz"))
     with pytest.raises(ValueError, match="made of another source"):
         crawl(Source(kind="wat", paths=(str(renamed),)), str(pool), "inline")
-
-
-def test_a_pool_whose_parts_were_named_by_absolute_paths_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = wat(tmp_path / "a.wat.gz", "one", "two")
-    source, pool = Source(kind="wat", paths=(path,)), str(tmp_path / "pool")
-    with monkeypatch.context() as patch:
-        patch.setattr(crawler, "source_id", lambda s, p: sources._source_id(s, p, p))
-        totals = crawl(source, pool, "inline")
-    assert crawl(source, pool, "inline") == totals
 
 
 def test_a_source_of_files_may_not_move_because_its_pairs_name_absolute_paths(

@@ -22,6 +22,7 @@ from pipeline.pool.shard_writer import ShardWriter
 from pipeline.pool.tars import index_tar
 from pipeline.views import files
 from tests.support import plans
+from tests.support.pairs import write_part
 
 COLUMNS = {"similarity": "float", "NSFW": "string", "boxes": "json"}
 SOURCE = Source(kind="table", paths=("a.csv",), extra_columns=COLUMNS)
@@ -46,10 +47,7 @@ def write_pairs(pool: Path) -> list[dict[str, Any]]:
         }
         for i, values in enumerate(VALUES)
     ]
-    table = pa.Table.from_pylist(rows, with_extra(PAIRS, COLUMNS))
-    disk.write_parquet(
-        pool / "pairs" / "part-00000.parquet", table, {"parts": 1, "pairs": len(rows)}
-    )
+    write_part(pool, pa.Table.from_pylist(rows, with_extra(PAIRS, COLUMNS)))
     return rows
 
 

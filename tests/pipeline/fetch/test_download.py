@@ -36,6 +36,7 @@ from pipeline.planning.plan_files import rows_of_shard
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
+from tests.support.pairs import write_part
 
 
 @pytest.fixture
@@ -76,7 +77,7 @@ def planned(pool: Path, urls: list[str], fetch: Fetch, kind: str = "wat") -> lis
         }
         for i, url in enumerate(urls)
     ]
-    disk.write_parquet(pool / "pairs/part-00000.parquet", pa.Table.from_pylist(rows, schema=PAIRS))
+    write_part(pool, pa.Table.from_pylist(rows, schema=PAIRS))
     recipe = Recipe(name="r", source=Source(kind=kind, paths=("crawl.wat.gz",)), fetch=fetch)  # type: ignore[arg-type]
     tasks = plans.planned(str(pool), recipe)
     return [
@@ -200,8 +201,7 @@ def test_half_of_a_surrogate_pair_in_the_signals_of_a_page_is_committed(
         "robots": r'{"meta": ["\ud800", "caf\udce9"]}',
     }
     fetch = web.fetch(image_size=32)
-    pairs = pa.Table.from_pylist([row], schema=PAIRS)
-    disk.write_parquet(tmp_path / "pairs/part-00000.parquet", pairs)
+    write_part(tmp_path, pa.Table.from_pylist([row], schema=PAIRS))
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
     [shard] = plans.planned(str(tmp_path), recipe)
     ticket = Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})

@@ -25,6 +25,7 @@ from pipeline.fetch.download import make_downloader
 from tests.support import plans
 from tests.support.dns import fake_dns
 from tests.support.hostile_server import SITE_FILES, HostileServer, certificates
+from tests.support.pairs import write_part
 from tests.support.tables import table
 
 DEADLINE_S, CAP = 4.0, 300_000
@@ -77,8 +78,7 @@ class PeakMemory:
 def planned(pool: Path, urls: dict[str, str], settings: Fetch) -> Ticket:
     """These URLs as the one shard of a pool."""
     rows = [{"uid": name, "url": url, "caption": name} for name, url in urls.items()]
-    pairs = pa.Table.from_pylist(rows, schema=PAIRS)
-    disk.write_parquet(PoolLayout(str(pool)).pairs_part(0), pairs, {"parts": 1})
+    write_part(pool, pa.Table.from_pylist(rows, schema=PAIRS))
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("a.wat.gz",)), fetch=settings)
     [shard] = plans.planned(str(pool), recipe)
     return Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})

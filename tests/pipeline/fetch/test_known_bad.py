@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-import json
 import logging
 import tempfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from manifests.hashes import phash
 from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import recipe_run
+from pipeline.planning.plan_files import plan_json
 from pipeline.pool.lease import read_sidecar
 
 BAD, GOOD = 50, 12
@@ -128,11 +128,8 @@ def test_the_list_is_part_of_what_the_pool_is(folder: Path) -> None:
     pool = build(folder, bodies, lines)
     moved = build(folder, bodies, ["# the same list", *lines])
     assert moved == pool
-    stored = (
-        json.dumps(disk.read_metadata(PoolLayout(pool).plan))
-        if Path(PoolLayout(pool).plan).exists()
-        else ""
-    )
+    stored = disk.read_bytes(plan_json(PoolLayout(pool).plan_round(0))).decode()
+    assert "known_bad" in stored
     assert "bad.txt" not in stored
     with pytest.raises(ValueError, match=r"fetch\.known_bad was .* and is "):
         build(folder, bodies, [*lines, "0" * 64])

@@ -20,6 +20,7 @@ from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
 from tests.support.image_files import noise, saved
+from tests.support.pairs import write_part
 
 
 def test_a_member_is_named_by_what_it_is(tmp_path: Path) -> None:
@@ -89,10 +90,7 @@ def test_options_on_their_way_to_the_sidecar(
             | {"faces": faces[i], "seen": seen[i]}
         )
     pool = str(tmp_path / "pool")
-    disk.write_parquet(
-        f"{pool}/pairs/part-00000.parquet",
-        pa.Table.from_pylist(rows, schema=with_extra(PAIRS, columns)),
-    )
+    write_part(pool, pa.Table.from_pylist(rows, schema=with_extra(PAIRS, columns)))
     source = Source(kind="table", paths=("t.parquet",), extra_columns=columns)
     recipe = Recipe(name="r", source=source, fetch=Fetch(**options))
     [task] = plans.planned(pool, recipe)

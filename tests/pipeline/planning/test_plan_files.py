@@ -1,4 +1,4 @@
-"""Plans of both forms are read: shards as columns, rows by file and row group."""
+"""A plan is read: shards as columns, rows by file and row group."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from pipeline.planning.plan_files import (
 )
 from pipeline.planning.planner import settings_hash, write_plan
 from tests.support import audited
-from tests.support.first_form_plan import write_first_form, write_first_form_retry
-from tests.support.pairs import pairs, urls
+from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
 from tests.support.reference_plan import plan_of
 
@@ -34,19 +33,15 @@ TABLE = pairs(urls(50, 9))
 
 
 def with_pairs(pool: Path) -> str:
-    disk.write_parquet(pool / "pairs/part-00000.parquet", TABLE, {"parts": 1})
+    write_part(pool, TABLE)
     return str(pool)
 
 
-@pytest.mark.parametrize("first_form", [False, True])
-def test_shards_rows_and_tickets(tmp_path: Path, first_form: bool) -> None:
+def test_shards_rows_and_tickets(tmp_path: Path) -> None:
     pool = with_pairs(tmp_path)
     assert not is_planned(pool)
-    if first_form:
-        write_first_form(pool, TABLE, RECIPE)
     shards = planned(pool, RECIPE)
     assert is_planned(pool)
-    assert (tmp_path / "plan").exists() is not first_form
     expected = plan_of(TABLE, 7, settings_hash(RECIPE.fetch))
     assert shards == [each.shard for each in expected]
     plan = read_plan(pool)
@@ -63,13 +58,11 @@ def test_shards_rows_and_tickets(tmp_path: Path, first_form: bool) -> None:
         assert read_ticket({"shard": number}, pool)[0] == rows
 
 
-def test_retries_of_both_forms_follow_a_plan_of_the_first(tmp_path: Path) -> None:
+def test_rounds_of_retries_follow_the_plan(tmp_path: Path) -> None:
     pool = with_pairs(tmp_path)
-    first = write_first_form(pool, TABLE, RECIPE)
-    expected = plan_of(TABLE, 7, settings_hash(RECIPE.fetch))
-    rows = [expected[0].rows[2], expected[3].rows[0]]
+    first = planned(pool, RECIPE)
     keys = ["000000002", "000030000"]
-    old = write_first_form_retry(pool, TABLE, RECIPE, rows, keys, len(first))
+    old = retried(pool, RECIPE, keys)
     assert planned(pool, RECIPE) == [*first, *old]
     assert retried(pool, RECIPE, keys) == [], "they are planned already"
     new = retried(pool, RECIPE, [*keys, "000010001", f"{old[0].shard:05d}0000"])

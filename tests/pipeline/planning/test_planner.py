@@ -16,14 +16,14 @@ from manifests.schema import Fetch, HostLimit, Recipe, Source
 from pipeline.planning import planner
 from pipeline.planning.plan_files import read_plan, retries_of_shard, rows_of_shard
 from pipeline.planning.planner import add_retries, settings_hash, write_plan
-from tests.support.pairs import pairs, urls
+from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
 from tests.support.reference_plan import Expected, plan_of
 
 
 def write_pairs(pool: Path, *tables: pa.Table) -> None:
     for k, table in enumerate(tables):
-        disk.write_parquet(pool / "pairs" / f"part-{k:05d}.parquet", table, {"parts": len(tables)})
+        write_part(pool, table, k, parts=len(tables))
 
 
 def recipe(rows_per_shard: int = 20, **fetch: Any) -> Recipe:
@@ -63,7 +63,7 @@ def test_a_plan_holds_every_pair_in_fetch_order(tmp_path: Path, scheme: str, siz
     empty = PAIRS.empty_table()
     pool = f"{scheme}{tmp_path}/pool"
     for k, table in enumerate((empty, one, empty, two, empty)):
-        disk.write_parquet(disk.join(pool, "pairs", f"part-{k:05d}.parquet"), table, {"parts": 5})
+        write_part(pool, table, k, parts=5)
     assert write_plan(pool, recipe()) == {}
     whole = pa.concat_tables([one, two])
     expected = plan_of(whole, 20, settings_hash(recipe().fetch))
@@ -355,7 +355,7 @@ def test_other_pairs_are_refused(tmp_path: Path) -> None:
 def test_an_unfinished_crawl_is_not_planned(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no pairs to plan; run the stage crawl"):
         write_plan(str(tmp_path), recipe())
-    disk.write_parquet(tmp_path / "pairs" / "part-00000.parquet", pairs(urls(5, 2)), {"parts": 2})
+    write_part(tmp_path, pairs(urls(5, 2)), parts=2)
     with pytest.raises(ValueError, match="1 of 2 parts"):
         write_plan(str(tmp_path), recipe())
 

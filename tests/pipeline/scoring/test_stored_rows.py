@@ -5,16 +5,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from manifests import disk
 from manifests.columns import PAIRS
-from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Source, View
 from pipeline.scoring import scorer
 from pipeline.scoring.score_sets import example_row, reasons_text, shards_with_rows
 from pipeline.views import files
+from tests.support.pairs import write_part
 from tests.support.small_pool import Row, make_pool, rows
 
 RECIPE = Recipe(name="r", source=Source(kind="files", paths=("x.csv",)), views=(View(name="raw"),))
@@ -42,9 +40,8 @@ def test_a_pool_that_lost_all_rows_names_the_reasons_and_a_row(tmp_path: Path) -
 
 
 def test_a_source_whose_rows_were_all_refused_is_not_told_to_build_first(tmp_path: Path) -> None:
-    path = PoolLayout(str(tmp_path)).pairs_part(0)
-    metadata = {"links": 7727, "pairs": 0, "reasons": {"bad_url": 7700, "no_caption": 27}}
-    disk.write_parquet(path, pa.Table.from_pylist([], schema=PAIRS), metadata)
+    reasons = {"bad_url": 7700, "no_caption": 27}
+    write_part(tmp_path, PAIRS.empty_table(), links=7727, reasons=reasons)
     expected = "none of the 7727 rows of the source became a pair: bad_url 7700, no_caption 27"
     with pytest.raises(ValueError, match=expected):
         files.choose_views(str(tmp_path), RECIPE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -109,11 +108,8 @@ def test_a_view_is_made_again_only_when_something_changed(pool: str) -> None:
     assert made_again(recipe(RAW, longer, ALIKE, darker)) == {"raw", "long", "alike", "bright"}
 
 
-def test_a_view_of_before_nan_was_missing_is_made_again(
-    pool: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A document that does not say so, of a view whose rules can meet NaN, and of one that is
-    random like it. No column of `words` can have NaN: its document stays as it was."""
+def test_a_view_says_whether_its_rules_can_meet_nan(pool: str) -> None:
+    """Also one that is random like such a view. No column of `words` can have NaN."""
     words = view("words", ("words", "caption_words > 3"))
     views = recipe(TOP, words, ALIKE)
     made = files.choose_views(pool, views)
@@ -123,14 +119,6 @@ def test_a_view_of_before_nan_was_missing_is_made_again(
         "alike": True,
     }
     assert "nan_is_missing" not in Path(pool, "views", "words.json").read_text()
-    for name, document in made.items():
-        old = replace(document, nan_is_missing=None, kept=1)
-        disk.write_json(PoolLayout(pool).view_json(name), old.document(), sealed=True)
-    caplog.clear()
-    again = files.choose_views(pool, views)
-    assert again == {**made, "words": replace(made["words"], kept=1)}
-    (message,) = [line for line in caplog.messages if "bright" in line and "changed" in line]
-    assert message.startswith("view bright changed: NaN counts as a missing value; it kept 1 rows")
 
 
 def test_some_views_of_a_recipe(pool: str) -> None:

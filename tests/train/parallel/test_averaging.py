@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from manifests import disk
-from manifests.records import CheckpointRecord
+from manifests.records import CheckpointRecord, DamagedSamples
 from train.config import TrainConfig, configure
 from train.formats.open_clip_files import to_open_clip
 from train.model.architecture import MODELS
@@ -24,7 +24,14 @@ CONFIG = configure(
 
 def record_of(step: int) -> CheckpointRecord:
     identity = {"config": disk.to_plain(CONFIG)}
-    return CheckpointRecord(step=step, identity=identity, order="o", config_hash="c", sha256={})
+    return CheckpointRecord(
+        bad=DamagedSamples(count=0, samples=()),
+        step=step,
+        identity=identity,
+        order="o",
+        config_hash="c",
+        sha256={},
+    )
 
 
 def model_of(seed: int) -> CLIP:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from manifests import disk
-from manifests.records import CheckpointRecord
+from manifests.records import CheckpointRecord, DamagedSamples
 from train.parallel import checkpoint
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,7 +21,12 @@ ROOT = Path(__file__).resolve().parents[3]
 def save(run, step, value=None, identity=None, keep=checkpoint.KEEP):
     moments = {"w": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3,), 0.5)}}
     record = CheckpointRecord(
-        step=step, identity=identity or {"me": 1}, order="o", config_hash="c", sha256={}
+        bad=DamagedSamples(count=0, samples=()),
+        step=step,
+        identity=identity or {"me": 1},
+        order="o",
+        config_hash="c",
+        sha256={},
     )
     weights = {"w": torch.full((3,), float(value or step))}
     return checkpoint.save(str(run), weights, moments, record, keep)
@@ -196,6 +201,6 @@ def test_a_checkpoint_is_read_back_before_older_ones_are_removed(tmp_path, monke
 def test_state_json_has_only_what_is_known(tmp_path):
     folder = save(tmp_path, 1)
     state = disk.read_json(disk.join(folder, "state.json"))
-    assert sorted(state) == ["config_hash", "identity", "order", "sha256", "step"]
+    assert sorted(state) == ["bad", "config_hash", "identity", "order", "sha256", "step"]
     disk.write_json(disk.join(folder, "state.json"), {**state, "colour": "red"})
     assert checkpoint.latest(str(tmp_path)) is None

@@ -9,7 +9,7 @@ import torch
 from manifests import disk
 from manifests.disk import files
 from manifests.layout import RunLayout
-from manifests.records import CheckpointRecord
+from manifests.records import CheckpointRecord, DamagedSamples
 from tests.train.parallel.test_checkpoint import steps
 from train.parallel import checkpoint, process_group
 from train.parallel.checkpoint import Saver
@@ -26,7 +26,14 @@ def save(saver, step):
     """Save, and change the weights before the save is complete, as training does."""
     weights = {"w": torch.full((3,), float(step)), "s": torch.tensor(float(step))}
     moments = {"w": {"step": torch.tensor(float(step)), "exp_avg": torch.full((3,), 0.5)}}
-    record = CheckpointRecord(step=step, identity={"a": "b"}, order="o", config_hash="c", sha256={})
+    record = CheckpointRecord(
+        bad=DamagedSamples(count=0, samples=()),
+        step=step,
+        identity={"a": "b"},
+        order="o",
+        config_hash="c",
+        sha256={},
+    )
     waited = saver.save(weights, moments, record)
     weights["w"].fill_(-1)
     moments["w"]["exp_avg"].fill_(-1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from manifests import disk
-from manifests.records import CheckpointRecord
+from manifests.records import CheckpointRecord, DamagedSamples
 from train.parallel import checkpoint
 from train.parallel.process_group import Ranks
 
@@ -40,6 +40,7 @@ def test_on_a_store_only_the_shards_that_the_record_names_are_read(tmp_path):
     for source, target in (("new", name), ("old", "shard-00002-model-00001-of-00001.safetensors")):
         disk.write_bytes(f"{folder}/{target}", (tmp_path / source / name).read_bytes())
     record = CheckpointRecord(
+        bad=DamagedSamples(count=0, samples=()),
         step=3,
         identity={},
         order="o",

@@ -73,7 +73,8 @@ def test_masks_and_scores_of_other_rows_are_refused(pool: str) -> None:
     with pytest.raises(ValueError, match="has 1 rows, its shard 16"):
         half.scores("clip_score")
     mask = layout.view_mask("half", "00001")
-    disk.write_parquet(mask, pa.table({"kept": [True], "rule": pa.array([None], pa.string())}), {})
+    short = pa.table({"kept": [True], "rule": pa.array([None], pa.string())})
+    disk.write_parquet(mask, short, {"kept": 1, "shard": "00001", "view": "half"})
     with pytest.raises(ValueError, match="does not fit its shard or its view"):
         open_views(blend(pool, "half"))
 

@@ -10,7 +10,6 @@ from train.config import TrainConfig
 from train.identity import (
     INCIDENTAL,
     check_same_run,
-    complete_settings,
     deciding_settings,
     differences,
     view_hashes,
@@ -38,12 +37,11 @@ def test_settings_of_memory_and_speed_do_not_decide():
     assert deciding_settings(other) == deciding
 
 
-def test_a_run_of_another_version_is_the_same_run():
+def test_a_run_of_other_settings_is_another_run():
     now = {"config": deciding_settings(TrainConfig()), "views": {}}
-    saved_config = {**now["config"], "micro_batch": 8, "local_loss": False}
-    del saved_config["init"]
-    assert complete_settings(saved_config) == now["config"]
-    assert check_same_run({"config": saved_config, "views": {}}, now, "out") == now
+    fewer = {key: value for key, value in now["config"].items() if key != "lr"}
+    with pytest.raises(ValueError, match=r"out holds another run \(config.lr: None -> "):
+        check_same_run({"config": fewer, "views": {}}, now, "out")
 
 
 def test_another_run_is_refused_with_what_differs():

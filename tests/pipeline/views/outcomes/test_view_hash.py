@@ -109,7 +109,7 @@ def _with_unknown(pool: str) -> str:
     return hashlib.sha256(b"".join(sorted(records))).hexdigest()
 
 
-def test_a_large_pool_a_random_view_and_an_old_document(
+def test_a_large_pool_a_random_view_and_a_document_without_the_hash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flat = make_pool(tmp_path / "flat", rows(24), per_shard=3)
