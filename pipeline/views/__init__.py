@@ -23,12 +23,13 @@ Invariants:
   column inside IS NULL, IS NOT NULL or coalesce: `tests/pipeline/views/test_choose.py` (table
   `NULLS`).
 * NaN is missing too, in columns and where a rule computes it: table `NANS` there,
-  `expressions/test_computed_numbers.py`.
+  `expressions/test_computed_numbers.py`. DuckDB evaluates every rule, and its answers are those of
+  a reference in Python: `expressions/test_answers.py`.
 * Rows depend on no shards, parts or threads: `test_row_tests.py` there. NAME.json never describes
   other masks; scores of other rows are refused: `tests/pipeline/views/test_view_files.py`.
 * The same rows give the same hash: `outcomes/test_view_hash.py`. A view's own tars have its
   members byte for byte, and go with a purge: `tests/pipeline/views/test_materialise.py`.
 
 A derived column: `DERIVED` in `rules.py`, a line in `available_columns.py`. A new rule: a field
-of `Rule` and of `Step`, its plain form in `steps.py`, its branch in `row_tests._passed`.
+of `Rule` and of `Step`, its plain form in `rules.py`, its branch in `row_tests.row_test`.
 """

@@ -15,7 +15,7 @@ the same seed a smaller sample is a part of every larger one. Nothing depends on
 divided into shards or on the number of workers.
 
 Rows come in parts, and units of parts are worked on in parallel. The parts are read once for each
-pass of a threshold (see `ranks`) and once for the masks; only one part per thread is in memory.
+pass of a threshold (see `RankSearch`) and once for the masks; one part per thread is in memory.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from manifests.layout import NOT_STORED
 from manifests.records import RuleEffect, Threshold, ViewDocument
 from manifests.schema import View
 from pipeline.views.row_tests import (
+    MISSING,
+    TRUE,
     Codes,
     Mask,
     PartRows,
@@ -40,15 +42,15 @@ from pipeline.views.row_tests import (
     ViewCounts,
     check_steps,
     compile_views,
+    drawn,
     map_units,
-    outcome_codes,
-    passed_of_stored,
+    outcomes,
     row_test,
     size_limits,
     sizes_needed,
+    stored_answers,
 )
 from pipeline.views.rules import (
-    TABLE,
     Step,
     borrowed_connection,
     connect,
@@ -246,19 +248,18 @@ def _work_on_unit(
                 sinks[name] = stack.enter_context(open_sink(name, unit))
         for part in source.parts(unit):
             rows = PartRows(connection, part.table, part.first_row)
-            for name, of_view in tests.items():
-                codes, of_part = outcome_codes(rows, of_view)
+            for name, (codes, of_part) in outcomes(rows, tests).items():
                 counts[name] += of_part
                 if name in sinks:
-                    _add_masks(sinks[name], part, codes, of_view)
+                    _add_masks(sinks[name], part, codes, tests[name])
     return counts
 
 
 def _add_masks(sink: Sink, part: Part, codes: Codes, tests: Sequence[RowTest]) -> None:
-    outcomes: list[str | None] = [None, NOT_STORED]
+    rules: list[str | None] = [None, NOT_STORED]
     for test in tests:
-        outcomes += [test.step.name, f"{test.step.name}:missing"]
-    rule = pa.array(outcomes, pa.string()).take(pa.array(codes))
+        rules += [test.step.name, f"{test.step.name}:missing"]
+    rule = pa.array(rules, pa.string()).take(pa.array(codes))
     whole = pa.Table.from_arrays([pa.array(codes == 0), rule], schema=VIEW)
     start = 0
     for shard, size in part.sizes.items():
@@ -315,11 +316,7 @@ class RuleOutcome:
 
 def with_derived(table: pa.Table) -> pa.Table:
     """A table of sidecar columns with the derived columns that rules may read, such as aspect."""
-    rows = PartRows(connect(), table)
-    rows.connection.register(TABLE, table)
-    for name in rows.derived:
-        table = table.append_column(name, rows.relation(name).to_arrow_table().column(0))
-    return table
+    return PartRows(connect(), table).with_derived()
 
 
 def rule_outcomes(
@@ -333,35 +330,35 @@ def rule_outcomes(
     few = table.num_rows <= FEW_ROWS
     with borrowed_connection() if few else nullcontext(connect()) as connection:
         rows = PartRows(connection, table)
+        outcomes: list[RuleOutcome] = []
+        tests: dict[int, RowTest] = {}
         for number, plain in enumerate(document.rules):
             step = Step(**{key: value for key, value in plain.items() if key != "like"})
+            outcomes.append(RuleOutcome(name=step.name, text=step.text()))
             if is_selected(document.rules):  # a program selected the rows; `where` is prose
-                yield RuleOutcome(name=step.name, text=step.text())
                 continue
             try:
-                yield _outcome(rows, document, number, step, sizes)
-            except ValueError:  # it reads a column that is not there, or fails on some row
-                yield RuleOutcome(name=step.name, text=step.text())
+                test = _test(rows, document, number, step, sizes)
+            except ValueError:  # it reads a column that is not there
+                continue
+            if test is not None:  # else a draw of a size that is not known
+                tests[number] = test
+        answers = stored_answers(rows, list(tests.values()))
+        for number, outcome in enumerate(outcomes):
+            if (test := tests.get(number)) is None:
+                yield outcome
+                continue
+            answer = drawn(rows, test) if test.sql is None else answers.get(test.sql)
+            if answer is None:  # it fails on some row
+                yield outcome
+                continue
+            rejected, missing = rows.stored & (answer != TRUE), rows.stored & (answer == MISSING)
+            columns = _columns(rows, test.step)
+            yield replace(outcome, columns=columns, rejected=rejected, missing=missing)
 
 
-def _outcome(
-    rows: PartRows,
-    document: ViewDocument,
-    number: int,
-    step: Step,
-    sizes: Mapping[str, int] | None,
-) -> RuleOutcome:
-    columns: frozenset[str] = frozenset()
-    if step.where is not None:
-        columns = parse(rows.connection, step, rows.known).columns
-    unknown = RuleOutcome(name=step.name, text=step.text(), columns=columns)
-    test = _test(rows, document, number, step, sizes)
-    if test is None:
-        return unknown
-    passed, missing, on_all = passed_of_stored(rows, test, rows.stored)
-    if not on_all:
-        return unknown
-    return replace(unknown, rejected=rows.stored & ~passed, missing=rows.stored & missing)
+def _columns(rows: PartRows, step: Step) -> frozenset[str]:
+    return parse(rows.connection, step, rows.known).columns if step.where else frozenset()
 
 
 def _test(

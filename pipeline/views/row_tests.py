@@ -1,27 +1,24 @@
-"""The steps of a view as tests of rows: columns, thresholds, NumPy and DuckDB.
+"""The steps of a view as tests of rows: columns, thresholds, and DuckDB's answers.
 
-The SQL of rules: read with DuckDB's parser, and evaluated by NumPy where that gives the same
-answers. It reads and writes no file.
+DuckDB evaluates every rule: one query for some rows has the answers of all rules of all views, each
+rule once. What a view makes of them, the first rule that is not true and what each rule rejects, is
+sums of bytes. This module reads and writes no file.
 
 Invariants:
 
-* A plain test gives DuckDB's answer for every row, next to every constant too; what may differ is
-  left to DuckDB: `tests/pipeline/views/expressions/test_plain_tests.py`.
+* NULL and NaN are missing, also where a rule computes them; the answers are those of a reference
+  in Python: `tests/pipeline/views/expressions/test_answers.py`.
 * No comparison with NaN is true: `tests/pipeline/views/expressions/test_computed_numbers.py`.
+* A rule is not evaluated for rows that are not stored, nor for those that an earlier rule rejects
+  where it fails on one of them: `tests/pipeline/views/test_row_tests.py`.
 * A rule of any depth and length ends with a tree or one line:
   `tests/pipeline/views/expressions/test_syntax.py`.
-
-A further plain form: a branch in `_Compiler._condition`, and rules in `PLAIN` and
-`LEFT_TO_DUCKDB` of its test.
 """
 
 from __future__ import annotations
 
-import functools
 import gc
-import operator
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,13 +43,11 @@ from pipeline.views.rules import (
     DERIVED,
     TABLE,
     Step,
-    Tree,
     borrowed_connection,
     evaluation_error,
-    is_top,
-    null_unless_known,
+    long_lists,
     parse,
-    parse_top,
+    quoted,
     read_all,
     to_sql,
     wheres,
@@ -65,6 +60,9 @@ from pipeline.views.rules import (
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Numbers = np.ndarray[Any, np.dtype[Any]]
+# (rows,) of one rule: FALSE, TRUE or MISSING.
+Answers = np.ndarray[Any, np.dtype[np.uint8]]
+FALSE, TRUE, MISSING = 0, 1, 2
 
 
 def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
@@ -97,6 +95,19 @@ def _wide(kind: pa.DataType) -> pa.DataType:
     return pa.float32() if pa.types.is_float16(kind) else kind
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTest:
+    """One step. Either `sql` or `limit` is set."""
+
+    step: Step
+    sql: str | None = None
+    not_null: tuple[str, ...] = ()  # columns; where one is NULL, the answer of the SQL is MISSING
+    lists: Mapping[str, pa.Table] = field(default_factory=dict)  # tables that the SQL names
+    limit: int | None = None  # stored rows with a smaller hash pass
+    # Rows of the pool with the hash `limit` that pass too.
+    ties: frozenset[int] = field(default_factory=frozenset)
+
+
 class PartRows:
     """The joined columns of some consecutive rows."""
 
@@ -110,11 +121,11 @@ class PartRows:
             name: sql for name, (sql, sources) in DERIVED.items() if columns.issuperset(sources)
         }
         self.known = columns | set(self.derived)
-        self.kinds = {each.name.lower(): each for each in table.schema}
-        self.stored: Mask = is_true(pc.equal(table["status"], "success"))
+        self.stored: Mask = _is_true(pc.equal(table["status"], "success"))
+        self._is_alive = "row_is_alive"  # no column of the table begins so
+        while any(name.lower().startswith(self._is_alive) for name in self.known):
+            self._is_alive += "_"
         self._hashes: dict[int, Hashes] = {}
-        self._numbers: dict[str, tuple[Numbers, Mask | None]] = {}
-        self._texts: dict[str, tuple[pa.ChunkedArray, Mask | None]] = {}
         self._readable: pa.Table | None = None
 
     @property
@@ -124,48 +135,66 @@ class PartRows:
             self._readable = _readable(self.table)
         return self._readable
 
-    def numbers(self, name: str) -> tuple[Numbers, Mask | None]:
-        """((rows,) the values of a column of numbers or booleans, any value where it is NULL,
-        (rows,) where it is NULL or NaN; None for nowhere)."""
-        if name not in self._numbers:
-            self._numbers[name] = _numbers_of(self.table[name])
-        return self._numbers[name]
-
-    def texts(self, name: str) -> tuple[pa.ChunkedArray, Mask | None]:
-        """(a column of text, (rows,) where it is NULL; None for nowhere)."""
-        if name not in self._texts:
-            column = self.table[name]
-            missing = column.is_null().to_numpy() if column.null_count else None
-            self._texts[name] = column, missing
-        return self._texts[name]
+    def answers(self, tests: Sequence[RowTest], alive: Mask) -> list[Answers]:
+        """The answers of tests with SQL, in one query. They are not evaluated for rows that are not
+        alive, nor where a column is NULL. An error may be that of any of them.
+        """
+        columns: list[str] = []
+        lists: dict[str, pa.Table] = {}
+        for number, test in enumerate(tests):
+            lists |= test.lists
+            known = "".join(f" AND {quoted(name)} IS NOT NULL" for name in test.not_null)
+            columns.append(
+                f"CASE WHEN {self._is_alive}{known} THEN CAST(({test.sql}) AS UTINYINT) "
+                f"ELSE {MISSING}::UTINYINT END AS answer_{number}"
+            )
+        answers = []
+        for column in self._of_alive(", ".join(columns), alive, lists):
+            known_column = pc.fill_null(column, MISSING) if column.null_count else column
+            answers.append(known_column.to_numpy())
+        return answers
 
     def evaluate(self, sql: str, alive: Mask) -> pa.ChunkedArray:
         """`sql` for each row. It is not evaluated for rows that are not alive; they are NULL."""
-        return self.evaluate_all([sql], alive)[0]
+        (answer,) = self._of_alive(f"CASE WHEN {self._is_alive} THEN ({sql}) END AS answer", alive)
+        return answer
 
-    def evaluate_all(self, expressions: Sequence[str], alive: Mask) -> list[pa.ChunkedArray]:
-        """`evaluate` for several expressions in one query. An error may be that of any of them."""
-        is_alive = "row_is_alive"
-        while is_alive in {name.lower() for name in self.known}:
-            is_alive += "_"
-        table = self.readable.append_column(is_alive, pa.array(alive))
+    def _of_alive(
+        self, columns: str, alive: Mask, lists: Mapping[str, pa.Table] | None = None
+    ) -> list[pa.ChunkedArray]:
+        table = self.readable.append_column(self._is_alive, pa.array(alive))
+        if not lists:
+            with self._registered(table, {}):
+                return list(self._select(columns).to_arrow_table().columns)
+        # Rows that several threads join with a list do not keep their order.
+        number = f"{self._is_alive}_number"
+        table = table.append_column(number, pa.array(np.arange(len(alive))))
+        with self._registered(table, lists):
+            answers: pa.Table = self._select(f"{columns}, {number}").to_arrow_table()
+        numbers = answers[number].to_numpy()
+        if np.any(numbers[1:] < numbers[:-1]):
+            answers = answers.take(np.argsort(numbers))
+        return list(answers.columns)[:-1]
+
+    @contextmanager
+    def _registered(self, table: pa.Table, lists: Mapping[str, pa.Table]) -> Iterator[None]:
+        """DuckDB sees a table of rows, and in the body the tables that long lists became."""
         self.connection.register(TABLE, table)
-        columns = []
-        for number, sql in enumerate(expressions):
-            columns.append(f"CASE WHEN {is_alive} THEN ({sql}) END AS answer_{number}")
-        answers: pa.Table = self._select(", ".join(columns)).to_arrow_table()
-        return list(answers.columns)
+        try:
+            for name, values in lists.items():
+                self.connection.register(name, values)
+            yield
+        finally:
+            for name in lists:
+                self.connection.unregister(name)
 
     def values_of_stored(self, sql: str) -> tuple[pa.DataType, Numbers | None]:
         """(type of `sql`, its values of the stored rows without NULL and NaN; None where it is no
         number). A column of numbers is not given to DuckDB."""
-        if sql in self.table.column_names:
-            kind = self.table.schema.field(sql).type
-            if _is_number(kind):
-                values, missing = self.numbers(sql)
-                chosen = self.stored if missing is None else self.stored & ~missing
-                return kind, values[chosen]
-        answer = pc.drop_null(self.evaluate(sql, self.stored))
+        if sql in self.table.column_names and _is_number(self.table.schema.field(sql).type):
+            answer = self.table[sql].filter(pa.array(self.stored)).drop_null()
+        else:
+            answer = self.evaluate(sql, self.stored).drop_null()
         if pa.types.is_decimal(answer.type):  # a column times 0.5 is a decimal
             answer = answer.cast(pa.float64())
         if not _is_number(answer.type):
@@ -173,17 +202,23 @@ class PartRows:
         values = answer.to_numpy()
         return answer.type, values[~np.isnan(values)]
 
-    def types_of(self, expressions: Sequence[str]) -> list[str]:
-        """DuckDB's types of some expressions over the columns. An error may be that of any."""
-        self.connection.register(TABLE, self.readable)
-        columns = []
-        for number, sql in enumerate(expressions):
-            columns.append(f"({sql}) AS answer_{number}")
-        return [str(kind) for kind in self._select(", ".join(columns)).types]
+    def types_of(self, expressions: Sequence[str], lists: Mapping[str, pa.Table]) -> list[str]:
+        """DuckDB's types of some expressions over the columns. An error may be that of any.
 
-    def relation(self, sql: str) -> Any:
-        """`sql` over the registered rows."""
-        return self._select(f"{sql} AS answer")
+        lists: tables that they name.
+        """
+        columns = [f"({sql}) AS answer_{number}" for number, sql in enumerate(expressions)]
+        with self._registered(self.readable, lists):
+            return [str(kind) for kind in self._select(", ".join(columns)).types]
+
+    def with_derived(self) -> pa.Table:
+        """The columns of the table and those that are derived from them."""
+        self.connection.register(TABLE, self.table)
+        columns = [self._select(name).to_arrow_table().column(0) for name in self.derived]
+        table = self.table
+        for name, column in zip(self.derived, columns, strict=True):
+            table = table.append_column(name, column)
+        return table
 
     def _select(self, columns: str) -> Any:
         derived = "".join(f", {text} AS {name}" for name, text in self.derived.items())
@@ -207,20 +242,7 @@ def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
 
 
-def _numbers_of(column: pa.ChunkedArray) -> tuple[Numbers, Mask | None]:
-    """What `PartRows.numbers` has of a column."""
-    missing: Mask | None = None
-    if pa.types.is_floating(column.type):
-        values = column.to_numpy()  # NULL becomes NaN
-        missing = np.isnan(values)
-        return values, missing if missing.any() else None
-    if column.null_count:
-        missing = column.is_null().to_numpy()
-        column = pc.fill_null(column, pa.scalar(0).cast(column.type))
-    return column.to_numpy(), missing
-
-
-def is_true(answer: Any) -> Mask:
+def _is_true(answer: Any) -> Mask:
     """True where a boolean column is true; NULL counts as false."""
     mask: Mask = pc.fill_null(answer, False).to_numpy(zero_copy_only=False)
     return mask
@@ -443,310 +465,14 @@ def _results(units: int, work: Callable[[int], T]) -> Iterator[T]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Tests of rows that NumPy evaluates: comparisons of columns with constants, in, and, or, not.
-#
-# They are what most rules consist of, and cost a tenth of the same rule in DuckDB. Only what
-# gives exactly DuckDB's answer is one of them; `plain_test` is None for every other expression:
-#
-# - whole columns of up to 64 bits with whole numbers;
-# - float columns with numbers of few enough digits that the constant has one nearest value of the
-#   column's type, and with top();
-# - text with = , <> and IN; boolean columns alone;
-# - least() and greatest() of columns of one type.
-#
-# A row with NULL or NaN in a column that is read is missing, so no test has a third value. SQL
-# that speaks of NULL is not plain.
-
-
-Values_plain_tests = np.ndarray[Any, np.dtype[Any]]
-
-COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
-    "COMPARE_EQUAL": operator.eq,
-    "COMPARE_NOTEQUAL": operator.ne,
-    "COMPARE_LESSTHAN": operator.lt,
-    "COMPARE_LESSTHANOREQUALTO": operator.le,
-    "COMPARE_GREATERTHAN": operator.gt,
-    "COMPARE_GREATERTHANOREQUALTO": operator.ge,
-}
-TURNED = {
-    "COMPARE_LESSTHAN": "COMPARE_GREATERTHAN",
-    "COMPARE_LESSTHANOREQUALTO": "COMPARE_GREATERTHANOREQUALTO",
-    "COMPARE_GREATERTHAN": "COMPARE_LESSTHAN",
-    "COMPARE_GREATERTHANOREQUALTO": "COMPARE_LESSTHANOREQUALTO",
-}
-INTEGER = re.compile(r"-?[0-9]{1,18}")
-DECIMAL = re.compile(r"-?(?=[0-9.]{2,16}$)[0-9]*\.[0-9]*")
-# A quotient of two whole numbers below these is rounded once, in any order of conversions.
-EXACT = {pa.float32(): 2**24, pa.float64(): 2**53}
-LONGEST_FRACTION = 10  # digits; 10^10 is exact in 32 bits
-FEW_CHOICES = 4  # of IN; more are looked up in a set
-
-
-class Columns(Protocol):
-    """Some rows, column by column; `part_rows.PartRows`."""
-
-    def numbers(self, name: str) -> tuple[Values_plain_tests, Mask | None]:
-        """((rows,) the values of a column of numbers or booleans, any value where it is NULL,
-        (rows,) where it is NULL or NaN; None for nowhere)."""
-        ...
-
-    def texts(self, name: str) -> tuple[pa.ChunkedArray, Mask | None]:
-        """The same of a column of text."""
-        ...
-
-
-Condition = Callable[[Columns], Mask]
-Resolve = Callable[[Tree], int | float]  # a call of top() -> its number
-
-
-@dataclass(frozen=True, slots=True)
-class PlainTest:
-    """A boolean expression over columns, of which no row may lack a value."""
-
-    condition: Condition
-    numbers: tuple[str, ...]  # columns of numbers and booleans
-    texts: tuple[str, ...]
-
-    def evaluate(self, columns: Columns) -> tuple[Mask, Mask | None]:
-        """((rows,) for which it is true, (rows,) for which a value is missing; None for none)."""
-        missing: Mask | None = None
-        for name in self.numbers:
-            missing = _either(missing, columns.numbers(name)[1])
-        for name in self.texts:
-            missing = _either(missing, columns.texts(name)[1])
-        passed = self.condition(columns)
-        return passed if missing is None else passed & ~missing, missing
-
-
-def _either(one: Mask | None, other: Mask | None) -> Mask | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one | other
-
-
-def plain_test(
-    expression: Tree, kinds: Mapping[str, pa.Field], threshold: Resolve
-) -> PlainTest | None:
-    """An expression as a test; None where DuckDB has to evaluate it.
-
-    kinds: columns by their names in lower case.
-    """
-    try:
-        return _Compiler(kinds, threshold).test(expression)
-    except _NotPlainError:
-        return None
-
-
-class _NotPlainError(Exception):
-    """The expression is left to DuckDB."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Operand:
-    kind: pa.DataType
-    values: Callable[[Columns], Any]
-    key: str  # equal for equal operands
-
-
-class _Compiler:
-    def __init__(self, kinds: Mapping[str, pa.Field], threshold: Resolve) -> None:
-        self._kinds, self._threshold = kinds, threshold
-        self._numbers: dict[str, None] = {}
-        self._texts: dict[str, None] = {}
-
-    def test(self, expression: Tree) -> PlainTest:
-        condition = self._condition(expression, 0)
-        return PlainTest(condition, tuple(self._numbers), tuple(self._texts))
-
-    def _condition(self, node: Tree, depth: int) -> Condition:
-        if depth > 50:  # of parentheses with AND and OR in turns
-            raise _NotPlainError
-        kind, name = node["class"], node["type"]
-        if kind == "COMPARISON" and name in COMPARISONS:
-            return self._comparison(name, node["left"], node["right"])
-        if kind == "BETWEEN" and name == "COMPARE_BETWEEN":
-            operand = self._operand(node["input"])
-            lower = self._compared(operator.ge, operand, node["lower"])
-            upper = self._compared(operator.le, operand, node["upper"])
-            return lambda columns: lower(columns) & upper(columns)
-        if kind == "CONJUNCTION":
-            return self._conjunction(name, node["children"], depth)
-        if kind == "OPERATOR" and name == "OPERATOR_NOT":
-            inner = self._condition(node["children"][0], depth + 1)
-            return lambda columns: ~inner(columns)
-        if kind == "OPERATOR" and name == "COMPARE_IN":
-            return self._choice(self._operand(node["children"][0]), node["children"][1:])
-        if kind == "COLUMN_REF":
-            flag = self._operand(node)
-            if flag.kind == pa.bool_():
-                return flag.values
-        raise _NotPlainError
-
-    def _conjunction(self, name: str, children: Sequence[Tree], depth: int) -> Condition:
-        """AND or OR. What compares one operand with = in an OR becomes one set of choices."""
-        if name == "CONJUNCTION_AND":
-            parts = [self._condition(child, depth + 1) for child in children]
-            return lambda columns: _reduced(np.logical_and, parts, columns)
-        choices: dict[str, tuple[_Operand, list[Tree]]] = {}
-        parts = []
-        for child in children:
-            sides = None
-            if child["type"] == "COMPARE_EQUAL":
-                sides = _column_and_constant(child["left"], child["right"])
-            if sides is None:
-                parts.append(self._condition(child, depth + 1))
-                continue
-            operand = self._operand(sides[0])
-            choices.setdefault(operand.key, (operand, []))[1].append(sides[1])
-        for operand, constants in choices.values():
-            parts.append(self._choice(operand, constants))
-        return lambda columns: _reduced(np.logical_or, parts, columns)
-
-    def _comparison(self, name: str, left: Tree, right: Tree) -> Condition:
-        if left["class"] == "CONSTANT" or is_top(left):
-            left, right, name = right, left, TURNED.get(name, name)
-        return self._compared(COMPARISONS[name], self._operand(left), right)
-
-    def _compared(
-        self, compare: Callable[[Any, Any], Any], operand: _Operand, constant: Tree
-    ) -> Condition:
-        value = self._constant(constant, operand.kind)
-        if pa.types.is_string(operand.kind):
-            if compare not in (operator.eq, operator.ne):
-                raise _NotPlainError  # DuckDB's order of text is not looked at here
-            function = pc.equal if compare is operator.eq else pc.not_equal
-            return lambda columns: _mask(function(operand.values(columns), value))
-        if operand.kind == pa.bool_():
-            raise _NotPlainError
-        return lambda columns: compare(operand.values(columns), value)
-
-    def _choice(self, operand: _Operand, constants: Sequence[Tree]) -> Condition:
-        if operand.kind == pa.bool_():
-            raise _NotPlainError
-        values = [self._constant(constant, operand.kind) for constant in constants]
-        if pa.types.is_string(operand.kind):
-            choices = pa.array(values, operand.kind)
-            return lambda columns: _mask(pc.is_in(operand.values(columns), value_set=choices))
-        several = np.unique(np.array(values))
-        if len(several) > FEW_CHOICES:
-            return lambda columns: np.isin(operand.values(columns), several)
-        equals = [functools.partial(_equal, operand, value) for value in several]
-        return lambda columns: _reduced(np.logical_or, equals, columns)
-
-    def _operand(self, node: Tree) -> _Operand:
-        """A column, or the least or greatest of columns of one type."""
-        if node["class"] == "COLUMN_REF":
-            return self._column(node)
-        name = str(node.get("function_name", "")).lower()
-        if node["class"] != "FUNCTION" or name not in ("least", "greatest"):
-            raise _NotPlainError
-        columns = [self._column(each.get("expression", each)) for each in _arguments(node)]
-        kind = columns[0].kind if columns else pa.null()
-        is_number = pa.types.is_integer(kind) or kind == pa.float64() or kind == pa.float32()
-        if not is_number or any(column.kind != kind for column in columns):
-            raise _NotPlainError
-        function = np.minimum if name == "least" else np.maximum
-        getters = [column.values for column in columns]
-        key = "\0".join([name, *[column.key for column in columns]])
-        return _Operand(kind, lambda rows: _reduced(function, getters, rows), key)
-
-    def _column(self, node: Tree) -> _Operand:
-        if node["class"] != "COLUMN_REF" or len(node["column_names"]) != 1:
-            raise _NotPlainError
-        field = self._kinds.get(str(node["column_names"][0]).lower())
-        if field is None:
-            raise _NotPlainError
-        name, kind = field.name, field.type
-        if pa.types.is_string(kind):
-            self._texts[name] = None
-            return _Operand(kind, lambda columns: columns.texts(name)[0], name)
-        is_signed = pa.types.is_integer(kind) and kind != pa.uint64()
-        if not (is_signed or kind in EXACT or kind == pa.bool_()):
-            raise _NotPlainError
-        self._numbers[name] = None
-        return _Operand(kind, lambda columns: columns.numbers(name)[0], name)
-
-    def _constant(self, node: Tree, kind: pa.DataType) -> Any:
-        """A constant as it is compared with values of a type."""
-        if is_top(node):
-            number = self._threshold(node)
-            if pa.types.is_integer(kind) and isinstance(number, int):
-                return _whole(number)
-            if kind in EXACT and isinstance(number, float):
-                return np.float64(number)  # 32 bits become 64 for it, in DuckDB too
-            raise _NotPlainError
-        if node["class"] != "CONSTANT" or not isinstance(node.get("literal"), dict):
-            raise _NotPlainError
-        literal, text = node["literal"]["kind"], str(node["literal"]["text"])
-        if pa.types.is_string(kind):
-            if literal != "STRING":
-                raise _NotPlainError
-            return text
-        if literal == "INTEGER" and INTEGER.fullmatch(text):
-            if pa.types.is_integer(kind):
-                return _whole(int(text))
-            return _rounded(Fraction(text), 0, kind)
-        if literal == "NUMERIC" and DECIMAL.fullmatch(text) and kind in EXACT:
-            return _rounded(Fraction(text), len(text.partition(".")[2]), kind)
-        raise _NotPlainError
-
-
-def _arguments(call: Tree) -> Sequence[Tree]:
-    arguments: Sequence[Tree] = call.get("arguments") or call.get("children") or []
-    return arguments
-
-
-def _column_and_constant(left: Tree, right: Tree) -> tuple[Tree, Tree] | None:
-    if left["class"] == "COLUMN_REF" and right["class"] == "CONSTANT":
-        return left, right
-    if left["class"] == "CONSTANT" and right["class"] == "COLUMN_REF":
-        return right, left
-    return None
-
-
-def _whole(number: int) -> np.int64:
-    """A number of 64 bits, so that NumPy converts the column and not the number."""
-    if not -(2**63) <= number < 2**63:
-        raise _NotPlainError
-    return np.int64(number)
-
-
-def _rounded(number: Fraction, digits: int, kind: pa.DataType) -> Any:
-    """A decimal number as the nearest value of a float type. digits: after its point."""
-    whole = int(number * 10**digits)
-    if abs(whole) >= EXACT[kind] or digits > LONGEST_FRACTION:
-        raise _NotPlainError
-    return np.float32(float(number)) if kind == pa.float32() else np.float64(float(number))
-
-
-def _reduced(function: Any, parts: Sequence[Callable[[Columns], Any]], columns: Columns) -> Any:
-    result = parts[0](columns)
-    for part in parts[1:]:
-        result = function(result, part(columns))
-    return result
-
-
-def _equal(operand: _Operand, value: Any, columns: Columns) -> Mask:
-    equal: Mask = operand.values(columns) == value
-    return equal
-
-
-def _mask(answer: Any) -> Mask:
-    mask: Mask = pc.fill_null(answer, False).to_numpy(zero_copy_only=False)
-    return mask
-
-
-# --------------------------------------------------------------------------------------------------
 # The steps of a view as tests of single rows: thresholds are numbers, random draws are limits.
 #
 # What is a number for the whole pool (the k-th value of a column, the k-th hash) is found here,
 # in passes over the parts of the pool.
 
 
-# A query costs about a millisecond of CPU besides the rows that it reads.
-TESTS_PER_QUERY = 32
 KEPT, UNSTORED, FIRST_STEP = 0, 1, 2  # codes of outcomes; each step has two: failed, missing
-Codes = np.ndarray[Any, np.dtype[np.int32]]
+Codes = np.ndarray[Any, np.dtype[Any]]  # of as few bits as the codes of a view need
 
 
 class PartColumns(Protocol):
@@ -765,18 +491,6 @@ class Rows(Protocol):
     units: int
 
     def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[PartColumns]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowTest:
-    """One step. Exactly one of `sql`, `plain` and `limit` is set."""
-
-    step: Step
-    sql: str | None = None
-    plain: PlainTest | None = None
-    limit: int | None = None  # stored rows with a smaller hash pass
-    # Rows of the pool with the hash `limit` that pass too.
-    ties: frozenset[int] = field(default_factory=frozenset)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -811,9 +525,7 @@ def check_steps(rows: PartRows, steps: Sequence[Step]) -> list[_Draft]:
     read_all(rows.connection, wheres(steps))
     drafts = [_draft(rows, step) for step in steps]
     tests = [draft.test for draft in drafts if draft.test is not None]
-    with_sql = [test for test in tests if test.sql is not None]
-    for start in range(0, len(with_sql), TESTS_PER_QUERY):
-        _check_types(rows, with_sql[start : start + TESTS_PER_QUERY])
+    _check_types(rows, [test for test in tests if test.sql is not None])
     return [replace(draft, test=None) if draft.tops else draft for draft in drafts]
 
 
@@ -830,15 +542,17 @@ def _draft(rows: PartRows, step: Step) -> _Draft:
 
 
 def _check_types(rows: PartRows, tests: Sequence[RowTest]) -> None:
-    """ValueError for a test with SQL that is not boolean."""
+    """ValueError for the first test with SQL that is not boolean."""
     try:
-        kinds = rows.types_of([str(test.sql) for test in tests])
+        lists = {name: values for test in tests for name, values in test.lists.items()}
+        kinds = rows.types_of([str(test.sql) for test in tests], lists) if tests else []
     except duckdb.Error as error:
         if len(tests) == 1:
             raise evaluation_error(tests[0].step, error) from None
-        for test in tests:
-            _check_types(rows, [test])
-        raise AssertionError("expressions that DuckDB refuses together, and none alone") from None
+        half = len(tests) // 2
+        _check_types(rows, tests[:half])
+        _check_types(rows, tests[half:])
+        return
     for test, kind in zip(tests, kinds, strict=True):
         if kind != "BOOLEAN":
             raise test.step.error(f"it gives {kind}, not true or false")
@@ -904,74 +618,66 @@ class ViewCounts:
         return tuple(effects)
 
 
-def outcome_codes(rows: PartRows, tests: Sequence[RowTest]) -> tuple[Codes, ViewCounts]:
-    """((rows,) the outcome of each row, counts of them)."""
+def outcomes(
+    rows: PartRows, views: Mapping[str, Sequence[RowTest]]
+) -> dict[str, tuple[Codes, ViewCounts]]:
+    """For each view ((rows,) the outcome of each row, counts of them)."""
+    answers = stored_answers(rows, [test for tests in views.values() for test in tests])
+    return {name: _outcome_codes(rows, tests, answers) for name, tests in views.items()}
+
+
+def _outcome_codes(
+    rows: PartRows, tests: Sequence[RowTest], answers: Mapping[str | None, Answers]
+) -> tuple[Codes, ViewCounts]:
+    """answers: `stored_answers` of the tests, and of others."""
     alive = rows.stored.copy()
-    codes: Codes = np.where(alive, KEPT, UNSTORED).astype(np.int32)
+    kind = np.min_scalar_type(FIRST_STEP + 2 * len(tests))
+    codes: Codes = np.full(len(alive), KEPT, kind)
+    codes[~alive] = UNSTORED
     counts = ViewCounts(len(tests))
     counts.left[0] = np.count_nonzero(alive)
-    times = np.zeros(len(alive), np.int32)  # how many tests reject a row
-    last = np.zeros(len(alive), np.int32)  # the last of them
-    answers = _answers(rows, tests)
+    times = np.zeros(len(alive), kind)  # how many tests reject a row
     for number, test in enumerate(tests):
-        passed, missing, on_all = _evaluated(rows, number, test, alive, answers)
-        counts.known[number] = on_all
-        if on_all:
+        answer = drawn(rows, test) if test.sql is None else answers.get(test.sql)
+        if answer is None:
+            counts.known[number] = False
+            answer = _answers_of_left(rows, test, alive)
+        passed = answer == TRUE
+        if counts.known[number]:
             rejected = rows.stored & ~passed
             counts.rejected[number] = np.count_nonzero(rejected)
             times += rejected
-            last[rejected] = number
-        failed = np.flatnonzero(alive & ~passed)
-        codes[failed] = FIRST_STEP + 2 * number
-        if missing is not None:
-            codes[failed[missing[failed]]] = FIRST_STEP + 2 * number + 1
+        failed = alive & ~passed
+        codes += failed * (kind.type(FIRST_STEP + 2 * number) + (answer == MISSING))
         alive &= passed
         counts.left[number + 1] = np.count_nonzero(alive)
-    counts.alone[:] = np.bincount(last[times == 1], minlength=len(tests))
+    of_one = codes[times == 1]  # where all are known, the only one that rejects is the first
+    counts.alone[:] = np.bincount((of_one - FIRST_STEP) // 2, minlength=len(tests))
     return codes, counts
 
 
-def _evaluated(
-    rows: PartRows,
-    number: int,
-    test: RowTest,
-    alive: Mask,
-    answers: dict[int, pa.ChunkedArray],
-) -> tuple[Mask, Mask | None, bool]:
-    """What `passed_of_stored` gives; None for no row in which a value is missing."""
-    if test.plain is not None:
-        return *test.plain.evaluate(rows), True
-    if number in answers:
-        answer = answers.pop(number)
-        return is_true(answer), is_true(pc.is_null(answer)), True
-    return passed_of_stored(rows, test, alive)
-
-
-def _answers(rows: PartRows, tests: Sequence[RowTest]) -> dict[int, pa.ChunkedArray]:
-    """The answers of tests for all stored rows, by number of the test. Tests that share a query
-    with one that fails are not among them.
-    """
-    with_sql = [(number, test.sql) for number, test in enumerate(tests) if test.sql is not None]
-    answers: dict[int, pa.ChunkedArray] = {}
-    for start in range(0, len(with_sql), TESTS_PER_QUERY):
-        group = with_sql[start : start + TESTS_PER_QUERY]
-        try:
-            columns = rows.evaluate_all([sql for _, sql in group], rows.stored)
-        except duckdb.Error:
-            continue
-        for (number, _), column in zip(group, columns, strict=True):
-            answers[number] = column
-    return answers
-
-
-def passed_of_stored(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, Mask, bool]:
-    """(passed, missing, whether they are of all stored rows). A test may fail on rows that the
-    tests before it reject (a cast of a text, say): then they are of the rows that are left.
-    """
+def stored_answers(rows: PartRows, tests: Sequence[RowTest]) -> dict[str | None, Answers]:
+    """The answers for all stored rows by the SQL of a test. Tests without SQL, and those that fail
+    on a stored row (a cast of a text, say), are not among them."""
+    by_sql = {test.sql: test for test in tests if test.sql is not None}
+    if not by_sql:
+        return {}
     try:
-        return *_passed(rows, test, rows.stored), True
-    except ValueError:
-        return *_passed(rows, test, alive), False
+        return dict(zip(by_sql, rows.answers(list(by_sql.values()), rows.stored), strict=True))
+    except duckdb.Error:
+        if len(by_sql) == 1:
+            return {}
+    several = list(by_sql.values())
+    half = len(several) // 2
+    return stored_answers(rows, several[:half]) | stored_answers(rows, several[half:])
+
+
+def _answers_of_left(rows: PartRows, test: RowTest, alive: Mask) -> Answers:
+    """The answers for the rows that are left. ValueError where the test fails on one of them."""
+    try:
+        return rows.answers([test], alive)[0]
+    except duckdb.Error as error:
+        raise evaluation_error(test.step, error) from None
 
 
 # --- one step -----------------------------------------------------------------------------------
@@ -980,25 +686,19 @@ def passed_of_stored(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, 
 def _where_test(
     rows: PartRows, step: Step, threshold: Callable[[str, str, Fraction], int | float]
 ) -> RowTest:
-    """A step with SQL as a test of rows: by NumPy where that gives the same answers. SQL is NULL
-    where a column that it reads is NULL.
+    """A step with SQL as a test of rows.
 
     threshold: (call, column, share) -> number, for each top().
     """
     connection = rows.connection
     try:
         expression = parse(connection, step, rows.known)
-
-        def of_call(call: Tree) -> int | float:
-            return threshold(*parse_top(connection, step, call))
-
-        plain = plain_test(expression.tree["select_list"][0], rows.kinds, of_call)
-        if plain is not None:
-            return RowTest(step=step, plain=plain)
-        sql = to_sql(connection, expression, step, threshold, rows.types_of)
+        expression, lists = long_lists(connection, expression, rows.table.schema)
+        types_of = partial(rows.types_of, lists=lists)
+        sql = to_sql(connection, expression, step, threshold, types_of)
     except duckdb.Error as error:
         raise evaluation_error(step, error) from None
-    return RowTest(step=step, sql=null_unless_known(sql, expression.not_null))
+    return RowTest(step=step, sql=sql, not_null=tuple(sorted(expression.not_null)), lists=lists)
 
 
 def row_test(
@@ -1017,29 +717,15 @@ def row_test(
     return _where_test(rows, step, lambda call, *_: thresholds[call].value)
 
 
-def _passed(rows: PartRows, test: RowTest, alive: Mask) -> tuple[Mask, Mask]:
-    """((rows,) for which rows the test is true, (rows,) for which it is NULL)."""
-    if test.plain is not None:
-        passed, missing = test.plain.evaluate(rows)
-        return passed, np.zeros_like(alive) if missing is None else missing
-    if test.sql is None:
-        return _drawn(rows, test), np.zeros_like(alive)
-    try:
-        answer = rows.evaluate(test.sql, alive)
-    except duckdb.Error as error:
-        raise evaluation_error(test.step, error) from None
-    return is_true(answer), is_true(pc.is_null(answer))
-
-
-def _drawn(rows: PartRows, test: RowTest) -> Mask:
+def drawn(rows: PartRows, test: RowTest) -> Answers:
+    """The answers of a test with a limit: TRUE or FALSE."""
     assert test.limit is not None
-    if test.limit == 0:
-        return np.zeros_like(rows.stored)
-    # A limit of 2^64 does not fit its type.
-    mask = rows.of_stored(rows.stored_hashes(test.step.seed) <= np.uint64(test.limit - 1))
-    inside = [tie - rows.first_row for tie in test.ties]
-    mask[[tie for tie in inside if 0 <= tie < len(mask)]] = True
-    return mask
+    mask = np.zeros_like(rows.stored)
+    if test.limit:  # a limit of 2^64 does not fit its type
+        mask = rows.of_stored(rows.stored_hashes(test.step.seed) <= np.uint64(test.limit - 1))
+        inside = [tie - rows.first_row for tie in test.ties]
+        mask[[tie for tie in inside if 0 <= tie < len(mask)]] = True
+    return mask.view(np.uint8)
 
 
 # --- numbers of the whole pool --------------------------------------------------------------------

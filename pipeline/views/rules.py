@@ -582,7 +582,7 @@ def _examined(tree: Tree) -> Syntax:
 
 
 # --------------------------------------------------------------------------------------------------
-# NaN that a rule computes itself: 0 / 0, and the text 'nan' read as a number.
+# NaN that a rule computes itself: 0 / 0, ln(-1), inf - inf, and the text 'nan' read as a number.
 #
 # DuckDB orders NaN above every number. A number that is missing is not above anything, so what a
 # comparison compares is NULL instead of NaN. Columns have no NaN when rules read them.
@@ -595,12 +595,16 @@ COMPARED = {
 }
 DISTINCT = ("COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM")
 CHOICES = ("COMPARE_IN", "COMPARE_NOT_IN")
+# Functions that give NaN for finite numbers, and some that give it for no number.
+_GIVE_NAN = "/ ^ ** acos acosh asin atanh fdiv fmod gamma ln log log10 log2 pow power sqrt"
+GIVE_NAN = frozenset(_GIVE_NAN.split())
+GIVE_NUMBERS = frozenset({"abs", "ceil", "floor", "greatest", "least", "len", "length", "round"})
 NULL_FOR_NAN = "nullif(1, CAST('nan' AS DOUBLE))"
 
 
 def may_compute_nan(syntax: Syntax) -> bool:
-    """True where an expression divides or reads a number from something else."""
-    return syntax.casts or any(call["function_name"] == "/" for call in syntax.calls)
+    """True where an expression has NaN for finite numbers, or reads one from something else."""
+    return syntax.casts or any(call["function_name"].lower() in GIVE_NAN for call in syntax.calls)
 
 
 def without_nan(
@@ -642,13 +646,18 @@ def _computed(value: Any) -> Iterator[Tree]:
         if node.get("type") in CHOICES:
             operands = node["children"]
         for operand in operands:
-            if operand["class"] not in ("COLUMN_REF", "CONSTANT") and _divides_or_casts(operand):
+            if operand["class"] not in ("COLUMN_REF", "CONSTANT") and _may_be_nan(operand):
                 yield operand
 
 
-def _divides_or_casts(operand: Tree) -> bool:
+def _may_be_nan(operand: Tree) -> bool:
     for node in walk(operand):
-        if node.get("class") == "CAST" or node.get("function_name") == "/":
+        if str(node.get("function_name", "abs")).lower() not in GIVE_NUMBERS:
+            return True
+        if (
+            node.get("class") == "CAST"
+            and "nan" in str(node["child"].get("literal", "nan")).lower()
+        ):
             return True
     return False
 
@@ -683,11 +692,13 @@ DERIVED: dict[str, tuple[str, tuple[str, ...]]] = {
     "url_host": (_HOST.format("url"), ("url",)),
     "page_host": (_HOST.format("page_url"), ("page_url",)),
 }
+TEXTS = {"url_host": pa.string(), "page_host": pa.string()}  # those of them that are texts
 # Functions of the clock, the session or the program that duckdb_functions() calls consistent, or
 # does not list.
 CLOCKS = frozenset(
     {"age", "current_localtime", "current_localtimestamp", "current_timestamp", "user", "version"}
 )
+LONG_LIST = 20  # values after IN, and of = in an OR; as many and more are a table
 # Operations of one rule that DuckDB evaluates; on 20,000 rows these take 5 s.
 MOST_OPERATIONS = 10_000
 # Functions of many rules that depend on their arguments alone. To list all functions takes 50 ms.
@@ -705,7 +716,6 @@ class Expression:
     tree: Tree = field(repr=False)
     columns: frozenset[str]  # all that it reads, inside top() too
     not_null: frozenset[str]  # a row with NULL in one of these fails the rule as missing
-    may_compute_nan: bool
     operations: int  # comparisons, functions and the like
 
 
@@ -783,7 +793,6 @@ def parse(connection: duckdb.DuckDBPyConnection, step: Step, known: Iterable[str
         tree=syntax.tree,
         columns=frozenset(spelling[column] for column in syntax.columns),
         not_null=frozenset(spelling[column] for column in not_null),
-        may_compute_nan=may_compute_nan(syntax),
         operations=syntax.operations,
     )
 
@@ -811,21 +820,95 @@ def to_sql(
         kind = "HUGEINT" if isinstance(value, int) else "DOUBLE"
         return syntax_of(connection, f"CAST('{value!r}' AS {kind})").expression
 
-    tree = replaced(expression.tree, constant)
-    if expression.may_compute_nan:
-        tree = without_nan(connection, tree, types_of)
+    tree = without_nan(connection, replaced(expression.tree, constant), types_of)
     return text_of_tree(connection, tree)
-
-
-def null_unless_known(sql: str, columns: Iterable[str]) -> str:
-    """`sql`, but NULL for a row in which one of `columns` is NULL."""
-    tests = [f"{quoted(column)} IS NULL" for column in sorted(columns)]
-    return f"CASE WHEN {' OR '.join(tests)} THEN NULL ELSE ({sql}) END" if tests else sql
 
 
 def quoted(column: str) -> str:
     """A column's name as SQL."""
     return '"' + column.replace('"', '""') + '"'
+
+
+def long_lists(
+    connection: duckdb.DuckDBPyConnection, expression: Expression, schema: pa.Schema
+) -> tuple[Expression, dict[str, pa.Table]]:
+    """The expression with tables in place of long lists after IN, and of long chains of = and OR;
+    the tables by name.
+
+    DuckDB joins rows with a table. Inside a CASE it compares each row with each value of a list,
+    and each query reads the list again: 13 s for 20,000 texts and a million rows.
+    """
+    kinds = {**TEXTS, **{each.name.lower(): each.type for each in schema}}
+    tables: dict[str, pa.Table] = {}
+    equalities = 0  # that became one table
+
+    def joined(node: Tree) -> Tree | None:
+        nonlocal equalities
+        if is_top(node) or node.get("class") == "LAMBDA":
+            return node  # the text of top() is shown; a lambda has names of its own
+        if node.get("type") == "CONJUNCTION_OR":
+            choices, others = _choices(node["children"])
+            lists = [table_of(*choice) for choice in choices]
+            if not lists or None in lists:
+                return None
+            equalities += len(node["children"]) - len(others)
+            children = [*lists, *replaced(others, joined)]
+            return {**node, "children": children} if len(children) > 1 else children[0]
+        if node.get("type") == "COMPARE_IN":
+            return table_of(*node["children"])
+        return None
+
+    def table_of(column: Tree, *constants: Tree) -> Tree | None:
+        values = _values(column, constants, kinds)
+        if values is None or len(constants) < LONG_LIST:
+            return None
+        name = f"list_{disk.content_hash(values.to_pylist())}"
+        tables[name] = pa.table({"value": values})
+        subquery = syntax_of(connection, f"1 IN (SELECT value FROM {name})").expression
+        return {**subquery, "child": column}
+
+    tree = {**expression.tree, "select_list": replaced(expression.tree["select_list"], joined)}
+    return replace(expression, tree=tree, operations=expression.operations - equalities), tables
+
+
+def _choices(children: Sequence[Tree]) -> tuple[list[list[Tree]], list[Tree]]:
+    """(a column and the constants that it is compared with by =, for each column with many; the
+    other tests) of the tests of an OR."""
+    by_column: dict[str, list[Tree]] = {}
+    places: dict[str, list[int]] = {}
+    for place, child in enumerate(children):
+        if child["type"] != "COMPARE_EQUAL":
+            continue
+        column, constant = child["left"], child["right"]
+        if column["class"] == "CONSTANT":
+            column, constant = constant, column
+        if column["class"] == "COLUMN_REF" and constant["class"] == "CONSTANT":
+            name = str(column["column_names"][-1]).lower()
+            by_column.setdefault(name, [column]).append(constant)
+            places.setdefault(name, []).append(place)
+    many = [name for name, choice in by_column.items() if len(choice) > LONG_LIST]
+    taken = {place for name in many for place in places[name]}
+    others = [child for place, child in enumerate(children) if place not in taken]
+    return [by_column[name] for name in many], others
+
+
+def _values(
+    column: Tree, constants: Sequence[Tree], kinds: Mapping[str, pa.DataType]
+) -> pa.Array | None:
+    """The constants that a column is compared with; None where they are not all texts for a column
+    of texts, or whole numbers for one of whole numbers."""
+    literals = [constant.get("literal") for constant in constants]
+    known = [literal for literal in literals if isinstance(literal, dict)]
+    if column["class"] != "COLUMN_REF" or len(known) < len(literals):
+        return None
+    kind = kinds.get(str(column["column_names"][-1]).lower(), pa.null())
+    texts = [str(literal["text"]) for literal in known]
+    are = {literal["kind"] for literal in known}
+    if pa.types.is_string(kind) and are == {"STRING"}:
+        return pa.array(texts, kind).unique()
+    if pa.types.is_signed_integer(kind) and are == {"INTEGER"} and max(map(len, texts)) <= 18:
+        return pa.array([int(text) for text in texts], pa.int64()).unique()
+    return None
 
 
 def parse_top(

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from manifests.schema import Rule, View
-from pipeline.views import row_tests
 from pipeline.views.choose import Part, choose_parts
 from tests.support.masks import Masks
 
@@ -55,10 +54,8 @@ def test_a_rule_that_leaves_no_row_is_named() -> None:
         choose_parts(Parts(table, 1), [none], ["none"], Masks().open)
 
 
-def test_rules_that_share_a_query_with_one_that_fails_are_evaluated_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """`number` cannot be evaluated on the rows that `digits` rejects."""
+def test_rules_that_share_a_query_with_one_that_fails() -> None:
+    """`number` cannot be evaluated on the rows that `digits` rejects, nor on the last one."""
     table = pa.table(
         {
             "uid": ["a", "b", "c", "d", "e"],
@@ -67,19 +64,21 @@ def test_rules_that_share_a_query_with_one_that_fails_are_evaluated_alone(
             "x": [1, 2, 3, 4, 5],
         }
     )
-    rules = (
-        Rule(name="digits", where="regexp_matches(text, '^[0-9]+$')"),
-        Rule(name="number", where="CAST(text AS INTEGER) > 3"),
-        Rule(name="small", where="x < 4"),
-    )
-    view = View(name="numbers", rules=rules)
-    outcomes = []
-    for tests_per_query in (1, 2, 32):
-        monkeypatch.setattr(row_tests, "TESTS_PER_QUERY", tests_per_query)
-        masks = Masks()
-        selection = choose_parts(Parts(table, 5), [view], ["numbers"], masks.open)["numbers"]
-        assert masks.kept("numbers") == [False, False, True, False, False]
-        outcomes.append(selection)
-    assert outcomes[0] == outcomes[1] == outcomes[2]
-    effects = {effect.rule: effect.rejected for effect in outcomes[0].effects}
-    assert effects == {"digits": 2, "number": None, "small": 1}
+    digits = Rule(name="digits", where="regexp_matches(text, '^[0-9]+$')")
+    number = Rule(name="number", where="CAST(text AS INTEGER) > 3")
+    small = Rule(name="small", where="x < 4")
+    shifted = Rule(name="shifted", where="1 << (CAST(text AS INTEGER) * x) > 4")
+    numbers = View(name="numbers", rules=(digits, number, small, shifted))
+    others = View(name="others", rules=(small, digits))
+    masks = Masks()
+    selections = choose_parts(Parts(table, 5), [numbers, others], ["numbers", "others"], masks.open)
+    assert masks.kept("numbers") == [False, False, True, False, False]
+    assert masks.kept("others") == [True, False, True, False, False]
+    effects = {effect.rule: effect for effect in selections["numbers"].effects}
+    rejected = {name: effect.rejected for name, effect in effects.items()}
+    assert rejected == {"digits": 2, "number": None, "small": 1, "shifted": None}
+    assert all(effect.alone is None for effect in effects.values())
+    assert [effect.rejected for effect in selections["others"].effects] == [1, 2]
+    last = View(name="last", rules=(small, number))
+    with pytest.raises(ValueError, match=r"rule 'number' .*: the text 'x' is no INT32"):
+        choose_parts(Parts(table, 5), [others, last], ["others", "last"], Masks().open)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import pyarrow as pa
 import pytest
 
 from manifests.schema import Rule, View
@@ -95,10 +96,40 @@ def test_a_threshold_takes_the_place_of_top() -> None:
     ]
 
 
-def test_the_test_for_null_quotes_names() -> None:
-    sql = rules.null_unless_known("true", ["a", 'say "x"'])
-    assert sql == 'CASE WHEN "a" IS NULL OR "say ""x""" IS NULL THEN NULL ELSE (true) END'
-    assert rules.null_unless_known("true", []) == "true"
+def test_a_long_list_becomes_a_table() -> None:
+    schema = pa.schema([("words", pa.int32()), ("text", pa.string()), ("score", pa.float32())])
+    numbers, texts = ", ".join(map(str, range(21))), ", ".join(f"'{n}'" for n in range(30))
+    connection = connect()
+    for where, values in [
+        (f"words IN ({numbers}, 5)", list(range(21))),
+        (f"NOT WORDS IN ({numbers})", list(range(21))),
+        (f"page_host NOT IN ({texts})", [str(n) for n in range(30)]),
+        (f"text = 'a' OR text IN ({texts})", [str(n) for n in range(30)]),
+        ("words IN (1, 2)", None),
+        (f"score IN ({numbers})", None),
+        (f"text IN ({texts}, NULL)", None),
+        (f"words IN ({numbers}, 1.5)", None),
+        (f"words IN ({numbers}, {2**63})", None),
+        (f"words + 1 IN ({numbers})", None),
+        (f"len(list_filter([1], lambda words: words IN ({numbers}))) = 1", None),
+        ("score > 1 OR " + " OR ".join(f"words = {n}" for n in range(20)), list(range(20))),
+        (" OR ".join(f"'{n}' = text" for n in range(30)), [str(n) for n in range(30)]),
+        (" OR ".join(f"words = {n}" for n in range(19)), None),
+        (" OR ".join(f"score = {n}" for n in range(30)), None),
+        (f"words >= top(CASE WHEN words IN ({numbers}) THEN 1 END, 0.5)", None),
+    ]:
+        syntax = rules.syntax_of(connection, where)
+        expression = rules.Expression(
+            tree=syntax.tree, columns=frozenset(), not_null=frozenset(), operations=1
+        )
+        short, tables = rules.long_lists(connection, expression, schema)
+        if values is None:
+            assert not tables
+            assert short.tree == syntax.tree
+            continue
+        ((name, table),) = tables.items()
+        assert table["value"].to_pylist() == values
+        assert f'(SELECT "value" FROM {name})' in rules.text_of_tree(connection, short.tree)
 
 
 def test_functions_that_are_not_looked_up_are_consistent_in_this_duckdb() -> None:

@@ -11,7 +11,7 @@ import pytest
 from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, ViewRulesDocument, read_document
 from manifests.schema import Recipe, Rule, Source, View
-from pipeline.views.choose import rule_outcomes, with_derived
+from pipeline.views.choose import FEW_ROWS, rule_outcomes, with_derived
 from pipeline.views.files import choose_views
 from pipeline.views.rules import selected_rules
 from tests.support import small_pool
@@ -85,6 +85,26 @@ def test_missing_values_and_rules_that_cannot_be_evaluated(
     assert gone.rejected is None
     prose = dataclasses.replace(document, rules=selected_rules("in the lock x"))
     assert next(rule_outcomes(table, prose)).rejected is None
+
+
+def test_rows_keep_their_order_in_several_threads(
+    made: tuple[pa.Table, ViewDocument, str],
+) -> None:
+    numbers = np.random.default_rng(0).permutation(FEW_ROWS * 30)
+    texts = pa.array([f"t{number % 1000}" for number in numbers.tolist()])
+    table = pa.table({"status": ["success"] * len(numbers), "number": numbers, "text": texts})
+    listed = ", ".join(f"'t{number}'" for number in range(500))
+    rules = (
+        {"name": "list", "where": f"text IN ({listed})"},
+        {"name": "both", "where": f"text NOT IN ({listed}) AND number % 7 = 0"},
+        {"name": "fails", "where": "CAST(text AS INTEGER) > 3"},
+    )
+    in_list, both, fails = rule_outcomes(table, dataclasses.replace(made[1], rules=rules))
+    assert in_list.rejected is not None
+    assert both.rejected is not None
+    assert (in_list.rejected == (numbers % 1000 >= 500)).all()
+    assert (both.rejected == ((numbers % 1000 < 500) | (numbers % 7 > 0))).all()
+    assert (fails.rejected, fails.columns) == (None, frozenset())
 
 
 def test_derived_columns_stand_beside_the_others(
