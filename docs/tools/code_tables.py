@@ -169,7 +169,9 @@ def _examples(epilogue: str) -> str:
 def _command_parts(app: App, title: str, parent: App | None = None) -> Iterator[str]:
     """The section of a command: what it does, its arguments, examples, its sub-commands."""
     yield f"{'###' if parent else '##'} `{title}`"
-    yield as_text(inspect.cleandoc(app.help).split("\n\nArgs:")[0])
+    # The help of a command that was called is that of the table of commands.
+    text = app.help if parent is not None else inspect.getdoc(app.default_command) or ""
+    yield as_text(inspect.cleandoc(text).split("\n\nArgs:")[0])
     if parent is not None and app.default_command is parent.default_command:
         return  # another name of it
     is_script = title == "clipmill bench"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import sys
 
 import pyarrow as pa
 import pytest
@@ -25,6 +25,6 @@ def test_tokens_are_those_of_the_filter() -> None:
 
 
 def test_without_open_clip_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(ValueError, match="pip install open_clip_torch, or train on the stored"):
         CaptionTokenizer()
