@@ -182,9 +182,8 @@ def demo(
     from examples.miniweb.run import served, variables
     from examples.miniweb.settings import read_web, web_of
 
-    if manifest is None:  # from any folder
-        here = Path.cwd() == console.ROOT
-        manifest = DEMO_MANIFEST if here else str(console.ROOT / DEMO_MANIFEST)
+    if manifest is None:
+        manifest = str(reader.shipped(DEMO_MANIFEST))
     options = Options(
         manifest=manifest,
         out=out,
@@ -215,10 +214,11 @@ def build_manifest(options: Options, served: AbstractContextManager[object] | No
 
 def build_ablation(options: Options, served: AbstractContextManager[object] | None) -> int:
     """Run the commands of an ablation. Where one fails, its own error is the last line."""
+    out = options.folder
     try:
         ablation_run.ablate(
             options.manifest,
-            options.folder,
+            out,
             engine=options.engine,
             scale=options.scale,
             entry=options.entry,
@@ -230,7 +230,7 @@ def build_ablation(options: Options, served: AbstractContextManager[object] | No
         name, words = console.signal_name(-error.returncode), shlex.join(error.cmd)
         console.print_error(f"\n{words} was ended by {name}: run the command again to resume")
         return 128 - error.returncode
-    layout = AblationLayout(options.folder)
+    layout = AblationLayout(out)
     results = disk.read_json(layout.results_json)
     text = json.dumps(results, sort_keys=True)
     print(text if options.as_json else f"the report is {layout.report}")

@@ -50,10 +50,6 @@ from train.trainer.mix import (
 )
 
 logger = logging.getLogger("clipmill.train")
-# 12.8M is a number of a settings file, read by train.config
-Set = Annotated[
-    list[str], Parameter("--set", help="Change settings: KEY=VALUE (see --list-settings)."), Words
-]
 
 # --- train ----------------------------------------------------------------------------------------
 
