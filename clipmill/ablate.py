@@ -17,7 +17,7 @@ from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from manifests.web_page import MARK
-from train.ablation import history, ledger
+from train.ablation import history
 from train.ablation.arms import ModelRun, all_runs
 from train.ablation.conclusions import FailedRun
 from train.ablation.plan import (
@@ -130,11 +130,8 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
     if ablation.stop is None:
         outcomes = run_all(ablation, out, engine)
     else:
-        prior = ledger.prior_of_rounds(ablation, out)
-        looks = history.earlier_looks(ablation, history.looks(out))
-        alpha = history.alpha_of(looks)
-        read = saved_scores(ablation, out)
-        outcomes = run_rounds(ablation, out, engine, read, prior, alpha)
+        looks = 1 + len(history.earlier_looks(ablation, history.looks(out)))
+        outcomes = run_rounds(ablation, out, engine, saved_scores(ablation, out), looks)
     evaluate_scorer(ablation, out)
     failed = []
     for outcome in outcomes:
@@ -143,7 +140,6 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
             failed.append(FailedRun(arm=arm, seed=seed, error=outcome.error))
     results = collect_results(ablation, out, failed, shared)
     disk.write_json(layout.results_json, results)
-    ledger.write_ledger(ablation, out, results.prior, results.entries)
     metrics = {
         arm: {int(seed): each for seed, each in of.runs.items()} for arm, of in results.arms.items()
     }
@@ -176,7 +172,7 @@ def plan(
 
     Args:
         out: The folder that the ablation will have (default: out/NAME).
-        sd: Standard deviation of one run's result (default: that of ablations beside OUT).
+        sd: Standard deviation of one run's result, as a share, from an earlier ablation.
         effect: How many seeds this difference needs, as a share.
         budget_hours: What so many device-hours buy.
         price: Of a device for an hour.
@@ -200,7 +196,6 @@ def plan(
         folder,
         hardware,
         run_sd=sd,
-        neighbours_sd=ledger.planned_sd(read, folder),
         effect=effect,
         budget_hours=budget_hours,
     )

@@ -511,16 +511,6 @@ class AblationLayout:
         return disk.join(self.root, ".lock")
 
     @property
-    def noise_json(self) -> str:
-        """The noise of its runs, for the ablations beside it."""
-        return disk.join(self.root, "noise.json")
-
-    @property
-    def ledger_json(self) -> str:
-        """The noise of other ablations that it started from."""
-        return disk.join(self.root, "ledger.json")
-
-    @property
     def overlap_json(self) -> str:
         """Every evaluation image that a pool stores too."""
         return disk.join(self.root, "overlap.json")

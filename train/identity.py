@@ -1,8 +1,7 @@
 """The identity of a run: everything that decides its weights, as plain values.
 
 Every command that asks whether a run is still the one that is wanted asks `changes_since`: the
-trainer, an ablation, its plan and its report. The noise of neighbours is taken, and the page says
-what runs share, by `shared_part`.
+trainer, an ablation, its plan and its report. The page says what runs share by `shared_part`.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views
 from train.mixture.order import Order
 from train.mixture.schedule import SourceRows
-from train.stats import comparison, sequential
+from train.stats import comparison
 from train.stats.analysis import TaskScores, analyse
 
 Run = Callable[[Path, int], object]
@@ -277,10 +277,9 @@ def analysis(arms: int, seeds: int) -> None:
 
 def forget_integrals(folder: Path) -> None:
     """A repeat computes the quantiles of Dunnett's distribution as the first run does."""
-    for module in (comparison, comparison, sequential):
-        for value in vars(module).values():
-            if hasattr(value, "cache_clear"):
-                value.cache_clear()
+    for value in vars(comparison).values():
+        if hasattr(value, "cache_clear"):
+            value.cache_clear()
 
 
 def seeds_of_study(folder: Path, count: int) -> None:

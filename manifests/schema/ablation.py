@@ -373,21 +373,14 @@ class Controls:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop:
-    """Seeds in rounds: an arm gets no more when it is decided, or can hardly be decided."""
+    """Seeds in rounds: an arm gets no more when it is decided."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    ranges: ClassVar[Ranges] = {"at_least": (2, 10_000), "smallest": (0, 1)}
-    decided: bool = True  # the only condition
+    ranges: ClassVar[Ranges] = {"at_least": (2, 10_000)}
     at_least: int = 2  # seeds of every arm in the first round
-    smallest: float | None = None  # a difference worth more seeds; None: the ablation's equivalence
-    save: Literal["runs", "power"] = "runs"  # what to save where both cannot be had
 
     def __post_init__(self) -> None:
-        if not self.decided:
-            raise ValueError("stop.decided is false; leave stop out, and every seed is run")
         check_ranges(self)
-        if self.smallest == 0:
-            raise ValueError(f"stop.smallest is {self.smallest}; it must be above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,7 +498,6 @@ class Ablation:
     ranks: int = 1  # processes that train one run together; a GPU each where there are GPUs
     hardware: str | None = None  # a device of clipmill size; None: that of the machine
     limit_hours: float | None = None  # more hours of training, all runs together, are refused
-    ledger: bool = True  # ablations in folders beside this one tell how much runs vary
     stop: Stop | None = None  # None: every arm is run with every seed
 
     def __post_init__(self) -> None:

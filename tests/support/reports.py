@@ -22,7 +22,6 @@ from manifests.records import (
 from train.reporting import schema
 from train.reporting.data import KEPT, ArmView, PoolColumns
 from train.stats.comparison import Power
-from train.stats.model import LedgerEntry
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
 DIFFERENCE = schema.BaselineDifference(
@@ -144,7 +143,6 @@ def noise() -> schema.TaskNoise:
         unit="share",
         own_sd=0.009,
         own_df=4.0,
-        prior=LedgerEntry(variance=0.0121**2, df=6.0),
         sd=0.011,
         df=10.0,
         floor_sd=0.004,

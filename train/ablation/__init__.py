@@ -2,12 +2,11 @@
 
 Read: pools, blends, recipes, finished runs. Written: `POOL/views/VIEW.clean-HASH`,
 `blends/ARM.json`, `runs/ARM/seed-N/`, `runs/.replaced/ARM/seed-N-HASH/`, `overlap.json`, `logs/`,
-`noise.json`, `ledger.json`, `history.jsonl`.
+`history.jsonl`.
 
 Invariants:
 
-* A finished run is reused, a stale one is moved aside and never deleted (`test_runner.py`). A
-  prior is of the same settings, task, data and metric (`test_ledger.py`).
+* A finished run is reused, a stale one is moved aside and never deleted (`test_runner.py`).
 * Rounds are a replay: killed or not, the same runs and verdicts (`test_rounds.py`). Scores
   without noise claim nothing; a failed run costs its seed only (`test_conclusions.py`).
 * A model without seeds counts as one run (`test_models.py`). Predictions of others are put in one

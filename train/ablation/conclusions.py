@@ -18,15 +18,15 @@ from train.ablation.rounds import (
     DEFAULT_BAND,
     ArmRounds,
     Study,
-    analysis_in_rounds,
     arm_rounds,
+    compare_in_round,
+    round_sizes,
     rounds_note,
 )
 from train.evaluation.metrics import METRICS, can_be_averaged, chance_of
 from train.evaluation.tasks import Metrics, deciding_metric
 from train.stats.analysis import TaskAnalysis, TaskScores, analyse
 from train.stats.comparison import Comparison, Power, Verdict
-from train.stats.model import LedgerEntry
 from train.stats.scaling import (
     Crossing,
     MetricSignal,
@@ -44,7 +44,6 @@ OPPOSITE: dict[Verdict, Verdict] = {
     "practically equal": "practically equal",
     "not distinguishable": "not distinguishable",
 }
-Ledger = Mapping[str, Sequence[LedgerEntry]]  # by task
 BAND_OF_ROOM = 0.02  # the band of equality is at most this share of the room of the metric
 # Nearer to an end than so many bands, a metric can hardly move: nothing is called equal there.
 NEAR_BANDS = 10
@@ -225,9 +224,9 @@ class TaskComparison(Comparison):
 class TaskNoise:
     """The noise of a task's metric, shared by all arms, as standard deviations of one run.
 
-    own_sd, own_df: of these runs alone. prior: of earlier ablations, from the ledger. sd, df: of
-    both. floor_sd: what the samples of the test set leave at least. drawing_sd: what another test
-    set would add to a difference, however many seeds there are. power: what such ablations can see.
+    own_sd, own_df: of all runs. sd, df: at least that of the arms and the baseline alone. floor_sd:
+    what the samples of the test set leave at least. drawing_sd: what another test set would add to
+    a difference, however many seeds there are. power: what such ablations can see.
     """
 
     task: str
@@ -235,7 +234,6 @@ class TaskNoise:
     unit: str
     own_sd: float | None
     own_df: float
-    prior: LedgerEntry | None
     sd: float | None
     df: float | None
     floor_sd: float | None
@@ -293,7 +291,6 @@ def conclude(
     failed: Sequence[FailedRun] = (),
     incomplete: Mapping[str, tuple[int, ...]] | None = None,
     runs: int = 0,
-    ledger: Ledger | None = None,
     study: Study | None = None,
     facts: Mapping[str, TaskFacts] | None = None,
     others: Mapping[str, TaskScores] | None = None,
@@ -301,9 +298,9 @@ def conclude(
     scorer: ScorerScore | None = None,
 ) -> Conclusions:
     """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs, which
-    are those that the rounds of `study` asked for; the ledger is then that of the first round.
-    facts: of the tasks; without them no chance is known. others: the scores of the primary task by
-    its other metrics. earlier: see `Conclusions.earlier_looks`.
+    are those that the rounds of `study` asked for. facts: of the tasks; without them no chance is
+    known. others: the scores of the primary task by its other metrics. earlier: see
+    `Conclusions.earlier_looks`.
     """
     tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
     metrics = {task.name: deciding_metric(task) for task in tasks}
@@ -327,13 +324,15 @@ def conclude(
         one_models=one_models,
         controls=_control_pairs(ablation),
         a_a=(A_A, ablation.controls.a_a) if ablation.controls.a_a else None,
-        ledger=None if study is not None else ledger,
         primary=ablation.primary,
+        rounds=len(round_sizes(ablation)),
         looks=looks,
         average=can_be_averaged(list(metrics.values())),
     )
     if study is not None:
-        analysis = analysis_in_rounds(ablation, analysis, asked, study, ledger)
+        analysis.tasks[ablation.primary] = _at_last_looks(
+            ablation, analysis.tasks[ablation.primary], study, asked[ablation.primary], looks
+        )
     comparisons: list[TaskComparison] = []
     for name, of_task in analysis.tasks.items():
         comparisons += _on_task(of_task, of_task.comparisons, metrics[name])
@@ -356,11 +355,11 @@ def conclude(
     lines = [headline, *(row.sentence for row in on_primary)]
     lines += [row.sentence for row in by_others if row.verdict in ("better", "worse")]
     lines += _control_lines(controls, aa)
-    if primary.prior is not None:
-        lines.append(_prior_line(primary, len((ledger or {})[ablation.primary]), decides))
     if scorer is not None:
         lines.append(f"{scorer.sentence}.")
-    rounds = () if study is None else arm_rounds(ablation, study, on_primary)
+    rounds: tuple[ArmRounds, ...] = ()
+    if study is not None:
+        rounds = arm_rounds(ablation, study, {row.arm: row for row in on_primary})
     if rounds:
         lines += [rounds_note(ablation), *(row.sentence for row in rounds)]
     if earlier:
@@ -405,6 +404,7 @@ def _by_other_metrics(
         arms=arms,
         band=0.0,
         one_models=one_models,
+        rounds=len(round_sizes(ablation)),
         looks=looks,
         average=False,
     )
@@ -471,6 +471,23 @@ def _control_lines(controls: Sequence[TaskComparison], aa: TaskComparison | None
     return lines
 
 
+def _at_last_looks(
+    ablation: Ablation, primary: TaskAnalysis, study: Study, scores: TaskScores, looks: int
+) -> TaskAnalysis:
+    """The analysis with the comparison of each arm from its last look, by the band of `scores`.
+
+    The smallest visible difference is that of one number of seeds, so it is left out.
+    """
+    rows = []
+    for row in primary.comparisons:
+        seen = study.scores.get(row.arm)
+        if seen is not None:
+            seen = replace(seen, band=scores.band, limit=scores.limit)
+            row = compare_in_round(ablation, seen, looks)[row.arm]
+        rows.append(row)
+    return replace(primary, comparisons=tuple(rows), power=None)
+
+
 def _control_pairs(ablation: Ablation) -> list[tuple[str, str]]:
     """Each arm with its random subsets, then the random subsets with the baseline."""
     arms = ablation.controls.random_like
@@ -501,7 +518,6 @@ def _noise(of_task: TaskAnalysis, metric: str) -> TaskNoise:
         unit=METRICS[metric].unit,
         own_sd=of_task.own_sd,
         own_df=of_task.own_df,
-        prior=of_task.prior,
         sd=of_task.sd,
         df=of_task.df,
         floor_sd=of_task.floor_sd,
@@ -535,19 +551,6 @@ def _headline(ablation: Ablation, rows: Sequence[TaskComparison], primary: TaskA
     rest = len(rows) - len(clear)
     others = f"; no difference was found for {rest} of {len(rows)} arms" if rest else ""
     return f"On {task}, {text}{others}."
-
-
-def _prior_line(primary: TaskAnalysis, ablations: int, metric: str) -> str:
-    """What earlier ablations said of the noise, beside what these runs say."""
-    assert primary.prior is not None
-    unit = METRICS[metric].unit
-    earlier = wording.percent(primary.prior.variance**0.5, unit)
-    own = wording.percent(primary.own_sd, unit)
-    return (
-        f"Noise of one run: {own} in these runs, {earlier} in {ablations} earlier "
-        f"ablation{'s' if ablations > 1 else ''}, which count as {primary.prior.df:.0f} degrees of "
-        "freedom (`ledger: false` leaves them out)."
-    )
 
 
 def _power(row: TaskComparison, primary: TaskAnalysis) -> str:

@@ -96,11 +96,6 @@ def earlier_looks(ablation: Ablation, history: Sequence[Look]) -> tuple[EarlierL
     return tuple(seen.values())
 
 
-def alpha_of(earlier: Sequence[EarlierLook]) -> float:
-    """The error of a verdict after earlier ones: half that of the one before."""
-    return ALPHA / 2.0 ** len(earlier)
-
-
 def _plain_settings(ablation: Ablation) -> dict[str, Any]:
     """The training settings of a design, without the seeds."""
     if not ablation.train:

@@ -375,22 +375,21 @@ def plan_ablation(
     hardware: Hardware,
     *,
     run_sd: float | None = None,
-    neighbours_sd: float | None = None,
     effect: float | None = None,
     budget_hours: float | None = None,
 ) -> Plan:
     """The plan of an ablation on some hardware.
 
     `run_sd`: standard deviation of one run's result, a share; without it that of the finished runs
-    in `out` counts, then `neighbours_sd`, that of other ablations, then an assumption. `effect`: a
-    difference that shall be seen. `budget_hours`: device-hours to spend. Finished runs with the
-    same settings, ranks and device give the speed. ValueError for settings that no run can have.
+    in `out` counts, then an assumption. `effect`: a difference that shall be seen.
+    `budget_hours`: device-hours to spend. Finished runs with the same settings, ranks and device
+    give the speed. ValueError for settings that no run can have.
     """
     _check_numbers(run_sd, effect, budget_hours, hardware)
     runs = expand_runs(ablation, out, built=False)
     if not runs:
         raise ValueError(f"{ablation.name} trains nothing: every arm has predictions")
-    run_sd, sd_source = _spread(run_sd, neighbours_sd, ablation, runs)
+    run_sd, sd_source = _spread(run_sd, ablation, runs)
     if effect is not None and run_sd is None:
         raise ValueError("--effect needs --sd, the standard deviation of one run's result")
     if run_sd is None:
@@ -579,16 +578,12 @@ def smallest_effect(run_sd: float | None, seeds: int, arms: int) -> float | None
 
 
 def _spread(
-    given: float | None, of_neighbours: float | None, ablation: Ablation, runs: Sequence[Run]
+    given: float | None, ablation: Ablation, runs: Sequence[Run]
 ) -> tuple[float | None, str]:
     """The standard deviation of a run to plan with, and its source; None where nothing tells it."""
     if given is not None:
         return given, "as given"
-    if (earlier := _earlier_sd(ablation, runs)) is not None:
-        return earlier
-    if of_neighbours is not None:
-        return of_neighbours, "of ablations in the folders beside this one"
-    return None, ""
+    return _earlier_sd(ablation, runs) or (None, "")
 
 
 def _assumed_sd(ablation: Ablation) -> tuple[float | None, str]:

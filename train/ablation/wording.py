@@ -68,16 +68,16 @@ def mean_and_sd(mean: float | None, sd: float | None, unit: str = "share") -> st
 
 def p_value(p: float, adjustment: str) -> str:
     """A p value with the name of its adjustment."""
-    if adjustment == "sequential":  # known at a few levels only
-        return f"sequential p \N{LESS-THAN OR EQUAL TO} {p:g}" if p < 1 else "sequential p > 0.05"
     name = "p" if adjustment == "none" else f"{adjustment} p"
     return f"{name} < 0.001" if p < 0.001 else f"{name} = {p:.3f}"
 
 
-def adjusted(p: str, tasks: int, looks: int) -> str:
-    """A p value with what else it is adjusted for."""
-    over = f" over {tasks} tasks" if tasks > 1 else ""
-    return p + over + (f", look {looks}" if looks > 1 else "")
+def adjusted(c: Comparison) -> str:
+    """The p value of a comparison, with all that it is adjusted for."""
+    text = p_value(c.p_adjusted, c.adjustment)
+    text += f" over {c.tasks} tasks" if c.tasks > 1 else ""
+    text += f" over {c.rounds} rounds" if c.rounds > 1 else ""
+    return text + (f", look {c.looks}" if c.looks > 1 else "")
 
 
 def level(looks: int) -> str:
@@ -124,11 +124,10 @@ def describe(
     power: what these runs could have shown; it follows where nothing was found.
     """
     c = comparison
-    p = adjusted(p_value(c.p_adjusted, c.adjustment), c.tasks, c.looks)
     text = (
         f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {task}: "
         f"{interval(c.difference, c.low, c.high, unit)} {unit_of_difference(unit)} "
-        f"({_runs(c)}, {p})"
+        f"({_runs(c)}, {adjusted(c)})"
     )
     if c.low is None:
         return f"{text}; nothing varies between these runs, so the noise is not known."

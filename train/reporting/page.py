@@ -170,7 +170,7 @@ def explanations(report: Report) -> str:
             "Other metrics of the same predictions, over seeds and adjusted for their number",
             paragraphs([row.sentence for row in report.other_metrics]),
         )
-        + details("Noise: these runs and earlier ones", paragraphs(noise_texts(report)))
+        + details("Noise of one run", paragraphs(noise_texts(report)))
         + details("What these runs could have seen", paragraphs(power_texts(report)))
         + details("How to read this page", paragraphs(reading_texts(report)))
     )
@@ -209,7 +209,7 @@ def interval_text(row: TaskComparison) -> str:
 
 
 def noise_texts(report: Report) -> list[str]:
-    """How much one run varies, from these runs and from the ledger."""
+    """How much one run varies."""
     noise = primary_noise(report)
     if noise is None or noise.sd is None:
         return []
@@ -222,15 +222,6 @@ def noise_texts(report: Report) -> list[str]:
             f"In these runs, one run of an arm differs from another by {own} {name} "
             "(standard deviation, estimated from all arms together with "
             f"{noise.own_df:g} degrees of freedom)."
-        )
-    if noise.prior is None:
-        texts.append("No earlier ablation is counted in.")
-    else:
-        prior = wording.percent(noise.prior.variance**0.5, unit)
-        texts.append(
-            f"Earlier ablations with the same settings and task (the ledger) say {prior} {name}, "
-            f"with the weight of {noise.prior.df:.3g} degrees of freedom. Both together give "
-            f"{wording.percent(noise.sd, unit)} {name}, which the intervals use."
         )
     if noise.floor_sd is not None:
         texts.append(

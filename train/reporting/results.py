@@ -18,7 +18,7 @@ from manifests import disk, identity
 from manifests.layout import AblationLayout, RunLayout
 from manifests.records import read_document
 from manifests.schema import Ablation, TaskSpec
-from train.ablation import history, ledger
+from train.ablation import history
 from train.ablation.arms import (
     AnyRun,
     GivenRun,
@@ -39,7 +39,6 @@ from train.evaluation.overlap import SharedImages
 from train.evaluation.tasks import BoolArray, Metrics, deciding_metric, headline, kind_of
 from train.reporting.schema import ArmRuns, Results
 from train.stats.analysis import TaskScores, mcnemar
-from train.stats.model import LedgerEntry
 
 Samples = tuple[NDArray[np.float64], ...] | None
 RunKey = tuple[str, int]  # arm, seed
@@ -75,7 +74,6 @@ class Predictions:
     values: list[NDArray[np.float64]] | None
     metrics: Metrics
     chance: float
-    data: str = ""  # hash of the task's samples
 
 
 def _add_run_documents(hashes: FileHashes, runs: Sequence[AnyRun]) -> None:
@@ -94,9 +92,7 @@ def collect_results(
 ) -> Results:
     """The results of an ablation's folder, without the failed runs.
 
-    The noise of its neighbours is the prior (see train.ablation.ledger). With `stop`, the runs are
-    those that the rounds asked for, the prior is that of the first round, and nothing is left for
-    the ledger: runs that stopped early vary too little, because small noise is what decides early.
+    With `stop`, the runs are those that the rounds asked for.
 
     ValueError for a run that has neither failed nor left its predictions.
     """
@@ -105,11 +101,8 @@ def collect_results(
     without = {(run.arm, run.seed) for run in failures}
     hashes = FileHashes(folder=out)
     readers = {task.name: TaskReader(task, hashes) for task in ablation.evaluate}
-    kept = () if ablation.stop is None else ledger.kept_prior(ablation, out)
-    start = ledger.primary_prior(ablation, kept)
     earlier = history.earlier_looks(ablation, history.looks(out))
-    alpha = history.alpha_of(earlier)
-    study = _study(ablation, runs, without, readers[ablation.primary], start, alpha)
+    study = _study(ablation, runs, without, readers[ablation.primary], 1 + len(earlier))
     if study is not None:
         runs = tuple(run for run in runs if (run.arm, run.seed) in study.asked)
         failures = [run for run in failures if (run.arm, run.seed) in study.asked]
@@ -120,9 +113,6 @@ def collect_results(
     for task in ablation.evaluate:
         scores[task.name] = _scores(runs, by_task[task.name], task)
     incomplete = missing_seeds(runs, scores[ablation.primary].values)
-    data = {task: _data_hash(predictions) for task, predictions in by_task.items()}
-    prior = kept if study is not None else ledger.read_prior(ablation, out, data)
-    entries = ledger.by_task(prior)
     facts = {task: _facts(predictions) for task, predictions in by_task.items()}
     conclusions = conclude(
         ablation,
@@ -130,14 +120,12 @@ def collect_results(
         failures,
         incomplete,
         len(runs),
-        entries,
         study,
         facts,
         _other_metrics(runs, by_task[ablation.primary], ablation),
         earlier,
         _scorer(ablation, out, hashes),
     )
-    own = () if study is not None else ledger.own_entries(ablation, conclusions.noise, data)
     overlap, near_overlap = _overlaps(ablation, shared)
     return Results(
         headline=conclusions.headline,
@@ -145,8 +133,6 @@ def collect_results(
         comparisons=conclusions.comparisons,
         average=conclusions.average,
         noise=conclusions.noise,
-        prior=prior,
-        entries=own,
         controls=conclusions.controls,
         aa=conclusions.aa,
         failed=conclusions.failed,
@@ -271,8 +257,7 @@ def _study(
     runs: Sequence[AnyRun],
     without: Collection[RunKey],
     reader: TaskReader,
-    prior: LedgerEntry | None,
-    alpha: float,
+    looks: int,
 ) -> Study | None:
     """The rounds of an ablation with `stop`, replayed from the finished runs."""
     if ablation.stop is None:
@@ -282,7 +267,7 @@ def _study(
     def read(arm: str, seed: int) -> Score:
         return reader.score(by_key[arm, seed])
 
-    return replay(ablation, read, without, prior, alpha)
+    return replay(ablation, read, without, looks)
 
 
 def _check_sizes(predictions: Mapping[RunKey, Predictions], task: TaskSpec) -> None:
@@ -328,8 +313,7 @@ def read_predictions(
         values = metric_values(table, decides)
         metrics[decides] = float(np.mean([samples.mean() for samples in values]))
     chance = kind.chance(metadata, len(correct[0]))
-    data = str(metadata.get("data_hash", ""))
-    return Predictions(correct=correct, values=values, metrics=metrics, chance=chance, data=data)
+    return Predictions(correct=correct, values=values, metrics=metrics, chance=chance)
 
 
 def _scores(
@@ -373,14 +357,6 @@ def _arm_runs(
             if run.arm == arm and (run.arm, run.seed) in predictions:
                 seeds.setdefault(str(run.seed), {})[task] = predictions[run.arm, run.seed].metrics
     return ArmRuns(runs=seeds)
-
-
-def _data_hash(predictions: Mapping[RunKey, Predictions]) -> str:
-    """The hash of a task's samples; empty where no run is finished."""
-    for one in predictions.values():
-        if one.data:
-            return one.data
-    return ""
 
 
 def _facts(predictions: Mapping[RunKey, Predictions]) -> TaskFacts:

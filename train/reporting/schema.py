@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from train.ablation import ledger
 from train.ablation.conclusions import (
     Conclusions,
     ScorerScore,
@@ -33,14 +32,11 @@ class ArmRuns:
 class Results(Conclusions):
     """results.json: every metric of every finished run, and the conclusions from them.
 
-    prior: the noise of other ablations at the start. entries: the noise of this one, for others.
     overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
     hash. dropped: rows not trained on for that. mcnemar: {task: {arm: p}}, of one seed.
     files: path inside the folder -> sha256, of all files that a number was read from.
     """
 
-    prior: tuple[ledger.NoiseEntry, ...]
-    entries: tuple[ledger.NoiseEntry, ...]
     ablation_hash: str
     arms: dict[str, ArmRuns]
     tasks: dict[str, TaskFacts]

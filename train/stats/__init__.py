@@ -7,7 +7,6 @@ Invariants:
 * Dunnett's values are exact to 1e-9 (`test_dunnett.py`); interval, p and verdict agree
   (`test_comparison.py`); what cannot be compared is named (`test_analysis.py`).
 * Simultaneous 95 % intervals hold the truth in 93-97 % for equal spreads (`test_moderation.py`).
-* Looks spend alpha (`test_spending.py`). Verdicts on all tasks hold together, and a further look
-  has half the error (`test_analysis.py`).
-* At most 5 % of simulated studies that stop early make a false call (`test_sequential.py`).
+* Verdicts on all tasks hold together, and a further look has half the error (`test_analysis.py`).
+* At most 5 % of simulated studies that stop early make a false call (`test_rounds.py`).
 """

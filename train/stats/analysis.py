@@ -23,16 +23,13 @@ from train.stats.comparison import (
 from train.stats.model import (
     AdditiveFit,
     Groups,
-    LedgerEntry,
     SampleNoise,
     SampleRuns,
     Spread,
     Values,
     check_mean,
-    combine_with_prior,
     common_seeds,
     fit_additive,
-    fit_prior,
     moderated_spreads,
     moderated_variances,
     paired_variance,
@@ -56,20 +53,15 @@ LEAST_TASKS = 3
 class Noise:
     """What all runs of a table say of the noise of one run.
 
-    fit: the additive model. prior: from the ledger, None without. runs_df: the degrees of freedom
-    that the runs give. variance, df: the shared variance of a run's residual with the prior in it.
+    fit: the additive model. variance, df: the shared variance of a run's residual.
     """
 
     fit: AdditiveFit
-    prior: LedgerEntry | None
-    runs_df: float
     variance: float
     df: float
 
 
-def shared_noise(
-    values: Values, ledger: Sequence[LedgerEntry], family: Sequence[str] = ()
-) -> Noise | None:
+def shared_noise(values: Values, family: Sequence[str] = ()) -> Noise | None:
     """The model of a table and its shared variance; None where nothing gives a variance.
 
     family: the baseline and the arms whose intervals hold together. Quiet controls tell nothing of
@@ -78,16 +70,15 @@ def shared_noise(
     """
     if not any(values.values()):
         return None
-    fit, prior = fit_additive(values), fit_prior(ledger)
-    shared, runs_df = fit.variance, float(fit.df)
+    fit = fit_additive(values)
+    if fit.variance is None:
+        return None
+    variance, df = fit.variance, float(fit.df)
     inside = {arm: values[arm] for arm in family if values.get(arm)}
     own = fit_additive(inside) if len(inside) > 1 else None
-    if own is not None and own.variance is not None and shared is not None:
-        shared, runs_df = max(shared, own.variance), min(runs_df, 2.0 * own.df)
-    variance, df = combine_with_prior(shared, runs_df, prior)
-    if variance is None:
-        return None
-    return Noise(fit=fit, prior=prior, runs_df=runs_df, variance=variance, df=max(1.0, df))
+    if own is not None and own.variance is not None:
+        variance, df = max(variance, own.variance), min(df, 2.0 * own.df)
+    return Noise(fit=fit, variance=variance, df=df)
 
 
 def comparable(values: Values, pairs: Sequence[Pair]) -> list[Pair]:
@@ -407,7 +398,7 @@ def _drawing(
 # All comparisons of an ablation, from the values of its runs: tables in, verdicts out. Pure.
 
 
-AVERAGE = "average"  # the key of the average over tasks in a ledger
+AVERAGE = "average"  # the name of the average over tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -440,17 +431,16 @@ class LeftOut:
 class TaskAnalysis:
     """What the runs show on one task, or on the average over tasks.
 
-    sd, df: standard deviation of one run's residual, shared by all arms, with the ledger in it; its
-    degrees of freedom. None where no comparison is possible.
-    own_sd, own_df: of these runs alone. floor_sd: what the samples of the test set leave at least;
+    sd, df: standard deviation of one run's residual, shared by all arms, at least that of the arms
+    and the baseline alone; its degrees of freedom. None where no comparison is possible.
+    own_sd, own_df: of all runs. floor_sd: what the samples of the test set leave at least;
     drawing_sd: what drawing other samples adds to a difference, however many seeds there are
-    (the median comparison). Both None without per-sample values. prior: what the ledger said.
+    (the median comparison). Both None without per-sample values.
     power: what such ablations can see; None where the noise is not known.
     comparisons: the arms against the baseline, Dunnett; one model without seeds among them has an
     interval of its own kind (see `one_model_difference`). controls: Holm. a_a: not adjusted. The
     intervals of controls and a_a are at least as wide as those of a paired t test.
     without_samples: pairs whose interval is over seeds only, as per-sample values are missing.
-    ledger: what these runs add to a ledger; None without degrees of freedom.
     """
 
     task: str
@@ -460,14 +450,12 @@ class TaskAnalysis:
     own_df: float
     floor_sd: float | None
     drawing_sd: float | None
-    prior: LedgerEntry | None
     power: Power | None
     comparisons: tuple[Comparison, ...]
     controls: tuple[Comparison, ...]
     a_a: Comparison | None
     left_out: tuple[LeftOut, ...]
     without_samples: tuple[Pair, ...]
-    ledger: LedgerEntry | None
 
     @property
     def mde(self) -> float | None:
@@ -485,7 +473,7 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """The questions: which arms against which baseline, controls, A/A, level and looks."""
+    """The questions: which arms against which baseline, controls, A/A, level, rounds, looks."""
 
     baseline: str
     arms: tuple[str, ...]
@@ -493,6 +481,7 @@ class Design:
     controls: tuple[Pair, ...]
     a_a: Pair | None
     alpha: float
+    rounds: int
     looks: int
 
     @property
@@ -514,7 +503,6 @@ class _Asked:
     task: str
     band: float
     limit: float
-    ledger: Sequence[LedgerEntry]
     penalty: Penalty = NO_PENALTY
     tables: tuple[Values, ...] = ()
 
@@ -528,9 +516,9 @@ def analyse(
     one_models: Sequence[str] = (),
     controls: Sequence[Pair] = (),
     a_a: Pair | None = None,
-    ledger: Mapping[str, Sequence[LedgerEntry]] | None = None,
     alpha: float = ALPHA,
     primary: str | None = None,
+    rounds: int = 1,
     looks: int = 1,
     average: bool = True,
 ) -> Analysis:
@@ -539,10 +527,10 @@ def analyse(
     arms: those whose intervals hold together (Dunnett), without the baseline.
     one_models: those of them that are one model without seeds. controls: pairs
     (arm, its own baseline), a family of their own (Holm). a_a: (A/A arm, the arm that it repeats).
-    All arms in the values take part in the shared variance. ledger: {task or AVERAGE: earlier
-    ablations}. band: the equivalence band, in the unit of the values; 0: nothing can be called
-    equal. primary: the task that was chosen before the runs; its comparisons hold together, and
-    those of all other tasks hold together too. None: those of all tasks do. looks: see `Penalty`.
+    All arms in the values take part in the shared variance. band: the equivalence band, in the
+    unit of the values; 0: nothing can be called equal. primary: the task that was chosen before the
+    runs; its comparisons hold together, and those of all other tasks hold together too. None: those
+    of all tasks do. rounds, looks: see `Penalty`.
     average: whether to average over the tasks; their values must mean the same. Pairs with fewer
     than two seeds in common are left out and named. ValueError for no task, an unknown primary, a
     band below 0, an alpha outside 0..0.5, an arm named twice or equal to the baseline, or samples
@@ -567,9 +555,9 @@ def analyse(
         controls=tuple(controls),
         a_a=a_a,
         alpha=alpha,
+        rounds=rounds,
         looks=looks,
     )
-    entries = ledger or {}
     results = {}
     noises: dict[str, dict[Pair, SampleNoise | None]] = {}
     singles: dict[str, list[Difference]] = {}
@@ -586,8 +574,7 @@ def analyse(
                 task=task,
                 band=band if scores.band is None else scores.band,
                 limit=scores.limit,
-                ledger=entries.get(task, ()),
-                penalty=Penalty(tasks=together, looks=looks),
+                penalty=Penalty(tasks=together, rounds=rounds, looks=looks),
             ),
             singles[task],
         )
@@ -597,8 +584,7 @@ def analyse(
         task=AVERAGE,
         band=band if primary is None or tasks[primary].band is None else tasks[primary].band or 0.0,
         limit=max(scores.limit for scores in tasks.values()),
-        ledger=entries.get(AVERAGE, ()),
-        penalty=Penalty(looks=looks),
+        penalty=Penalty(rounds=rounds, looks=looks),
         tables=tuple(scores.values for scores in tasks.values()),
     )
     return Analysis(tasks=results, average=_analyse_average(noises, design, asked, singles))
@@ -693,7 +679,7 @@ def _analyse_table(
 ) -> TaskAnalysis:
     """One table of values. `singles`: the differences of the models without seeds."""
     inside = (design.baseline, *(arm for arm, _ in design.family))
-    noise = shared_noise(_seeded(values, design, ""), asked.ledger, inside)
+    noise = shared_noise(_seeded(values, design, ""), inside)
     family = comparable(values, design.family) if noise else []
     controls = comparable(values, design.controls) if noise else []
     last = comparable(values, [design.a_a]) if noise and design.a_a else []
@@ -712,7 +698,7 @@ def _analyse_table(
     floor = _floor([noises[pair] for pair in compared])
     drawing = _typical_drawing(family, noises)
     level = (asked.band, design.alpha, asked.penalty)
-    alone = (asked.band, design.alpha, Penalty(looks=design.looks))
+    alone = (asked.band, design.alpha, Penalty(rounds=design.rounds, looks=design.looks))
     # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
     correlation = 0.0 if singles else _least_correlation(noise, family)
     of_arms = dunnett_family(
@@ -722,11 +708,10 @@ def _analyse_table(
         task=asked.task,
         sd=math.sqrt(noise.variance) if noise else None,
         df=noise.df if noise else None,
-        own_sd=_own_sd(noise),
+        own_sd=math.sqrt(noise.fit.variance or 0.0) if noise else None,
         own_df=float(noise.fit.df) if noise else 0.0,
         floor_sd=math.sqrt(floor) if floor is not None else None,
         drawing_sd=math.sqrt(drawing[0]) if drawing else None,
-        prior=noise.prior if noise else None,
         power=_power(
             noise,
             floor,
@@ -740,7 +725,6 @@ def _analyse_table(
         a_a=single(in_last[0], *alone) if in_last else None,
         left_out=_left_out(values, design.pairs, compared),
         without_samples=tuple(pair for pair in compared if noises[pair] is None),
-        ledger=_new_entry(noise),
     )
 
 
@@ -763,19 +747,6 @@ def _floor(noises: Iterable[SampleNoise | None]) -> float | None:
     """The least variance of one run that the samples leave; None where none is known."""
     known = [one.floor for one in noises if one is not None]
     return float(np.mean(known)) / 2 if known else None
-
-
-def _own_sd(noise: Noise | None) -> float | None:
-    if noise is None or noise.fit.variance is None:
-        return None
-    return math.sqrt(noise.fit.variance)
-
-
-def _new_entry(noise: Noise | None) -> LedgerEntry | None:
-    """What an ablation adds to a ledger: its own variance, without prior and floor."""
-    if noise is None or noise.fit.variance is None:
-        return None
-    return LedgerEntry(variance=noise.fit.variance, df=float(noise.fit.df))
 
 
 def _least_correlation(noise: Noise | None, family: Sequence[Pair]) -> float:
@@ -801,7 +772,6 @@ def _power(
         seeds=int(np.median([len(one.seeds) for one in family])),
         arms=len(family),
         df=noise.df,
-        prior_df=noise.prior.df if noise.prior else 0.0,
         floor_sd=math.sqrt(floor or 0.0),
         drawing=drawing or (0.0, math.inf),
         alpha=alpha,

@@ -322,23 +322,22 @@ def seeds_needed(
     floor_sd: float = 0.0,
     drawing: tuple[float, float] = (0.0, math.inf),
     df_per_seed: float | None = None,
-    prior_df: float = 0.0,
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
     """The seeds of every arm and the baseline with which `effect` is the smallest visible one.
 
     arms: those compared with the baseline. df_per_seed: degrees of freedom of run_sd that each seed
-    after the first adds; `arms` where it is None. prior_df: those that a ledger adds. None where no
-    number up to 1,000 suffices: the part of the samples (`drawing`) stays however many seeds there
-    are. ValueError for an effect that is not above 0.
+    after the first adds; `arms` where it is None. None where no number up to 1,000 suffices: the
+    part of the samples (`drawing`) stays however many seeds there are. ValueError for an effect
+    that is not above 0.
     """
     if not effect > 0:
         raise ValueError(f"the wanted effect is above 0; got {effect}")
     per_seed = float(arms) if df_per_seed is None else df_per_seed
 
     def visible(seeds: int) -> float:
-        df = max(1.0, per_seed * (seeds - 1) + prior_df)
+        df = max(1.0, per_seed * (seeds - 1))
         return smallest_visible(
             run_sd,
             seeds=seeds,
@@ -368,7 +367,6 @@ def power_of(
     seeds: int,
     arms: int,
     df: float,
-    prior_df: float = 0.0,
     floor_sd: float = 0.0,
     drawing: tuple[float, float] = (0.0, math.inf),
     alpha: float = ALPHA,
@@ -376,8 +374,8 @@ def power_of(
 ) -> Power:
     """What an ablation of `seeds` can see, and how many seeds see half of that: one noise for both.
 
-    df: that of run_sd, of which prior_df are a ledger's; the rest grows with the seeds. The other
-    arguments are those of `smallest_visible`.
+    df: that of run_sd; it grows with the seeds. The other arguments are those of
+    `smallest_visible`.
     """
     smallest = smallest_visible(
         run_sd,
@@ -395,8 +393,7 @@ def power_of(
         arms=arms,
         floor_sd=floor_sd,
         drawing=drawing,
-        df_per_seed=(df - prior_df) / (seeds - 1),
-        prior_df=prior_df,
+        df_per_seed=df / (seeds - 1),
         alpha=alpha,
     )
     return Power(smallest=smallest, half=half, seeds_for_half=needed, possible=possible)
@@ -407,7 +404,7 @@ def power_of(
 
 
 Verdict = Literal["better", "worse", "practically equal", "not distinguishable"]
-Adjustment = Literal["Dunnett", "Holm", "sequential", "none"]
+Adjustment = Literal["Dunnett", "Holm", "none"]
 Headline = Literal["seeds", "seeds and samples"]
 
 STUDENT = equal_loadings(1)
@@ -448,7 +445,7 @@ class Comparison:
     of the headline gives, so that they agree with the intervals at every level. Intervals and p
     values are simultaneous over the family where `adjustment` is Dunnett's; p is not adjusted.
     band: 0 where nothing can be called equal. tasks: intervals and adjusted p values hold for so
-    many tasks together (Bonferroni). looks: how many verdicts this one makes (see `Penalty`).
+    many tasks together (Bonferroni). rounds, looks: see `Penalty`.
     Every interval is None where nothing varies.
     """
 
@@ -477,6 +474,7 @@ class Comparison:
     band: float
     verdict: Verdict
     tasks: int = 1
+    rounds: int = 1
     looks: int = 1
 
 
@@ -485,22 +483,24 @@ class Penalty:
     """What a comparison is adjusted for beside its own family.
 
     tasks: other tasks are looked at too; p values are multiplied by their number (Bonferroni).
+    rounds: the planned looks at growing numbers of seeds; likewise.
     looks: 2 for the first verdict after seeds were added to those of an earlier one, and so on. The
     error of each look is half that of the look before, so that all looks together make a false call
     in at most 2 alpha of ablations; the first one has spent alpha already.
     """
 
     tasks: int = 1
+    rounds: int = 1
     looks: int = 1
 
     def __post_init__(self) -> None:
-        if self.tasks < 1 or self.looks < 1:
-            raise ValueError(f"there is at least 1 task and 1 look; got {self}")
+        if min(self.tasks, self.rounds, self.looks) < 1:
+            raise ValueError(f"there is at least 1 task, 1 round and 1 look; got {self}")
 
     @property
     def factor(self) -> float:
         """What multiplies a p value and divides alpha."""
-        return self.tasks * 2.0 ** (self.looks - 1)
+        return self.tasks * self.rounds * 2.0 ** (self.looks - 1)
 
 
 NO_PENALTY = Penalty()
@@ -544,7 +544,7 @@ def dunnett_family(
     loadings = equal_loadings(len(differences), min(0.99, max(0.0, round(correlation, 9))))
     factors = (penalty.factor, penalty.factor)
     rows = [_compare(one, loadings, factors, "Dunnett", band, alpha) for one in differences]
-    return tuple(replace(row, tasks=penalty.tasks, looks=penalty.looks) for row in rows)
+    return tuple(_penalised(row, penalty) for row in rows)
 
 
 def single(
@@ -553,7 +553,7 @@ def single(
     """A comparison that is in no family. ValueError for a band below 0."""
     factors = (penalty.factor, penalty.factor)
     row = _compare(one, STUDENT, factors, "none", band, alpha)
-    return replace(row, tasks=penalty.tasks, looks=penalty.looks)
+    return _penalised(row, penalty)
 
 
 def holm_family(
@@ -576,8 +576,12 @@ def holm_family(
     for one, different, equal in zip(differences, factors, factors_equal, strict=True):
         both = (different * penalty.factor, equal * penalty.factor)
         row = _compare(one, STUDENT, both, "Holm", band, alpha)
-        rows.append(replace(row, tasks=penalty.tasks, looks=penalty.looks))
+        rows.append(_penalised(row, penalty))
     return tuple(rows)
+
+
+def _penalised(row: Comparison, penalty: Penalty) -> Comparison:
+    return replace(row, tasks=penalty.tasks, rounds=penalty.rounds, looks=penalty.looks)
 
 
 def _holm_factors(p_values: Sequence[float]) -> list[float]:

@@ -11,7 +11,6 @@ from tests.support.ablations import by_seed, three_arms
 from train.ablation.conclusions import Conclusions, FailedRun, TaskFacts, conclude
 from train.ablation.history import EarlierLook
 from train.stats.analysis import TaskScores, analyse
-from train.stats.model import LedgerEntry
 
 VALUES: dict[str, list[float]] = {
     "raw": [0.300, 0.310, 0.305],
@@ -86,16 +85,6 @@ def test_holm_goes_over_the_controls() -> None:
     p = [row.p for row in result.controls]
     assert [row.adjustment for row in result.controls] == ["Holm", "Holm"]
     assert result.controls[0].p_adjusted == min(1.0, 2 * min(p))
-
-
-def test_the_ledger_is_counted_in_and_shown() -> None:
-    entries = [LedgerEntry(variance=0.03**2, df=40.0)] * 4
-    without = conclude(three_arms(), both())
-    result = conclude(three_arms(), both(), ledger={"objects": entries})
-    assert without.noise[0].prior is None
-    assert result.noise[0].prior is not None
-    assert result.noise[0].own_sd == without.noise[0].own_sd
-    assert (result.noise[0].sd or 0) > 2 * (without.noise[0].sd or 0)
 
 
 def test_less_loss_is_better() -> None:

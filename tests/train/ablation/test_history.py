@@ -125,4 +125,3 @@ def test_looks_with_other_training_settings_do_not_count(ran: Ran, folder: Path)
     longer = changed(tiny, seeds=[0, 1, 2], train={**tiny.train, "lr": 1e-3})
     assert history.earlier_looks(longer, history.looks(str(folder))) == ()
     assert len(history.earlier_looks(changed(tiny, seeds=[4, 5]), history.looks(str(folder)))) == 1
-    assert [history.alpha_of([None] * looks) for looks in range(3)] == [0.05, 0.025, 0.0125]  # type: ignore[list-item]

@@ -11,30 +11,46 @@ import numpy as np
 import pytest
 
 from manifests import disk
+from manifests.layout import AblationLayout
 from manifests.schema import Ablation
+from tests.support import commands
 from tests.support.ablations import three_arms, tiny_ablation
 from train.ablation import rounds, runner
+from train.ablation.conclusions import Conclusions, conclude
 from train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
 from train.ablation.runner import Outcome
 from train.reporting.results import collect_results, saved_scores
+from train.stats.analysis import TaskScores
 
+EXAMPLES = Path(__file__).parents[3] / "examples"
 # clip30 is far better at once; basic is decided after 4 seeds.
 TABLE: Mapping[str, Sequence[float]] = {
-    "raw": [0.300, 0.312, 0.306, 0.299, 0.305],
-    "clip30": [0.500, 0.513, 0.505, 0.499, 0.504],
-    "basic": [0.306, 0.316, 0.313, 0.304, 0.310],
+    "raw": [0.300, 0.312, 0.306, 0.299, 0.305, 0.302, 0.309, 0.304],
+    "clip30": [0.500, 0.513, 0.505, 0.499, 0.504, 0.503, 0.508, 0.505],
+    "basic": [0.306, 0.316, 0.313, 0.304, 0.310, 0.309, 0.313, 0.311],
 }
-SEEDS = [4, 0, 1, 2, 3]
+SEEDS = [4, 0, 1, 2, 3, 5, 6, 7]
 
 
 def ablation(**changes: Any) -> Ablation:
     fields: dict[str, Any] = {
         "seeds": SEEDS,
-        "stop": {"at_least": 2, "smallest": 0.02},
+        "stop": {"at_least": 2},
         "equivalence": 0.005,
         "evaluate": [{"name": "objects", "kind": "classification", "data": "d"}],
     }
     return three_arms(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(
+    ("seeds", "at_least", "sizes"),
+    [(2, 2, (2,)), (5, 2, (2, 3, 5)), (5, 3, (3, 5)), (24, 2, (2, 3, 6, 12, 24)), (4, 4, (4,))],
+)
+def test_the_looks_are_at_all_half_and_a_quarter_of_the_seeds(
+    seeds: int, at_least: int, sizes: tuple[int, ...]
+) -> None:
+    design = ablation(seeds=list(range(seeds)), stop={"at_least": at_least})
+    assert rounds.round_sizes(design) == sizes
 
 
 def reader(
@@ -56,19 +72,16 @@ def per_arm(study: Study) -> dict[str, list[int]]:
     return rows
 
 
-@pytest.mark.slow
 def test_rounds_ask_the_arms_that_are_not_decided_and_the_baseline() -> None:
     study = replay(ablation(), reader())
     assert study.complete
     assert study.seeds == {"raw": 4, "clip30": 2, "basic": 4}
-    assert study.ends["clip30"] == "decided"
-    assert per_arm(study)["clip30"] == SEEDS[: study.seeds["clip30"]]
-    assert per_arm(study)["raw"] == SEEDS[: study.seeds["raw"]]
-    assert study.seeds["raw"] == study.seeds["basic"] > study.seeds["clip30"]
-    assert study.looks["clip30"].comparison.state == "better"
+    assert study.ends == {"clip30": "decided", "basic": "decided"}
+    assert per_arm(study)["clip30"] == SEEDS[:2]
+    assert per_arm(study)["raw"] == SEEDS[:4]
+    assert sorted(study.scores["clip30"].values["raw"]) == sorted(SEEDS[:2])
 
 
-@pytest.mark.slow
 def test_every_prefix_of_the_runs_continues_as_the_whole_does() -> None:
     whole = replay(ablation(), reader())
     done: set[tuple[str, int]] = set()
@@ -89,7 +102,6 @@ def test_every_prefix_of_the_runs_continues_as_the_whole_does() -> None:
     assert calls == len(whole.asked)
 
 
-@pytest.mark.slow
 def test_finished_runs_that_no_round_asks_for_are_not_read() -> None:
     asked: list[tuple[str, int]] = []
     reads = reader()
@@ -115,7 +127,6 @@ def test_the_first_round_has_all_arms_and_controls_follow_their_arm() -> None:
     assert study.seeds == {"raw": 2, "clip30": 2, "basic": 2}
 
 
-@pytest.mark.slow
 def test_controls_stop_with_their_arm() -> None:
     controls = {"random_like": ["clip30"], "a_a": "raw"}
     asked = per_arm(replay(ablation(controls=controls), reader()))
@@ -123,50 +134,18 @@ def test_controls_stop_with_their_arm() -> None:
     assert asked["a_a"] == asked["raw"]
 
 
-@pytest.mark.slow
 def test_a_failed_run_costs_its_seed_and_the_rounds_go_on() -> None:
     failed = {("raw", SEEDS[1]), ("basic", SEEDS[2])}
     study = replay(ablation(), reader(), failed)
     assert study.complete
-    assert study.looks["basic"].table.order == tuple(s for s in SEEDS if s != SEEDS[1])
-    assert SEEDS[1] not in study.looks["basic"].table.order
-    assert SEEDS[2] not in study.looks["basic"].table.values["basic"]
+    values = study.scores["basic"].values
+    assert SEEDS[1] not in values["raw"]
+    assert SEEDS[2] not in values["basic"]
     everything = {(arm, seed) for arm in TABLE for seed in SEEDS}
     nothing = replay(ablation(), reader(), everything)
     assert nothing.complete
-    assert nothing.looks == {}
+    assert nothing.scores == {}
     assert set(nothing.ends.values()) == {"out of seeds"}
-
-
-@pytest.mark.slow
-def test_hopeless_is_given_up_before_the_seeds_are_spent() -> None:
-    # Noise far above the band and the smallest difference of interest: 5 seeds decide nothing.
-    generator = np.random.default_rng(0)
-    table = {arm: (0.3 + 0.1 * generator.standard_normal(5)).tolist() for arm in TABLE}
-    study = replay(ablation(), reader(table))
-    assert set(study.ends.values()) == {"hopeless"}
-    assert study.seeds["raw"] < 5
-
-
-@pytest.mark.slow
-def test_samples_give_a_floor_and_widen_the_interval() -> None:
-    rng = np.random.default_rng(1)
-    scores: dict[tuple[str, int], Score] = {}
-    for arm, rate in (("raw", 0.3), ("clip30", 0.5), ("basic", 0.3)):
-        own = rng.random(400) < rate  # samples that this arm has right with any seed
-        for seed in SEEDS:
-            correct = np.where(rng.random(400) < 0.1, rng.random(400) < rate, own)
-            scores[arm, seed] = Score(value=float(correct.mean()), samples=(correct * 1.0,))
-    study = replay(ablation(), lambda arm, seed: scores[arm, seed])
-    look = study.looks["clip30"]
-    assert look.table.floor_sd > 0
-    assert look.comparison.residual_sd is not None
-    assert look.comparison.residual_sd >= look.table.floor_sd
-    assert look.table.drawing_sd["clip30"] > 0.02
-    narrow = rounds.look_at(ablation(), look.table, drawing=False)["clip30"]
-    assert narrow.low is not None
-    assert look.comparison.low is not None
-    assert narrow.low > look.comparison.low
 
 
 # --- simulated ablations --------------------------------------------------------------------------
@@ -175,15 +154,15 @@ def test_samples_give_a_floor_and_widen_the_interval() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("truth", "most_runs", "least_power"),
-    [((0.0, 0.0), 0.85, None), ((0.0, 0.06), 0.85, 0.95)],
+    [((0.0, 0.0), 1.0, None), ((0.0, 0.06), 0.9, 0.98)],
 )
 def test_at_most_one_in_twenty_studies_makes_a_false_call(
     truth: tuple[float, float], most_runs: float, least_power: float | None
 ) -> None:
     """A false call: better or worse for a true difference of 0 or of the other sign."""
-    studies, sd = 1000, 0.01
+    studies, sd = 600, 0.01
     false = finds = runs = 0
-    design = ablation(stop={"at_least": 2, "smallest": 0.02}, equivalence=0.01)
+    design = ablation(seeds=SEEDS[:5], equivalence=0.01)
     for number in range(studies):
         noise = np.random.default_rng(number).standard_normal((3, 5)) * sd
         noise += np.random.default_rng([number, 1]).standard_normal(5) * 0.02  # of the seeds
@@ -193,26 +172,78 @@ def test_at_most_one_in_twenty_studies_makes_a_false_call(
         runs += len(study.asked)
         wrong = False
         for arm, effect in zip(("clip30", "basic"), truth, strict=True):
-            state = study.looks[arm].comparison.state
-            wrong |= effect == 0 and state in ("better", "worse")
-            wrong |= effect > 0 and state == "worse"
-            finds += effect > 0 and state == "better"
+            verdict = rounds.compare_in_round(design, study.scores[arm], 1)[arm].verdict
+            wrong |= effect == 0 and verdict in ("better", "worse")
+            wrong |= effect > 0 and verdict == "worse"
+            finds += effect > 0 and verdict == "better"
         false += wrong
-    assert false / studies <= 0.05
-    assert runs / (15 * studies) < most_runs
+    assert false / studies <= 0.06  # two standard errors above what 1,500 studies gave, 4.3 %
+    assert runs / (15 * studies) <= most_runs
     if least_power is not None:
         assert finds / studies >= least_power
 
 
-@pytest.mark.slow
 def test_fewer_runs_are_expected_where_every_arm_differs_much() -> None:
     design = ablation()
     whole = len(TABLE) * len(SEEDS)
     large = rounds.expected_runs(design, 0.004, effect=0.2, studies=5)
     none = rounds.expected_runs(design, 0.004, studies=5)
     assert 2 * len(TABLE) <= large < none <= whole
-    with pytest.raises(ValueError, match="the value is nan"):
-        rounds.expected_runs(design, float("nan"), studies=1)
+
+
+# --- in words -------------------------------------------------------------------------------------
+
+
+def concluded(design: Ablation) -> tuple[Conclusions, Study]:
+    study = replay(design, reader())
+    values: dict[str, dict[int, float]] = {arm: {} for arm in TABLE}
+    for arm, seed in study.asked:
+        values[arm][seed] = TABLE[arm][SEEDS.index(seed)]
+    scores = {task.name: TaskScores(values=values) for task in design.evaluate}
+    return conclude(design, scores, study=study), study
+
+
+def test_an_arm_keeps_the_comparison_of_its_last_look_and_the_text_says_why() -> None:
+    other = {"name": "other", "kind": "classification", "data": "d"}
+    design = ablation(evaluate=[{**other, "name": "objects"}, other])
+    result, study = concluded(design)
+    for row in result.comparisons:
+        if row.task == "objects":
+            look = rounds.compare_in_round(design, study.scores[row.arm], 1)[row.arm]
+            assert (row.low, row.high, row.n) == (look.low, look.high, study.seeds[row.arm])
+    assert {row.rounds for row in (*result.comparisons, *result.average)} == {3}
+    assert [one.arm for one in result.rounds] == ["raw", "clip30", "basic"]
+    lines = result.verdict.splitlines()
+    assert "clip30: 2 of 8 seeds; decided: better." in lines
+    assert any(line.startswith("Seeds were run in rounds") for line in lines)
+    assert "could only have seen" not in result.verdict
+
+
+def test_less_loss_is_better_in_rounds_too() -> None:
+    task = {"name": "objects", "kind": "classification", "data": "d", "metric": "calibration_error"}
+    result, _ = concluded(ablation(evaluate=[task]))
+    assert result.rounds[1].sentence == "clip30: 2 of 8 seeds; decided: worse."
+
+
+# --- through the command --------------------------------------------------------------------------
+
+
+def test_the_shipped_example_in_rounds_runs_as_shipped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given, out = str(EXAMPLES / "cifar10_runs" / "cifar10_rounds.yaml"), str(tmp_path / "out")
+    assert commands.ablate(["check", given, "--out", out]) == 0
+    assert commands.ablate(["plan", given, "--out", out]) == 0
+    assert "20 files of predictions" in capsys.readouterr().out
+    assert commands.ablate(["run", given, "--out", out]) == 0
+    results = disk.read_json(AblationLayout(out).results_json)
+    assert {row["arm"]: row["seeds"] for row in results["rounds"]} == {
+        "raw": 5,
+        "clip30": 2,
+        "clip50": 2,
+        "random_half": 5,
+    }
+    assert {row["rounds"] for row in results["comparisons"]} == {3}
 
 
 # --- real runs ------------------------------------------------------------------------------------
@@ -222,7 +253,6 @@ def test_fewer_runs_are_expected_where_every_arm_differs_much() -> None:
 def test_a_tiny_ablation_stops_early_and_continues_after_a_kill(
     tiny_pool: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Differences below 2 are all equal or hopeless: two runs of a second each decide it.
     tiny = tiny_ablation(
         tiny_pool, data, seeds=[0, 1, 2, 3], stop={"at_least": 2}, equivalence=1e-4, jobs=2
     )

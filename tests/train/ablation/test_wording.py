@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from train.ablation import wording
@@ -85,8 +87,10 @@ def test_what_could_not_have_been_found_is_said_where_nothing_was() -> None:
 
 
 def test_what_else_a_p_value_is_adjusted_for_is_said() -> None:
-    assert wording.adjusted("p = 0.010", 1, 1) == "p = 0.010"
-    assert wording.adjusted("p = 0.010", 5, 3) == "p = 0.010 over 5 tasks, look 3"
+    one = dataclasses.replace(compared(RAW), p_adjusted=0.01)
+    assert wording.adjusted(one) == "Dunnett p = 0.010"
+    one = dataclasses.replace(one, tasks=5, rounds=2, looks=3)
+    assert wording.adjusted(one) == "Dunnett p = 0.010 over 5 tasks over 2 rounds, look 3"
     assert [wording.level(looks) for looks in (1, 2, 3)] == ["95 %", "97.5 %", "98.75 %"]
 
 

@@ -219,7 +219,7 @@ def test_rounds_decide_which_given_predictions_are_read_in(tmp_path: Path) -> No
     assert commands.ablate([str(tmp_path / "given.json"), "--out", str(out)]) == 0
     read = read_results(ablation_of(str(out)), str(out))
     (row,) = read.comparisons
-    assert (row.verdict, row.adjustment) == ("better", "sequential")
+    assert (row.verdict, row.rounds) == ("better", 2)
     assert read.rounds[1].seeds == row.n < 5
     assert (read.failed, read.incomplete) == ((), {})
     assert sorted(read.arms["clip"].runs) == [str(seed) for seed in range(row.n)]

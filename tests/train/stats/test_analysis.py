@@ -10,7 +10,6 @@ import pytest
 from manifests import disk
 from train.stats.analysis import AVERAGE, Analysis, TaskScores, analyse
 from train.stats.comparison import smallest_visible
-from train.stats.model import LedgerEntry
 
 ARMS = ("base", "a", "b", "control", "again")
 
@@ -61,10 +60,6 @@ def test_every_question_is_answered_once() -> None:
     assert of_task.comparisons[1].verdict == "better"
     assert of_task.df == of_task.own_df == 8.0
     assert of_task.left_out == of_task.without_samples == ()
-    assert of_task.ledger == LedgerEntry(
-        variance=pytest.approx(of_task.own_sd**2),  # type: ignore[arg-type, operator]
-        df=8.0,
-    )
 
 
 def test_one_figure_says_what_could_have_been_seen() -> None:
@@ -124,7 +119,7 @@ def test_a_baseline_without_runs_leaves_everything_out() -> None:
     result = analyse(
         {"task": TaskScores(values={"a": {0: 0.5}, "base": {}})}, "base", arms=["a"], band=0.02
     ).tasks["task"]
-    assert (result.sd, result.df, result.mde, result.ledger) == (None, None, None, None)
+    assert (result.sd, result.df, result.mde) == (None, None, None)
     assert result.comparisons == ()
     assert [row.arm for row in result.left_out] == ["a"]
 
@@ -153,32 +148,6 @@ def test_identical_scores_are_not_distinguishable() -> None:
         ).tasks["task"]
         (row,) = result.comparisons
         assert (row.verdict, row.low, row.p, result.mde) == ("not distinguishable", None, 1.0, None)
-
-
-def test_a_coarse_metric_is_saved_by_a_ledger() -> None:
-    values = {"base": dict.fromkeys(range(3), 0.5), "a": dict.fromkeys(range(3), 0.625)}
-    ledger = {"task": [LedgerEntry(variance=1e-4, df=8.0)]}
-    result = analyse({"task": TaskScores(values=values)}, "base", arms=["a"], band=0.02)
-    assert result.tasks["task"].comparisons[0].low is None
-    result = analyse(
-        {"task": TaskScores(values=values)}, "base", arms=["a"], band=0.02, ledger=ledger
-    )
-    assert result.tasks["task"].comparisons[0].verdict == "better"
-    assert result.tasks["task"].prior is not None
-
-
-def test_a_ledger_narrows_two_seeds() -> None:
-    task = TaskScores(values=scores(np.random.default_rng(1), seeds=2).values)
-    plain = analyse({"task": task}, "base", arms=["a"], band=0.02).tasks["task"]
-    assert plain.own_sd is not None
-    entries = [LedgerEntry(variance=plain.own_sd**2, df=8.0)] * 4
-    lent = analyse({"task": task}, "base", arms=["a"], band=0.02, ledger={"task": entries}).tasks[
-        "task"
-    ]
-    assert plain.mde is not None
-    assert lent.mde is not None
-    assert lent.mde < plain.mde
-    assert lent.ledger == plain.ledger  # what is added to the ledger is what these runs say alone
 
 
 def test_the_average_is_over_runs_of_all_tasks_and_has_three_intervals() -> None:

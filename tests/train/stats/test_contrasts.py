@@ -17,7 +17,7 @@ from train.stats.analysis import (
     shared_noise,
 )
 from train.stats.comparison import Difference
-from train.stats.model import LedgerEntry, SampleNoise, Spread, sample_noise
+from train.stats.model import SampleNoise, Spread, sample_noise
 
 VALUES = {
     "base": {0: 0.30, 1: 0.34, 2: 0.31},
@@ -32,7 +32,7 @@ def noise(floor: float = 0.0, drawing: float = 0.0, df: float = 100.0) -> Sample
 
 def test_two_arms_have_the_paired_t_interval() -> None:
     values = {arm: VALUES[arm] for arm in ("base", "a")}
-    shared = shared_noise(values, [])
+    shared = shared_noise(values)
     assert shared is not None
     (row,) = differences(values, shared, [("a", "base")], [None], one_baseline=True)
     paired = stats.ttest_rel(list(VALUES["a"].values()), list(VALUES["base"].values()))
@@ -44,7 +44,7 @@ def test_two_arms_have_the_paired_t_interval() -> None:
 
 
 def test_the_floor_of_the_samples_is_the_least_variance() -> None:
-    shared = shared_noise(VALUES, [])
+    shared = shared_noise(VALUES)
     assert shared is not None
     pairs = [("a", "base"), ("b", "base")]
     rows = differences(VALUES, shared, pairs, [noise(floor=4.0), None], one_baseline=True)
@@ -55,7 +55,7 @@ def test_the_floor_of_the_samples_is_the_least_variance() -> None:
 
 
 def test_controls_are_not_moderated_by_each_other() -> None:
-    shared = shared_noise(VALUES, [])
+    shared = shared_noise(VALUES)
     assert shared is not None
     pairs = [("a", "base"), ("b", "a")]
     apart = differences(VALUES, shared, pairs, [None, None], one_baseline=False)
@@ -63,23 +63,9 @@ def test_controls_are_not_moderated_by_each_other() -> None:
     assert apart == alone
 
 
-def test_a_ledger_lends_its_degrees_of_freedom() -> None:
-    plain = shared_noise(VALUES, [])
-    lent = shared_noise(VALUES, [LedgerEntry(variance=1e-4, df=6.0)])
-    assert plain is not None
-    assert lent is not None
-    assert (plain.df, lent.df) == (4, 10.0)
-    assert lent.prior is not None
-    assert lent.fit.variance == plain.variance
-    assert lent.variance == pytest.approx(0.6 * lent.prior.variance + 0.4 * plain.variance)
-
-
 def test_without_a_run_or_a_residual_there_is_no_noise() -> None:
-    assert shared_noise({"a": {}}, []) is None
-    assert shared_noise({"a": {0: 0.5}, "b": {0: 0.6}}, []) is None
-    only_ledger = shared_noise({"a": {0: 0.5}}, [LedgerEntry(variance=1.0, df=4.0)])
-    assert only_ledger is not None
-    assert only_ledger.df == 4.0
+    assert shared_noise({"a": {}}) is None
+    assert shared_noise({"a": {0: 0.5}, "b": {0: 0.6}}) is None
 
 
 def test_drawing_adds_its_variance_and_satterthwaites_degrees_of_freedom() -> None:
@@ -129,7 +115,7 @@ def test_the_noise_of_an_average_is_that_of_independent_tasks() -> None:
 
 def average_difference(tables: list[dict[str, dict[int, float]]]) -> Difference:
     values = average_values(tables)
-    shared = shared_noise(values, [])
+    shared = shared_noise(values)
     assert shared is not None
     return differences(values, shared, [("a", "base")], [None], one_baseline=True)[0]
 
@@ -207,7 +193,7 @@ def test_intervals_over_seeds_and_samples_hold_what_they_promise(
 
 
 def test_a_control_keeps_the_spread_of_its_own_runs_beside_the_shared_one() -> None:
-    shared = shared_noise(VALUES, [])
+    shared = shared_noise(VALUES)
     assert shared is not None
     (row,) = differences(VALUES, shared, [("b", "base")], [noise(1e-9, 1e-5)], one_baseline=False)
     pooled, own, floor = row.over_seeds
@@ -221,12 +207,12 @@ def test_a_control_keeps_the_spread_of_its_own_runs_beside_the_shared_one() -> N
 
 def test_quiet_controls_neither_narrow_the_shared_spread_nor_outweigh_the_arms() -> None:
     values = {**VALUES, "quiet": {0: 0.30, 1: 0.32, 2: 0.31}, "still": {0: 0.30, 1: 0.32, 2: 0.31}}
-    alone, among = shared_noise(VALUES, []), shared_noise(values, [], tuple(VALUES))
+    alone, among = shared_noise(VALUES), shared_noise(values, tuple(VALUES))
     assert alone is not None
     assert among is not None
     assert among.fit.variance < alone.variance  # type: ignore[operator]
     assert among.variance == alone.variance
     assert among.df == 8.0
-    pair = shared_noise(values, [], ("base", "a"))
+    pair = shared_noise(values, ("base", "a"))
     assert pair is not None
     assert pair.df == 4.0  # twice the two of the pair

@@ -4,18 +4,14 @@ import math
 
 import numpy as np
 import pytest
-from scipy import special, stats
+from scipy import stats
 
 from train.stats.comparison import dunnett_critical, equal_loadings, noncentrality
 from train.stats.model import (
-    LedgerEntry,
     Spread,
-    combine_with_prior,
-    fit_prior,
     moderated_spreads,
     moderated_variances,
     satterthwaite,
-    trigamma_inverse,
     typical_raise,
 )
 
@@ -86,78 +82,3 @@ def test_the_typical_raise_is_none_for_one_arm_and_falls_with_the_seeds() -> Non
     raises = [typical_raise(5, seeds, others=True) for seeds in (2, 3, 6, 12, 100)]
     assert raises == sorted(raises, reverse=True)
     assert raises[-1] > 1
-
-
-def test_a_prior_counts_as_its_degrees_of_freedom() -> None:
-    prior = LedgerEntry(variance=4.0, df=6.0)
-    assert combine_with_prior(1.0, 2, prior) == ((6 * 4 + 2 * 1) / 8, 8.0)
-    assert combine_with_prior(1.0, 2, None) == (1.0, 2)
-    assert combine_with_prior(None, 0, prior) == (4.0, 6.0)
-    assert combine_with_prior(None, 0, None) == (None, 0)
-
-
-@pytest.mark.parametrize("x", [1e-5, 0.01, 0.5, 1.0, 4.0, 50.0, 1e4])
-def test_trigamma_is_inverted(x: float) -> None:
-    assert trigamma_inverse(float(special.polygamma(1, x))) == pytest.approx(x, rel=1e-6)
-
-
-def test_an_empty_ledger_is_no_prior_and_zero_variances_do_not_count() -> None:
-    assert fit_prior([]) is None
-    assert fit_prior([LedgerEntry(variance=0.0, df=4)]) is None
-
-
-def test_one_entry_is_a_prior_of_a_guessed_weight() -> None:
-    prior = fit_prior([LedgerEntry(variance=3.0, df=20.0)])
-    assert prior is not None
-    assert prior.df == pytest.approx(8.0, rel=1e-9)
-    # between the entry itself and its correction for the skewness of log variance
-    assert 2.7 < prior.variance < 3.0
-    few = fit_prior([LedgerEntry(variance=3.0, df=4.0)])
-    assert few is not None
-    assert few.df == 4.0
-    assert few.variance == pytest.approx(3.0, rel=1e-9)
-
-
-@pytest.mark.slow
-def test_many_entries_give_back_the_scatter_that_they_were_drawn_with() -> None:
-    rng = np.random.default_rng(11)
-    d0, variance = 6.0, 2.0
-    true = variance * d0 / rng.chisquare(d0, 4000)
-    entries = [LedgerEntry(variance=v * rng.chisquare(8) / 8, df=8.0) for v in true]
-    prior = fit_prior(entries)
-    assert prior is not None
-    assert prior.df == pytest.approx(d0, rel=0.12)
-    assert prior.variance == pytest.approx(variance, rel=0.05)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("entries", [1, 2, 4, 10])
-@pytest.mark.parametrize("scatter_df", [6.0, 1e5])
-def test_intervals_with_a_ledger_hold_what_they_promise(entries: int, scatter_df: float) -> None:
-    """Ablations whose true variances scatter; 3 arms and 3 seeds, one comparison looked at."""
-    rng = np.random.default_rng(entries)
-    df, studies, hits = 6.0, 3000, 0
-    for _ in range(studies):
-        true = scatter_df / rng.chisquare(scatter_df, entries + 1)
-        measured = true * rng.chisquare(df, entries + 1) / df
-        prior = fit_prior([LedgerEntry(variance=float(v), df=df) for v in measured[1:]])
-        variance, total = combine_with_prior(float(measured[0]), df, prior)
-        assert variance is not None
-        t = rng.normal() * math.sqrt(true[0] / variance)
-        hits += abs(t) <= dunnett_critical(0.05, round(total, 1), equal_loadings(1))
-    assert 0.935 <= hits / studies <= 0.97
-
-
-@pytest.mark.parametrize(
-    ("entry", "value"),
-    [
-        (LedgerEntry(variance=-1.0, df=3), "-1"),
-        (LedgerEntry(variance=1.0, df=0), "df=0"),
-        (LedgerEntry(variance=math.inf, df=3), "inf"),
-    ],
-)
-def test_an_entry_that_cannot_be_is_refused(entry: LedgerEntry, value: str) -> None:
-    with pytest.raises(ValueError, match=f"a ledger entry has a variance of at least 0.*{value}"):
-        fit_prior([entry])
-    with pytest.raises(ValueError, match="positive values only"):
-        trigamma_inverse(0.0)

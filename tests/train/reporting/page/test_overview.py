@@ -22,17 +22,11 @@ def test_both_intervals_are_told_in_plain_words() -> None:
     assert "Over other tasks of this kind as well" in page.interval_text(tasks)
 
 
-def test_the_ledger_is_named_or_said_to_be_absent() -> None:
+def test_the_noise_of_a_run_and_the_floor_of_the_samples_are_named() -> None:
     report = sample_report()
-    own, prior, floor = page.noise_texts(report)
+    own, floor = page.noise_texts(report)
     assert "differs from another by 0.9 points" in own
-    assert (
-        "say 1.2 points, with the weight of 6 degrees of freedom. Both together give 1.1" in prior
-    )
     assert "0.4 points" in floor
-    without = dataclasses.replace(report.noise[0], prior=None)
-    texts = page.noise_texts(dataclasses.replace(report, noise=(without,)))
-    assert "No earlier ablation is counted in." in texts
     assert page.noise_texts(dataclasses.replace(report, noise=())) == []
 
 
