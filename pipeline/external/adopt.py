@@ -23,7 +23,8 @@ from manifests.text import valid_text
 from pipeline.crawl.sources import file_stamp, has_stamp
 from pipeline.crawl.tables import as_int, cast_value, python_values
 from pipeline.executor.tickets import Ticket
-from pipeline.images.header import RejectedImage, check
+from pipeline.images import header
+from pipeline.images.header import RejectedImage
 from pipeline.images.transform import limits_of
 from pipeline.pool.lease import read_commit_record
 from pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
@@ -317,10 +318,11 @@ def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
     the limits."""
     if not image:
         raise RejectedImage("empty", "the picture has no bytes")
-    header = check(image, limits_of(settings))
-    if header.kind not in FORMATS:
-        raise RejectedImage("format", f"{header.kind}, not one of {', '.join(FORMATS)}")
-    return header.width, header.height
+    kind = header.sniff(image)
+    if kind not in FORMATS:
+        raise RejectedImage("format", f"{kind}, not one of {', '.join(FORMATS)}")
+    with header.rejections(), header.opened(image, limits_of(settings)) as opened:
+        return opened.size
 
 
 # --------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from pipeline.images.decoders import Decoders
 from pipeline.images.header import RejectedImage
 from pipeline.images.transform import (
     DecodedImage,
-    as_it_is,
     boxes_of,
     check_hash,
     content_hashes,
@@ -251,17 +250,14 @@ class Downloader:
             check_locked(body, pair)
             check_hash(body, pair.extra, self.settings)
             boxes = boxes_of(pair.extra, self.settings)
-            stored = as_it_is(body, self.settings) if self.settings.disable_all_reencoding else None
         except RejectedImage as rejected:
             return rejected
         hashed = known_bad is not None and len(known_bad.hashes) > 0
-        if stored is not None and not hashed:
-            return stored
         image = await self._decode_in_child(body, boxes, hashed=hashed)
         hashes = image.hashes if isinstance(image, DecodedImage) else ()
         if known_bad is not None and known_bad.has_image(hashes):
             return RejectedImage("known_bad", "")
-        return image if stored is None else stored
+        return image
 
     async def _decode_in_child(
         self, body: bytes, boxes: Sequence[Box], *, hashed: bool

@@ -13,7 +13,7 @@ Invariants:
   on every processor: `test_resizing.py`.
 * A kept image has the same pixels and no metadata: `tests/pipeline/images/test_lossless.py`.
 
-A new type of image: its first bytes in `MAGIC`, a reader of its size in `header.py`, the pixels
+A new type of image: its first bytes in `MAGIC`, Pillow's name of it in `EXTENSIONS`, the pixels
 in `test_golden_pixels.py`. A new option: a field of `Fetch` in `manifests/schema/recipe.py` and
 of `Limits`, used in `transform.py`.
 """

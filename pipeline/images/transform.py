@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import io
 import json
 import math
-import re
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ import numpy as np
 import simplejpeg
 from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg, ResizeOptions
 from cykooz_resizer import Resizer as Kernels
-from PIL import Image, ImageChops, ImageFilter, features
+from PIL import Image, ImageChops, ImageFilter
 
 from pipeline.images import header
-from pipeline.images.header import Extension, Header, Limits, RejectedImage, without_metadata
+from pipeline.images.header import Extension, Limits, RejectedImage
 
 if TYPE_CHECKING:
     from PIL.ImageCms import ImageCmsTransform
@@ -232,43 +232,43 @@ def check_and_resize(body: bytes, settings: Fetch, boxes: Sequence[Box] = ()) ->
 def contained(
     body: bytes, limits: Limits, boxes: Sequence[Box] = (), hashed: bool = False
 ) -> DecodedImage:
-    """`check_and_resize` for a child. `hashed`: with perceptual hashes."""
-    with warnings.catch_warnings(record=True) as caught_warnings:
-        warnings.simplefilter("always")
-        try:
+    """`check_and_resize` for a child, or `as_it_is` where the limits say so.
+
+    hashed: with perceptual hashes. An image that is stored as it is has none where it is damaged.
+    """
+    with header.rejections() as caught_warnings:
+        if not limits.disable_all_reencoding:
             return _decode_and_resize(body, limits, boxes, caught_warnings, hashed)
-        except RejectedImage:
-            raise
-        except Image.DecompressionBombError as error:  # Pillow opens no image above 179 MP
-            raise RejectedImage("too_many_pixels", "more than Pillow opens") from error
-        except MemoryError as error:
-            raise RejectedImage("decode_error", "needs more memory than a decoder has") from error
-        except Exception as error:  # decoders raise many types for hostile bytes
-            message = re.sub(r"<[^>]*>| at 0x[0-9a-f]+", "", " ".join(str(error).split()))
-            raise RejectedImage(
-                "decode_error", f"{type(error).__name__}: {message}"[:200]
-            ) from error
+        stored = _as_it_is(body, limits)
+        if hashed:
+            with contextlib.suppress(RejectedImage), header.rejections():
+                decoded = _decode_and_resize(body, limits, boxes, caught_warnings, hashed)
+                stored = dataclasses.replace(stored, hashes=decoded.hashes)
+        return stored
 
 
 def as_it_is(body: bytes, settings: Fetch) -> DecodedImage:
     """For disable_all_reencoding: exactly the received bytes, after their header was checked.
 
-    Nothing is decoded and nothing removed: metadata, orientation and colour profile stay, an image
-    that is damaged after its header is stored too, and so are GIF and AVIF, which the trainer does
-    not read.
+    Nothing is removed: metadata, orientation and colour profile stay, an image that is damaged
+    after its header is stored too, and so are GIF and AVIF, which the trainer does not read.
     """
-    image_header = header.check(body, limits_of(settings))
-    width, height = image_header.size
-    text = header.as_text(image_header.exif) if settings.extract_exif else None
-    return DecodedImage(
-        data=body,
-        extension=header.EXTENSIONS[image_header.kind],
-        width=width,
-        height=height,
-        original_width=width,
-        original_height=height,
-        exif=text,
-    )
+    with header.rejections():
+        return _as_it_is(body, limits_of(settings))
+
+
+def _as_it_is(body: bytes, limits: Limits) -> DecodedImage:
+    with header.opened(body, limits) as image:
+        width, height = header.upright_size(image)
+        return DecodedImage(
+            data=body,
+            extension=header.EXTENSIONS[header.sniff(body)],
+            width=width,
+            height=height,
+            original_width=width,
+            original_height=height,
+            exif=header.exif_text(image) if limits.extract_exif else None,
+        )
 
 
 def target_size(width: int, height: int, limits: Limits) -> Size | None:
@@ -295,32 +295,28 @@ def _decode_and_resize(
     caught_warnings: list[warnings.WarningMessage],
     hashed: bool,
 ) -> DecodedImage:
-    image_header = header.check(body, limits)
-    text = header.as_text(image_header.exif) if limits.extract_exif else None
-    width, height = image_header.size
-    target = target_size(width, height, limits)
+    data: bytes | None = None
     hashes: list[int] | None = [] if hashed else None
-    pixels = _jpeg(body, image_header, target, limits) if image_header.kind == "JPEG" else None
-    image: Raster
-    if pixels is None:
-        image, size, keep = _decode_with_pillow(
-            body, image_header.kind, limits, boxes, caught_warnings, hashes
-        )
-        data = without_metadata(body, image_header) if keep else None
-    else:
-        size = image_header.size
-        _add_hash(hashes, pixels, image_header.orientation)
-        keep = target is None and _jpeg_may_stay(body, image_header, limits, boxes, caught_warnings)
-        data = without_metadata(body, image_header) if keep else None
-        image = pixels
-        if data is None:
-            image = _finish(
-                pixels, target, size, image_header.orientation, image_header.profile, boxes, limits
-            )
+    with header.opened(body, limits) as opened:
+        orientation, profile = header.orientation(opened), header.profile_of(opened)
+        text = header.exif_text(opened) if limits.extract_exif else None
+        size = header.upright_size(opened)
+        target = target_size(*size, limits)
+        keep = target is None and not boxes and orientation == 1 and _may_stay(opened, body, limits)
+        image: Raster | None = _scaled_jpeg(body, opened, orientation, target, limits)
+        if image is None:
+            keep = keep and opened.format != "JPEG"  # libjpeg has warned
+            image = _rgb(opened, profile, target)
+        _add_hash(hashes, image, orientation)
+        if keep and not caught_warnings and not (profile and to_srgb(profile, "RGB")):
+            data = header.without_metadata(body, opened)
+    if data is None:
+        image = _finish(image, target, size, orientation, profile, boxes, limits)
+        data = _encode(image, limits)
     _add_hash(hashes, image, 1)
     stored_width, stored_height = _size(image)
     return DecodedImage(
-        data=_encode(image, limits) if data is None else data,
+        data=data,
         extension=ENCODED[limits.encode_format],
         width=stored_width,
         height=stored_height,
@@ -356,42 +352,31 @@ def _add_hash(hashes: list[int] | None, raster: Raster, orientation: int) -> Non
     hashes.append(phash(image))
 
 
-def _jpeg_may_stay(
-    body: bytes,
-    image_header: Header,
-    limits: Limits,
-    boxes: Sequence[Box],
-    caught_warnings: list[warnings.WarningMessage],
-) -> bool:
-    """Whether a JPEG that is not resized can stay encoded as it is.
-
-    It needs no change of orientation, colours or boxes, and Pillow opens it without a warning.
-    """
-    if (
-        not limits.skip_reencode
-        or limits.encode_format != "jpg"
-        or boxes
-        or image_header.colours != 3
-    ):
-        return False
-    if image_header.orientation != 1 or (
-        image_header.profile and to_srgb(image_header.profile, "RGB")
-    ):
-        return False
-    with Image.open(io.BytesIO(body), formats=["JPEG"]) as opened:
-        return opened.format == "JPEG" and _orientation(opened) == 1 and not caught_warnings
+def _may_stay(opened: Image.Image, body: bytes, limits: Limits) -> bool:
+    """Whether it has one RGB frame of 8 bits, of the type that is stored."""
+    return (
+        limits.skip_reencode
+        and opened.format in header.STRIP
+        and header.EXTENSIONS[opened.format] == limits.encode_format
+        and opened.mode == "RGB"
+        and not opened.has_transparency_data
+        and getattr(opened, "n_frames", 1) == 1
+        and (opened.format != "PNG" or body[24] <= 8)
+    )
 
 
-def _jpeg(body: bytes, image_header: Header, target: Size | None, limits: Limits) -> Pixels | None:
+def _scaled_jpeg(
+    body: bytes, opened: Image.Image, orientation: int, target: Size | None, limits: Limits
+) -> Pixels | None:
     """RGB of a JPEG, uint8 (height, width, 3), scaled while it is decoded.
 
-    None for CMYK and where libjpeg warns; then Pillow decodes it.
+    None for other types, for CMYK and where libjpeg warns; then Pillow decodes it.
     """
-    if image_header.colours not in (1, 3):
+    if opened.format not in ("JPEG", "MPO") or opened.mode not in ("L", "RGB"):
         return None
     minimum: dict[str, Any] = {}
     if target is not None and limits.downscale_interpolation != "nearest":
-        minimum_width, minimum_height = target[::-1] if image_header.orientation >= 5 else target
+        minimum_width, minimum_height = target[::-1] if orientation >= 5 else target
         minimum = {
             "min_width": round(OVERSAMPLING * minimum_width),
             "min_height": round(OVERSAMPLING * minimum_height),
@@ -402,59 +387,8 @@ def _jpeg(body: bytes, image_header: Header, target: Size | None, limits: Limits
     except ValueError:
         return None
     # libjpeg scales by eighths
-    sizes = {
-        (-(-image_header.height * k // 8), -(-image_header.width * k // 8)) for k in range(1, 9)
-    }
+    sizes = {(-(-opened.height * k // 8), -(-opened.width * k // 8)) for k in range(1, 9)}
     return pixels if pixels.shape[:2] in sizes else None
-
-
-def _decode_with_pillow(
-    body: bytes,
-    kind: str,
-    limits: Limits,
-    boxes: Sequence[Box],
-    caught_warnings: list[warnings.WarningMessage],
-    hashes: list[int] | None,
-) -> tuple[Raster, Size, bool]:
-    """Decodes any other image: final pixels, original size, and whether the bytes may stay."""
-    if kind == "AVIF" and not features.check("avif"):
-        raise RejectedImage("format", "AVIF, which this Pillow cannot read")
-    # Image.open reads the header and decodes nothing.
-    with Image.open(io.BytesIO(body), formats=[kind]) as opened:
-        header.check_size(opened.size, limits)
-        orientation = _orientation(opened)
-        width, height = opened.size[::-1] if orientation >= 5 else opened.size
-        target = target_size(width, height, limits)
-        profile = opened.info.get("icc_profile")
-        if not isinstance(profile, bytes) or len(profile) > header.MOST_PROFILE:
-            profile = b""
-        keep = (
-            limits.skip_reencode
-            and header.EXTENSIONS[kind] == limits.encode_format
-            and target is None
-        )
-        keep = keep and not boxes and orientation == 1 and _is_plain(opened, body)
-        image: Raster = _rgb(opened, profile, target)
-        _add_hash(hashes, image, orientation)
-        keep = keep and not caught_warnings and not (profile and to_srgb(profile, "RGB"))
-        image = _finish(image, target, (width, height), orientation, profile, boxes, limits)
-    return image, (width, height), keep
-
-
-def _is_plain(opened: Image.Image, body: bytes) -> bool:
-    """Whether it is a PNG or WebP with one RGB frame of 8 bits."""
-    if opened.format not in ("PNG", "WEBP") or opened.mode != "RGB" or opened.has_transparency_data:
-        return False
-    return getattr(opened, "n_frames", 1) == 1 and (opened.format != "PNG" or body[24] <= 8)
-
-
-def _orientation(image: Image.Image) -> int:
-    """1 to 8; 1 where there is none, or where the EXIF data is damaged."""
-    try:
-        value = image.getexif().get(header.ORIENTATION, 1)
-    except Exception:  # damaged EXIF raises many types; the image itself may be fine
-        return 1
-    return value if value in TRANSPOSE else 1
 
 
 def _rgb(image: Image.Image, profile: bytes, target: Size | None) -> Image.Image:

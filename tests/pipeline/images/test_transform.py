@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import struct
-import zlib
 from typing import Any
 
 import numpy as np
@@ -145,7 +143,7 @@ def test_bytes_are_kept_when_nothing_changes() -> None:
     assert check_and_resize(body, Fetch()).data == body
     assert check_and_resize(body, Fetch(image_size=40)).data != body
     turned = Image.Exif()
-    turned[header.ORIENTATION] = 6
+    turned[0x0112] = 6
     for changed in (
         saved(drawn(), exif=turned),
         saved(drawn().convert("L")),
@@ -161,119 +159,25 @@ def test_bytes_are_kept_when_nothing_changes() -> None:
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
-@pytest.mark.parametrize("size", [256, 24])
-def test_orientation_is_applied_and_dropped(orientation: int, kind: str, size: int) -> None:
+def test_orientation_is_applied_and_dropped(orientation: int, kind: str) -> None:
     upright = drawn(96, 64)
     back = {5: 5, 6: 8, 7: 7, 8: 6}.get(orientation, orientation)  # the turn that the tag undoes
     stored = upright if orientation == 1 else upright.transpose(transform.TRANSPOSE[back])
     tags = Image.Exif()
-    tags[header.ORIENTATION] = orientation
-    result = check_and_resize(saved(stored, kind, exif=tags), Fetch(image_size=size))
+    tags[0x0112] = orientation
+    result = check_and_resize(saved(stored, kind, exif=tags), Fetch(image_size=24))
     assert (result.original_width, result.original_height) == (96, 64)
-    assert (result.width, result.height) == ((96, 64) if size == 256 else (36, 24))
+    assert (result.width, result.height) == (36, 24)
     assert corners(result) == [0, 1, 2, 3]
-    assert Image.open(io.BytesIO(result.data)).getexif().get(header.ORIENTATION, 1) == 1
+    assert Image.open(io.BytesIO(result.data)).getexif().get(0x0112, 1) == 1
 
 
-@pytest.mark.parametrize(
-    "tags",
-    [b"Exif\0\0rubbish", b"Exif\0\0MM\0\x2a\xff\xff\xff\xff", b"Exif\0\0II*\0\x08\0\0\0\xff\xff"],
-)
-def test_damaged_exif_costs_nothing_and_warns_nobody_later(tags: bytes) -> None:
-    assert corners(check_and_resize(saved(drawn(), exif=tags), Fetch())) == [0, 1, 2, 3]
-
-
-def png16(levels: np.ndarray[Any, Any], colour_type: int = 0) -> bytes:
-    """A 16-bit PNG, written by hand: HW(C) uint16."""
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-        )
-
-    height, width = levels.shape[:2]
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in levels)
-    head = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + chunk(b"IHDR", head)
-        + chunk(b"IDAT", zlib.compress(rows))
-        + chunk(b"IEND", b"")
-    )
-
-
-def test_16_bits_are_scaled() -> None:
-    ramp = np.repeat(np.linspace(0, 65535, 64).round().astype(np.uint16)[None], 32, axis=0)
-    pixels = pixels_of(check_and_resize(png16(ramp), Fetch()))
-    assert np.abs(pixels[16, :, 0] - np.linspace(0, 255, 64)).max() < 4
-    colour = np.repeat(ramp[..., None], 3, axis=2)
-    assert (
-        np.abs(
-            pixels_of(check_and_resize(png16(colour, 2), Fetch()))[16, :, 1]
-            - np.linspace(0, 255, 64)
-        ).max()
-        < 4
-    )
-
-
-@pytest.mark.parametrize("kind", ["PNG", "WEBP", "GIF"])
-def test_transparency_lies_on_white(kind: str) -> None:
-    clear = Image.new("RGBA", (64, 64), (0, 0, 0, 0))
-    clear.paste((200, 0, 0, 255), (32, 0, 64, 64))
-    seen = pixels_of(check_and_resize(saved(clear, kind), Fetch()))
-    assert seen[8:56, 4:24].min() > 245
-    assert np.abs(seen[8:56, 40:60] - (200, 0, 0)).max() < 12
-
-
-def test_transparency_in_palettes_and_in_one_colour() -> None:
-    palette = Image.new("P", (64, 64), 0)
-    palette.putpalette([0, 0, 0, 0, 200, 0] + [0] * 762)
-    palette.paste(1, (32, 0, 64, 64))
-    for body in (
-        saved(palette, "PNG", transparency=0),
-        saved(palette, "PNG", transparency=bytes([0, 255])),
-    ):
-        seen = pixels_of(check_and_resize(body, Fetch()))
-        assert seen[8:56, 4:24].min() > 245
-        assert np.abs(seen[8:56, 40:60] - (0, 200, 0)).max() < 12
-    key = saved(Image.new("RGB", (64, 64), (1, 2, 3)), "PNG", transparency=(1, 2, 3))
-    assert pixels_of(check_and_resize(key, Fetch())).min() > 250
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16"])
-def test_every_mode_of_png_becomes_rgb(mode: str) -> None:
-    grey = Image.fromarray(np.full((32, 32), 255, np.uint8))
-    image = (
-        Image.fromarray(np.full((32, 32), 65535, np.uint16))
-        if mode == "I;16"
-        else grey.convert(mode)
-    )
-    assert pixels_of(check_and_resize(saved(image, "PNG"), Fetch())).min() > 250
-
-
-def test_cmyk_and_grey_jpeg() -> None:
-    seen = pixels_of(
-        check_and_resize(saved(Image.new("CMYK", (64, 64), (0, 255, 255, 0))), Fetch())
-    )
-    assert np.abs(seen - (255, 0, 0)).max() < 12
-    seen = pixels_of(check_and_resize(saved(Image.new("L", (64, 64), 77)), Fetch(image_size=16)))
-    assert np.abs(seen - 77).max() < 4
-
-
-def test_the_first_frame_of_an_animation() -> None:
+def test_the_first_of_several_images_in_a_jpeg() -> None:
     frames = [Image.new("RGB", (40, 40), colour) for colour in COLOURS]
-    for kind in ("GIF", "WEBP", "PNG"):
-        body = saved(frames[0], kind, save_all=True, append_images=frames[1:])
-        assert corners(check_and_resize(body, Fetch())) == [0] * 4
     several = saved(frames[0], "MPO", save_all=True, append_images=frames[1:])
     result = check_and_resize(several, Fetch())
     assert corners(result) == [0] * 4
     assert len(result.data) < len(several)
-
-
-@pytest.mark.skipif(not features.check("avif"), reason="this Pillow has no AVIF")
-def test_avif() -> None:
-    assert corners(check_and_resize(saved(drawn(), "AVIF"), Fetch())) == [0, 1, 2, 3]
 
 
 # --- what is refused ------------------------------------------------------------------------------
