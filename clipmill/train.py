@@ -10,7 +10,6 @@ import os
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from cyclopts import App, Group, Parameter
@@ -33,7 +32,7 @@ from train.config import (
     plain_changes,
 )
 from train.data.view_rows import ReadFailed
-from train.formats import model_files, nemo
+from train.formats import model_files
 from train.formats.onnx_export import OnnxOptions, save_onnx
 from train.model.architecture import MODELS
 from train.parallel import process_group, ray_train
@@ -86,7 +85,6 @@ class RunOptions:
 
     blend: Blend
     preset: str | None
-    nemo: str | None
     changes: tuple[str, ...]
     ranks: int
     ray: bool
@@ -94,7 +92,7 @@ class RunOptions:
 
     def config(self) -> TrainConfig:
         """The settings of the run."""
-        return settings(self.preset, self.changes, self.nemo, count_rows(self.blend))
+        return settings(self.preset, self.changes, count_rows(self.blend))
 
 
 @TRAIN.default
@@ -111,7 +109,6 @@ def train_run(
     ranks: Annotated[int, Whole] = 1,
     plan: bool = False,
     list_settings: bool = False,
-    nemo: Annotated[str | None, Parameter(group=MORE)] = None,
     ray: Annotated[bool, Parameter(group=MORE)] = False,
     resume: Annotated[Literal["auto", "required"] | None, Parameter(group=START)] = None,
     restart: Annotated[bool, Parameter(group=START)] = False,
@@ -132,7 +129,6 @@ def train_run(
         ranks: Processes on this machine; torchrun starts its own.
         plan: Print what would be drawn, and end.
         list_settings: Print all presets and settings with their meaning, and end.
-        nemo: NVIDIA's file of a model; --set goes over it.
         ray: Ranks are workers of Ray Train, anywhere on the cluster.
         resume: auto goes on from the newest checkpoint, or begins where there is none;
             required ends with status 2 (default: auto).
@@ -145,7 +141,6 @@ def train_run(
     options = RunOptions(
         blend=blend_from(blend, mix, stream, seed),
         preset=preset,
-        nemo=nemo,
         changes=tuple(changes),
         ranks=ranks,
         ray=ray,
@@ -195,19 +190,13 @@ def run(options: RunOptions, out: str, as_json: bool) -> int:
 def settings(
     preset: str | None,
     changes: Sequence[str],
-    nemo_file: str | None = None,
     epoch_samples: int | None = None,
 ) -> TrainConfig:
-    """The preset, then NVIDIA's file, then `KEY=VALUE`; later ones win. ValueError for a text
-    without `=`.
+    """The preset, then `KEY=VALUE`; later ones win. ValueError for a text without `=`.
 
     `epoch_samples`, the rows that the blend's views keep, are for the message about `epochs`.
     """
     values: dict[str, Any] = {}
-    if nemo_file is not None:
-        _, values, remarks = nemo.read(nemo_file)
-        for remark in remarks:
-            logger.info("%s: %s", nemo_file, remark)
     for key, value in key_values(changes):
         values |= plain_changes({key: value})
     changed = values if preset is None else {"preset": preset, **values}
@@ -255,7 +244,6 @@ def start_ranks(options: RunOptions, config: TrainConfig, out: str) -> int:
         disk.write_json(layout.blend_json, options.blend.document())
     words = ["train", layout.blend_json, "--out", out]
     words += ["--preset", options.preset] if options.preset else []
-    words += ["--nemo", str(Path(options.nemo).absolute())] if options.nemo else []
     words += ["--set", *options.changes] if options.changes else []
     words += ["--restart"] if options.resume == "never" else ["--resume", options.resume]
     if options.ray:

@@ -497,32 +497,6 @@ def test_a_run_starts_from_a_checkpoint_of_open_clip_s_training(blend, tmp_path,
     assert error.count("\n") == 1
 
 
-def test_nvidia_s_file_says_what_is_trained(blend, tmp_path, caplog):
-    text = "model:\n  output_dim: 32\nvision:\n  patch_dim: 16\n  img_h: 32\n  num_layers: 1\n"
-    text += "  hidden_size: 32\n"
-    text += "  num_attention_heads: 2\n  encoder_seq_length: 196\n"
-    text += "text:\n  num_layers: 1\n  hidden_size: 32\n  num_attention_heads: 2\n"
-    (tmp_path / "clip.yaml").write_text(text)
-    settings = [
-        change
-        for change in changes(samples_seen=8, warmup=1)[1:]
-        if not change.startswith("model=")
-    ]
-    arguments = [
-        blend,
-        "--out",
-        str(tmp_path / "run"),
-        "--nemo",
-        str(tmp_path / "clip.yaml"),
-        "--set",
-        *settings,
-    ]
-    with caplog.at_level("INFO"):
-        assert commands.train(arguments) == 0
-    assert "encoder_seq_length 196 is not used" in caplog.text
-    assert load_export(str(tmp_path / "run" / "export")).config.embed_dim == 32
-
-
 @pytest.mark.ray
 def test_without_a_cluster_ray_is_refused(blend, tmp_path, capsys, monkeypatch):
     ray = pytest.importorskip("ray")

@@ -1,6 +1,6 @@
-"""Weights and configurations of open_clip, Hugging Face and NeMo.
+"""Weights and configurations of open_clip and Hugging Face.
 
-Weights and configurations of open_clip, Hugging Face and NeMo, both ways and bit for bit; and
+Weights and configurations of open_clip and Hugging Face, both ways and bit for bit; and
 graphs of ONNX.
 
 * open_clip folder: `open_clip_config.json`, `open_clip_model.safetensors` (other weight files are
