@@ -4,162 +4,59 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import islice
+from itertools import chain
 from typing import Any, NamedTuple
 
-import fsspec
 import msgspec
 from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader, ZstdReader
-from fastwarc.warc import ArchiveIterator, WarcRecordType
+from fastwarc.warc import WarcRecordType
 
 from manifests import disk
 from manifests.text import valid_text
 from pipeline.archives.page_images import Image, Page, charset_in, page_of, text_of
 from pipeline.archives.urls import reject
-from pipeline.archives.wat import END_OF_HEAD, GZIP, LONGEST_RECORD, Row, Tape, chunks, signals_of
+from pipeline.archives.wat import (
+    END_OF_HEAD,
+    Form,
+    RecordPair,
+    record_at,
+    records,
+    signals_of,
+)
 
-# --------------------------------------------------------------------------------------------------
-# The records of a WARC file, good and damaged.
-#
-# FastWARC reads what is well formed. From the first record on that is not, a tolerant scan takes
-# over: it uses a record's length only where the record ends there, and looks for the next gzip
-# member behind a broken one.
+Row = tuple[Any, ...]  # one row of PAIRS
 
-
-KINDS = WarcRecordType.response | WarcRecordType.metadata
-# The first bytes of a record: gzip, none, an empty line, zstd and lz4.
-BEGINNINGS = (GZIP, b"WAR", b"\r\nW", b"\x28\xb5\x2f", b"\x04\x22\x4d")
-START = re.compile(rb"(?m)^WARC/\d\.\d\r?$")
-LENGTH = re.compile(rb"(?im)^Content-Length:[ \t]*(\d{1,18})[ \t]*\r?$")
-GAP = b"\r\n\r\n"  # between two records
-OVERLAP = 16  # bytes that are searched again: a record's first line may be cut in two
+# The responses and metadata records of a WARC file.
 
 
 class Stored(NamedTuple):
-    """A record: its offset in the file, its type, its URL and its block."""
+    """A record: its type, its URL and its block."""
 
-    offset: int
     kind: str  # response or metadata
     url: str
     block: bytes
 
 
-def records(path: str) -> Iterator[Stored | None]:
-    """The responses and metadata records of a WARC in order; None for one that is damaged.
-
-    The offset is that of the record's gzip member; of a record that shares one with records before
-    it, plus its position in the decompressed bytes. Memory is bounded by LONGEST_RECORD.
-    """
-    waiting: Stored | None = None  # until the next record shows that it ended where it should
-    given = 0  # records at the start of the tape that were yielded already
-    with fsspec.open(path, "rb") as stream:
-        tape = Tape(stream)
-        try:
-            for record in ArchiveIterator(tape, record_types=KINDS, parse_http=False):
-                offset, size = record.stream_pos, record.content_length
-                if size > LONGEST_RECORD or tape.peek(offset, 3) not in BEGINNINGS:
-                    break
-                if waiting and offset <= waiting.offset:
-                    break
-                block = record.reader.read()
-                if len(block) != size:
-                    break
-                if waiting:
-                    yield waiting
-                    tape.keep(waiting.offset)
-                    given = 1
-                kind = "response" if record.record_type == WarcRecordType.response else "metadata"
-                url = _address(record.headers.get("WARC-Target-URI"))
-                waiting = Stored(offset, kind, url, block)
-            else:
-                if not tape.read(1):
-                    yield from [waiting] if waiting else []
-                    return
-        except OSError:
-            if tape.broken:
-                raise
-        yield from islice(scan(tape), given, None)
+def _whole(record: Any, block: bytes) -> Stored:
+    kind = "response" if record.record_type == WarcRecordType.response else "metadata"
+    return Stored(kind, _address(record.headers.get("WARC-Target-URI")), block)
 
 
-def scan(tape: Tape) -> Iterator[Stored | None]:
-    """What `records` yields, from what a tape holds: a record ends where its length says so if
-    nothing but the next record follows, and else where the next begins."""
-    buffer, member, position = b"", -1, 0  # position: of the buffer in the member's bytes
-    for offset, chunk in chunks(tape):
-        if offset != member:
-            yield from _split(buffer, member + position, final=True).records
-            buffer, member, position = b"", offset, 0
-        if chunk is None:
-            yield None
-            buffer = b""
-            continue
-        buffer += chunk
-        split = _split(buffer, member + position, final=False)
-        yield from split.records
-        buffer, position = buffer[split.end :], position + split.end
-    yield from _split(buffer, member + position, final=True).records
-
-
-class Split(NamedTuple):
-    """The whole records of a buffer, and where what is left over begins."""
-
-    records: list[Stored | None]
-    end: int
-
-
-def _split(data: bytes, offset: int, *, final: bool) -> Split:
-    """The complete records of `data`, which begins at `offset`. `final`: no more bytes follow."""
-    records: list[Stored | None] = []
-    end = 0
-    while start := START.search(data, end):
-        begin = start.start()
-        head = END_OF_HEAD.search(data, start.end())
-        if head is None:
-            return Split([*records, None] if final else records, begin)
-        body = head.end()
-        stop = _end_of_block(data, begin, body, final=final)
-        if stop is None:
-            return Split(records, begin)
-        if stop - body > LONGEST_RECORD:
-            records.append(None)
-        else:
-            records += _stored(offset + begin, data[begin:body], data[body:stop])
-        end = stop
-    return Split(records, len(data) if final else max(end, len(data) - OVERLAP))
-
-
-def _end_of_block(data: bytes, begin: int, body: int, *, final: bool) -> int | None:
-    """Where the block of the record ends that begins at `begin` with its block at `body`; None
-    where that is behind the data and more bytes come.
-    """
-    match = LENGTH.search(data, begin, body)
-    length = int(match[1]) if match else LONGEST_RECORD + 1
-    stop = body + length
-    if length <= LONGEST_RECORD and stop + len(GAP) > len(data) and not final:
-        return None
-    if data[stop : stop + len(GAP)] == GAP:
-        return stop
-    if final and stop <= len(data) and not data[stop:].strip():
-        return stop
-    following = START.search(data, body)
-    if following:
-        return following.start()
-    if not final and len(data) - body <= LONGEST_RECORD:
-        return None
-    return len(data)
-
-
-def _stored(offset: int, head: bytes, block: bytes) -> list[Stored | None]:
+def _scanned(head: bytes, block: bytes) -> list[Stored | None]:
     headers = dict(headers_of(head.splitlines()[1:]))
     kind = headers.get("warc-type", "").lower()
     if kind not in ("response", "metadata"):
         return []
-    return [Stored(offset, kind, _address(headers.get("warc-target-uri", "")), block)]
+    return [Stored(kind, _address(headers.get("warc-target-uri", "")), block)]
+
+
+PAGE_RECORDS: Form[Stored] = Form(
+    WarcRecordType.response | WarcRecordType.metadata, _whole, _scanned
+)
 
 
 def _address(value: str | None) -> str:
@@ -266,24 +163,31 @@ def rows_of_warc(path: str, counts: Counter[str]) -> Iterator[Row]:
     response.
     """
     name = path if disk.is_url(path) else disk.local_path(path).name
-    waiting: Stored | None = None
-    for stored in records(path):
+    waiting: tuple[int, Stored] | None = None  # for the metadata record behind it
+    whole_file = records(path, PAGE_RECORDS)
+    for offset, stored in chain(whole_file, [(-1, Stored("end of the file", "", b""))]):
         if waiting:
-            same = stored is not None and stored.kind == "metadata" and stored.url == waiting.url
-            yield from rows_of_response(
-                waiting, stored.block if stored and same else b"", name, counts
-            )
+            same = stored and stored.kind == "metadata" and stored.url == waiting[1].url
+            metadata = stored.block if stored and same else b""
+            yield from rows_of_response(*waiting, metadata, name, counts)
             waiting = None
         if stored is None:
             counts["damaged_records"] += 1
         elif stored.kind == "response":
-            waiting = stored
-    if waiting:
-        yield from rows_of_response(waiting, b"", name, counts)
+            waiting = offset, stored
+
+
+def pairs_of_warc_record(path: str, offset: int) -> dict[int, RecordPair]:
+    """{link: pair} of the response at `offset` of a WARC. ValueError as of a WAT."""
+    stored = record_at(path, offset, PAGE_RECORDS)
+    pairs = {}
+    for _, url, caption, *_, link in rows_of_response(offset, stored, b"", "", Counter()):
+        pairs[link] = RecordPair(url, caption, stored.url)
+    return pairs
 
 
 def rows_of_response(
-    stored: Stored, metadata: bytes, warc: str, counts: Counter[str]
+    offset: int, stored: Stored, metadata: bytes, warc: str, counts: Counter[str]
 ) -> Iterator[Row]:
     """The rows of a response, in the WARC of this name; `metadata` is the block behind it."""
     try:
@@ -304,21 +208,9 @@ def rows_of_response(
             continue
         counts["pairs"] += 1
         caption = image.caption or ""
-        uid = disk.uid_of(image.url, caption)
-        yield (
-            *(
-                uid,
-                image.url,
-                caption,
-                image.title,
-                image.anchor,
-                stored.url,
-                language,
-                robots_json,
-                page.license,
-            ),
-            *(warc, stored.offset, number),
-        )
+        of_image = disk.uid_of(image.url, caption), image.url, caption, image.title, image.anchor
+        of_page = stored.url, language, robots_json, page.license
+        yield (*of_image, *of_page, warc, offset, number)
 
 
 def _reason(image: Image) -> str | None:

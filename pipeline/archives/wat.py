@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import ctypes
-import io
 import json
 import re
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, islice, pairwise
-from typing import Any, Generic, TypeVar, Union
+from itertools import chain, islice
+from typing import Any, Generic, NamedTuple, TypeVar, Union
 from urllib.parse import urljoin
 
 import fsspec
@@ -24,7 +23,6 @@ from xxhash import xxh3_128_digest  # as disk.uid_of has it, which imports at ev
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.schema import Pair
 from pipeline.archives.urls import SPACE, reject_images, resolve, resolver
 
 # --------------------------------------------------------------------------------------------------
@@ -169,110 +167,176 @@ def _until_error(member: Any, data: bytes) -> Iterator[bytes]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The metadata records of a WAT file, however it is written, and what they say.
+# The records of a WAT or WARC file, good and damaged.
 #
 # FastWARC reads what is well formed. From the first record on that is not (another line ending, a
-# wrong length, a broken gzip member, several records in one member) a tolerant scan takes over,
-# which believes neither lengths nor members.
+# wrong length, a broken gzip member, several records in one member) a tolerant scan takes over: it
+# uses a record's length only where the record ends there, and looks for the next gzip member behind
+# a broken one.
 
 
-OVERLAP = 16  # bytes that are searched again with the next chunk: a record's first line has 10
-# A literal beginning is searched 5 times faster than a line's
-START = re.compile(rb"WARC/\d\.\d\r?\n")
-METADATA = re.compile(rb"(?im)^WARC-Type:\s*metadata\s*$")
+COMPRESSED = (GZIP, b"\x28\xb5\x2f", b"\x04\x22\x4d")  # the first bytes of gzip, zstd and lz4
+START = re.compile(rb"(?m)^WARC/\d\.\d\r?$")
+LENGTH = re.compile(rb"(?im)^Content-Length:[ \t]*(\d{1,18})[ \t]*\r?$")
+GAP = b"\r\n\r\n"  # between two records
+OVERLAP = 16  # bytes that are searched again: a record's first line may be cut in two
+R = TypeVar("R")
 
 
-def records(path: str) -> Iterator[tuple[int, bytes | None]]:
-    """(offset, JSON) of every metadata record in order; None for one that is damaged.
+class Form(NamedTuple, Generic[R]):
+    """Which records of an archive are read, and what is kept of one."""
+
+    types: WarcRecordType
+    whole: Callable[[Any, bytes], R | None]  # FastWARC's record, its block; None: it is damaged
+    # Head and block of any record; [] where it is of another type
+    scanned: Callable[[bytes, bytes], list[R | None]]
+
+
+def records(path: str, form: Form[R]) -> Iterator[tuple[int, R | None]]:
+    """(offset, record) of the records of a form in order; None for one that is damaged.
 
     The offset is that of the record's gzip member; of a record that shares one with records before
-    it, plus its position in the decompressed bytes. FastWARC is used while its offsets increase and
-    its bodies are whole. It skips damage in an uncompressed file silently, so such a file is
-    scanned.
+    it, plus its position in the decompressed bytes. Memory is bounded by LONGEST_RECORD. FastWARC
+    skips damage in a file that is not compressed silently, so such a file is scanned.
     """
-    if disk.is_url(path):
-        plain = not path.endswith(".gz")
-    else:
-        plain = disk.read_bytes(path, 0, len(GZIP)) != GZIP
-    last_given: int | None = None
+    waiting: tuple[int, R] | None = None  # until the next record shows that it ended as it should
+    given = 0  # records at the start of the tape that were yielded already
     with fsspec.open(path, "rb") as stream:
+        tape = Tape(stream)
+        beginning = tape.peek(tape.rewind(), len(GZIP))
         try:
-            for record in () if plain else _whole_records(stream):
-                yield record
-                last_given = record[0]
-        except OSError:
-            pass  # damage: the scan counts it. A broken connection breaks the scan too, and raises
-        start, known = (0, 0) if last_given is None else (last_given, 1)
-        try:
-            stream.seek(start)
-            tape = Tape(stream, start)
-        except ValueError:  # a server that serves no ranges
-            tape = Tape(io.BytesIO(disk.read_bytes(path)[start:]), start)
-        yield from islice(scan(tape), known, None)
+            if beginning in COMPRESSED:
+                for record in ArchiveIterator(tape, record_types=form.types, parse_http=False):
+                    offset, size = record.stream_pos, record.content_length
+                    if size > LONGEST_RECORD or tape.peek(offset, len(GZIP)) not in COMPRESSED:
+                        break
+                    # With its length given, `read` takes 1 us a page less.
+                    block = record.reader.read(size)
+                    kept = form.whole(record, block) if len(block) == size else None
+                    if kept is None or (waiting and offset <= waiting[0]):
+                        break
+                    if waiting:
+                        yield waiting
+                        tape.keep(waiting[0])
+                        given = 1
+                    waiting = offset, kept
+                else:
+                    if beginning != GZIP and waiting:
+                        yield waiting
+        except OSError:  # damage: the scan counts it
+            if tape.broken:
+                raise
+        rest = scan(tape, form)
+        yield from islice(rest, given, None)
 
 
-def _whole_records(stream: Any) -> Iterator[tuple[int, bytes]]:
-    """Records by FastWARC until the first that is damaged. A record is given when the next has
-    shown that it ended where it should: the last one is left to the scan."""
-    waiting: tuple[int, bytes] | None = None
-    for record in ArchiveIterator(
-        stream, record_types=WarcRecordType.metadata, parse_http=False, inplace=True
-    ):
-        length = record.content_length
-        if length > LONGEST_RECORD:
-            return
-        # With its length given, `read` takes 1 us a page less.
-        offset, body = record.stream_pos, record.reader.read(length)
-        if body[:1] != b"{" or body[-1:] != b"}" or (waiting and offset <= waiting[0]):
-            return
-        if waiting:
-            yield waiting
-        waiting = (offset, body)
-
-
-def scan(tape: Tape) -> Iterator[tuple[int, bytes | None]]:
-    """What `records` yields, from what a tape holds: a record begins where a line says so."""
+def scan(tape: Tape, form: Form[R]) -> Iterator[tuple[int, R | None]]:
+    """What `records` yields, from what a tape holds: a record ends where its length says so if
+    nothing but the next record follows, and else where the next begins."""
     buffer, member, position = b"", -1, 0  # position: of the buffer in the member's bytes
     for offset, chunk in chunks(tape):
         if offset != member:
-            yield from _metadata(member + position, buffer)
+            yield from _split(buffer, member + position, form, final=True)[0]
             buffer, member, position = b"", offset, 0
         if chunk is None:
             yield member + position, None
             buffer = b""
             continue
-        searched = max(0, len(buffer) - OVERLAP)
         buffer += chunk
-        starts = _record_starts(buffer, searched)
-        for start, end in pairwise(starts):
-            yield from _metadata(member + position + start, buffer[start:end])
-        if starts and len(buffer) - starts[-1] > LONGEST_RECORD:
-            yield member + position + starts[-1], None
-            starts = []
-        keep = starts[-1] if starts else max(0, len(buffer) - OVERLAP)
-        buffer, position = buffer[keep:], position + keep
-    yield from _metadata(member + position, buffer)
+        complete, end = _split(buffer, member + position, form, final=False)
+        yield from complete
+        buffer, position = buffer[end:], position + end
+    yield from _split(buffer, member + position, form, final=True)[0]
 
 
-def _record_starts(buffer: bytes, searched: int) -> list[int]:
-    """Where records begin: at the start of a line. `searched` bytes were searched before."""
-    matches = (match.start() for match in START.finditer(buffer, searched))
-    starts = [start for start in matches if start and buffer[start - 1 : start] == b"\n"]
-    return [0, *starts] if buffer.startswith(b"WARC/") else starts
+def _split(
+    data: bytes, offset: int, form: Form[R], *, final: bool
+) -> tuple[list[tuple[int, R | None]], int]:
+    """The complete records of `data`, which begins at `offset`, and where what is left over begins.
+    `final`: no more bytes follow."""
+    complete: list[tuple[int, R | None]] = []
+    end = 0
+    while start := START.search(data, end):
+        begin = start.start()
+        head = END_OF_HEAD.search(data, start.end())
+        if head is None:
+            return [*complete, (offset + begin, None)] if final else complete, begin
+        body = head.end()
+        stop = _end_of_block(data, begin, body, final=final)
+        if stop is None:
+            return complete, begin
+        kept: list[R | None] = [None]
+        if stop - body <= LONGEST_RECORD:
+            kept = form.scanned(data[begin:body], data[body:stop])
+        complete += [(offset + begin, each) for each in kept]
+        end = stop
+    return complete, len(data) if final else max(end, len(data) - OVERLAP)
 
 
-def _metadata(offset: int, record: bytes) -> Iterator[tuple[int, bytes | None]]:
-    """The JSON of a record, if it is a metadata record; None where it has no head or no JSON."""
-    if not record.startswith(b"WARC/"):
-        return
-    head = END_OF_HEAD.search(record)
-    if head is None:
-        yield offset, None
-    elif METADATA.search(record, 0, head.start() + 1):
-        body = record[head.end() :].strip()
-        if not body.endswith(b"}"):  # what follows the JSON's line is no part of it
-            body = body.partition(b"\n")[0].rstrip()
-        yield offset, body if body.startswith(b"{") else None
+def _end_of_block(data: bytes, begin: int, body: int, *, final: bool) -> int | None:
+    """Where the block of the record ends that begins at `begin` with its block at `body`; None
+    where that is behind the data and more bytes come.
+    """
+    match = LENGTH.search(data, begin, body)
+    length = int(match[1]) if match else LONGEST_RECORD + 1
+    stop = body + length
+    if length <= LONGEST_RECORD and stop + len(GAP) > len(data) and not final:
+        return None
+    if data[stop : stop + len(GAP)] == GAP:
+        return stop
+    if final and stop <= len(data) and not data[stop:].strip():
+        return stop
+    following = START.search(data, body)
+    if following:
+        return following.start()
+    if not final and len(data) - body <= LONGEST_RECORD:
+        return None
+    return len(data)
+
+
+def record_at(path: str, offset: int, form: Form[R]) -> R:
+    """The record at an offset, as `records` gives it. ValueError where no whole one begins there.
+
+    A record that shares a gzip member with records before it has no place of its own in the file:
+    then, and where a server serves no ranges, the file is read from its beginning.
+    """
+    with fsspec.open(path, "rb") as stream, suppress(ValueError):
+        stream.seek(offset)
+        tape = Tape(stream, offset)
+        if tape.peek(tape.rewind(), 5).startswith((GZIP, b"WARC/")):
+            rest = scan(tape, form)
+            first = next(rest, None)
+            if first and first[0] == offset and first[1] is not None:
+                return first[1]
+    for start, record in records(path, form):
+        if start == offset and record is not None:
+            return record
+        if start > offset:
+            break
+    raise ValueError(f"{path} has no whole record of a page at byte {offset}")
+
+
+# --------------------------------------------------------------------------------------------------
+# The metadata records of a WAT file: one JSON object each.
+
+
+METADATA = re.compile(rb"(?im)^WARC-Type:\s*metadata\s*$")
+
+
+def _whole_json(_: Any, block: bytes) -> bytes | None:
+    return block if block[:1] == b"{" and block[-1:] == b"}" else None
+
+
+def _scanned_json(head: bytes, block: bytes) -> list[bytes | None]:
+    if not METADATA.search(head):
+        return []
+    body = block.strip()
+    if not body.endswith(b"}"):  # what follows the JSON's line is no part of it
+        body = body.partition(b"\n")[0].rstrip()
+    return [body if body.startswith(b"{") else None]
+
+
+JSON_RECORDS: Form[bytes] = Form(WarcRecordType.metadata, _whole_json, _scanned_json)
 
 
 # --- the content of a record ----------------------------------------------------------------------
@@ -456,13 +520,6 @@ def text_of(value: Any) -> str:
 # takes 52 us.
 
 
-__all__ = [
-    "Row",
-    "batches_of_wat",
-    "pairs_of_wat",
-    "rows_of_wat",
-]
-Row = tuple[Any, ...]  # one row of PAIRS
 ROWS = 10_000  # of a batch, at least
 # Records that are inflated before their JSON is read. One by one is 20 us slower, by the caches.
 AT_ONCE = 15
@@ -523,6 +580,14 @@ _json = json.JSONEncoder(ensure_ascii=False)  # json.dumps makes one a call
 # --- pages ----------------------------------------------------------------------------------------
 
 
+class RecordPair(NamedTuple):
+    """What a record says about one of its links."""
+
+    url: str
+    caption: str
+    page_url: str
+
+
 @dataclass(slots=True)
 class Page:
     """What a page says, and its pairs: (digest, url, caption, title, anchor, number of the
@@ -537,17 +602,12 @@ class Page:
     pairs: list[tuple[bytes, str, str, str | None, str | None, int]]
 
 
-def _records_in_groups(path: str) -> Iterator[tuple[int, bytes | None]]:
-    source = records(path)
-    while group := list(islice(source, AT_ONCE)):
-        yield from group
-
-
 def _pages(path: str, counts: Counter[str]) -> Iterator[Page]:
     """Every page that has pairs. Its language is in the record after it, so that the page waits."""
     page: Page | None = None
-    reader = Reader()
-    for offset, body in _records_in_groups(path):
+    reader, source = Reader(), records(path, JSON_RECORDS)
+    groups = iter(lambda: list(islice(source, AT_ONCE)), [])
+    for offset, body in chain.from_iterable(groups):
         try:
             if body is None:
                 raise ValueError("no JSON")
@@ -572,9 +632,17 @@ def _has_images(body: bytes) -> bool:
     return body.startswith(IMAGE, start) or IMAGE in body or IMAGE_ESCAPED in body
 
 
-def page_of_record(body: bytes, offset: int, counts: Counter[str]) -> Page:
-    """The page of one record, without its language. ValueError where it has no JSON."""
-    return _readable_page(Reader(), body, offset, counts)
+def pairs_of_wat_record(path: str, offset: int) -> dict[int, RecordPair]:
+    """{link: pair} of the metadata record at `offset` (`warc_offset` of PAIRS) of a WAT.
+
+    ValueError where no such record begins there, or it is damaged.
+    """
+    body = record_at(path, offset, JSON_RECORDS)
+    try:
+        page = _readable_page(Reader(), body, offset, Counter())
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the record at byte {offset} of {path} cannot be read") from error
+    return {pair[-1]: RecordPair(pair[1], pair[2], page.url) for pair in page.pairs}
 
 
 def _readable_page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Page:
@@ -739,26 +807,14 @@ def _language(body: bytes, page: Page) -> str | None:
 # --- pairs ----------------------------------------------------------------------------------------
 
 
-def pairs_of_wat(path: str, counts: Counter[str] | None = None) -> Iterator[Pair]:
+def batches_of_wat(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
     """The image links with alternative text of a WAT (a local path or an fsspec URL) in document
-    order.
+    order, as batches of PAIRS.
 
     `counts` gets `links` and `pairs`, every reason for which a link is no pair, and
     `damaged_records`, which are no links: links = pairs + Σ reasons. A WAT keeps a page's last
     <base> where browsers take the first.
     """
-    for row in rows_of_wat(path, Counter() if counts is None else counts):
-        yield Pair(**dict(zip(PAIRS.names, row, strict=True)))
-
-
-def rows_of_wat(path: str, counts: Counter[str]) -> Iterator[Row]:
-    """`pairs_of_wat` as rows of PAIRS."""
-    for batch in batches_of_wat(path, counts):
-        yield from zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def batches_of_wat(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
-    """`pairs_of_wat` as Arrow batches of PAIRS."""
     name = path if disk.is_url(path) else disk.local_path(path).name
     pages: list[Page] = []
     rows = 0

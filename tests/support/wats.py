@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from manifests.schema import Pair
-from pipeline.archives.wat import pairs_of_wat
+from pipeline.archives.wat import batches_of_wat
 
 PAGE = "http://page.test/deep/er/page.html"
 
@@ -90,11 +90,19 @@ def zipped(records: list[bytes]) -> bytes:
 INFO = record(b"software: test\r\nformat: WARC File Format 1.0\r\n", kind="warcinfo")
 
 
+def rows_of_wat(path: str, counts: Counter[str]) -> list[dict[str, Any]]:
+    return [row for batch in batches_of_wat(path, counts) for row in batch.to_pylist()]
+
+
+def pairs_of_wat(path: str, counts: Counter[str]) -> list[Pair]:
+    return [Pair(**row) for row in rows_of_wat(path, counts)]
+
+
 def read(folder: Path, data: bytes, name: str = "x.warc.wat.gz") -> tuple[list[Pair], Counter[str]]:
     """The pairs of a WAT of these bytes, and its counts, which must add up."""
     (folder / name).write_bytes(data)
     counts = Counter[str]()
-    pairs = list(pairs_of_wat(str(folder / name), counts))
+    pairs = pairs_of_wat(str(folder / name), counts)
     totals = ("links", "pairs", "damaged_records")
     reasons = sum(n for key, n in counts.items() if key not in totals)
     assert counts["links"] == counts["pairs"] + reasons

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline.archives.wat import pairs_of_wat
-from pipeline.crawl.sources import pairs_of_warc_record, pairs_of_wat_record
+from pipeline.archives.warc import pairs_of_warc_record
+from pipeline.archives.wat import pairs_of_wat_record
 from tests.support import warcs, wats
+from tests.support.wats import pairs_of_wat
 from tests.support.web_files import FileServer
 
 Forms = dict[str, Callable[[list[bytes]], bytes]]
@@ -41,7 +42,7 @@ def records() -> list[bytes]:
 def test_every_pair_of_a_wat_is_found_again(tmp_path: Path, form: str) -> None:
     path = tmp_path / "x.warc.wat.gz"
     path.write_bytes(FORMS[form](records()))
-    pairs = list(pairs_of_wat(str(path)))
+    pairs = pairs_of_wat(str(path), Counter())
     assert len(pairs) == 40
     for pair in pairs:
         assert pair.warc_offset is not None
@@ -56,7 +57,7 @@ def test_behind_damage_too(tmp_path: Path) -> None:
     members = [wats.zipped([record]) for record in records()]
     members[5] = members[5][:30] + b"\0" * 40 + members[5][70:]
     path.write_bytes(b"".join(members))
-    pairs = list(pairs_of_wat(str(path)))
+    pairs = pairs_of_wat(str(path), Counter())
     assert len(pairs) == 38
     for pair in pairs:
         assert pair.warc_offset is not None
@@ -101,8 +102,7 @@ def test_a_record_that_is_no_page_has_no_pairs(tmp_path: Path) -> None:
 def test_over_http(tmp_path: Path, ranges: bool) -> None:
     data = wats.zipped(records())
     (tmp_path / "x.warc.wat.gz").write_bytes(data)
-    counts: Counter[str] = Counter()
-    last = list(pairs_of_wat(str(tmp_path / "x.warc.wat.gz"), counts))[-1]
+    last = pairs_of_wat(str(tmp_path / "x.warc.wat.gz"), Counter())[-1]
     assert last.warc_offset is not None
     assert last.link is not None
     with FileServer({"/x.warc.wat.gz": data}, ranges=ranges) as server:

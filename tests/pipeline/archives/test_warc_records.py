@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from manifests.schema import Source
-from pipeline.archives.warc import records
-from pipeline.archives.wat import Tape
+from pipeline.archives.warc import PAGE_RECORDS
+from pipeline.archives.wat import Tape, records
 from pipeline.crawl.crawler import crawl
 from tests.support.warcs import HTML, block, captions, pages, read, record, zipped, zstd
 
@@ -105,7 +105,7 @@ def test_memory_stays_bounded_by_the_record_and_not_by_the_file(
     noise = bytes(zlib.crc32(bytes([i % 251, i // 251])) % 251 for i in range(50_000))
     parts = [record(block((HTML % (i, i)) + noise), f"http://p.test/{i}") for i in range(60)]
     (tmp_path / "x.warc.gz").write_bytes(zipped(parts))
-    assert len(list(records(str(tmp_path / "x.warc.gz")))) == 60
+    assert len(list(records(str(tmp_path / "x.warc.gz"), PAGE_RECORDS))) == 60
     assert max(sizes) < 400_000 < (tmp_path / "x.warc.gz").stat().st_size
 
 

@@ -16,8 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.archives.wat import KINDS, Image, Reader, Tape, decode, pairs_of_wat, records, scan
-from tests.support.wats import INFO, PAGE, image, pages, read, record, response, zipped
+from pipeline.archives.wat import JSON_RECORDS, KINDS, Image, Reader, Tape, decode, records, scan
+from tests.support.wats import (
+    INFO,
+    PAGE,
+    image,
+    pages,
+    pairs_of_wat,
+    read,
+    record,
+    response,
+    zipped,
+)
 
 
 @pytest.mark.parametrize("name", ["a.warc.wat.gz", "a.warc.wat"])
@@ -144,7 +154,7 @@ def test_a_wat_is_read_over_http_with_and_without_ranges(
         try:
             url = f"http://127.0.0.1:{server.server_port}/x.wat.gz"
             counts = Counter[str]()
-            pairs = list(pairs_of_wat(url, counts))
+            pairs = pairs_of_wat(url, counts)
         finally:
             server.shutdown()
             thread.join()
@@ -158,7 +168,7 @@ def test_what_is_no_wat_has_no_pairs(tmp_path: Path) -> None:
         pairs, counts = read(tmp_path, data)
         assert (pairs, counts["links"]) == ([], 0)
     with pytest.raises(FileNotFoundError):
-        list(pairs_of_wat(str(tmp_path / "none.gz")))
+        pairs_of_wat(str(tmp_path / "none.gz"), Counter())
 
 
 @given(st.data())
@@ -174,8 +184,8 @@ def test_both_readers_agree_on_damaged_files(
         whole[at : at + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=4))
     path = tmp_path_factory.mktemp("w") / "x"
     path.write_bytes(whole)
-    assert [body for _, body in records(str(path))] == [
-        body for _, body in scan(Tape(io.BytesIO(whole)))
+    assert [body for _, body in records(str(path), JSON_RECORDS)] == [
+        body for _, body in scan(Tape(io.BytesIO(whole)), JSON_RECORDS)
     ]
 
 
