@@ -21,7 +21,6 @@ from benchmarks.trainer import bench
 from clipmill.app import COMMANDS
 from docs.tools import code_tables
 from manifests.columns import CRAWL_REASONS, REASONS
-from pipeline.progress import view
 from tests.support import pages
 from tests.support.s3_server import s3_server, s3_variables
 
@@ -124,18 +123,6 @@ def test_every_status_has_a_meaning() -> None:
     of_commands = set().union(*(statuses_of(name) for name in NAMES))
     # a traceback, and what the shell says of a process that a signal ended
     assert listed == of_commands | {1, 137}
-
-
-# --- metrics --------------------------------------------------------------------------------------
-
-
-def test_every_metric_is_listed() -> None:
-    listed = set(re.findall(r"`ray_(clipmill_\w+)`", PAGE))
-    code = Path(str(view.__file__)).read_text()
-    made = re.findall(r'\b(Counter|Gauge|Histogram)\(\s*"(\w+)"', code)
-    # Prometheus' names of counters end so.
-    assert listed == {name + "_total" * (kind == "Counter") for kind, name in made}
-    assert len(made) == 7
 
 
 # --- commands -------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from pipeline.executor import stage as stage_module
 from pipeline.executor.stage import execute
 from pipeline.executor.tickets import Stage, Ticket, Tickets
 from pipeline.progress.state import StageCounter, WorkerReport, measure_commit
-from pipeline.progress.view import Table, View, shown_progress, write_state
+from pipeline.progress.view import Bars, View, shown_progress, write_state
 
 RESULT = {
     "count": 10_000,
@@ -61,7 +61,7 @@ def tickets_of(count: int) -> Tickets:
 
 def cpu_of_tickets(count: int, *, counted: bool) -> float:
     """CPU seconds of a stage. What the tickets return is read in both cases, as a build does."""
-    # MERGED  # a worker imports its work
+    from benchmarks.orchestration.progress import nothing  # a worker imports its work
 
     stage = Stage(name="nothing", work=nothing, measure=measure_commit if counted else None)
     started = time.process_time()
@@ -95,12 +95,12 @@ def refresh_cost(workers: int, hosts: int) -> dict[str, float]:
     folder = tempfile.mkdtemp(prefix="mill-progress-")
     costs: dict[str, float] = {}
     with os.fdopen(slave, "w") as stream:
-        table = Table(stream)
+        bars = Bars(stream)
         state = view.state()
-        table.show(state)
+        bars.show(state)
         for name, action in (
             ("state_ms", view.state),
-            ("table_ms", lambda: table.show(state)),
+            ("bars_ms", lambda: bars.show(state)),
             ("file_ms", lambda: write_state(folder, state)),
             ("report_ms", lambda: counter.reported("0", text)),
         ):
@@ -108,7 +108,7 @@ def refresh_cost(workers: int, hosts: int) -> dict[str, float]:
             for _ in range(REFRESHES):
                 action()
             costs[name] = round((time.thread_time() - started) / REFRESHES * 1000, 3)
-        table.close()
+        bars.close()
     return costs
 
 

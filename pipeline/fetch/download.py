@@ -41,7 +41,7 @@ from pipeline.images.transform import (
 from pipeline.planning.plan_files import read_ticket
 from pipeline.pool.lease import read_commit_record
 from pipeline.pool.shard_writer import ShardWriter
-from pipeline.progress.state import TicketRows, WorkerReport
+from pipeline.progress.state import Measure, WorkerReport
 
 READ_AT_ONCE = 32  # local or remote files
 # For one of them: a mount whose server is gone never answers. A store is tried again for a minute.
@@ -120,7 +120,7 @@ class Downloader:
                 )
             return record.to_plain()
         pairs, retried = read_ticket(ticket.payload, self.pool)
-        counts = self._report.tickets[ticket.id] = TicketRows(total=len(pairs))
+        counts = self._report.tickets[ticket.id] = Measure(total=len(pairs))
         try:
             with ShardWriter(
                 self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
@@ -183,7 +183,7 @@ class Downloader:
         pairs: Sequence[Pair],
         retried: Sequence[str | None],
         writer: ShardWriter,
-        counts: TicketRows,
+        counts: Measure,
     ) -> None:
         """The outcome of every pair to the writer, in any order; `counts` follows."""
 
@@ -207,10 +207,10 @@ class Downloader:
                 record |= content_hashes(fetched.body, self.settings)
             if isinstance(image, DecodedImage):
                 writer.add(row, record, image.data, only_in_json, image.extension)
-                counts.add(None, len(image.data))
+                counts.add_row(None, len(image.data))
             else:
                 writer.add(row, record, None, only_in_json)
-                counts.add(record["reason"], 0)
+                counts.add_row(record["reason"], 0)
 
         asked = []
         for row, pair in enumerate(pairs):
@@ -219,7 +219,7 @@ class Downloader:
                 asked.append(row)
             else:
                 writer.add(row, refused | {"retry_of": retried[row]}, None)
-                counts.add(refused["reason"], 0)
+                counts.add_row(refused["reason"], 0)
         async with (
             asyncio.TaskGroup() as group,
             aclosing(self._outcomes([pairs[row] for row in asked], writer.shard)) as outcomes,

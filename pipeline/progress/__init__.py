@@ -1,8 +1,7 @@
-"""What a running command does: counted, shown, stored for those who watch it, and measured.
+"""What a running command does: counted, shown, and stored for those who watch it.
 
-What a running command does: counted in this process, shown on a terminal or as log lines, written
-for those who watch it from elsewhere, and handed to Prometheus through Ray. Nothing that goes
-wrong here reaches the command.
+Counted in this process, shown on a terminal or as log lines, and written for those who watch it
+from elsewhere. Nothing that goes wrong here reaches the command.
 
 Written: `POOL/progress.json` every 2 s, every 15 s in an object store, under the pool's lease. It
 is no part of the pool.
@@ -11,8 +10,7 @@ Invariants:
 
 * A screen, a file or a store that fails ends no command: `tests/pipeline/progress/test_view.py`.
 * Rows are counted once, those of running tickets too; a resumed stage is not taken for a fast
-  one: `tests/pipeline/progress/test_stage_counter.py`.
-* Tables are bounded, whatever the number of hosts: `tests/pipeline/progress/test_host_losses.py`.
+  one; tables are bounded, whatever the number of hosts: `tests/pipeline/progress/test_state.py`.
 * At most one log line in 10 s and stage; a terminal of any width:
   `tests/pipeline/progress/test_screens.py`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -17,16 +18,30 @@ from manifests.columns import REASONS
 # What a ticket did, in rows and bytes, from what its worker returned.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Measure:
     """Rows that have an outcome, those among them that are stored, bytes, and the reasons of the
-    others.
+    others. `total`: all rows of a ticket that is running.
     """
 
+    total: int = 0
     rows: int = 0
     stored: int = 0
     bytes: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    def add_row(self, reason: str | None, size: int) -> None:
+        """A row has its outcome: `reason` is None where it is stored."""
+        self.add(Measure(rows=1, stored=reason is None, bytes=size))
+        if reason is not None:
+            self.reasons[reason] += 1
+
+    def add(self, other: Measure) -> None:
+        """What another ticket did too."""
+        self.rows += other.rows
+        self.stored += other.stored
+        self.bytes += other.bytes
+        self.reasons.update(other.reasons)
 
 
 Measurer = Callable[[Mapping[str, Any]], Measure]
@@ -38,7 +53,7 @@ def measure_commit(result: Mapping[str, Any]) -> Measure:
         rows=int(result["count"]),
         stored=int(result["successes"]),
         bytes=int(result["tar_bytes"]),
-        reasons=result["reasons"],
+        reasons=Counter(result["reasons"]),
     )
 
 
@@ -53,7 +68,11 @@ def measure_scored(result: Mapping[str, Any]) -> Measure:
     return Measure(rows=rows, stored=rows)
 
 
-STATE_VERSION = 1
+# --------------------------------------------------------------------------------------------------
+# The state of a command, in progress.json.
+
+
+STATE_VERSION = 2
 CommandPhase = Literal["running", "finished", "failed"]
 
 
@@ -63,7 +82,7 @@ class HostState:
 
     host: str
     rows: int  # that were slow, or failed for a transient reason
-    seconds: float  # that they lost, see host_losses.py
+    seconds: float  # that they lost, see HostLosses
     reason: str  # of the last one; "slow" where it was stored
 
 
@@ -80,12 +99,11 @@ class StageState:
     oldest: str | None = None  # id of the ticket that runs longest
     oldest_s: float = 0.0
     seconds: float = 0.0  # since the stage began
-    quiet_s: float = 0.0  # since a ticket ended
     ended: bool = False
     rows: int = 0  # that have an outcome, those of running tickets too where workers tell
     stored: int = 0
     bytes: int = 0
-    reasons: dict[str, int] | None = None  # rows that are not stored, by reason
+    reasons: dict[str, int] = field(default_factory=dict)  # rows that are not stored, by reason
     rows_per_s: float = 0.0
     bytes_per_s: float = 0.0
     left_s: float | None = None  # estimate of the time left; None where nothing is known
@@ -101,7 +119,6 @@ class CommandState:
     host: str
     pid: int
     started: float  # seconds since 1970
-    updated: float
     phase: CommandPhase
     message: str = ""  # why it failed
     stages: tuple[StageState, ...] = ()
@@ -117,8 +134,8 @@ def state_from_plain(document: Any) -> CommandState:
     """The inverse of `disk.to_plain`. ValueError for anything else."""
     if not isinstance(document, dict) or document.get("version") != STATE_VERSION:
         raise ValueError(f"it is not the progress of a command in version {STATE_VERSION}")
-    state: CommandState = disk.from_plain(CommandState, document)
     disk.check_types(CommandState, document, "progress.json")
+    state: CommandState = disk.from_plain(CommandState, document)
     return state
 
 
@@ -139,12 +156,8 @@ SHOWN = 10
 class HostLosses:
     """Seconds that were lost, by host. Adding costs O(1), and memory does not grow."""
 
-    def __init__(self, max_hosts: int = MAX_HOSTS) -> None:
-        self._max_hosts = max_hosts
-        self._hosts: dict[str, tuple[float, int, str]] = {}  # seconds, rows, last reason
-
-    def __len__(self) -> int:
-        return len(self._hosts)
+    def __init__(self) -> None:
+        self._hosts: dict[str, HostState] = {}
 
     def add(self, host: str, seconds: float, reason: str | None) -> None:
         """A row of a host has ended with a reason, or None where it has an image."""
@@ -154,89 +167,60 @@ class HostLosses:
             lost = seconds - SLOW_S
         else:
             return
-        self._add(host, lost, 1, reason or "slow")
+        self.merge([HostState(host=host, rows=1, seconds=lost, reason=reason or "slow")])
 
     def merge(self, hosts: Iterable[HostState]) -> None:
         """Add what another table says."""
         for each in hosts:
-            self._add(each.host, each.seconds, each.rows, each.reason)
+            if (before := self._hosts.get(each.host)) is not None:
+                rows, seconds = before.rows + each.rows, before.seconds + each.seconds
+                each = dataclasses.replace(each, rows=rows, seconds=seconds)
+            self._hosts[each.host] = each
+        if len(self._hosts) > 2 * MAX_HOSTS:
+            self._hosts = {each.host: each for each in self.worst(MAX_HOSTS)}
 
     def worst(self, count: int = SHOWN) -> tuple[HostState, ...]:
         """The hosts that lost most, the worst first."""
-        ranked = sorted(self._hosts.copy().items(), key=lambda item: (-item[1][0], item[0]))
-        states = []
-        for host, (seconds, rows, reason) in ranked[:count]:
-            states.append(HostState(host=host, rows=rows, seconds=round(seconds, 1), reason=reason))
-        return tuple(states)
-
-    def _add(self, host: str, lost: float, rows: int, reason: str) -> None:
-        seconds, before, _ = self._hosts.get(host, (0.0, 0, ""))
-        self._hosts[host] = (seconds + lost, before + rows, reason)
-        if len(self._hosts) > 2 * self._max_hosts:
-            kept = {state.host for state in self.worst(self._max_hosts)}
-            self._hosts = {name: row for name, row in self._hosts.items() if name in kept}
+        hosts = list(self._hosts.copy().values())
+        return tuple(sorted(hosts, key=lambda each: (-each.seconds, each.host))[:count])
 
 
 # --------------------------------------------------------------------------------------------------
 # Counts what the tickets of a stage do, and estimates the time left.
 #
-# Time left = tickets left ÷ tickets ended per second in the last TIME_LEFT_WINDOW_S of this run.
-# A ticket that is running counts as the share of its rows that have an outcome, where its worker
+# Time left = tickets left ÷ tickets ended per second in the last SAMPLES seconds of this run. A
+# ticket that is running counts as the share of its rows that have an outcome, where its worker
 # tells. Tickets that an earlier run ended are not counted, so a resumed stage is not taken for a
 # fast one.
 
 
-RATE_WINDOW_S = 60.0
-TIME_LEFT_WINDOW_S = 600.0
-SAMPLE_S = 1.0  # between two samples at least
+SAMPLES = 600  # one a second at most: rates are of the last ten minutes
+SAMPLE_S = 1.0
 SETTLED_S = 3.0  # before that no time left is given
-MAX_DURATIONS = 10_000  # of tickets that are kept until they are taken
 Reported = tuple[str, str]  # (name of a worker, JSON of a WorkerReport)
-
-
-@dataclass(slots=True, kw_only=True)
-class TicketRows:
-    """The rows of a ticket that is running."""
-
-    total: int
-    rows: int = 0
-    stored: int = 0
-    bytes: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-
-    def add(self, reason: str | None, size: int) -> None:
-        """A row has its outcome: `reason` is None where it is stored."""
-        self.rows += 1
-        self.bytes += size
-        if reason is None:
-            self.stored += 1
-        else:
-            self.reasons[reason] += 1
 
 
 @dataclass(slots=True)
 class WorkerReport:
     """What a worker tells while it works: its running tickets, and the hosts that lose time."""
 
-    tickets: dict[str, TicketRows] = field(default_factory=dict)
+    tickets: dict[str, Measure] = field(default_factory=dict)
     losses: HostLosses = field(default_factory=HostLosses)
 
     def to_json(self) -> str:
         """As it crosses to the driver. It may be called from another thread."""
         tickets = {}
-        for name, rows in self.tickets.copy().items():
-            counts = [rows.total, rows.rows, rows.stored, rows.bytes, dict(rows.reasons)]
-            tickets[name] = counts
-        hosts = [[h.host, h.rows, h.seconds, h.reason] for h in self.losses.worst()]
-        return json.dumps({"tickets": tickets, "hosts": hosts})
+        for name, measure in self.tickets.copy().items():
+            tickets[name] = dataclasses.replace(measure, reasons=measure.reasons.copy())
+        return json.dumps(disk.to_plain({"tickets": tickets, "hosts": self.losses.worst()}))
 
 
 @dataclass(frozen=True, slots=True)
 class _Sample:
     time: float
-    tickets: float  # ended, with parts of running ones
-    rows: int
-    bytes: int
+    tickets: float = 0.0  # ended, with parts of running ones
+    rows: int = 0
+    bytes: int = 0
 
 
 class StageCounter:
@@ -255,15 +239,14 @@ class StageCounter:
         self._measure, self._clock = measure, clock
         self.ask_workers: Callable[[], Iterable[Reported]] | None = None  # of an inline stage
         self._lock = threading.Lock()
-        self._started = self._last_end = clock()
+        self._first = _Sample(clock())
+        self._samples = deque([self._first], maxlen=SAMPLES)
         self._ended_at: float | None = None
-        self._done = self._failed = self._rows = self._stored = self._bytes = 0
-        self._reasons: Counter[str] = Counter()
+        self._done = self._failed = 0
+        self._ended = Measure()
         self._running: dict[str, float] = {}  # ticket -> when it started
-        self._durations: deque[float] = deque(maxlen=MAX_DURATIONS)
-        self._in_flight: dict[str, TicketRows] = {}
-        self._hosts: dict[str, tuple[HostState, ...]] = {}  # by worker
-        self._samples: deque[_Sample] = deque([_Sample(self._started, 0.0, 0, 0)])
+        self._in_flight: dict[str, Measure] = {}
+        self._hosts: dict[str, list[HostState]] = {}  # by worker
 
     def started(self, ticket: str) -> None:
         """A ticket is running now."""
@@ -278,22 +261,14 @@ class StageCounter:
 
     def ended(self, ticket: str, result: Mapping[str, Any] | None) -> None:
         """A ticket has ended with what its worker returned, or None where it failed."""
-        measure = None
+        measure = Measure()
         if result is not None and self._measure is not None:
             measure = self._measure(result)
+        self.retried(ticket)
         with self._lock:
-            now = self._last_end = self._clock()
-            self._durations.append(now - self._running.pop(ticket, now))
-            self._in_flight.pop(ticket, None)
-            if result is None:
-                self._failed += 1
-                return
-            self._done += 1
-            if measure is not None:
-                self._rows += measure.rows
-                self._stored += measure.stored
-                self._bytes += measure.bytes
-                self._reasons.update(measure.reasons)
+            self._done += result is not None
+            self._failed += result is None
+            self._ended.add(measure)
 
     @property
     def wants_results(self) -> bool:
@@ -303,25 +278,13 @@ class StageCounter:
     def reported(self, worker: str, report: str) -> None:
         """Take up a WorkerReport. Tickets that do not run any more are left out."""
         plain = json.loads(report)
-        hosts = tuple(
-            HostState(host=host, rows=rows, seconds=seconds, reason=reason)
-            for host, rows, seconds, reason in plain["hosts"]
-        )
+        hosts = [HostState(**each) for each in plain["hosts"]]
         with self._lock:
-            if hosts:
-                self._hosts[worker] = hosts
-            for name, (total, rows, stored, size, reasons) in plain["tickets"].items():
+            self._hosts[worker] = hosts
+            for name, fields in plain["tickets"].items():
                 if name in self._running:
-                    self._in_flight[name] = TicketRows(
-                        total=total, rows=rows, stored=stored, bytes=size, reasons=Counter(reasons)
-                    )
-
-    def take_durations(self) -> list[float]:
-        """Seconds of the tickets that ended since the last call, at most MAX_DURATIONS."""
-        with self._lock:
-            durations = list(self._durations)
-            self._durations.clear()
-        return durations
+                    fields["reasons"] = Counter(fields["reasons"])
+                    self._in_flight[name] = Measure(**fields)
 
     def end(self) -> None:
         """The stage has ended."""
@@ -340,20 +303,25 @@ class StageCounter:
 
     def _state(self) -> StageState:
         now = self._ended_at or self._clock()
-        in_flight = list(self._in_flight.values())
-        reasons = self._reasons.copy()
-        for each in in_flight:
-            reasons.update(each.reasons)
-        sample = _Sample(
-            now,
-            self._done + self._failed + sum(each.rows / max(1, each.total) for each in in_flight),
-            self._rows + sum(each.rows for each in in_flight),
-            self._bytes + sum(each.bytes for each in in_flight),
-        )
-        self._sample(sample)
-        since = self._samples[0] if self._ended_at is not None else self._before(RATE_WINDOW_S, now)
+        all_rows, tickets = Measure(), float(self._done + self._failed)
+        all_rows.add(self._ended)
+        for each in self._in_flight.values():
+            all_rows.add(each)
+            tickets += each.rows / max(1, each.total)
+        sample = _Sample(now, tickets, all_rows.rows, all_rows.bytes)
+        if self._ended_at is None and now - self._samples[-1].time >= SAMPLE_S:
+            self._samples.append(sample)
+        since = self._samples[0] if self._ended_at is None else self._first
         elapsed = max(now - since.time, 1e-9)
         oldest = min(self._running, key=self._running.__getitem__, default=None)
+        losses = HostLosses()
+        for hosts in self._hosts.values():
+            losses.merge(hosts)
+        left: float | None = None
+        if self._ended_at is not None or tickets >= self.total:
+            left = 0.0
+        elif elapsed >= SETTLED_S and tickets > since.tickets:
+            left = (self.total - tickets) * elapsed / (tickets - since.tickets)
         return StageState(
             name=self.name,
             number=self.number,
@@ -362,51 +330,15 @@ class StageCounter:
             failed=self._failed,
             running=len(self._running),
             oldest=oldest,
-            oldest_s=0.0 if oldest is None else round(now - self._running[oldest], 1),
-            seconds=round(now - self._started, 2),
-            quiet_s=round(now - self._last_end, 1),
+            oldest_s=0.0 if oldest is None else now - self._running[oldest],
+            seconds=now - self._first.time,
             ended=self._ended_at is not None,
-            rows=sample.rows,
-            stored=self._stored + sum(each.stored for each in in_flight),
-            bytes=sample.bytes,
-            reasons=dict(reasons.most_common()),
-            rows_per_s=round(max(0.0, (sample.rows - since.rows) / elapsed), 2),
-            bytes_per_s=round(max(0.0, (sample.bytes - since.bytes) / elapsed), 1),
-            left_s=self._time_left(sample),
-            hosts=self._worst_hosts(),
+            rows=all_rows.rows,
+            stored=all_rows.stored,
+            bytes=all_rows.bytes,
+            reasons=dict(all_rows.reasons.most_common()),
+            rows_per_s=max(0.0, (sample.rows - since.rows) / elapsed),
+            bytes_per_s=max(0.0, (sample.bytes - since.bytes) / elapsed),
+            left_s=left,
+            hosts=losses.worst(),
         )
-
-    def _sample(self, sample: _Sample) -> None:
-        """Keep a sample. The first one, of the start, is kept beside those of the window."""
-        if self._ended_at is None and sample.time - self._samples[-1].time >= SAMPLE_S:
-            self._samples.append(sample)
-            # The last one that is older than the window stays: it is what rates are since.
-            while (
-                len(self._samples) > 2 and self._samples[2].time <= sample.time - TIME_LEFT_WINDOW_S
-            ):
-                del self._samples[1]
-
-    def _before(self, seconds: float, now: float) -> _Sample:
-        """The last sample that is at least so old, else the first."""
-        chosen = self._samples[0]
-        for sample in self._samples:
-            if sample.time > now - seconds:
-                break
-            chosen = sample
-        return chosen
-
-    def _time_left(self, sample: _Sample) -> float | None:
-        left = self.total - sample.tickets
-        if left <= 0 or self._ended_at is not None:
-            return 0.0
-        since = self._before(TIME_LEFT_WINDOW_S, sample.time)
-        elapsed, ended = sample.time - since.time, sample.tickets - since.tickets
-        if elapsed < SETTLED_S or ended <= 0:
-            return None
-        return round(left * elapsed / ended, 1)
-
-    def _worst_hosts(self) -> tuple[HostState, ...]:
-        losses = HostLosses()
-        for hosts in self._hosts.values():
-            losses.merge(hosts)
-        return losses.worst()

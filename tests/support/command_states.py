@@ -19,7 +19,6 @@ def stage_state(**changes: Any) -> StageState:
         "oldest": "ab12",
         "oldest_s": 400.0,
         "seconds": 600.0,
-        "quiet_s": 90.0,
         "rows": 500_000,
         "stored": 400_000,
         "bytes": 12_000_000_000,
@@ -44,7 +43,6 @@ def command_state(*stages: StageState, **changes: Any) -> CommandState:
         "host": "node1",
         "pid": 12,
         "started": 1_000.0,
-        "updated": 1_700.0,
         "phase": "running",
         "stages": stages or (plan, stage_state()),
     }

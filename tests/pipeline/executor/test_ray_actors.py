@@ -18,7 +18,7 @@ from pipeline.executor import ray_actors
 from pipeline.executor import tickets as outcomes
 from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
 from pipeline.executor.tickets import LOST_TRIES, Outcomes, Report, Stage, Ticket, TicketQueue, Work
-from pipeline.progress.state import StageCounter, TicketRows, WorkerReport
+from pipeline.progress.state import Measure, StageCounter, WorkerReport
 
 
 class RayError(Exception):
@@ -134,7 +134,7 @@ class Telling:
     """Work that tells of a running ticket and a slow host."""
 
     def __init__(self, config: dict[str, Any]) -> None:
-        self.report = WorkerReport({"t0": TicketRows(total=4, rows=1, stored=1)})
+        self.report = WorkerReport({"t0": Measure(total=4, rows=1, stored=1)})
         self.report.losses.add("slow.example", 9.0, "deadline")
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:

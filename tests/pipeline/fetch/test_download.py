@@ -458,15 +458,15 @@ def test_a_worker_tells_of_the_rows_that_have_an_outcome_and_of_slow_hosts(
         told += json.loads(worker.progress())["tickets"].values()
         time.sleep(0.02)
     thread.join()
-    assert all(total == 4 for total, *_ in told)
-    rows = [row_count for _, row_count, *_ in told]
+    assert all(each["total"] == 4 for each in told)
+    rows = [each["rows"] for each in told]
     assert rows == sorted(rows)
     assert max(rows) >= 3
     report = json.loads(worker.progress())
     assert report["tickets"] == {}, "its rows are in the commit record now"
-    [(host, rows_lost, seconds, reason)] = report["hosts"]
-    assert (host, rows_lost, reason) == ("a.web.test", 1, "deadline")
-    assert seconds >= 1.0
+    [host] = report["hosts"]
+    assert (host["host"], host["rows"], host["reason"]) == ("a.web.test", 1, "deadline")
+    assert host["seconds"] >= 1.0
 
 
 def test_a_file_that_is_never_read_ends_with_its_deadline(

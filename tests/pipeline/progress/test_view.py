@@ -132,18 +132,6 @@ def test_a_file_that_cannot_be_written_is_one_warning(
     assert "the work goes on" in warnings[0].getMessage()
 
 
-def test_metrics_that_raise_are_one_warning(
-    fast: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuse(*_: object) -> None:
-        raise RuntimeError("the agent is gone")
-
-    monkeypatch.setattr(view, "METRICS_EVERY_S", 0.0)
-    monkeypatch.setattr(view.RayMetrics, "add", refuse)
-    run_tickets(sleep=0.1)
-    assert caplog.text.count("the agent is gone") == 1
-
-
 def test_a_closed_or_missing_stderr_changes_nothing(
     fast: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
