@@ -108,10 +108,10 @@ class DataWorker:
 def with_actors(tickets: list[Ticket], log: str) -> dict[str, int]:
     """pipeline.executor.execute."""
     # this script itself is __main__
-    # MERGED
+    from benchmarks.orchestration.engine import work as importable_work
 
     report = execute(
-        Stage(name="bench", work=work, config={"log": log}),
+        Stage(name="bench", work=importable_work, config={"log": log}),
         tickets,
         engine="ray",
     )

@@ -59,7 +59,7 @@ def memory_mib() -> int:
 def measure(count: int) -> dict[str, Any]:
     """Run `count` tickets on an embedded Ray."""
     # this script itself is __main__
-    # MERGED
+    from benchmarks.orchestration.tickets import work as importable_work
 
     ray_runtime.connect()
     points: list[dict[str, float]] = []
@@ -75,7 +75,7 @@ def measure(count: int) -> dict[str, Any]:
 
     tickets = Tickets(np.arange(count) // TICKETS_PER_GROUP, ticket)
     started = time.monotonic()
-    stage = Stage(name="bench", work=work)
+    stage = Stage(name="bench", work=importable_work)
     report = execute(stage, tickets, engine="ray", on_done=on_done)
     seconds = round(time.monotonic() - started)
     ray_runtime.disconnect()
