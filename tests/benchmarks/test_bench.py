@@ -15,27 +15,6 @@ from benchmarks.peers.rows import row_of
 from benchmarks.peers.web_stages import Context
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--stages", "crawls"], "there is no stage 'crawls'; there are crawl, fetch"),
-        (["--share", "0"], "--share 0: it has to be above 0"),
-        (["--turns", "0"], "--turns 0: it has to be at least 1"),
-        (["--stages", "dedup", "--photographs", "."], "there is no .jpg in this folder"),
-    ],
-)
-def test_mistakes_are_one_line(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert bench.main([*words, "--results", str(tmp_path)]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_stage_that_fails_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -53,16 +32,6 @@ def test_a_stage_that_fails_leaves_the_others(
     document = json.loads((tmp_path / "choose.json").read_text())
     assert document["command"].endswith("--stages choose --share 0.5")
     assert document["rows"][0]["items"] == 4
-
-
-def test_images_are_drawn_where_no_folder_is_given(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bench, "DRAWN", 3)
-    folder, kind = bench.photographs_of(None, tmp_path)
-    assert len(list(folder.glob("*.jpg"))) == 3
-    assert kind == "3 drawn images"
-    assert bench.photographs_of(folder, tmp_path) == (folder, "3 photographs")
 
 
 def test_datacomps_algorithm_keeps_what_the_rules_say(

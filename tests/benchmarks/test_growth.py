@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import growth
-from benchmarks.scaling import growth_fit, growth_page, growth_retry, growth_steps, web
+from benchmarks.scaling import growth_fit, growth_page, growth_steps
 
 COUNTS = np.array([10.0, 20.0, 40.0, 80.0])
 
@@ -45,44 +45,6 @@ def test_a_verdict_needs_repeats_that_agree() -> None:
     assert growth_fit.verdict({**result(steep, 0.001), "plain": 0.9}) == "not decided"
 
 
-def test_two_sizes_are_too_few() -> None:
-    with pytest.raises(ValueError, match="needs three sizes, not 2"):
-        growth_fit.fitted({1: [1.0], 2: [2.0]})
-
-
-def test_the_table_shows_medians_and_the_verdict(tmp_path: Path) -> None:
-    step = {
-        "stage": "look", "what": "rows", "unit": "rows", "sort": False, "load": 1.5,
-        "date": "2026-01-02", "machine": {"cores": 2, "processor": "EPYC"},
-        "cpu_s": {"10": [1.0, 3.0, 2.0], "20": [4.0], "40": [8.0], "80": [16.0]},
-        "exponent": 1.0, "exponent_range": [0.9, 1.1], "plain": 0.98,
-    }  # fmt: skip
-    text = "\n".join(growth_page.lines({"steps": {"look": step}}))
-    assert (
-        "| look | rows | 2 | 4 | 8 | 16 | 80 rows | 1.00 (0.90 to 1.10) | 0.98 | within |" in text
-    )
-    assert "2026-01-02, 2 cores, EPYC; load 1.5 to 1.5; repeats: 1, 3." in text
-
-
-def test_the_sizes_of_a_table_are_in_the_order_of_numbers() -> None:
-    """A results file has its keys in the order of text: 160 before 20."""
-    step = {
-        "stage": "s",
-        "what": "rows",
-        "unit": "rows",
-        "plain": 1.0,
-        "sort": False,
-        "exponent": 1.0,
-        "exponent_range": [0.9, 1.0],
-        "date": "2026-01-01",
-        "load": 0.0,
-        "machine": {"cores": 2, "processor": "p"},
-        "cpu_s": {"160": [8.0], "20": [1.0], "40": [2.0], "80": [4.0]},
-    }
-    text = "\n".join(growth_page.lines({"steps": {"rows": step}}))
-    assert "| s | rows | 1 | 2 | 4 | 8 | 160 rows |" in text
-
-
 def test_every_size_is_measured_as_often_and_a_step_that_fails_leaves_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -113,32 +75,6 @@ def test_every_size_is_measured_as_often_and_a_step_that_fails_leaves_the_others
     assert "there is no step 'x'" in capsys.readouterr().err
     assert growth.main(["--share", "nan"]) == 2
     assert "--share has to be a number above 0" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["row_table", "explain"])
-def test_sizes_are_rows_that_are_made(name: str) -> None:
-    """A shard of these pools has 10,000 rows."""
-    step = growth_steps.STEPS[name]
-    assert step.counts(1.0) == [200_000, 400_000, 800_000, 1_600_000]
-    assert step.counts(0.125) == [20_000, 40_000, 80_000, 160_000]
-    assert step.counts(0.001)[0] == 10_000
-
-
-def test_the_web_of_a_step_ends_with_the_process_that_started_it() -> None:
-    with web.serving(1) as (process, port):
-        assert port > 0
-        assert process.stdin is not None
-        process.stdin.close()  # as the system does where this process is killed
-        assert process.wait(60) == 0
-
-
-def test_rows_that_failed_are_tried_again_and_stored(tmp_path: Path) -> None:
-    step, folder = growth_retry.STEPS["retry"], tmp_path / "6"
-    folder.mkdir()
-    with step.around(tmp_path):
-        step.prepare(folder, 6)
-        step.reset(folder)
-        step.run(folder, 6)
 
 
 @pytest.mark.slow

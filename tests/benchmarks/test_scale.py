@@ -6,15 +6,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import scale
-from benchmarks.scaling import document, processes, web
+from benchmarks.scaling import document, processes
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -61,28 +59,6 @@ def test_an_exponent_is_that_of_a_power(power: float) -> None:
     assert document.exponent_of(rows[:1]) is None
 
 
-def test_a_projection_uses_exponents_above_one_only() -> None:
-    slow = part(plan=[row(10**6, 10.0), row(10**7, 1000.0)])
-    fast = part(plan=[row(10**6, 10.0), row(10**7, 20.0)])
-    [plan] = [cost for cost in document.costs({"plan": slow}) if cost.stage == "plan"]
-    assert plan.cpu_s == pytest.approx(1000 * 100**2, rel=0.01)
-    [plan] = [cost for cost in document.costs({"plan": fast}) if cost.stage == "plan"]
-    assert plan.cpu_s == pytest.approx(20 * 100, rel=0.01)
-
-
-def test_a_page_without_markers_is_refused() -> None:
-    with pytest.raises(ValueError, match="the page has no <!-- written by"):
-        document.page({}, "a page", ["bars"])
-
-
-def test_a_result_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
-    path = tmp_path / "scale.json"
-    for count, cpu_s in ((2000, 2.0), (1000, 1.0), (2000, 3.0)):
-        scale.add_result(path, "plan", "plan", row(count, cpu_s))
-    rows = json.loads(path.read_text())["plan"]["steps"]["plan"]
-    assert [(each["count"], each["cpu_s"]) for each in rows] == [(1000, 1.0), (2000, 3.0)]
-
-
 @pytest.mark.slow
 def test_what_a_process_starts_is_counted() -> None:
     """A child that computes for half a second and holds 60 MB, whose parent only waits."""
@@ -98,28 +74,3 @@ def test_what_a_process_starts_is_counted() -> None:
                                stderr=subprocess.DEVNULL, text=True)  # fmt: skip
     with pytest.raises(subprocess.CalledProcessError):
         processes.watched(failing)
-
-
-@pytest.mark.slow
-def test_the_web_answers_as_it_says() -> None:
-
-    with web.serving(3) as (_, port):
-        kinds = dict.fromkeys(web.KINDS, 0)
-        for number in (0, 7, 71, 93):
-            path = web.path_of(number)
-            url = f"http://{web.hosts(3)[number % 3]}:{port}{path}"
-            kind = path.split("/")[1]
-            if kind == "gone":
-                with pytest.raises(urllib.error.HTTPError, match="404"):
-                    urllib.request.urlopen(url, timeout=30)
-            else:
-                with urllib.request.urlopen(url, timeout=30) as answer:
-                    is_page = answer.headers["Content-Type"] == "text/html"
-                    assert is_page == (kind == "text")
-                    assert answer.read()[:2] == (b"<h" if is_page else b"\xff\xd8")
-            kinds[kind] += 1
-        assert list(kinds.values()) == [1] * 4
-        with urllib.request.urlopen(f"http://127.1.0.1:{port}/_requests", timeout=30) as answer:
-            assert answer.read() == b"4"
-    expected = web.expected(1000)
-    assert expected == {"stored": 950, "http_4xx": 30, "not_an_image": 10, "decode_error": 10}

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from benchmarks.filtering import concepts
-from filters.concepts import can_occur, read_entries
 from manifests.reader import read_manifest
 from manifests.schema import Recipe
 from pipeline.views.files import check_views
@@ -35,11 +34,6 @@ def test_the_recipes_of_the_page_can_be_used(text: str, tmp_path: Path) -> None:
     check_views(read_manifest(path, Recipe))
 
 
-def test_the_example_list_can_be_used() -> None:
-    entries = read_entries(str(ROOT / "manifests" / "recipes" / "concepts_example.txt"))
-    assert all(can_occur(entry) for entry in entries)
-
-
 @pytest.fixture(scope="module")
 def results() -> dict[str, Any]:
     text = (ROOT / "benchmarks" / "results" / "concepts.json").read_text()
@@ -52,26 +46,6 @@ def test_the_page_has_the_figures_of_the_results(results: dict[str, Any]) -> Non
         assert line in PAGE
     rows = [line for line in PAGE.split("## Figures")[1].split("\n") if line.startswith("| `")]
     assert len(rows) == len(results) - 1
-
-
-def test_the_bars_hold(results: dict[str, Any]) -> None:
-    assert results["corpus"]["entries"] == 500_000
-    assert results["corpus"]["captions"] == 1_000_000
-    assert results["concept"]["rows_per_cpu_s"] >= 50_000
-    assert results["caption_detail"]["rows_per_cpu_s"] >= 100_000
-    kept, expected = (results["balance"][name] for name in ("kept", "kept_expected"))
-    assert abs(kept - expected) < 4 * expected**0.5
-
-
-def test_captions_and_entries_are_as_many_as_asked_for() -> None:
-    made = concepts.spliced(CAPTIONS, 10)
-    assert len(made) == 10
-    assert set(CAPTIONS) <= set(made)
-    assert made == concepts.spliced(CAPTIONS, 10)
-    entries = concepts.make_entries(CAPTIONS, 40)
-    assert len(set(entries)) == 40
-    assert {"a", "dog", "two dogs", "the old house"} <= set(concepts.make_entries(CAPTIONS, 100))
-    assert all(can_occur(entry) for entry in entries)
 
 
 def test_a_part_measures_a_filter(tmp_path: Path) -> None:

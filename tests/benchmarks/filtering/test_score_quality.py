@@ -33,14 +33,6 @@ def test_the_figures_are_those_of_their_definitions() -> None:
         assert point["recall"] == pytest.approx(good[kept].sum() / good.sum())
 
 
-def test_a_row_without_a_score_is_never_kept() -> None:
-    values = np.array([3.0, np.nan, 1.0, np.nan])
-    figures = score_quality.quality(values, np.array([True, True, False, False]))
-    assert figures["scored"] == 2
-    assert [point["share"] for point in figures["points"]] == [0.1, 0.2, 0.3, 0.4, 0.5]
-    assert figures["points"][-1]["recall"] == 0.5
-
-
 def test_the_command_joins_by_url_and_caption(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from benchmarks.filtering import scoring, scoring_page
 
 RESULTS = {
     "preprocess": {
-        "ms": {"open_clip": 3.0, "exact": 2.0, "fast": 2.0},
+        "ms": {"open_clip": 3.0, "exact": 2.0, "fast": 1.0},
         "ms_of_steps": dict.fromkeys(scoring_page.STEPS, 0.5),
         "parity": {
             name: {
@@ -31,22 +31,6 @@ def test_the_page_is_the_one_that_the_results_make() -> None:
     text = scoring_page.PAGE.read_text()
     made = scoring_page.page(json.loads(scoring.RESULTS.read_text()), text)
     assert made == text, "run python benchmarks/filtering/scoring.py --docs"
-
-
-def test_a_bar_is_held_or_missed() -> None:
-    assert list(scoring_page.table_lines("bars", RESULTS))[2:] == [
-        "| pass / tensors | 0.85 | 0.90 | holds |",
-        "| preprocess, exact | 1 | 1.50 | holds |",
-        "| preprocess, fast | 2 | 1.50 | missed |",
-    ]
-    row = "| fast | 0.34% | 2 levels | 0.0034 | 3.0e-07 |"
-    assert row in scoring_page.table_lines("parity", RESULTS)
-
-
-def test_a_table_without_an_end_is_an_error() -> None:
-    begin = scoring_page.MARKERS[0].format("bars")
-    with pytest.raises(ValueError, match="has no <!-- end -->"):
-        scoring_page.page(RESULTS, f"text\n{begin}\n")
 
 
 @pytest.mark.slow

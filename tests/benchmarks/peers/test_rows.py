@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.rows import in_turns, machine_kind, read_stage, row_of, write_stage
+from benchmarks.peers.rows import in_turns, read_stage, row_of, write_stage
 
 
 @pytest.mark.parametrize(
@@ -24,13 +24,6 @@ def test_a_rate_has_to_reach_its_bar_and_a_cost_may_not_exceed_it(
     assert read_stage(tmp_path / "crawl.json").rows == (row,)
 
 
-def test_a_peer_that_is_missing_has_no_ratio_and_turns_that_do_not_pair_are_refused() -> None:
-    row = row_of("a", "b", 1.0, "c", [1.0], [], items=1, missing="no wheel")
-    assert (row.peer, row.ratio, row.met, row.missing) == (None, None, None, "no wheel")
-    with pytest.raises(ValueError, match="zip"):
-        row_of("a", "b", 1.0, "c", [1.0, 2.0], [1.0], items=1)
-
-
 def test_every_second_turn_goes_backwards() -> None:
     order: list[str] = []
 
@@ -41,7 +34,3 @@ def test_every_second_turn_goes_backwards() -> None:
     values = in_turns({name: lambda name=name: way(name) for name in "xy"}, 3)
     assert "".join(order) == "xyyxxy"
     assert values == {"x": [1.0, 4.0, 5.0], "y": [2.0, 3.0, 6.0]}
-
-
-def test_the_kind_of_the_machine_has_no_name_of_a_host() -> None:
-    assert set(machine_kind()) == {"cores", "processor"}

@@ -8,17 +8,6 @@ from benchmarks.studies import loss_precision
 from manifests import disk
 
 
-def test_a_rounding_keeps_the_bits_of_its_mantissa():
-    x = 1 + torch.arange(64, dtype=torch.float32) * 2**-13
-    down = 1 + torch.arange(64) // 8 * 2**-10
-    assert torch.equal(loss_precision.to_tf32_truncated(x), down)
-    nearest = loss_precision.to_tf32(x)
-    assert (nearest - x).abs().max() == 2**-11
-    assert torch.equal(nearest[[0, 3, 5, 8]], torch.tensor([1, 1, 1 + 2**-10, 1 + 2**-10]))
-    assert torch.equal(loss_precision.to_tf32(-x), -nearest)
-    assert loss_precision.to_bf16(torch.tensor([1 + 2**-8 + 2**-12])).item() == 1 + 2**-7
-
-
 def test_the_gradients_are_those_of_cross_entropy():
     image_BE, text_BE = (x.double().requires_grad_() for x in loss_precision.features(12, 8))
     own = loss_precision.ROUNDINGS["fp32"]
@@ -51,10 +40,3 @@ def test_the_committed_figures_are_what_the_documents_say():
         }
         assert errors["tf32, truncated"] < errors["features in bf16"] / 10
         assert errors["bf16"] < errors["features in bf16"] / 4
-
-
-def test_an_argument_that_is_not_known(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["loss_precision.py", "--batch", "8"])
-    with pytest.raises(SystemExit, match="2"):
-        loss_precision.main()
-    assert "unrecognized arguments: --batch 8" in capsys.readouterr().err

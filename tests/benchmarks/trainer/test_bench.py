@@ -1,17 +1,12 @@
 from __future__ import annotations
 
-import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from benchmarks.trainer import bench
-from benchmarks.trainer.report import write_report
-from benchmarks.trainer.training import LOADER
 from manifests import disk
 from tests.support import commands
 from tests.support.other_tars import Members, pack, picture
@@ -86,13 +81,6 @@ def test_a_mistake_is_one_line_and_status_2(
     assert error.count("\n") == 1
 
 
-def test_only_what_is_there_is_offered(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        bench.main(["--mode", "trian", "--data", "x"])
-    assert ended.value.code == 2
-    assert "choose from" in capsys.readouterr().err
-
-
 def test_a_dead_source_is_status_3_and_the_report_says_why(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,113 +125,6 @@ def test_the_page_has_the_committed_report(tmp_path: Path, monkeypatch: pytest.M
     assert bench.main(["--compare", path, "--into", str(page)]) == 0
     assert page.read_text() == Path("docs/bench.md").read_text()
     assert "/tmp" not in Path(path).read_text()
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--compare", "none.json"], "none.json: No such file"),
-        (["--compare", "{damaged}"], "damaged.json is not JSON"),
-        (["--compare", "{damaged}", "-n", "2"], "--compare measures nothing; leave --ranks out"),
-        (["--compare", "{damaged}", "--lr", "2"], "--compare measures nothing; leave --lr out"),
-        (["--compare", "{damaged}", "--into", "x", "--json"], "leave one of them out"),
-        (["--into", "x", "--mode", "loader"], "--into goes with --compare"),
-        ([], "--mode is missing: one of infer, loader"),
-    ],
-)
-def test_mistakes_around_compare(
-    words: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    damaged = tmp_path / "damaged.json"
-    damaged.write_text('{"format": "clipmill')
-    assert bench.main([word.format(damaged=damaged) for word in words]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-BAD_VALUES: list[Any] = [
-    "a\n\x1b[2J\ud800", float("nan"), 10**400, -1, 0, None, [], {}, True, 1e308, "",
-]  # fmt: skip
-
-
-def paths_of(document: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The keys that lead to every value of a document."""
-    for key, value in document.items() if isinstance(document, dict) else enumerate(document):
-        yield (*path, key)
-        if isinstance(value, (dict, list)):
-            yield from paths_of(value, (*path, key))
-
-
-def damaged_reports(document: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Copies of a report: every value is replaced in turn, and left out."""
-    for path in paths_of(document):
-        for bad in [*BAD_VALUES, None]:
-            copy = json.loads(json.dumps(document))
-            target = copy
-            for key in path[:-1]:
-                target = target[key]
-            target[path[-1]] = bad
-            yield copy
-        del target[path[-1]]
-        yield copy
-
-
-def test_a_report_with_a_bad_value_in_any_field_is_shown_or_refused_in_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    figures = {
-        "infer": ["latency_s_mean", "text_length", "samples_per_s"],
-        "loader": LOADER.figures,
-        "score": ["samples_per_s"],
-        "train": ["samples_per_s"],
-    }
-    machine: dict[str, Any] = {"device": "d", "kind": "cpu", "gpus": 0, "gpu_memory_bytes": None}
-    machine |= {"processor": "p", "cores": 2, "memory_bytes": 1, "system": "s", "versions": {}}
-    path, other = tmp_path / "report.json", tmp_path / "other.json"
-    statuses: list[int] = []
-    for mode, names in figures.items():
-        cells = []
-        for ranks in (1, 2):
-            cells.append(
-                {
-                    "model": "test", "dtype": "fp32", "ranks": ranks, "batch": 4, "data": "x",
-                    "global_batch": 4 * ranks, "scaling": "weak", "rates": [1.0, 2.0],
-                    "figures": dict.fromkeys(names, 1.5), "variant": "eager" if ranks == 1 else "",
-                }
-            )  # fmt: skip
-        document = {
-            "mode": mode, "date": "d", "command": "c", "commit": "1", "machine": machine,
-            "options": {"changes": {"seed": "1"}}, "cells": cells, "ended": True, "version": 1,
-            "format": "clipmill bench report",
-        }  # fmt: skip
-        other.write_text(json.dumps(document))
-        reports = list(damaged_reports(document))
-        for number, report in enumerate(reports if mode == "train" else reports[-400:]):
-            path.write_text(json.dumps(report))
-            both = [] if number % 2 else [str(other)]
-            status = bench.main(["--compare", str(path), *both])
-            output = capsys.readouterr()
-            assert (status, output.err.count("\n")) in {(0, 0), (2, 1)}, report
-            assert output.out.replace("\n", "").isprintable(), report
-            assert output.err.replace("\n", "").isprintable(), report
-            statuses.append(status)
-    assert statuses.count(2) > 500
-    assert statuses.count(0) > 100
-
-
-def test_reports_of_9000_cells_are_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    written = read_report(bench.ROOT / "benchmarks/results/bench_cpu.json")
-    first = next(cell for cell in written.cells if cell.measured)
-    first = dataclasses.replace(first, figures={"samples_per_s": 2.0})
-    cells = tuple(dataclasses.replace(first, batch=number) for number in range(9000))
-    paths = [str(tmp_path / name) for name in ("a.json", "b.json")]
-    for path in paths:
-        write_report(path, dataclasses.replace(written, cells=cells, commit=path[-6]))
-    assert bench.main(["--compare", *paths]) == 0
-    assert capsys.readouterr().out.count("1.00x") >= 9000
 
 
 @pytest.mark.slow

@@ -5,10 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.trainer.cells import data_name, planned_cells, refuse_cell
+from benchmarks.trainer.cells import planned_cells, refuse_cell
 from benchmarks.trainer.options import BenchOptions
 from train.config import TrainConfig, configure
-from train.sizing.advice import Layout
 
 CPU = torch.device("cpu")
 
@@ -28,14 +27,6 @@ def test_weak_scaling_keeps_the_batch_and_strong_scaling_the_step() -> None:
         ("strong", 2, 5, 10),
         ("strong", 3, 0, 10),
     ]
-
-
-def test_ranks_of_a_tensor_parallel_group_share_their_samples() -> None:
-    planned = list(
-        planned_cells(given(ranks=(4,), batches=(8,), layouts=(Layout(name="tp2", tp=2),)))
-    )
-    assert [(cell.batch, cell.global_batch) for cell in planned] == [(8, 16)]
-    assert data_name(given(), None) == "synthetic"
 
 
 def config(**changes: Any) -> TrainConfig:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -69,52 +68,3 @@ def test_the_published_table_of_two_devices() -> None:
     document = comparison_document(result)
     assert document["columns"][1]["device"] == "H100"
     assert document["figures"]["samples_per_s"][0]["means"] == [2.12 * 16000, 5.26 * 16000]
-
-
-def test_less_time_is_better_and_what_only_one_has_is_said() -> None:
-    one = report("A100", cell(1, None, state="measured", figures={"step_ms_p50": 30.0}))
-    other = report(
-        "H100",
-        cell(1, None, state="measured", figures={"step_ms_p50": 20.0}),
-        cell(2, 50.0),
-        cell(4, None),
-        ended=False,
-    )
-    result = compare_reports(["a", "b"], [one, other])
-    assert result.rows("step_ms_p50")[0][2] == [1.5]
-    lines = comparison_lines(result)
-    assert "only in B: test, fp32, weak, 2 ranks, batch 4, global batch 8" in lines
-    assert "   b is of a command that was stopped before its end" in lines
-    assert "   failed in b: test, fp32, 4 ranks, batch 4, synthetic: no memory" in lines
-
-
-def test_seeds_are_repeats_of_one_measurement() -> None:
-    reports = []
-    for seed, rates in enumerate([(10.0, 12.0), (14.0,)]):
-        changes = {"changes": {"seed": str(seed)}}
-        cells = cell(1, sum(rates) / len(rates), rates=rates)
-        reports.append(report("A100", cells, options=changes, date=f"2026-01-0{seed + 1}"))
-    result = compare_reports(["0", "1"], reports)
-    (column,) = result.columns
-    assert column.names == ("0", "1")
-    line = comparison_lines(result)[-1]
-    assert line.split()[-6:] == ["A", "3", "12.00", "2.000", "10.00", "14.00"]
-    other = dataclasses.replace(reports[1], commit=None)
-    assert len(compare_reports(["0", "1"], [reports[0], other]).columns) == 2
-
-
-def test_reports_of_one_dtype_each_are_aligned_without_it() -> None:
-    fp32 = report("A100", cell(1, 10.0))
-    half = report("A100", cell(1, 25.0, dtype="bf16"), options={"dtypes": ["bf16"]})
-    result = compare_reports(["fp32", "bf16"], [fp32, half])
-    assert result.ignores_dtype
-    assert result.rows("samples_per_s")[0][2] == [2.5]
-    both = report("H100", cell(1, 10.0), cell(1, 25.0, dtype="bf16"))
-    mixed = compare_reports(["fp32", "both"], [fp32, both])
-    assert not mixed.ignores_dtype
-    assert [row[2] for row in mixed.rows("samples_per_s")] == [[1.0], [None]]
-
-
-def test_reports_of_different_modes_are_refused() -> None:
-    with pytest.raises(ValueError, match="a is of train, b is of loader"):
-        compare_reports(["a", "b"], [report("A100"), report("A100", mode="loader")])

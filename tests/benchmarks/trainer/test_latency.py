@@ -3,19 +3,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from benchmarks.trainer.backends import BACKENDS, Eager, Outputs
+from benchmarks.trainer.backends import Eager, Outputs
 from benchmarks.trainer.inference import (
-    LIMITS,
     Schedule,
-    difference,
     measure_batch,
     reference,
-    start,
     synthetic_inputs,
 )
 from tests.support.inference import small_setup
 from train.model.architecture import MODELS
-from train.step.update import precision_context
 
 
 class Scripted(Eager):
@@ -73,35 +69,3 @@ def test_wrong_and_failing_back_ends_are_not_timed_and_the_others_take_turns(set
     assert timed == "aaaa" + "bbbb" + 2 * ("aaaaa" + "bbbbb")
     first_tokens = [token for label, token in calls if label == "a"][4:9]
     assert len(set(first_tokens[:4])) == 4  # different requests, in turn
-
-
-def test_decoding_is_part_of_the_time(setup):
-    config, decoded = MODELS["test"], []
-
-    def decode(request):
-        decoded.append(request)
-        return request.decoded(config)
-
-    requests = synthetic_inputs(config, 1, 9, count=2, jpeg=True)
-    schedule = Schedule(warmup=1, iterations=2, repeats=1)
-    backends = {"eager": Eager(setup)}
-    timing = measure_batch(backends, reference(setup), requests, decode, schedule, setup)["eager"]
-    assert timing.difference == 0
-    assert len(decoded) == 2 + 3  # once for the comparison, and in every call
-
-
-def test_the_reference_is_fp32_whatever_is_measured(tmp_path):
-    exact = reference(small_setup(tmp_path, "bf16"))
-    assert not precision_context(exact.setup.config, exact.setup.device)._enabled
-    backend, grown = start("eager", small_setup(tmp_path, "bf16"))
-    assert precision_context(backend.setup.config, backend.setup.device)._enabled
-    assert grown is None or grown >= 0
-    assert set(LIMITS) == {"fp32", "tf32", "fp16", "bf16", "bf16_o2"}
-    assert next(iter(BACKENDS)) == "eager"
-
-
-def test_another_shape_is_as_far_off_as_can_be():
-    one = Outputs(np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32))
-    other = Outputs(np.zeros((1, 3), np.float32), np.zeros((2, 3), np.float32))
-    assert difference(one, other) == float("inf")
-    assert difference(one, one) == 0

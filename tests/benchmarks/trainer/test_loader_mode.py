@@ -9,7 +9,6 @@ import yaml
 
 from benchmarks.trainer import training
 from benchmarks.trainer.options import BenchOptions
-from train.sizing.device_fit import Cell
 
 NONE = argparse.Namespace(threads=0)
 
@@ -38,32 +37,6 @@ def test_every_batch_is_a_cell_and_the_parts_add_up(given: BenchOptions) -> None
         assert len(cell.rates) == 2
         stages = sum(figures[f"{stage}_ms"] for stage in (*training.STAGES, "other"))
         assert stages >= 1000 * figures["cpu_s"] / samples - 1e-6
-
-
-def test_a_person_reads_a_table_of_each(given: BenchOptions) -> None:
-    cells = list(training.loader_cells(dataclasses.replace(given, batches=(8,)), NONE))
-    lines = training.loader_lines(cells)
-    assert lines[0].startswith("blend mix: 32 samples of test in batches of 8 with 0 threads")
-    assert len(lines) == 9
-    damaged = dataclasses.replace(cells[0], figures={**cells[0].figures, "damaged": 3.0})
-    assert training.loader_lines([damaged])[-1] == "3 damaged samples were replaced"
-    failed = Cell(
-        model="test", dtype="", ranks=1, batch=8, global_batch=8, data="x", state="failed"
-    )
-    assert training.loader_lines([failed]) == []
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"data": "synthetic"}, "--data is missing"),
-        ({"num_examples": 7}, "num_examples 7 is less than one batch of 8"),
-        ({"changes": {"read_mode": "materialised"}}, "read_mode is materialised, but view"),
-    ],
-)
-def test_mistakes(given: BenchOptions, changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        list(training.loader_cells(dataclasses.replace(given, **changes), NONE))  # type: ignore[arg-type]
 
 
 def test_a_dead_source_fails_its_cell(given: BenchOptions, tmp_path: Path) -> None:

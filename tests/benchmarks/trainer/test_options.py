@@ -20,20 +20,6 @@ def read(*words: str) -> BenchOptions:
     return options.read_options(args, [*rest], FLAGS)
 
 
-def test_lists_and_the_words_of_other_benchmarks() -> None:
-    given = read(
-        *["-n", "1,2,4", "-b", "8,16", "--dtype", "float32,bf16-o2"],
-        *["--data-root", "x", "--parallel", "dp,tp2"],
-    )
-    assert given.ranks == (1, 2, 4)
-    assert given.batches == (8, 16)
-    assert given.dtypes == ("fp32", "bf16_o2")
-    assert given.data == "x"
-    assert given.layouts == (Layout(name="dp"), Layout(name="tp2", tp=2))
-    assert read("--global-batch", "64").batches == ()
-    assert read().batches == (256,)
-
-
 def test_unknown_options_are_settings_of_the_trainer() -> None:
     given = read("--lr", "1e-3", "--micro-batch=4", "--model.vision_layers", "2", "--set", "seed=3")
     assert given.changes == {
@@ -83,18 +69,3 @@ def test_unknown_options_are_settings_of_the_trainer() -> None:
 def test_mistakes_are_refused(words: str, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read(*words.split())
-
-
-def test_a_repeat_ends_with_its_examples() -> None:
-    given = read("-i", "500", "--num-examples", "32000")
-    assert given.iterations_of(192) == 166
-    assert given.iterations_of(16) == 500
-    assert given.iterations_of(40_000) == 0
-    assert given.plain()["layouts"] == ["dp"]
-
-
-def test_an_option_that_means_nothing_is_refused() -> None:
-    args = argparse.Namespace(mode="loader", ranks=None, dtype="fp32")
-    options.refuse_unused(args, ("ranks",))
-    with pytest.raises(ValueError, match="mode loader has no use for --dtype"):
-        options.refuse_unused(args, ("ranks", "dtype"))

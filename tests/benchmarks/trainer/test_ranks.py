@@ -10,7 +10,6 @@ from benchmarks.trainer import ranks
 from benchmarks.trainer.ranks import (
     MeasurementFailed,
     measure_in_ranks,
-    reason_of,
     serve_rank,
 )
 from benchmarks.trainer.steps import StepPlan
@@ -31,12 +30,6 @@ KILLED = "^a rank was ended by SIGKILL|^a rank has ended without a reason, perha
 def plan(**changes: Any) -> dict[str, Any]:
     values = {"kill": -1, "fail": -1, "stop": -1, "status": 0, "signal": 9}
     return {**values, "reason": "no memory", **changes}
-
-
-def test_the_figures_are_those_of_rank_0() -> None:
-    assert measure_in_ranks(RANK, plan(), 3) == Measurement(
-        figures={"samples_per_s": 3.0}, rates=(3.0,)
-    )
 
 
 @pytest.mark.parametrize(
@@ -61,36 +54,6 @@ def test_a_stop_signal_ends_the_ranks_and_the_command() -> None:
     with console.on_stop_signal(asked.append), pytest.raises(MeasurementFailed):
         measure_in_ranks(RANK, plan(stop=1, signal=int(signal.SIGTERM)), 2)
     assert asked == [signal.SIGTERM]
-
-
-def test_a_rank_writes_its_figures_or_its_reason(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr(process_group, "end_with_parent", lambda: None)
-    written = StepPlan(config=configure({"model": "test", "seed": 3}), blend=None, iterations=4)
-    disk.write_json(tmp_path / "plan.json", written)
-
-    def measure(read: StepPlan, folder: str) -> Measurement:
-        assert read == written
-        assert folder == str(tmp_path / "run")
-        return Measurement(figures={"mfu": None}, rates=())
-
-    assert serve_rank(str(tmp_path), StepPlan, measure) == 0
-    assert disk.read_json(tmp_path / "result.json") == {"figures": {"mfu": None}, "rates": []}
-
-    def fail(read: StepPlan, folder: str) -> Measurement:
-        raise RuntimeError("cannot\nallocate")
-
-    assert serve_rank(str(tmp_path), StepPlan, fail) == console.EXIT_INCOMPLETE
-    failure = disk.read_json(tmp_path / "failed-0.json")
-    assert failure == {"reason": "RuntimeError: cannot allocate"}
-
-
-def test_a_reason_is_one_short_line() -> None:
-    assert reason_of(ValueError("a\n  b")) == "a b"
-    assert reason_of(MemoryError()) == "MemoryError"
-    assert len(reason_of(ValueError("long " * 200))) <= ranks.LONGEST_REASON
 
 
 def test_a_rank_ends_with_the_process_that_started_it_even_if_that_has_ended_before(

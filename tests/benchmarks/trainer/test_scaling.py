@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.trainer.tables import figure_lines, rate_of, scaling_lines, scaling_series
+from benchmarks.trainer.tables import scaling_lines, scaling_series
 from train.sizing.device_fit import Cell
 
 
@@ -29,24 +29,3 @@ def test_speedup_and_the_perfect_line_are_of_the_fewest_ranks() -> None:
     lines = scaling_lines(cells)
     assert lines[1] == "weak scaling, test, fp32, dp, synthetic, 4 samples a rank"
     assert lines[-1].split() == ["16", "4", "64", "8,633", "8,944", "15.44x", "96.5%"]
-
-
-def test_cells_that_differ_by_more_than_ranks_are_no_series() -> None:
-    assert scaling_series([cell(1, 5.0), cell(2, 5.0, dtype="bf16")]) == []
-    assert scaling_series([cell(1, 5.0), cell(2, None)]) == []
-    strong = [cell(1, 5.0, scaling="strong", global_batch=8, batch=8)]
-    strong.append(cell(2, 6.0, scaling="strong", global_batch=8, batch=4))
-    assert scaling_series([*strong, cell(1, 5.0)])[0].name.endswith("8 samples a step")
-
-
-def test_failed_cells_are_listed_with_their_reason() -> None:
-    lines = figure_lines([cell(1, 12345.6), cell(2, None)])
-    assert lines[1].split()[:9] == [
-        "test", "fp32", "dp", "synthetic", "1", "4", "12,346", "-", "-",
-    ]  # fmt: skip
-    assert "50.0%" in lines[1]
-    assert lines[-1] == "failed: test, fp32, 2 ranks, batch 4, synthetic: no memory"
-    assert any("utilisation 90%, 300 W" in line for line in lines)
-    assert figure_lines([]) == []
-    with pytest.raises(KeyError):
-        rate_of(cell(2, None))

@@ -35,16 +35,3 @@ def test_ranks_score_and_the_share_of_synthetic_is_shown(
         lines
     )
     assert any(line.startswith("weak scaling, test") for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"dtypes": ("bf16_o2",)}, "dtype is bf16-o2, which is of an optimizer"),
-        ({"changes": {"micro_batch": "auto"}}, "micro_batch is a setting of training"),
-        ({"data": "none.yaml"}, "none.yaml does not exist"),
-    ],
-)
-def test_what_trains_alone_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        list(score_cells(given(**changes), NONE))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.trainer.timing import percentile_figures, spread_figures, spread_of
+from benchmarks.trainer.timing import percentile_figures, spread_figures
 
 
 def test_the_statistics_of_known_values() -> None:
@@ -15,10 +15,3 @@ def test_the_statistics_of_known_values() -> None:
     }
     figures = percentile_figures("step_ms", [float(value) for value in range(101)])
     assert figures == {f"step_ms_p{p}": float(p) for p in (50, 90, 95, 99)}
-
-
-def test_one_value_has_no_deviation_and_none_have_no_mean() -> None:
-    assert spread_of([4.0]).sd is None
-    assert set(percentile_figures("x", [4.0]).values()) == {4.0}
-    with pytest.raises(ValueError, match="no values"):
-        spread_of([])

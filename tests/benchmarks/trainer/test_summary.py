@@ -55,13 +55,3 @@ def test_ranks_of_a_tensor_parallel_group_read_the_same_captions(
     figures = summed([counts(), counts()], monkeypatch, tp=2, trains=False).figures
     assert figures["text_tokens_per_s"] == 200
     assert "runs_per_hour_micro" not in figures
-
-
-def test_a_rank_without_nvml_leaves_no_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = summed([counts(), counts(telemetry={})], monkeypatch).figures
-    assert (figures["watts"], figures["samples_per_joule"]) == (None, None)
-    with pytest.raises(ValueError, match="no values"):
-        summary(
-            counts(walls=[]), [], Ranks(rank=0, world=1, device=torch.device("cpu"),
-            owns_group=False), global_batch=8, precision="bf16", trains=True,
-        )  # fmt: skip

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-import itertools
-
-import pytest
 import torch
 
-from benchmarks.trainer.synthetic import VARIETY, SyntheticLoader, draw_captions
+from benchmarks.trainer.synthetic import VARIETY, SyntheticLoader
 from tests.support.steps import config_of
 from train.config import model_config
 
@@ -24,20 +21,3 @@ def test_a_rank_gets_its_share_of_every_step() -> None:
     assert not torch.equal(other.tokens_BT, batches[0].tokens_BT)
     assert not torch.equal(other.image_BHWC, batches[0].image_BHWC)
     assert (loader.order.repeats(3), loader.sources()) == ({}, {})
-
-
-def test_captions_have_the_lengths_of_web_captions() -> None:
-    tokens_BT, length_B = draw_captions(4000, 77, 49408, 0)
-    assert int(length_B[0]) == 77
-    assert 18 < float(length_B.double().mean()) < 22
-    assert int(length_B.min()) >= 4
-    for row, length in itertools.islice(zip(tokens_BT, length_B, strict=True), 20):
-        assert row[0] == 49406
-        assert row[length - 1] == row.max() == 49407
-        assert not row[length:].any()
-
-
-def test_ranks_that_cannot_share_a_batch_are_refused() -> None:
-    config = config_of(batch_size=8)
-    with pytest.raises(ValueError, match="3 ranks cannot share a batch of 8"):
-        SyntheticLoader(config, model_config(config), 0, 3)

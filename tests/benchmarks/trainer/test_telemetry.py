@@ -10,8 +10,6 @@ import torch
 
 from benchmarks.trainer.timing import Telemetry
 
-NONE = {"device_utilisation": None, "watts": None, "joules": None}
-
 
 class FakeNvml(ModuleType):
     """A GPU at 80 % and 250 W; `energy` is None for one that does not count it."""
@@ -61,16 +59,3 @@ def test_energy_is_counted_by_the_gpu_or_added_up_from_its_power(
     assert added["watts"] == pytest.approx(250)
     assert added["joules"] is not None
     assert added["joules"] >= 250 * 0.2
-
-
-def test_without_nvml_there_are_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert figures(monkeypatch, None) == NONE  # not installed
-
-    class Broken(FakeNvml):
-        def nvmlInit(self) -> None:
-            raise self.NVMLError("the driver is not loaded")
-
-    assert figures(monkeypatch, Broken(energy=True)) == NONE
-    with Telemetry(torch.device("cpu")) as telemetry:
-        pass
-    assert telemetry.figures() == NONE

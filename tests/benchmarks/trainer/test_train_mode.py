@@ -64,16 +64,3 @@ def test_cells_that_fail_say_why_and_the_others_go_on(
     lines = train_lines(measured_now)
     assert sum(line.startswith("failed: ") for line in lines) == 4
     assert "strong scaling, test, fp32, dp, synthetic, 4 samples a step" in lines
-
-
-def test_a_repeat_ends_with_its_examples(measured: list[tuple[int, int, int]]) -> None:
-    options = given(batches=(4, 16), num_examples=24)
-    measured_now = list(train_cells(options, NONE))
-    assert [cell.state for cell in measured_now] == ["measured", "measured", "measured", "failed"]
-    assert [iterations for _, _, iterations in measured] == [5, 3, 1]
-    assert measured_now[3].reason == "num_examples 24 is less than one global batch of 32"
-
-
-def test_data_that_is_not_there_is_a_mistake_and_no_cell() -> None:
-    with pytest.raises(ValueError, match=r"none\.yaml does not exist"):
-        next(train_cells(given(batches=(2,), data="none.yaml"), NONE))

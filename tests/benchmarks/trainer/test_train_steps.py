@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -59,13 +58,3 @@ def test_the_figures_agree_with_each_other(tmp_path: Path) -> None:
     assert figures["model_tflops"] > 0
     assert measured.figures["mfu"] is None  # of a processor no peak is known
     assert measured.figures["watts"] is None
-
-
-def test_settings_that_cannot_be_are_refused(tmp_path: Path) -> None:
-    plan = StepPlan(config=config_of(11), blend=None, iterations=1)
-    with pytest.raises(ValueError, match="does not divide 1 ranks"):
-        measure_training(dataclasses.replace(plan, config=config_of(11, dp_shard=2)), str(tmp_path))
-    with pytest.raises(ValueError, match="torch finds no GPU here"):
-        measure_training(
-            dataclasses.replace(plan, config=config_of(11, device="cuda")), str(tmp_path)
-        )

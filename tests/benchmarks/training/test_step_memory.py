@@ -18,16 +18,6 @@ def test_the_formula_is_within_a_tenth_of_every_measured_step() -> None:
         assert memory.peak == pytest.approx(row["measured_bytes"], rel=0.1), row
 
 
-def test_the_page_has_the_table_of_the_result() -> None:
-    page = step_memory.PAGE.read_text()
-    assert step_memory.with_table(page, RESULT) == page
-
-
-def test_a_page_without_marks_is_refused() -> None:
-    with pytest.raises(AssertionError, match="no marks"):
-        step_memory.with_table("# page\n", RESULT)
-
-
 def test_a_case_is_measured() -> None:
     row = step_memory.measure("test", 4, 16, {"micro_batch": 2})
     memory = step_memory.formula("test", 4, 16, {"micro_batch": 2})
