@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from examples.miniweb import answers
 from examples.miniweb.settings import MINIWEB_FAULTS
-from tests.support.photo_folders import make_folder
 
 IMAGE = b"\xff\xd8" + bytes(range(256)) * 4
 
@@ -34,21 +32,3 @@ def test_every_fault_differs_from_the_image_or_its_headers() -> None:
     elsewhere = {"optout_page", "robots_txt", "flaky503", "thumbnail"}
     for kind in MINIWEB_FAULTS:
         assert (answer(kind) == whole) == (kind in elsewhere), kind
-
-
-def test_the_connection_of_a_fault() -> None:
-    assert answer("reset").resets
-    assert answer("hang").wait_s == 60
-    dripping = answer("drip")
-    assert dripping.closes
-    assert dripping.drip == IMAGE[:240]
-    assert f"Content-Length: {len(IMAGE)}".encode() in dripping.data
-    assert answer("truncated").data.endswith(IMAGE[: len(IMAGE) // 2])
-    assert b"Location: http://cdn.miniweb.test/img/ab/ab12.jpg" in answer("redirect").data
-
-
-def test_a_photograph_that_is_gone_is_an_error(tmp_path: Path) -> None:
-    body_of = answers.photo_body(make_folder(tmp_path / "photos", 1))
-    assert body_of({"kind": "clean", "file": "sky/0000.jpg"})[:2] == b"\xff\xd8"
-    with pytest.raises(FileNotFoundError):
-        body_of({"kind": "clean", "file": "sky/0009.jpg"})

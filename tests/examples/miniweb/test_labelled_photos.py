@@ -39,32 +39,6 @@ def test_a_csv_has_captions_and_perhaps_labels(tmp_path: Path) -> None:
     assert labelled_photos.read_photos(root, table, seed=0)[0].label == "sky"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("file,text\na.jpg,x\n", "has no column 'caption'"),
-        ("file,caption\nnone.jpg,x\n", r"names 'none\.jpg', which is not in"),
-        ("file,caption\n", "has no images; each must be a row of"),
-        (None, "does not exist"),
-    ],
-)
-def test_a_csv_that_cannot_be_used_is_refused(
-    text: str | None, message: str, tmp_path: Path
-) -> None:
-    root = make_folder(tmp_path / "photos", 1)
-    if text is not None:
-        (tmp_path / "captions.csv").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        labelled_photos.read_photos(root, tmp_path / "captions.csv", seed=0)
-
-
-def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"each must be photos/CLASS/NAME\.jpg"):
-        labelled_photos.read_photos(tmp_path, None, seed=0)
-    with pytest.raises(ValueError, match="which is no folder"):
-        labelled_photos.read_photos(tmp_path / "nowhere", None, seed=0)
-
-
 def test_photographs_are_divided_once_and_for_all(tmp_path: Path) -> None:
     root = make_folder(tmp_path / "photos", 4)
     files = [path.relative_to(root) for path in sorted(root.rglob("*.jpg"))]

@@ -65,36 +65,3 @@ def test_a_recipe_is_built_from_a_web_of_ones_own(
     assert disk.read_json(out / "web" / "site.json")["settings"]["pairs"] == 40
     again = f"next: clipmill demo --web {web} {recipe} --out {out} --engine inline"
     assert capfd.readouterr().out.splitlines()[-2:] == ["  40 of 40 rows are stored", again]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere.yaml"], "nowhere.yaml does not exist"),
-        (["small.yaml"], "there is no web for small.yaml: name one with --web"),
-        (["small.yaml", "--web", "bad.yaml"], "bad.yaml: unknown key 'pears'"),
-        (["small.yaml", "--web", "web.yaml"], "there is no filter 'captoin'"),
-        (["demo.yaml", "--web", "web.yaml", "--until", "fetch"], "--until and --retry are for a"),
-        (["demo.yaml", "--web", "web.yaml"], "at least two different ones are needed"),
-    ],
-)
-def test_a_mistake_is_one_line_and_no_web_is_made(
-    words: list[str],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "small.yaml").write_text(RECIPE.replace("[caption]", "[captoin]"))
-    (tmp_path / "web.yaml").write_text("{pairs: 40}")
-    (tmp_path / "bad.yaml").write_text("{pears: 40}")
-    demo = (ROOT / "manifests/ablations/demo.yaml").read_text()
-    demo = demo.replace("../recipes", str(ROOT / "manifests/recipes"))
-    (tmp_path / "demo.yaml").write_text(demo.replace("[0, 1, 2, 3, 4]", "[0]"))
-    assert commands.demo([*words, "--out", "out"]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith("error: ")
-    assert errors.count("\n") == 1
-    assert message in errors
-    assert not (tmp_path / "out").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -48,60 +47,3 @@ def test_every_pair_of_the_truth_is_in_the_wat_once_and_in_its_order(web: Path) 
     assert [r["uid"] for r in rows] == [disk.uid_of(r["url"], r["caption"]) for r in rows]
     listed = pq.read_table(web / "pairs.parquet").to_pylist()
     assert [(r["url"], r["text"]) for r in listed] == [(r["url"], r["caption"]) for r in rows]
-
-
-def test_links_are_written_in_all_ways_and_lie_between_junk(web: Path) -> None:
-    links = [
-        link
-        for envelope in envelopes(web / "crawl.warc.wat.gz")
-        for link in envelope["Payload-Metadata"]
-        .get("HTTP-Response-Metadata", {})
-        .get("HTML-Metadata", {})
-        .get("Links", [])
-    ]
-    urls = [link["url"] for link in links if link["path"] == "IMG@/src"]
-    for beginning in ("http://", "//", "/img/", "../", "data:"):
-        assert any(url.startswith(beginning) for url in urls), beginning
-    assert {"IMG@/src", "A@/href", "VIDEO@/poster", "STYLE/#text"} <= {
-        link["path"] for link in links
-    }
-    assert any(link.get("alt") == "" for link in links)
-    headers = [
-        e["Payload-Metadata"]["HTTP-Response-Metadata"]["Headers"]
-        for e in envelopes(web / "crawl.warc.wat.gz")
-        if "HTTP-Response-Metadata" in e["Payload-Metadata"]
-    ]
-    assert any(isinstance(h.get("Set-Cookie"), list) for h in headers)
-
-
-def test_only_the_pages_of_optout_pairs_say_no(web: Path) -> None:
-    refusing = set()
-    for envelope in envelopes(web / "crawl.warc.wat.gz"):
-        answer = envelope["Payload-Metadata"].get("HTTP-Response-Metadata")
-        if answer:
-            metas = [
-                m["content"]
-                for m in answer["HTML-Metadata"]["Head"]["Metas"]
-                if m.get("name") == "robots"
-            ]
-            if "noai" in json.dumps([metas, answer["Headers"].get("X-Robots-Tag")]):
-                refusing.add(envelope["WARC-Header-Metadata"]["WARC-Target-URI"])
-    assert refusing == {r["page_url"] for r in truth(web) if r["kind"] == "optout_page"}
-    assert not refusing & {r["page_url"] for r in truth(web) if r["kind"] != "optout_page"}
-
-
-def test_pages_say_the_language_of_their_captions(web: Path) -> None:
-    languages: dict[str, str] = {}
-    for envelope in envelopes(web / "crawl.warc.wat.gz"):
-        fields = (
-            envelope["Payload-Metadata"]
-            .get("WARC-Metadata-Metadata", {})
-            .get("Metadata-Records", [])
-        )
-        for field in fields:
-            if field["Name"] == "languages-cld2":
-                page = envelope["WARC-Header-Metadata"]["WARC-Target-URI"]
-                languages[page] = json.loads(field["Value"])["languages"][0]["code"]
-    rows = [r for r in truth(web) if r["page_url"] in languages]
-    assert {r["language"] for r in rows} > {"en"}
-    assert all(languages[r["page_url"]] == r["language"] for r in rows)
