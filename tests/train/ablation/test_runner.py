@@ -18,8 +18,6 @@ from train.ablation.arms import Run, expand_runs
 from train.ablation.runner import Child, Outcome, request_of
 from train.sizing.device_fit import DEVICE_SHARE
 
-ROOT = Path(__file__).resolve().parents[3]
-
 
 def test_every_run_ends_with_metrics_in_its_folder(
     ran: tuple[Ablation, str, list[Outcome]],

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.support.task_data import images_of, task_of
-from train.eval_data.samples import prompt_of, read_associations
+from train.eval_data.samples import read_associations
 
 ROW = {
     "cue": "fire",
@@ -35,10 +35,6 @@ def test_rows_become_prompts_images_and_right_pairs(tmp_path: Path) -> None:
     assert images_of(samples) == [b"1", b"2", b"3", b"4", b"5", b"6"]
 
 
-def test_the_article_follows_the_first_letter() -> None:
-    assert [prompt_of(cue) for cue in ("Uncle", "bee")] == ["An uncle", "A bee"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -52,13 +48,3 @@ def test_a_row_that_cannot_be_is_named(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         read_associations(task_of(write(tmp_path, {**ROW, **change}), "association"))
-
-
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no Parquet files"):
-        read_associations(task_of(tmp_path, "association"))
-    with pytest.raises(ValueError, match="there is no folder"):
-        read_associations(task_of(tmp_path / "x", "association"))
-    less = {name: value for name, value in ROW.items() if name != "cue"}
-    with pytest.raises(ValueError, match=r"has no column 'cue' \(of candidates,"):
-        read_associations(task_of(write(tmp_path, less), "association"))

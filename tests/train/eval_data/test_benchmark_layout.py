@@ -69,16 +69,3 @@ def test_a_damaged_folder_is_refused(
         (tmp_path / path).write_text(content)
     with pytest.raises(ValueError, match=message):
         read_labelled(task_of(tmp_path))
-
-
-def test_a_missing_split_is_named(coloured: Samples, tmp_path: Path) -> None:
-    write_benchmark(coloured, str(tmp_path / "b"), "train")
-    with pytest.raises(ValueError, match=r"has no split 'test'.*\(of train\); set split"):
-        read_labelled(task_of(tmp_path / "b"))
-    assert read_labelled(task_of(tmp_path / "b", split="train")).labels == coloured.labels
-
-
-def test_nothing_is_written_over(coloured: Samples, tmp_path: Path) -> None:
-    write_benchmark(coloured, str(tmp_path))
-    with pytest.raises(ValueError, match="exists and is not empty"):
-        write_benchmark(coloured, str(tmp_path))

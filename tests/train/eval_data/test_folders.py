@@ -36,13 +36,6 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path, colours: TaskSpec) -> None
         read_labelled(colours)
 
 
-def test_repeated_files_have_several_captions(captioned: TaskSpec) -> None:
-    samples = read_captioned(captioned)
-    assert samples.files == ("a.png", "b.png", "c.png", "d/d.png", "e.png")
-    assert samples.captions == ("red", "a red picture", "green", "blue", "grey", "grey")
-    assert samples.matches == ((0, 0), (0, 1), (1, 2), (2, 3), (3, 4), (4, 5))
-
-
 def test_what_a_captions_file_lacks_is_named(captioned: TaskSpec) -> None:
     path = Path(captioned.data) / "captions.csv"
     text = path.read_text()

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from manifests.schema import TaskSpec
 from tests.support.task_data import task_of
-from tests.support.tasks import changed
 from train.eval_data.images import ImageFiles
-from train.eval_data.samples import RawSamples, captioned_samples, labelled_samples, read_labelled
+from train.eval_data.samples import RawSamples, captioned_samples, labelled_samples
 
 IMAGES = ImageFiles("/d", ("a.png", "b.png", "c.png"))
 
@@ -69,13 +67,6 @@ def test_templates_are_the_tasks_else_the_datas_else_the_usual(tmp_path: Path) -
     )
 
 
-def test_templates_without_a_place_are_refused(colours: TaskSpec) -> None:
-    with pytest.raises(ValueError, match=r"template 'a photo' must contain \{\} once"):
-        read_labelled(changed(colours, templates=["a photo"]))
-    with pytest.raises(ValueError, match="has no templates; leave the key out"):
-        read_labelled(changed(colours, templates=[]))
-
-
 def test_equal_captions_are_texts_of_their_own() -> None:
     samples = captioned_samples(
         task_of("/d", "retrieval"), raw(captions=[["x"], ["y", "x"], ["z"]])
@@ -86,10 +77,3 @@ def test_equal_captions_are_texts_of_their_own() -> None:
         captioned_samples(task_of("/d", "retrieval"), raw(captions=[["x"], [], ["z"]]))
     with pytest.raises(ValueError, match="/d has no captions"):
         captioned_samples(task_of("/d", "retrieval"), raw())
-
-
-def test_the_content_is_that_of_any_folder() -> None:
-    task = task_of("/d", classes=["x", "y"])
-    first = labelled_samples(task, raw(labels=[0, 1, 0]))
-    other = RawSamples(source="/e", images=ImageFiles("/e", IMAGES.names), labels=[0, 1, 0])
-    assert labelled_samples(task, other).content() == first.content()

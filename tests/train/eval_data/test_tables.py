@@ -78,11 +78,3 @@ def test_what_a_table_lacks_is_named(
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=message):
         read_labelled(task_of(tmp_path / "a.parquet", columns=names, classes=["a", "b"]))
-
-
-def test_a_row_without_bytes_is_named(tmp_path: Path) -> None:
-    table = pa.table({"image": [b"x", None], "label": ["a", "b"]})
-    pq.write_table(table, tmp_path / "a.parquet")
-    samples = read_labelled(task_of(tmp_path / "a.parquet"))
-    with pytest.raises(ValueError, match=r"a\.parquet:a/1 has no bytes in the column 'image'"):
-        images_of(samples)

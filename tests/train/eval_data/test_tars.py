@@ -29,23 +29,6 @@ def test_labels_are_numbers_or_texts(coloured: Samples, tmp_path: Path) -> None:
     assert (samples.labels, samples.classes) == (coloured.labels, coloured.classes)
 
 
-def test_a_folder_of_tars_is_read_in_their_order(coloured: Samples, tmp_path: Path) -> None:
-    images, labels = images_of(coloured), [CLASSES[label] for label in coloured.labels]
-    folder = tmp_path / "tars"
-    write_tar(folder / "1.tar", tar_members(images[10:], labels[10:], "cls", first=10))
-    write_tar(folder / "0.tar", tar_members(images[:10], labels[:10], "cls"))
-    samples = read_labelled(task_of(folder))
-    assert images_of(samples) == images
-    assert samples.labels == coloured.labels
-
-
-def test_captions_are_lines(described: Samples, tmp_path: Path) -> None:
-    texts = ["red\na red picture\n", "green", "blue", "grey", "grey"]
-    tar = write_tar(tmp_path / "c.tar", tar_members(images_of(described), texts, "txt"))
-    samples = read_captioned(task_of(tar, "retrieval"))
-    assert (samples.captions, samples.matches) == (described.captions, described.matches)
-
-
 def test_the_shards_of_a_pool_are_read_if_they_are_committed(
     described: Samples, tmp_path: Path
 ) -> None:

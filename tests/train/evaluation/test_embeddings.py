@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from manifests.schema import TaskSpec
-from train.eval_data.images import image_hashes
-from train.evaluation import tasks
-from train.evaluation.tasks import Encoder, evaluate, read_samples
+from train.evaluation.tasks import Encoder, evaluate
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
 
@@ -19,11 +17,6 @@ def test_long_prompts_keep_their_end(model: CLIP) -> None:
     words = "a " * 40
     first, second = Encoder(model=model, device=CPU).texts([words, words + "b"], "t")
     torch.testing.assert_close(first, second)  # cut at the context, ended by the same token
-
-
-def test_an_unknown_tokenizer_is_refused(model: CLIP) -> None:
-    with pytest.raises(ValueError, match="no tokenizer 'bert'"):
-        Encoder(model=model, device=CPU, tokenizer="bert").texts(["a"], "t")
 
 
 def test_a_class_is_the_mean_of_its_templates_at_length_one(model: CLIP) -> None:
@@ -47,28 +40,3 @@ def test_features_that_are_not_finite_are_refused_with_task_and_sample(
         evaluate(broken, [colours], str(tmp_path))
     assert not (tmp_path / "colours.parquet").exists()
     assert broken.training, "the mode is restored after an error too"
-
-
-def test_one_row_that_is_not_finite_is_enough() -> None:
-    vectors = torch.ones(3, 4)
-    names = ["a", "b", "c"]
-    tasks.require_finite(tasks.finite_rows(vectors), names, "t", "features")
-    vectors[1, 2] = -torch.inf
-    with pytest.raises(ValueError, match="features of 'b' are not finite, as for 1 of 3 samples"):
-        tasks.require_finite(tasks.finite_rows(vectors), names, "t", "features")
-
-
-def test_images_are_hashed_while_they_are_embedded(colours: TaskSpec, model: CLIP) -> None:
-    images = read_samples(colours).images
-    encoder = Encoder(model=model, device=CPU)
-    with torch.inference_mode():
-        vectors = encoder.images(images, "t")
-    assert vectors.shape == (18, MODELS["test"].embed_dim)
-    torch.testing.assert_close(vectors.norm(dim=1), torch.ones(18))
-    assert encoder.hashes[images] == image_hashes(images)
-
-
-def test_a_file_that_is_no_image_is_named(colours: TaskSpec, model: CLIP, tmp_path: Path) -> None:
-    (Path(colours.data) / "green" / "0.jpg").write_bytes(b"\xff\xd8\xff no picture")
-    with pytest.raises(ValueError, match=r"green/0\.jpg cannot be decoded as an image"):
-        evaluate(model, [colours], str(tmp_path))

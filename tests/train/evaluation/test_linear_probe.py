@@ -45,11 +45,6 @@ def test_the_regression_is_that_of_scipy(strength: float) -> None:
     assert torch.equal(probe.weight_EC, again.weight_EC)
 
 
-def test_every_fifth_image_of_a_class_is_held_out() -> None:
-    assert held_out([0, 1] * 10).nonzero()[0].tolist() == [8, 9, 18, 19]
-    assert not held_out([0, 1, 2, 0]).any()
-
-
 def test_the_strength_has_the_most_right_answers_on_the_held_out() -> None:
     feature_NE, labels = clusters(150)
     strength = choose_strength(feature_NE, labels, 3)
@@ -76,12 +71,3 @@ def test_a_probe_learns_the_training_images(colours: TaskSpec, model: CLIP, tmp_
     assert {"sample", "label", "predicted", "correct", "logprob", "margin"} <= set(
         table.column_names
     )
-
-
-def test_too_few_training_images_are_named(colours: TaskSpec, model: CLIP, tmp_path: Path) -> None:
-    class_folders(tmp_path / "train")
-    for path in (tmp_path / "train").rglob("[3-5].*"):
-        path.unlink()
-    probe = changed(colours, kind="linear_probe", train_data=str(tmp_path / "train"))
-    with pytest.raises(ValueError, match="task 'colours': no class has 5 training images"):
-        evaluate(model, [probe], str(tmp_path / "out"))

@@ -52,13 +52,6 @@ def test_every_metric_of_a_task_is_in_the_table(
     assert {metric.unit for metric in METRICS.values()} == {"share", "nats", "rank"}
 
 
-def test_classes_of_any_size_have_the_same_weight() -> None:
-    table = pa.table({"label": [0, 0, 0, 4], "correct": [True, False, False, True]})
-    (values,) = metric_values(table, "mean_class_accuracy")
-    assert values.mean() == pytest.approx((1 / 3 + 1) / 2)
-    assert values[3] == 3 * values[0]
-
-
 def test_samples_without_a_loss_are_left_out() -> None:
     table = pa.table(
         {

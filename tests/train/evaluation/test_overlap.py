@@ -13,7 +13,7 @@ from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import TaskSpec
 from tests.support import commands
-from tests.support.tasks import changed, draw, pool_with, recompress
+from tests.support.tasks import changed, pool_with, recompress
 from train.data.view_rows import ShardColumns
 from train.evaluation import overlap
 from train.evaluation.overlap import (
@@ -128,19 +128,6 @@ def test_hashes_of_other_rows_are_refused(colours: TaskSpec, tmp_path: Path) -> 
         find_shared_images([pool], [colours])
 
 
-def test_a_few_are_shown_and_the_file_has_all(colours: TaskSpec) -> None:
-    images = [
-        SharedImage(task="colours", file=f"{i}.png", pool="/p", key=str(i), uid="u", distance=2)
-        for i in range(10)
-    ]
-    shared = SharedImages(images=(*images, images[0]), without_phash=())
-    (line,) = overlap_lines(shared, [colours], "out/overlap.json")
-    assert line == (
-        "task colours: 10 images are near duplicates in a pool: 0.png, 1.png, 2.png "
-        "and 7 more in out/overlap.json"
-    )
-
-
 # --- the command ---------------------------------------------------------------------------------
 
 
@@ -172,23 +159,3 @@ def test_evaluate_searches_the_pools_of_a_run(
     monkeypatch.setattr(overlap, "_kept_uids", lambda pool, view, asked: asked)
     assert commands.evaluate([str(run), "--task", str(tmp_path / "strict.yaml")]) == 2
     assert "1 near duplicates of its images are in the view all of" in capsys.readouterr().err
-
-
-def test_mistakes_are_told_in_one_line(
-    colours: TaskSpec, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "task.yaml").write_text(
-        f"{{name: colours, kind: classification, data: {colours.data}}}"
-    )
-    assert commands.evaluate([str(tmp_path), "--task", str(tmp_path / "task.yaml")]) == 2
-    assert capsys.readouterr().err.startswith(f"error: {tmp_path} ")
-    assert commands.evaluate([str(tmp_path), "--task", str(tmp_path / "none.yaml")]) == 2
-    assert "none.yaml does not exist" in capsys.readouterr().err
-
-
-def test_a_task_image_that_cannot_be_hashed_is_named(colours: TaskSpec, tmp_path: Path) -> None:
-    draw(tmp_path / "x.png", (1, 2, 3), 0)
-    (Path(colours.data) / "green" / "0.jpg").write_bytes(b"\xff\xd8\xff no picture")
-    pool = pool_with(tmp_path / "pool", [(tmp_path / "x.png").read_bytes()], hashed=True)
-    with pytest.raises(ValueError, match=r"green/0\.jpg cannot be decoded as an image"):
-        find_shared_images([pool], [colours])

@@ -6,15 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support import evaluation_ranks
 from tests.support.tasks import changed, class_folders
-from train.eval_data import images
-from train.evaluation.tasks import gather, in_batches, on_rank_0
 from train.parallel import process_group
 
 
@@ -60,22 +57,3 @@ def test_an_error_of_one_rank_ends_all(colours: TaskSpec, tmp_path: Path) -> Non
     for status, output in run_ranks(2, [colours], tmp_path / "r"):
         assert status == 2
         assert "green/0.jpg cannot be decoded as an image" in output
-
-
-def test_one_rank_computes_every_batch_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "BATCH_SIZE", 4)
-    joined = in_batches(
-        process_group.ALONE, 10, lambda rows: {"n": np.arange(rows.start, rows.stop)}
-    )
-    assert joined["n"].tolist() == list(range(10))
-    assert gather(process_group.ALONE, 0, lambda batches: iter(())) == {}
-
-
-def test_an_error_of_the_only_rank_is_itself() -> None:
-    def fail() -> None:
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        on_rank_0(process_group.ALONE, fail)
-    with pytest.raises(ValueError, match="no"):
-        in_batches(process_group.ALONE, 3, lambda rows: fail() or {})  # type: ignore[func-returns-value]

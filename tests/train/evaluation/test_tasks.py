@@ -1,27 +1,15 @@
 from __future__ import annotations
 
 import dataclasses
-import typing
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support.tasks import changed, draw
-from train.evaluation.tasks import TASKS, evaluate, headline, kind_of, read_samples, saved_metrics
+from train.evaluation.tasks import evaluate, kind_of, read_samples, saved_metrics
 from train.model.clip import CLIP
-
-
-def test_the_kinds_of_the_table_are_those_of_the_schema() -> None:
-    assert set(typing.get_args(typing.get_type_hints(TaskSpec)["kind"])) == set(TASKS)
-
-
-def test_every_kind_has_its_own_entry(colours: TaskSpec, captioned: TaskSpec) -> None:
-    assert kind_of(colours).headline == "accuracy"
-    assert kind_of(captioned).headline == "recall@1"
-    assert len({kind.read for kind in TASKS.values()}) == len(TASKS)
 
 
 def test_an_unknown_kind_is_an_error_and_not_retrieval(captioned: TaskSpec) -> None:
@@ -67,7 +55,3 @@ def test_predictions_of_another_version_are_made_anew_with_a_reason(
     assert "colours.parquet is of version 1, not 2: it is made anew" in caplog.text
     (correct,) = kind_of(colours).correct(disk.read_parquet(path))  # it can still be read
     assert correct.shape == (18,)
-
-
-def test_the_headline_is_the_mean_of_the_directions() -> None:
-    assert headline([np.array([True, False]), np.array([True, True, False, False, False])]) == 0.45

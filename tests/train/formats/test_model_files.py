@@ -68,10 +68,6 @@ def test_a_run_is_read_when_it_has_finished(tmp_path, model):
     assert_same(load_model(str(run)), model)
 
 
-def test_open_clip_s_own_code_loads_a_model_of_its_list(model, listed):
-    assert_same(load_model(listed), model)
-
-
 @pytest.mark.parametrize(
     ("source", "message"),
     [
@@ -103,13 +99,6 @@ def test_a_damaged_file_for_a_listed_model_is_one_line(tmp_path, listed):
     ) as error:
         load_model(listed)
     assert "\n" not in str(error.value)
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="none does not exist: give a finished run"):
-        load_model(str(tmp_path / "none"))
-    with pytest.raises(ValueError, match="has no model: give a finished run"):
-        load_model(str(tmp_path))
 
 
 def test_nothing_is_written_over(tmp_path, model):
@@ -184,8 +173,3 @@ def test_the_files_of_a_source_are_those_that_are_loaded(tmp_path):
     assert source_files(str(weights)) == {weights.name: changed[weights.name]}
     with pytest.raises(ValueError, match="nowhere does not exist; name a run or a folder"):
         source_files(str(tmp_path / "nowhere"))
-
-
-def test_a_file_of_weights_alone_does_not_say_what_model_it_is(tmp_path):
-    with pytest.raises(ValueError, match=r"epoch_1.pt is a file of weights, .* open_clip:NAME/"):
-        model_files.load_model(str(tmp_path / "epoch_1.pt"))

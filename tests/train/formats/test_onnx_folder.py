@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-import importlib.util
 import json
 
 import onnx
@@ -12,7 +10,7 @@ import torch
 from manifests import disk
 from train.formats import onnx_export
 from train.formats.model_files import weights_sha256
-from train.formats.onnx_export import OnnxOptions, model_name, save_onnx, source_name
+from train.formats.onnx_export import OnnxOptions, save_onnx
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
 
@@ -71,16 +69,6 @@ def test_a_folder_says_what_it_holds_and_large_weights_lie_beside_the_graph(
     # It is loaded where it lies, with its data beside it.
     session = onnxruntime.InferenceSession(str(tmp_path / "a/text.onnx"))
     assert session.get_inputs()[0].shape == ["batch", "text_length"]
-
-
-def test_the_name_of_a_model_is_that_of_its_towers():
-    changes = {"logit_bias": True, "drop_path_rate": 0.1, "image_mean": (0.5, 0.5, 0.5)}
-    assert model_name(dataclasses.replace(MODELS["ViT-B-32"], **changes)) == "ViT-B-32"
-    assert model_name(dataclasses.replace(MODELS["ViT-B-32"], text_layers=3)) is None
-    one = {"num_channels": 1, "image_mean": (0.5,), "image_std": (0.5,)}
-    assert model_name(dataclasses.replace(MODELS["ViT-B-32"], **one)) is None
-    assert source_name("open_clip:ViT-B-32//data/epoch_3.pt") == "open_clip:ViT-B-32/epoch_3.pt"
-    assert source_name("/out/run/") == "run"
 
 
 def test_what_exists_stays(model, instant, tmp_path):
@@ -167,15 +155,3 @@ def test_a_graph_that_computes_something_else_is_refused(
     with pytest.raises(ValueError, match=message):
         save_onnx(model, str(tmp_path / "a"), OnnxOptions(dtype=dtype))
     assert names(tmp_path) == []
-
-
-def test_without_onnxruntime_the_graphs_are_written_and_it_is_said(
-    model, tmp_path, monkeypatch, caplog
-):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(onnx_export, "write_graphs", lambda *_: None)
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if name == "onnxruntime" else find(name)
-    )
-    assert save_onnx(model, str(tmp_path / "a"), PLAIN) is None
-    assert "onnxruntime is not installed: the graphs were not compared" in caplog.text

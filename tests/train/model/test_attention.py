@@ -141,21 +141,6 @@ def test_torch_s_varlen_has_a_switch_for_causality(monkeypatch):
     assert seen == [(-1, 0), (-1, -1), True]
 
 
-@pytest.mark.parametrize(
-    ("kernel", "gpu", "looked"),
-    [("auto", True, 1), ("varlen", False, 1), ("auto", False, 0), ("sdpa", True, 0)],
-)
-def test_torch_s_varlen_is_looked_for_once_where_it_may_be_needed(monkeypatch, kernel, gpu, looked):
-    calls = []
-    monkeypatch.setattr(clip, "_VARLEN", None)
-    monkeypatch.setattr(clip, "_find_varlen", lambda: calls.append(1) or loop)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-    for _ in range(2):
-        clip.check_kernel(kernel, dropped=False)
-    assert len(calls) == looked
-    assert clip._varlen() is loop
-
-
 @pytest.mark.parametrize("limited", [False, True])
 def test_one_query_written_out_is_attention(limited):
     q, k, v = torch.randn(3, 1, 2, 8), torch.randn(3, 5, 2, 8), torch.randn(3, 5, 2, 8)

@@ -53,34 +53,9 @@ def test_the_towers_have_the_published_number_of_parameters_and_heads(name):
     assert config == dataclasses.replace(MODELS[base], quick_gelu=base != name)
 
 
-def test_features_are_unit_vectors_of_the_right_shape():
-    model = CLIP(TINY)
-    image, text, scale, bias = model(torch.randn(3, 3, 32, 32), captions([4, 9, 16]))
-    assert image.shape == text.shape == (3, TINY.embed_dim)
-    torch.testing.assert_close(image.norm(dim=1), torch.ones(3))
-    torch.testing.assert_close(text.norm(dim=1), torch.ones(3))
-    assert scale.item() == pytest.approx(1 / 0.07)
-    assert bias is None
-
-
-def test_the_sigmoid_loss_has_a_bias():
-    _, _, scale, bias = CLIP(dataclasses.replace(TINY, logit_bias=True))(
-        torch.randn(1, 3, 32, 32), captions([4])
-    )
-    assert scale.item() == pytest.approx(10)
-    assert bias.item() == -10
-
-
 def test_the_same_captions_in_every_form_have_the_same_vectors():
     model = CLIP(TINY, 2)
     tokens = captions([4, 9, 16, 5])
     padded = model.encode_text(tokens)
     for other in (pack_captions(tokens), group_by_length(tokens, 2)):
         torch.testing.assert_close(model.encode_text(other), padded)
-
-
-def test_a_kernel_that_is_not_there_is_refused_when_the_model_is_made():
-    with pytest.raises(
-        ValueError, match=r"attention 'varlen' cannot drop attention reproducibly|lacks"
-    ):
-        CLIP(dataclasses.replace(TINY, text_attention_dropout=0.1), attention="varlen")

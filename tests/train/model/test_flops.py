@@ -100,20 +100,3 @@ def test_unpruned_they_are_the_published_profile(name: str, gflop: float) -> Non
     assert training_flops(MODELS[name], whole=True).sample(77) / 1e9 == pytest.approx(
         gflop, rel=5e-4
     )
-
-
-@pytest.mark.parametrize(
-    ("name", "saved"), [("ViT-B-32", 0.0678), ("ViT-L-14", 0.0374), ("ViT-g-14", 0.0222)]
-)
-def test_what_the_pooled_token_alone_saves(name: str, saved: float) -> None:
-    ours, theirs = (training_flops(MODELS[name], whole=whole).sample(77) for whole in (False, True))
-    assert 1 - ours / theirs == pytest.approx(saved, abs=6e-5)
-
-
-def test_a_batch_counts_the_tokens_that_are_computed() -> None:
-    work, length_B = training_flops(SMALL), torch.tensor([3, 9, 5])
-    assert work.batch(length_B) == 3 * work.sample(9)
-    assert work.batch(length_B, "groups", 2) == 2 * work.sample(5) + work.sample(9)
-    assert work.batch(length_B, "packed") == pytest.approx(
-        sum(work.sample(n) for n in (3, 9, 5)), rel=1e-12
-    )

@@ -73,34 +73,6 @@ def test_the_formula_is_what_torch_allocates(changes: dict[str, Any], lengths: l
     assert memory.peak - memory.weights - memory.optimizer == pytest.approx(peak, rel=0.1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_base_model_keeps_what_the_formula_says(precision: str) -> None:
-    config = micro(model="ViT-B-32", precision=precision)
-    memory = step_memory(model_config(config), step_shape_of(config, [77, 77]))
-    kept = retained(Step(config, [77, 77]))
-    assert memory.activations + memory.copies == pytest.approx(kept, rel=0.02)
-
-
-def test_a_sample_of_a_base_model_keeps_29_mebibytes_in_16_bits() -> None:
-    shape = StepShape(samples=1000, tokens=77, longest=77, device="cpu")
-    memory = step_memory(MODELS["ViT-B-32"], shape)
-    assert memory.activations / 1000 / 2**20 == pytest.approx(28.9, abs=0.1)
-
-
-def test_the_loss_of_all_logits_grows_with_the_square_and_that_in_tiles_does_not() -> None:
-    config = MODELS["test"]
-    shape = StepShape(samples=256, tokens=16, longest=16)
-    whole = step_memory(config, shape).loss
-    assert whole == 4 * 4 * 256 * 256
-    tiled = dataclasses.replace(shape, loss_tile=32)
-    assert step_memory(config, tiled).loss == 3 * 4 * 32 * 32
-    over_ranks = dataclasses.replace(shape, data_parallel=4)
-    assert step_memory(config, over_ranks).loss == 4 * whole
-    everywhere = dataclasses.replace(over_ranks, local_loss=False)
-    assert step_memory(config, everywhere).loss == 16 * whole
-
-
 def test_shards_and_tensor_parallelism_divide_what_a_rank_holds() -> None:
     config = MODELS["ViT-L-14"]
     one = StepShape(samples=64, tokens=77, longest=77, data_parallel=8)

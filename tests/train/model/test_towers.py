@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
 import torch
 
 from tests.support.captions import captions
 from train.model.architecture import MODELS
-from train.model.clip import CLIP, Vision, trim
+from train.model.clip import CLIP, trim
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
 
@@ -44,9 +43,3 @@ def test_the_mean_of_the_patches_or_the_first_token_is_pooled():
     averaged = CLIP(dataclasses.replace(TINY, global_average_pool=True), 1)
     assert model.visual(image).shape == averaged.visual(image).shape == (2, TINY.embed_dim)
     assert (model.visual(image) - averaged.visual(image)).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize("shape", [(2, 3, 32, 16), (2, 1, 32, 32), (2, 3, 64, 64)])
-def test_images_of_another_shape_are_refused(shape):
-    with pytest.raises(ValueError, match=r"images of shape .*; the model takes \[3, 32, 32\]"):
-        Vision(TINY)(torch.zeros(shape))

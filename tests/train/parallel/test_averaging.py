@@ -8,7 +8,7 @@ import torch
 
 from manifests import disk
 from manifests.records import CheckpointRecord, DamagedSamples
-from train.config import TrainConfig, configure
+from train.config import configure
 from train.formats.open_clip_files import to_open_clip
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
@@ -102,9 +102,3 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match=r"step-1 is damaged: model\.safetensors does not have"):
         checkpoint.mean_of_last(str(tmp_path), 1)
-
-
-def test_as_many_are_kept_as_the_settings_say() -> None:
-    assert TrainConfig().keep_checkpoints == checkpoint.KEEP
-    with pytest.raises(ValueError, match="keep_checkpoints is 0; it must be at least 1"):
-        TrainConfig(keep_checkpoints=0)

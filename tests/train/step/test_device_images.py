@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.support.streams import FakeStreams, Race
+from tests.support.streams import FakeStreams
 from train.step import accumulate
 from train.step.feed import BatchImages, DeviceImages
 
@@ -70,42 +70,12 @@ def test_no_buffer_is_read_before_its_copy_or_overwritten_before_its_last_read(m
     assert steps.copies == 5 * (1 + others) + 1
 
 
-@pytest.mark.parametrize("stream", ["compute", "copies"])
-@pytest.mark.parametrize(("micro_batch", "whole"), CASES)
-def test_a_stream_that_does_not_wait_is_a_race(stream, micro_batch, whole):
-    with pytest.raises(Race, match=f"^{stream} "):
-        Steps(FakeStreams(ignores=stream), micro_batch, whole=whole).run()
-
-
-def test_an_event_before_the_last_read_is_a_race():
-    """What `read` guards against: the event must follow what `prepare` has started."""
-    steps = Steps(FakeStreams(), 3, whole=False)
-    read = steps.images._read
-
-    def too_early(buffer, rows, prepare):
-        buffer.read.record(steps.streams.compute)
-        early = dict(buffer.read.clock)
-        prepared = read(buffer, rows, prepare)
-        buffer.read.clock = early
-        return prepared
-
-    steps.images._read = too_early
-    with pytest.raises(Race, match=r"^copies writes what compute uses"):
-        steps.run()
-
-
 def test_memory_is_that_of_two_batches_or_of_four_micro_batches():
     for micro_batch, whole, rows in ((None, True, 2 * ROWS), (3, True, 2 * ROWS), (2, False, 8)):
         steps = Steps(FakeStreams(), micro_batch, whole=whole)
         steps.run()
         buffers = [*steps.images._first, *steps.images._rest]
         assert sum(len(each.memory) for each in buffers if each.memory is not None) == rows
-
-
-def test_scoring_reads_once_and_copies_every_part_once():
-    steps = Steps(FakeStreams(), 2, whole=False)
-    steps.run(passes=1)
-    assert steps.copies == 5 * len(steps.parts) + 1
 
 
 @pytest.mark.parametrize(("micro_batch", "whole"), CASES)
@@ -131,25 +101,3 @@ def test_a_larger_batch_gets_larger_buffers():
             batch = images.batch(image_BHWC, [slice(0, rows)])
             batch.begin(1)
             assert batch.read(slice(0, rows), plus_one).sum() == 2 * rows * (rows + 1)
-
-
-def test_images_that_lie_where_they_are_computed_are_not_copied():
-    images = IMAGES[0]
-    batch = BatchImages(None, 0, images, [slice(0, ROWS)])
-    batch.begin(2)
-    assert batch.read(slice(3, 5), lambda x: x).data_ptr() == images[3].data_ptr()
-
-
-def test_the_detector_sees_memory_and_not_tensors():
-    streams = FakeStreams()
-    with streams:
-        x = torch.zeros(4)
-        event = streams.event()
-        with streams.copying() as copies, pytest.raises(Race, match="copies reads what compute"):
-            x[1:] + 1
-        event.record(streams.current())
-        with streams.copying() as copies:
-            copies.wait_event(event)
-            x[1:] + 1
-        with pytest.raises(Race, match="compute writes what copies uses"):
-            x.view(2, 2).zero_()

@@ -10,7 +10,6 @@ import torch
 from tests.support.streams import FakeStreams, Race
 from train.config import configure
 from train.data.loader import Batch
-from train.model.clip import GroupedCaptions, PackedCaptions
 from train.step import feed
 from train.step.feed import Feed
 
@@ -46,16 +45,6 @@ def test_every_micro_batch_has_its_images_and_captions(micro_batch, pieces):
         assert torch.equal(tokens_BT, whole.tokens_BT[first:end, :10])  # cut to the longest
     with pytest.raises(KeyError):
         ready.inputs(slice(0, 1), torch.clone)
-
-
-def test_captions_are_arranged_for_each_micro_batch():
-    for captions, kind in (("packed", PackedCaptions), ("groups", GroupedCaptions)):
-        ready = Feed(config(captions=captions, micro_batch=4), CPU).ready(batch())
-        assert all(isinstance(each, kind) for each in ready.captions.values())
-    packed = Feed(config(captions="packed", micro_batch=4), CPU).ready(batch())
-    assert packed.captions[(4, 8)].offset_B1.tolist() == [0, 7, 15, 24, 34]
-    groups = Feed(config(captions="groups"), CPU).ready(batch()).captions[(0, 8)]
-    assert [len(group) for group in groups.tokens_BT] == [2] * feed.GROUPS
 
 
 @pytest.mark.parametrize("threads", [0, 1])

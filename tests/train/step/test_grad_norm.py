@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from train.step.update import local_part, mesh_of, total_norm
+from train.step.update import total_norm
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,13 +20,6 @@ def test_the_norm_of_numbers_of_16_bits_has_32():
     parts = [torch.full((1001,), 1.0, dtype=torch.bfloat16), torch.zeros((), dtype=torch.float32)]
     # 31.64; in 16 bits it would be 31.625
     assert total_norm(parts).item() == pytest.approx(1001**0.5, rel=1e-6)
-
-
-def test_no_gradient_has_no_norm_and_a_plain_tensor_has_no_mesh():
-    assert total_norm([]) == 0
-    x = torch.ones(3, requires_grad=True)
-    assert mesh_of(x) is None
-    assert local_part(x).data_ptr() == x.data_ptr()
 
 
 def test_a_gradient_that_is_a_partial_sum_is_refused():

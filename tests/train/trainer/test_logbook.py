@@ -20,7 +20,7 @@ from train.mixture.schedule import SourceRows
 from train.model.clip import CLIP
 from train.model.memory import training_flops
 from train.trainer import logbook
-from train.trainer.logbook import MEASURED, Logbook, flat, kept_lines, progress_text
+from train.trainer.logbook import MEASURED, Logbook, kept_lines
 
 NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
 
@@ -75,20 +75,6 @@ def test_a_line_has_speed_waiting_operations_memory_and_every_sources_samples(
         "b/all": {"samples": 8, "repeats": 0.5, "share": 0.5},
     }
     assert set(MEASURED) < set(line)
-
-
-def test_every_line_counts_from_the_one_before(tmp_path: Path, clock: list[float]) -> None:
-    one = book(tmp_path, {"captions": "packed", "tp": 2})
-    for step, seconds in ((1, 4.0), (3, 1.0)):
-        one.batch(torch.tensor([3, 9]), waited=0.1)
-        clock[0] += seconds
-        line = one.line(step, NUMBERS)
-        work = training_flops(one.model.config)
-        operations = (work.sample(3) + work.sample(9)) / 2 / seconds
-        assert line["model_flops_per_s_per_gpu"] == pytest.approx(operations)
-        assert line["wait_s"] == 0.1
-    assert [line["samples_per_s"] for line in lines(tmp_path)] == [2, 16]
-    assert line["mfu"] is None  # of a processor no peak is known
 
 
 def test_only_the_first_rank_writes(tmp_path: Path) -> None:
@@ -153,27 +139,6 @@ def test_a_store_is_given_whole_files(clock: list[float]) -> None:
         one.line(step, NUMBERS)
     lines = disk.read_bytes(disk.join(out, "log.jsonl")).decode().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
-
-
-def test_the_words_for_the_bar() -> None:
-    line = {
-        "loss": 4.51234,
-        "accuracy": 0.25,
-        "samples_per_s": 9123.4,
-        "mfu": None,
-        "wait_share": 0.002,
-    }
-    assert progress_text(line) == "loss 4.5123, accuracy 0.250, 9,123 samples/s"
-    line |= {"mfu": 0.4123, "wait_share": 0.1}
-    assert (
-        progress_text(line)
-        == "loss 4.5123, accuracy 0.250, 9,123 samples/s, MFU 41.2%, 10% waiting for data"
-    )
-
-
-def test_numbers_of_a_line_by_name() -> None:
-    line = {"loss": 1.5, "mfu": None, "sources": {"a/all": {"samples": 8, "repeats": 0.5}}}
-    assert flat(line) == {"loss": 1.5, "sources/a/all/samples": 8, "sources/a/all/repeats": 0.5}
 
 
 def test_tensorboard_and_wandb_are_given_every_number(
@@ -241,8 +206,3 @@ def test_a_place_that_cannot_be_written_to_is_refused_at_the_start(
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=message.split("(")[0]):
         book(tmp_path, log_to=[kind])
-
-
-def test_tensorboard_takes_no_store() -> None:
-    with pytest.raises(ValueError, match="local folder"):
-        book("memory://logbook/other", log_to=["tensorboard"])

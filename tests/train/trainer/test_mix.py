@@ -8,18 +8,6 @@ from tests.support import commands
 from train.trainer.mix import blend_of, count_rows, list_views, read_blend
 
 
-def test_pools_are_named_by_their_folders_and_kept_apart(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    blend = blend_of(["a/pool/all=0.7", "a/pool/half=2e-1", "b/pool/all=1", "s3://k/pool/all=3"], 4)
-    assert blend.pools == {
-        "pool": f"{tmp_path}/a/pool",
-        "pool-2": f"{tmp_path}/b/pool",
-        "pool-3": "s3://k/pool",
-    }
-    assert blend.views == {"pool/all": 0.7, "pool/half": 0.2, "pool-2/all": 1, "pool-3/all": 3}
-    assert blend.seed == 4
-
-
 @pytest.mark.parametrize(
     ("mix", "message"),
     [
@@ -34,11 +22,6 @@ def test_pools_are_named_by_their_folders_and_kept_apart(tmp_path, monkeypatch):
 def test_what_is_no_mix_is_refused(mix, message):
     with pytest.raises(ValueError, match=message):
         blend_of([mix])
-
-
-def test_a_view_twice_is_refused():
-    with pytest.raises(ValueError, match="names pool/all twice; add its weights up"):
-        blend_of(["pool/all=1", "pool/all=2"])
 
 
 def test_pools_and_views_are_looked_for(tiny_pool, tmp_path):

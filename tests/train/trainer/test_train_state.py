@@ -24,7 +24,6 @@ from train.trainer.loop import (
     load_initial_weights,
     refuse_damage,
     run_identity,
-    tokens_of_blend,
 )
 
 CONFIG = configure(
@@ -71,16 +70,6 @@ def test_what_is_saved_is_what_is_prepared_again(blend, tmp_path):
     assert torch.equal(again.model.visual.proj, state.model.visual.proj)
     with pytest.raises(ValueError, match="holds another run"):
         prepared(blend, dataclasses.replace(CONFIG, seed=5), str(tmp_path))
-
-
-def test_tokens_of_a_large_blend_are_not_looked_for(blend, monkeypatch):
-    loader = Loader(blend, CONFIG, model_config(CONFIG))
-    tokens = tokens_of_blend(loader)
-    assert tokens[0] == 0
-    assert tokens[-1] == 49_407
-    assert torch.equal(tokens, tokens.unique())
-    monkeypatch.setattr(loop, "TABLE_ROWS", 47)
-    assert tokens_of_blend(loader) is None
 
 
 def test_a_sigmoid_loss_starts_its_bias_anew(tmp_path):
@@ -145,11 +134,3 @@ def test_the_token_table_is_reduced_only_where_unused_rows_just_decay(
 ):
     state = prepared(blend, dataclasses.replace(CONFIG, **changes), str(tmp_path))
     assert (state.reduced_table is not None) == reduced
-
-
-def test_the_token_table_is_whole_after_init(blend, tmp_path):
-    state = prepared(blend, CONFIG, str(tmp_path / "first"))
-    save_export(CLIP(model_config(CONFIG), seed=3), str(tmp_path / "export"))
-    config = dataclasses.replace(CONFIG, init=str(tmp_path / "export"))
-    assert state.reduced_table is not None
-    assert prepared(blend, config, str(tmp_path / "run")).reduced_table is None

@@ -10,12 +10,10 @@ import torch
 from benchmarks.trainer.synthetic import SyntheticLoader
 from manifests.schema import Blend
 from tests.support import no_numbers
-from tests.support.host_reads import HostReads
 from tests.support.steps import RUN_SETTINGS
 from tests.support.streams import FakeStreams
 from train.config import configure, model_config
 from train.data.loader import Loader
-from train.model import clip
 from train.parallel import checkpoint, process_group
 from train.parallel.process_group import Ranks
 from train.step import accumulate, feed
@@ -71,23 +69,6 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize("changes", CHANGES)
-def test_a_step_whose_numbers_are_read_late_waits_for_nothing(
-    blend, tmp_path, monkeypatch, late, changes
-):
-    monkeypatch.setattr(clip, "trim", lambda tokens_BT: tokens_BT)  # as for tokens on a GPU
-    state = prepared(blend, configure({**SETTINGS, **changes}), str(tmp_path))
-    runner, batches = runner_of(state), ready_batches(state, 3)
-    with HostReads() as host:
-        runner.step(batches[0], 0.0)
-        assert host.names == []
-        arrived = runner._unread.numbers
-        runner.step(batches[1], 0.0)
-        assert [(name, tensor is arrived) for name, tensor in host.reads] == [("tolist", True)]
-        runner.step(batches[2], 0.0)
-        assert host.names == ["tolist"] * 2
-
-
 NUMBERS = StepNumbers(
     loss=1.0, accuracy=0.5, grad_norm=1.0, stopping=0.0, save_due=0.0, damaged=0.0, logit_scale=2.0
 )
@@ -117,35 +98,6 @@ def test_no_operation_of_a_step_needs_a_number_of_the_device(tmp_path, monkeypat
             runner.read()
     assert [(x.shape, x.device) for x in arrived] == [((7,), no_numbers.DEVICE)] * 3
     assert len(log_of(tmp_path)) == (2 if config.log_every == 2 else 3)
-
-
-@pytest.mark.parametrize("name", no_numbers.READS)
-def test_what_a_gpu_would_wait_for_is_refused(name):
-    x = torch.ones(4, device=no_numbers.DEVICE)
-    with pytest.raises((RuntimeError, NotImplementedError)):
-        no_numbers.READS[name](x)
-    with no_numbers.refuses_waiting():
-        torch.ones(4).to(no_numbers.DEVICE, non_blocking=True)
-        x.copy_(torch.ones(4), non_blocking=True)
-        for send in (
-            lambda: torch.ones(4).to(no_numbers.DEVICE),
-            lambda: x.copy_(torch.ones(4)),
-            lambda: torch.tensor([1.0], device=no_numbers.DEVICE),
-        ):
-            with pytest.raises(no_numbers.Waits):
-                send()
-
-
-@pytest.mark.parametrize("changes", [{}, {"optimizer": "muon"}, {"precision": "fp16"}])
-def test_a_step_whose_numbers_are_read_at_once_waits_once(blend, tmp_path, monkeypatch, changes):
-    monkeypatch.setattr(clip, "trim", lambda tokens_BT: tokens_BT)
-    state = prepared(blend, configure({**SETTINGS, **changes}), str(tmp_path))
-    assert state.update.skips_on_device == (not changes)
-    runner, batches = runner_of(state), ready_batches(state, 1)
-    with HostReads() as host:
-        runner.step(batches[0], 0.0)
-    # Muon computes in Python: its own reads are not counted as the step's.
-    assert host.names.count("tolist") == 1
 
 
 def log_of(out):

@@ -124,12 +124,6 @@ def test_a_crop_of_the_right_size_is_copied_and_not_resampled() -> None:
     assert np.array_equal(random_crop(picture, 32, numbers), picture[top:bottom, left:right])
 
 
-def test_a_whole_picture_of_the_right_size_is_not_resampled() -> None:
-    picture = pixels(32, 32)
-    assert np.array_equal(random_crop(picture, 32, numbers_of(0, crop_min=1.0)), picture)
-    assert np.array_equal(centre_crop(picture, 32), picture)
-
-
 @pytest.mark.parametrize(
     "size", [(224, 224), (300, 400), (401, 299), (33, 97), (100, 31), (480, 224)]
 )
@@ -144,13 +138,3 @@ def test_the_centre_crop_is_open_clips_evaluation_picture(
     assert cropped.shape == (target, target, 3)
     ours = normalise(torch.from_numpy(cropped.copy())[None])[0]
     assert (ours - expected).abs().max() < 1e-5  # a level is 0.014
-
-
-def test_normalised_pixels_are_planes_of_float() -> None:
-    image = torch.zeros((2, 4, 4, 3), dtype=torch.uint8)
-    image[1] = 255
-    planes = normalise(image)
-    assert planes.shape == (2, 3, 4, 4)
-    assert planes.dtype == torch.float32
-    assert torch.allclose(planes[0, :, 0, 0], torch.tensor([-1.7923, -1.7521, -1.4802]), atol=1e-4)
-    assert torch.allclose(planes[1, :, 0, 0], torch.tensor([1.9303, 2.0749, 2.1459]), atol=1e-4)

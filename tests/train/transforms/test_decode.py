@@ -134,12 +134,6 @@ def test_damaged_bytes_and_other_formats_are_refused(decoder: str, data: bytes) 
         decode_image(data)
 
 
-@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF"])
-def test_an_image_of_another_format_is_named_with_the_way_out(kind: str) -> None:
-    with pytest.raises(ValueError, match=f"it is a {kind} image; convert it to PNG"):
-        decode_image(encoded(Image.new("RGB", (4, 4)), kind))
-
-
 def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder: str) -> None:
     random = np.random.default_rng(0)
     kinds = [encoded(Image.fromarray(pixels(40, 40)), kind) for kind in ("JPEG", "PNG", "WEBP")]
@@ -153,12 +147,3 @@ def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder: str) -
         except ValueError:
             refused += 1
     assert refused > 300
-
-
-def test_the_message_about_a_damaged_image_has_no_memory_address(decoder: str) -> None:
-    jpeg = encoded(Image.fromarray(pixels(64, 64)), "JPEG")
-    for data in (jpeg[:12], jpeg[: len(jpeg) // 2], b"<html>not found</html>"):
-        with pytest.raises(ValueError, match=r"\w") as caught:
-            decode_image(data)
-        assert "BytesIO" not in str(caught.value)
-        assert "0x" not in str(caught.value)
