@@ -4,7 +4,6 @@ line, exit status 2 (3 where the audit counts the damage), and never a traceback
 from __future__ import annotations
 
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -45,30 +44,6 @@ def complete_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def pool(complete_pool: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(complete_pool, tmp_path / "pool"))
-
-
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: " ".join(reader[1]))
-def test_what_is_no_pool_is_one_line(
-    reader: tuple[Main, Sequence[str]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "file").write_text("x")
-    (tmp_path / "empty").mkdir()
-    for name in ("missing", "file", "empty"):
-        status, lines = run(reader, tmp_path / name, capsys)
-        assert (status, len(lines)) == (2, 1)
-        assert name in lines[0]
-
-
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: " ".join(reader[1]))
-def test_a_url_without_its_package_names_the_extra(
-    reader: tuple[Main, Sequence[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    status, lines = run(reader, "s3://bucket/pool", capsys)
-    assert (status, len(lines)) == (2, 1)
-    assert "pip install -e '.[s3]'" in lines[0]
 
 
 DAMAGE = {

@@ -144,13 +144,6 @@ def test_every_manifest_that_is_shown_can_be_read(
     assert manifest.name == keys["name"], document
 
 
-def test_there_are_a_recipe_a_blend_and_an_ablation_to_copy() -> None:
-    texts = [yaml.safe_load(text) for _, text in blocks("yaml")]
-    assert any("source" in keys for keys in texts)
-    assert any("arms" in keys for keys in texts)
-    assert any("pools" in keys and "views" in keys for keys in texts)
-
-
 class _ParserIsThereError(Exception):
     """Ends a program at the moment when it would read its arguments."""
 
@@ -277,25 +270,6 @@ def test_every_command_that_is_shown_is_understood_by_its_parser() -> None:
         parse(line)
     for line in in_text():
         parse(line, whole=False)
-
-
-def test_a_wrong_option_and_a_wrong_value_are_found() -> None:
-    with pytest.raises(ValueError, match="--purgee"):
-        parse("clipmill audit out/pool --purgee")
-    with pytest.raises(ValueError, match="--purgee"):
-        parse("clipmill audit verify … --purgee", whole=False)
-    with pytest.raises(ValueError, match='"cook"'):
-        parse("clipmill build recipe.yaml --until cook", whole=False)
-    with pytest.raises(ValueError, match="requires an argument"):
-        parse("clipmill export out/pool basic")
-    with pytest.raises(ValueError, match="roast"):
-        parse("clipmill roast out/pool", whole=False)
-    with pytest.raises(ValueError, match="--rank"):
-        parse("clipmill bench … --rank-and-file 3")
-    with pytest.raises(ValueError, match="--rank"):
-        parse("python benchmarks/scale.py … --rank-and-file 3")
-    with pytest.raises(ValueError, match="read no arguments"):
-        parse("python manifests/columns.py")
 
 
 def test_every_command_is_shown_somewhere() -> None:

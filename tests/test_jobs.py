@@ -113,21 +113,6 @@ def test_all_stages_and_an_ablation_as_jobs_of_a_submitted_folder(
     assert set(arms) == {"raw", "long"}
 
 
-def test_a_relative_folder_of_a_job_is_refused(head: Cluster, work: Path) -> None:
-    done = head.submit(
-        "--working-dir",
-        ".",
-        "--",
-        "python",
-        "pipeline/build.py",
-        str(work / "tiny.yaml"),
-        "--out",
-        "here",
-    )
-    assert done.returncode != 0
-    assert "lies in Ray's temporary copy" in done.stdout + done.stderr
-
-
 def test_a_job_without_the_token_is_refused(head: Cluster, work: Path) -> None:
     done = head.submit("pipeline/build.py", token=False)
     assert done.returncode != 0

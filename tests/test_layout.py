@@ -7,16 +7,12 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import importlib.util
-import json
 import subprocess
 import sys
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
-from clipmill import app
 from tests.support.blocked import BLOCKED
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -67,9 +63,6 @@ ORDER = {
     "clipmill": ["app", "build", "pool", "audit", "train", "ablate", "__main__"],
     "examples": ["miniweb"],
 }  # fmt: skip
-ENTRIES = ["clipmill/__main__.py", *THIN_ENTRIES]
-EXAMPLES = ["examples/miniweb/small_web.py"]
-BENCHMARKS = ["benchmarks/trainer/bench.py"]  # those that the documents show to users
 
 
 def sources(package: str) -> list[Path]:
@@ -152,109 +145,6 @@ def test_no_two_modules_of_a_unit_import_each_other(package: str) -> None:
         pytest.fail(f"modules import each other: {' -> '.join(error.args[1])}")
 
 
-def test_no_file_name_shadows_the_standard_library_or_a_dependency() -> None:
-    others = {name for name, of in packages_distributions().items() if set(of) != {"clipmill"}}
-    taken = set(sys.stdlib_module_names) | others
-    names = {path.stem for package in MAY_IMPORT for path in sources(package)} - {"__init__"}
-    ours = {name for name in names if name in taken and importlib.util.find_spec(name) is not None}
-    assert not ours, f"these file names shadow installed modules: {sorted(ours)}"
-
-
-@pytest.mark.parametrize("entry", [*ENTRIES, *EXAMPLES, *BENCHMARKS])
-def test_entry_files_hold_no_classes_and_can_be_executed(entry: str) -> None:
-    path = ROOT / entry
-    tree = ast.parse(path.read_text())
-    assert not [n for n in ast.walk(tree) if isinstance(n, ast.ClassDef)]
-    assert not [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and n.attr == "remote"]
-    assert path.read_text().startswith("#!/usr/bin/env python3\n")
-    assert path.stat().st_mode & 0o111
-    assert ast.get_docstring(tree)
-
-
-# Runs scripts with --help as Python does, in copies of a process that has imported the heavy
-# libraries once: {path: [exit status, output]}.
-HELP_OF_EACH = """
-import json, os, runpy, sys, traceback
-import pyarrow.parquet, pydantic, torch
-answers = {}
-for path in sys.argv[1:]:
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(writer, 1)
-        os.dup2(writer, 2)
-        script, *words = path.split()
-        sys.argv = [script, *words, "--help"]
-        sys.path[0] = os.path.dirname(script)
-        status = 0
-        try:
-            runpy.run_path(script, run_name="__main__")
-        except SystemExit as end:
-            status = end.code or 0
-        except BaseException:
-            traceback.print_exc()
-            status = 1
-        sys.stdout.flush()
-        os._exit(status)
-    os.close(writer)
-    with os.fdopen(reader) as output:
-        text = output.read()
-    answers[path] = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), text
-print(json.dumps(answers))
-"""
-COMMANDS = [f"clipmill/__main__.py {name}" for name, *_ in app.COMMANDS]
-WITH_HELP = [*COMMANDS, *THIN_ENTRIES, *EXAMPLES, *BENCHMARKS]
-
-
-@pytest.fixture(scope="module")
-def helps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Exit status and output of `--help` of every entry, from a folder that is not the checkout."""
-    entries = [str(ROOT / entry) for entry in WITH_HELP]
-    done = subprocess.run(
-        [sys.executable, "-c", HELP_OF_EACH, *entries],
-        cwd=tmp_path_factory.mktemp("elsewhere"),
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    answers: dict[str, tuple[int, str]] = json.loads(done.stdout)
-    return answers
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("entry", WITH_HELP)
-def test_every_command_has_help_with_an_example_from_any_folder(
-    entry: str, helps: dict[str, tuple[int, str]]
-) -> None:
-    status, output = helps[str(ROOT / entry)]
-    assert status == 0, output
-    assert "example" in output.lower()
-    name = entry.partition(" ")[2]
-    assert not name or name == "bench" or f"Usage: clipmill {name}" in output
-
-
-def test_a_room_exports_nothing_its_modules_are_imported() -> None:
-    """One way to import a name: from the module that has it."""
-    for package in ("pipeline", "train"):
-        for path in sources(package):
-            if path.name == "__init__.py" and path.parent.name != package:
-                statements = [type(node).__name__ for node in tree_of(path).body]
-                assert statements == ["Expr"], f"{path.relative_to(ROOT)} holds a docstring only"
-
-
-def test_no_private_name_of_another_room_is_imported() -> None:
-    for package in ORDER:
-        for path in sources(package):
-            for node in ast.walk(tree_of(path)):
-                if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(package):
-                    for name in node.names:
-                        is_own = unit_of(node.module or "") == unit_of(module_of(path))
-                        assert is_own or not name.name.startswith("_"), (
-                            f"{path.relative_to(ROOT)} imports {node.module}.{name.name}"
-                        )
-
-
 def assert_prints_started(code: str) -> None:
     """Run code in a process of its own, which has imported nothing yet."""
     done = subprocess.run(
@@ -310,17 +200,6 @@ def test_the_product_starts_without_the_examples_and_the_benchmarks() -> None:
     assert_prints_started(
         "import sys; sys.modules['examples'] = sys.modules['benchmarks'] = None\n"
         f"import {modules}; print('started')"
-    )
-
-
-def test_the_demo_finds_the_examples_of_this_checkout(tmp_path: Path) -> None:
-    """Not an installed package of that name, as some wheels bring one."""
-    assert "examples.miniweb.run" in imports(ROOT / "clipmill/build.py")
-    (tmp_path / "examples").mkdir()
-    (tmp_path / "examples" / "__init__.py").write_text("")
-    assert_prints_started(
-        f"import sys; sys.path.insert(1, {str(tmp_path)!r})\n"
-        "import examples.miniweb.run; print('started')"
     )
 
 

@@ -58,12 +58,6 @@ def test_it_can_be_read(path: Path, scale: str | None) -> None:
         assert recipes[pool].view(view).name == view
 
 
-def test_there_are_both_kinds_for_datacomp_and_for_the_open_question() -> None:
-    names = {path.stem for path, _ in SHIPPED}
-    assert {"datacomp_small", "commoncrawl_b32", "nvidia_question", "laion_like"} <= names
-    assert {"demo", "demo_null", "cifar10", "image_folder", "own_shards"} <= names
-
-
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("blends/*.yaml")), ids=lambda path: path.stem)
 def test_a_blend_draws_views_that_its_recipe_makes(path: Path) -> None:
     blend = reader.read_manifest(path, Blend)
@@ -143,12 +137,6 @@ def missing(text: str) -> list[str]:
     """Files of the repository that a text names and that do not exist."""
     named = {path for path in NAMED.findall(text) if not PLACEHOLDERS.search(path)}
     return sorted(path for path in named if not (ROOT / path).exists())
-
-
-def test_a_named_file_that_is_not_there_is_seen() -> None:
-    text = "run `clipmill build manifests/recipes/nowhere.yaml --out out/x`, see tests/a.py"
-    assert missing(text) == ["manifests/recipes/nowhere.yaml", "tests/a.py"]
-    assert missing("copy filters/NAME.py; /elsewhere/pipeline/x.py; out/tests/x.json") == []
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))

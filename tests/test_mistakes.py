@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -84,25 +83,6 @@ def test_a_missing_file(told, main, words, tmp_path, monkeypatch) -> None:
     assert "nowhere.yaml does not exist" in told(main, words)
 
 
-def test_a_missing_folder(told, tmp_path) -> None:
-    assert "nowhere" in told(commands.audit, [tmp_path / "nowhere"])
-    assert "nowhere" in told(commands.report, [tmp_path / "nowhere"])
-    assert "nowhere" in told(commands.score, [tmp_path / "nowhere", "--filters", "caption"])
-    (tmp_path / "task.yaml").write_text("{name: t, kind: classification, data: x}")
-    assert "nowhere" in told(
-        commands.evaluate, [tmp_path / "nowhere", "--task", tmp_path / "task.yaml"]
-    )
-
-
-def test_an_unknown_filter(told, tiny) -> None:
-    line = told(
-        commands.build,
-        [recipe(tiny, "caption]", "captoin]"), "--out", tiny / "pool", "--engine", "inline"],
-    )
-    assert "captoin" in line
-    assert "did you mean 'caption'" in line
-
-
 def test_a_rule_that_is_no_sql(told, tiny) -> None:
     line = told(
         commands.build,
@@ -118,37 +98,6 @@ def test_a_rule_that_is_no_sql(told, tiny) -> None:
     assert "caption_words >> or" in line
 
 
-def test_a_rule_over_an_unknown_column(told, tiny) -> None:
-    line = told(
-        commands.build,
-        [
-            recipe(tiny, "caption_words > 3", "caption_word > 3"),
-            "--out",
-            tiny / "pool",
-            "--engine",
-            "inline",
-        ],
-    )
-    assert "caption_word" in line
-    assert "caption_words" in line
-
-
-@pytest.mark.slow
-def test_a_view_that_keeps_nothing(told, tiny) -> None:
-    line = told(
-        commands.build,
-        [
-            recipe(tiny, "caption_words > 3", "caption_words > 99"),
-            "--out",
-            tiny / "pool",
-            "--engine",
-            "inline",
-        ],
-    )
-    assert "long" in line
-    assert "words" in line
-
-
 def test_no_user_agent_for_the_web(told, tiny) -> None:
     path = recipe(
         tiny, "{kind: files, paths: [captions.csv]}", "{kind: wat, paths: [x.warc.wat.gz]}"
@@ -156,16 +105,6 @@ def test_no_user_agent_for_the_web(told, tiny) -> None:
     assert "user_agent" in told(
         commands.build, [path, "--out", tiny / "pool", "--engine", "inline"]
     )
-
-
-@pytest.mark.slow
-def test_a_changed_recipe_on_a_pool_that_is_there(told, tiny) -> None:
-    pool = built(tiny)
-    line = told(
-        commands.build,
-        [recipe(tiny, "image_size: 32", "image_size: 16"), "--out", pool, "--engine", "inline"],
-    )
-    assert "image_size" in line
 
 
 @pytest.mark.slow
@@ -182,23 +121,6 @@ def test_fewer_rows_than_a_batch(told, tiny) -> None:
     assert "batch" in line
 
 
-@pytest.mark.slow
-def test_an_evaluation_picture_in_the_training_pool(told, tiny) -> None:
-    built(tiny)
-    path = ablation(tiny)
-    shutil.copy(tiny / "7.jpg", tiny / "eval" / "dark" / "seen.jpg")
-    line = told(commands.ablate, [path, "--out", tiny / "out"])
-    assert "seen.jpg" in line
-
-
-def test_an_unknown_training_key(told, tiny) -> None:
-    line = told(
-        commands.ablate,
-        ["check", ablation(tiny, "samples_seen: 64", "sample_seen: 64"), "--out", tiny / "out"],
-    )
-    assert "did you mean 'samples_seen'" in line
-
-
 def test_a_relative_out_under_a_submitted_folder(told, tiny, monkeypatch) -> None:
     folder = tiny / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
     folder.mkdir(parents=True)
@@ -206,12 +128,6 @@ def test_a_relative_out_under_a_submitted_folder(told, tiny, monkeypatch) -> Non
     assert "Ray's temporary copy" in told(commands.build, [tiny / "tiny.yaml", "--out", "here"])
     monkeypatch.delenv("CLIPMILL_OUT", raising=False)
     assert "CLIPMILL_OUT" in told(commands.build, [tiny / "tiny.yaml"])
-
-
-def test_an_ablation_has_no_stages_to_stop_at(told, tiny) -> None:
-    assert "--until" in told(
-        commands.build, [ablation(tiny), "--out", tiny / "out", "--until", "fetch"]
-    )
 
 
 RECIPE = """

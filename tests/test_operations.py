@@ -5,8 +5,6 @@ in it does what the page says.
 from __future__ import annotations
 
 import ast
-import json
-import os
 import re
 import shlex
 import shutil
@@ -118,11 +116,16 @@ def test_the_statuses_of_every_command_are_listed() -> None:
         assert (3 in statuses) == bool(meaning_of_3), name
 
 
-def test_every_status_has_a_meaning() -> None:
-    listed = {int(number) for row in table("status", "meaning") for number in row[0].split(",")}
-    of_commands = set().union(*(statuses_of(name) for name in NAMES))
-    # a traceback, and what the shell says of a process that a signal ended
-    assert listed == of_commands | {1, 137}
+# --- metrics --------------------------------------------------------------------------------------
+
+
+def test_every_metric_is_listed() -> None:
+    listed = set(re.findall(r"`ray_(clipmill_\w+)`", PAGE))
+    code = Path(str(view.__file__)).read_text()
+    made = re.findall(r'\b(Counter|Gauge|Histogram)\(\s*"(\w+)"', code)
+    # Prometheus' names of counters end so.
+    assert listed == {name + "_total" * (kind == "Counter") for kind, name in made}
+    assert len(made) == 7
 
 
 # --- commands -------------------------------------------------------------------------------------
@@ -196,20 +199,3 @@ def test_a_moved_pool_is_the_same_pool(folder: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert run_line(build_line.format("elsewhere")) == 0
     assert "nothing was done" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_damaged_tar_is_made_anew_by_repair(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run_line("clipmill build recipe.yaml --out out/pool") == 0
-    tar = folder / "out/pool/shards/00000.tar"
-    content = bytearray(tar.read_bytes())
-    content[600] ^= 1
-    os.chmod(tar, 0o644)
-    tar.write_bytes(bytes(content))
-    assert run_line("clipmill audit verify out/pool") == 3
-    assert "00000" in capsys.readouterr().out
-    assert run_line("clipmill audit repair out/pool") == 0
-    assert run_line("clipmill audit verify out/pool --json") == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["damaged"] == []

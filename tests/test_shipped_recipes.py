@@ -236,8 +236,3 @@ def check_scores(pool: str, name: str) -> None:
     if name == "semdedup":
         kept = {each for each, is_kept in kept_names(pool, "semdedup") if is_kept}
         assert len(kept & {"dog", "again"}) < 2  # the same image
-
-
-def test_every_expected_view_is_in_its_recipe() -> None:
-    for name, view in EXPECTED:
-        assert f"  {view}:" in (RECIPES / f"{name}.yaml").read_text()

@@ -60,14 +60,6 @@ def test_a_stop_signal_during_an_import_has_the_documented_status(
     assert stderr == f"\nstopped by {number.name}: run the command again\n"
 
 
-def test_without_it_the_status_is_none_of_the_documented_ones() -> None:
-    code = "import os, signal; os.kill(os.getpid(), signal.SIGTERM)"
-    early = f"from manifests import console; console.end_on_stop_signals(); {code}"
-    for program, status in ((code, -signal.SIGTERM), (early, 128 + signal.SIGTERM)):
-        done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60)
-        assert done.returncode == status
-
-
 def test_nothing_heavy_is_imported_before_stop_signals_are_handled() -> None:
     code = "import sys, manifests.console; print(*{'pyarrow', 'numpy', 'torch'} & {*sys.modules})"
     done = subprocess.run(

@@ -65,16 +65,3 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
     assert done.returncode == console.EXIT_MISTAKE
     (line,) = done.stderr.splitlines()
     assert "has no package 'fastwarc'; run `make venv`" in line
-
-
-def test_a_command_names_itself_by_its_words_wherever_it_was_started() -> None:
-    code = (
-        "import sys; sys.argv[1:] = ['p', '--json']\n"
-        "from clipmill import app, __main__\n"
-        "app.main = lambda words: print(sys.argv, words) or 0\n"
-        "__main__.start('audit')"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
-    )
-    assert done.stdout == "['clipmill', 'audit', 'p', '--json'] ['audit', 'p', '--json']\n"

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
-import pydantic
 import pytest
 
 from filters import FILTERS, check_filters, make, specs_of_recipe
@@ -15,11 +14,9 @@ from filters.base import (
     Columns,
     Filter,
     PoolFilter,
-    check_options,
     options_of,
     package_folder,
     set_id,
-    with_options,
 )
 from manifests.columns import SIDECAR
 from manifests.schema import Fetch, FilterSpec, Recipe, Source
@@ -37,11 +34,6 @@ def test_every_filter_adds_columns_of_its_own() -> None:
     assert all(kind.name == name for name, kind in FILTERS.items())
     needs = [getattr(kind, "needs", frozenset()) for kind in FILTERS.values()]
     assert all(each <= {"image", "caption", "row", "json"} for each in needs)
-
-
-@pytest.mark.parametrize("kind", FILTERS)
-def test_the_options_of_every_filter_can_be_validated(kind: str) -> None:
-    pydantic.TypeAdapter(FILTERS[kind])
 
 
 def test_an_unknown_filter_names_the_nearest_and_all() -> None:
@@ -109,10 +101,6 @@ def test_a_package_is_found_without_importing_it() -> None:
         package_folder("no_such_package", "x")
 
 
-def test_options_of_a_kind_without_any() -> None:
-    check_options(FILTERS["caption"], {}, "caption")
-
-
 @dataclass(kw_only=True)
 class Length(Filter):
     """The least that a filter must say."""
@@ -131,28 +119,6 @@ class Length(Filter):
         return {"length": [len(caption) // self.step for caption in batch.captions]}
 
 
-def test_a_filter_says_only_what_differs_from_the_defaults() -> None:
-    filter_ = Length()
-    filter_.check()
-    assert (filter_.device, filter_.version, filter_.identity()) == ("cpu", 1, "")
-    assert filter_.alternatives() == (filter_,)
-    assert filter_.resolved(gpu=True) is filter_
-    assert options_of(filter_) == {"step": 1}
-    assert set_id(filter_) != set_id(Length(step=2))
-
-
-def test_a_copy_with_other_options_has_nothing_loaded() -> None:
-    filter_ = Length()
-    filter_.setup()
-    other = with_options(filter_, step=3)
-    assert (other.step, other.table, filter_.table) == (3, [], [1])
-
-
-def test_a_filter_without_score_cannot_be_made() -> None:
-    with pytest.raises(TypeError, match="abstract"):
-        Filter()  # type: ignore[abstract]
-
-
 def test_ids_of_before_stay() -> None:
     """Folders of pools that were scored before there were instances."""
     assert set_id(make(spec("caption"))) == "2a52c03ea8c5"
@@ -160,11 +126,6 @@ def test_ids_of_before_stay() -> None:
     assert set_id(make(spec("optout", user_agent="x/1"))) == "0d5ad6f3f5e7"
     renamed = FilterSpec(name="words", kind="caption")
     assert set_id(make(renamed)) == set_id(make(spec("caption")))
-
-
-def test_an_option_of_later_changes_the_id_only_if_it_is_set() -> None:
-    assert set_id(make(spec("caption", detail=False))) == set_id(make(spec("caption")))
-    assert set_id(make(spec("caption", detail=True))) != set_id(make(spec("caption")))
 
 
 def test_the_id_covers_what_is_read() -> None:

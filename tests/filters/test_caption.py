@@ -42,10 +42,6 @@ def score(filter_: Caption, *captions: str) -> dict[str, list[object]]:
     return {name: pa.array(scores[name], kind).to_pylist() for name, kind in columns.items()}
 
 
-def test_only_the_lengths_without_options() -> None:
-    assert score(Caption(), "a dog") == {"caption_words": [2], "caption_chars": [5]}
-
-
 def test_all_columns(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("sale")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from filters.base import Batch, set_id
-from filters.faces import Faces, surest
+from filters.faces import Faces
 from manifests.schema import Fetch
 from pipeline.images.transform import boxes_of
 
@@ -92,13 +92,6 @@ def test_boxes_of_an_scrfd_are_those_of_the_image_without_its_padding(tmp_path: 
     assert faces(path, Image.new("RGB", (128, 64)), threshold=0.95) == []
 
 
-def test_boxes_without_an_area_are_left_out() -> None:
-    boxes = np.array([[0.5, 0.5, 0.5, 0.9], [0.1, 0.1, 0.2, 0.2]], np.float32)
-    kept = surest(np.array([0.9, 0.8], np.float32), boxes, 0.4)
-    np.testing.assert_allclose(kept, [[0.1, 0.1, 0.2, 0.2]])
-    assert surest(np.zeros(0, np.float32), np.zeros((0, 4), np.float32), 0.4).shape == (0, 4)
-
-
 def test_the_id_is_of_the_file(tmp_path: Path) -> None:
     first, second = ultraface(tmp_path / "a.onnx"), ultraface(tmp_path / "b.onnx")
     assert set_id(Faces(weights=str(first))) == set_id(Faces(weights=str(second)))
@@ -131,11 +124,3 @@ def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Faces(weights="x.onnx", **options)
-
-
-def test_a_machine_without_onnxruntime_is_told_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("filters.faces.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"pip install -e '\.\[faces\]'"):
-        Faces(weights="x.onnx").setup()

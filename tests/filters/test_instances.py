@@ -6,11 +6,9 @@ from typing import Any
 
 import pytest
 
-from filters import FILTERS, check_filters, instances_of, make, normalised
+from filters import FILTERS, check_filters, instances_of
 from filters.columns import instance_column
-from manifests.columns import DERIVED_NAMES
 from manifests.schema import FilterSpec
-from pipeline.views.rules import DERIVED
 
 CLIP = {"model": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 
@@ -46,16 +44,6 @@ def test_two_instances_of_a_filter() -> None:
     assert "pic2_entropy" in instances["pic2"].columns()
     assert instances["pic2"].kind == "picture"
     assert instances["clip_score"].columns() == FILTERS["clip_score"].adds
-
-
-def test_the_form_of_a_recipe_is_told_from_an_option() -> None:
-    nested = FilterSpec(name="clip_l14", options={"clip_score": dict(CLIP)})
-    assert normalised(nested) == FilterSpec(name="clip_l14", kind="clip_score", options=CLIP)
-    own = FilterSpec(name="caption", kind="caption")
-    assert normalised(own) == FilterSpec(name="caption")
-    option = FilterSpec(name="clip_score", options={"picture": {}})
-    with pytest.raises(ValueError, match="filter clip_score has no option 'picture'"):
-        make(option)
 
 
 @pytest.mark.parametrize(
@@ -116,10 +104,6 @@ def test_columns_that_clash(
         given.append(FilterSpec(name=name, kind=kind, options=options))
     with pytest.raises(ValueError, match=message):
         check_filters(given, extra)
-
-
-def test_the_columns_that_rules_compute_are_reserved() -> None:
-    assert set(DERIVED) <= set(DERIVED_NAMES)
 
 
 def test_a_column_that_no_filter_of_the_recipe_gives_is_told_before_any_stage(

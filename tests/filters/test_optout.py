@@ -7,13 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
-from filters import make
-from filters.base import Batch, set_id
+from filters.base import Batch
 from filters.optout import POLICIES, Optout
 from manifests import disk
-from manifests.schema import FilterSpec
 from pipeline.pool.shard_writer import ShardWriter
 from tests.support import commands
 from tests.support.small_pool import jpeg
@@ -78,21 +75,6 @@ def test_the_words_of_each_policy() -> None:
     # Strict refuses whatever respect refuses
     assert all(strict for _, respect, strict in ROWS if respect)
     assert POLICIES == ("respect", "strict", "ignore")
-
-
-def test_the_name_that_headers_address_is_an_option() -> None:
-    batch = stored([{"x-robots-tag": ["mybot: noai"]}])
-    mine = make(FilterSpec(name="optout", options={"user_agent": "MyBot/1.0 (+https://x.example)"}))
-    assert Optout(user_agent="clipmill/0.1").score(batch)["optout_respect"] == [""]
-    assert mine.score(batch)["optout_respect"] == ["x-robots-tag: noai"]
-    assert set_id(mine) != set_id(Optout(user_agent="clipmill"))
-    assert set_id(mine) == set_id(Optout(user_agent="mybot/2.0 (+https://y.example)"))
-
-
-@pytest.mark.parametrize("options", [{}, {"user_agent": " "}])
-def test_the_agent_has_no_default(options: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match=r"user_agent is empty; set fetch\.user_agent"):
-        make(FilterSpec(name="optout", options=options))
 
 
 def test_rows_without_the_column_were_never_judged() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from PIL import Image
 
 from filters import make
@@ -21,8 +20,3 @@ def test_a_batch_has_a_hash_and_a_quality_per_image() -> None:
         pdq(image) for image in images
     ]
     assert table["pdq_quality"].to_pylist() == [0, 100]
-
-
-def test_it_needs_images() -> None:
-    with pytest.raises(AssertionError):
-        make(FilterSpec(name="pdq")).score(Batch(captions=[""], images=None, rows=pa.table({})))

@@ -44,19 +44,6 @@ def test_a_blank_and_a_chequerboard() -> None:
     assert (board["entropy"], board["edges"], board["colour"]) == (1, 1, 0)
 
 
-@pytest.mark.parametrize("size", [(1, 1), (1, 300), (2000, 3)])
-def test_slim_and_tiny_pictures_have_values(size: tuple[int, int]) -> None:
-    scores = measure(Image.new("RGB", size, (9, 9, 9)))
-    assert all(np.isfinite(value) for value in scores.values())
-
-
-def test_measures_hardly_depend_on_the_size() -> None:
-    image = drawing(1, 800)
-    small = image.resize((250, 250), Image.Resampling.BOX)
-    for name in ("brightness", "contrast", "colour"):
-        assert measure(image)[name] == pytest.approx(measure(small)[name], abs=0.01)
-
-
 def test_the_hash_is_the_one_that_its_definition_gives() -> None:
     image = drawing(2)
     luma = np.asarray(image.convert("L").resize((32, 32), Image.Resampling.LANCZOS), np.float64)
@@ -70,26 +57,6 @@ def test_the_hash_survives_a_smaller_copy_in_jpeg(seed: int) -> None:
     image, buffer = drawing(seed), io.BytesIO()
     image.resize((120, 120)).save(buffer, "JPEG", quality=70)
     assert distance(phash(image), phash(Image.open(buffer).convert("RGB"))) <= 8
-
-
-def test_other_pictures_have_other_hashes() -> None:
-    hashes = [phash(drawing(seed)) for seed in range(20)]
-    far = [distance(a, b) for i, a in enumerate(hashes) for b in hashes[:i]]
-    assert min(far) > 8
-
-
-def test_a_batch_has_a_value_per_picture_that_fits_its_column() -> None:
-    filter_ = Picture()
-    scores = filter_.score(
-        Batch(captions=["", ""], images=[drawing(3), drawing(4)], rows=pa.table({}))
-    )
-    for column, kind in filter_.columns().items():
-        assert len(pa.array(scores[column], kind)) == 2
-
-
-def test_it_needs_pictures() -> None:
-    with pytest.raises(AssertionError):
-        Picture().score(Batch(captions=[""], images=None, rows=pa.table({})))
 
 
 def test_the_laplacian_is_that_of_the_definition() -> None:

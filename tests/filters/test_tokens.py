@@ -66,11 +66,3 @@ def test_the_memory_of_words_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None
     before = len(filter_.coder.cache)
     filter_.score(Batch(captions=["one"], images=None, rows=pa.table({})))
     assert len(filter_.coder.cache) < 10 < before
-
-
-def test_another_tokenizer_is_refused() -> None:
-    from filters import make
-    from manifests.schema import FilterSpec
-
-    with pytest.raises(ValueError, match="tokenizer is 'bert'"):
-        make(FilterSpec(name="tokens", options={"tokenizer": "bert"}))

@@ -63,11 +63,6 @@ def test_what_it_raises_is_one_line(error: BaseException, line: str) -> None:
     assert error_line(ValueError("a\nb")) == "ValueError: a b"
 
 
-def test_ctrl_c_is_no_mistake_of_the_code() -> None:
-    with pytest.raises(KeyboardInterrupt):
-        call_user("mine.py", "F.score", raising(KeyboardInterrupt()))
-
-
 def test_what_it_prints_does_not_reach_stdout(capsys: pytest.CaptureFixture[str]) -> None:
     assert call_user("mine.py", "F.score", lambda: print("here")) is None
     print("there")
@@ -94,10 +89,3 @@ def test_images_that_others_read_are_not_changed(tmp_path: Path) -> None:
     batch = Batch(captions=[""], images=[image], rows=pa.table({}))
     assert thumb(tmp_path).score(batch) == {"thumb": [8]}
     assert image.size == (40, 20)
-
-
-def test_options_that_a_class_refuses_are_its_own_words(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^most is 0; it must be positive$"):
-        thumb(tmp_path, most=0)
-    with pytest.raises(ValueError, match=r"raised ZeroDivisionError: .*\(mine.py, line 15\)$"):
-        thumb(tmp_path, most=99)

@@ -95,8 +95,3 @@ def test_files_that_hold_no_filter(tmp_path: Path, text: str, name: str, message
         check_filters([spec])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
-
-
-def test_a_file_needs_a_name_beside_it(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"needs a name, as in \{NAME: \{path/to/my_filters.py:"):
-        make(FilterSpec(name=kind_of(tmp_path)))

@@ -10,10 +10,8 @@ import pytest
 
 from filters.columns import (
     WrongColumns,
-    aligned,
     arrow_array,
     arrow_columns,
-    valid_in_all,
 )
 
 NAN, INF = float("nan"), float("inf")
@@ -65,17 +63,3 @@ def test_mistakes_of_a_filter(values: Any, error: type[Exception], message: str)
     with pytest.raises(error, match=message) as raised:
         arrow_columns("mine", values, {"a": pa.float32()}, 2)
     assert "\n" not in str(raised.value)
-
-
-def test_lists_of_another_width_are_refused() -> None:
-    with pytest.raises(ValueError, match="lists of 3 values"):
-        arrow_array(np.zeros((2, 3)), PAIRS)
-
-
-def test_values_stand_at_their_rows() -> None:
-    parts = [arrow_array(np.array([[1, 2]]), PAIRS), arrow_array(np.array([[3, 4]]), PAIRS)]
-    column = aligned(parts, np.array([1, 3]), PAIRS, 5)
-    assert column.to_pylist() == [None, [1, 2], None, [3, 4], None]
-    assert column.type == PAIRS
-    assert aligned([], np.zeros(0, np.int64), pa.string(), 2).to_pylist() == [None, None]
-    assert valid_in_all([column, pa.array([1, 1, None, None, 1])]) == 1

@@ -202,12 +202,6 @@ finally:
     assert "stopped" in (tmp_path / "out/logs/scorer.log").read_text()
 
 
-def test_a_pool_without_a_recipe_is_used_as_it_is(tmp_path: Path) -> None:
-    ablation = dataclasses.replace(ABLATION, pools={"web": PoolRef(out="/data/pool")}, scorer=None)
-    names = [name for name, _ in lines(ablation, [], str(tmp_path))]
-    assert names == ["choose web", "train and evaluate"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -241,12 +235,6 @@ def test_what_the_recipes_tell_is_refused_before_the_first_command(
     with pytest.raises(ValueError, match=r"arm|scorer") as error:
         ablation_run.check_ablation(dataclasses.replace(ABLATION, **change), RECIPES, EXPORT)
     assert message in str(error.value)
-
-
-def test_weights_that_are_not_there_are_refused_unless_the_scorer_makes_them() -> None:
-    elsewhere = {**RECIPES, "web": recipe("raw", "clip", model="local-dir:/nowhere/export")}
-    with pytest.raises(ValueError, match=r"no open_clip_config\.json in /nowhere/export"):
-        ablation_run.check_ablation(ABLATION, elsewhere, EXPORT)
 
 
 @pytest.mark.slow
@@ -457,18 +445,3 @@ def test_a_stop_signal_reaches_the_command_once_and_waits_for_it(
     assert lines[1].startswith(f"stopping after {number.name}; ")
     assert lines[3].startswith(f"stopped by {number.name}: ")
     assert "Traceback" not in errors
-
-
-def test_a_command_that_dies_by_a_signal_is_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "dies.py").write_text("import os; os.kill(os.getpid(), 9)")
-    scripts_in(tmp_path, monkeypatch)
-    monkeypatch.setattr(
-        ablation_run, "ablate", lambda *_, **__: ablation_run.run(["python", "dies.py", "a b"])
-    )
-    demo = str(ROOT / "manifests" / "ablations" / "demo.yaml")
-    assert commands.build([demo, "--out", str(tmp_path / "out")]) == 128 + signal.SIGKILL
-    assert capfd.readouterr().err.endswith(
-        "\npython dies.py 'a b' was ended by SIGKILL: run the command again to resume\n"
-    )

@@ -38,13 +38,6 @@ def test_a_row_that_is_not_there_is_a_mistake(
     assert line.startswith("error: ")
 
 
-def test_the_help_says_what_each_status_means(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.audit(["--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "3 the pool is not complete, a count or a file is wrong" in text
-    assert "0 the pool is complete and nothing is wrong, the row is explained, the index" in text
-
-
 def test_a_folder_that_is_no_pool_is_a_mistake(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

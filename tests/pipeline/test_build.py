@@ -151,29 +151,6 @@ def test_a_finished_build_names_the_pool_and_the_next_command(run: Lines, tiny: 
     assert json.loads(output)["complete"] is True
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("filters", "following"),
-    [("[{toks: tokens}, caption]", "clipmill train"), ("[caption]", "clipmill score")],
-)
-def test_tokens_are_known_by_the_filter_and_not_by_its_name(
-    filters: str, following: str, run: Lines, tiny: Path
-) -> None:
-    recipe = (tiny / "tiny.yaml").read_text().split("views:")[0]
-    (tiny / "tiny.yaml").write_text(recipe.replace("[tokens, caption]", filters))
-    status, output, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool")
-    assert status == 0, errors
-    assert f"next: {following}" in output
-
-
-@pytest.mark.slow
-def test_a_build_that_stops_early_names_the_command_that_resumes_it(run: Lines, tiny: Path) -> None:
-    status, output, _ = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
-    assert status == 0
-    again = f"clipmill build {tiny / 'tiny.yaml'} --out {tiny / 'pool'} --engine inline"
-    assert output.splitlines()[-1] == f"next: {again}"
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -196,33 +173,6 @@ def test_the_next_command_can_be_given_as_it_is_printed(
     assert (program, again[0]) == ("clipmill", "build")
     assert commands.run(again[0], again[1:]) == commands.build(words) == 0
     assert asked[0] == asked[1] == dataclasses.replace(options, until="choose")
-
-
-def test_a_crawl_alone_needs_no_user_agent(run: Lines, tmp_path: Path) -> None:
-    table = tmp_path / "list.csv"
-    table.write_text("url,caption\nhttp://host.test/a.jpg,a cat\n")
-    recipe = tmp_path / "r.yaml"
-    recipe.write_text("{name: r, source: {kind: table, paths: [list.csv]}}")
-    status, output, _ = run(recipe, "--out", tmp_path / "pool", "--until", "crawl")
-    assert status == 0
-    assert output.startswith(f"the pool is {tmp_path / 'pool'}")
-    status, _, errors = run(recipe, "--out", tmp_path / "pool")
-    assert status == 2
-    assert "set fetch.user_agent" in errors.splitlines()[-1]
-
-
-def test_a_first_stage_that_fails_is_the_last_line(
-    run: Lines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "crawl.warc.wat.gz").write_bytes(b"not read")
-    (tmp_path / "r.yaml").write_text(WAT)
-    totals = {"failed": {"crawl.warc.wat.gz": "the disk said no"}}
-    monkeypatch.setattr(recipe_run.crawler, "crawl", lambda *_, **__: totals)
-    status, output, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool", "--json")
-    assert status == 3
-    reason = "task crawl.warc.wat.gz ended without an outcome: the disk said no"
-    assert errors.splitlines()[-1] == f"error: {reason}"
-    assert json.loads(output)["complete"] is False
 
 
 def test_a_source_without_a_pair_is_told_with_its_losses(run: Lines, tmp_path: Path) -> None:
@@ -288,25 +238,6 @@ def test_the_first_cause_is_the_last_line(
     assert run(tiny / "tiny.yaml", "--out", tiny / "pool")[0] == 0
 
 
-def test_the_causes_are_in_the_order_of_the_failures_and_few() -> None:
-    failed = {f"task{n}": f"reason {n}" for n in range(30)}
-    totals = {
-        "failed": failed, "complete": False, "problems": ["a count is wrong"],
-        "fetch": {"shards": 10, "planned": 40},
-    }  # fmt: skip
-    causes = entry.unfinished(totals, "fetch")
-    assert causes[0] == "task task0 ended without an outcome: reason 0"
-    assert causes[19:] == [
-        "task task19 ended without an outcome: reason 19",
-        "10 more tasks ended without an outcome",
-        "a count is wrong",
-        "the pool is not complete: 10 of 40 planned shards are committed; "
-        "run the same command again",
-    ]
-    totals = {"failed": {}, "complete": True, "problems": [], "fetch": totals["fetch"]}
-    assert entry.unfinished(totals, "fetch") == []
-
-
 def test_a_pool_that_another_command_writes_is_left_alone(run: Lines, tiny: Path) -> None:
     with hold_lease(str(tiny / "pool"), create=True):
         status, _, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool")
@@ -315,64 +246,6 @@ def test_a_pool_that_another_command_writes_is_left_alone(run: Lines, tiny: Path
     assert last.startswith(f"error: {tiny / 'pool'} is being written by `")
     assert f"(process {os.getpid()} on" in last
     assert not (tiny / "pool/pairs").exists()
-
-
-def test_weights_that_do_not_fit_are_refused_before_tars_are_adopted(
-    run: Lines, tmp_path: Path
-) -> None:
-    pytest.importorskip("open_clip")
-    (tmp_path / "r.yaml").write_text(
-        "name: r\nsource: {kind: shards, paths: [nowhere.tar]}\n"
-        "filters: [{clip_score: {model: ViT-B-32, pretrained: openai}}]"
-    )
-    status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
-    assert status == 2
-    assert "write model: ViT-B-32-quickgelu" in errors
-    assert not (tmp_path / "pool").exists()
-
-
-def test_a_tar_that_changed_since_it_was_adopted_is_one_line(run: Lines, tmp_path: Path) -> None:
-    tars = [tmp_path / "tars" / f"{number}.tar" for number in range(2)]
-    for tar in tars:
-        pack(tar, [("a.jpg", picture(shade=7)), ("a.txt", b"one")])
-    (tmp_path / "r.yaml").write_text("{name: r, source: {kind: shards, paths: [tars]}}")
-    assert run(tmp_path / "r.yaml", "--out", tmp_path / "pool")[0] == 0
-    for tar in tars:
-        pack(tar, [("a.jpg", picture(shade=7)), ("a.txt", b"eno")])
-    status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
-    assert status == 2
-    assert errors.splitlines()[-1] == (
-        f"error: {tars[0]} has changed since it was adopted; give the old tar back, or build into "
-        f"another folder than {tmp_path / 'pool'} (so it is with 1 more tars)"
-    )
-    assert "Traceback" not in errors
-
-
-def test_a_damaged_tar_is_named_without_class_names(run: Lines, tmp_path: Path) -> None:
-    (tmp_path / "x.tar").write_bytes(b"no tar" * 100)
-    (tmp_path / "r.yaml").write_text("{name: r, source: {kind: shards, paths: [x.tar]}}")
-    status, _, errors = run(tmp_path / "r.yaml", "--out", tmp_path / "pool")
-    assert status == 3
-    last = errors.splitlines()[-1]
-    assert last.startswith(f"error: task {tmp_path}/x.tar ended without an outcome: {tmp_path}/x.")
-    assert "ValueError" not in errors
-    assert "Traceback" not in errors
-
-
-@pytest.mark.parametrize("wrong", ["file in the way", "parent is a file", "folder as manifest"])
-def test_an_impossible_path_is_one_line(wrong: str, run: Lines, tiny: Path) -> None:
-    (tiny / "file").write_text("x")
-    manifest, out = {
-        "file in the way": (tiny / "tiny.yaml", tiny / "file"),
-        "parent is a file": (tiny / "tiny.yaml", tiny / "file" / "pool"),
-        "folder as manifest": (tiny, tiny / "pool"),
-    }[wrong]
-    status, _, errors = run(manifest, "--out", out)
-    assert status == 2
-    (line,) = errors.splitlines()
-    expected = "is a folder; name a YAML file" if wrong == "folder as manifest" else "is a file"
-    assert line.startswith("error: ")
-    assert expected in line
 
 
 class Silent(http.server.BaseHTTPRequestHandler):

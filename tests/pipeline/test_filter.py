@@ -93,14 +93,6 @@ def test_the_columns_that_a_rule_may_read(pool: str, capsys: pytest.CaptureFixtu
     assert columns["caption_words"]["source"].startswith("caption@")
 
 
-def test_a_random_view(pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.filter_pool([pool, "--recipe", str(tmp_path / "r.yaml")]) == 0
-    assert commands.filter_pool(["random-like", pool, "long", "--seed", "3", "4"]) == 0
-    assert "view random_like_long.seed-4: 4 of 10 rows kept" in capsys.readouterr().out
-    document = disk.read_json(disk.join(pool, "views", "random_like_long.seed-3.json"))
-    assert document["rules"][0]["seed"] == 3
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -74,21 +74,3 @@ def test_a_large_pool_is_served(
     assert commands.look([pool]) == 0
     assert len(served) == 2
     assert (tmp_path / "pool.html").exists()
-
-
-@pytest.mark.parametrize(
-    "words", [["--images", "-1"], ["--images", "9999"], ["--megabytes", "-1"], ["--port", "70000"]]
-)
-def test_options_out_of_range_are_mistakes(
-    capsys: pytest.CaptureFixture[str], words: list[str]
-) -> None:
-    assert commands.look(["nowhere", *words]) == 2
-    assert f"error: {words[0]} is" in capsys.readouterr().err
-
-
-def test_no_images_and_few_bytes(tmp_path: Path) -> None:
-    pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
-    out = tmp_path / "page.html"
-    for words in (["--images", "0"], ["--megabytes", "0"]):
-        assert commands.look([pool, "--out", str(out), *words]) == 0
-        assert "data:image/jpeg" not in out.read_text()

@@ -8,11 +8,8 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from pipeline.pool.lease import hold_lease
-from pipeline.scoring.score_sets import filter_specs
-from pipeline.scoring.scorer import score
 from tests.support import commands
-from tests.support.small_pool import Row, make_pool, rows
+from tests.support.small_pool import make_pool, rows
 
 RECIPE = """
 name: r
@@ -91,25 +88,3 @@ def test_mistakes_are_one_line_and_2(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
-
-
-def test_rows_without_a_score_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pool = make_pool(tmp_path, [Row(caption="a dog"), Row(caption="a dog", image=b"none")])
-    assert commands.score([pool, "--filters", "picture", "--engine", "inline"]) == 0
-    assert "1 of 2 stored rows scored" in capsys.readouterr().out
-
-
-def test_a_pool_that_another_command_writes_is_left_alone(
-    pool: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with hold_lease(pool):
-        assert commands.score([pool, "--filters", "caption", "--engine", "inline"]) == 2
-    assert f"error: {pool} is being written by `" in capsys.readouterr().err
-    assert not disk.list_names(f"{pool}/scores")
-    with hold_lease(pool) as lease:
-        fence = lease.fence
-    specs = filter_specs(None, ["caption"], {})
-    with hold_lease(pool):
-        report = score(pool, specs, engine="inline", fence=fence)
-    assert "its lease was taken over" in str(report["failed"])
-    assert not disk.list_names(f"{pool}/scores")

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -95,18 +94,3 @@ def refuses_waiting() -> Iterator[None]:
     """A copy to DEVICE that the host waits for is `Waits` in the block."""
     with _Constants(), _Copies():
         yield
-
-
-# What a step must not do on a GPU; each is an error on DEVICE.
-READS: dict[str, Callable[[Tensor], object]] = {
-    "item": lambda x: x.sum().item(),
-    "float": lambda x: float(x[0]),
-    "tolist": lambda x: x.tolist(),
-    "cpu": lambda x: x.cpu(),
-    "to": lambda x: x.to("cpu"),
-    "nonzero": lambda x: x.nonzero(),
-    "mask": lambda x: x[x > 0],
-    "if": lambda x: 1 if (x > 0).all() else 0,
-    "equal": lambda x: torch.equal(x, x + 1),
-    "unique": lambda x: x.unique(),
-}

@@ -155,13 +155,3 @@ def test_the_id_is_of_the_whole_file(tmp_path: Path) -> None:
     first = set_id(make(FilterSpec(name="caption_file", options={"paths": [str(path)]})))
     path.write_text(path.read_text().replace("dog", "cat", 1))
     assert set_id(make(FilterSpec(name="caption_file", options={"paths": [str(path)]}))) != first
-
-
-def test_options_that_cannot_be() -> None:
-    for options, message in (
-        ({"paths": ["x.csv"], "by": "key"}, "by is 'key'"),
-        ({"paths": ["x.npy"]}, "has no captions"),
-        ({"paths": ["x.csv"], "take": {"a": "string"}}, "no option 'take'"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make(FilterSpec(name="caption_file", options=options))

@@ -64,12 +64,6 @@ def test_words_as_fasttext_reads_them(text: str) -> None:
     assert one(fasttext_words(column(text))) == by_reading(text)
 
 
-def test_the_two_counts_differ_where_datacomps_two_rules_do() -> None:
-    text = "a\u00a0dog\nruns"
-    assert (count_words([text])[0][0], one(fasttext_words(column(text)))) == (3, 3)
-    assert (count_words(["a\u00a0dog"])[0][0], one(fasttext_words(column("a\u00a0dog")))) == (2, 1)
-
-
 @pytest.mark.parametrize(
     ("caption", "share"),
     [
@@ -149,11 +143,6 @@ def test_captions_that_are_only_boilerplate(kind: str, captions: str) -> None:
 )
 def test_words_alone(caption: str, words: list[str]) -> None:
     assert str(one(as_word_runs(column(caption)))).split() == words
-
-
-def test_measures_need_texts() -> None:
-    with pytest.raises(pa.ArrowNotImplementedError):
-        has_url(pa.array([1]))
 
 
 def test_a_caption_of_a_megabyte_takes_no_long_time() -> None:

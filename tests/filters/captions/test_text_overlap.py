@@ -11,10 +11,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from filters import check_filters
 from filters.base import Batch
 from filters.text_overlap import TextOverlap, covered_share, overlap
-from manifests.schema import FilterSpec
 
 
 @pytest.mark.parametrize(
@@ -68,12 +66,6 @@ def test_columns_of_what_is_read() -> None:
     assert np.asarray(scores["text_overlap_area"]).tolist() == [0.5, 0]
     assert scores["text_overlap_text"] == ["BIG SALE", ""]
     assert seen[0] == ([3, 2, 1], {"use_det": True, "use_cls": False, "use_rec": True})
-
-
-def test_the_package_is_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ValueError, match=r"needs the package rapidocr, .* '\.\[ocr\]'"):
-        check_filters([FilterSpec(name="text_overlap")])
 
 
 @pytest.mark.slow

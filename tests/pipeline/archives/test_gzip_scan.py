@@ -47,12 +47,6 @@ def test_a_broken_member_gives_what_is_in_front_of_the_break_and_the_next_follow
     assert spans[-1][1] == NOISE[1]
 
 
-def test_a_member_that_is_cut_off_is_said_to_be() -> None:
-    spans = read(MEMBERS[0] + MEMBERS[1][:-100])
-    assert spans[-1] == (len(MEMBERS[0]), None)
-    assert NOISE[1].startswith(spans[-2][1] or b"none")
-
-
 def test_a_member_that_runs_over_those_behind_it_costs_itself_only() -> None:
     stored = b"\x01\xff\xff\x00\x00"  # the head of a last block of 65,535 bytes, not compressed
     small = [gzip.compress(data[:500], mtime=0) for data in NOISE]

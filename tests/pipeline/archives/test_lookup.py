@@ -87,17 +87,6 @@ def test_an_offset_between_two_records_is_refused(tmp_path: Path) -> None:
                 of_record(str(path), offset)
 
 
-def test_a_record_that_is_no_page_has_no_pairs(tmp_path: Path) -> None:
-    path = tmp_path / "x.warc.wat.gz"
-    path.write_bytes(wats.zipped([wats.INFO, *wats.page("http://p.test/", [])]))
-    offset = len(wats.zipped([wats.INFO]))
-    assert pairs_of_wat_record(str(path), offset) == {}
-    broken = tmp_path / "broken.warc.wat.gz"
-    broken.write_bytes(wats.zipped([wats.INFO, wats.record(b"{no json}")]))
-    with pytest.raises(ValueError, match=f"the record at byte {offset} of .* cannot be read"):
-        pairs_of_wat_record(str(broken), offset)
-
-
 @pytest.mark.parametrize("ranges", [True, False])
 def test_over_http(tmp_path: Path, ranges: bool) -> None:
     data = wats.zipped(records())

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
 from pipeline.archives import page_images
 from tests.support.tables import table
 from tests.support.warcs import captions, one
@@ -24,19 +23,6 @@ def test_the_images_of_a_page(case: dict[str, Any], tmp_path: Path) -> None:
     }
     assert reasons == case.get("reasons", {})
     assert not counts["damaged_records"]
-
-
-def test_the_table_of_images_is_whole() -> None:
-    assert len(CASES) == 48
-    assert len({case["name"] for case in CASES}) == 48
-
-
-def test_anchor_and_title_stay_beside_a_figure_s_caption(tmp_path: Path) -> None:
-    link = "<a href=/p> <img src=x.jpg title=' T '> more </a>"
-    html = f"<figure>{link}<figcaption>A cat</figcaption></figure>"
-    rows, _ = one(tmp_path, html)
-    assert (rows[0]["caption"], rows[0]["title"], rows[0]["anchor"]) == ("A cat", "T", "more")
-    assert rows[0]["uid"] == disk.uid_of("http://p.test/a/x.jpg", "A cat")
 
 
 def test_a_long_attribute_is_no_bomb(tmp_path: Path) -> None:

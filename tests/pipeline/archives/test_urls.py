@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from manifests.schema import Fetch
 from pipeline.archives import urls
-from pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver, trimmed
+from pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver
 from pipeline.fetch import guard
 from pipeline.planning.planner import host_of
 
@@ -134,7 +134,3 @@ def test_a_host_has_one_spelling_in_crawl_plan_and_fetch(host: str, spelled: str
 def test_a_host_that_idna_has_no_name_for_is_refused() -> None:
     with pytest.raises(ValueError, match=r"."):
         ascii_host("é" * 300 + ".test")
-
-
-def test_what_browsers_ignore_is_cut_off_a_url() -> None:
-    assert trimmed("\x00 \n http://a.test/b\t\r\nc d \x1f") == "http://a.test/bc d"

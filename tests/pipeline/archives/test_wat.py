@@ -51,13 +51,6 @@ def test_only_images_with_text_are_pairs(tmp_path: Path) -> None:
     assert counts == {"links": 5, "pairs": 2, "no_alt": 1, "empty_alt": 2}
 
 
-def test_captions_are_kept_as_they_are(tmp_path: Path) -> None:
-    text = " Fish &amp; chips\n\t“déjà vu” 東京 \U0001f41f\xa0"
-    pair = one(tmp_path, image("/a.jpg", text, title=" a title "))
-    assert (pair.caption, pair.title) == (text, "a title")
-    assert pair.uid == disk.uid_of("http://page.test/a.jpg", text)
-
-
 def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
     metas = [
         {"name": "ROBOTS", "content": "noai, noimageai"},
@@ -92,28 +85,6 @@ def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
     }
     assert pair.license == "http://creativecommons.org/licenses/by/4.0/"
     assert (pair.wat, pair.link) == ("x.warc.wat.gz", 0)
-
-
-def test_a_page_that_says_nothing_has_nulls(tmp_path: Path) -> None:
-    pair = one(tmp_path, image("/a.jpg", "x"), headers={"Content-Type": "text/html"})
-    assert (pair.robots, pair.license, pair.title, pair.anchor) == (None, None, None, None)
-
-
-def test_a_link_that_is_called_the_licence_comes_before_other_licences(tmp_path: Path) -> None:
-    pair = one(
-        tmp_path,
-        image("/a.jpg", "x"),
-        {"path": "A@/href", "url": "https://creativecommons.org/licenses/by/4.0/"},
-        Link=[{"path": "LINK@/href", "url": "/terms", "rel": "License"}],
-    )
-    assert pair.license == "http://page.test/terms"
-
-
-def test_a_link_may_say_that_it_is_the_licence_in_capitals(tmp_path: Path) -> None:
-    pair = one(
-        tmp_path, image("/a.jpg", "x"), {"path": "AREA@/href", "url": "/terms", "rel": ["LICENSE"]}
-    )
-    assert pair.license == "http://page.test/terms"
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.executor import tickets as outcomes
 from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Outcomes, Report, Stage, Ticket, Work, retry_pause_s
+from pipeline.executor.tickets import Outcomes, Report, Stage, Ticket, Work
 from pipeline.progress.state import StageCounter
 
 TRIED: list[tuple[str, float]] = []
@@ -28,13 +28,6 @@ def failing_once(config: dict[str, Any]) -> Work:
     return work
 
 
-def test_the_pause_grows_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outcomes, "RETRY_PAUSE_S", 2.0)
-    for tries, longest in ((1, 2.0), (2, 8.0), (3, 32.0), (4, 60.0), (900, 60.0)):
-        pauses = {retry_pause_s(tries) for _ in range(50)}
-        assert longest * 0.75 <= min(pauses) < max(pauses) <= longest
-
-
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_ticket_that_failed_is_tried_again_after_a_pause(
     concurrency: int, monkeypatch: pytest.MonkeyPatch
@@ -48,16 +41,6 @@ def test_a_ticket_that_failed_is_tried_again_after_a_pause(
     assert second - first >= 0.2
     if concurrency > 1:
         assert TRIED[-1][0] == "bad", "other groups do not wait"
-
-
-def test_the_last_failure_is_kept() -> None:
-    counter = StageCounter("s", 1)
-    record = Outcomes("s", counter)
-    ticket = Ticket(id="1", group="a")
-    assert not record.record(ticket, "raised", "first")
-    assert record.record(ticket, "died", "second")
-    assert record.report == Report(failures=1, failed={"1": "second"})
-    assert (counter.state().done, counter.state().failed) == (0, 1)
 
 
 def test_a_try_that_was_lost_with_its_node_is_none_of_the_two() -> None:
@@ -86,11 +69,3 @@ def test_a_report_counts_all_failures_and_names_a_hundred(
     assert list(record.report.failed) == [str(number) for number in range(100)]
     assert len(caplog.records) == 101
     assert "only counted" in caplog.text
-
-
-def test_results_are_handed_on_and_not_kept() -> None:
-    results: dict[str, Any] = {}
-    record = Outcomes("s", StageCounter("s", 1), results.__setitem__)
-    assert record.record(Ticket(id="1", group="a"), "done", '{"rows": 3}')
-    assert results == {"1": {"rows": 3}}
-    assert record.report == Report(done=1)

@@ -17,8 +17,8 @@ from manifests import ray_runtime
 from pipeline.executor import ray_actors
 from pipeline.executor import tickets as outcomes
 from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
-from pipeline.executor.tickets import LOST_TRIES, Outcomes, Report, Stage, Ticket, TicketQueue, Work
-from pipeline.progress.state import Measure, StageCounter, WorkerReport
+from pipeline.executor.tickets import Outcomes, Report, Stage, Ticket, TicketQueue, Work
+from pipeline.progress.state import StageCounter, TicketRows, WorkerReport
 
 
 class RayError(Exception):
@@ -155,16 +155,6 @@ def step(pool: ActorPool) -> None:
     pool.assign_tickets()
     for reference in pool.wait(0.0):
         pool.handle(reference)
-
-
-def test_a_cluster_gets_as_many_workers_as_there_are_groups(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_runtime, "is_one_machine", lambda: False)
-    stage = Stage(name="s", work=echo, cpus=100)  # the cluster may grow
-    assert pool_size(stage, 7, None) == 7
-    assert pool_size(stage, 7, 3) == 3
-    assert pool_size(stage, 5000, None) == 1024
 
 
 def test_this_machine_gets_as_many_workers_as_fit(
@@ -328,23 +318,6 @@ def test_what_a_node_took_away_is_told_from_what_died(
     assert how_it_died(error) == "lost"
 
 
-def test_a_ticket_survives_more_nodes_than_deaths_of_its_worker(
-    ray: FakeRay, caplog: pytest.LogCaptureFixture
-) -> None:
-    ray.death = NODE_IS_GONE
-    ray.deaths = ["run"] * (LOST_TRIES - 1)
-    pool = actor_pool()
-    for _ in range(2 * LOST_TRIES):
-        step(pool)
-    assert pool.outcomes.report == Report(done=1)
-    assert f"t0 was lost in try 5 of {LOST_TRIES}: the worker died: The actor died" in caplog.text
-    ray.deaths = ["run"] * LOST_TRIES
-    pool = actor_pool()
-    for _ in range(2 * LOST_TRIES):
-        step(pool)
-    assert list(pool.outcomes.report.failed) == ["t0"]
-
-
 def test_workers_that_start_on_a_node_that_dies_do_not_end_the_stage(
     ray: FakeRay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,40 +379,3 @@ def test_workers_tell_what_they_are_doing(ray: FakeRay, monkeypatch: pytest.Monk
     state = pool.outcomes.counter.state()
     assert (state.rows, state.stored) == (1, 1), "two workers tell of one ticket"
     assert [(host.host, host.rows) for host in state.hosts] == [("slow.example", 2)]
-
-
-def test_a_few_workers_are_asked_at_a_time_and_all_in_turn(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_actors, "MAX_ASKED", 2)
-    pool = telling_pool(5, monkeypatch)
-    asked: list[Any] = []
-    for _ in range(3):
-        pool.ask_workers()
-        asked += pool._asked.values()
-        for reference in list(pool._asked):
-            pool.handle(reference)
-    assert len(asked) == 6
-    assert len(set(asked)) == 5
-
-
-def test_a_worker_that_dies_when_it_is_asked_changes_nothing(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = telling_pool(1, monkeypatch)
-    ray.deaths = ["progress"]
-    pool.ask_workers()
-    for reference in list(pool._asked):
-        pool.handle(reference)
-    assert pool.outcomes.counter.state().hosts == ()
-    assert pool._asked == {}
-
-
-def test_workers_that_tell_nothing_are_not_asked(
-    ray: FakeRay, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ray_actors, "ASK_EVERY_S", 0.0)
-    pool = actor_pool()
-    step(pool)
-    pool.ask_workers()
-    assert pool._asked == {}

@@ -165,12 +165,6 @@ def test_what_raises_is_tried_twice_and_stops_nothing(on: Run, engine: str) -> N
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_only_plain_values_come_back(on: Run, engine: str) -> None:
-    report, _, _ = on(engine, obedient, [("a", {"do": "return a set"})])
-    assert "set is not JSON serializable" in report.failed["0"]
-
-
-@pytest.mark.parametrize("engine", ENGINES)
 def test_a_factory_that_refuses_is_a_persons_mistake(on: Run, engine: str) -> None:
     with pytest.raises(ValueError, match=r"^user_agent is missing; set fetch\.user_agent$"):
         on(engine, refusing, [("a", {})])
@@ -228,16 +222,6 @@ def test_a_ticket_that_raises_does_not_disturb_its_neighbour(on: Run, engine: st
     }
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_several_at_a_time_refuse_and_close_like_one(on: Run, engine: str) -> None:
-    with pytest.raises(ValueError, match="user_agent is missing"):
-        on(engine, refusing, [("a", {})], concurrency=2)
-    report, log, _ = on(engine, Tidy, [("a", {})] * 3, concurrency=2)
-    assert (report.done, log) == (3, [["closed"]])
-    with pytest.raises(ValueError, match="concurrency is 0"):
-        Stage(name="s", work=obedient, concurrency=0)
-
-
 @pytest.mark.ray
 def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
     """Both are tried again, each alone: the one that is to blame fails, its neighbour does not."""
@@ -270,11 +254,6 @@ def test_a_worker_that_is_killed_once_costs_nothing_but_time(on: Run) -> None:
 
 
 # --- mistakes -------------------------------------------------------------------------------------
-
-
-def test_nothing_to_do_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_runtime, "connect", lambda: pytest.fail("Ray was started"))
-    assert execute(Stage(name="s", work=obedient), [], engine="ray") == Report()
 
 
 def test_bad_input_is_refused(on: Run) -> None:

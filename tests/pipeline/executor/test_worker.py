@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
-import pickle
 from typing import Any
 
 import pyarrow as pa
@@ -18,7 +16,6 @@ from pipeline.executor.tickets import (
     check_ready,
     error_line,
     ticket_json,
-    work_reference,
 )
 
 
@@ -50,19 +47,6 @@ def worker_of(stage: Stage) -> Worker:
     worker = Worker(*Worker.arguments(stage))
     check_ready(stage, worker.ready())
     return worker
-
-
-def test_the_function_crosses_by_its_name() -> None:
-    reference = work_reference("s", factory)
-    assert b"factory" in reference
-    assert len(reference) < 200
-    assert pickle.loads(reference) is factory
-
-
-def test_config_and_payload_cross_as_json() -> None:
-    worker = worker_of(Stage(name="s", work=factory, config={"sizes": (1, 2)}))
-    kind, text = worker.run(ticket_json(Ticket(id="1", group="a", payload={"k": 3})))
-    assert (kind, json.loads(text)) == ("done", {"payload": {"k": 3}, "config": {"sizes": [1, 2]}})
 
 
 def test_an_error_is_one_line_with_the_line_of_our_code() -> None:

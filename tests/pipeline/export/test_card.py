@@ -43,19 +43,6 @@ def test_the_header_names_the_files(tmp_path: Path, kind: Kind, files: str | Non
     assert not is_card_of(str(tmp_path / "README.md"), other)
 
 
-def test_the_text_says_what_the_pool_says(tmp_path: Path) -> None:
-    rows = KeptRows(exported_pool(tmp_path / "pool"), "wide")
-    target = Target(kind="parquet", path=str(tmp_path / "x.parquet"))
-    card = dataset_card(rows, target, "r-wide", RECIPE)
-    assert f"| wide | {rows.document.kept} |" in card
-    assert "| wide | `original_width >= 200` |" in card
-    assert "| attempted | 48 | 100.00% |" in card
-    assert str(rows.document.rows_sha256) in card
-    assert "| `caption_chars` | caption |" in card
-    assert "source of kind `files`" in card
-    assert "source of kind" not in dataset_card(rows, target, "r-wide", None)
-
-
 def test_options_of_a_filter_show_no_folder_of_this_machine(tmp_path: Path) -> None:
     rows = KeptRows(exported_pool(tmp_path / "pool"), "wide")
     (name,) = rows.score_sets

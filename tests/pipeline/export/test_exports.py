@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from manifests.commits import Commits, read_commits
+from manifests.commits import read_commits
 from pipeline import export
 from pipeline.export import export_view
 from pipeline.views import materialise
@@ -144,21 +144,6 @@ def test_what_is_not_an_earlier_export_is_not_overwritten(pool: str, tmp_path: P
     assert (tmp_path / "b/x.npy").read_bytes() == b"mine"
 
 
-def test_a_pool_that_changes_meanwhile(
-    pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = []
-
-    def emptied(pool: str) -> Commits:
-        opened.append(pool)
-        return read_commits(pool if len(opened) == 1 else str(tmp_path / "none"))
-
-    monkeypatch.setattr("pipeline.export.read_commits", emptied)
-    with pytest.raises(ValueError, match="changed while it was read"):
-        export_view(pool, "wide", str(tmp_path / "x/x.csv"))
-    assert not (tmp_path / "x/x.csv").exists()
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -178,10 +163,6 @@ def test_mistakes(
     (line,) = capsys.readouterr().err.splitlines()
     assert message in line
     assert not list(Path(tmp_path).glob("new/x.*"))
-
-
-def test_row_groups_are_bounded() -> None:
-    assert export.GROUP_BYTES <= 2**26
 
 
 @pytest.mark.parametrize("name", ["x.parquet", "tars"])

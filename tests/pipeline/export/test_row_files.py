@@ -52,12 +52,6 @@ def test_csv_is_read_as_it_was_by_two_readers(tmp_path: Path) -> None:
     )
 
 
-def test_an_empty_caption_and_a_missing_one_are_told_apart(tmp_path: Path) -> None:
-    pool = exported_pool(tmp_path / "pool")
-    export.write_rows_csv(KeptRows(pool, "wide"), tmp_path / "x.csv")
-    assert b',"",' in (tmp_path / "x.csv").read_bytes()  # NULL has no quotes
-
-
 def test_a_full_disk_is_an_error(tmp_path: Path) -> None:
     pool = exported_pool(tmp_path / "pool")
     with pytest.raises(OSError, match="No space left"):

@@ -36,7 +36,3 @@ def test_the_ending_decides(to: str, kind: str, card: str, croissant: str) -> No
 def test_what_is_no_target(to: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         target_of(to, "/pool/")
-
-
-def test_a_folder_beside_the_pool_whose_name_begins_alike_is_one() -> None:
-    assert target_of("/pool2/x.npy", "/pool").kind == "npy"

@@ -145,17 +145,6 @@ def test_a_tar_that_another_program_rewrote_is_noticed(tmp_path: Path) -> None:
     assert changed_tars(str(pool)) == [str(path), str(other)]
 
 
-def test_a_pool_that_was_adopted_without_stamps_is_taken_by_its_size(tmp_path: Path) -> None:
-    path = pack(tmp_path / "0.tar", [("a.jpg", picture()), ("a.txt", b"one")])
-    [record] = take(tmp_path / "pool", path)
-    commit_record = PoolLayout(str(tmp_path / "pool")).commit_record(0)
-    disk.write_json(commit_record, {k: v for k, v in record.items() if k != "tar_stamp"})
-    os.utime(path, ns=(5, 5))
-    assert changed_tars(str(tmp_path / "pool")) == []
-    path.write_bytes(path.read_bytes() + bytes(512))
-    assert changed_tars(str(tmp_path / "pool")) == [str(path)]
-
-
 def test_many_tars_are_listed_in_linear_time(tmp_path: Path) -> None:
     for number in range(3000):
         (tmp_path / f"{number}.tar").touch()
@@ -372,17 +361,6 @@ def test_extra_columns_come_from_the_parquet_or_the_json_member(tmp_path: Path) 
         ValueError, match=r"adopted with the extra_columns \['clip_l14.*the source now names \[\]"
     ):
         take(tmp_path / "pool", path)
-
-
-def test_without_a_caption_column_a_picture_alone_is_a_pair(tmp_path: Path) -> None:
-    path = pack(
-        tmp_path / "x.tar", [("a.jpg", picture()), ("b.jpg", picture()), ("b.txt", b"words")]
-    )
-    take(tmp_path / "pool", path, caption_column=None)
-    assert [(row["caption"], row["status"]) for row in rows(tmp_path / "pool")] == [
-        ("", "success"),
-        ("words", "success"),
-    ]
 
 
 def test_a_pair_that_lies_in_two_tars_is_stored_twice_under_one_uid(tmp_path: Path) -> None:

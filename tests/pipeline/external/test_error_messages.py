@@ -8,8 +8,6 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.columns import REASONS
-from pipeline.external.adopt import MESSAGES
 from tests.support.other_tars import pack, rows, take
 
 
@@ -48,7 +46,3 @@ def test_messages_of_img2dataset_have_a_reason(tmp_path: Path, message: str, rea
     [record] = take(tmp_path / "pool", pack(tmp_path / "x.tar", []))
     assert record["reasons"] == {reason: 1}
     assert rows(tmp_path / "pool")[0]["status"] == status
-
-
-def test_every_message_leads_to_a_known_reason() -> None:
-    assert {reason for _, reason in MESSAGES} <= REASONS.keys()

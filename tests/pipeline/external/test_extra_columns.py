@@ -14,7 +14,7 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR, with_extra
 from manifests.layout import PoolLayout, read_commit_records
-from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
+from manifests.schema import Recipe, Rule, Source, View
 from pipeline.audit import integrity
 from pipeline.planning.plan_files import rows_of_shard
 from pipeline.pool.lease import read_sidecar
@@ -109,29 +109,3 @@ def test_a_view_may_ask_for_them(tmp_path: Path) -> None:
 def test_columns_that_cannot_be(columns: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Source(kind="table", paths=("a.csv",), extra_columns=columns)
-
-
-def test_a_source_without_columns_has_none_to_give() -> None:
-    with pytest.raises(ValueError, match="a source of kind wat has none"):
-        Source(kind="wat", paths=("a.wat.gz",), extra_columns={"x": "string"})
-
-
-def test_a_filters_column_is_taken() -> None:
-    source = Source(kind="table", paths=("a.csv",), extra_columns={"brightness": "float"})
-    with pytest.raises(ValueError, match="'brightness', which is a filter's column"):
-        files.check_views(Recipe(name="r", source=source, filters=(FilterSpec(name="picture"),)))
-
-
-@pytest.mark.parametrize(
-    ("fetch", "what"),
-    [({"bbox_column": "faces"}, "bbox_column"), ({"verify_hash": ("md5", "md5")}, "verify_hash")],
-)
-def test_a_setting_that_reads_a_column_needs_it(fetch: dict[str, Any], what: str) -> None:
-    with pytest.raises(
-        ValueError, match=f"fetch.{what} names .*, which is not one of source.extra_columns"
-    ):
-        recipe(fetch=Fetch(**fetch))
-
-
-def test_another_hash_is_a_column_too() -> None:
-    assert recipe(fetch=Fetch(compute_hash="md5")).sidecar_extra == {**COLUMNS, "md5": "string"}

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from manifests import disk
 from manifests.schema import Fetch
-from pipeline.external.img2dataset import failure, outcomes, success
+from pipeline.external.img2dataset import outcomes, success
 from tests.support.other_tars import pack, picture
 
 
@@ -38,13 +36,6 @@ def test_every_row_has_one_outcome(tmp_path: Path) -> None:
     assert by_row[0][0]["width"] == 3
 
 
-@pytest.mark.parametrize("keys", [("000000000",), ("000000000", "000000000"), ("000000005",) * 2])
-def test_rows_that_are_not_there_once_are_an_error(keys: tuple[str, ...], tmp_path: Path) -> None:
-    leave(tmp_path, *((key, "success", None) for key in keys))
-    with pytest.raises(RuntimeError, match="img2dataset lists 1 of 2 rows"):
-        dict(outcomes(tmp_path, Fetch(), 2))
-
-
 def test_bytes_that_nobody_decoded_are_checked_here() -> None:
     settings = Fetch(disable_all_reencoding=True)
     columns, image, extension = success(picture(6, 4, "PNG"), {}, settings)
@@ -52,10 +43,3 @@ def test_bytes_that_nobody_decoded_are_checked_here() -> None:
     assert image == picture(6, 4, "PNG")
     columns, image, _ = success(b"<html>", {}, settings)
     assert (columns["reason"], image) == ("not_an_image", None)
-
-
-def test_a_failure_without_a_message_says_so() -> None:
-    expected: dict[str, Any] = {
-        "reason": "decode_error", "error_message": "no reason was given", "http_status": None,
-    }  # fmt: skip
-    assert failure("failed_to_resize", "") == expected

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 import stat
@@ -28,7 +27,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.layout import read_commit_records
-from manifests.schema import Fetch, Pair, Recipe, Source
+from manifests.schema import Fetch, Recipe, Source
 from pipeline import recipe_run
 from pipeline.external import img2dataset
 from pipeline.pool.lease import read_sidecar
@@ -237,28 +236,6 @@ def test_what_we_refuse_is_never_given_to_it(tmp_path: Path, stand_in: str) -> N
     ]
 
 
-def test_it_is_not_started_for_nothing(tmp_path: Path, stand_in: str) -> None:
-    _, by_url = build(tmp_path, stand_in, "http://h.test:22/x.jpg")
-    assert by_url["http://h.test:22/x.jpg"]["reason"] == "port"
-    assert not (tmp_path / "log.jsonl").exists()
-
-
-@pytest.mark.parametrize(
-    ("more", "reason"),
-    [
-        ({"url": "file:///etc/hostname"}, "scheme"),
-        ({"url": "data:image/png;base64,"}, "scheme"),
-        ({"url": "http://u:p@h.test/x.jpg"}, "bad_url"),
-        ({"robots": '{"meta": ["noai"]}'}, "optout_page"),
-        ({}, None),
-    ],
-)
-def test_rules_that_need_no_connection_hold(more: dict[str, Any], reason: str | None) -> None:
-    pair = Pair(**{"uid": "0" * 32, "url": "http://h.test/x.jpg", "caption": "x"} | more)
-    refused = img2dataset.refusal(pair, Fetch(user_agent=AGENT, allow_private=True))
-    assert (refused and refused[0]) == reason
-
-
 @pytest.mark.slow
 def test_options_go_by_name(tmp_path: Path, stand_in: str) -> None:
     fetch: dict[str, Any] = {
@@ -289,14 +266,6 @@ def test_options_go_by_name(tmp_path: Path, stand_in: str) -> None:
     )
     row = read(tmp_path / "pool")["a.jpg"]
     assert (row["image_name"], row["md5"], row["sha256"]) == ("000000000.webp", "ab" * 32, None)
-
-
-@pytest.mark.slow
-def test_limits_that_are_off_and_signals_that_are_ignored(tmp_path: Path, stand_in: str) -> None:
-    build(tmp_path, stand_in, "a.jpg", optout="ignore")
-    given = calls(tmp_path)[0]["options"]
-    assert given["disallowed_header_directives"] == []
-    assert not {"max_image_area", "max_aspect_ratio", "bbox_col", "verify_hash"} & given.keys()
 
 
 @pytest.mark.slow
@@ -357,14 +326,6 @@ def test_a_run_that_leaves_no_shard_fails_its_ticket(
     assert re.search(message, problem), problem
 
 
-def test_the_time_it_may_take_follows_from_the_rows() -> None:
-    few, many = (
-        img2dataset.deadline_s(n, Fetch(concurrency=100, deadline_s=10, retries=1))
-        for n in (100, 10_000)
-    )
-    assert many - few == pytest.approx(99 * 10 * 2 + 9900 * img2dataset.ROW_S)
-
-
 def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
     with pytest.raises(
         ValueError,
@@ -383,18 +344,6 @@ def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
             img2dataset.check_img2dataset(Fetch(user_agent=AGENT, **done, **more), "wat")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a source of kind files has none"):
         img2dataset.check_img2dataset(Fetch(**done), "files")
-
-
-@pytest.mark.slow
-def test_what_it_does_not_know_is_said_once(
-    tmp_path: Path, stand_in: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        build(tmp_path, stand_in, "a.jpg", "b.jpg", rows_per_shard=1)
-    messages = [r.getMessage() for r in caplog.records if "does not know" in r.getMessage()]
-    assert len(messages) == 1
-    assert "per_host, max_bytes" in messages[0]
-    assert len(calls(tmp_path)) == 2
 
 
 def test_without_the_package_one_line_says_what_to_do(tmp_path: Path) -> None:

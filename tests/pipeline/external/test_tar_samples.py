@@ -13,7 +13,7 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Fetch
-from pipeline.external.adopt import group_samples, json_object, size_of
+from pipeline.external.adopt import group_samples, size_of
 from pipeline.images.header import RejectedImage
 from pipeline.pool.tars import Member
 from tests.support import commands
@@ -68,18 +68,6 @@ def test_a_bad_json_member_costs_its_row(member: bytes, reason: str | None, tmp_
     assert record["successes"] == (1 if reason else 2)
 
 
-def test_deep_json_beside_a_text_file_costs_nothing(tmp_path: Path) -> None:
-    members = [("0.jpg", picture()), ("0.txt", b"a caption"), ("0.json", b'{"x": ' + DEEP + b"}")]
-    [record] = take(tmp_path / "pool", pack(tmp_path / "x.tar", members))
-    assert (record["successes"], rows(tmp_path / "pool")[0]["caption"]) == (1, "a caption")
-
-
-def test_what_is_no_json_object_is_an_empty_one() -> None:
-    for data in (None, b"", b"[]", b"{", DEEP, b"\xff"):
-        assert json_object(data) == {}
-    assert json_object(b'{"a": 1}') == {"a": 1}
-
-
 def test_invalid_utf8_in_the_parquet_beside_a_tar_costs_its_row(tmp_path: Path) -> None:
     captions = (b"good", b"caf\xe9")
     offsets = pa.array([0, 4, 8], pa.int32()).buffers()[1]
@@ -92,13 +80,6 @@ def test_invalid_utf8_in_the_parquet_beside_a_tar_costs_its_row(tmp_path: Path) 
     assert (record["successes"], record["reasons"]) == (1, {"encoding": 1})
     for row in rows(tmp_path / "pool"):
         assert row["uid"] == disk.uid_of(row["url"], row["caption"] or "")
-
-
-def test_a_parquet_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "x.parquet").write_bytes(b"PAR1 no")
-    tar = pack(tmp_path / "x.tar", [("0.jpg", picture()), ("0.txt", b"c")])
-    with pytest.raises(ValueError, match=r"x\.parquet, beside the tar, cannot be read"):
-        take(tmp_path / "pool", tar)
 
 
 def built(folder: Path, members: Members, table: pa.Table | None = None) -> list[dict[str, Any]]:

@@ -422,15 +422,6 @@ def test_the_bytes_of_a_locked_row_must_be_those_of_the_lock() -> None:
         assert caught.value.reason == "substituted"
 
 
-def test_settings_that_cannot_work_are_refused_at_the_start(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"fetch\.user_agent is not set"):
-        make_downloader(
-            {"pool": str(tmp_path), "fetch": disk.to_plain(Fetch()), "source_kind": "wat"}
-        )
-    with pytest.raises(ValueError, match="encode_quality is 101"):
-        Fetch(user_agent="x/1 (me@x.test)", encode_quality=101)
-
-
 def test_a_file_behind_a_url(tmp_path: Path) -> None:
     disk.write_bytes("memory://files/a.jpg", b"bytes")
     assert read_file("memory://files/a.jpg", 10).body == b"bytes"

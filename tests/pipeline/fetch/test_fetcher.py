@@ -145,14 +145,6 @@ def test_retry_after(web: Any, after: str) -> None:
         assert (end.reason, end.attempts) == ("http_429", 1)
 
 
-@pytest.mark.slow
-def test_words_repeat_from_run_to_run(web: Any) -> None:
-    for path in ("/truncated", "/reset", "/status/500", "/hang", "/garbage"):
-        first, second = (one(web, path, deadline_s=0.3, retries=0) for _ in range(2))
-        assert (first.reason, first.detail) == (second.reason, second.detail)
-        assert "0x" not in first.detail
-
-
 # --- where it may go -----------------------------------------------------------------------
 
 
@@ -231,37 +223,6 @@ def test_number_of_redirects(web: Any, hops: int, reason: str | None) -> None:
     assert end.final_url == f"http://a.web.test/hops/{max(hops - 3, 0)}"
 
 
-def test_a_page_that_redirects_to_itself_is_a_loop(web: Any) -> None:
-    web.robots["self.web.test"] = (404, b"")
-
-    async def on_self(
-        writer: Any, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        web.send(writer, 302, b"", {"Location": path})
-
-    web.on_self = on_self
-    end = one(web, "/self/1", host="self.web.test")
-    assert (end.reason, end.detail) == ("redirects", "a loop")
-    assert web.hits["self.web.test/self/1"] == 1
-
-
-def test_names_without_an_address(web: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def look_up(host: str) -> list[str]:
-        asked.append(host)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    fake_dns(monkeypatch, look_up)
-    ends = run(
-        web.pairs(*(f"http://nowhere.example/{i}" for i in range(20))), web.fetch(robots_txt=False)
-    )
-    assert {(end.reason, end.detail, end.attempts) for end in ends} == {
-        ("dns", "Name or service not known", 1)
-    }
-    assert asked == ["nowhere.example"]
-
-
 def test_nobody_listens(web: Any) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -327,19 +288,6 @@ def test_robots_txt_is_fetched_once_per_host_and_obeyed(web: Any) -> None:
     assert (robots["status"], robots["allowed"]) == (200, False)
     assert all(web.hits[f"{host}.web.test/robots.txt"] == 1 for host in "abc")
     assert web.hits["a.web.test/picture/1"] == 0
-
-
-def test_robots_txt_can_be_switched_off_and_kept_between_calls(web: Any) -> None:
-    web.robots["a.web.test"] = (200, b"User-agent: *\nDisallow: /")
-    assert one(web, "/picture/1", robots_txt=False).reason is None
-    assert web.hits["a.web.test/robots.txt"] == 0
-    cache = SiteCache()
-    for _ in range(3):
-        assert (
-            run(web.pairs("http://a.web.test/picture/1"), web.fetch(), cache)[0].reason
-            == "robots_txt"
-        )
-    assert web.hits["a.web.test/robots.txt"] == 1
 
 
 @pytest.mark.slow
@@ -429,27 +377,6 @@ def test_a_silent_host_is_given_up(web: Any) -> None:
     ends = run(web.pairs(*mixed), web.fetch(per_host=1, deadline_s=0.1, robots_txt=False))
     assert [end.reason for end in ends] == [None if i % 3 == 0 else "deadline" for i in range(18)]
     assert all(end.attempts == 1 for end in ends)
-
-
-@pytest.mark.slow
-def test_ten_in_a_hundred_rows_on_hanging_hosts_hold_up_nobody(web: Any) -> None:
-    """Counted, not timed: every other row ends before the deadline of the first hanging one."""
-    urls = [
-        f"http://hang{i % 40 // 10}.web.test/hang/{i}"
-        if i % 10 == 0
-        else f"http://h{i % 23}.web.test/picture/{i}"
-        for i in range(400)
-    ]
-
-    async def collect() -> list[str | None]:
-        return [
-            end.reason
-            async for _, end in fetch_all(web.pairs(*urls), web.fetch(deadline_s=3, concurrency=64))
-        ]
-
-    reasons = uvloop.run(collect())
-    assert reasons[:360] == [None] * 360
-    assert set(reasons[360:]) <= {"deadline", "host_busy"}
 
 
 @pytest.mark.slow
@@ -582,14 +509,6 @@ def test_a_fetcher_takes_several_shards_the_earlier_first(web: Any) -> None:
     assert web.hits["a.web.test/robots.txt"] == 1
 
 
-def test_connections_are_used_again(web: Any) -> None:
-    ends = run(
-        web.pairs(*(f"http://a.web.test/picture/{i}" for i in range(200))), web.fetch(per_host=2)
-    )
-    assert all(end.body for end in ends)
-    assert web.connections <= 4
-
-
 def test_unread_results_stop_the_fetching(web: Any) -> None:
     async def look() -> None:
         ends = fetch_all(
@@ -622,7 +541,3 @@ def test_leaving_early_leaves_nothing_behind(web: Any) -> None:
 def test_a_user_agent_is_needed(agent: str | None) -> None:
     with pytest.raises(ValueError, match="user_agent"):
         run([], Fetch(user_agent=agent))
-
-
-def test_nothing_to_do(web: Any) -> None:
-    assert run([], web.fetch()) == []

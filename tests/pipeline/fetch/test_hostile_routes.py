@@ -169,8 +169,3 @@ def test_every_route_of_the_table_is_committed(
         assert sent <= cap + 64 * 1024, entry["name"]
     assert memory.grown < 48 * 2**20, f"{memory.grown / 2**20:.0f} MiB"
     assert server.cookies == []
-
-
-def test_the_table_has_both_kinds_of_routes() -> None:
-    assert len(ENTRIES) == len({entry["name"] for entry in ENTRIES})
-    assert sum(entry["name"].startswith("byte-") for entry in ENTRIES) == 23

@@ -24,7 +24,6 @@ from pipeline.fetch.request import (
 )
 
 AGENT = "clipmilltest/1.0 (+http://clipmill.example/bot)"
-Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def with_requests(settings: Fetch, use: Callable[[Requests], Awaitable[Any]]) -> Any:
@@ -79,12 +78,6 @@ def test_an_answer_has_the_body_and_its_headers_as_valid_text(web: Any) -> None:
     assert (answer.body, answer.content_type) == (web.picture, "image/café")
     assert list(signals) == ["x-robots-tag"]
     assert answer.status == 200
-
-
-def test_a_redirect_is_not_followed(web: Any) -> None:
-    answer, _ = image(web, "/redirect?to=/picture/1")
-    assert (answer.location, answer.reason, answer.body) == ("/picture/1", None, None)
-    assert web.hits["a.web.test/picture/1"] == 0
 
 
 def test_a_refusal_in_a_header_stops_before_the_body(web: Any) -> None:

@@ -31,11 +31,6 @@ TDMREP, AI_TXT, ROBOTS = (
 )
 
 
-def test_the_tables_hold_what_they_say() -> None:
-    counts = {name: len(table(name)) for name in ("x_robots_tag", "tdm_aipref_aitxt", "robots")}
-    assert counts == {"x_robots_tag": 24, "tdm_aipref_aitxt": 16, "robots": 30}
-
-
 # --- headers and pages ---------------------------------------------------------------------
 
 
@@ -273,10 +268,6 @@ def test_what_is_kept_of_a_site() -> None:
     ]
 
 
-def test_a_site_that_says_nothing_leaves_nothing() -> None:
-    assert ask({}, f"{ORIGIN}/a.jpg", policy="strict")[0] == [Verdict(reason=None)]
-
-
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
@@ -494,15 +485,3 @@ def test_a_file_of_many_names_or_rules_costs_no_more_than_its_lines() -> None:
     assert (d.signal or {})["robots.txt"]["unread"] == "more than 5000 lines: judged for us only"
     [verdict], _ = ask({ROBOTS: text("User-agent: *\n" + rules)}, f"{ORIGIN}/d")
     assert (verdict.reason, verdict.detail) == ("robots_txt", "more than 2000 rules with a star")
-
-
-def test_only_the_first_500_kib_are_read() -> None:
-    rest = "#" * sites.FILE_BYTES
-    assert (
-        ask({ROBOTS: text(f"{rest}\nUser-agent: *\nDisallow: /")}, f"{ORIGIN}/a")[0][0].reason
-        is None
-    )
-    assert (
-        ask({ROBOTS: text(f"User-agent: *\nDisallow: /\n{rest}")}, f"{ORIGIN}/a")[0][0].reason
-        == "robots_txt"
-    )
