@@ -166,10 +166,11 @@ class TicketQueue:
         self._running[worker].remove(ticket)
         group = self._group_of.pop(ticket.id)
         if retry:
-            self._put_first(ticket, group)
+            self._again.setdefault(group, []).append(ticket)
+            self._unstarted += 1
             if not_before > -math.inf:
                 self._not_before[group] = not_before
-        self._release_groups(worker, [group])
+        self._release_group(worker, group)
 
     def worker_died(
         self, worker: Hashable, retry: Iterable[Ticket], *, not_before: float = -math.inf
@@ -177,16 +178,11 @@ class TicketQueue:
         """All tickets of a worker have ended with it; those in `retry` are tried again, but not
         before the time `not_before`.
         """
-        tickets = self._running.pop(worker, [])
-        groups = [self._group_of.pop(ticket.id) for ticket in tickets]
         retry_ids = {ticket.id for ticket in retry}
-        self._suspects.update(ticket.id for ticket in tickets if ticket.id in retry_ids)
-        for ticket, group in zip(reversed(tickets), reversed(groups), strict=True):
-            if ticket.id in retry_ids:
-                self._put_first(ticket, group)
-                if not_before > -math.inf:
-                    self._not_before[group] = not_before
-        self._release_groups(worker, groups)
+        self._suspects |= retry_ids
+        for ticket in reversed(self.running(worker)):
+            is_retried = ticket.id in retry_ids
+            self.finished(worker, ticket, retry=is_retried, not_before=not_before)
 
     def _next_group(self, running: list[Ticket], starting_workers: int, now: float) -> int | None:
         """A free group where the worker may have one, else a group that it has already."""
@@ -223,47 +219,36 @@ class TicketQueue:
 
     def _suspect(self, group: int) -> bool:
         """Whether the next ticket of a group is one that must run alone."""
-        again = self._again.get(group)
-        if not again:
-            return False
-        return again[-1].id in self._suspects
+        again = self._again.get(group) or []
+        return any(ticket.id in self._suspects for ticket in again[-1:])
 
     def _pop(self, group: int) -> Ticket:
         """The next ticket of a group."""
-        again = self._again.get(group)
-        if again:
-            ticket = again.pop()
-            if not again:
-                del self._again[group]
-            return ticket
+        if again := self._again.get(group):
+            return again.pop()
         position = self._next[group]
         self._next[group] += 1
         return self._tickets.make(int(self._order[position]))
 
-    def _put_first(self, ticket: Ticket, group: int) -> None:
-        self._again.setdefault(group, []).append(ticket)
-        self._unstarted += 1
+    def _release_group(self, worker: Hashable, group: int) -> None:
+        """Free a group of which a worker runs nothing any more.
 
-    def _release_groups(self, worker: Hashable, groups: Iterable[int]) -> None:
-        """Free the groups of which a worker runs nothing any more.
-
-        They become the first free groups: their last worker is idle now and has open connections to
+        It becomes the first free group: its last worker is idle now and has open connections to
         these hosts.
         """
-        running = self._running.get(worker, [])
-        running_groups = {self._group_of[ticket.id] for ticket in running}
-        for group in reversed(list(dict.fromkeys(groups))):
-            unstarted = self._next[group] < self._end[group]
-            if group in running_groups or not (self._again.get(group) or unstarted):
-                continue
-            if group in self._not_before:
-                heapq.heappush(self._waiting, (self._not_before.pop(group), group))
-            elif self._suspect(group):
-                self._suspected.append(group)
-            else:
-                self._released.append(group)
+        running = self._running[worker]
         if not running:
-            self._running.pop(worker, None)
+            del self._running[worker]
+        if group in [self._group_of[ticket.id] for ticket in running]:
+            return
+        if not self._again.get(group) and self._next[group] >= self._end[group]:
+            return
+        if group in self._not_before:
+            heapq.heappush(self._waiting, (self._not_before.pop(group), group))
+        elif self._suspect(group):
+            self._suspected.append(group)
+        else:
+            self._released.append(group)
 
 
 # --------------------------------------------------------------------------------------------------
