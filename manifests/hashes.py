@@ -9,7 +9,6 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,58 +94,19 @@ def distances(first: Hashes, second: Hashes) -> NDArray[np.int64]:
     return count
 
 
-def near_pairs(
-    hashes: Hashes, radius: int, sides: NDArray[np.bool_] | None = None, threads: int = 1
-) -> Pairs:
-    """(i, j, distance) with i < j of all pairs within `radius`, in order; each pair once.
-
-    sides: only pairs of rows of different sides. Memory: besides the pairs, about 40 bytes a row.
-    The pairs of equal rows are quadratic in their number: use `near_pieces` where many are equal.
-    """
-    rows = len(hashes)
-    keys = [np.zeros(0, np.int64)]
-    wanted = None if sides is None else lambda i, j: sides[i] != sides[j]
-    for i, j in near_pieces(hashes, radius, wanted, threads):
-        keys.append(np.unique(np.minimum(i, j).astype(np.int64) * rows + np.maximum(i, j)))
-    pairs = np.unique(np.concatenate(keys))
-    i, j = np.divmod(pairs, max(1, rows))
-    return i, j, distances(hashes[i], hashes[j])
-
-
 def near_pairs_between(first: Hashes, second: Hashes, radius: int) -> Pairs:
-    """(i, j, distance) of all pairs first[i], second[j] within `radius`, in order.
-
-    Equal rows of a side are searched for once, however many there are.
-    """
-    uniques, positions = [], []
-    for hashes in (first, second):
-        unique, inverse = np.unique(hashes, axis=0, return_inverse=True)
-        uniques.append(unique)
-        positions.append(inverse.reshape(-1))
-    both = np.concatenate(uniques)
-    sides = np.arange(len(both)) >= len(uniques[0])
-    low, high, _ = near_pairs(both, radius, sides)
+    """(i, j, distance) of all pairs first[i], second[j] within `radius`, in order."""
+    is_first = np.arange(len(first) + len(second)) < len(first)
     keys = [np.zeros(0, np.int64)]
-    rows_of = [_rows_of_unique(*each) for each in zip(positions, uniques, strict=True)]
-    for of_first, of_second in zip(low.tolist(), (high - len(uniques[0])).tolist(), strict=True):
-        i, j = rows_of[0][of_first], rows_of[1][of_second]
-        keys.append((i[:, None] * len(second) + j).ravel())
-    i, j = np.divmod(np.sort(np.concatenate(keys)), max(1, len(second)))
+    both = np.concatenate([first, second])
+    for i, j in near_pieces(both, radius, lambda i, j: is_first[i] != is_first[j]):
+        of_first, of_second = np.minimum(i, j).astype(np.int64), np.maximum(i, j) - len(first)
+        keys.append(np.unique(of_first * len(second) + of_second))
+    i, j = np.divmod(np.unique(np.concatenate(keys)), max(1, len(second)))
     return i, j, distances(first[i], second[j])
 
 
-def _rows_of_unique(
-    inverse: NDArray[np.integer[Any]], unique: Hashes
-) -> list[NDArray[np.integer[Any]]]:
-    """The rows that have each of the different hashes."""
-    order = np.argsort(inverse, kind="stable")
-    ends = np.cumsum(np.bincount(inverse, minlength=len(unique)))
-    return np.split(order, ends[:-1])
-
-
-def near_pieces(
-    hashes: Hashes, radius: int, wanted: Wanted | None = None, threads: int = 1
-) -> Iterator[Indices]:
+def near_pieces(hashes: Hashes, radius: int, wanted: Wanted | None = None) -> Iterator[Indices]:
     """All pairs (i, j) within `radius`, some at a time. A pair may come several times, and in
     either order; i is never j.
 
@@ -166,40 +126,29 @@ def near_pieces(
                 i, j = i[chosen], j[chosen]
             yield i, j
     if is_left.all():
-        yield from keyed_pieces(hashes, radius, wanted, threads)
+        yield from keyed_pieces(hashes, radius, wanted)
         return
     rows = np.flatnonzero(is_left)
     wanted_left = None if wanted is None else lambda i, j: wanted(rows[i], rows[j])
-    for i, j in keyed_pieces(hashes[rows], radius, wanted_left, threads):
+    for i, j in keyed_pieces(hashes[rows], radius, wanted_left):
         yield rows[i], rows[j]
 
 
-def keyed_pieces(
-    hashes: Hashes, radius: int, wanted: Wanted | None = None, threads: int = 1
-) -> Iterator[Indices]:
+def keyed_pieces(hashes: Hashes, radius: int, wanted: Wanted | None = None) -> Iterator[Indices]:
     """`near_pieces` by multi-index hashing alone."""
     rows = len(hashes)
     if rows < 2:
         return
     assert rows < 2**32
     blocks = blocks_of(hashes)
-
-    def search(each: _Pass) -> list[Indices]:
-        pairs = []
+    for each in _plan(rows, len(blocks), radius):
         for i, j in _pairs_of_pass(blocks[each.block], each):
             if wanted is not None:
                 chosen = wanted(i, j)
                 i, j = i[chosen], j[chosen]
             near = distances(hashes[i], hashes[j]) <= radius
             if near.any():
-                pairs.append((i[near], j[near]))
-        return pairs
-
-    passes = _plan(rows, len(blocks), radius)
-    with ThreadPoolExecutor(threads) as pool:
-        for start in range(0, len(passes), threads):
-            for pieces in pool.map(search, passes[start : start + threads]):
-                yield from pieces
+                yield i[near], j[near]
 
 
 # --- balls ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests import hashes as hamming
-from manifests.hashes import as_words, distances, near_pairs, near_pairs_between, near_pieces
+from manifests.hashes import as_words, distances, near_pairs_between, near_pieces
 
 
 def drawn_hashes(rows: int, words: int, radius: int, seed: int = 0) -> hamming.Hashes:
@@ -27,8 +27,17 @@ def all_pairs(hashes: hamming.Hashes, radius: int) -> set[tuple[int, int, int]]:
     return {(int(i), int(j), int(matrix[i, j])) for i, j in zip(first, second, strict=True)}
 
 
-def as_set(pairs: hamming.Pairs) -> set[tuple[int, int, int]]:
-    return set(zip(*(values.tolist() for values in pairs), strict=True))
+def near_pairs(
+    hashes: hamming.Hashes, radius: int, sides: hamming.NDArray[np.bool_] | None = None
+) -> set[tuple[int, int, int]]:
+    """(i, j, distance) with i < j of all pairs within the radius; only of different sides."""
+    pairs = set[tuple[int, int, int]]()
+    wanted = None if sides is None else lambda i, j: sides[i] != sides[j]
+    for i, j in near_pieces(hashes, radius, wanted):
+        distance = distances(hashes[i], hashes[j])
+        columns = np.minimum(i, j), np.maximum(i, j), distance
+        pairs.update(zip(*(column.tolist() for column in columns), strict=True))
+    return pairs
 
 
 @settings(max_examples=40, deadline=None)
@@ -42,7 +51,7 @@ def test_all_near_pairs_are_found_and_no_others(
     rows: int, words: int, radius: int, seed: int
 ) -> None:
     hashes = drawn_hashes(rows, words, radius, seed)
-    assert as_set(near_pairs(hashes, radius)) == all_pairs(hashes, radius)
+    assert near_pairs(hashes, radius) == all_pairs(hashes, radius)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +67,7 @@ def test_the_plan_for_many_rows_finds_the_same_pairs(
     plan = hamming._plan(rows_of_the_plan, 2 * words, radius)
     monkeypatch.setattr(hamming, "_plan", lambda *_: plan)
     monkeypatch.setattr(hamming, "PIECE", 50)
-    assert as_set(near_pairs(hashes, radius, threads=2)) == expected
+    assert near_pairs(hashes, radius) == expected
 
 
 @settings(max_examples=40, deadline=None)
@@ -89,8 +98,8 @@ def test_all_near_pairs_of_crowds_are_found_and_no_others(
         patch.setattr(hamming, "CROWD", 5)
         patch.setattr(hamming, "CHUNK", 70)
         patch.setattr(hamming, "PIECE", 1000)
-        assert as_set(near_pairs(hashes, radius)) == expected
-        assert as_set(near_pairs(hashes, radius, side)) == of_two_sides
+        assert near_pairs(hashes, radius) == expected
+        assert near_pairs(hashes, radius, side) == of_two_sides
 
 
 def test_a_ball_that_takes_long_is_said(
@@ -100,7 +109,7 @@ def test_a_ball_that_takes_long_is_said(
     hashes = np.zeros((400, 4), np.uint64)
     hashes[:, 3] = np.arange(400)
     with caplog.at_level("INFO"):
-        assert len(near_pairs(hashes, 31)[0]) == 400 * 399 // 2
+        assert len(near_pairs(hashes, 31)) == 400 * 399 // 2
     assert "400 hashes within 8 bits of one template: comparing them takes up to" in caplog.text
 
 
@@ -120,8 +129,8 @@ def test_a_pair_at_exactly_the_radius_is_found_wherever_its_bits_are(
     flipped[list(bits)] = 1
     base = np.random.default_rng(5).integers(0, 2**64, (1, 4), dtype=np.uint64)
     other = base ^ np.packbits(flipped).view(np.uint64)
-    assert as_set(near_pairs(np.concatenate([base, other]), 31)) == {(0, 1, 31)}
-    assert as_set(near_pairs(np.concatenate([base, other]), 30)) == set()
+    assert near_pairs(np.concatenate([base, other]), 31) == {(0, 1, 31)}
+    assert near_pairs(np.concatenate([base, other]), 30) == set()
 
 
 def test_many_rows_with_equal_keys_are_compared_in_bounded_pieces(
@@ -134,14 +143,7 @@ def test_many_rows_with_equal_keys_are_compared_in_bounded_pieces(
     hashes[:, 3] = np.arange(400)
     sizes = [len(i) for i, _ in near_pieces(hashes, 31)]
     assert max(sizes) < 1000 * 64
-    assert len(near_pairs(hashes, 31)[0]) == 400 * 399 // 2
-
-
-def test_pairs_of_two_sides_only() -> None:
-    hashes = drawn_hashes(200, 4, 31)
-    side = np.arange(200) % 3 == 0
-    expected = {pair for pair in all_pairs(hashes, 31) if side[pair[0]] != side[pair[1]]}
-    assert as_set(near_pairs(hashes, 31, side)) == expected
+    assert len(near_pairs(hashes, 31)) == 400 * 399 // 2
 
 
 def test_columns_become_words() -> None:
@@ -161,7 +163,7 @@ def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(ValueError, match="6 bytes"):
         as_words(pa.array([b"123456"], pa.binary(6)))
     with pytest.raises(ValueError, match="radius is -1"):
-        near_pairs(np.zeros((2, 1), np.uint64), -1)
+        list(near_pieces(np.zeros((2, 1), np.uint64), -1))
 
 
 def test_pairs_between_two_lists_are_all_pairs_of_few_bits() -> None:

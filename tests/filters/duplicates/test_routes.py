@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from filters.duplicates import route_near
-from manifests.hashes import near_pairs
-from tests.manifests.test_hamming import drawn_hashes
+from tests.manifests.test_hamming import drawn_hashes, near_pairs
 
 
 @settings(max_examples=30, deadline=None)
@@ -29,7 +28,7 @@ def test_near_hashes_meet_in_a_partition(
     assert len(set(zip(rows.tolist(), parts.tolist(), strict=True))) == len(rows)
     of_row = [set(parts[rows == row].tolist()) for row in range(80)]
     assert all(of_row)
-    for i, j, _ in zip(*near_pairs(hashes, radius), strict=True):
+    for i, j, _ in near_pairs(hashes, radius):
         assert of_row[i] & of_row[j]
 
 
