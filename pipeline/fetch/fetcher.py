@@ -12,7 +12,6 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import urljoin
@@ -24,7 +23,7 @@ from pipeline.fetch import guard
 from pipeline.fetch.guard import AddressSource, Refused, Target
 from pipeline.fetch.hosts import Host, Queues
 from pipeline.fetch.request import Answer, OptoutPolicy, Requests, backoff_s, budget_bytes, signals
-from pipeline.fetch.sites import SiteCache, SiteFileClient, Sites
+from pipeline.fetch.sites import SiteFileClient, Sites
 from pipeline.progress.state import HostLosses
 
 # Reasons that are repeated. A timeout is not: it has used its time.
@@ -97,26 +96,6 @@ class _ShardFetch:
             self.outcomes.put_nowait(error)  # a defect of this program: the caller raises it
 
 
-async def fetch_all(
-    pairs: Sequence[Pair],
-    settings: Fetch,
-    cache: SiteCache | None = None,
-    source: AddressSource | None = None,
-) -> AsyncGenerator[tuple[int, Fetched], None]:
-    """(index in `pairs`, outcome) for every pair, in the order in which they end.
-
-    A Fetcher with one shard. Calls that share a `cache` request the files of a site once. Use
-    contextlib.aclosing to leave early. ValueError where settings.user_agent is not set.
-    """
-    fetcher = Fetcher(settings, cache, source)
-    try:
-        async with aclosing(fetcher.fetch(pairs)) as outcomes:
-            async for outcome in outcomes:
-                yield outcome
-    finally:
-        await fetcher.close()
-
-
 def user_agent(settings: Fetch) -> str:
     """The User-Agent header. ValueError where it is not set."""
     if not settings.user_agent or not settings.user_agent.strip():
@@ -138,7 +117,6 @@ class Fetcher:
     def __init__(
         self,
         settings: Fetch,
-        cache: SiteCache | None = None,
         source: AddressSource | None = None,
         losses: HostLosses | None = None,
     ) -> None:
@@ -149,7 +127,7 @@ class Fetcher:
         self.queues: Queues[_Row] = Queues(settings, time.monotonic)
         self.requests = Requests(settings, self.policy, source)
         client = SiteFileClient(settings, self.requests, self.queues)
-        self.sites = Sites(settings, self.policy, client, cache)
+        self.sites = Sites(settings, self.policy, client)
         self._shards: dict[int, _ShardFetch] = {}
         self._number = 0
         self._running = 0
@@ -337,14 +315,11 @@ class Fetcher:
         if verdict.signal is not None:
             row.signals.setdefault("site", {})[target.origin] = verdict.signal
         if verdict.reason is not None:
-            answer = Answer(
-                reason=verdict.reason, detail=verdict.detail, retry_after_s=verdict.retry_after_s
-            )
-            if verdict.retry_after_s is None:
+            after_s = verdict.retry_after_s
+            answer = Answer(reason=verdict.reason, detail=verdict.detail, retry_after_s=after_s)
+            if after_s is None:
                 return answer
-            self._end_busy(
-                self.queues.record_answer(host, busy=True, retry_after_s=verdict.retry_after_s)
-            )
+            self._end_busy(self.queues.record_answer(host, busy=True, retry_after_s=after_s))
             return None if self._repeats(row, host, answer) else answer
         if verdict.crawl_delay_s:
             self.queues.raise_delay(host, verdict.crawl_delay_s)
@@ -359,7 +334,10 @@ class Fetcher:
             row.attempts += 1
             await asyncio.sleep(self.queues.reserve_start(host))
             answer = await self.requests.image(target.url, row.signals, last=not host.rows)
-        self._record(host, answer)
+        busy = answer.status in BUSY
+        if busy or host.busy_answers:
+            after_s = answer.retry_after_s
+            self._end_busy(self.queues.record_answer(host, busy=busy, retry_after_s=after_s))
         if answer.reason not in REPEATED or not self._repeats(row, host, answer):
             return answer
         row.attempts += 1
@@ -376,14 +354,6 @@ class Fetcher:
         row.repeats += 1
         row.pause_s, row.last = pause_s, answer
         return True
-
-    def _record(self, host: Host[_Row], answer: Answer) -> None:
-        """Pause the host if it says that it is busy."""
-        busy = answer.status in BUSY
-        if busy or host.busy_answers:
-            self._end_busy(
-                self.queues.record_answer(host, busy=busy, retry_after_s=answer.retry_after_s)
-            )
 
     def _queue_again(self, row: _Row) -> None:
         """Back to the head of the host's queue after the pause. Other rows use the host before."""

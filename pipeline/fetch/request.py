@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import zlib
-from collections import deque
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    import aiohttp
 import contextlib
 import functools
 import json
 import ssl
 import time
+import zlib
+from collections import deque
 from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 import aiohttp
 import xxhash
@@ -157,7 +154,8 @@ class Body:
         if self._decompressor is None:
             assert self._encoding is not None
             window_bits = INFLATED[self._encoding]
-            if self._encoding == "deflate" and not _has_zlib_header(part):
+            has_zlib_header = part[0] & 0x0F == 8 and int.from_bytes(part[:2], "big") % 31 == 0
+            if self._encoding == "deflate" and not has_zlib_header:
                 window_bits = -zlib.MAX_WBITS  # raw deflate, as some servers understand the name
             self._decompressor = zlib.decompressobj(window_bits)
         # One byte above the limit is enough to know that there is more.
@@ -180,18 +178,12 @@ class Body:
         self._acquired = 0
 
 
-def _has_zlib_header(data: bytes) -> bool:
-    return data[0] & 0x0F == 8 and int.from_bytes(data[:2], "big") % 31 == 0
-
-
 # --------------------------------------------------------------------------------------------------
 # The opt-out signals of a row, kept raw, and the one place that says whether they refuse the row.
 #
 # The signals are one JSON object, the sidecar column `optout`. filters/optout.py holds the
 # grammars and applies another policy to the same column later.
 
-
-__all__ = ["LIKE_US", "OptoutPolicy", "product", "signals"]
 
 HEADERS = ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage")
 LONGEST_VALUE = 2000  # characters of one header that are kept

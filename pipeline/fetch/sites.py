@@ -12,7 +12,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urljoin, urlsplit
 
@@ -524,28 +524,6 @@ class SiteFileClient:
         return FileAnswer(status=status)  # a redirect that leads nowhere gives no permission
 
 
-@dataclass(slots=True)
-class SiteCache:
-    """What was read of the sites of a run. Event loops that follow each other may share it."""
-
-    sites: dict[str, _Site] = field(default_factory=dict)
-
-    def get(self, origin: str) -> _Site | None:
-        """The site, if it was read and is not too old. It becomes the most recently used one."""
-        site = self.sites.get(origin)
-        if site is None or time.monotonic() > site.good_until:
-            return None
-        self.sites[origin] = self.sites.pop(origin)
-        return site
-
-    def put(self, origin: str, site: _Site) -> None:
-        """Keep a site, and drop the least recently used one where there are too many."""
-        self.sites.pop(origin, None)
-        self.sites[origin] = site
-        while len(self.sites) > MOST_SITES:
-            del self.sites[next(iter(self.sites))]
-
-
 class Sites:
     """The files of the origins of a run.
 
@@ -561,27 +539,28 @@ class Sites:
         settings: Fetch,
         policy: OptoutPolicy,
         client: FileClient,
-        cache: SiteCache | None = None,
     ) -> None:
         self._settings = settings
         self._policy = policy
         self._client = client
-        self._cache = SiteCache() if cache is None else cache
+        self._sites: dict[str, _Site] = {}  # the most recently used one is the last
         self._reading: dict[str, asyncio.Task[_Site]] = {}
 
     async def verdict(self, origin: str, url: str) -> Verdict:
         """Whether `url` of `origin` (scheme://host:port) may be fetched."""
         if not self._settings.robots_txt and not self._settings.site_files:
             return Verdict(reason=None)
-        site = self._cache.get(origin)
-        if site is None:
+        site = self._sites.get(origin)
+        if site is None or time.monotonic() > site.good_until:
             if origin not in self._reading:
                 self._reading[origin] = asyncio.create_task(self._read(origin))
             site = await asyncio.shield(self._reading[origin])
+        else:
+            self._sites[origin] = self._sites.pop(origin)
         return self._verdict(site, origin, url)
 
     async def close(self) -> None:
-        """Stop the requests under way, for the end of an event loop. The cache stays."""
+        """Stop the requests under way."""
         for task in self._reading.values():
             task.cancel()
         await asyncio.gather(*self._reading.values(), return_exceptions=True)
@@ -604,14 +583,14 @@ class Sites:
                 others = await self._read_others(origin, robots, answers)
             for rules in others.values():
                 failed = failed or (isinstance(rules, str) and rules != NOT_ASKED)
-            before = self._cache.sites.get(origin)
+            before = self._sites.pop(origin, None)
             failures = (before.failures if before is not None else 0) + 1 if failed else 0
             unreachable = {name: each for name, each in answers.items() if _is_unreachable(each)}
             asked = (retry_after_s(each.retry_after) for each in unreachable.values())
             pauses = [max(each, SHORTEST_S) for each in asked if each is not None]
             pause_s = max(pauses, default=None)
             now = time.monotonic()
-            site = _Site(
+            site = self._sites[origin] = _Site(
                 answer=answers.get("robots.txt"),
                 robots=robots,
                 tdm=others.get("tdmrep.json", ()),
@@ -621,7 +600,8 @@ class Sites:
                 failures=failures,
                 retry_at=None if pause_s is None else now + pause_s,
             )
-            self._cache.put(origin, site)
+            if len(self._sites) > MOST_SITES:
+                del self._sites[next(iter(self._sites))]
             return site
         finally:
             self._reading.pop(origin, None)

@@ -21,9 +21,9 @@ import uvloop
 from manifests.columns import REASONS
 from manifests.schema import Fetch, HostLimit, Pair
 from pipeline.fetch import request
-from pipeline.fetch.fetcher import Fetched, Fetcher, fetch_all
-from pipeline.fetch.sites import SiteCache
+from pipeline.fetch.fetcher import Fetched, Fetcher
 from tests.support.dns import fake_dns
+from tests.support.fetched import fetch_all
 
 # Every address that this process asked a socket to connect to
 connected: list[tuple[object, ...]] = []
@@ -37,11 +37,11 @@ def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(request, "BACKOFF_S", 0.01)
 
 
-def run(pairs: list[Pair], settings: Fetch, cache: SiteCache | None = None) -> list[Fetched]:
+def run(pairs: list[Pair], settings: Fetch) -> list[Fetched]:
     """Ends of all pairs, in the order of the pairs."""
 
     async def collect() -> list[tuple[int, Fetched]]:
-        return [item async for item in fetch_all(pairs, settings, cache)]
+        return [item async for item in fetch_all(pairs, settings)]
 
     outcomes = uvloop.run(collect())
     assert sorted(index for index, _ in outcomes) == list(range(len(pairs)))

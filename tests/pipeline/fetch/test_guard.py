@@ -18,9 +18,10 @@ from aiohttp.abc import ResolveResult
 
 from manifests.schema import Fetch, Pair
 from pipeline.fetch import guard, request
-from pipeline.fetch.fetcher import Fetched, fetch_all
+from pipeline.fetch.fetcher import Fetched
 from pipeline.fetch.guard import Refused, check_address, target
 from tests.support.dns import fake_dns
+from tests.support.fetched import fetch_all
 from tests.support.tables import table
 
 PLAIN = Fetch()

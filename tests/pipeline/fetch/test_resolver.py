@@ -14,9 +14,9 @@ import uvloop
 
 from manifests.schema import Fetch
 from pipeline.fetch import guard
-from pipeline.fetch.fetcher import fetch_all
 from pipeline.fetch.guard import Dns, Refused, Resolver
 from tests.support.dns import NameServer
+from tests.support.fetched import fetch_all
 
 PLAIN = Fetch()
 
