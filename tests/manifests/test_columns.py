@@ -1,4 +1,4 @@
-"""Columns on disk and the closed list of reasons."""
+"""Columns on disk, and those that a recipe adds."""
 
 from __future__ import annotations
 
@@ -6,19 +6,12 @@ import pyarrow as pa
 import pytest
 
 from manifests.columns import (
-    DECODE_REASONS,
     PAIRS,
-    REASONS,
     SIDECAR,
     VOLATILE_COLUMNS,
     extra_column,
     with_extra,
 )
-
-
-def test_reasons_of_decoding_are_reasons_and_each_has_a_class() -> None:
-    assert set(REASONS) >= DECODE_REASONS
-    assert set(REASONS.values()) == {"refused", "permanent", "transient"}
 
 
 def test_the_sidecar_begins_with_the_columns_of_img2dataset() -> None:
@@ -48,8 +41,3 @@ def test_extra_columns_come_last_in_the_order_of_the_recipe() -> None:
     schema = with_extra(SIDECAR, {"b": "int", "a": "json"})
     assert schema.names == [*SIDECAR.names, "b", "a"]
     assert (schema.field("b").type, schema.field("a").type) == (pa.int64(), pa.string())
-
-
-def test_an_unknown_type_is_an_error() -> None:
-    with pytest.raises(KeyError, match="decimal"):
-        with_extra(PAIRS, {"price": "decimal"})

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,20 +19,25 @@ from manifests import console
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_a_mistake_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def python(code: str, **options: Any) -> subprocess.CompletedProcess[bytes]:
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **options}
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=300, **options)
+
+
+def test_a_mistake_is_one_line_and_status_2_with_its_traceback_on_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def body() -> int:
         raise ValueError("image_size is -1; it must be at least 1")
 
     assert console.run_command(body) == console.EXIT_MISTAKE == 2
-    assert capsys.readouterr().err == "error: image_size is -1; it must be at least 1\n"
-
-
-def test_the_traceback_of_a_mistake_is_there_on_request(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    line = "error: image_size is -1; it must be at least 1\n"
+    assert capsys.readouterr().err == line
     monkeypatch.setenv("CLIPMILL_TRACEBACK", "1")
-    assert console.run_command(lambda: int("x")) == 2
-    assert "Traceback" in capsys.readouterr().err
+    assert console.run_command(body) == 2
+    trace = capsys.readouterr().err
+    assert trace.startswith("Traceback")
+    assert trace.endswith(line)
 
 
 @pytest.mark.parametrize("wrong", ["folder", "missing", "under a file"])
@@ -55,20 +61,6 @@ def test_the_table_of_exit_statuses_has_those_of_the_command_too() -> None:
     assert table[:2] == ["exit status:", "  0    finished"]
     assert [int(line.split()[0]) for line in table[1:]] == [0, 2, 75, 129, 130, 141, 143]
     assert "  130  Ctrl-C twice" in table
-
-
-def test_an_error_that_is_not_a_mistake_keeps_its_traceback() -> None:
-    def body() -> int:
-        raise ConnectionResetError("a bug or the network")
-
-    with pytest.raises(ConnectionResetError):
-        console.run_command(body)
-
-
-def test_the_status_of_the_body_is_the_status_of_the_command() -> None:
-    assert console.run_command(lambda: 3) == 3
-    with pytest.raises(SystemExit):
-        console.run_command(lambda: sys.exit(2))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +90,7 @@ def test_a_stop_signal_is_one_line_at_once_one_at_the_end_and_128_more(
     assert signal.getsignal(number) is before
 
 
-def test_an_interrupt_that_ray_raises_anew_has_the_status_of_its_signal() -> None:
+def test_signals_that_pass_through_ray_have_their_own_status() -> None:
     def body() -> int:
         try:
             os.kill(os.getpid(), signal.SIGHUP)
@@ -112,11 +104,7 @@ def test_an_interrupt_that_ray_raises_anew_has_the_status_of_its_signal() -> Non
 
     assert console.run_command(body) == 129
     assert console.run_command(interrupted) == 130
-
-
-def test_rays_own_handler_of_sigterm_ends_the_same_way(capsys: pytest.CaptureFixture[str]) -> None:
-    assert console.run_command(lambda: sys.exit(signal.SIGTERM)) == 143
-    assert "stopped by SIGTERM" in capsys.readouterr().err
+    assert console.run_command(lambda: sys.exit(signal.SIGTERM)) == 143  # its handler of SIGTERM
 
 
 def test_a_second_signal_ends_the_process_at_once() -> None:
@@ -132,7 +120,7 @@ def test_a_second_signal_ends_the_process_at_once() -> None:
         "        time.sleep(30)\n"
         "console.run_command(body)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=20)
+    done = python(code)
     assert done.returncode == -signal.SIGINT
 
 
@@ -154,16 +142,8 @@ raise SystemExit(console.run_command(body))
 @pytest.mark.parametrize(("before", "status"), [("SIG_DFL", 129), ("SIG_IGN", 0)])
 def test_a_second_sighup_is_ignored_and_under_nohup_the_first_too(before: str, status: int) -> None:
     code = f"import signal; signal.signal(signal.SIGHUP, signal.{before})\n{HANGUPS}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=20)
+    done = python(code)
     assert (done.returncode, done.stdout) == (status, b"saved\n")
-
-
-def test_a_thread_may_run_a_command_too() -> None:
-    statuses: list[int] = []
-    thread = threading.Thread(target=lambda: statuses.append(console.run_command(lambda: 0)))
-    thread.start()
-    thread.join()
-    assert statuses == [0]
 
 
 def test_log_lines_name_the_unit_and_the_level() -> None:
@@ -208,9 +188,7 @@ main = lambda: console.run_command(body)
     ids=["end_process", "python"],
 )
 def test_a_thread_of_arrow_that_is_late_does_not_abort_the_end(end: str, status: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", LATE_READER + end], cwd=ROOT, capture_output=True, timeout=300
-    )
+    done = python(LATE_READER + end)
     if end.startswith("sys") and done.returncode == 3:
         pytest.skip("this Python and this Arrow end without an abort")
     assert done.returncode == status
@@ -231,7 +209,7 @@ def test_a_process_ends_with_the_status_of_its_command(
     body: str, status: int, message: bytes
 ) -> None:
     code = f"import sys; from manifests import console; console.end_process(lambda: {body})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, timeout=60)
+    done = python(code)
     assert (done.returncode, done.stdout) == (status, b"")
     assert done.stderr.strip().endswith(message)
 
@@ -239,9 +217,7 @@ def test_a_process_ends_with_the_status_of_its_command(
 def test_a_profiler_sees_the_end_of_the_command() -> None:
     code = "from manifests import console; console.end_process(lambda: print('work') or 0)"
     profiled = f"import cProfile; cProfile.run({code!r})"
-    done = subprocess.run(
-        [sys.executable, "-c", profiled], cwd=ROOT, capture_output=True, timeout=60
-    )
+    done = python(profiled)
     assert (done.returncode, done.stdout[:5]) == (0, b"work\n")
     assert b"function calls" in done.stdout
 
@@ -314,23 +290,17 @@ def test_output_that_a_full_disk_cuts_is_a_mistake(end: str) -> None:
         f"main = lambda: console.run_command(lambda: print('result') or 0)\n{end}"
     )
     with open("/dev/full", "wb") as full:
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONUNBUFFERED": ""},
-            stdout=full,
-            stderr=subprocess.PIPE,
-            timeout=60,
-        )
+        done = python(code, env={**os.environ, "PYTHONUNBUFFERED": ""}, stdout=full)
     assert done.stderr == b"error: stdout: No space left on device\n"
     assert done.returncode == 2
 
 
-def test_a_broken_connection_is_no_closed_output() -> None:
+@pytest.mark.parametrize("kind", [ConnectionResetError, BrokenPipeError])
+def test_a_broken_connection_keeps_its_traceback(kind: type[OSError]) -> None:
     def body() -> int:
-        raise BrokenPipeError("the store has closed the connection")
+        raise kind("the store has closed the connection")
 
-    with pytest.raises(BrokenPipeError):
+    with pytest.raises(kind):
         console.run_command(body)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -47,11 +46,7 @@ def recipe(source: Source = INDEX, **fetch: Any) -> Recipe:
     return Recipe(name="r", source=source, fetch=Fetch(**fetch))
 
 
-def test_the_list_of_manners_is_tested_whole() -> None:
-    assert sorted(OTHER_MANNERS) == sorted(MANNERS)
-
-
-@pytest.mark.parametrize("name", OTHER_MANNERS)
+@pytest.mark.parametrize("name", sorted(MANNERS))
 def test_manners_may_change_in_the_middle_of_a_pool(name: str) -> None:
     polite = recipe(**{name: OTHER_MANNERS[name]})
     assert recipe_hash(polite) == recipe_hash(recipe())
@@ -84,23 +79,8 @@ def test_a_folder_may_move_and_a_file_may_not_become_another() -> None:
 
 
 def test_hashes_of_recipes_without_local_paths_stay_what_they_were() -> None:
-    assert recipe_hash(recipe()) == OLD_HASH
-    assert disk.content_hash(fetch_identity(Fetch())) == OLD_SETTINGS
-
-
-OLD_HASH = "e18e539eee7d"
-OLD_SETTINGS = "63f8e85a7c92"
-
-
-def test_a_pool_that_moved_is_accepted_whatever_its_manners_were() -> None:
-    first = recipe(Source(kind="wat", paths=("/data/crawl.wat.gz",)), per_host=8, deadline_s=2.0)
-    stored = recipe_identity(first)
-    moved = dataclasses.replace(
-        first, source=Source(kind="wat", paths=("/elsewhere/crawl.wat.gz",)), fetch=Fetch()
-    )
-    assert recipe_changes(stored, moved) == []
-    other = dataclasses.replace(moved, fetch=Fetch(image_size=64))
-    assert recipe_changes(stored, other) == ["fetch.image_size was 256 and is 64"]
+    assert recipe_hash(recipe()) == "e18e539eee7d"
+    assert disk.content_hash(fetch_identity(Fetch())) == "63f8e85a7c92"
 
 
 def test_a_key_with_its_default_does_not_change_the_hash_of_an_ablation() -> None:
