@@ -59,13 +59,11 @@ def file_content(path: str) -> dict[str, Any]:
 
 def has_stamp(path: str, stamp: Mapping[str, Any]) -> bool:
     """True where a file has the stamp that `file_stamp` gave; also where nobody knows."""
-    if not stamp:
-        return True
-    now = file_stamp(path)
+    now = file_stamp(path) if stamp else {}
     if not disk.is_url(path):
         return all(now[key] == stamp[key] for key in now)
-    known = [key for key in BEST_FIRST if key in stamp and key in now]
-    return not known or bool(stamp[known[0]] == now[known[0]])
+    best = next((key for key in BEST_FIRST if key in stamp and key in now), None)
+    return best is None or bool(stamp[best] == now[best])
 
 
 def is_unchanged(path: str, content: Mapping[str, Any]) -> bool:
@@ -150,7 +148,7 @@ def source_id(source: Source, path: str) -> str:
     """What a part was read from: which file, how, and, of a local file, its size in bytes.
 
     Of a local path only the name counts: a folder may move, and the content is compared beside this
-    (content.py). Pairs of files name their images by absolute paths, so such a source may not move.
+    (`file_content`). Pairs of files name their images by absolute paths: such a source may not move.
     """
     moves = SOURCES[source.kind].images == "web" and not disk.is_url(path)
     name = disk.local_path(path).name if moves else path
@@ -325,16 +323,11 @@ def _require_records(path: str, counts: Counter[str]) -> None:
         )
 
 
-def _url_rows(path: str, source: Source, counts: Counter[str]) -> Batches:
-    return _batched(url_table(source).rows(path, counts), source)
-
-
-def _file_rows(path: str, source: Source, counts: Counter[str]) -> Batches:
-    return _batched(file_table(source, path).rows(path, counts), source)
-
-
-def _folder_rows(path: str, source: Source, counts: Counter[str]) -> Batches:
-    return _batched(image_folders.rows_of_folder(path, source, counts), source)
+def _is_folder_unchanged(folder: str, source: Source, content: Content) -> bool:
+    try:
+        return not content or image_folders.folder_content(folder, source) == content
+    except FileNotFoundError:  # the captions table is gone
+        return False
 
 
 # --------------------------------------------------------------------------------------------------
@@ -354,21 +347,25 @@ READERS: dict[str, SourceReader] = {
     ),
     "table": SourceReader(
         parts=_tables,
-        batches=_url_rows,
+        batches=lambda path, source, counts: _batched(url_table(source).rows(path, counts), source),
         check=lambda path, source: url_table(source).check(path),
         keys=("url_column", "caption_column"),
     ),
     "files": SourceReader(
         parts=_tables,
-        batches=_file_rows,
+        batches=lambda path, source, counts: _batched(
+            file_table(source, path).rows(path, counts), source
+        ),
         check=lambda path, source: file_table(source, path).check(path),
     ),
     "image_folder": SourceReader(
         parts=_folders,
-        batches=_folder_rows,
+        batches=lambda path, source, counts: _batched(
+            image_folders.rows_of_folder(path, source, counts), source
+        ),
         check=image_folders.check_folder,
         content=image_folders.folder_content,
-        is_unchanged=image_folders.is_folder_unchanged,
+        is_unchanged=_is_folder_unchanged,
         keys=("captions", "file_column", "caption_column", "links_outside"),
     ),
 }

@@ -94,7 +94,15 @@ def values(path: str, columns: Sequence[str]) -> Generator[Values | None]:
 def _values(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
     kind = Path(path.removesuffix(".gz")).suffix
     if kind == ".parquet":
-        yield from _parquet_rows(path, columns)
+        with (
+            disk.naming_table(path),
+            fsspec.open(path, "rb") as file,
+            pq.ParquetFile(file) as table,
+        ):
+            require_columns(path, columns, table.schema_arrow.names)
+            for batch in table.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(columns))):
+                lists = [python_values(batch.column(name)) for name in columns]
+                yield from zip(*lists, strict=True)
         return
     if kind == ".txt" and len(columns) > 1:
         raise ValueError(
@@ -114,21 +122,17 @@ def _values(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
         # A byte that is not UTF-8 becomes a lone surrogate, by which its value is known as damaged.
         text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
         if kind == ".txt":
-            yield from _url_rows(text)
+            for line in bounded_lines(text):
+                if line is None:
+                    yield None
+                elif url := line.strip(SPACE):
+                    yield (url,)
         elif kind == ".json":
             yield from _pick_columns(path, _json_rows(path, text), columns)
         elif kind == ".tsv":
             yield from _tsv_rows(path, text, columns)
         else:
             yield from _csv_rows(path, text, columns)
-
-
-def _url_rows(text: TextIO) -> Iterator[Values | None]:
-    for line in bounded_lines(text):
-        if line is None:
-            yield None
-        elif url := line.strip(SPACE):
-            yield (url,)
 
 
 class MissingColumn(ValueError):
@@ -161,36 +165,19 @@ def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -
         raise MissingColumn(message, name, close)
 
 
-# --- parquet ---------------------------------------------------------------------------------
-
-
-def _parquet_rows(path: str, columns: Sequence[str]) -> Iterator[Values]:
-    with (
-        disk.naming_table(path),
-        fsspec.open(path, "rb") as stream,
-        pq.ParquetFile(stream) as table,
-    ):
-        names = table.schema_arrow.names
-        require_columns(path, columns, names)
-        for batch in table.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(columns))):
-            lists = [python_values(batch.column(name)) for name in columns]
-            yield from zip(*lists, strict=True)
-
-
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """The values of an Arrow column. NOT_TEXT for each that Python cannot hold: text that is not
     UTF-8, a date outside the years 1 to 9999."""
+    python: list[Any] = []
     try:
         return list(column.to_pylist())
     except (ValueError, OverflowError):
-        return [_python_value(scalar) for scalar in column]
-
-
-def _python_value(scalar: pa.Scalar) -> Any:
-    try:
-        return scalar.as_py()
-    except (ValueError, OverflowError):
-        return NOT_TEXT
+        for scalar in column:
+            try:
+                python.append(scalar.as_py())
+            except (ValueError, OverflowError):
+                python.append(NOT_TEXT)
+    return python
 
 
 # --- csv and tsv -----------------------------------------------------------------------------
@@ -330,55 +317,42 @@ def _column(value: Any) -> Any:
     return list(value.values()) if isinstance(value, dict) else value
 
 
-class _NumberMayGoOn(ValueError):
-    """A value ends where the text that was read ends."""
-
-
 def _json_values(path: str, text: TextIO) -> Iterator[Any]:
     """The values of a JSON file, one at a time; members of an array are wrapped in a list of one.
 
     A value that cannot be decoded (nested too deep, a number of 5,000 digits) is [None].
     """
     decoder, buffer, position, read = json.JSONDecoder(), "", 0, 0
-    inside, ended = False, False
+    inside, ended, problem = False, False, ""
     while True:
         while position < len(buffer) and buffer[position] in " \t\r\n,":
             position += 1
-        if position == len(buffer):
-            if ended:
-                break
-            buffer, position = text.read(CHUNK), 0
-            read, ended = read + len(buffer), not buffer
-            continue
-        if buffer[position] == ("]" if inside else "["):
-            inside, position = not inside, position + 1
-            continue
-        try:
-            value, end = decoder.raw_decode(buffer, position)
-            if end == len(buffer) and not ended:
-                raise _NumberMayGoOn
-        except (ValueError, RecursionError) as error:
-            number = isinstance(error, _NumberMayGoOn)
-            if not number and (end := _end_of_value(buffer, position)):
-                position = end
-                yield [None]
+        if position == len(buffer) and ended:
+            break
+        if position < len(buffer):
+            if buffer[position] == ("]" if inside else "["):
+                inside, position = not inside, position + 1
                 continue
-            more = "" if ended else text.read(max(CHUNK, len(buffer) - position))
-            if not more and ended:
+            try:
+                value, end = decoder.raw_decode(buffer, position)
+                value = [value] if inside else value
+            except (ValueError, RecursionError) as error:
+                value, end, problem = [None], _end_of_value(buffer, position), str(error)
+            if end and (ended or end < len(buffer)):  # else it may go on behind the text
+                position = end
+                yield value
+                continue
+            if ended:
                 at = read - len(buffer) + position
-                raise ValueError(
-                    f"{path} is no JSON from its character {at:,} on: {error}"
-                ) from None
-            buffer, position = buffer[position:] + more, 0
-            read, ended = read + len(more), not more
-            if len(buffer) > LARGEST_VALUE:
-                raise ValueError(
-                    f"{path} has a value of more than {LARGEST_VALUE:,} characters: "
-                    "write it as jsonl, one row a line"
-                ) from None
-            continue
-        position = end
-        yield [value] if inside else value
+                raise ValueError(f"{path} is no JSON from its character {at:,} on: {problem}")
+        more = text.read(max(CHUNK, len(buffer) - position))
+        buffer, position = buffer[position:] + more, 0
+        read, ended = read + len(more), not more
+        if len(buffer) > LARGEST_VALUE:
+            raise ValueError(
+                f"{path} has a value of more than {LARGEST_VALUE:,} characters: "
+                "write it as jsonl, one row a line"
+            )
     if inside:
         raise ValueError(f"{path} ends in the middle of its array")
 
@@ -502,12 +476,8 @@ def _readable_text(value: Any) -> str | None:
 
 def url_table(source: Source) -> PairTable:
     """Kind table: the columns that the recipe names."""
-    return PairTable(
-        source.url_column,
-        source.caption_column,
-        source.extra_columns,
-        lambda link: resolve("", link),
-    )
+    columns = source.url_column, source.caption_column, source.extra_columns
+    return PairTable(*columns, lambda link: resolve("", link))
 
 
 def file_table(source: Source, path: str) -> PairTable:
@@ -547,7 +517,8 @@ class ImageFolder:
     """
 
     def __init__(self, folder: str, source: Source) -> None:
-        self.path = absolute_folder(folder)
+        is_url = disk.is_url(folder)  # as the URLs of its images begin
+        self.path = folder.rstrip("/") if is_url else os.path.abspath(disk.local_path(folder))
         self.links_outside = source.links_outside
         self._real = "" if disk.is_url(folder) else os.path.realpath(self.path)
 
@@ -607,7 +578,7 @@ class ImageFolder:
         """The content of the text file beside an image; None where there is none, ValueError with
         the reason where it may not or cannot be read."""
         try:
-            return disk.read_bytes(self.file(caption_name(name)))
+            return disk.read_bytes(self.file(str(PurePosixPath(name).with_suffix(CAPTION_SUFFIX))))
         except FileNotFoundError:
             return None
         except disk.NotRegular:
@@ -616,11 +587,6 @@ class ImageFolder:
 
 def _lies_in(folder: str, path: str) -> bool:
     return path.startswith(folder.rstrip("/") + "/")
-
-
-def caption_name(name: str) -> str:
-    """The text file beside an image."""
-    return str(PurePosixPath(name).with_suffix(CAPTION_SUFFIX))
 
 
 def rows_of_folder(folder: str, source: Source, counts: Counter[str]) -> Iterator[Row]:
@@ -638,11 +604,6 @@ def rows_of_folder(folder: str, source: Source, counts: Counter[str]) -> Iterato
         yield from _captioned_by_table(images, source, counts)
 
 
-def absolute_folder(folder: str) -> str:
-    """A folder as the URLs of its images begin: a URL, or an absolute path."""
-    return folder.rstrip("/") if disk.is_url(folder) else os.path.abspath(disk.local_path(folder))
-
-
 def is_image(name: str) -> bool:
     """True where a name ends as an image's does, in capitals or not."""
     return PurePosixPath(name).suffix.lower() in IMAGE_SUFFIXES
@@ -658,23 +619,18 @@ def _captioned_by_files(images: ImageFolder, captions: str, counts: Counter[str]
             if captions == CLASS_FOLDERS:
                 caption = PurePosixPath(name).parent.name
             else:
-                caption = _caption_text(images.caption_beside(name))
+                content = images.caption_beside(name) or b""
+                caption = content.decode("utf-8-sig").strip()
             if not caption.strip():
                 raise ValueError("no_caption")
-        except ValueError as reason:
-            reject(counts, str(reason), repr(name))
+        except ValueError as error:
+            reason = "damaged" if isinstance(error, UnicodeDecodeError) else str(error)
+            reject(counts, reason, repr(name))
             continue
         counts["pairs"] += 1
         uid = disk.uid_of(url, caption)
         folder = PurePosixPath(images.path).name
         yield (uid, url, caption, *PAGE_COLUMNS, folder, None, number)
-
-
-def _caption_text(content: bytes | None) -> str:
-    try:
-        return (content or b"").decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        raise ValueError("damaged") from None
 
 
 def _captioned_by_table(images: ImageFolder, source: Source, counts: Counter[str]) -> Iterator[Row]:
@@ -728,14 +684,6 @@ def folder_content(folder: str, source: Source) -> dict[str, Any]:
     elif source.captions != CLASS_FOLDERS:
         digest.update(disk.read_bytes(images.file(str(source.captions))) + b"\0")
     return {"files": len(names), "digest": digest.hexdigest()}
-
-
-def is_folder_unchanged(folder: str, source: Source, content: Mapping[str, Any]) -> bool:
-    """True where a folder still has the content that `folder_content` gave."""
-    try:
-        return not content or folder_content(folder, source) == content
-    except FileNotFoundError:  # the captions table is gone
-        return False
 
 
 # --------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import aiodns
 from aiodns import error as dns_errors
@@ -41,8 +41,7 @@ HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*", re.ASCII
 )
 NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+", re.ASCII)
-# Bytes that a URL holds in escaped form only.
-UNSAFE = re.compile(rb"[^!#$%&'()*+,\-./0-9:;=?@A-Z\[\]_a-z~]")
+SAFE = "!#$%&'()*+,/:;=?@[]"  # beside letters, digits and -._~: what a URL holds as it is
 
 # Network, what it is, and whether `allow_private` opens it; the first entry that fits counts. IPv6:
 # only 2000::/3 is allocated, so the rest is denied as a whole. The parts of 2000::/3 that carry an
@@ -148,10 +147,9 @@ def target(url: str, settings: Fetch) -> Target:
 def _escape(text: str) -> str:
     """Escape what a URL may not hold. Existing escapes stay as they are: signed URLs need it."""
     try:  # surrogateescape: bytes of a Location header that are not UTF-8
-        raw = text.encode("utf-8", "surrogateescape")
+        return quote(text, safe=SAFE, errors="surrogateescape")
     except UnicodeEncodeError as error:
         raise Refused("bad_url", "half of a surrogate pair") from error
-    return UNSAFE.sub(lambda m: b"%%%02X" % m[0][0], raw).decode("ascii")
 
 
 def _host(host: str, settings: Fetch, *, literal: bool) -> str:
@@ -179,28 +177,12 @@ def _spelled(host: str, literal: bool) -> tuple[str, str | None]:
         raise Refused("bad_url", "the host is not a name that DNS can hold") from error
     if not HOST_NAME.fullmatch(host):
         raise Refused("bad_url", f"{host!r} is not a host name" if host else "no host")
-    return host, _ipv4(host) if NUMBER.fullmatch(host.rsplit(".", 1)[-1]) else None
-
-
-def _ipv4(host: str) -> str:
-    """The address of a decimal, octal, hexadecimal or short spelling, as a C library reads it.
-
-    Examples: `127.1`, `0x7f000001`, `0177.1`.
-    """
-    numbers = []
-    for part in host.split("."):
-        if not NUMBER.fullmatch(part):
-            raise Refused("bad_url", f"{host} is neither a name nor an address")
-        base = 16 if part.startswith("0x") else 8 if part.startswith("0") and part != "0" else 10
-        try:
-            numbers.append(int(part.removeprefix("0x") or "0", base))
-        except ValueError as error:  # 08 is not an octal number
-            raise Refused("bad_url", f"{host} is not an address") from error
-    last = 4 - len(numbers) + 1  # bytes that the last number covers
-    if len(numbers) > 4 or any(n > 255 for n in numbers[:-1]) or numbers[-1] >= 256**last:
-        raise Refused("bad_url", f"{host} is not an address")
-    value = numbers[-1] + sum(n << 8 * (3 - i) for i, n in enumerate(numbers[:-1]))
-    return str(ipaddress.IPv4Address(value))
+    if not NUMBER.fullmatch(host.rsplit(".", 1)[-1]):
+        return host, None
+    try:  # a decimal, octal, hexadecimal or short spelling: `127.1`, `0x7f000001`, `0177.1`
+        return host, str(ipaddress.IPv4Address(socket.inet_aton(host)))
+    except OSError as error:
+        raise Refused("bad_url", f"{host} is neither a name nor an address") from error
 
 
 def check_address(ip: str, settings: Fetch) -> None:

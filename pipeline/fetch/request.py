@@ -410,9 +410,9 @@ class Requests:
             if status in REDIRECTS and location is not None:
                 return answer(location=location)
             after_s = retry_after_s(headers.get("Retry-After"))
-            return answer(
-                reason=_status_reason(status), detail=f"status {status}", retry_after_s=after_s
-            )
+            by_class = {4: "http_4xx", 5: "http_5xx"}.get(status // 100, "http_other")
+            failure = "http_429" if status == 429 else by_class
+            return answer(reason=failure, detail=f"status {status}", retry_after_s=after_s)
         row_signals.update(signals(headers.items(), None))
         if row_signals and (refusal := self._policy.refusal(row_signals)):
             return answer(reason=refusal[0], detail=refusal[1])
@@ -480,14 +480,6 @@ async def _up_to(response: aiohttp.ClientResponse, limit: int) -> bytes:
 
 
 # --- reasons ---------------------------------------------------------------------------------
-
-
-def _status_reason(status: int) -> str:
-    if status == 429:
-        return "http_429"
-    if 400 <= status < 500:
-        return "http_4xx"
-    return "http_5xx" if 500 <= status < 600 else "http_other"
 
 
 def _failure(error: Exception, exchange: _Exchange) -> Answer:
