@@ -73,76 +73,163 @@ def build(
             if spec.name not in scored:  # else the stage says whether it needs the weights again
                 make(spec).check_reach()
     with hold_lease(pool, create=True) as lease, shown_progress(pool):
-        return _build(recipe, pool, lease, engine=engine, until=until, retry=retry)
+        return Build(recipe, pool, lease, engine, retry).run(until)
 
 
-def _build(
-    recipe: Recipe, pool: str, lease: Lease, *, engine: Engine, until: str, retry: str | None
-) -> dict[str, Any]:
-    """Build under the lease of the pool."""
-    _refuse_other_source(pool, recipe)
-    before = _finished_state(pool)
-    seconds: dict[str, float] = {}
-    failed: dict[str, str] = {}
-    committed = Committed(pool)
-    steps: list[tuple[str, Callable[[], Mapping[str, str]]]] = [
-        ("crawl", lambda: _crawl(recipe, pool, engine, lease.fence)),
-        ("plan", lambda: _plan(recipe, pool, engine, retry, lease.fence)),
-        ("fetch", lambda: _fetch(recipe, committed, engine, lease.fence)),
-        ("score", lambda: _score(recipe, committed, engine, lease.fence)),
-        ("choose", lambda: _choose(recipe, committed, lease.fence)),
-    ]
-    for name, step in steps[: STAGES.index(until) + 1]:
-        started = time.monotonic()
-        lease.check()
-        failed |= step()
-        seconds[name] = round(time.monotonic() - started, 2)
-        logger.info("%s took %.1f s", name, seconds[name])
-        if failed:
-            break  # what comes after would be made from a pool with holes
-        if name != until:
-            _refuse_no_rows(name, committed)
-    lease.check()
-    disk.write_json(PoolLayout(pool).recipe_json, recipe, sealed=True)
-    totals: dict[str, Any] = {"complete": False, "problems": []}
-    if not failed or _has_rows(committed):
-        document = write_pool_json(pool, recipe, seconds, committed.read())
-        totals = dict(disk.to_plain(document))
-    if rebuild.is_locked(recipe) and disk.exists(PoolLayout(pool).drift_json):
-        totals["drift"] = disk.read_json(PoolLayout(pool).drift_json)
-    return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
+class Build:
+    """A build under the lease of its pool. A stage returns {task: reason} of tasks that ended
+    without an outcome.
+    """
 
-
-class Committed:
-    """What is committed in a pool: read once, and again after the stage that commits shards."""
-
-    def __init__(self, pool: str) -> None:
-        self.pool = pool
+    def __init__(
+        self, recipe: Recipe, pool: str, lease: Lease, engine: Engine, retry: str | None
+    ) -> None:
+        self.recipe, self.pool, self.lease = recipe, pool, lease
+        self.engine, self.retry, self.fence = engine, retry, lease.fence
+        self.is_adopted = SOURCES[recipe.source.kind].images == "tars"
+        self.is_locked = rebuild.is_locked(recipe)
         self._commits: Commits | None = None
 
-    def read(self) -> Commits:
-        """What was committed when it was read."""
+    @property
+    def commits(self) -> Commits:
+        """What is committed: read once, and again after the stage that commits shards."""
         if self._commits is None:
             self._commits = read_commits(self.pool)
         return self._commits
 
-    def add(
-        self,
-        stage: Stage,
-        tickets: Callable[[Commits], Any],
-        engine: Engine,
-        fence: int | None,
-    ) -> Report:
+    def run(self, until: str) -> dict[str, Any]:
+        """The stages up to `until`; returns what `build` does."""
+        pool, layout = self.pool, PoolLayout(self.pool)
+        _refuse_other_source(pool, self.recipe)
+        before = _finished_state(pool)
+        seconds: dict[str, float] = {}
+        failed: dict[str, str] = {}
+        stages = zip(
+            STAGES, (self.crawl, self.plan, self.fetch, self.score, self.choose), strict=True
+        )
+        for name, stage in islice(stages, STAGES.index(until) + 1):
+            started = time.monotonic()
+            self.lease.check()
+            failed |= stage()
+            seconds[name] = round(time.monotonic() - started, 2)
+            logger.info("%s took %.1f s", name, seconds[name])
+            if failed:
+                break  # what comes after would be made from a pool with holes
+            if name != until:
+                self._refuse_no_rows(name)
+        self.lease.check()
+        disk.write_json(layout.recipe_json, self.recipe, sealed=True)
+        totals: dict[str, Any] = {"complete": False, "problems": []}
+        if not failed or disk.list_names(layout.pairs, ".parquet") or len(self.commits):
+            document = write_pool_json(pool, self.recipe, seconds, self.commits)
+            totals = dict(disk.to_plain(document))
+        if self.is_locked and disk.exists(layout.drift_json):
+            totals["drift"] = disk.read_json(layout.drift_json)
+        return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
+
+    def crawl(self) -> Mapping[str, str]:
+        check_not_locked(self.pool, self.recipe)
+        if self.is_adopted or self.is_locked:
+            return {}
+        source = self.recipe.source
+        return dict(crawler.crawl(source, self.pool, self.engine, fence=self.fence)["failed"])
+
+    def plan(self) -> Mapping[str, str]:
+        if self.is_adopted:
+            return {}
+        failed: Mapping[str, str] = {}
+        if self.is_locked:
+            write_lock_plan(self.pool, self.recipe, self.fence)
+        else:
+            failed = write_plan(self.pool, self.recipe, engine=self.engine, fence=self.fence)
+        if self.retry and not failed:
+            failed = add_retries(self.pool, self.recipe, engine=self.engine, fence=self.fence)
+        return failed
+
+    def fetch(self) -> Mapping[str, str]:
+        pool, recipe = self.pool, self.recipe
+        remove_uncommitted(pool)
+        config = {"pool": pool, "fetch": disk.to_plain(recipe.fetch), "fence": self.fence}
+        if self.is_adopted:
+            stage = Stage(name="adopt", work=adopt_tars, config=config, measure=measure_commit)
+            tar_list = tar_tickets(recipe.source)
+            check_adopted(pool, tar_list)
+            tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
+            failed = self._add_shards(stage, lambda _: tar_list).failed
+            return {tars[ticket]: reason for ticket, reason in failed.items()}
+        plan = read_plan(pool)
+        if recipe.fetch.engine == "img2dataset":
+            stage = img2dataset_stage(pool, recipe, self.fence)
+        else:
+            config |= {"source_kind": recipe.source.kind, "extra_columns": recipe.sidecar_extra}
+            if self.engine == "ray":
+                config["decoders"] = 1  # there is a worker for each core; each decodes in one child
+            stage = Stage(
+                name="fetch",
+                work=make_downloader,
+                config=config,
+                concurrency=CONCURRENT_SHARDS,
+                measure=measure_commit,
+                tells=True,
+            )
+
+        def tickets(commits: Commits) -> Any:
+            is_committed = np.zeros(len(plan), dtype=bool)
+            is_committed[commits.shards[commits.shards < len(plan)]] = True
+            count = int(is_committed.sum())
+            logger.info("%d of %d shards are committed already", count, len(plan))
+            return plan.tickets(np.flatnonzero(~is_committed))
+
+        failed = self._add_shards(stage, tickets).failed
+        if self.is_locked:
+            drift = write_drift(self.commits, lock_of(recipe), self.fence)
+            if not self.commits.totals.stored:  # the build ends here: say it now
+                for line in drift_lines(drift):
+                    logger.warning("%s", line)
+        return failed
+
+    def _add_shards(self, stage: Stage, tickets: Callable[[Commits], Any]) -> Report:
         """Run a stage that commits shards; its tickets depend on what is committed already."""
         self._commits = None  # it would be in memory twice
-        with IndexWriter(self.pool, check=partial(check_fence, self.pool, fence)) as index:
+        with IndexWriter(self.pool, check=partial(check_fence, self.pool, self.fence)) as index:
             todo = tickets(index.commits)
             report = execute(
-                stage, todo, engine=engine, on_done=lambda _, record: index.add(record)
+                stage, todo, engine=self.engine, on_done=lambda _, record: index.add(record)
             )
         self._commits = index.commits
-        extend_row_index(index.commits, stage.config.get("fence"))
+        extend_row_index(index.commits, self.fence)
         return report
+
+    def score(self) -> Mapping[str, str]:
+        if not self.recipe.filters:
+            return {}
+        specs = filter_specs(self.recipe, [], {})
+        how: Any = {"engine": self.engine, "fence": self.fence, "commits": self.commits}
+        return dict(score(self.pool, specs, **how)["failed"])
+
+    def choose(self) -> Mapping[str, str]:
+        if self.recipe.views or not self.is_locked:
+            choose_views(self.pool, self.recipe, fence=self.fence, commits=self.commits)
+        if self.is_locked:
+            own = [view.name for view in self.recipe.views]
+            write_locked_views(self.commits, lock_of(self.recipe), own, fence=self.fence)
+        return {}
+
+    def _refuse_no_rows(self, stage: str) -> None:
+        """ValueError with the reasons where a stage left nothing for the next one."""
+        parts = read_parts(self.pool) if stage == "crawl" else []
+        counts = part_totals(parts) if len(parts) else {"pairs": None}
+        if counts["pairs"] == 0:
+            problem = (
+                f"the source has no pairs ({counts['links']:,} rows or links, "
+                f"{counts['damaged_records']:,} damaged records)"
+            )
+        elif stage == "fetch" and not self.commits.totals.stored:
+            problem = "none of the rows is stored"
+        else:
+            return
+        losses = "; ".join(map(str, top_reasons(self.pool, commits=self.commits)))
+        raise ValueError(f"{problem}: {losses or 'no row was lost, there was none'}")
 
 
 def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
@@ -220,140 +307,6 @@ def check_filter(spec: FilterSpec, *, scored: bool = True) -> None:
         return
     with contextlib.suppress(ImportError):
         filter_.check()
-
-
-# --- stages -----------------------------------------------------------------------------------
-
-
-def _crawl(recipe: Recipe, pool: str, engine: Engine, fence: int | None) -> Mapping[str, str]:
-    check_not_locked(pool, recipe)
-    if SOURCES[recipe.source.kind].images == "tars" or rebuild.is_locked(recipe):
-        return {}
-    failed: Mapping[str, str] = crawler.crawl(recipe.source, pool, engine, fence=fence)["failed"]
-    return failed
-
-
-def _plan(
-    recipe: Recipe, pool: str, engine: Engine, retry: str | None, fence: int | None
-) -> Mapping[str, str]:
-    if SOURCES[recipe.source.kind].images == "tars":
-        return {}
-    failed: Mapping[str, str] = {}
-    if rebuild.is_locked(recipe):
-        write_lock_plan(pool, recipe, fence)
-    else:
-        failed = write_plan(pool, recipe, engine=engine, fence=fence)
-    if retry and not failed:
-        failed = add_retries(pool, recipe, engine=engine, fence=fence)
-    return failed
-
-
-def _fetch(
-    recipe: Recipe, committed: Committed, engine: Engine, fence: int | None
-) -> Mapping[str, str]:
-    pool = committed.pool
-    remove_uncommitted(pool)
-    config: dict[str, Any] = {
-        "pool": pool,
-        "fetch": disk.to_plain(recipe.fetch),
-        "fence": fence,
-    }
-    if SOURCES[recipe.source.kind].images == "tars":
-        stage = Stage(name="adopt", work=adopt_tars, config=config, measure=measure_commit)
-        tar_list = tar_tickets(recipe.source)
-        check_adopted(pool, tar_list)
-        tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
-        failed = committed.add(stage, lambda _: tar_list, engine, fence).failed
-        return {tars[ticket]: reason for ticket, reason in failed.items()}
-    plan = read_plan(pool)
-    if recipe.fetch.engine == "img2dataset":
-        stage = img2dataset_stage(pool, recipe, fence)
-    else:
-        config["source_kind"] = recipe.source.kind
-        config["extra_columns"] = recipe.sidecar_extra
-        if engine == "ray":
-            config["decoders"] = 1  # there is a worker for each core; each decodes in one child
-        stage = Stage(
-            name="fetch",
-            work=make_downloader,
-            config=config,
-            concurrency=CONCURRENT_SHARDS,
-            measure=measure_commit,
-            tells=True,
-        )
-
-    def tickets(commits: Commits) -> Any:
-        is_committed = np.zeros(len(plan), dtype=bool)
-        is_committed[commits.shards[commits.shards < len(plan)]] = True
-        count = int(is_committed.sum())
-        logger.info("%d of %d shards are committed already", count, len(plan))
-        return plan.tickets(np.flatnonzero(~is_committed))
-
-    failed = committed.add(stage, tickets, engine, fence).failed
-    if rebuild.is_locked(recipe):
-        _write_drift(recipe, committed, fence)
-    return failed
-
-
-def _write_drift(recipe: Recipe, committed: Committed, fence: int | None) -> None:
-    """Compare the pool with its lock. Where nothing is stored, the build ends here: say it now."""
-    commits = committed.read()
-    drift = write_drift(commits, lock_of(recipe), fence)
-    if not commits.totals.stored:
-        for line in drift_lines(drift):
-            logger.warning("%s", line)
-
-
-def _score(
-    recipe: Recipe, committed: Committed, engine: Engine, fence: int | None
-) -> Mapping[str, str]:
-    if not recipe.filters:
-        return {}
-    specs = filter_specs(recipe, [], {})
-    failed: Mapping[str, str] = score(
-        committed.pool, specs, engine=engine, fence=fence, commits=committed.read()
-    )["failed"]
-    return failed
-
-
-def _choose(recipe: Recipe, committed: Committed, fence: int | None) -> Mapping[str, str]:
-    is_locked = rebuild.is_locked(recipe)
-    if recipe.views or not is_locked:
-        choose_views(committed.pool, recipe, fence=fence, commits=committed.read())
-    if is_locked:
-        own = [view.name for view in recipe.views]
-        write_locked_views(committed.read(), lock_of(recipe), own, fence=fence)
-    return {}
-
-
-# --- what is there ----------------------------------------------------------------------------
-
-
-def _refuse_no_rows(stage: str, committed: Committed) -> None:
-    """ValueError with the reasons where a stage left nothing for the next one."""
-    pool = committed.pool
-    parts = read_parts(pool) if stage == "crawl" else []
-    counts = part_totals(parts) if len(parts) else {"pairs": None}
-    if counts["pairs"] == 0:
-        problem = (
-            f"the source has no pairs ({counts['links']:,} rows or links, "
-            f"{counts['damaged_records']:,} damaged records)"
-        )
-    elif stage == "fetch" and not committed.read().totals.stored:
-        problem = "none of the rows is stored"
-    else:
-        return
-    losses = (
-        "; ".join(map(str, top_reasons(pool, commits=committed.read())))
-        or "no row was lost, there was none"
-    )
-    raise ValueError(f"{problem}: {losses}")
-
-
-def _has_rows(committed: Committed) -> bool:
-    """True where pairs or a shard are committed: without them there is nothing to count."""
-    pairs = disk.list_names(PoolLayout(committed.pool).pairs, ".parquet")
-    return bool(pairs or len(committed.read()))
 
 
 def _finished_state(pool: str) -> dict[str, Any] | None:

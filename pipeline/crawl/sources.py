@@ -148,7 +148,7 @@ def source_id(source: Source, path: str) -> str:
     """What a part was read from: which file, how, and, of a local file, its size in bytes.
 
     Of a local path only the name counts: a folder may move, and the content is compared beside this
-    (`file_content`). Pairs of files name their images by absolute paths: such a source may not move.
+    (`file_content`). Pairs of files name their images by absolute paths: such a source stays.
     """
     moves = SOURCES[source.kind].images == "web" and not disk.is_url(path)
     name = disk.local_path(path).name if moves else path
