@@ -151,7 +151,7 @@ def lock(
     as_json: Json = False,
 ) -> int:
     """Write one file (.parquet) from which another lab builds this pool again: rows with hashes,
-    recipe, views; Croissant metadata beside it.
+    recipe, views.
 
     Args:
         file: The file to write.

@@ -256,7 +256,7 @@ def export(
     uid_column: Annotated[str, Parameter(group=MORE)] = "uid",
     as_json: Json = False,
 ) -> int:
-    """Write the kept rows of a view for other programs, with a dataset card and Croissant metadata.
+    """Write the kept rows of a view for other programs, with a dataset card.
 
     Args:
         pool: The folder or URL of a pool.

@@ -20,7 +20,7 @@ from manifests import console, disk, reader
 from manifests.folder_lock import FolderInUse, locked_folder
 from manifests.layout import PoolLayout, RunLayout
 from manifests.records import RunRecord, read_document
-from manifests.schema import Blend, Suite, TaskSpec, Weights
+from manifests.schema import Blend, Suite, TaskSpec
 from train.config import (
     PRESETS,
     TrainConfig,
@@ -305,7 +305,6 @@ EVALUATE = make_app(
     },
 )
 TASKS = Group("Tasks", validator=LimitedChoice(1, 1), sort_key=0)
-OF_A_RUN = Group("Weights of a run", validator=MutuallyExclusive(), sort_key=8)
 
 
 @EVALUATE.default
@@ -316,8 +315,7 @@ def evaluate(
     task: Annotated[list[str] | None, Parameter(group=TASKS), Words] = None,
     suite: Annotated[str | None, Parameter(group=TASKS)] = None,
     out: str | None = None,
-    average_last: Annotated[int | None, Whole, Parameter(group=OF_A_RUN)] = None,
-    ema: Annotated[bool, Parameter(group=OF_A_RUN)] = False,
+    average_last: Annotated[int | None, Whole, Parameter(group=MORE)] = None,
     device: Annotated[str, Parameter(group=MORE)] = "auto",
     as_json: Json = False,
 ) -> int:
@@ -330,7 +328,6 @@ def evaluate(
         suite: Many tasks: those whose data is there are evaluated.
         out: The folder of the predictions (default: eval/ inside the model's folder).
         average_last: The mean of the weights of its last N checkpoints.
-        ema: The moving average in its last checkpoint.
         device: cpu or cuda (default: the best there is).
     """
     from train.evaluation import tasks as evaluating
@@ -338,21 +335,25 @@ def evaluate(
     from train.evaluation.tasks import on_rank_0
     from train.parallel import checkpoint
 
+    if average_last is not None and average_last < 1:
+        raise ValueError(f"--average-last is {average_last}; it must be at least 1")
     tasks = [reader.read_manifest(path, TaskSpec) for path in task or ()]
     of_suite = reader.read_manifest(suite, Suite) if suite else None
-    weights = Weights(ema=ema, average_last=average_last)
     folder = model.removeprefix("local-dir:")
     if out is None and model.startswith("open_clip:"):
         raise ValueError(f"{model} has no folder for the predictions: name one with --out")
     # Weights that were averaged have a folder of their own.
-    target = out or RunLayout(folder).predictions_of(weights)
+    layout = RunLayout(folder)
+    target = out or layout.predictions
+    if out is None and average_last is not None:
+        target = layout.averaged_predictions(average_last)
     if out or disk.exists(folder):  # before the model is loaded
         disk.output_folder(target)
     ranks = process_group.init_distributed(device)
     try:
-        clip, which = checkpoint.load_weights(model, weights)
+        clip, which = checkpoint.load_weights(model, average_last)
         logger.info("%s: %s", model, which)
-        hashes = checkpoint.hashes_of(model, weights)
+        hashes = checkpoint.hashes_of(model, average_last)
         searched = tasks if of_suite is None else readable_tasks(of_suite.tasks)
         on_rank_0(ranks, lambda: check_overlap(folder, searched, target))
         where: dict[str, Any] = {"device": ranks.device, "ranks": ranks, "weights": hashes}

@@ -15,7 +15,6 @@ from manifests import disk
 
 if TYPE_CHECKING:
     import pyarrow as pa
-from manifests.schema import Weights
 
 # --------------------------------------------------------------------------------------------------
 # Every path of a pool, spelled once; and what both writer and reader must agree on.
@@ -452,29 +451,18 @@ class RunLayout:
         """The folder with one Parquet file per evaluation task."""
         return disk.join(self.root, "eval")
 
-    def predictions_of(self, weights: Weights) -> str:
-        """The folder of the predictions of these weights: averages have one of their own."""
-        return self.predictions + weights.suffix
+    def averaged_predictions(self, count: int) -> str:
+        """The folder of the predictions of the mean of the last `count` checkpoints."""
+        return f"{self.predictions}-average-{count}"
 
     @property
     def model_json(self) -> str:
         """Of a model that was not trained here: which one its predictions are of."""
         return disk.join(self.root, "model.json")
 
-    @property
-    def until(self) -> str:
-        """The folder of the evaluations of a run that trains until a target."""
-        return disk.join(self.root, "until")
-
-    @property
-    def target_json(self) -> str:
-        """What these evaluations were."""
-        return disk.join(self.until, "target.json")
-
-    def task_predictions(self, task: str, weights: Weights | None = None) -> str:
-        """The predictions on a task, of these weights; None: those after the last step."""
-        folder = self.predictions if weights is None else self.predictions_of(weights)
-        return disk.join(folder, f"{task}.parquet")
+    def task_predictions(self, task: str) -> str:
+        """The predictions on a task, of the weights after the last step."""
+        return disk.join(self.predictions, f"{task}.parquet")
 
 
 @dataclass(frozen=True, slots=True)

@@ -349,8 +349,6 @@ def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
     expand_arms(shaped)
     if isinstance(shaped.get("evaluate"), list):
         shaped["evaluate"] = [_task(task, folder) for task in shaped["evaluate"]]
-    if "evaluate_weights" in shaped:
-        shaped["evaluate_weights"] = weights_fields(shaped["evaluate_weights"])
     controls = shaped.get("controls")
     if isinstance(controls, dict) and controls.get("null_web"):
         shaped["controls"] = {**controls, "null_web": _absolute(controls["null_web"], folder)}
@@ -381,17 +379,6 @@ def _model(source: Any, folder: Path) -> Any:
         return source
     prefix = LOCAL_DIR if source.startswith(LOCAL_DIR) else ""
     return prefix + str(_absolute(source.removeprefix(LOCAL_DIR), folder))
-
-
-def weights_fields(value: Any) -> Any:
-    """`final`, `ema` or {average_last: N} as the fields of Weights."""
-    if isinstance(value, str):
-        if value not in ("final", "ema"):
-            raise ValueError(
-                f"evaluate_weights is {value!r}; it must be final, ema or {{average_last: 3}}"
-            )
-        return {"ema": value == "ema"}
-    return value
 
 
 def _task(task: Any, folder: Path) -> Any:

@@ -261,27 +261,6 @@ class DamagedSamples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TargetEvaluation:
-    """A model under training on the task of its target."""
-
-    step: int
-    samples: int
-    seconds: float  # of training up to the step, of all starts, without the evaluations
-    value: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetRecord:
-    """until/target.json: the way to the target that ends a run."""
-
-    task: str
-    metric: str
-    target: float
-    evaluations: tuple[TargetEvaluation, ...]
-    reached: TargetEvaluation | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """run.json: what a finished run was, and how it went."""
 
@@ -304,7 +283,6 @@ class RunRecord:
     samples_per_s: float  # of the last start
     peak_memory_bytes: int
     seconds: dict[str, float]  # start, train, whole; of the last start
-    until: TargetRecord | None = None  # of a run that trains until a target
     resumable: bool  # False: its samples were streamed from tars
     export: dict[str, str]  # file of export/ -> sha256
 

@@ -4,9 +4,8 @@
 `docs/interop.md` has the commands.
 
 Reads views, sidecars, score sets and tars of a pool. Writes `X`, outside of the pool: a
-`.parquet`, `.csv` or `.npy` with `README.md` and `X.croissant.json` beside it, or a folder with
-`NNNNN.tar`, `NNNNN.parquet`, `README.md`, `croissant.json` and `export.json` (`complete` is true
-when all shards are there).
+`.parquet`, `.csv` or `.npy` with `README.md` beside it, or a folder with `NNNNN.tar`,
+`NNNNN.parquet`, `README.md` and `export.json` (`complete` is true when all shards are there).
 
 Invariants:
 
@@ -49,7 +48,6 @@ from manifests.layout import shard_name
 from manifests.records import ScoreSetDocument
 from manifests.schema import SOURCES, Recipe
 from pipeline.audit.counts import recipe_of_pool
-from pipeline.lock.croissant import DataFile, croissant_metadata
 from pipeline.metadata_join import uid_records, uid_spill, write_uid_array
 from pipeline.pool.shard_writer import staged_file
 from pipeline.scoring.score_sets import complete_score_sets
@@ -263,7 +261,15 @@ def _sync(path: Path) -> None:
 
 
 SHARD_FILE = re.compile(r"(\d{5,})\.(tar|parquet)")
-TAR_ENCODING, SIDECARS = "application/x-tar", "*.parquet"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFile:
+    """A file of an export."""
+
+    name: str
+    size: int  # bytes
+    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,9 +324,7 @@ def write_shard_folder(
     files = []
     for shard, each in zip(rows.shards, copies, strict=True):
         name = f"{shard_name(shard)}.tar"
-        files.append(
-            DataFile(name=name, size=each.bytes, sha256=each.sha256, encoding=TAR_ENCODING)
-        )
+        files.append(DataFile(name=name, size=each.bytes, sha256=each.sha256))
     return FolderCopy(rows=sum(each.rows for each in copies), files=tuple(files))
 
 
@@ -361,7 +365,7 @@ CARD = "README.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A file with its card and metadata beside it, or a folder of shards that has both inside."""
+    """A file with its card beside it, or a folder of shards that has it inside."""
 
     kind: Kind
     path: str
@@ -380,13 +384,6 @@ class Target:
     def card(self) -> str:
         """The dataset card, where Hugging Face looks for it."""
         return disk.join(self.folder, CARD)
-
-    @property
-    def croissant(self) -> str:
-        """The Croissant metadata."""
-        if self.kind == "folder":
-            return disk.join(self.path, "croissant.json")
-        return f"{self.path}.croissant.json"
 
 
 def target_of(to: str, pool: str) -> Target:
@@ -559,7 +556,7 @@ def _cell(text: str) -> str:
 
 # --------------------------------------------------------------------------------------------------
 # `clipmill export --to X`: the kept rows of a view for other programs, with a dataset
-# card and Croissant metadata beside them.
+# card beside them.
 #
 # A file is written beside its place and gets its name when it is whole. A folder has
 # `export.json`, which says whether all of its shards are there; the same command finishes a
@@ -568,11 +565,6 @@ def _cell(text: str) -> str:
 
 UID = "uid"
 RECORD = "export.json"
-ENCODINGS = {
-    "parquet": "application/x-parquet",
-    "csv": "text/csv",
-    "npy": "application/octet-stream",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -610,7 +602,7 @@ def export_view(pool: str, view: str, to: str, uid_column: str = UID) -> Export:
 
 
 def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:
-    """The data, the metadata and the card."""
+    """The data and the card."""
     pool, view = rows.pool, rows.view
     recipe = recipe_of_pool(pool)
     name = f"{recipe.name if recipe else pool.rstrip('/').rpartition('/')[2]}-{view}"
@@ -622,16 +614,6 @@ def _write(rows: KeptRows, target: Target, to: str, uid_column: str) -> Export:
         files = (file,)
     document = rows.document
     sha256 = folder_hash(files) if target.kind == "folder" else files[0].sha256
-    metadata = croissant_metadata(
-        name=name,
-        version=sha256[:12],
-        description=f"{document.kept} image-caption pairs: the view {view} of a pool.",
-        files=files,
-        rows_are="One row for each kept pair, in the order of the pool's shards.",
-        columns=_columns(rows, target),
-        file_set=SIDECARS if target.kind == "folder" else None,
-    )
-    disk.write_json(target.croissant, metadata)
     export = Export(
         view=view,
         to=to,
@@ -654,7 +636,7 @@ def export_line(export: Export) -> str:
     what = {"npy": "uids", "folder": f"rows in {export.files} tars"}.get(export.kind, "rows")
     return (
         f"view {export.view}: {export.rows:,} {what}, {export.bytes / 1e6:.3g} MB, in {export.to}; "
-        "README.md and Croissant metadata lie beside them"
+        "README.md lies beside them"
     )
 
 
@@ -688,8 +670,7 @@ def _write_file(rows: KeptRows, target: Target, uid_column: str) -> tuple[DataFi
         rows.check_unchanged()
         digest, size = disk.file_sha256(staged), staged.stat().st_size
         disk.publish(staged, target.path)
-    encoding = ENCODINGS[target.kind]
-    return DataFile(name=target.name, size=size, sha256=digest, encoding=encoding), count
+    return DataFile(name=target.name, size=size, sha256=digest), count
 
 
 def _write_uids(rows: KeptRows, staged: Path, uid_column: str) -> int:
@@ -735,12 +716,3 @@ def _write_folder(rows: KeptRows, target: Target) -> tuple[tuple[DataFile, ...],
     check()
     rows.check_unchanged()
     return copy.files, copy.rows
-
-
-def _columns(rows: KeptRows, target: Target) -> pa.Schema:
-    """The columns of the table that the metadata describes."""
-    if target.kind == "npy":
-        return pa.schema([])
-    if target.kind == "csv":
-        return pa.schema([rows.sidecar_schema.field(name) for name in CSV_COLUMNS])
-    return rows.schema

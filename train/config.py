@@ -87,13 +87,6 @@ class TrainConfig:
         " up to this number that divide batch_size",
     )
     window: int = setting(4, "shards that a lane permutes together")
-    until_task: str | None = setting(
-        None, "task file; training stops when the model reaches until_accuracy on it"
-    )
-    until_accuracy: float | None = setting(
-        None, "value of the task's metric (accuracy, recall@1 or its `metric`) that ends the run"
-    )
-    until_every: int = setting(0, "steps between evaluations of until_task")
     crop_min: float = setting(0.9, "least share of an image's area that a random crop keeps")
     # --- learning rate
     lr: float = setting(5e-4, "highest learning rate", heading="Learning rate")
@@ -105,10 +98,7 @@ class TrainConfig:
     cooldown_power: float = setting(1.0, "shape of the cool-down; 1: a straight line")
     cooldown_end_lr: float = setting(0.0, "learning rate after the cool-down")
     # --- optimizer
-    optimizer: Literal["adamw", "muon"] = setting(
-        "adamw", "muon: for the matrices of the blocks, AdamW for the rest", heading="Optimizer"
-    )
-    beta1: float = setting(0.9, "decay of AdamW's first moment")
+    beta1: float = setting(0.9, "decay of AdamW's first moment", heading="Optimizer")
     beta2: float = setting(0.98, "decay of AdamW's second moment")
     eps: float = setting(1e-6, "added to the root of AdamW's second moment")
     weight_decay: float = setting(0.2, "decoupled weight decay, times the learning rate")
@@ -116,9 +106,6 @@ class TrainConfig:
         "open_clip_main", "open_clip: weight decay for positional embeddings too"
     )
     grad_clip: float | None = setting(None, "highest norm of all gradients together")
-    ema: float | None = setting(
-        None, "decay of an exponential moving average, which is then exported; e.g. 0.9999"
-    )
     # --- loss
     loss: Literal["clip", "siglip"] = setting(
         "clip", "softmax over the batch, or a sigmoid for each pair", heading="Loss"
@@ -132,8 +119,8 @@ class TrainConfig:
         None, "side of a tile of logits; none: 1,024 above 4,096 x 4,096 logits"
     )
     # --- precision and memory
-    precision: Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"] = setting(
-        "bf16", "bf16_o2: weights of 16 bits with fp32 masters", heading="Precision and memory"
+    precision: Literal["fp32", "tf32", "bf16", "fp16"] = setting(
+        "bf16", "of the matrix products; weights are fp32", heading="Precision and memory"
     )
     micro_batch: int | Literal["auto"] | None = setting(
         None,
@@ -198,7 +185,6 @@ class TrainConfig:
             )
         self._check_ranges()
         self._check_batch()
-        self._check_until()
         self._check_schedule()
         self._check_gradients()
         self._check_locks()
@@ -265,8 +251,6 @@ class TrainConfig:
             raise ValueError(f"order_seed is {self.order_seed}; it must not be negative")
         if not 0 < self.crop_min <= 1:
             raise ValueError(f"crop_min is {self.crop_min}; it must lie in (0, 1]")
-        if self.ema is not None and not 0 < self.ema < 1:
-            raise ValueError(f"ema is {self.ema}; it must lie in (0, 1)")
 
     def _check_batch(self) -> None:
         if self.batch_size % self.lanes:
@@ -279,17 +263,6 @@ class TrainConfig:
                 f"samples_seen {self.samples_seen} is less than one batch "
                 f"(batch_size {self.batch_size})"
             )
-
-    def _check_until(self) -> None:
-        given = (self.until_task, self.until_accuracy, self.until_every or None)
-        if any(value is not None for value in given) and None in given:
-            raise ValueError(
-                f"until_task is {self.until_task!r}, until_accuracy {self.until_accuracy} and "
-                f"until_every {self.until_every}; training until a target needs all three, as in "
-                "until: {task: objects.yaml, accuracy: 0.4, every: 100}"
-            )
-        if self.until_every < 0:
-            raise ValueError(f"until_every is {self.until_every}; it must not be negative")
 
     def _check_schedule(self) -> None:
         cools = self.schedule == "constant_cooldown"
@@ -321,11 +294,6 @@ class TrainConfig:
             )
 
     def _check_gradients(self) -> None:
-        if isinstance(self.micro_batch, int) and self.precision == "bf16_o2":
-            raise ValueError(
-                "micro_batch adds up gradients, "
-                "which bf16_o2 keeps in 8 bits; set precision to bf16"
-            )
         if self.local_loss and not self.gather_with_grad:
             raise ValueError(
                 "local_loss without gather_with_grad trains "
@@ -363,11 +331,6 @@ class TrainConfig:
                 raise ValueError(
                     f"tp {self.tp} does not divide {name} {number}; set tp to a divisor of it"
                 )
-        if self.optimizer == "muon" and self.dp_shard * self.tp > 1:
-            raise ValueError(
-                "optimizer is muon, which needs whole matrices; "
-                "set it to adamw, or dp_shard and tp to 1"
-            )
         if not self.reshard_after_forward and self.dp_shard == 1:
             raise ValueError(
                 "reshard_after_forward is false, but dp_shard is 1 and no weight is sharded; set "
@@ -600,7 +563,6 @@ OPEN_CLIP_NAMES: dict[str, tuple[str, dict[str, str]]] = {
     "lr_cooldown_end": ("cooldown_end_lr", {}),
     "lr_cooldown_power": ("cooldown_power", {}),
     "lr_scheduler": ("schedule", {"const": "constant", "const-cooldown": "constant_cooldown"}),
-    "opt": ("optimizer", {}),
     "precision": ("precision", {"amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16"}),
     "wd": ("weight_decay", {}),
 }
@@ -610,7 +572,6 @@ OTHER_NAMES = {
     "adam_beta1": "beta1",
     "adam_beta2": "beta2",
     "cooldown_steps": "cooldown",
-    "ema_decay": "ema",
     "global_batch_size": "batch_size",
     "gradient_clip": "grad_clip",
     "learning_rate": "lr",
@@ -629,21 +590,14 @@ LENGTHS = ("epochs", "num_epochs", "max_epochs", "steps", "max_steps", "num_step
 def configure(changes: Mapping[str, Any], epoch_samples: int | None = None) -> TrainConfig:
     """A preset (key `preset`) or the defaults, with `changes` over it.
 
-    `model.NAME` changes a setting of the model, `until: {task, accuracy, every}` the settings
-    until_task and so on. Text is read as the type of the setting, so `5e-4`
+    `model.NAME` changes a setting of the model. Text is read as the type of the setting, so `5e-4`
     (text in YAML 1.1) and `12.8M` are numbers. Names of OPEN_CLIP_NAMES are read too. Without
     `lanes` they are those of the preset, or the next fewer that divide the batch. `epoch_samples`,
     the kept rows of the blend, is named in the message for `epochs`. ValueError for an unknown key,
     a wrong type and an impossible value.
     """
     changes = plain_changes(changes)
-    rest = {key: value for key, value in changes.items() if key not in ("preset", "until")}
-    until = changes.get("until") or {}
-    if not isinstance(until, Mapping):
-        raise ValueError(
-            f"until is {until!r}; it must be {{task: FILE, accuracy: NUMBER, every: STEPS}}"
-        )
-    rest |= {f"until_{key}": value for key, value in until.items()}
+    rest = {key: value for key, value in changes.items() if key != "preset"}
     preset = changes.get("preset")
     if preset is not None and preset not in PRESETS:
         suggestion = did_you_mean(str(preset), PRESETS)

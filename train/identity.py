@@ -12,10 +12,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from manifests import disk, reader
+from manifests import disk
 from manifests.layout import PoolLayout, RunLayout
 from manifests.records import RunRecord
-from manifests.schema import Blend, TaskSpec
+from manifests.schema import Blend
 from train import transforms
 from train.config import TrainConfig
 from train.data.view_rows import token_set
@@ -80,7 +80,7 @@ def _has_views(blend: Blend) -> bool:
 
 def settings_identity(config: TrainConfig) -> dict[str, Any]:
     """What the settings alone decide: their values, the versions of order and pixels, the sha256 of
-    the files of the initial weights, and the task of a target. Files that are gone are left out.
+    the files of the initial weights. Files that are gone are left out.
     """
     identity: dict[str, Any] = {
         "config": deciding_settings(config),
@@ -92,9 +92,6 @@ def settings_identity(config: TrainConfig) -> dict[str, Any]:
 
         with contextlib.suppress(ValueError):  # the model is gone
             identity["initial_files"] = model_files.source_files(config.init)
-    if config.until_task is not None and disk.exists(config.until_task):
-        task = reader.read_manifest(config.until_task, TaskSpec)
-        identity["target"] = disk.content_hash(task)
     return identity
 
 

@@ -84,11 +84,8 @@ class Backend(ABC):
 
 
 def device_model(setup: Setup) -> CLIP:
-    """A copy of the model on the device, in the type of its weights."""
-    model = copy.deepcopy(setup.model).to(setup.device).eval()
-    if setup.config.precision == "bf16_o2":
-        model.to(torch.bfloat16)
-    return model
+    """A copy of the model on the device."""
+    return copy.deepcopy(setup.model).to(setup.device).eval()
 
 
 @contextlib.contextmanager
@@ -124,8 +121,6 @@ class Eager(Backend):
             pixels_BHWC = to_device(pixels_BHWC, device)
             token_BT = to_device(token_BT, device)
             image_BCHW = normalise(pixels_BHWC, config.image_mean, config.image_std)
-            if self.setup.config.precision == "bf16_o2":
-                image_BCHW = image_BCHW.bfloat16()
             return to_host(self.model.encode_image(image_BCHW), self.model.encode_text(token_BT))
 
 

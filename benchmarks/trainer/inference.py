@@ -118,7 +118,6 @@ LIMITS = {
     "tf32": TOLERANCES["fp16"],
     "fp16": TOLERANCES["fp16"],
     "bf16": 1e-2,
-    "bf16_o2": 1e-2,
 }
 REQUESTS = 4  # different ones, in turn: no answer can be that of the call before
 

@@ -27,7 +27,6 @@ DTYPES = {
     "tf32": "tf32",
     "fp16": "fp16",
     "bf16": "bf16",
-    "bf16-o2": "bf16_o2",
     "float32": "fp32",
     "float16": "fp16",
     "bfloat16": "bf16",
@@ -150,7 +149,7 @@ def add_shared_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype",
         metavar="NAME,NAME",
-        help="fp32, tf32, fp16, bf16 or bf16-o2 (default: bf16 on a GPU, fp32 on a processor)",
+        help="fp32, tf32, fp16 or bf16 (default: bf16 on a GPU, fp32 on a processor)",
     )
     parser.add_argument(
         "--parallel",

@@ -56,8 +56,6 @@ possible, is reported with the reason, and the others go on.
 
 def score_cells(options: BenchOptions, args: argparse.Namespace) -> Iterator[Cell]:
     """Every combination of the lists, one after another. ValueError for what trains alone."""
-    if "bf16_o2" in options.dtypes:
-        raise ValueError("dtype is bf16-o2, which is of an optimizer; choose bf16 for scoring")
     if "micro_batch" in options.changes:
         raise ValueError("micro_batch is a setting of training; set the batch by -b")
     return measured_cells(options, "score", trains=False)

@@ -3,7 +3,7 @@
 
 example: python benchmarks/training/step_memory.py
 
-Models, batches, micro-batches, checkpointing, precisions, optimizers and captions. The profiler
+Models, batches, micro-batches, checkpointing, precisions and captions. The profiler
 records every allocation of the second step of a model of random weights. The result is the table
 of docs/sizing.md, which --page writes.
 """
@@ -41,14 +41,11 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("micro", 16, 16, {}),
     ("micro", 128, 16, {}),
     ("micro", 128, 16, {"precision": "bf16"}),
-    ("micro", 128, 16, {"precision": "bf16_o2"}),
     ("micro", 128, 16, {"recompute": "full"}),
     ("micro", 128, 16, {"recompute": "selective"}),
     ("micro", 128, 16, {"recompute": "every_2"}),
     ("micro", 128, 16, {"micro_batch": 16}),
     ("micro", 128, 16, {"micro_batch": 50, "recompute": "full"}),
-    ("micro", 128, 16, {"optimizer": "muon"}),
-    ("micro", 128, 16, {"ema": 0.999}),
     ("micro", 128, 16, {"captions": "packed"}),
     ("micro", 128, 16, {"captions": "groups"}),
     ("ViT-S-32", 8, 77, {}),
@@ -62,7 +59,6 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("ViT-B-32", 16, 77, {"recompute": "full"}),
     ("ViT-B-32", 16, 77, {"micro_batch": 4}),
     ("ViT-B-16", 4, 77, {}),
-    ("ViT-B-16", 4, 77, {"optimizer": "muon", "ema": 0.9999}),
     ("ViT-L-14", 2, 77, {"recompute": "full"}),
 ]
 

@@ -34,7 +34,7 @@ from manifests.schema import (
     TarStream,
     TaskSpec,
 )
-from manifests.schema.ablation import Arm, Weights
+from manifests.schema.ablation import Arm
 from pipeline.views.files import DERIVED_COLUMNS
 from pipeline.views.files import MEANINGS as SIDECAR_MEANINGS
 
@@ -43,7 +43,7 @@ CLASSES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Recipe, Source, Fetch, HostLimit, Rule, Blend, TarStream, TaskSpec, Suite,
-        Ablation, Arm, Weights, Stop, PoolRef, Scorer, Controls,
+        Ablation, Arm, Stop, PoolRef, Scorer, Controls,
     )
 }  # fmt: skip
 NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text", Any: "any"}

@@ -38,7 +38,6 @@ from manifests.schema.ablation import (
     Suite,
     TarStream,
     TaskSpec,
-    Weights,
 )
 from manifests.schema.recipe import (
     ADDED_KEYS,
@@ -93,6 +92,5 @@ __all__ = [
     "TarStream",
     "TaskSpec",
     "View",
-    "Weights",
     "refuse_unused",
 ]

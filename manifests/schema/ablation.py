@@ -384,28 +384,6 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    """Which weights of a trained run are evaluated; without a key, those after the last step."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    ranges: ClassVar[Ranges] = {"average_last": (1, 10_000)}
-    ema: bool = False  # the moving average in its last checkpoint
-    average_last: int | None = None  # the mean of its last checkpoints, so many
-
-    def __post_init__(self) -> None:
-        if self.ema and self.average_last is not None:
-            raise ValueError("it is ema or average_last, not both")
-        check_ranges(self)
-
-    @property
-    def suffix(self) -> str:
-        """What follows the name of a folder of predictions; nothing for the last weights."""
-        if self.average_last is not None:
-            return f"-average-{self.average_last}"
-        return "-ema" if self.ema else ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """What an arm is: a view or a blend to train on, a model or predictions that exist. Exactly
     one.
@@ -483,7 +461,6 @@ class Ablation:
     seeds: tuple[int, ...]
     evaluate: tuple[TaskSpec, ...]
     primary: str  # the task that the verdict is about
-    evaluate_weights: Weights = field(default_factory=Weights)  # of the runs that are trained
     pools: dict[str, PoolRef] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
     vary: dict[str, tuple[Any, ...]] = field(

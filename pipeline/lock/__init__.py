@@ -6,7 +6,7 @@ both compare on the rows that both have.
 
 `FILE.parquet`: a row per row of the pool in the order of its shards (`ROWS` in `lock_file.py`,
 the pool's extra columns, a column `view:NAME` for each view); the head (`LockHead`) is JSON in
-the footer. `FILE.croissant.json` beside it. In the new pool `plan/` is made of the lock, and
+the footer. In the new pool `plan/` is made of the lock, and
 `drift.json` and views are written.
 
 Invariants:

@@ -29,7 +29,6 @@ from manifests.records import ViewDocument
 from manifests.schema import SOURCES, Recipe
 from pipeline.audit.counts import count_pool, recipe_of_pool
 from pipeline.lock import lock_file
-from pipeline.lock.croissant import croissant_path, write_croissant
 from pipeline.lock.lock_file import (
     FORM,
     ROWS,
@@ -42,7 +41,7 @@ from pipeline.lock.lock_file import (
 )
 from pipeline.planning.given_shards import group_count
 from pipeline.planning.plan_files import is_planned, read_plan, read_row_group
-from pipeline.pool.shard_writer import remove_partial, staged_file
+from pipeline.pool.shard_writer import staged_file
 from pipeline.pool.uid_hashes import (
     RecordSpill,
     RowsHash,
@@ -65,8 +64,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def write_lock(pool: str, path: str, views: Sequence[str] | None = None) -> LockFile:
-    """Write the lock of a complete pool, with some of its views (default: all), and its Croissant
-    metadata beside it.
+    """Write the lock of a complete pool, with some of its views (default: all).
 
     ValueError where the pool is not complete, a file of it is damaged, a view is stale, or `path`
     names a file that is no lock.
@@ -78,12 +76,8 @@ def write_lock(pool: str, path: str, views: Sequence[str] | None = None) -> Lock
         writer.write(staged)
         if read_commits(pool).fingerprint != commits.fingerprint:
             raise ValueError(f"{pool} changed while it was read; lock it again")
-        digest, size = disk.file_sha256(staged), staged.stat().st_size
         disk.publish(staged, path)
-    lock = LockFile(path)
-    remove_partial(croissant_path(path))
-    write_croissant(lock, digest, size)
-    return lock
+    return LockFile(path)
 
 
 def lock_lines(lock: LockFile) -> list[str]:
@@ -96,7 +90,6 @@ def lock_lines(lock: LockFile) -> list[str]:
     ]
     for name, view in head.views.items():
         lines.append(f"  view {name}: {view.kept:,} rows, {view.rows_sha256}")
-    lines.append(f"  Croissant metadata: {croissant_path(lock.path)}")
     if head.images == "files":
         lines.append("  its images are local files: another lab compares with it, but cannot build")
     return lines
@@ -111,11 +104,6 @@ def _check_target(path: str) -> None:
             LockFile(path)
         except ValueError:
             raise ValueError(f"{path}: a file that is no lock has that name") from None
-    elif disk.exists(croissant_path(path)):
-        raise ValueError(
-            f"{path}: its metadata would replace {croissant_path(path)}, which belongs to "
-            "no lock of that name; name another file, or remove that one"
-        )
 
 
 class _LockWriter:

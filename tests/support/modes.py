@@ -180,7 +180,7 @@ def alone(change):
         losses.append(backward(model, model, config, DataParallel(), step).item())
         if step == 0:
             grads = flat([p.grad for p in model.parameters() if p.requires_grad])
-        update.step(step, config.lr, update.grad_norm())
+        update.step(config.lr, update.grad_norm())
     return grads, losses, flat(model.parameters())
 
 
@@ -195,7 +195,7 @@ def build(ranks, config):
     model = fresh(config)
     parallelize(model, ranks, config)
     lock_towers(model, config)
-    update = Update(model, config, masters=not ranks.fsdp)
+    update = Update(model, config)
     return ranks, model, process_group.apply_ddp(model, ranks), update
 
 
@@ -214,7 +214,7 @@ def compared(ranks, layout, change):
         if step == 0:
             grads = flat([p.grad for p in model.parameters() if p.requires_grad])
             norm = update.grad_norm().item()
-        update.step(step, config.lr, update.grad_norm())
+        update.step(config.lr, update.grad_norm())
     end = flat(model.parameters())
     wanted, wanted_losses, wanted_end = alone(change)
     return {
@@ -264,19 +264,17 @@ def wrong(ranks):
 
 # --- checkpoints ----------------------------------------------------------------------------------
 
-KEPT = {"ema": 0.5}
-
 
 def train_on(ranks, model, wrapped, update, config, first, last):
     for step in range(first, last):
         backward(model, wrapped, config, ranks.data_parallel, step)
-        update.step(step, config.lr, update.grad_norm())
+        update.step(config.lr, update.grad_norm())
 
 
 def written(ranks, run, layout):
     """Three steps in `layout`; saved after the second, while the third already changes the
     weights."""
-    config = configure({**BASE, **KEPT, **layout})
+    config = configure({**BASE, **layout})
     ranks, model, wrapped, update = build(ranks, config)
     train_on(ranks, model, wrapped, update, config, 0, 2)
     saving = saver.Saver(run, ranks)
@@ -296,7 +294,7 @@ def written(ranks, run, layout):
 def continued(ranks, run, layout):
     """The third step from what `run` holds: how far weights and moments are from one process's that
     never stopped."""
-    config = configure({**BASE, **KEPT, **layout})
+    config = configure({**BASE, **layout})
     whole = fresh(config)
     wanted = Update(whole, config)
     train_on(

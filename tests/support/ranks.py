@@ -195,7 +195,6 @@ def meshes():
         {
             "model": "test",
             "grad_clip": 0.05,
-            "ema": 0.9,
             "precision": "fp32",
             "lr": 1e-2,
             "warmup": 0,
@@ -218,7 +217,7 @@ def meshes():
         )
     updates, worst, norms = [Update(model, config) for model in (plain, spread)], 0.0, []
     generator = torch.Generator().manual_seed(3)
-    for step in range(3):
+    for _ in range(3):
         for (_, p), (_, q) in zip(plain.named_parameters(), spread.named_parameters(), strict=True):
             p.grad = torch.randn(p.shape, generator=generator)
             q.grad = p.grad.clone()
@@ -226,7 +225,7 @@ def meshes():
                 q.grad = distribute_tensor(p.grad.clone(), q.device_mesh, q.placements)
         norms = [update.grad_norm() for update in updates]
         for update, norm in zip(updates, norms, strict=True):
-            update.step(step, 1e-2, norm)
+            update.step(1e-2, norm)
     kept = copy.deepcopy(updates[1].state())
     for name, moments in updates[0].state().items():
         for key, x in {**moments, "weights": dict(plain.named_parameters())[name].detach()}.items():

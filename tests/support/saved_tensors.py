@@ -126,7 +126,7 @@ def retained(step: Step) -> int:
 def step_peak(step: Step) -> tuple[int, int]:
     """Bytes of weights and optimizer after a first step, and the peak of the second on top."""
     step.backward()
-    step.update.step(0, 1e-4, step.update.grad_norm())
+    step.update.step(1e-4, step.update.grad_norm())
     lasting = 0
     for parameter in step.model.parameters():
         lasting += parameter.numel() * parameter.element_size()

@@ -76,10 +76,10 @@ def test_a_model_of_a_list_needs_a_folder_for_the_predictions(
 
 @pytest.fixture
 def trained(tiny_pool: str, tmp_path: Path) -> Path:
-    """A run that keeps its last three checkpoints and a moving average."""
+    """A run that keeps its last three checkpoints."""
     settings = {
         "model": "test", "samples_seen": 32, "batch_size": 8, "lanes": 4, "warmup": 1,
-        "precision": "fp32", "threads": 0, "device": "cpu", "ema": 0.5,
+        "precision": "fp32", "threads": 0, "device": "cpu",
         "checkpoint_every": 1, "keep_checkpoints": 3,
     }  # fmt: skip
     blend = Blend(name="tiny", pools={"p": tiny_pool}, views={"p/all": 1.0})
@@ -93,12 +93,12 @@ def test_averaged_weights_are_evaluated_under_a_name_of_their_own(
     task: Path, trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [str(trained), "--task", str(task), "--device", "cpu"]
-    for options in ([], ["--ema"], ["--average-last", "3"], ["--average-last", "1"]):
+    for options in ([], ["--average-last", "3"], ["--average-last", "1"]):
         assert commands.evaluate([*command, *options]) == 0
     table = {}
-    for name in ("eval", "eval-ema", "eval-average-3", "eval-average-1"):
+    for name in ("eval", "eval-average-3", "eval-average-1"):
         table[name] = disk.read_parquet(trained / name / "shades.parquet")
-    assert table["eval"].equals(table["eval-ema"])  # the export of such a run is its average
+    assert table["eval"].equals(table["eval-average-1"])  # the last checkpoint is exported
     assert not table["eval-average-3"].equals(table["eval-average-1"])
     capsys.readouterr()
     assert commands.evaluate([*command, "--average-last", "4"]) == 2
@@ -140,7 +140,7 @@ def test_tasks_are_written_in_the_layout_of_clip_benchmark(task: Path, tmp_path:
     ("words", "message"),
     [
         (["m", "--task", "t.yaml", "--suite", "s.yaml"], "{--task, --suite}"),
-        (["m", "--task", "t.yaml", "--ema", "--average-last", "2"], "{--average-last, --ema}"),
+        (["m", "--task", "t.yaml", "--average-last", "0"], "--average-last is 0"),
         (["benchmark", "t.yaml", "--to", "d", "--suite", "s.yaml"], "--suite"),
         (["benchmark", "--to", "d"], "TASKS is missing"),
         (["--task", "t.yaml"], "MODEL is missing"),

@@ -76,20 +76,6 @@ def test_blocks_are_recomputed_as_the_settings_say(blend, tmp_path, monkeypatch,
 
 
 @pytest.mark.slow
-def test_an_average_is_of_the_whole_token_table(blend, tmp_path, monkeypatch):
-    config = configure({**SETTINGS, "ema": 0.5, "weight_decay": 50.0, "lr": 5e-3})
-    loop.train(blend, config, str(tmp_path / "run"))
-    monkeypatch.setattr(loop, "TABLE_ROWS", 0)  # the table is not reduced
-    loop.train(blend, config, str(tmp_path / "whole"))
-    ours, whole = weights_of(tmp_path / "run"), weights_of(tmp_path / "whole")
-    for name, weight in whole.items():
-        torch.testing.assert_close(ours[name], weight, rtol=1e-5, atol=1e-6, msg=name)
-    unused = whole["token_embedding.weight"][40_000]
-    start = to_open_clip(CLIP(model_config(config), 0))["token_embedding.weight"][40_000]
-    assert 0.2 < (unused / start).mean() < 0.99  # decayed, and behind the weights themselves
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
@@ -118,8 +104,8 @@ def test_settings_that_may_change_on_resume_change_weights_by_rounding_alone(
 LOCKS = [
     {"lock_image": True},
     {"lock_image": True, "lock_image_unlocked_groups": 1, "micro_batch": 3, "loss": "siglip"},
-    {"lock_text": True, "lock_text_unlocked_layers": 2, "captions": "packed", "ema": 0.5},
-    {"lock_image": True, "lock_text": True, "precision": "bf16_o2"},
+    {"lock_text": True, "lock_text_unlocked_layers": 2, "captions": "packed"},
+    {"lock_image": True, "lock_text": True, "precision": "bf16"},
 ]
 
 

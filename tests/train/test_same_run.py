@@ -239,24 +239,6 @@ def test_a_plan_takes_no_spread_from_runs_of_other_settings(
     assert plan["run_sd_source"].startswith("an assumption of 1 point a run")
 
 
-@pytest.mark.slow
-def test_the_task_of_a_target_decides_too(
-    tmp_path: Path, data: str, tiny_pool: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = tmp_path / "task.yaml"
-    text = "{name: colours, kind: classification, data: " + data
-    task.write_text(text + "}")
-    words = ["--mix", f"{tiny_pool}/all=1", "--out", str(tmp_path / "run"), "--set"]
-    words += [f"{key}={value}" for key, value in TRAIN.items()]
-    words += [f"until_task={task}", "until_accuracy=0.0", "until_every=2"]
-    assert commands.train(words) == 0
-    assert commands.train(words) == 0
-    task.write_text(text + ", templates: ['a {}']}")
-    capsys.readouterr()
-    assert commands.train(words) == 2
-    assert "holds another run (target: " in capsys.readouterr().err
-
-
 # --- arms differ in data alone --------------------------------------------------------------------
 
 

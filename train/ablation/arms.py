@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from manifests import disk, reader
 from manifests.layout import AblationLayout, PoolLayout, RunLayout, random_view_name
-from manifests.schema import Ablation, Arm, Blend, TaskSpec, Weights
+from manifests.schema import Ablation, Arm, Blend, TaskSpec
 from train.config import TrainConfig, configure, model_config, plain_changes
 from train.evaluation.overlap import MARK, clean_blend
 from train.evaluation.tasks import BoolArray, Metrics, saved_metrics
@@ -277,7 +277,6 @@ class ModelRun:
     device: str = "auto"
     tokenizer: str = "clip"
     ranks: int = 1
-    weights: Weights = field(default_factory=Weights)  # those of the model as it is
 
     def predictions(self, task: str) -> str:
         """The file with the predictions of a task."""
@@ -408,11 +407,10 @@ class Run:
     config: TrainConfig
     out: str
     ranks: int = 1
-    weights: Weights = field(default_factory=Weights)  # that are evaluated
 
     def predictions(self, task: str) -> str:
         """The file with the predictions of a task."""
-        return RunLayout(self.out).task_predictions(task, self.weights)
+        return RunLayout(self.out).task_predictions(task)
 
     @property
     def blend_name(self) -> str:
@@ -471,7 +469,6 @@ def expand_runs(
                 config=replace(config, seed=seed, order_seed=order_seed),
                 out=AblationLayout(out).run(arm, seed),
                 ranks=_ranks_of(ablation, arm),
-                weights=ablation.evaluate_weights,
             )
             runs.append(run)
     return tuple(runs)
@@ -686,7 +683,7 @@ def finished_metrics(run: WorkRun, tasks: Sequence[TaskSpec]) -> dict[str, Metri
     weights = _evaluated_weights(run)
     metrics: dict[str, Metrics] = {}
     for task in tasks:
-        saved = saved_metrics(layout.predictions_of(run.weights), task, weights)
+        saved = saved_metrics(layout.predictions, task, weights)
         if saved is None:
             return None
         metrics[task.name] = saved
@@ -695,14 +692,12 @@ def finished_metrics(run: WorkRun, tasks: Sequence[TaskSpec]) -> dict[str, Metri
 
 def _evaluated_weights(run: WorkRun) -> dict[str, str] | None:
     """The hashes of the weights that are to be evaluated; None where they are gone."""
-    if isinstance(run, Run) and not run.weights.suffix:
+    if isinstance(run, Run):
         return _export(run)
     from train.parallel import checkpoint  # with torch
 
     try:
-        return checkpoint.hashes_of(
-            run.source if isinstance(run, ModelRun) else run.out, run.weights
-        )
+        return checkpoint.hashes_of(run.source)
     except ValueError:
         return None
 

@@ -183,7 +183,6 @@ def design_of(ablation: Ablation, out: str) -> dict[str, Any]:
         "controls": disk.without_defaults(ablation.controls),
         "data": data,
         "equivalence": ablation.equivalence,
-        "evaluate_weights": disk.without_defaults(ablation.evaluate_weights),
         "primary": ablation.primary,
         "scorer": disk.without_defaults(ablation.scorer),
         "seeds": ablation.seeds,

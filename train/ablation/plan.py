@@ -17,7 +17,6 @@ from train.ablation.arms import (
     A_A,
     RANDOM_LIKE,
     Run,
-    arm_config,
     check_models,
     check_views,
     expand_runs,
@@ -91,7 +90,6 @@ def check_ablation(ablation: Ablation, out: str) -> None:
     given_runs(ablation)
     check_models(ablation, out)
     check_views(ablation, out)
-    _check_weights(ablation)
     models = model_runs(ablation, out)
     new = [run for run in runs if not disk.exists(RunLayout(run.out).run_json)]
     sources = {run.config.init for run in new if run.config.init}
@@ -104,36 +102,6 @@ def check_ablation(ablation: Ablation, out: str) -> None:
     if runs or models:
         for task in ablation.evaluate:
             read_samples(task)
-
-
-def _check_weights(ablation: Ablation) -> None:
-    """ValueError for `evaluate_weights` that the training settings do not leave."""
-    weights = ablation.evaluate_weights
-    if not weights.suffix:
-        return
-    trained = [name for name, arm in ablation.arms.items() if arm.is_trained]
-    if not trained:
-        raise ValueError(
-            "evaluate_weights is of runs that are trained; every arm has a model or predictions, "
-            "which are evaluated as they are"
-        )
-    for name in trained:
-        config = arm_config(ablation, name)
-        if weights.ema and config.ema is None:
-            raise ValueError(
-                f"evaluate_weights is ema, but arm {name!r} keeps no moving average; "
-                "set ema: 0.9999 in train"
-            )
-        every, count = config.checkpoint_every, weights.average_last
-        if count is None:
-            continue
-        written = 1 if every == "auto" or every == 0 else -(-config.steps // every)
-        if min(written, config.keep_checkpoints) < count:
-            raise ValueError(
-                f"evaluate_weights averages {count} checkpoints, but arm {name!r} writes {written} "
-                f"and keeps {config.keep_checkpoints}; set checkpoint_every to at most "
-                f"{max(1, config.steps // count)} and keep_checkpoints to at least {count} in train"
-            )
 
 
 def _check_settings(key: str, changes: Mapping[str, Any]) -> None:

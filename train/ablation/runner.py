@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from manifests import console, disk, ray_runtime
 from manifests.layout import AblationLayout, RunLayout
-from manifests.schema import Ablation, Blend, TaskSpec, Weights
+from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import arms, wording
 from train.ablation.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
 from train.config import TrainConfig
@@ -56,7 +56,6 @@ def request_of(
         "spread": spread,
         "tasks": disk.to_plain(tasks),
         "threads": threads,
-        "weights": disk.to_plain(run.weights),
     }
     if isinstance(run, ModelRun):
         return {**request, "model": run.source, "device": run.device, "tokenizer": run.tokenizer}
@@ -112,10 +111,9 @@ def evaluate_run(request: Json) -> Json:
 
     config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
     tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
-    weights: Weights = disk.from_plain(Weights, request["weights"])
-    folder = RunLayout(request["out"]).predictions_of(weights)
-    hashes = checkpoint.hashes_of(request["out"], weights)
-    model, _ = checkpoint.load_weights(request["out"], weights)
+    folder = RunLayout(request["out"]).predictions
+    hashes = checkpoint.hashes_of(request["out"])
+    model, _ = checkpoint.load_weights(request["out"])
     device = process_group.init_distributed(config.device).device
     metrics: Json = evaluate(
         model, tasks, folder, tokenizer=config.tokenizer, device=device, weights=hashes
@@ -130,7 +128,7 @@ def evaluate_model(request: Json) -> Json:
     tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
     layout = RunLayout(request["out"])
     identity = model_identity(request["model"])
-    model, _ = checkpoint.load_weights(request["model"], Weights())
+    model, _ = checkpoint.load_weights(request["model"])
     device = process_group.init_distributed(request["device"]).device
     metrics: Json = evaluate(
         model,

@@ -149,13 +149,6 @@ def outside_text(config: ModelConfig) -> int:
     return rows * config.text_width + (2 if config.logit_bias else 1)
 
 
-def block_matrices(config: ModelConfig) -> int:
-    """Numbers of the blocks' matrices, without biases: what Muon steps."""
-    vision = 4 * config.vision_width**2 + 2 * config.vision_width * config.vision_mlp
-    text = 4 * config.text_width**2 + 2 * config.text_width * config.text_mlp
-    return vision * config.vision_layers + text * config.text_layers
-
-
 # --------------------------------------------------------------------------------------------------
 # The memory of a training step by formula: what each part of it holds, in bytes.
 #
@@ -171,7 +164,7 @@ def block_matrices(config: ModelConfig) -> int:
 # rank, B of all ranks, E channels of an embedding.
 
 
-Precision = Literal["fp32", "tf32", "bf16", "bf16_o2", "fp16"]
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 FULL = 4  # bytes of fp32
 # The loss without tiles: logits or their logarithms of both directions, and their gradients.
 LOGIT_COPIES = 4
@@ -194,8 +187,6 @@ class StepShape:
     device: str = "cuda"  # or cpu
     recompute_every: int = 0  # of how many blocks one is recomputed; 0: none
     selective: bool = False  # recompute all but matrix products and attention
-    muon: bool = False
-    ema: bool = False
     data_parallel: int = 1  # ranks that see other samples
     dp_shard: int = 1
     tp: int = 1
@@ -230,9 +221,9 @@ class StepMemory:
     `peak` is less than the sum where some are freed before others are allocated.
     """
 
-    weights: int  # fp32, or 16 bits with fp32 masters among `optimizer`
+    weights: int
     gradients: int
-    optimizer: int  # moments, masters, moving average
+    optimizer: int  # moments
     copies: int  # of weights: in 16 bits, or gathered from other ranks
     activations: int  # kept for backward
     loss: int  # logits and their gradients
@@ -267,11 +258,10 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
     """The memory of one step on one rank's device, and its peak."""
     numbers, _ = _parameters_of_rank(config, shape)
     trained, trained_text = _parameters_of_rank(config, shape, trained=True)
-    size = 2 if shape.precision == "bf16_o2" and not shape.sharded else FULL
     on_device = 0 if shape.sharded and shape.cpu_offload else 1
-    weights = round(on_device * size * numbers)
-    gradients = round(on_device * size * trained)
-    optimizer = on_device * _optimizer_bytes(config, shape, trained)
+    weights = round(on_device * FULL * numbers)
+    gradients = round(on_device * FULL * trained)
+    optimizer = on_device * round(2 * FULL * trained)  # two moments
     vision, text = sample_activations(config, shape)
     activations = round(shape.piece * (vision + text))
     copies = _copies(config, shape)
@@ -289,7 +279,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
     if adds_up or shape.data_parallel > 1:
         moving = gradients + max(whole + max(loss, workspace), after_text)
     else:
-        text_gradients = round(on_device * size * trained_text)
+        text_gradients = round(on_device * FULL * trained_text)
         moving = max(whole + max(loss, workspace), after_text + text_gradients, gradients)
     forward = activations + copies.forward + (gradients if adds_up else 0)
     # Images in 32 bits are given up before the loss.
@@ -330,20 +320,6 @@ def _blocks(config: ModelConfig) -> tuple[tuple[int, int, int], tuple[int, int, 
     """Width, MLP and number of blocks of both towers."""
     vision = (config.vision_width, config.vision_mlp, config.vision_layers)
     return vision, (config.text_width, config.text_mlp, config.text_layers)
-
-
-def _optimizer_bytes(config: ModelConfig, shape: StepShape, parameters: float) -> int:
-    numbers = 2.0 * parameters  # two moments
-    if shape.precision == "bf16_o2" and not shape.sharded:
-        numbers += parameters
-    if shape.muon:
-        numbers -= block_matrices(config)  # one moment of a matrix
-        if shape.precision != "bf16_o2":  # queries, keys and values are stepped as copies
-            qkv = 3 * config.vision_width**2 * config.vision_layers
-            numbers += qkv + 3 * config.text_width**2 * config.text_layers
-    if shape.ema:
-        numbers += parameters
-    return round(FULL * numbers)
 
 
 class _Copies(NamedTuple):
@@ -491,10 +467,9 @@ def _towers(config: ModelConfig, shape: StepShape) -> tuple[_Tower, _Tower]:
     """The towers with the tokens that training computes.
 
     Autocast on a GPU computes norms in 32 bits and keeps their inputs so. The stream of captions
-    begins with 32-bit embeddings and stays in them, unless the weights themselves have 16 bits.
+    begins with 32-bit embeddings and stays in them.
     """
     half = 2 if shape.half else FULL
-    text_stream = half if shape.precision == "bf16_o2" else FULL
     on_gpu = shape.device == "cuda"
     kept = config.patches
     if config.drop_patch_rate:
@@ -521,8 +496,8 @@ def _towers(config: ModelConfig, shape: StepShape) -> tuple[_Tower, _Tower]:
         tokens=shape.tokens,
         pruned=True,
         causal=True,
-        stream=text_stream,
-        norm_input=FULL if on_gpu else text_stream,
+        stream=FULL,
+        norm_input=FULL,
         quick_gelu=config.quick_gelu,
         hidden_dropout=config.text_hidden_dropout > 0,
         attention_dropout=config.text_attention_dropout > 0,

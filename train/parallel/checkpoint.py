@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from manifests import disk
 from manifests.layout import RunLayout
 from manifests.records import CheckpointRecord, read_document
-from manifests.schema import Weights
 from train.config import TrainConfig, model_config
 from train.formats import model_files
 from train.formats.model_files import load_model
@@ -187,7 +186,7 @@ def clean(run: str) -> None:
     layout = RunLayout(run)
     for path in disk.local_path(layout.checkpoints).glob(".step-*.partial.*"):
         shutil.rmtree(path)
-    for folder in (run, layout.export, layout.until):
+    for folder in (run, layout.export):
         for path in disk.local_path(folder).glob(".*.partial.*"):
             if path.is_file():
                 path.unlink(missing_ok=True)
@@ -243,7 +242,7 @@ def _sync_folder(path: Path) -> None:
 # --------------------------------------------------------------------------------------------------
 # Sharded checkpoints, and any checkpoint into any layout.
 #
-# Every rank writes its part of weights, moments, masters and averages as shard-K-….safetensors,
+# Every rank writes its part of weights and moments as shard-K-….safetensors,
 # by torch.distributed.checkpoint with its safetensors format: tensors under our names, each with
 # its offset in the whole tensor in the file's header, nothing pickled, so that one process reads
 # it without a process group. `saver` publishes them.
@@ -323,15 +322,6 @@ def restore(
         weights[TABLE] = weights[TABLE][used_tokens]
     _fit_table(moments[TABLE], len(parameters[TABLE]), used_tokens)
     for name, parameter in parameters.items():
-        stepped = update.stepped.get(name)
-        stepped_dtype = parameter.dtype if stepped is None else stepped.tensors[0].dtype
-        if parameter.dtype != stepped_dtype:
-            # 16-bit weights with fp32 masters: the fp32 weights of a layout without masters are
-            # these.
-            if "master" not in moments[name] and weights[name].dtype == stepped_dtype:
-                moments[name]["master"] = weights[name]
-        elif "master" in moments[name]:
-            weights[name] = moments[name].pop("master")
         weights[name] = _in_layout_of(parameter, weights[name])
         for part, value in moments[name].items():
             moments[name][part] = _in_layout_of(parameter, value)
@@ -461,37 +451,34 @@ def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
 
 
 # --------------------------------------------------------------------------------------------------
-# Models from the checkpoints of a run: the mean of the last ones, or the moving average.
+# Models from the checkpoints of a run: the mean of the last ones.
 #
 # The run may still be going on. Both kinds of checkpoints are read, whole and sharded.
 
 
-def load_weights(source: str, weights: Weights) -> tuple[CLIP, str]:
-    """The model of a run, a folder or open_clip:NAME/TAG with these of its weights, and which
-    weights they are, in words.
+def load_weights(source: str, average_last: int | None = None) -> tuple[CLIP, str]:
+    """The model of a run, a folder or open_clip:NAME/TAG: the mean of a run's last checkpoints, so
+    many, or what it exported; and which weights they are, in words.
 
     ValueError for a source without such weights.
     """
     folder = source.removeprefix("local-dir:")
-    if weights.average_last is not None:
-        model, steps = mean_of_last(folder, weights.average_last)
+    if average_last is not None:
+        model, steps = mean_of_last(folder, average_last)
         return model, f"the mean of the weights after steps {', '.join(map(str, steps))}"
-    if weights.ema:
-        model, step = moving_average(folder)
-        return model, f"the moving average of the weights after step {step}"
     export = RunLayout(folder).export
     return load_model(export if disk.exists(export) else source), "the exported weights"
 
 
-def hashes_of(source: str, weights: Weights) -> dict[str, str]:
+def hashes_of(source: str, average_last: int | None = None) -> dict[str, str]:
     """sha256 of what these weights are read from: exported files, or the last checkpoints.
 
     ValueError for a source or a checkpoint that is gone.
     """
-    folder = source.removeprefix("local-dir:")
-    if not weights.suffix:
+    if average_last is None:
         return model_files.source_files(source)
-    steps = saved_steps(folder)[-(weights.average_last or 1) :]
+    folder = source.removeprefix("local-dir:")
+    steps = saved_steps(folder)[-average_last:]
     if not steps:
         raise ValueError(f"{folder} has no checkpoints")
     hashes = {}
@@ -519,30 +506,11 @@ def mean_of_last(run: str, count: int) -> tuple[CLIP, tuple[int, ...]]:
     for step in steps[-count:]:
         saved = _read(run, step)
         model = model or _model_of(saved)
-        weights, _ = _weights(saved, model)
-        for name, value in weights.items():
+        for name, value in _weights(saved, model).items():
             total[name] = total[name].add_(value) if name in total else value.clone()
     assert model is not None
     model.load_state_dict({name: value / count for name, value in total.items()})
     return model, tuple(steps[-count:])
-
-
-def moving_average(run: str) -> tuple[CLIP, int]:
-    """A model with the moving average (EMA) of the last checkpoint, and its step.
-
-    ValueError for a run without checkpoints or without an average.
-    """
-    steps = saved_steps(run)
-    if not steps:
-        raise ValueError(f"{run} has no checkpoints")
-    saved = _read(run, steps[-1])
-    model = _model_of(saved)
-    weights, moments = _weights(saved, model)
-    averages = {name: parts["ema"] for name, parts in moments.items() if "ema" in parts}
-    if not averages:
-        raise ValueError(f"{run} keeps no moving average; train it with --set ema=0.9999")
-    model.load_state_dict({**weights, **{name: each.float() for name, each in averages.items()}})
-    return model, steps[-1]
 
 
 def _read(run: str, step: int) -> Checkpoint:
@@ -561,18 +529,13 @@ def _model_of(saved: Checkpoint) -> CLIP:
     return CLIP(model_config(config))
 
 
-def _weights(
-    saved: Checkpoint, model: CLIP
-) -> tuple[dict[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
-    """fp32 weights by our names, and the optimizer's state. Masters replace 16-bit weights."""
+def _weights(saved: Checkpoint, model: CLIP) -> dict[str, Tensor]:
+    """fp32 weights by our names."""
     if saved.sharded:
-        weights, moments = read_sharded(saved.folder, dict(model.named_parameters()), ALONE)
+        weights, _ = read_sharded(saved.folder, dict(model.named_parameters()), ALONE)
     else:
-        weights, moments = from_open_clip(saved.model, model.config), saved.optimizer
-    plain = {}
-    for name, value in weights.items():
-        plain[name] = moments.get(name, {}).get("master", value).float()
-    return plain, moments
+        weights = from_open_clip(saved.model, model.config)
+    return {name: value.float() for name, value in weights.items()}
 
 
 # --------------------------------------------------------------------------------------------------

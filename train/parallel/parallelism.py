@@ -207,7 +207,7 @@ def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
         "mesh": ranks.mesh[names],
         "reshard_after_forward": config.reshard_after_forward,
     }
-    if config.precision in ("bf16", "bf16_o2"):
+    if config.precision == "bf16":
         # Autocast casts the inputs of layers; a cast here would also round the residual stream.
         options["mp_policy"] = MixedPrecisionPolicy(
             torch.bfloat16, torch.float32, cast_forward_inputs=False

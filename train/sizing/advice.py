@@ -164,7 +164,7 @@ def _candidates(
     config: TrainConfig, ranks: int, device: Device, fixed: Collection[str]
 ) -> Iterator[TrainConfig]:
     """Every layout that the ranks and the model can have, the simplest first."""
-    whole = config.optimizer == "muon" or device.kind == "cpu"
+    whole = device.kind == "cpu"
     tensor = (config.tp,) if "tp" in fixed else (1,) if whole else TENSOR_PARALLEL
     for tp, recompute in itertools.product(
         tensor, (config.recompute,) if "recompute" in fixed else RECOMPUTE
@@ -405,8 +405,6 @@ def _activations(config: TrainConfig, ranks: int, device: Device) -> Iterator[Ac
         changed = dataclasses.replace(config, recompute=recompute, micro_batch=None)
         shape = dataclasses.replace(step_shape(changed, ranks, device.kind), samples=1)
         largest = largest_micro_batch(changed, ranks, device)
-        if config.precision == "bf16_o2" and not fit(changed, ranks, device).fits:
-            largest = 0  # it adds up no gradients of pieces
         yield Activations(
             recompute=recompute,
             bytes_per_sample=step_memory(model_config(changed), shape).activations,

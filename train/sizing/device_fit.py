@@ -80,7 +80,6 @@ def published_speeds() -> tuple[PublishedSpeed, ...]:
 OWN_SHEETS = Path(__file__).parent / "devices.json"
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 # The type of the matrix products of a precision of training; autocast keeps other operations fp32.
-PRODUCTS = {"bf16_o2": "bf16"}
 LARGEST = 1e9  # of any figure: a typing error is above it
 
 
@@ -120,7 +119,7 @@ class DeviceSheet:
 
     def peak_flops(self, precision: str) -> float | None:
         """Operations a second at most; None where the device has no products of this precision."""
-        value = self.tflops.get(PRODUCTS.get(precision, precision))
+        value = self.tflops.get(precision)
         return None if value is None else 1e12 * value
 
 
@@ -403,8 +402,6 @@ def step_shape(config: TrainConfig, ranks: int, kind: str) -> StepShape:
         device=kind,
         recompute_every=recompute_interval(config.recompute),
         selective=config.recompute == "selective",
-        muon=config.optimizer == "muon",
-        ema=config.ema is not None,
         data_parallel=data_parallel,
         dp_shard=config.dp_shard,
         tp=config.tp,
@@ -431,8 +428,7 @@ def fit(config: TrainConfig, ranks: int, device: Device) -> Fit:
     whole = config if config.micro_batch != "auto" else _with_micro_batch(config, None)
     shape = step_shape(whole, ranks, device.kind)
     result = _fit(whole, shape, device)
-    can_divide = config.micro_batch == "auto" and config.precision != "bf16_o2"
-    if result.fits or not can_divide or shape.samples == 1:
+    if result.fits or config.micro_batch != "auto" or shape.samples == 1:
         return result
     largest = _largest(whole, shape, device)
     friendly = friendly_micro_batch(shape.samples, max(1, largest))
@@ -532,9 +528,7 @@ def remedies(config: TrainConfig, ranks: int, device: Device) -> list[str]:
 
 def _changes(config: TrainConfig, ranks: int) -> Iterator[tuple[str, TrainConfig, int]]:
     """Other settings, in words and as settings and ranks."""
-    auto = config
-    if config.precision != "bf16_o2":
-        auto = _with_micro_batch(config, "auto")
+    auto = _with_micro_batch(config, "auto")
     if config.micro_batch != "auto":
         yield "micro_batch: auto", auto, ranks
     full = dataclasses.replace(auto, recompute="full")
@@ -544,9 +538,8 @@ def _changes(config: TrainConfig, ranks: int) -> Iterator[tuple[str, TrainConfig
     while more // config.tp <= config.batch_size:
         if config.batch_size % (more // config.tp) == 0:
             yield f"ranks: {more}", _with_dp_shard(config, config.dp_shard), more
-            if config.optimizer != "muon":
-                words = f"ranks: {more}, dp_shard: {more // config.tp} and recompute: full"
-                yield words, _with_dp_shard(full, more // config.tp), more
+            words = f"ranks: {more}, dp_shard: {more // config.tp} and recompute: full"
+            yield words, _with_dp_shard(full, more // config.tp), more
         more *= 2
 
 
@@ -594,7 +587,7 @@ CAPTION_TOKENS = {"packed": 20, "groups": 30}
 # Settings that change the speed of a run on a device.
 SPEED_SETTINGS = (
     "model", "model_changes", "context_length", "batch_size", "precision", "recompute", "captions",
-    "attention", "compile", "dp_shard", "tp", "optimizer",
+    "attention", "compile", "dp_shard", "tp",
 )  # fmt: skip
 
 

@@ -2,7 +2,7 @@
 
 One training run: what it is, what it holds, its steps, and what it writes down.
 
-Reads the blend and its pools. Writes `RUN/`: `blend.json`, `log.jsonl`, `checkpoints/`, `until/`,
+Reads the blend and its pools. Writes `RUN/`: `blend.json`, `log.jsonl`, `checkpoints/`,
 `nonfinite-RANK.json`, `export/`, and last `run.json`.
 
 Invariants:

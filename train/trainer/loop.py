@@ -20,25 +20,20 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from manifests import console, disk, reader
+from manifests import console, disk
 from manifests.folder_lock import FolderInUse, locked_folder
 from manifests.layout import RunLayout
 from manifests.records import (
     CheckpointRecord,
     DamagedSamples,
     RunRecord,
-    TargetEvaluation,
-    TargetRecord,
     read_document,
 )
-from manifests.schema import Blend, TaskSpec
+from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
 from train.data.loader import Batch
 from train.data.tar_streams import sum_counts
-from train.evaluation.metrics import METRICS
-from train.evaluation.overlap import find_shared_images, refuse_identical
-from train.evaluation.tasks import deciding_metric, evaluate, on_rank_0, read_samples
 from train.formats import model_files, open_clip_files
 from train.identity import check_same_run, run_identity
 from train.model.clip import CLIP, ReducedTokenTable, lock_tower
@@ -249,7 +244,7 @@ def prepare(
     reduced_table = None
     if used_tokens is not None and _may_reduce(used_tokens, config, ranks):
         reduced_table = ReducedTokenTable(model.text, used_tokens)
-    update = Update(model, config, masters=not ranks.fsdp)
+    update = Update(model, config)
     if ranks.rank == 0:
         for group in parameter_groups(model, config):
             logger.info("%s", group)
@@ -292,11 +287,10 @@ def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
     """Whether training on a reduced token table is worth it, and ends with the weights of the whole
     table.
 
-    Unused rows must only decay: an average, 16-bit weights and skipped steps do something else to
-    them. After `init` they are not those that the seed draws, so that a resumed run would have to
-    read `init` again.
+    Unused rows must only decay, and skipped steps do something else to them. After `init` they are
+    not those that the seed draws, so that a resumed run would have to read `init` again.
     """
-    plain = config.ema is None and config.precision in ("fp32", "tf32", "bf16")
+    plain = config.precision != "fp16"
     small = len(used_tokens) <= model_config(config).vocab_size // 2
     return plain and small and ranks.mesh is None and config.init is None
 
@@ -517,7 +511,7 @@ class StepRunner:
         self._count(launched, numbers)
         if numbers.finite:
             rate = learning_rate(state.config, launched.step)
-            state.update.step(launched.step, rate, launched.norm)
+            state.update.step(rate, launched.norm)
         elif math.isfinite(numbers.loss) and state.update.may_skip():
             state.update.skip()
         else:
@@ -529,7 +523,7 @@ class StepRunner:
         state = self.state
         skip = (~torch.isfinite(launched.means[:3]).all()).float()
         rate = learning_rate(state.config, launched.step)
-        state.update.step(launched.step, rate, launched.norm, skip)
+        state.update.step(rate, launched.norm, skip)
         scale = state.model.logit_scale.detach().to(launched.means)
         numbers = torch.cat([launched.means, scale.reshape(1)])
         if numbers.is_cuda:
@@ -615,135 +609,6 @@ def _backward(state: TrainState, ready: ReadyBatch) -> accumulate.BackwardResult
 
 
 # --------------------------------------------------------------------------------------------------
-# Training until a target: a run is evaluated every N steps and stops when it is good enough.
-#
-# What is evaluated are the weights that would be exported, on the device of training. RUN/until/
-# has the newest predictions and target.json with every evaluation. With sharded models (dp_shard
-# or tp above 1) rank 0 evaluates alone; the others wait, at most the time-out of the process
-# group.
-
-
-TABLE = "text.token_embedding.weight"
-
-
-class Target:
-    """The target of a run, and the evaluations so far."""
-
-    def __init__(self, task: TaskSpec, record: TargetRecord, layout: RunLayout, every: int) -> None:
-        self.task, self.record, self.every = task, record, every
-        self._layout = layout
-        before = record.evaluations[-1].seconds if record.evaluations else 0.0
-        self._before, self._started, self._evaluating = before, time.perf_counter(), 0.0
-
-    def reached_after(self, step: int) -> bool:
-        """Whether an earlier start reached the target at `step`."""
-        return self.record.reached is not None and self.record.reached.step == step
-
-    def reached(self, state: TrainState, done: int) -> bool:
-        """Evaluate if it is time to after `done` steps. Whether the target is reached.
-
-        A collective. ValueError for features that are not finite.
-        """
-        if done % self.every and done != state.config.steps:
-            return False
-        began = time.perf_counter()
-        value = self._evaluate(state, done)
-        seconds = self._before + began - self._started - self._evaluating
-        self._evaluating += time.perf_counter() - began
-        evaluation = TargetEvaluation(
-            step=done, samples=done * state.config.batch_size, seconds=seconds, value=value
-        )
-        better = METRICS[self.record.metric].higher_is_better
-        target = self.record.target
-        is_reached = value >= target if better else value <= target
-        self.record = dataclasses.replace(
-            self.record,
-            evaluations=(*self.record.evaluations, evaluation),
-            reached=evaluation if is_reached else None,
-        )
-        if state.ranks.rank == 0:
-            disk.write_json(self._layout.target_json, self.record)
-            text = f"step {done}: {self.record.metric} {value:.4f} on {self.task.name}"
-            logger.info("%s, target %s%s", text, target, ": reached" if is_reached else "")
-        return is_reached
-
-    def _evaluate(self, state: TrainState, done: int) -> float:
-        ranks, config = state.ranks, state.config
-        weights = full_weights(state, done)
-        values: list[float] = []
-
-        def measure() -> None:
-            model = CLIP(state.model.config)
-            model.load_state_dict(weights)
-            metrics = evaluate(
-                model,
-                [self.task],
-                self._layout.until,
-                tokenizer=config.tokenizer,
-                device=ranks.device,
-                ranks=ranks if ranks.mesh is None else process_group.ALONE,
-            )
-            values.append(metrics[self.task.name][self.record.metric])
-
-        if ranks.mesh is None:
-            measure()
-        else:
-            on_rank_0(ranks, measure)
-        # The ranks must not decide differently by the last bit of a device.
-        value: float = process_group.all_gather_json(values[0] if values else None, ranks)[0]
-        return value
-
-
-def full_weights(state: TrainState, done: int) -> dict[str, Tensor]:
-    """The weights that an export after `done` steps has, as copies.
-
-    A sharded model is whole on rank 0 only. A collective.
-    """
-    with state.update.averaged():
-        if state.ranks.mesh is not None:
-            weights = checkpoint.gathered(state.model.state_dict(), state.ranks)
-        else:
-            weights = {k: v.detach().clone() for k, v in state.model.state_dict().items()}
-    if state.reduced_table is not None:
-        factor = decay_factor(state.config, done)
-        weights[TABLE] = state.reduced_table.full_table(state.model.text, factor)
-    return weights
-
-
-def load_target(state: TrainState, blend: Blend) -> Target | None:
-    """The target of a run's settings; None where it has none. A collective.
-
-    ValueError for a task that cannot be read, a metric that it does not have, and images that are
-    stored rows of a pool.
-    """
-    config, layout = state.config, RunLayout(state.out)
-    if config.until_task is None or config.until_accuracy is None:
-        return None
-    task = reader.read_manifest(config.until_task, TaskSpec)
-    read_samples(task)
-    record = TargetRecord(
-        task=task.name,
-        metric=deciding_metric(task),
-        target=config.until_accuracy,
-        evaluations=(),
-    )
-
-    def refuse_shared() -> None:
-        shared = find_shared_images(sorted(blend.pools.values()), [task])
-        path = disk.join(layout.until, "overlap.json")
-        disk.write_json(path, shared)
-        refuse_identical(shared, [task], path)
-
-    on_rank_0(state.ranks, refuse_shared)
-    if state.first_step > 0 and disk.exists(layout.target_json):
-        saved = read_document(layout.target_json, TargetRecord)
-        kept = tuple(each for each in saved.evaluations if each.step <= state.first_step)
-        reached = saved.reached if saved.reached in kept else None
-        record = dataclasses.replace(record, evaluations=kept, reached=reached)
-    return Target(task, record, layout, config.until_every)
-
-
-# --------------------------------------------------------------------------------------------------
 # Train a CLIP on a blend: `train(blend, config, out)` writes RUN/, resumes by itself, and repeats
 # to the bit.
 #
@@ -752,7 +617,7 @@ def load_target(state: TrainState, blend: Blend) -> Target | None:
 # number of threads). run.json is written last: the run is finished.
 
 
-PREDICTIONS = re.compile(r"eval(-ema|-average-\d+)?")  # folders, see RunLayout.predictions_of
+PREDICTIONS = re.compile(r"eval(-average-\d+)?")  # folders, see RunLayout
 Resume = Literal["auto", "required", "never"]
 # For a process that is about to end: the one before, of a run that is started again.
 LOCK_WAIT_S = 5.0
@@ -835,8 +700,7 @@ def _prepare_and_train(
                 for line in plan_lines(blend, loader.order.repeats(config.steps)):
                     logger.info("%s", line)
                 disk.write_json(layout.blend_json, blend.document())
-            target = load_target(state, blend)
-            return _train(blend, state, stop, target, started)
+            return _train(blend, state, stop, started)
     finally:
         if state is not None:
             state.saver.close()
@@ -851,7 +715,7 @@ def _remove_run(out: str) -> None:
     disk.remove(layout.log)
     predictions = [name for name in disk.list_names(out) if PREDICTIONS.fullmatch(name)]
     folders = [disk.join(out, name) for name in predictions]
-    folders += [layout.segments, layout.until, layout.export]
+    folders += [layout.segments, layout.export]
     for folder in folders:
         for name in disk.list_names(folder):
             disk.remove(disk.join(folder, name))
@@ -882,10 +746,8 @@ def _require_checkpoint(state: TrainState, blend: Blend) -> None:
         )
 
 
-def _train(
-    blend: Blend, state: TrainState, stop: StopRequest, target: Target | None, started: float
-) -> RunRecord:
-    """All steps, or those to the target, then export/ and run.json.
+def _train(blend: Blend, state: TrainState, stop: StopRequest, started: float) -> RunRecord:
+    """All steps, then export/ and run.json.
 
     `started`: time.perf_counter() before the state was prepared.
     """
@@ -896,15 +758,14 @@ def _train(
             "(source: {kind: shards}) can"
         )
     ready = time.perf_counter()
-    steps = _steps(state, stop, target)
+    steps = _steps(state, stop)
     trained = time.perf_counter()
     if state.reduced_table is not None:
         factor = decay_factor(state.config, steps)
         state.reduced_table.restore(state.model.text, factor)
     process_group.barrier(ranks)
     damaged, sources = damaged_samples(state), drawn_sources(state, steps)
-    with state.update.averaged():
-        weights = checkpoint.gathered(state.model.state_dict(), ranks)
+    weights = checkpoint.gathered(state.model.state_dict(), ranks)
     if ranks.rank == 0:
         export = open_clip_files.save_export(state.model, layout.export, weights)
         record = RunRecord(
@@ -932,7 +793,6 @@ def _train(
                 "train": trained - ready,
                 "whole": time.perf_counter() - started,
             },
-            until=None if target is None else target.record,
             export=export,
         )
         disk.write_json(layout.run_json, record)
@@ -943,11 +803,9 @@ def _train(
 # --- the steps ------------------------------------------------------------------------------------
 
 
-def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
-    """Train to the last step, or to the target; the number of steps that the run then has."""
+def _steps(state: TrainState, stop: StopRequest) -> int:
+    """Train to the last step; the number of steps that the run then has."""
     config, first = state.config, state.first_step
-    if target is not None and target.reached_after(first):
-        return first
     timer = SaveTimer(config)
     batches = Feed(config, state.ranks.device).batches(state.loader.batches(first))
     with contextlib.closing(Records(state)) as records, contextlib.closing(batches):
@@ -958,12 +816,10 @@ def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
             runner.step(ready, time.perf_counter() - asked)
             done: int = step + 1
             last = done == config.steps
-            if last or runner.stopping or runner.save_due or _due(state, target, done):
-                runner.read()  # before the weights are written or evaluated
-                last = (target is not None and target.reached(state, done)) or last
-                if last or runner.stopping or runner.save_due or _checkpoint_due(config, done):
-                    timer.saved(save(state, done))
-                    runner.save_due = False
+            if last or runner.stopping or runner.save_due or _checkpoint_due(config, done):
+                runner.read()  # before the weights are written
+                timer.saved(save(state, done))
+                runner.save_due = False
             if last or runner.stopping:
                 state.saver.finish()
             if last:
@@ -971,12 +827,6 @@ def _steps(state: TrainState, stop: StopRequest, target: Target | None) -> int:
             if runner.stopping:
                 _exit_saved(done, state, stop)
     return config.steps
-
-
-def _due(state: TrainState, target: Target | None, done: int) -> bool:
-    """Whether the weights after `done` steps are written or evaluated, by the number of steps."""
-    evaluates = target is not None and done % target.every == 0
-    return evaluates or _checkpoint_due(state.config, done)
 
 
 def _checkpoint_due(config: TrainConfig, done: int) -> bool:

@@ -30,7 +30,7 @@ def report(device: str, *cells: Cell, **changes: Any) -> Report:
     return Report(**{**values, "cells": cells, **changes})
 
 
-def published(model: str, whole: int, batch: int, rate: float, dtype: str = "bf16_o2") -> Cell:
+def published(model: str, whole: int, batch: int, rate: float, dtype: str = "bf16") -> Cell:
     """A cell of a published table: 32 GPUs, global batches a second."""
     figures = {"global_batches_per_s": rate, "samples_per_s": rate * whole}
     return cell(
@@ -62,7 +62,7 @@ def test_the_published_table_of_two_devices() -> None:
     }
     lines = comparison_lines(result)
     assert lines[0] == "A: a.json"
-    assert "8 x A100, 16 cores, bf16_o2, torch 2.0, commit 0123456789ab" in lines[1]
+    assert "8 x A100, 16 cores, bf16, torch 2.0, commit 0123456789ab" in lines[1]
     (row,) = [line for line in lines if line.startswith("ViT-B-32") and "2.120" in line]
     assert row.split()[-6:] == ["32", "500", "16000", "2.120", "5.260", "2.48x"]
     document = comparison_document(result)

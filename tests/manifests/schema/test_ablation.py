@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manifests.reader import read_manifest
-from manifests.schema import Ablation, PoolRef, Stop, Weights
+from manifests.schema import Ablation, PoolRef, Stop
 
 MANIFEST = """
 name: n
@@ -105,26 +105,8 @@ def test_a_model_is_a_folder_or_a_name(tmp_path: Path) -> None:
             "arm 'b' is a model; only an arm that is trained has controls",
         ),
         ("{raw: {model: 'x-{seed}'}}", "stop: {}", "'raw' is the only arm"),
-        ("{raw: {model: 'x-{seed}'}}", "evaluate_weights: best", "must be final, ema or"),
-        (
-            "{raw: {model: 'x-{seed}'}}",
-            "evaluate_weights: {average_last: 0}",
-            "average_last is 0; it must lie in 1..10000",
-        ),
-        (
-            "{raw: {model: 'x-{seed}'}}",
-            "evaluate_weights: {ema: true, average_last: 2}",
-            "ema or average_last, not both",
-        ),
     ],
 )
 def test_impossible_models_are_refused(arms: str, line: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         read_models(tmp_path, arms.replace("x-{seed}, ranks", "'x-{seed}', ranks"), line)
-
-
-def test_final_is_what_a_run_exports(tmp_path: Path) -> None:
-    arms = "{raw: {model: 'x-{seed}'}}"
-    assert read_models(tmp_path, arms, "evaluate_weights: final").evaluate_weights == Weights()
-    ema = read_models(tmp_path, arms, "evaluate_weights: ema").evaluate_weights
-    assert ema == Weights(ema=True)

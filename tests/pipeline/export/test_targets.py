@@ -8,19 +8,19 @@ from pipeline.export import target_of
 
 
 @pytest.mark.parametrize(
-    ("to", "kind", "card", "croissant"),
+    ("to", "kind", "card"),
     [
-        ("/a/b/x.parquet", "parquet", "/a/b/README.md", "/a/b/x.parquet.croissant.json"),
-        ("/a/x.csv", "csv", "/a/README.md", "/a/x.csv.croissant.json"),
-        ("s3://bucket/x.npy", "npy", "s3://bucket/README.md", "s3://bucket/x.npy.croissant.json"),
-        ("/a/clip30/", "folder", "/a/clip30/README.md", "/a/clip30/croissant.json"),
-        ("/a/v1.0", "folder", "/a/v1.0/README.md", "/a/v1.0/croissant.json"),
-        ("s3://b/f", "folder", "s3://b/f/README.md", "s3://b/f/croissant.json"),
+        ("/a/b/x.parquet", "parquet", "/a/b/README.md"),
+        ("/a/x.csv", "csv", "/a/README.md"),
+        ("s3://bucket/x.npy", "npy", "s3://bucket/README.md"),
+        ("/a/clip30/", "folder", "/a/clip30/README.md"),
+        ("/a/v1.0", "folder", "/a/v1.0/README.md"),
+        ("s3://b/f", "folder", "s3://b/f/README.md"),
     ],
 )
-def test_the_ending_decides(to: str, kind: str, card: str, croissant: str) -> None:
+def test_the_ending_decides(to: str, kind: str, card: str) -> None:
     target = target_of(to, "/pool")
-    assert (target.kind, target.card, target.croissant) == (kind, card, croissant)
+    assert (target.kind, target.card) == (kind, card)
 
 
 @pytest.mark.parametrize(

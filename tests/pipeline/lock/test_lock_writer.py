@@ -38,12 +38,7 @@ def test_the_same_pool_gives_the_same_bytes_wherever_it_lies(pool: str, tmp_path
     Path(pool).rename(tmp_path / "moved")
     write_lock(str(tmp_path / "moved"), str(second))
     assert first.read_bytes() == second.read_bytes()
-    assert [path.name for path in sorted(second.parent.iterdir())] == [
-        "a.croissant.json",
-        "a.parquet",
-    ]
-    croissants = [disk.read_json(path.with_name("a.croissant.json")) for path in (first, second)]
-    assert croissants[0] == croissants[1]
+    assert [path.name for path in second.parent.iterdir()] == ["a.parquet"]
 
 
 def test_small_row_groups_hold_whole_shards(
@@ -181,11 +176,11 @@ def test_a_stale_view_is_not_locked(pool: str, tmp_path: Path) -> None:
 
 
 def test_what_a_killed_lock_left_is_removed_by_the_next(pool: str, tmp_path: Path) -> None:
-    for name in ("a.parquet", "a.croissant.json", "b.parquet"):
+    for name in ("a.parquet", "b.parquet"):
         (tmp_path / f".{name}.partial.77-0123abcd").write_bytes(b"half")
     write_lock(pool, str(tmp_path / "a.parquet"))
     names = sorted(path.name for path in tmp_path.iterdir() if path.is_file())
-    assert names == [".b.parquet.partial.77-0123abcd", "a.croissant.json", "a.parquet"]
+    assert names == [".b.parquet.partial.77-0123abcd", "a.parquet"]
 
 
 def test_views_are_named_or_all(pool: str, tmp_path: Path) -> None:
@@ -208,9 +203,6 @@ def test_a_lock_replaces_locks_only(name: str, pool: str, tmp_path: Path) -> Non
     ):
         write_lock(pool, str(tmp_path / name))
     assert (tmp_path / "taken.parquet").read_bytes() == before
-    (tmp_path / "new.croissant.json").write_text("{}")
-    with pytest.raises(ValueError, match=r"would replace .*new\.croissant\.json"):
-        write_lock(pool, str(tmp_path / "new.parquet"))
 
 
 def test_an_extra_column_with_a_name_of_the_lock_is_refused(pool: str, tmp_path: Path) -> None:

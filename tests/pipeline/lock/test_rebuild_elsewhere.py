@@ -68,7 +68,7 @@ def test_a_pool_on_a_store_is_locked_and_built_again_there(
 ) -> None:
     lock, second = f"{bucket}/locks/a.lock.parquet", f"{bucket}/second"
     assert commands.audit(["lock", first, lock]) == 0
-    assert disk.list_names(f"{bucket}/locks") == ["a.lock.croissant.json", "a.lock.parquet"]
+    assert disk.list_names(f"{bucket}/locks") == ["a.lock.parquet"]
     assert commands.build(build_words(web, lock, second, "inline")) == 0
     check_rebuilt(first, second)
     asked = sum(web.hits.values())

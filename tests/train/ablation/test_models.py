@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from manifests import disk
-from manifests.layout import AblationLayout, RunLayout
-from manifests.schema import Ablation, Weights
+from manifests.layout import AblationLayout
+from manifests.schema import Ablation
 from tests.support.ablations import changed
 from train.ablation import runner
 from train.ablation.arms import (
@@ -156,50 +156,6 @@ def test_an_identity_is_of_the_files(tmp_path: Path) -> None:
     tag.write_bytes(b"2")
     assert model_identity(f"open_clip:ViT-B-32/{tag}") != first
     assert model_identity("open_clip:ViT-B-32/openai")["files"] == {}
-
-
-def test_averages_of_trained_runs_have_predictions_of_their_own(
-    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "run_in_children", in_process)
-    tiny, _, _ = ran
-    out = copied(ran, tmp_path)
-    averaged = changed(tiny, evaluate_weights={"average_last": 1}, controls={})
-    check_ablation(averaged, out)
-    outcomes = run_all(averaged, out)
-    assert [o.error for o in outcomes] == [""] * 4
-    exported = {o.run.out.removeprefix(ran[1]): o.metrics for o in ran[2]}
-    for outcome in outcomes:
-        # The mean of one checkpoint is that checkpoint, whose weights are those of the export.
-        assert outcome.metrics == exported[outcome.run.out.removeprefix(out)]
-        path = outcome.run.predictions("colours")
-        assert path == f"{outcome.run.out}/eval-average-1/colours.parquet"
-        assert disk.exists(path)
-    assert all(o.reused for o in run_all(averaged, out))
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [
-        ({"ema": True}, "evaluate_weights is ema, but arm 'raw' keeps no moving average"),
-        (
-            {"average_last": 3},
-            "averages 3 checkpoints, but arm 'raw' writes 1 and keeps 2; set checkpoint_every to "
-            "at most 1 and keep_checkpoints to at least 3",
-        ),
-    ],
-)
-def test_weights_that_no_run_leaves_are_refused(
-    ran: Ran, weights: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        check_ablation(changed(ran[0], evaluate_weights=weights), str(tmp_path))
-
-
-def test_paths_of_a_model_and_of_weights() -> None:
-    layout = RunLayout("/r")
-    assert layout.predictions_of(Weights()) == "/r/eval"
-    assert layout.predictions_of(Weights(ema=True)) == "/r/eval-ema"
 
 
 def test_an_arm_of_models_alone_has_no_trained_run(ran: Ran, tmp_path: Path) -> None:

@@ -113,7 +113,6 @@ def test_names_of_open_clip_are_read_where_they_mean_the_same():
         "cooldown": 10,
         "grad-clip-norm": "1.0",
         "grad_checkpointing": True,
-        "opt": "adamw",
     }
     ours = {
         "weight_decay": 0.1,
@@ -124,7 +123,6 @@ def test_names_of_open_clip_are_read_where_they_mean_the_same():
         "cooldown": 10,
         "grad_clip": 1.0,
         "recompute": "full",
-        "optimizer": "adamw",
     }
     assert configure(theirs) == configure(ours)
     assert configure({"precision": "amp"}).precision == "fp16"

@@ -17,9 +17,7 @@ from train.parallel.checkpoint import Saver
 
 # Said by torch where there is no group.
 in_one_process = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-CONFIG = configure(
-    {"model": "test", "samples_seen": 48, "batch_size": 8, "lanes": 4, "warmup": 2, "ema": 0.9}
-)
+CONFIG = configure({"model": "test", "samples_seen": 48, "batch_size": 8, "lanes": 4, "warmup": 2})
 
 
 def record_of(step: int) -> CheckpointRecord:
@@ -38,14 +36,10 @@ def model_of(seed: int) -> CLIP:
     return CLIP(MODELS["test"], seed=seed)
 
 
-def save(run: Path, step: int, *, ema: bool = False) -> None:
-    """A checkpoint with the weights that seed `step` draws; its average has those of step + 100."""
-    model = model_of(step)
-    moments: dict[str, dict[str, torch.Tensor]] = {name: {} for name in model.state_dict()}
-    if ema:
-        for name, value in model_of(step + 100).state_dict().items():
-            moments[name]["ema"] = value
-    checkpoint.save(str(run), to_open_clip(model), moments, record_of(step), keep=3)
+def save(run: Path, step: int) -> None:
+    """A checkpoint with the weights that seed `step` draws."""
+    weights = to_open_clip(model_of(step))
+    checkpoint.save(str(run), weights, {}, record_of(step), keep=3)
 
 
 def test_the_mean_of_the_last_is_the_mean_of_their_weights(tmp_path: Path) -> None:
@@ -62,42 +56,26 @@ def test_the_mean_of_the_last_is_the_mean_of_their_weights(tmp_path: Path) -> No
         assert torch.equal(value, expected[2][name])
 
 
-def test_the_moving_average_is_that_of_the_last_checkpoint(tmp_path: Path) -> None:
-    save(tmp_path, 1, ema=True)
-    save(tmp_path, 2, ema=True)
-    model, step = checkpoint.moving_average(str(tmp_path))
-    assert step == 2
-    for name, value in model_of(102).state_dict().items():
-        assert torch.equal(model.state_dict()[name], value)
-
-
 @in_one_process
 def test_sharded_checkpoints_are_averaged_too(tmp_path: Path) -> None:
     ranks = dataclasses.replace(checkpoint.ALONE, mesh="a mesh of one rank")
     saver = Saver(str(tmp_path), ranks, keep=2)
     for step in (1, 2):
         model = model_of(step)
-        masters = {
-            name: {"master": value} for name, value in model_of(step + 10).state_dict().items()
-        }
-        saver.save(dict(model.state_dict()), masters, record_of(step))
+        saver.save(dict(model.state_dict()), {}, record_of(step))
         saver.finish()
     model, _ = checkpoint.mean_of_last(str(tmp_path), 2)
-    first, second = (model_of(seed).state_dict() for seed in (11, 12))
+    first, second = (model_of(seed).state_dict() for seed in (1, 2))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
 
 
 def test_what_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no checkpoints"):
-        checkpoint.moving_average(str(tmp_path))
     save(tmp_path, 1)
     with pytest.raises(ValueError, match=r"has 1 checkpoints, not 2; .* keep_checkpoints=K"):
         checkpoint.mean_of_last(str(tmp_path), 2)
     with pytest.raises(ValueError, match="number of checkpoints to average is 0"):
         checkpoint.mean_of_last(str(tmp_path), 0)
-    with pytest.raises(ValueError, match="keeps no moving average; train it with --set ema="):
-        checkpoint.moving_average(str(tmp_path))
     path = tmp_path / "checkpoints" / "step-1" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"x")
     with pytest.raises(ValueError, match=r"step-1 is damaged: model\.safetensors does not have"):

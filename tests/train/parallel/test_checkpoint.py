@@ -143,7 +143,7 @@ def test_clear_removes_all_and_clean_only_what_was_left_unfinished(tmp_path):
     save(tmp_path, 1)
     (tmp_path / "checkpoints" / ".step-2.partial.77").mkdir()
     documents = ("run.json", "blend.json", "nonfinite-0.json", "log.jsonl")
-    left = [*documents, "export/open_clip_model.safetensors", "until/target.json"]
+    left = [*documents, "export/open_clip_model.safetensors"]
     for name in left:
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)

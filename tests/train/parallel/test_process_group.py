@@ -55,7 +55,6 @@ def test_the_mesh_says_who_sees_which_samples_and_who_averages():
             "tp 8 does not divide text_heads 12; set tp to a divisor of it",
         ),
         ({"tp": 16}, "tp 16 does not divide vision_heads 12"),
-        ({"dp_shard": 2, "optimizer": "muon"}, "optimizer is muon, which needs whole matrices"),
         ({"cpu_offload": True}, "set dp_shard above 1"),
         (
             {"recompute": "every_0"},

@@ -83,7 +83,6 @@ def test_micro_batches_cut_evenly(samples: int, largest: int, friendly: int) -> 
         ({}, 1),
         ({"model": "ViT-bigG-14", "micro_batch": "auto"}, 2),
         ({"model": "ViT-e-14"}, 1),
-        ({"precision": "bf16_o2"}, 1),
     ],
 )
 def test_every_remedy_fits(changes: dict[str, object], ranks: int) -> None:
@@ -94,8 +93,7 @@ def test_every_remedy_fits(changes: dict[str, object], ranks: int) -> None:
         words = way.removeprefix("it fits with ").removeprefix("or with ")
         settings = dict(pair.split(": ") for pair in re.split(", | and ", words))
         world = int(settings.pop("ranks", ranks))
-        micro = {} if config.precision == "bf16_o2" else {"micro_batch": "auto"}
-        assert fit(b32(**{**changes, **micro, **settings}), world, A100).fits, way
+        assert fit(b32(**{**changes, "micro_batch": "auto", **settings}), world, A100).fits, way
 
 
 def test_where_nothing_fits_that_is_said() -> None:
@@ -136,15 +134,6 @@ def test_auto_is_resolved_by_what_is_free(monkeypatch: pytest.MonkeyPatch) -> No
         resolve_micro_batch(config, alone())
     fixed = dataclasses.replace(config, micro_batch=7)
     assert resolve_micro_batch(fixed, alone()) is fixed
-
-
-def test_16_bit_weights_are_not_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = configure({"preset": "micro", "micro_batch": "auto", "precision": "bf16_o2"})
-    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: 8 * GIB)
-    assert resolve_micro_batch(config, alone()).micro_batch is None
-    monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: 160 * MIB)
-    with pytest.raises(ValueError, match="128 samples a rank at once"):
-        resolve_micro_batch(config, alone())
 
 
 def test_the_record_has_the_number_and_the_identity_has_none(

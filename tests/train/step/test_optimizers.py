@@ -1,4 +1,4 @@
-"""Which parameters decay and which Muon steps: open_clip's groups, and what is refused."""
+"""Which parameters decay: open_clip's groups, and a step of the optimizer to the bit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 from tests.support.steps import config_of, model_of
 from train.formats.open_clip_files import to_open_clip
-from train.step.update import Update, build_optimizers, parameter_groups, step_eagerly
+from train.step.update import build_optimizer, parameter_groups, step_eagerly
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -60,26 +60,16 @@ def test_a_group_says_what_it_is():
     assert "visual.class_embedding, " in descriptions[0]
 
 
-def test_muon_that_is_not_there_is_refused(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon")
-    with pytest.raises(ValueError, match=r"install torch 2\.9 or later"):
-        Update(model_of(), config_of(optimizer="muon"))
-
-
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
-def test_a_step_without_decorators_has_the_bits_of_a_step(kind):
+def test_a_step_without_decorators_has_the_bits_of_a_step():
     ends = []
     for step in (step_eagerly, lambda optimizer: optimizer.step()):
         torch.manual_seed(0)
         matrix, bias = torch.nn.Parameter(torch.randn(8, 6)), torch.nn.Parameter(torch.randn(6))
-        by_muon = kind == "muon"
-        groups = {(by_muon, True, None): [matrix], (False, False, None): [bias]}
-        optimizers = build_optimizers(groups, config_of(optimizer=kind))
+        optimizer = build_optimizer({(True, None): [matrix], (False, None): [bias]}, config_of())
         for number in range(3):
             for parameter in (matrix, bias):
                 parameter.grad = torch.sin(3 * parameter.detach() + number)
-            for optimizer in optimizers:
-                step(optimizer)
+            step(optimizer)
         ends.append((matrix.detach(), bias.detach()))
     assert torch.equal(ends[0][0], ends[1][0])
     assert torch.equal(ends[0][1], ends[1][1])

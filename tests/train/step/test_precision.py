@@ -19,7 +19,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
         ("fp32", "float32"),
         ("tf32", "float32"),
         ("bf16", "bfloat16"),
-        ("bf16_o2", "bfloat16"),
         ("fp16", "float16"),
     ],
 )

@@ -124,9 +124,7 @@ def test_the_limit_of_damaged_samples_is_that_of_the_whole_run(
     [
         ({}, True),
         ({"precision": "bf16"}, True),
-        ({"ema": 0.5}, False),
         ({"precision": "fp16"}, False),
-        ({"precision": "bf16_o2"}, False),
     ],
 )
 def test_the_token_table_is_reduced_only_where_unused_rows_just_decay(

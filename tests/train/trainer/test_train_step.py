@@ -56,7 +56,7 @@ def ready_batches(state, count):
 
 CHANGES = [
     {},
-    {"captions": "packed", "micro_batch": 3, "ema": 0.5, "grad_clip": 0.5},
+    {"captions": "packed", "micro_batch": 3, "grad_clip": 0.5},
     {
         "captions": "groups",
         "loss": "siglip",
@@ -64,7 +64,7 @@ CHANGES = [
         "recompute": "full",
         "model.text_hidden_dropout": 0.1,
         "model.drop_patch_rate": 0.25,
-        "precision": "bf16_o2",
+        "precision": "bf16",
     },
 ]
 
