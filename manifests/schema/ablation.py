@@ -10,16 +10,13 @@ from typing import Any, ClassVar, Literal
 from manifests.schema.recipe import MANY, STRICT, Ranges, check_ranges
 
 # --------------------------------------------------------------------------------------------------
-# What a run trains on: views of pools with their weights, and how their shares change.
+# What a run trains on: views of pools with their weights.
 
 
 # Keys that came after the first blends; they are written down where they are used.
 ADDED_BLEND_KEYS = (
     "distinct",
     "weights",
-    "caps",
-    "epochs",
-    "curriculum",
     "balance",
     "captions",
     "live",
@@ -29,31 +26,6 @@ ADDED_BLEND_KEYS = (
 STORED_ROWS = "stored"  # the view of a live run
 SHOWN_VIEWS = 5  # of a blend, in a message
 SEEDS = 2**32  # of a blend and of a run: together they are one number of 64 bits
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CurriculumStage:
-    """Weights that a blend has from a step on, or from a share of the run's samples on."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    ranges: ClassVar[Ranges] = {"views": (0, MANY), "at": (0, 1), "step": (1, MANY)}
-    views: dict[str, float]
-    at: float | None = None  # share of the run, between 0 and 1
-    step: int | None = None
-
-    def __post_init__(self) -> None:
-        if (self.at is None) == (self.step is None):
-            raise ValueError(
-                "a stage of a curriculum begins at a share of the run or at a step: give one of "
-                "at and step, as in {at: 0.5, views: {web/clip30: 1}}"
-            )
-        if self.at is not None and not 0 < self.at < 1:
-            raise ValueError(
-                f"at is {self.at}; it must lie between 0 and 1 (the run begins with `views`)"
-            )
-        if self.step is not None and self.step < 1:
-            raise ValueError(f"step is {self.step}; it must be above 0 (step 0 has `views`)")
-        check_ranges(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,13 +76,11 @@ class Blend:
         "views": (0, MANY),
         "seed": (0, MANY),
         "max_repeats": (0, MANY),
-        "caps": (0, MANY),
-        "epochs": (0, MANY),
         "captions": (0, MANY),
     }
     name: str
     pools: dict[str, str] = field(default_factory=dict)  # name -> folder or URL
-    # "pool/view" -> weight; 0: a later stage of the curriculum draws it
+    # "pool/view" -> weight
     views: dict[str, float] = field(default_factory=dict)
     seed: int = 0
     max_repeats: float | None = None  # mean repeats of a view's rows above which a run is refused
@@ -118,9 +88,6 @@ class Blend:
     distinct: str | None = None
     # What a weight is: a share of the samples, or how often each row comes when others come once
     weights: Literal["samples", "repeats"] = "samples"
-    caps: dict[str, int] = field(default_factory=dict)  # "pool/view" -> most samples of a run
-    epochs: dict[str, float] = field(default_factory=dict)  # "pool/view" -> most epochs of it
-    curriculum: tuple[CurriculumStage, ...] = ()
     balance: dict[str, Balance] = field(default_factory=dict)
     # "pool/view" -> {text column: share}; the column `caption` has stored tokens
     captions: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -139,7 +106,6 @@ class Blend:
             return
         if not self.views:
             raise ValueError(f"blend {self.name!r} has no views")
-        later = {view for stage in self.curriculum for view in stage.views}
         for name, weight in self.views.items():
             pool, _, view = name.partition("/")
             if not view or pool not in self.pools:
@@ -147,21 +113,10 @@ class Blend:
                     f"blend {self.name!r}: "
                     f"{name!r} is not POOL/VIEW with a pool of {sorted(self.pools)}"
                 )
-            if not (weight == 0 and name in later):
-                self._check_number("the weight", name, weight)
-        if not any(self.views.values()):
-            raise ValueError(
-                f"blend {self.name!r}: every weight of views is 0, so the run has nothing to begin "
-                "with; the first stage of the curriculum belongs into views"
-            )
-        for key in ("caps", "epochs", "balance", "captions"):
+            self._check_number("the weight", name, weight)
+        for key in ("balance", "captions"):
             self._check_names(key, getattr(self, key))
-        self._check_curriculum()
         self._check_live()
-        for name, cap in self.caps.items():
-            self._check_number("caps", name, cap)
-        for name, epochs in self.epochs.items():
-            self._check_number("epochs", name, epochs)
         for name, shares in self.captions.items():
             if not shares:
                 raise ValueError(
@@ -206,27 +161,6 @@ class Blend:
                 raise ValueError(
                     f"blend {self.name!r}: {key} names {name!r}, which is not one of its views "
                     f"({', '.join(known[:SHOWN_VIEWS])}{more})"
-                )
-
-    def _check_curriculum(self) -> None:
-        for stage in self.curriculum:
-            begins = f"at {stage.at}" if stage.step is None else f"at step {stage.step}"
-            for name, weight in stage.views.items():
-                if name not in self.views:
-                    raise ValueError(
-                        f"blend {self.name!r}: the stage {begins} of the curriculum draws "
-                        f"{name!r}, which views does not name; add {{{name}: 0}} to views"
-                    )
-                self._check_number(f"the weight {begins}", name, weight)
-            if not stage.views:
-                raise ValueError(f"blend {self.name!r}: the stage {begins} has no views")
-        for key in ("at", "step"):
-            begins_at = [getattr(stage, key) for stage in self.curriculum]
-            given = [begin for begin in begins_at if begin is not None]
-            if given != sorted(set(given)):
-                raise ValueError(
-                    f"blend {self.name!r}: the stages of the curriculum begin at {key} = {given}; "
-                    "they must be in order, each later than the one before"
                 )
 
     def _check_live(self) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from manifests import disk
-from manifests.schema import Blend, CurriculumStage
+from manifests.schema import Blend
 from tests.support import commands
 from tests.support.forked_commands import CommandServer
 from tests.support.trials import some
@@ -127,41 +127,6 @@ def test_what_sigkill_ends_in_any_step_is_resumed_to_the_bit(
             assert (0 if saved is None else saved.step) in (step // 3 * 3, step // 3 * 3 - 3, 0)
             trained(tiny_pool, out)
             assert hashes(out) == hashes(whole)
-
-
-def test_a_run_that_is_killed_around_the_border_of_a_curriculum_ends_the_same(
-    tiny_pool: str, tmp_path: Path
-) -> None:
-    """Killed in the last step before the border, the first and the second after it."""
-    late = CurriculumStage(step=5, views={"p/half": 3, "p/all": 1})
-    blend = Blend(
-        name="staged",
-        pools={"p": tiny_pool},
-        views={"p/all": 1, "p/half": 0},
-        curriculum=(late,),
-        caps={"p/all": 22},  # ends in the middle of a batch of the second stage
-    )
-    changes = {"samples_seen": 4 * 9, "checkpoint_every": 1}
-
-    def staged(out: Path) -> None:
-        loop.train(blend, configure({**SETTINGS, **changes}), str(out))
-
-    staged(tmp_path / "whole")
-    for step in (4, 5, 6):
-        with pytest.MonkeyPatch.context() as patch:
-            end_in(patch, step)
-            with pytest.raises(Killed):
-                staged(tmp_path / "run")
-        newest = checkpoint.latest(str(tmp_path / "run"))
-        assert newest is not None
-        assert newest.step == step
-    staged(tmp_path / "run")
-    assert losses(tmp_path / "run") == losses(tmp_path / "whole")
-    records = [disk.read_json(tmp_path / name / "run.json") for name in ("run", "whole")]
-    assert records[0]["sources"] == records[1]["sources"]
-    assert records[0]["sources"]["p/all"]["drawn"] == 22
-    of_runs = [checkpoint.latest(str(tmp_path / name)) for name in ("run", "whole")]
-    assert len({str(each.record.sha256) for each in of_runs if each is not None}) == 1
 
 
 def words(**changes: object) -> list[str]:

@@ -30,7 +30,7 @@ from train.data.live_rows import open_live
 from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, ViewReading, read_positions
 from train.data.view_rows import ViewChances, ViewNumbers, ViewRows, open_view
 from train.mixture.order import Order, RunOrder
-from train.mixture.schedule import blend_schedule, blend_sources
+from train.mixture.schedule import blend_sources
 from train.model.architecture import ModelConfig
 from train.transforms import (
     ThreadBuffer,
@@ -358,7 +358,6 @@ def _order(
         config.lanes,
         config.window,
         seed=(blend.seed << 32) + _order_seed(config),
-        schedule=blend_schedule(blend, sources, config.steps, config.batch_size),
         distinct=distinct,
         balance=balance,
         captions=blend.captions,

@@ -405,7 +405,6 @@ class _Line:
 class Order:
     """The order of a run. The order of `sources` does not matter: their names decide.
 
-    schedule: which source each position belongs to; default: always by the weights of `sources`.
     distinct: numbers of rows of which a batch holds none twice. balance: chances of rows. captions:
     shares of text columns, by the name of the source. ValueError for a source with fewer rows than
     a batch draws of it, lanes that do not divide the batch, and impossible weights.
@@ -419,7 +418,6 @@ class Order:
         window: int = 4,
         seed: int = 0,
         *,
-        schedule: Schedule | None = None,
         distinct: RowNumbers | None = None,
         balance: RowChances | None = None,
         captions: Mapping[str, Mapping[str, float]] | None = None,
@@ -427,7 +425,7 @@ class Order:
         _check(sources, batch_size, lanes, window)
         self.sources = tuple(sources)
         self.batch_size, self.lanes, self.window, self.seed = batch_size, lanes, window, seed
-        self.schedule = schedule or Schedule(sources)
+        self.schedule = Schedule(sources)
         self._distinct, self._balance = distinct, balance
         self._spans = [_spans(source, lanes) for source in self.sources]
         self._rows = np.array([spans.rows for spans in self._spans])
@@ -500,8 +498,7 @@ class Order:
         own, taken = self._of_batch(step, source), self._taken(step, source)
         place, left = int(np.searchsorted(own[0], position)), attempt
         for nearby in (*range(step + 1, step + NEARBY), *range(step - 1, step - NEARBY, -1)):
-            end = self.schedule.end
-            if nearby < 0 or (end is not None and (nearby + 1) * self.batch_size > end):
+            if nearby < 0:
                 continue
             _, shard, row = self._of_batch(nearby, source)
             key = derive_key(self.seed, SUBSTITUTE, self._spans[source].key, step, nearby)
@@ -604,7 +601,6 @@ class Order:
             "sources": sources,
         }
         # Later keys are there only where they are used: other orders keep their fingerprint.
-        identity |= self.schedule.identity()
         if self._distinct is not None:
             identity["distinct"] = self._distinct.column
         if self._balance is not None:
@@ -634,8 +630,6 @@ class Order:
         """(source, its draw) at every position of block `number`."""
         count = self._steps_per_block * self.batch_size
         first = number * count
-        if self.schedule.end is not None:  # what lies behind it is never asked for
-            count = min(count, (self.schedule.end - first) // self.batch_size * self.batch_size)
         n = first + np.arange(count)
         source, draw = self.schedule.draws(n)
         # Inside a batch the draws of a source go to its positions in the order of their spans.

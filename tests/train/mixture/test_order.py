@@ -12,9 +12,7 @@ from hypothesis import strategies as st
 from train.identity import differences
 from train.mixture.order import ORDER_VERSION, Order
 from train.mixture.schedule import (
-    Schedule,
     SourceRows,
-    Stage,
     most_in_a_batch,
     wheel_sequence,
     wheel_slots,
@@ -233,14 +231,6 @@ def test_a_substitute_depends_on_every_number_that_names_it() -> None:
     assert [again.substitute(*numbers) for numbers in reversed(named)] == substitutes[3::-1]
 
 
-def test_in_a_run_of_one_step_a_substitute_is_any_row_outside_of_the_batch() -> None:
-    sources = [source("a", 1, 40, 9)]
-    order = Order(sources, 48, 4, schedule=Schedule(sources, limits=[48]))
-    every = {(0, k) for k in range(40)} | {(1, k) for k in range(9)}
-    (left_out,) = every - {row[1:] for row in drawn(order, 0)}
-    assert {order.substitute(0, 0, position, 3) for position in range(48)} == {left_out}
-
-
 def test_of_few_rows_outside_of_the_batch_every_one_is_tried() -> None:
     order = Order([source("a", 1, 40)], 32, 4)
     outside = {(0, k) for k in range(40)} - {row[1:] for row in drawn(order, 17)}
@@ -424,23 +414,6 @@ def test_too_few_different_rows_for_a_batch_are_refused() -> None:
         ValueError, match=r"step 0 would draw a row of [ab] .*distinct: group.*lower"
     ):
         Order(of, 32, 8, distinct=Modulo(of, 20, 0, 1)).batch(0)
-
-
-def test_stages_and_limits_decide_the_order_and_its_fingerprint() -> None:
-    of = [source("a", 1, 40, 24), source("b", 1, 40, 24)]
-    schedule = Schedule(
-        of, [Stage(start=0, weights=(1, 1)), Stage(start=24, weights=(0, 1))], [9, 200]
-    )
-    order = Order(of, 16, 4, schedule=schedule)
-    assert [Counter(s for s, _, _ in drawn(order, step))[0] for step in range(4)] == [8, 1, 0, 0]
-    assert order.repeats(4)["a"].drawn == 9
-    assert order.identity()["limits"] == {"a": 9, "b": 200}
-    assert len({order.fingerprint(), Order(of, 16, 4).fingerprint()}) == 2
-    again = Order(of, 16, 4, schedule=schedule)
-    assert drawn(again, 3) == drawn(order, 3)
-    for step in range(12):
-        rows = drawn(order, step)
-        assert len(set(rows)) == len(rows)
 
 
 # --- chances and captions

@@ -65,19 +65,21 @@ def test_a_pool_is_no_folder_for_a_run(tiny_pool, capsys):
 def test_the_plan_says_shares_unique_rows_and_repeats_before_training(tiny_pool, tmp_path, capsys):
     blend = tmp_path / "blend.yaml"
     blend.write_text(
-        f"name: b\npools: {{web: {tiny_pool}}}\nviews: {{web/all: 1, web/half: 1}}\n"
-        "caps: {web/half: 10}\ncaptions: {web/all: {caption: 1}}\n"
+        f"name: b\npools: {{web: {tiny_pool}}}\nviews: {{web/all: 3, web/half: 1}}\n"
+        "captions: {web/all: {caption: 1}}\n"
     )
     settings = ["--set", "batch_size=16", "lanes=8", "samples_seen=128", "warmup=0"]
     assert commands.train([str(blend), "--plan", "--preset", "micro", *settings]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == ["blend", "b:", "128", "samples"]
     assert lines[1] == ["view", "share", "samples", "rows", "unique", "repeats"]
-    assert lines[2] == ["web/all", "0.922", "118", "48", "48", "2.46"]
-    assert lines[3] == ["web/half", "0.078", "10", "24", "10", "0.42"]
-    assert lines[4] == ["web/all:", "118", "captions", "of", "column", "caption"]
-    blend.write_text(blend.read_text().replace("web/half: 10", "web/hall: 10"))
+    assert lines[2] == ["web/all", "0.750", "96", "48", "48", "2.00"]
+    assert lines[3] == ["web/half", "0.250", "32", "24", "24", "1.33"]
+    assert lines[4] == ["web/all:", "96", "captions", "of", "column", "caption"]
+    blend.write_text(blend.read_text().replace("{web/all: {", "{web/hall: {"))
     assert commands.train([str(blend), "--plan"]) == 2
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1
-    assert "caps names 'web/hall', which is not one of its views (web/all, web/half)" in error[0]
+    assert (
+        "captions names 'web/hall', which is not one of its views (web/all, web/half)" in error[0]
+    )
