@@ -19,8 +19,8 @@ if not __package__:
 
 from benchmarks.trainer.comparison import replace_block
 from benchmarks.trainer.inference import infer_lines
+from benchmarks.trainer.report_form import Report, read_report
 from manifests import console, disk
-from train.sizing.device_fit import Report, read_report
 
 RESULTS = ROOT / "benchmarks/results/latency_cpu.json"
 PAGE = ROOT / "docs/inference.md"

@@ -540,17 +540,15 @@ SIZE = make_app(
     """
   clipmill size --model ViT-H-14 --device a100-80gb
   clipmill size --model ViT-L-14 --device h100-80gb --ranks 64 --batch 32768 \\
-      --samples 12800000000 --price 2.5
+      --samples 12800000000 --set dp_shard=8
   clipmill size --preset datacomp_small --device a100-80gb --ranks 4 \\
       --set micro_batch=512
-  clipmill size --model ViT-B-32 --device cpu --measured report.json --json
+  clipmill size --model ViT-B-32 --device cpu --json
 """,
     {0: "it fits", console.EXIT_INCOMPLETE: "it does not fit"},
 )
 MOST_LANES = 64
 MOST_RANKS = 1_000_000
-SPEED = Group("Speed", validator=MutuallyExclusive(), sort_key=5)
-STORED = Group("A pool to store", sort_key=6)
 
 
 @SIZE.default
@@ -562,20 +560,14 @@ def size(
     device: str = "auto",
     ranks: Annotated[int, Whole] = 1,
     samples: Annotated[int | None, Whole] = None,
-    price: float | None = None,
-    parallel: Annotated[str | None, Parameter(group=MORE)] = None,
     changes: Annotated[list[str], Parameter("--set", group=MORE), Words] = [],  # noqa: B006
-    utilisation: Annotated[float | None, Parameter(group=SPEED)] = None,
-    measured: Annotated[str | None, Parameter(group=SPEED)] = None,
-    pairs: Annotated[int | None, Whole, Parameter(group=STORED)] = None,
-    image_size: Annotated[int | None, Whole, Parameter(group=STORED)] = None,
-    bandwidth: Annotated[float | None, Parameter(group=STORED)] = None,
+    utilisation: Annotated[float | None, Parameter(group=MORE)] = None,
     as_json: Json = False,
 ) -> int:
-    """What a training run needs: memory, layout, micro-batch, time, money and storage.
+    """What a training run needs: memory, layout, micro-batch and time.
 
-    Devices are those of train/sizing/devices.json, cpu (this machine), auto (this machine's GPU,
-    if it has one), FILE.json or FILE.json:NAME (in the form of that file).
+    Devices are those of train/sizing/devices.json, cpu (this machine), and auto (this machine's
+    GPU, if it has one).
 
     Args:
         model: Such as ViT-B-32 or ViT-H-14.
@@ -584,36 +576,19 @@ def size(
         device: Its name.
         ranks: Processes of the run.
         samples: Samples seen by the run.
-        price: Of a device-hour.
-        parallel: dp; fsdp (all ranks share one copy) or fsdpN; tpN; tpN+fsdpN (default: what fits).
         changes: Change settings: KEY=VALUE …; precision, recompute, micro_batch, dp_shard and tp
             are chosen unless they are set.
         utilisation: Of the device's peak (default: of published runs of the nearest model).
-        measured: A report that `clipmill bench --mode train` wrote on this kind of device.
-        pairs: Pairs of the pool.
-        image_size: Pixels of the shorter side (default: 256).
-        bandwidth: Mbit/s of the download.
     """
 
-    from train.sizing.advice import (
-        advise,
-        pool_size,
-        reported_speed,
-        requirement_lines,
-        requirements,
-    )
+    from train.sizing.advice import advise, requirement_lines, requirements
     from train.sizing.device_fit import device_of, estimated_speed
 
     if not 1 <= ranks <= MOST_RANKS:
         raise ValueError(f"--ranks is {ranks}; it must be at least 1, at most {MOST_RANKS:,}")
     if samples is not None and samples < 1:
         raise ValueError(f"--samples is {samples}; it must be at least 1")
-    if price is not None and not 0 < price < math.inf:
-        raise ValueError(f"--price is {price}; it must be above 0")
-    for name, value in (("image-size", image_size), ("bandwidth", bandwidth)):
-        if pairs is None and value is not None:
-            raise ValueError(f"--{name} is about a pool; state its pairs with --pairs")
-    stated = _stated(model, batch, parallel, ranks, changes)
+    stated = _stated(model, batch, changes)
     base: dict[str, Any] = {} if preset is None else {"preset": preset}
     if batch is not None:
         # The length of a run is no matter of its step.
@@ -624,29 +599,17 @@ def size(
     sheet = device_of(device, utilisation, ranks)
     advice = advise(config, ranks, sheet, set(stated))
     check_world(advice.config, ranks // advice.config.tp)
-    if measured is not None:
-        speed = reported_speed(measured, advice, ranks, sheet)
-    else:
-        speed = estimated_speed(advice.config, ranks, sheet, advice.fit)
-    pool = None
-    if pairs is not None:
-        pool = pool_size(pairs, 256 if image_size is None else image_size, bandwidth)
+    speed = estimated_speed(advice.config, ranks, sheet, advice.fit)
     samples = samples or config.steps * config.batch_size
-    needs = requirements(advice, ranks, sheet, speed, samples=samples, price=price, pool=pool)
+    needs = requirements(advice, ranks, sheet, speed, samples=samples)
     print("\n".join(requirement_lines(needs)))
     if as_json:
         print(json.dumps(disk.to_plain(needs), sort_keys=True))
-    return 0 if needs.fits else console.EXIT_INCOMPLETE
+    return 0 if advice.fit.fits else console.EXIT_INCOMPLETE
 
 
-def _stated(
-    model: str | None, batch: int | None, parallel: str | None, ranks: int, changes: Sequence[str]
-) -> dict[str, Any]:
+def _stated(model: str | None, batch: int | None, changes: Sequence[str]) -> dict[str, Any]:
     """The settings that a command line states. ValueError for what no run can have."""
-    from train.sizing.advice import (
-        parse_layout,
-    )
-
     stated: dict[str, Any] = {}
     if model is not None:
         if model not in MODELS:
@@ -657,9 +620,6 @@ def _stated(
         if batch < 1:
             raise ValueError(f"--batch is {batch}; it must be at least 1")
         stated["batch_size"] = batch
-    if parallel is not None:
-        layout = parse_layout(parallel)
-        stated["dp_shard"], stated["tp"] = layout.shards(ranks), layout.tp
     for key, value in key_values(changes):
         if key == "device":
             raise ValueError("device is a setting that --device decides; leave it out")

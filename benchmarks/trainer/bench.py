@@ -43,11 +43,11 @@ from benchmarks.trainer.report import (
     without_folders,
     write_report,
 )
+from benchmarks.trainer.report_form import Cell, Report, read_report
 from benchmarks.trainer.tables import check_plot, write_plot
 from benchmarks.trainer.training import LOADER, SCORE, TRAIN
 from manifests import disk
 from manifests.text import printable
-from train.sizing.device_fit import Cell, Report, read_report
 
 EXAMPLE = """example:
   clipmill bench --mode train --model ViT-B-32 -n 1,2,4,8 -b 512 --dtype bf16 \\

@@ -14,13 +14,13 @@ import torch
 from benchmarks.trainer.options import SYNTHETIC, BenchOptions
 from benchmarks.trainer.ranks import MeasurementFailed, measure_in_ranks
 from benchmarks.trainer.report import torch_device
+from benchmarks.trainer.report_form import Cell, Layout
 from benchmarks.trainer.steps import StepPlan, steps_of
 from benchmarks.trainer.timing import Measurement
 from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, check_layout
-from train.sizing.advice import Layout
-from train.sizing.device_fit import Cell, device_of, fit, unfit_message, usable_cores
+from train.sizing.device_fit import device_of, fit, unfit_message, usable_cores
 from train.trainer.mix import blend_of, count_rows, is_pool, read_blend, stream_of
 
 STEPS = "benchmarks.trainer.steps"  # the module that a rank runs

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.trainer.report_form import Cell, Report
 from benchmarks.trainer.tables import NONE, short, text_table
 from benchmarks.trainer.timing import spread_of
 from manifests import disk
-from train.sizing.device_fit import Cell, Report
 
 # Figure -> heading, and whether more is better. Those that no cell has are left out.
 COMPARED = {

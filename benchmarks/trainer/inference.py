@@ -26,6 +26,7 @@ from torch import Tensor
 from benchmarks.trainer.backends import BACKENDS, Backend, Eager, Outputs, Setup, Unavailable
 from benchmarks.trainer.options import SYNTHETIC, BenchOptions, Mode, is_source, source_label
 from benchmarks.trainer.report import torch_device
+from benchmarks.trainer.report_form import Cell
 from benchmarks.trainer.tables import text_table
 from benchmarks.trainer.timing import percentile_figures, spread_figures
 from manifests.disk import did_you_mean
@@ -36,7 +37,6 @@ from train.formats.model_files import load_model
 from train.formats.onnx_export import TOLERANCES, StoredGraphs, example_inputs, read_graphs
 from train.model.architecture import ModelConfig
 from train.model.clip import CLIP
-from train.sizing.device_fit import Cell
 from train.transforms import decode_image
 
 EAGER = "eager"

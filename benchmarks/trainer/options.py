@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.trainer.report import torch_device, without_folders
+from benchmarks.trainer.report_form import Cell, Layout, parse_layout
 from manifests.disk import did_you_mean
 from train.config import TrainConfig, configure
 from train.formats.onnx_export import source_name
 from train.model.architecture import MODELS
-from train.sizing.advice import Layout, parse_layout
-from train.sizing.device_fit import Cell
 
 # --dtype -> the setting `precision`, in the words of other benchmarks too
 DTYPES = {

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.trainer.report_form import Machine, Report, read_report
 from manifests import disk
-from train.sizing.device_fit import Machine, Report, processor_name, read_report, usable_cores
+from train.sizing.device_fit import processor_name, usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("numpy", "pyarrow", "pillow", "simplejpeg", "triton", "flash-attn")

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.trainer.ranks import serve_rank
+from benchmarks.trainer.report_form import Figures
 from benchmarks.trainer.synthetic import SyntheticLoader
 from benchmarks.trainer.timing import (
     Measurement,
@@ -40,7 +41,7 @@ from train.model.clip import CLIP
 from train.model.memory import training_flops
 from train.parallel import process_group
 from train.parallel.process_group import Ranks
-from train.sizing.device_fit import Figures, resolve_micro_batch
+from train.sizing.device_fit import resolve_micro_batch
 from train.step.feed import GROUPS, Feed, ReadyBatch
 from train.step.update import matmul_precision, precision_context
 from train.trainer.loop import (

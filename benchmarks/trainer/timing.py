@@ -17,11 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.trainer.report_form import Figures
 from manifests import disk
 from train.config import PRESETS
 from train.parallel import process_group
 from train.parallel.process_group import Ranks
-from train.sizing.device_fit import Figures, peak_flops
+from train.sizing.device_fit import peak_flops
 from train.trainer.logbook import peak_memory
 
 

@@ -15,14 +15,13 @@ from typing import Any
 
 from benchmarks.trainer.cells import measured_cells, read_data
 from benchmarks.trainer.options import SYNTHETIC, BenchOptions, Mode
+from benchmarks.trainer.report_form import Cell, Layout
 from benchmarks.trainer.steps import AHEAD
 from benchmarks.trainer.tables import figure_lines, scaling_lines
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data.damage import StageTimes
 from train.data.view_rows import ReadFailed
-from train.sizing.advice import Layout
-from train.sizing.device_fit import Cell
 from train.trainer.mix import open_loader
 
 # --- training -------------------------------------------------------------------------------------

@@ -38,3 +38,16 @@ def config_of(**changes: Any) -> TrainConfig:
 def model_of(seed: int = 0) -> CLIP:
     """A small model with 60 tokens."""
     return CLIP(SMALL, seed)
+
+
+# Fields of a line that depend on the clock, the machine or an interruption. All others repeat.
+MEASURED = (
+    "tokens_per_caption",
+    "samples_per_s",
+    "samples_per_s_per_gpu",
+    "model_flops_per_s_per_gpu",
+    "mfu",
+    "wait_s",
+    "wait_share",
+    "peak_memory_bytes",
+)

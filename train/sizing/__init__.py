@@ -21,17 +21,13 @@ A new GPU is an entry of `train/sizing/devices.json`.
 
 What is known of devices: data sheets, and speeds of training that others published.
 
-It reads `devices.json` and `published.json` of this folder, a file of a user in the form of the
-first, and the report of a measured speed. It writes no file.
+It reads `devices.json` and `published.json` of this folder, and writes no file.
 
 Invariants:
 
 * Every figure has a source and lies above 0: `tests/train/sizing/test_sheets.py`.
 * The longest word that matches torch's name decides: `tests/train/sizing/test_sheets.py`.
 * A published speed is below the peak of its device: `tests/train/sizing/test_published.py`.
-* A report that is damaged, or another document, is refused in one line:
-  `tests/train/sizing/test_measured_report.py`.
 
-A new GPU is an entry of `devices.json`; a user's own lies in a file of the same form
-(`clipmill size --device FILE.json`).
+A new GPU is an entry of `devices.json`.
 """

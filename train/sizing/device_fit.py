@@ -1,5 +1,4 @@
-"""Whether a run fits a device and how long it takes: data sheets, published speeds,
-speeds that a report has, memory."""
+"""Whether a run fits a device and how long it takes: data sheets, published speeds, memory."""
 
 from __future__ import annotations
 
@@ -30,9 +29,6 @@ from train.model.memory import StepMemory, StepShape, step_memory, training_flop
 
 if TYPE_CHECKING:
     from train.parallel.process_group import Ranks
-from dataclasses import field
-
-from manifests.records import read_document
 
 # --------------------------------------------------------------------------------------------------
 # Speeds of CLIP training that others published, in `published.json`: samples/s of one device.
@@ -51,71 +47,32 @@ class PublishedSpeed:
     samples_per_s: float  # of one device
     source: str
 
-    def __post_init__(self) -> None:
-        if self.ranks < 1 or not 0 < self.samples_per_s < math.inf:
-            raise ValueError(f"{self.ranks} ranks with {self.samples_per_s} samples/s are no run")
-
-
-def read_speeds(path: str | Path) -> tuple[PublishedSpeed, ...]:
-    """The runs of a file. ValueError, with its name, for a wrong one."""
-    document: Any = disk.read_json(path)
-    speeds = document.get("speeds") if isinstance(document, dict) else None
-    disk.check_types(tuple[PublishedSpeed, ...], speeds, f"{path}: speeds")
-    assert isinstance(speeds, list)
-    return tuple(disk.from_plain(PublishedSpeed, each) for each in speeds)
-
 
 @functools.cache
 def published_speeds() -> tuple[PublishedSpeed, ...]:
     """The published runs that clipmill knows."""
-    return read_speeds(PUBLISHED)
+    speeds = disk.read_json(PUBLISHED)["speeds"]
+    return tuple(disk.from_plain(PublishedSpeed, each) for each in speeds)
 
 
 # --------------------------------------------------------------------------------------------------
-# Data sheets of devices: memory, peak by precision, bandwidth and power, with the source of each.
+# Data sheets of devices: memory and peak by precision, with the source of each.
 #
-# The figures are data: `devices.json` beside this file, or a file of the same form from a user.
+# The figures are data: `devices.json` beside this file.
 
 
 OWN_SHEETS = Path(__file__).parent / "devices.json"
-PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
-# The type of the matrix products of a precision of training; autocast keeps other operations fp32.
-LARGEST = 1e9  # of any figure: a typing error is above it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSheet:
-    """One kind of GPU. ValueError for figures that no device has."""
+    """One kind of GPU."""
 
     name: str  # as people write it
     matches: tuple[str, ...]  # words of the name that torch reports; the longest match counts
     memory_gib: float  # that programs can allocate
     tflops: dict[str, float]  # dense peak of matrix products with 32-bit sums, by precision
-    bandwidth_gb_s: float  # of the device's memory
-    watts: float  # at most
     sources: dict[str, str]  # of each figure above
-
-    def __post_init__(self) -> None:
-        if not self.name.strip():
-            raise ValueError("name is empty; write the vendor's name of the device")
-        figures = {
-            "memory_gib": self.memory_gib,
-            "bandwidth_gb_s": self.bandwidth_gb_s,
-            "watts": self.watts,
-            **{f"tflops.{key}": value for key, value in self.tflops.items()},
-        }
-        for key, value in figures.items():
-            if not 0 < value <= LARGEST or math.isnan(value):
-                raise ValueError(f"{key} is {value}; it must lie in (0, {LARGEST:,.0f}]")
-        for key in self.tflops:
-            if key not in PRECISIONS:
-                close = disk.did_you_mean(key, PRECISIONS)
-                raise ValueError(f"tflops has no {key!r}{close} (of {', '.join(PRECISIONS)})")
-        if "fp32" not in self.tflops:
-            raise ValueError("tflops has no value for 'fp32'")
-        for key in ("memory_gib", "tflops", "bandwidth_gb_s", "watts"):
-            if not self.sources.get(key, "").strip():
-                raise ValueError(f"sources has no text for {key!r}: say where the figure is from")
 
     def peak_flops(self, precision: str) -> float | None:
         """Operations a second at most; None where the device has no products of this precision."""
@@ -123,29 +80,11 @@ class DeviceSheet:
         return None if value is None else 1e12 * value
 
 
-def read_sheets(path: str | Path) -> dict[str, DeviceSheet]:
-    """The devices of a file by their keys. ValueError, with the file's name, for a wrong one."""
-    document = disk.read_json(path)
-    is_mapping = isinstance(document, Mapping)
-    if not is_mapping or set(document) != {"devices"} or not document["devices"]:
-        raise ValueError(f'{path} is no list of devices: it must be {{"devices": {{NAME: …}}}}')
-    disk.check_types(dict[str, Any], document["devices"], f"{path}: devices")
-    return {key: _sheet(value, f"{path}: {key}") for key, value in document["devices"].items()}
-
-
-def _sheet(value: Any, source: str) -> DeviceSheet:
-    disk.check_types(DeviceSheet, value, source)
-    try:
-        sheet: DeviceSheet = disk.from_plain(DeviceSheet, value)
-    except ValueError as error:
-        raise ValueError(f"{source}: {error}") from error
-    return sheet
-
-
 @functools.cache
 def own_sheets() -> dict[str, DeviceSheet]:
     """The devices that clipmill knows, by their keys, such as a100-80gb."""
-    return read_sheets(OWN_SHEETS)
+    devices = disk.read_json(OWN_SHEETS)["devices"]
+    return {key: disk.from_plain(DeviceSheet, value) for key, value in devices.items()}
 
 
 def sheet_of(name: str) -> DeviceSheet | None:
@@ -210,21 +149,15 @@ class Device:
 
     def is_called(self, name: str) -> bool:
         """Whether a run's record with this name of a device is of a device of this kind."""
-        if self.kind == "cpu":
-            return "processor" in name
-        if self.sheet is None:
-            return name == self.name
-        if self.sheet in own_sheets().values():
-            return sheet_of(name) == self.sheet
-        return any(word in name for word in self.sheet.matches)
+        return "processor" in name if self.kind == "cpu" else sheet_of(name) == self.sheet
 
 
 def device_of(name: str, utilisation: float | None = None, ranks: int = 1) -> Device:
-    """A device by name: of clipmill's data sheets, of a file (`FILE.json` or `FILE.json:NAME`),
-    `cpu` (this machine), or `auto` (this machine's best).
+    """A device by name: of clipmill's data sheets, `cpu` (this machine), or `auto` (this machine's
+    best).
 
-    `ranks` share a processor and its memory. ValueError for an unknown name, a wrong file, and for
-    an utilisation outside (0, 1].
+    `ranks` share a processor and its memory. ValueError for an unknown name, and for an utilisation
+    outside (0, 1].
     """
     if utilisation is not None and not 0 < utilisation <= 1:
         raise ValueError(f"utilisation is {utilisation}; it must lie in (0, 1]")
@@ -238,15 +171,14 @@ def device_of(name: str, utilisation: float | None = None, ranks: int = 1) -> De
             utilisation=utilisation,
             cores=usable_cores() / ranks,
         )
-    sheet, memory = _sheet_of_name(name), None
+    sheet, memory = own_sheets().get(name), None
     if sheet is None and torch.cuda.is_available() and name == torch.cuda.get_device_name(0):
         sheet = sheet_of(name)
         memory = torch.cuda.get_device_properties(0).total_memory
     if sheet is None:
         known = [*own_sheets(), "cpu", "auto"]
         raise ValueError(
-            f"there is no device {name!r}{did_you_mean(name, known)} (of {', '.join(known)}, or a "
-            "FILE.json of devices)"
+            f"there is no device {name!r}{did_you_mean(name, known)} (of {', '.join(known)})"
         )
     return Device(
         name=sheet.name,
@@ -255,21 +187,6 @@ def device_of(name: str, utilisation: float | None = None, ranks: int = 1) -> De
         utilisation=utilisation,
         sheet=sheet,
     )
-
-
-def _sheet_of_name(name: str) -> DeviceSheet | None:
-    """The sheet of a name that a person wrote. ValueError for a file without that device."""
-    path, is_file, key = name.partition(".json")
-    if not is_file:
-        return own_sheets().get(name)
-    path, key = path + is_file, key.removeprefix(":")
-    sheets = read_sheets(path)
-    if not key and len(sheets) == 1:
-        return next(iter(sheets.values()))
-    if key not in sheets:
-        missing = f"no device {key!r}" if key else f"{len(sheets)} devices"
-        raise ValueError(f"{path} has {missing}; write {path}:NAME, of {', '.join(sheets)}")
-    return sheets[key]
 
 
 def _own_gpu() -> str | None:
@@ -700,117 +617,3 @@ def measured_speed(
         return None
     runs = f"{len(rates)} finished run{'s' if len(rates) > 1 else ''}"
     return Speed(samples_per_s=sum(rates) / len(rates), source=f"measured in {runs}")
-
-
-# --------------------------------------------------------------------------------------------------
-# The report of a measured speed: cells with their figures, and what they were measured on.
-#
-# clipmill bench writes it, and clipmill size takes a speed from it.
-
-
-FORMAT = "clipmill bench report"
-VERSION = 1
-LARGEST_FIGURE = 1e30  # of a figure: sums and squares of those below are finite
-LARGEST_SIZE = 10**12  # of ranks and batches
-STATES = ("measured", "failed", "not run")
-
-Figures = dict[str, float | None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Machine:
-    """What a report was measured on. It has no host name and no path."""
-
-    device: str  # name of the GPU or of the processor
-    kind: str  # cuda or cpu
-    gpus: int
-    gpu_memory_bytes: int | None
-    processor: str
-    cores: int  # logical processors that this process may use
-    memory_bytes: int | None  # of the host
-    system: str
-    versions: dict[str, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """One measurement: what was measured, and its figures by name.
-
-    A figure is None where this machine cannot measure it. `reason` says why a cell has no figures.
-    """
-
-    model: str
-    dtype: str
-    ranks: int
-    batch: int  # samples of a data-parallel rank
-    global_batch: int  # samples of a step, of all ranks
-    data: str  # synthetic, or the name of a blend
-    scaling: str = ""  # weak, strong, or nothing where only one of them makes sense
-    parallel: str = "dp"
-    variant: str = ""  # what else differs between cells, such as the back end of inference
-    state: str = "measured"
-    reason: str | None = None
-    figures: Figures = field(default_factory=dict)
-    rates: tuple[float, ...] = ()  # samples/s of each repeat
-
-    def __post_init__(self) -> None:
-        if self.state not in STATES:
-            raise ValueError(f"state is {self.state!r}; it must be one of {', '.join(STATES)}")
-        for name, least in (("ranks", 1), ("batch", 0), ("global_batch", 1)):
-            size = getattr(self, name)
-            if not least <= size <= LARGEST_SIZE:
-                shown = str(size)[:30]
-                raise ValueError(f"{name} is {shown}; it must be {least} to {LARGEST_SIZE:,}")
-        for name, value in self.figures.items():
-            if value is not None and not -LARGEST_FIGURE <= value <= LARGEST_FIGURE:
-                raise ValueError(f"figure {name} is {str(value)[:30]}; it must be finite, or null")
-        for rate in self.rates:
-            if not 0 < rate <= LARGEST_FIGURE:
-                raise ValueError(f"a rate is {str(rate)[:30]}; it must be finite and above 0")
-
-    @property
-    def measured(self) -> bool:
-        """Whether the cell has figures."""
-        return self.state == "measured"
-
-    @property
-    def label(self) -> str:
-        """The cell in words, for a line of the log."""
-        words = [self.model, self.variant, self.dtype, f"{self.ranks} rank{'s'[: self.ranks != 1]}"]
-        words.append(f"batch {self.batch}" if self.batch else f"global batch {self.global_batch}")
-        words += [self.parallel if self.parallel != "dp" else "", self.data]
-        return ", ".join(word for word in words if word)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What one command has measured."""
-
-    mode: str
-    date: str  # UTC, as 2026-01-31T12:00:00Z
-    command: str
-    commit: str | None  # of the checkout, with -dirty where files were changed; None outside git
-    machine: Machine
-    options: dict[str, Any]
-    cells: tuple[Cell, ...] = ()
-    ended: bool = False  # False while cells are still to come, and where the command was stopped
-    format: str = FORMAT
-    version: int = VERSION
-
-    def __post_init__(self) -> None:
-        if self.format != FORMAT:
-            raise ValueError(f"format is {self.format!r}; it must be {FORMAT!r}")
-        if self.version != VERSION:
-            raise ValueError(f"version is {self.version}; this program reads version {VERSION}")
-
-
-def read_report(path: str | Path) -> Report:
-    """A report from its file.
-
-    FileNotFoundError where there is none; ValueError that names the file where it is damaged, or
-    another document.
-    """
-    value = disk.read_json(path)
-    if not isinstance(value, dict) or value.get("format") != FORMAT:
-        raise ValueError(f"{path} is no report of clipmill bench: it has no format {FORMAT!r}")
-    return read_document(path, Report)

@@ -25,17 +25,6 @@ from train.model.clip import CLIP
 from train.model.memory import training_flops
 from train.sizing.device_fit import peak_flops
 
-# Fields of a line that depend on the clock, the machine or an interruption. All others repeat.
-MEASURED = (
-    "tokens_per_caption",
-    "samples_per_s",
-    "samples_per_s_per_gpu",
-    "model_flops_per_s_per_gpu",
-    "mfu",
-    "wait_s",
-    "wait_share",
-    "peak_memory_bytes",
-)
 Values = Mapping[str, float | None]
 
 

@@ -11,7 +11,6 @@ from manifests import disk
 from tests.support import commands
 from tests.support.other_tars import Members, pack, picture
 from train.data import view_rows
-from train.sizing.device_fit import read_report
 
 SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]
 

@@ -9,8 +9,8 @@ from benchmarks.trainer.comparison import (
     comparison_document,
     comparison_lines,
 )
+from benchmarks.trainer.report_form import Cell, Machine, Report
 from tests.benchmarks.trainer.test_scaling import cell
-from train.sizing.device_fit import Cell, Machine, Report
 
 
 def report(device: str, *cells: Cell, **changes: Any) -> Report:

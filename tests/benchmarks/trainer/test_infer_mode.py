@@ -10,12 +10,12 @@ import torch
 from benchmarks.trainer import bench, inference
 from benchmarks.trainer.backends import BACKENDS, Eager, OnnxRuntime, Unavailable
 from benchmarks.trainer.options import BenchOptions
+from benchmarks.trainer.report_form import Cell, read_report
 from manifests.layout import RunLayout
 from train.formats.onnx_export import OnnxOptions, save_onnx
 from train.formats.open_clip_files import save_export
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
-from train.sizing.device_fit import Cell, read_report
 
 GIVEN = BenchOptions(
     mode="infer", models=("test",), batches=(1, 2), iterations=3, repeats=2, warmup=1

@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks.trainer import options
 from benchmarks.trainer.options import BenchOptions
-from train.sizing.advice import Layout
+from benchmarks.trainer.report_form import Layout
 
 FLAGS = ("--iterations", "--repeats", "--global-batch", "-b")
 

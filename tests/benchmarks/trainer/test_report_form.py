@@ -7,9 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.trainer.report_form import (
+    Cell,
+    Layout,
+    Machine,
+    Report,
+    parse_layout,
+    read_report,
+)
 from manifests import disk
-from train.sizing.advice import Layout, parse_layout
-from train.sizing.device_fit import Cell, Machine, Report, read_report
 
 
 def cell(**changes: object) -> Cell:

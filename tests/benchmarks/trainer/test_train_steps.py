@@ -8,9 +8,8 @@ import pytest
 
 from benchmarks.trainer.steps import AHEAD, StepPlan, measure_training, steps_of
 from manifests.schema import Blend
-from tests.support.steps import RUN_SETTINGS
+from tests.support.steps import MEASURED, RUN_SETTINGS
 from train.config import TrainConfig, configure
-from train.trainer.logbook import MEASURED
 from train.trainer.loop import train
 
 

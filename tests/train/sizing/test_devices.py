@@ -1,13 +1,12 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from train.sizing import device_fit
-from train.sizing.device_fit import DEVICE_SHARE, GIB, OWN_SHEETS, device_of, free_memory
+from train.sizing.device_fit import DEVICE_SHARE, GIB, device_of, free_memory
 
 
 def test_a_gpu_by_name_has_memory_and_a_peak() -> None:
@@ -19,32 +18,11 @@ def test_a_gpu_by_name_has_memory_and_a_peak() -> None:
     assert device.peak_flops("fp32") == 19.5e12
     assert device.is_called("NVIDIA A100-SXM4-80GB")
     assert not device.is_called("NVIDIA A100-SXM4-40GB")
-    assert not device.is_called("x86_64 processor, 2 threads")
 
 
 def test_a_precision_that_the_device_lacks_is_refused() -> None:
     with pytest.raises(ValueError, match="precision is bf16, which NVIDIA V100 32GB has no"):
         device_of("v100-32gb").peak_flops("bf16")
-
-
-def own_file(tmp_path: Path, *keys: str) -> Path:
-    entry = json.loads(OWN_SHEETS.read_text())["devices"]["a100-80gb"]
-    devices = {key: {**entry, "matches": [key], "name": key.upper()} for key in keys}
-    path = tmp_path / "own.json"
-    path.write_text(json.dumps({"devices": devices}))
-    return path
-
-
-def test_a_device_of_a_users_file(tmp_path: Path) -> None:
-    path = own_file(tmp_path, "one")
-    assert device_of(str(path)).name == "ONE"
-    assert device_of(str(path)).is_called("NVIDIA one 80GB")
-    path = own_file(tmp_path, "one", "two")
-    assert device_of(f"{path}:two").name == "TWO"
-    with pytest.raises(ValueError, match=r"has 2 devices; write .*own.json:NAME, of one, two"):
-        device_of(str(path))
-    with pytest.raises(ValueError, match="has no device 'three'"):
-        device_of(f"{path}:three")
 
 
 def test_a_processor_is_shared_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,7 +31,6 @@ def test_a_processor_is_shared_by_ranks(monkeypatch: pytest.MonkeyPatch) -> None
     device = device_of("cpu", ranks=2)
     assert (device.kind, device.memory, device.cores) == ("cpu", 4 * GIB, 2)
     assert device.peak_flops("fp32") == 2 * 80e9
-    assert device.is_called("x86_64 processor, 4 threads")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ def made(model: str, batch: int = 1024, **changes: object) -> TrainConfig:
 
 def test_what_fits_as_it_is_stays_simple() -> None:
     advice = advise(made("ViT-B-32"), 8, device_of("a100-80gb"))
-    assert (advice.parallel, advice.config.recompute, advice.config.micro_batch) == (
+    assert (parallel_name(advice.config), advice.config.recompute, advice.config.micro_batch) == (
         "dp",
         "none",
         None,
@@ -28,7 +28,7 @@ def test_a_model_that_no_single_device_holds_is_sharded() -> None:
     device = device_of("a100-40gb")
     advice = advise(made("ViT-bigG-14", 64), 8, device)
     assert advice.fit.fits
-    assert advice.parallel.startswith("fsdp")
+    assert parallel_name(advice.config).startswith("fsdp")
     alone = dataclasses.replace(advice.config, dp_shard=1, micro_batch="auto")
     assert not fit(alone, 8, device).fits
     assert "with dp a rank would need" in " ".join(advice.reasons)
@@ -81,7 +81,7 @@ def test_the_precision_is_one_that_the_device_has(device: str, precision: str) -
 def test_a_processor_takes_fp32_and_no_mesh() -> None:
     host = Device(name="cpu", kind="cpu", memory=2**33)
     advice = advise(made("test", 64), 4, host)
-    assert (advice.config.precision, advice.parallel) == ("fp32", "dp")
+    assert (advice.config.precision, parallel_name(advice.config)) == ("fp32", "dp")
 
 
 def test_a_layout_in_a_word() -> None:

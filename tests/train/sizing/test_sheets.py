@@ -1,34 +1,12 @@
 from __future__ import annotations
 
-import copy
-import json
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from train.sizing.device_fit import (
-    OWN_SHEETS,
-    PRECISIONS,
     own_sheets,
     peak_flops,
-    read_sheets,
     sheet_of,
 )
-
-GOOD = json.loads(OWN_SHEETS.read_text())["devices"]["a100-80gb"]
-
-
-def written(tmp_path: Path, **changes: Any) -> Path:
-    entry = copy.deepcopy(GOOD)
-    for key, value in changes.items():
-        if value is None:
-            del entry[key]
-        else:
-            entry[key] = value
-    path = tmp_path / "own.json"
-    path.write_text(json.dumps({"devices": {"mine": entry}}))
-    return path
 
 
 @pytest.mark.parametrize("key", sorted(own_sheets()))
@@ -36,10 +14,11 @@ def test_every_device_has_figures_that_agree(key: str) -> None:
     sheet = own_sheets()[key]
     nominal = float(key.rsplit("-", 1)[1].removesuffix("gb"))
     assert 0.9 * nominal < sheet.memory_gib < nominal
-    peaks = [sheet.tflops[name] for name in PRECISIONS if name in sheet.tflops]
+    peaks = [
+        sheet.tflops[name] for name in ("fp32", "tf32", "bf16", "fp16") if name in sheet.tflops
+    ]
     assert peaks == sorted(peaks), "fewer bits are faster"
     assert sheet_of(sheet.name) is not None
-    assert 0.02 < sheet.tflops["fp16"] / sheet.bandwidth_gb_s < 0.6
 
 
 @pytest.mark.parametrize(
@@ -73,43 +52,3 @@ def test_a_peak_by_name_and_precision() -> None:
     assert peak_flops("Tesla V100-SXM2-32GB", "bf16") is None
     assert peak_flops("Tesla V100-SXM2-32GB", "fp16") == 125e12
     assert peak_flops("x86_64 processor, 2 threads") is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"watts": -400}, "mine: watts is -400; it must lie in"),
-        ({"memory_gib": 0}, "memory_gib is 0; it must lie in"),
-        ({"memory_gib": float("nan")}, "memory_gib is nan"),
-        ({"watts": "400"}, "mine.watts is '400'"),
-        ({"memory": 80}, "has no 'memory'"),
-        ({"bandwidth_gb_s": None}, "has no value for 'bandwidth_gb_s'"),
-        ({"tflops": {"fp32": 19.5, "bf61": 312}}, "tflops has no 'bf61'; did you mean 'bf16'"),
-        ({"tflops": {"bf16": 312}}, "tflops has no value for 'fp32'"),
-        ({"tflops": {"fp32": 1e300}}, "tflops.fp32 is 1e\\+300"),
-        ({"sources": {}}, "sources has no text for 'memory_gib'"),
-        ({"name": " "}, "name is empty"),
-    ],
-)
-def test_a_wrong_sheet_is_refused_by_file_and_key(
-    changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    path = written(tmp_path, **changes)
-    with pytest.raises(ValueError, match=message) as refused:
-        read_sheets(path)
-    assert str(path) in str(refused.value)
-    assert "\n" not in str(refused.value)
-
-
-@pytest.mark.parametrize("text", [b"\xff{", b"{", b"[]", b"{}", b'{"devices": []}', b'{"a": 1}'])
-def test_a_file_that_is_no_list_of_devices_is_refused(text: bytes, tmp_path: Path) -> None:
-    path = tmp_path / "own.json"
-    path.write_bytes(text)
-    with pytest.raises(ValueError, match=r"own\.json"):
-        read_sheets(path)
-
-
-def test_a_users_own_device_is_read(tmp_path: Path) -> None:
-    sheets = read_sheets(written(tmp_path, memory_gib=60))
-    assert sheets["mine"].memory_gib == 60
-    assert sheets["mine"].peak_flops("bf16") == 312e12

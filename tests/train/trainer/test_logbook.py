@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from manifests import disk
+from tests.support.steps import MEASURED
 from train.config import TrainConfig, configure, model_config
 from train.mixture.order import Order
 from train.mixture.schedule import SourceRows
@@ -21,6 +22,7 @@ from train.model.clip import CLIP
 from train.model.memory import training_flops
 from train.trainer import logbook
 from train.trainer.logbook import MEASURED, Logbook, kept_lines
+from train.trainer.logbook import Logbook, flat, kept_lines, progress_text
 
 NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
 

@@ -11,6 +11,8 @@ from benchmarks.trainer.synthetic import SyntheticLoader
 from manifests.schema import Blend
 from tests.support import no_numbers
 from tests.support.steps import RUN_SETTINGS
+from tests.support.host_reads import HostReads
+from tests.support.steps import MEASURED, RUN_SETTINGS
 from tests.support.streams import FakeStreams
 from train.config import configure, model_config
 from train.data.loader import Loader
@@ -19,7 +21,6 @@ from train.parallel.process_group import Ranks
 from train.step import accumulate, feed
 from train.step.feed import Feed
 from train.trainer import loop
-from train.trainer.logbook import MEASURED
 from train.trainer.loop import SaveTimer, StepNumbers, StepRunner, StopRequest, run_identity
 
 SETTINGS = RUN_SETTINGS
