@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 import json
 import os
@@ -26,10 +25,8 @@ from train.ablation.plan import (
     check_ablation,
     check_plan,
     check_pools,
-    dropped_lines,
     plan_ablation,
     plan_lines,
-    planned_drops,
 )
 from train.ablation.rounds import expected_runs, run_rounds
 from train.ablation.runner import evaluate_scorer, run_all
@@ -199,12 +196,7 @@ def plan(
         effect=effect,
         budget_hours=budget_hours,
     )
-    planned = dataclasses.replace(planned, dropped=planned_drops(read, folder))
     lines = [*plan_lines(planned), *busy_lines(planned), *stop_lines(read, planned, effect)]
-    if planned.dropped is not None:
-        lines += dropped_lines(planned.dropped)
-    elif any(task.near_overlap == "drop" for task in read.evaluate):
-        lines.append("near copies of evaluation images are counted when the views are built")
     print("\n".join(lines))
     if as_json:
         print(json.dumps(disk.to_plain(planned), sort_keys=True))

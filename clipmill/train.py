@@ -411,7 +411,7 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
         pool_name, _, view = name.partition("/")
         if blend["pools"][pool_name] in pools:
             views.append((blend["pools"][pool_name], view))
-    refuse_identical(shared, tasks, path, {pool for pool, _ in views})
+    refuse_identical(shared, tasks, path)
     refuse_near(shared, tasks, views)
     for line in overlap_lines(shared, tasks, path):
         logger.info("%s", line)

@@ -215,7 +215,7 @@ class TaskSpec:
     metric: str | None = None  # the metric that decides; default: the kind's own
     allow_overlap: bool = False  # an image that a training pool has too is otherwise refused
     # What is done about near duplicates in a view that is trained on
-    near_overlap: Literal["list", "refuse", "drop"] = "list"
+    near_overlap: Literal["list", "refuse"] = "list"
 
     def __post_init__(self) -> None:
         for name in ("classes", "templates"):

@@ -1,8 +1,7 @@
 """Arms × seeds: runs, statistics and conclusions.
 
-Read: pools, blends, recipes, finished runs. Written: `POOL/views/VIEW.clean-HASH`,
-`blends/ARM.json`, `runs/ARM/seed-N/`, `runs/.replaced/ARM/seed-N-HASH/`, `overlap.json`, `logs/`,
-`history.jsonl`.
+Read: pools, blends, recipes, finished runs. Written: `blends/ARM.json`,
+`runs/ARM/seed-N/`, `runs/.replaced/ARM/seed-N-HASH/`, `overlap.json`, `logs/`, `history.jsonl`.
 
 Invariants:
 

@@ -17,7 +17,6 @@ from manifests import disk, reader
 from manifests.layout import AblationLayout, PoolLayout, RunLayout, random_view_name
 from manifests.schema import Ablation, Arm, Blend, TaskSpec
 from train.config import TrainConfig, configure, model_config, plain_changes
-from train.evaluation.overlap import MARK, clean_blend
 from train.evaluation.tasks import BoolArray, Metrics, saved_metrics
 from train.identity import changes_since, differences, run_identity
 
@@ -423,16 +422,13 @@ WorkRun = Run | ModelRun  # a run that is trained or evaluated here
 AnyRun = Run | ModelRun | GivenRun
 
 
-def expand_runs(
-    ablation: Ablation, out: str, *, built: bool = True, clean: bool = True
-) -> tuple[Run, ...]:
+def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Run, ...]:
     """Every run to train: baseline, arms, their random subsets, and A/A.
 
     Arms whose models or predictions exist have none (see `all_runs`). ValueError for an arm that
     is neither POOL/VIEW nor a blend, for unknown training settings, for arms that differ in more
     than data or one declared setting, and, if the pools are `built`, for a view that is missing,
-    with the command that makes it. Of a task with `near_overlap: drop`
-    the views are the clean ones; `clean=False` gives those that they are made from.
+    with the command that makes it.
     """
     check_factors(ablation)
     # The baseline is first: a resolved ablation.json has its arms in alphabetical order.
@@ -457,8 +453,7 @@ def expand_runs(
     runs = []
     for arm, by_seed in blends.items():
         config = settings[arm]
-        for seed, whole in by_seed.items():
-            blend = clean_blend(whole, ablation.evaluate) if clean else whole
+        for seed, blend in by_seed.items():
             if built:
                 _require_views(ablation, blend, out)
             order_seed = seed + A_A_ORDER if arm == A_A else config.order_seed
@@ -566,11 +561,6 @@ def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
     for name in missing_views(blend):
         pool, _, view = name.partition("/")
         folder = blend.pools[pool]
-        if MARK in view:
-            raise ValueError(
-                f"there is no view {name} yet: run clipmill ablate ABLATION --out {out}, "
-                "which writes the views without near copies of evaluation images"
-            )
         if pool in ablation.pools and ablation.pools[pool].recipe is not None:
             raise ValueError(
                 f"there is no view {name} yet: run clipmill build ABLATION --out {out}, "

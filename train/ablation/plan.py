@@ -22,7 +22,6 @@ from train.ablation.arms import (
     expand_runs,
     finished_metrics,
     given_runs,
-    missing_views,
     model_runs,
     saved_model,
     stale_because,
@@ -31,17 +30,13 @@ from train.ablation.arms import (
 from train.config import TrainConfig, configure, model_config
 from train.evaluation.metrics import METRICS
 from train.evaluation.overlap import (
-    DroppedRows,
     SharedImages,
-    count_dropped,
     find_shared_images,
     overlap_lines,
     refuse_identical,
     refuse_near,
-    write_clean_random,
-    write_clean_view,
 )
-from train.evaluation.tasks import deciding_metric, dropping, read_samples
+from train.evaluation.tasks import deciding_metric, read_samples
 from train.late_torch import torch
 from train.sizing.device_fit import (
     GIB,
@@ -125,33 +120,21 @@ def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
     shared images are written to overlap.json and returned; None where no pool is known. The pools
     of a model are known if it lies in the folder of a run.
     """
-    drops = bool(dropping(ablation.evaluate))
-    runs = expand_runs(ablation, out, clean=False)
-    if not drops:
-        _check_rows(runs)
+    runs = expand_runs(ablation, out)
+    _check_rows(runs)
     pools: set[str] = set()
     for run in runs:
         pools.update(run.blend.pools.values())
-    others: set[str] = set()  # of which not only views of arms are trained on
     if ablation.scorer:
-        others.add(ablation.pool_folder(out, ablation.scorer.view.partition("/")[0]))
+        pools.add(ablation.pool_folder(out, ablation.scorer.view.partition("/")[0]))
     for model in model_runs(ablation, out):
-        others.update(_known_pools(model.source))
-    pools |= others
+        pools.update(_known_pools(model.source))
     if not pools:
         return None
     shared = find_shared_images(sorted(pools), ablation.evaluate)
     path = AblationLayout(out).overlap_json
     disk.write_json(path, shared)
-    refuse_identical(shared, ablation.evaluate, path, pools - others)
-    if drops:
-        shared = dataclasses.replace(shared, dropped=_count_all(ablation, runs, shared))
-        disk.write_json(path, shared)
-        _write_clean_views(ablation, runs, shared)
-        runs = expand_runs(ablation, out)
-        _check_rows(runs)
-        for line in dropped_lines(shared.dropped):
-            logger.info("%s", line)
+    refuse_identical(shared, ablation.evaluate, path)
     refuse_near(shared, ablation.evaluate, _trained_views(runs))
     for line in overlap_lines(shared, ablation.evaluate, path):
         logger.info("%s", line)
@@ -178,56 +161,6 @@ def _check_rows(runs: Sequence[Run]) -> None:
             f"the captions of arm {arm!r} have tokens of version {old}, those of arm {other!r} of "
             f"version {new}; run clipmill score {pool} --filters tokens"
         )
-
-
-def _write_clean_views(ablation: Ablation, runs: Sequence[Run], shared: SharedImages) -> None:
-    """Write the clean view of every view of the runs, random subsets after what they are like."""
-    tasks = ablation.evaluate
-    ordinary = [run for run in runs if not run.arm.startswith(RANDOM_LIKE)]
-    for pool, view in sorted(set(_trained_views(ordinary))):
-        write_clean_view(pool, view, tasks, shared)
-    for run in runs:
-        if run.arm.startswith(RANDOM_LIKE):
-            pool, view = ablation.arms[run.arm.removeprefix(RANDOM_LIKE)].split_view()
-            draw = ablation.random_draw(run.seed)
-            write_clean_random(run.blend.pools[pool], view, draw, tasks, shared)
-
-
-def _count_all(
-    ablation: Ablation, runs: Sequence[Run], shared: SharedImages
-) -> tuple[DroppedRows, ...]:
-    """What each arm is not trained on. A/A has the views of its arm, a random subset its size."""
-    counts = []
-    for run in {run.arm: run for run in runs}.values():
-        if run.arm != A_A and not run.arm.startswith(RANDOM_LIKE):
-            for pool, view in sorted(set(_trained_views([run]))):
-                counts.append(count_dropped(run.arm, pool, view, ablation.evaluate, shared))
-    return tuple(counts)
-
-
-def planned_drops(ablation: Ablation, out: str) -> tuple[DroppedRows, ...] | None:
-    """What each arm would not be trained on; None where the views are not built, or no task drops.
-
-    ValueError for a pool without perceptual hashes.
-    """
-    if not dropping(ablation.evaluate):
-        return None
-    runs = expand_runs(ablation, out, built=False, clean=False)
-    if any(missing_views(run.blend) for run in runs if not run.arm.startswith(RANDOM_LIKE)):
-        return None
-    pools = {pool for pool, _ in _trained_views(runs)}
-    return _count_all(ablation, runs, find_shared_images(sorted(pools), ablation.evaluate))
-
-
-def dropped_lines(dropped: Sequence[DroppedRows]) -> list[str]:
-    """What was left out, one line for each view of an arm."""
-    lines = []
-    for each in dropped:
-        lines.append(
-            f"arm {each.arm}: {each.dropped:,} of {each.rows:,} rows of view {each.view} are "
-            f"dropped: near copies of {each.images:,} evaluation images"
-        )
-    return lines
 
 
 def _trained_views(runs: Sequence[Run]) -> list[tuple[str, str]]:
@@ -308,7 +241,6 @@ class Plan:
     seeds_for_effect: int | None
     budget: tuple[Budget, ...]
     # Near copies of evaluation images by arm; None: no task drops them, or the views are not built
-    dropped: tuple[DroppedRows, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,8 +3,7 @@
 Evaluation tasks and their metrics, one row per sample. The data of tasks is read by task_data.
 
 Read: the data of tasks, an export, sidecars and score sets of pools. Written: `eval/TASK.parquet`
-with the metrics in its metadata, `eval/overlap.json`, `eval/suite-NAME.json`,
-`POOL/views/VIEW.clean-HASH`.
+with the metrics in its metadata, `eval/overlap.json`, `eval/suite-NAME.json`.
 
 Invariants:
 
@@ -13,7 +12,6 @@ Invariants:
 * Logits and scores agree with open_clip; a tie counts against the model (`test_zero_shot.py`,
   `test_retrieval.py`). A metric is the mean of its values per sample (`test_metrics.py`).
 * Byte-identical images are refused by sha256; near ones (at most 4 of 64 bits of a perceptual
-  hash) are listed if the pool has `phash`: not crops, rotations, EXIF turns (`test_overlap.py`);
-  a view without them is always the same (`test_clean_views.py`).
+  hash) are listed if the pool has `phash`: not crops, rotations, EXIF turns (`test_overlap.py`).
 * A new kind: a module with a `TaskKind`, its entry in `tasks.TASKS`, its name in the schema.
 """

@@ -806,11 +806,6 @@ def kind_of(task: TaskSpec) -> TaskKind:
     return TASKS[task.kind]
 
 
-def dropping(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
-    """The tasks whose near copies are dropped."""
-    return [task for task in tasks if task.near_overlap == "drop"]
-
-
 def read_samples(task: TaskSpec) -> Samples:
     """The images of a task with their classes or captions. ValueError names what is missing."""
     kind = kind_of(task)

@@ -638,7 +638,6 @@ def collect_report(out: str) -> Report:
         overlap=data.overlap(views),
         evaluation_overlap=results.overlap,
         near_evaluation_overlap=results.near_overlap,
-        dropped=results.dropped,
         null_web=_null_web(out, ablation),
         costs=costs_of(layout.costs_json),
         settings=_settings(ablation, views),

@@ -532,20 +532,7 @@ def evaluation_overlap(report: Report) -> str:
     head = ["task", "samples", "byte-identical in a pool", "near duplicates by perceptual hash"]
     if not report.evaluation_overlap:
         return ""
-    return table(head, rows, (1, 2, 3)) + _dropped(report)
-
-
-def _dropped(report: Report) -> str:
-    """The rows that the arms were not trained on because they show evaluation images."""
-    if not report.dropped:
-        return ""
-    rows = []
-    for each in report.dropped:
-        counts = [f"{each.rows:,}", f"{each.dropped:,}", f"{each.images:,}"]
-        rows.append([escape(each.arm), escape(each.view), *counts])
-    head = ["arm", "view", "rows of the view", "rows dropped", "evaluation images they show"]
-    text = "<p>Rows that show evaluation images were dropped before training.</p>"
-    return text + table(head, rows, (2, 3, 4))
+    return table(head, rows, (1, 2, 3))
 
 
 # --------------------------------------------------------------------------------------------------

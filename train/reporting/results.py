@@ -149,7 +149,6 @@ def collect_results(
         overlap=overlap,
         near_overlap=near_overlap,
         files=hashes.sha256,
-        dropped=() if shared is None else shared.dropped,
     )
 
 

@@ -14,7 +14,6 @@ from train.ablation.conclusions import (
     TaskRange,
 )
 from train.ablation.rounds import ArmRounds
-from train.evaluation.overlap import DroppedRows
 from train.evaluation.tasks import Metrics
 from train.stats.comparison import Power, Verdict
 
@@ -33,7 +32,7 @@ class Results(Conclusions):
     """results.json: every metric of every finished run, and the conclusions from them.
 
     overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
-    hash. dropped: rows not trained on for that. mcnemar: {task: {arm: p}}, of one seed.
+    hash. mcnemar: {task: {arm: p}}, of one seed.
     files: path inside the folder -> sha256, of all files that a number was read from.
     """
 
@@ -44,7 +43,6 @@ class Results(Conclusions):
     overlap: dict[str, int]
     near_overlap: dict[str, int]
     files: dict[str, str]
-    dropped: tuple[DroppedRows, ...] = ()
 
 
 # --- report.json ---------------------------------------------------------------------------------
@@ -423,7 +421,6 @@ class Report:
     costs: tuple[tuple[str, float], ...]
     settings: dict[str, str]  # title -> YAML, of arms, rules and training settings
     provenance: Provenance
-    dropped: tuple[DroppedRows, ...] = ()
     rounds: tuple[ArmRounds, ...] = ()  # of an ablation with `stop`
     contract: Contract | None = None  # None where no run was trained here
     rules: tuple[RuleEffects, ...] = ()

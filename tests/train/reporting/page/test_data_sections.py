@@ -4,7 +4,6 @@ import dataclasses
 
 from tests.support.reports import empty_report, given_report, sample_report
 from train.ablation import wording
-from train.evaluation.overlap import DroppedRows
 from train.reporting import page, schema
 
 
@@ -74,9 +73,4 @@ def test_images_that_are_in_a_pool_too() -> None:
     assert '<td class="n">0</td><td class="n">3</td>' in html
     html = page.evaluation_overlap(dataclasses.replace(report, near_evaluation_overlap={}))
     assert '<td class="n">not checked</td>' in html
-    assert "rows dropped" not in html
-    row = DroppedRows(arm="<raw>", pool="/p", view="all", rows=4800, dropped=17, images=5)
-    html = page.evaluation_overlap(dataclasses.replace(report, dropped=(row,)))
-    counts = '<td class="n">4,800</td><td class="n">17</td><td class="n">5</td>'
-    assert f"<td>&lt;raw&gt;</td><td>all</td>{counts}" in html
     assert page.evaluation_overlap(empty_report()) == ""
