@@ -371,11 +371,6 @@ def _changed_model(config: TrainConfig) -> ModelConfig:
             f"vocab_size is {model.vocab_size}, but tokenizer clip has {CLIP_TOKENS:,} tokens; "
             f"set model.vocab_size to {CLIP_TOKENS} at least"
         )
-    if model.num_channels not in (1, 3):
-        raise ValueError(
-            f"num_channels is {model.num_channels}; "
-            "images in shards have 3, or 1 as their luminance"
-        )
     return model
 
 

@@ -74,7 +74,6 @@ NUMBERS = 2 * TRIES + 2  # of one crop: width and height of each shape, then its
 CROP = 4  # the purpose of these random numbers (order.py has 1 to 3)
 LOG_ASPECT = math.log(4 / 3)
 BOX = ThreadBuffer()  # the pixels of a crop before it is resized
-LUMINANCE = (0.299, 0.587, 0.114)  # of red, green and blue
 
 
 def crop_numbers(
@@ -179,13 +178,8 @@ def _levels(values: tuple[float, ...], device: torch.device) -> Tensor:
 def normalise(
     image_BHWC: Tensor, mean: Sequence[float] = IMAGE_MEAN, std: Sequence[float] = IMAGE_STD
 ) -> Tensor:
-    """uint8 RGB to (B, C, H, W) float32 with a model's mean and deviation, on the same device.
-
-    The model takes as many channels as there are means: 3, or 1: the luminance (ITU-R 601).
-    """
+    """uint8 RGB to (B, C, H, W) float32 with a model's mean and deviation, on the same device."""
     pixels = image_BHWC.float()
-    if len(mean) == 1:
-        pixels = (pixels * _levels(LUMINANCE, pixels.device)).sum(dim=-1, keepdim=True)
     mean_C = _levels(tuple(mean), pixels.device) * 255
     std_C = _levels(tuple(std), pixels.device) * 255
     return ((pixels - mean_C) / std_C).permute(0, 3, 1, 2)

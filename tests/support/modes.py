@@ -90,10 +90,6 @@ CHANGES = {  # beside the losses
         "recompute": "full",
         "captions": "packed",
         "model.drop_patch_rate": 0.25,
-        "model.vision_attention_dropout": 0.1,
-        "model.text_attention_dropout": 0.1,
-        "model.text_hidden_dropout": 0.1,
-        "model.drop_path_rate": 0.2,
     },
 }
 # What is tried where: all losses and changes where they could interfere, one of each kind

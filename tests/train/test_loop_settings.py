@@ -89,7 +89,7 @@ def test_settings_that_may_change_on_resume_change_weights_by_rounding_alone(
     blend, tmp_path, changes
 ):
     # A large eps: AdamW would amplify the rounding of gradients that are 0 by nature (key biases).
-    steady = {"eps": 1e-2, "lr": 0.1, "model.text_hidden_dropout": 0.1}
+    steady = {"eps": 1e-2, "lr": 0.1, "model.drop_patch_rate": 0.25}
     config = configure({**SETTINGS, **steady})
     loop.train(blend, config, str(tmp_path / "plain"))
     loop.train(blend, dataclasses.replace(config, **changes), str(tmp_path / "changed"))

@@ -42,7 +42,7 @@ SETTINGS = {
     "log_every": 1,
     "device": "cpu",
     "checkpoint_every": 3,
-    "model.text_hidden_dropout": 0.1,
+    "model.drop_patch_rate": 0.25,
 }
 
 

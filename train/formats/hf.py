@@ -16,7 +16,7 @@ from torch import Tensor
 from manifests import disk
 from manifests.clip_tokenizer import simple_tokenizer
 from train.formats.open_clip_files import head_count, read_state
-from train.model.architecture import IMAGE_MEAN, IMAGE_STD, ModelConfig
+from train.model.architecture import CHANNELS, IMAGE_MEAN, IMAGE_STD, ModelConfig
 from train.model.clip import CLIP, LOGIT_SCALE
 
 # --------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ def _hf_shape(name: str, shape: torch.Size, config: ModelConfig) -> list[int]:
     if name.endswith(".proj"):
         return [shape[1], shape[0]]
     if name == "visual.patch.weight":
-        return [config.vision_width, config.num_channels, config.patch_size, config.patch_size]
+        return [config.vision_width, CHANNELS, config.patch_size, config.patch_size]
     return list(shape)
 
 
@@ -207,8 +207,6 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
     for is_set, feature in (
         (config.logit_bias, "a logit bias (the SigLIP loss)"),
         (config.image_width not in (None, config.image_size), "images that are not square"),
-        (config.class_token_length != 1, f"{config.class_token_length} class tokens"),
-        (config.global_average_pool, "global average pooling"),
     ):
         if is_set:
             raise ValueError(
@@ -234,7 +232,7 @@ def hf_config(config: ModelConfig) -> dict[str, Any]:
         "vision_config": {
             "model_type": "clip_vision_model",
             **_tower_config(config, "vision", activation),
-            "num_channels": config.num_channels,
+            "num_channels": CHANNELS,
             "image_size": config.image_size,
             "patch_size": config.patch_size,
         },
@@ -247,7 +245,7 @@ def _tower_config(config: ModelConfig, tower: str, activation: str) -> dict[str,
         "intermediate_size": getattr(config, f"{tower}_mlp"),
         "num_hidden_layers": getattr(config, f"{tower}_layers"),
         "num_attention_heads": getattr(config, f"{tower}_heads"),
-        "attention_dropout": getattr(config, f"{tower}_attention_dropout"),
+        "attention_dropout": 0.0,
         "hidden_act": activation,
         "layer_norm_eps": 1e-5,
         "projection_dim": config.embed_dim,
@@ -276,6 +274,8 @@ def model_config_of_hf(
     for tower in (text, vision):
         if tower.get("layer_norm_eps", 1e-5) != 1e-5:
             raise ValueError(f"layer_norm_eps is {tower['layer_norm_eps']}; it must be 1e-5")
+    if vision["num_channels"] != CHANNELS:
+        raise ValueError(f"num_channels is {vision['num_channels']}; it must be {CHANNELS}")
     end_token = text["vocab_size"] - 1
     # Old files have 2; CLIPModel then pools at the highest token, as this model does.
     if text["eos_token_id"] not in (2, end_token):
@@ -291,13 +291,11 @@ def model_config_of_hf(
             f"{name}_mlp": tower["intermediate_size"],
             f"{name}_layers": tower["num_hidden_layers"],
             f"{name}_heads": tower["num_attention_heads"],
-            f"{name}_attention_dropout": float(tower.get("attention_dropout", 0.0)),
         }
     return ModelConfig(
         embed_dim=settings.get("projection_dim", 512),
         image_size=vision["image_size"],
         patch_size=vision["patch_size"],
-        num_channels=vision["num_channels"],
         context_length=text["max_position_embeddings"],
         vocab_size=text["vocab_size"],
         quick_gelu=activations == {"quick_gelu"},

@@ -173,13 +173,13 @@ def weights_sha256(weights: Mapping[str, Tensor]) -> str:
 
 
 def _architecture_differences(theirs: ModelConfig, ours: ModelConfig) -> list[tuple[str, Any, Any]]:
-    """(setting, theirs, ours) where the two compute different functions. Dropout rates and the bias
+    """(setting, theirs, ours) where the two compute different functions. Patch dropout and the bias
     may differ.
     """
     different = []
     for field in dataclasses.fields(ModelConfig):
         name = field.name
-        if name == "logit_bias" or name.startswith("drop_") or name.endswith("_dropout"):
+        if name in ("logit_bias", "drop_patch_rate"):
             continue
         one, other = getattr(theirs, name), getattr(ours, name)
         if name == "image_width":  # None stands for a square

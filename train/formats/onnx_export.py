@@ -22,10 +22,9 @@ import torch
 from torch import Tensor, nn
 
 from manifests import disk
-from train import transforms
 from train.formats.hf import CLIP_VOCABULARY
 from train.formats.model_files import OPEN_CLIP, weights_sha256
-from train.model.architecture import MODELS, ModelConfig
+from train.model.architecture import CHANNELS, IMAGE_MEAN, IMAGE_STD, MODELS, ModelConfig
 from train.model.clip import CLIP, l2_normalise
 
 # --------------------------------------------------------------------------------------------------
@@ -83,7 +82,6 @@ class ImageTower(nn.Module):
 
     mean_C: Tensor
     std_C: Tensor
-    luminance_C: Tensor
 
     def __init__(self, model: CLIP, pixels: str) -> None:
         super().__init__()
@@ -93,22 +91,15 @@ class ImageTower(nn.Module):
         for name, values in (
             ("mean_C", config.image_mean),
             ("std_C", config.image_std),
-            ("luminance_C", transforms.LUMINANCE),
         ):
             self.register_buffer(name, torch.tensor(values), persistent=False)
 
     def forward(self, image: Tensor) -> Tensor:
         """(B, C, H, W) fp32, or (B, H, W, 3) uint8, to BE."""
         if self.pixels == "uint8":
-            image = self._normalise(image.float())
+            # As train/transforms.py does.
+            image = ((image.float() - self.mean_C * 255) / (self.std_C * 255)).permute(0, 3, 1, 2)
         return l2_normalise(self.visual(image.to(self.visual.proj.dtype)))
-
-    def _normalise(self, pixels_BHWC: Tensor) -> Tensor:
-        """As train/transforms.py does."""
-        mean_C, std_C = self.mean_C, self.std_C
-        if len(mean_C) == 1:
-            pixels_BHWC = (pixels_BHWC * self.luminance_C).sum(dim=-1, keepdim=True)
-        return ((pixels_BHWC - mean_C * 255) / (std_C * 255)).permute(0, 3, 1, 2)
 
 
 class TextTower(nn.Module):
@@ -246,7 +237,7 @@ def write_graphs(
     if options.pixels == "uint8":
         image = torch.zeros(EXAMPLE_BATCH, height, width, 3, dtype=torch.uint8)
     else:
-        image = torch.zeros(EXAMPLE_BATCH, config.num_channels, height, width)
+        image = torch.zeros(EXAMPLE_BATCH, CHANNELS, height, width)
     _save(_program(image_tower, image, "image", {0: batch}), folder / IMAGE_FILE, metadata)
     dims = {0: batch}
     length = options.text_length or config.context_length
@@ -339,7 +330,7 @@ def description(model: CLIP, source: str, options: OnnxOptions) -> dict[str, Any
             "pixels": options.pixels,
             "height": height,
             "width": width,
-            "channels": config.num_channels,
+            "channels": CHANNELS,
             "resize": "bicubic to the shorter side, then the centre",
             "mean": list(config.image_mean),
             "std": list(config.image_std),
@@ -368,15 +359,14 @@ def source_name(source: str) -> str:
 
 def model_name(config: ModelConfig) -> str | None:
     """The name in MODELS of the same towers; None where there is none."""
-    plain = {"logit_bias": False}
-    for field in dataclasses.fields(ModelConfig):
-        if field.name.startswith(("drop_", "image_mean", "image_std")) or field.name.endswith(
-            "_dropout"
-        ):
-            plain[field.name] = field.default  # type: ignore[assignment]
-    if config.num_channels == 3:
-        config = dataclasses.replace(config, **plain)  # type: ignore[arg-type]
-    return next((name for name, known in MODELS.items() if known == config), None)
+    plain = dataclasses.replace(
+        config,
+        logit_bias=False,
+        drop_patch_rate=0.0,
+        image_mean=IMAGE_MEAN,
+        image_std=IMAGE_STD,
+    )
+    return next((name for name, known in MODELS.items() if known == plain), None)
 
 
 # --- the folder -----------------------------------------------------------------------------------
@@ -463,7 +453,7 @@ def example_inputs(
         shape = (batch, height, width, 3)
         image = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     else:
-        shape = (batch, config.num_channels, height, width)
+        shape = (batch, CHANNELS, height, width)
         image = torch.randn(shape, generator=generator)
     end = config.vocab_size - 1
     token_BT = torch.randint(1, max(2, end - 1), (batch, length), generator=generator)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from manifests import disk
-from train.model.architecture import IMAGE_MEAN, IMAGE_STD, ModelConfig
+from train.model.architecture import CHANNELS, IMAGE_MEAN, IMAGE_STD, ModelConfig
 from train.model.clip import CLIP
 
 CONFIG_FILE = "open_clip_config.json"
@@ -60,7 +60,7 @@ def head_count(config: ModelConfig, name: str) -> int:
 
 def _open_clip_shape(name: str, shape: Sequence[int], config: ModelConfig) -> list[int]:
     if name == "visual.patch.weight":
-        return [config.vision_width, config.num_channels, config.patch_size, config.patch_size]
+        return [config.vision_width, CHANNELS, config.patch_size, config.patch_size]
     return list(shape)
 
 
@@ -145,7 +145,7 @@ def _remedy(name: str, shape: Sequence[int], config: ModelConfig) -> str:
     if name == "text.positional_embedding":
         return f": it was trained on {shape[0]} tokens; set context_length to {shape[0]}"
     if name == "visual.positional_embedding":
-        patches = shape[0] - config.class_token_length
+        patches = shape[0] - 1
         return (
             f": it was trained on {patches} patches, and this model has {config.patches}; "
             "set image_size or patch_size to its values"
@@ -181,19 +181,11 @@ def read_state(path: str) -> dict[str, Any]:
 
 
 # Our setting, its name in vision_cfg, and the default, which is not written.
-_OPTIONAL_VISION_KEYS = (
-    ("drop_patch_rate", "patch_dropout", 0.0),
-    ("class_token_length", "class_token_length", 1),
-    ("num_channels", "num_channels", 3),
-)
+_OPTIONAL_VISION_KEYS = (("drop_patch_rate", "patch_dropout", 0.0),)
 
 
 def open_clip_config(config: ModelConfig) -> dict[str, Any]:
-    """`open_clip_config.json`: the model and the preprocessing of its images.
-
-    Several class tokens and other numbers of channels are written too; open_clip then refuses the
-    folder and names the key. Dropout rates are not written, except that of patches.
-    """
+    """`open_clip_config.json`: the model and the preprocessing of its images."""
     model: dict[str, Any] = {
         "embed_dim": config.embed_dim,
         "quick_gelu": config.quick_gelu,
@@ -218,8 +210,6 @@ def open_clip_config(config: ModelConfig) -> dict[str, Any]:
     }
     if config.logit_bias:
         model["init_logit_bias"] = 0.0
-    if config.global_average_pool:
-        model["vision_cfg"]["pool_type"] = "avg"
     for ours, theirs, default in _OPTIONAL_VISION_KEYS:
         if getattr(config, ours) != default:
             model["vision_cfg"][theirs] = getattr(config, ours)
@@ -249,17 +239,14 @@ def model_config_of(
     image_size = vision.pop("image_size", 224)
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
     pool = vision.pop("pool_type", "tok")
-    if pool not in ("tok", "avg"):
-        raise ValueError(
-            f"open_clip's pool_type is {pool!r}; only tok (class token) and avg are supported"
-        )
+    if pool != "tok":
+        raise ValueError(f"open_clip's pool_type is {pool!r}; only tok (class token) is supported")
     config = ModelConfig(
         embed_dim=outer.pop("embed_dim"),
         image_size=height,
         image_width=None if width == height else width,
         image_mean=tuple(preprocess.get("mean", IMAGE_MEAN)),
         image_std=tuple(preprocess.get("std", IMAGE_STD)),
-        global_average_pool=pool == "avg",
         patch_size=vision.pop("patch_size", 16),
         vision_width=vision_width,
         vision_layers=vision.pop("layers", 12),

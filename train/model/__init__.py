@@ -1,4 +1,4 @@
-"""The CLIP model: architectures, attention, towers, noise, FLOPs.
+"""The CLIP model: architectures, attention, towers, patch dropout, FLOPs.
 
 It reads and writes no file.
 
@@ -6,7 +6,7 @@ Invariants:
 
 * Packed and grouped captions have the features and gradients of padded ones
   (tests/train/model/test_attention.py).
-* Dropout depends on seed, step and position alone, not on micro-batches, ranks or recomputation
+* Patch dropout depends on seed, step and position alone, not on micro-batches, ranks or recomputation
   (tests/train/model/test_noise.py, tests/train/model/test_knobs.py).
 * The start has open_clip's distributions (tests/train/model/test_initialise.py).
 * The groups of a locked tower are open_clip's (tests/train/model/test_lock.py).

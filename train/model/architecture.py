@@ -1,4 +1,4 @@
-"""Sizes of a CLIP: widths, layers, pooling, dropout, image statistics; and the named models."""
+"""Sizes of a CLIP: widths, layers, patch dropout, image statistics; and the named models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass
 # expects images that are normalised with them.
 IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
 IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
+CHANNELS = 3  # red, green and blue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Both towers of a CLIP: widths in channels, images in pixels, context in tokens.
 
-    A rate or dropout is a share in [0, 1) that is left out in training only. ValueError for sizes
-    that do not fit together.
+    ValueError for sizes that do not fit together.
     """
 
     embed_dim: int
@@ -34,18 +34,9 @@ class ModelConfig:
     quick_gelu: bool = False
     logit_bias: bool = False  # a learned offset of the logits, for the SigLIP loss
     image_width: int | None = None  # of an image that is not square
-    num_channels: int = 3  # 3: red, green and blue; 1: their luminance
     image_mean: tuple[float, ...] = IMAGE_MEAN  # per channel, of pixels from 0 to 1
     image_std: tuple[float, ...] = IMAGE_STD
-    class_token_length: int = 1  # learned tokens before the patches; the first one is pooled
-    global_average_pool: bool = False  # the mean of the patches instead of the class token
-    drop_patch_rate: float = 0.0  # of an image's patches
-    # Stochastic depth of the last image block; 0 for the first block, linear between.
-    drop_path_rate: float = 0.0
-    vision_hidden_dropout: float = 0.0  # of embeddings and of what each branch adds
-    vision_attention_dropout: float = 0.0
-    text_hidden_dropout: float = 0.0
-    text_attention_dropout: float = 0.0
+    drop_patch_rate: float = 0.0  # share of an image's patches left out in training, in [0, 1)
 
     def __post_init__(self) -> None:
         for name in SIZES:
@@ -68,14 +59,13 @@ class ModelConfig:
                 f"context_length is {self.context_length}; it must be at least 3 (start, a word, "
                 "end)"
             )
-        for name in RATES:
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
+        if not 0 <= self.drop_patch_rate < 1:
+            raise ValueError(f"drop_patch_rate is {self.drop_patch_rate}; it must lie in [0, 1)")
         for name in ("image_mean", "image_std"):
             values = getattr(self, name)
-            if len(values) != self.num_channels:
+            if len(values) != CHANNELS:
                 raise ValueError(
-                    f"{name} has {len(values)} values; num_channels is {self.num_channels}"
+                    f"{name} has {len(values)} values; images have {CHANNELS} channels"
                 )
         if min(self.image_std) <= 0:
             raise ValueError(f"image_std is {list(self.image_std)}; every value must be above 0")
@@ -91,11 +81,6 @@ class ModelConfig:
         height, width = self.height_width
         return (height // self.patch_size) * (width // self.patch_size)
 
-    @property
-    def stochastic(self) -> bool:
-        """Whether training this model draws random numbers."""
-        return any(getattr(self, name) for name in RATES)
-
 
 SIZES = (
     "embed_dim",
@@ -107,16 +92,6 @@ SIZES = (
     "text_layers",
     "text_mlp",
     "vocab_size",
-    "num_channels",
-    "class_token_length",
-)
-RATES = (
-    "drop_patch_rate",
-    "drop_path_rate",
-    "vision_hidden_dropout",
-    "vision_attention_dropout",
-    "text_hidden_dropout",
-    "text_attention_dropout",
 )
 
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.model.architecture import ModelConfig, group_count
+from train.model.architecture import CHANNELS, ModelConfig, group_count
 from train.rng import derive_key
 
 # --------------------------------------------------------------------------------------------------
@@ -40,59 +40,24 @@ def _group_of(name: str, layers: int) -> int:
 
 
 # --------------------------------------------------------------------------------------------------
-# Random numbers of patch dropout, stochastic depth and dropout as functions of their position.
+# Random numbers of patch dropout (FLIP, Li et al. 2023) as functions of their position.
 #
-# A number depends on the run's seed, the step, the block, the sample's row in the global batch,
-# the token and the channel. So a recomputed block, the second pass of an accumulated batch,
-# another micro-batch size, other ranks or packed captions meet the same numbers, and no generator
-# has a state to keep. They are made where the activations lie, by SplitMix64's mixing in 64-bit
-# integers that wrap.
+# A number depends on the run's seed, the step, the sample's row in the global batch and the patch.
+# So the second pass of an accumulated batch, another micro-batch size and other ranks meet the same
+# numbers, and no generator has a state to keep. They are made where the activations lie, by
+# SplitMix64's mixing in 64-bit integers that wrap.
 
 
 _STEP = 0x9E3779B97F4A7C15 - (1 << 64)  # SplitMix64's constants, with a sign
 _ROUNDS = ((30, 0xBF58476D1CE4E5B9 - (1 << 64)), (27, 0x94D049BB133111EB - (1 << 64)))
-# More tokens than any sample has: token t of sample r has the number r x TOKENS + t.
+# More patches than any image has: patch t of sample r has the number r x TOKENS + t.
 TOKENS = 1 << 16
-# What a number is for: patches, embeddings, attention weights, and the two branches of a block.
-PATCHES, EMBEDDED, ATTENTION, MIXED, MIXED_PATH, ADDED, ADDED_PATH = range(7)
 
 
-class Noise(NamedTuple):
-    """What decides the random numbers of a tower.
-
-    `key` has no dimensions. `row` is the sample's row in the global batch and `token` the token's
-    number, both of the shape of the activations without channels (`row` may have 1 for the tokens).
-    """
-
-    key: Tensor
-    row: Tensor
-    token: Tensor
-
-    def of_block(self, depth: int) -> Noise:
-        """The noise of block `depth`, unrelated to that of any other block."""
-        return self._replace(key=_mixed(self.key + _wrapped((depth + 1) * 0x8CB92BA72F3D8DD7)))
-
-    def at(self, *index: Tensor | slice | int) -> Noise:
-        """The noise of the tokens at `index`."""
-        row = self.row.expand_as(self.token)
-        return Noise(self.key, row[index], self.token[index])
-
-
-def noise_of(key: Tensor, row_B: Tensor, tokens: int) -> Noise:
-    """The noise of activations BTC."""
-    row_B1 = row_B[:, None]
-    return Noise(key, row_B1, row_B1 * TOKENS + torch.arange(tokens, device=row_B.device))
-
-
-def uniform(key: Tensor, kind: int, index: Tensor) -> Tensor:
-    """Numbers in [0, 1), float32: each a function of `key`, `kind` and its index."""
-    z = _mixed(key + _wrapped(kind * 0x632BE59BD9B4E019)) + (index + 1) * _STEP
+def uniform(key: Tensor, index: Tensor) -> Tensor:
+    """Numbers in [0, 1), float32: each a function of `key` and its index."""
+    z = _mixed(key) + (index + 1) * _STEP
     return ((_mixed(z) >> 40) & 0xFFFFFF).float() * 2.0**-24
-
-
-def _wrapped(number: int) -> int:
-    """An integer as a signed 64-bit integer holds it."""
-    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def _mixed(z: Tensor) -> Tensor:
@@ -101,24 +66,11 @@ def _mixed(z: Tensor) -> Tensor:
     return z ^ ((z >> 31) & ((1 << 33) - 1))
 
 
-def dropout(x: Tensor, rate: float, noise: Noise, kind: int) -> Tensor:
-    """x (…C) with a share `rate` of its values set to 0; the others are scaled to keep the mean."""
-    channels = torch.arange(x.shape[-1], device=x.device)
-    keep = uniform(noise.key, kind, noise.token[..., None] * x.shape[-1] + channels) >= rate
-    return x * (keep.to(x.dtype) / (1 - rate))
-
-
-def drop_path(x: Tensor, rate: float, noise: Noise, kind: int) -> Tensor:
-    """x (…C), 0 for a share `rate` of the samples; the others are scaled to keep the mean."""
-    keep = uniform(noise.key, kind, noise.row) >= rate
-    return x * (keep.to(x.dtype) / (1 - rate))[..., None]
-
-
 def kept_patches(row_B: Tensor, key: Tensor, patches: int, rate: float) -> Tensor:
     """Numbers of the patches that stay, (B, kept), rising: patches x (1 - rate), at least 1."""
     count = max(1, int(patches * (1 - rate)))
     number_BT = row_B[:, None] * TOKENS + torch.arange(patches, device=row_B.device)
-    return uniform(key, PATCHES, number_BT).topk(count, dim=1).indices.sort(dim=1).values
+    return uniform(key, number_BT).topk(count, dim=1).indices.sort(dim=1).values
 
 
 # --------------------------------------------------------------------------------------------------
@@ -141,7 +93,6 @@ class PackedCaptions(NamedTuple):
 
     token_N: Tensor
     position_N: Tensor  # restarts with every caption
-    sample_N: Tensor  # the caption of each token
     padded_index_N: Tensor  # the index of each token in the padded batch, BT flattened
     offset_B1: Tensor  # int32, B + 1: where each caption begins, and the end of the last
     longest: int
@@ -157,13 +108,11 @@ class GroupedCaptions(NamedTuple):
 
     tokens_BT: tuple[Tensor, ...]  # one tensor for each group
     grouped_index_B: Tensor  # of each caption of the batch among those of the groups
-    row_B: Tensor  # of each caption of the groups in the batch
 
     def to(self, device: torch.device | str) -> GroupedCaptions:
         """The same captions on another device."""
         tokens = tuple(to_device(x, device) for x in self.tokens_BT)
-        index_B = to_device(self.grouped_index_B, device)
-        return GroupedCaptions(tokens, index_B, to_device(self.row_B, device))
+        return GroupedCaptions(tokens, to_device(self.grouped_index_B, device))
 
 
 def to_device(x: Tensor | PackedCaptions | GroupedCaptions, device: torch.device | str) -> Any:
@@ -174,16 +123,6 @@ def to_device(x: Tensor | PackedCaptions | GroupedCaptions, device: torch.device
     if isinstance(x, Tensor) and x.device.type == "cpu" and torch.device(device).type == "cuda":
         return x.contiguous().pin_memory().to(device, non_blocking=True)
     return x.to(device)
-
-
-class AttentionSpec(NamedTuple):
-    """How a block attends."""
-
-    attention: Attention = "auto"  # the kernel
-    dropped: float = 0.0  # share of the attention weights that is left out in training
-    # Number of the block's first head: above 0 where tensor parallelism gave the block a later
-    # share of the heads.
-    first_head: int = 0
 
 
 def caption_lengths(tokens_BT: Tensor) -> Tensor:
@@ -212,7 +151,7 @@ def pack_captions(tokens_BT: Tensor, length_B: Tensor | None = None) -> PackedCa
     sample_N, position_N = index_N // T, index_N % T
     padded_index_N = sample_N * longest + position_N
     token_N = tokens_BT[sample_N, position_N]
-    return PackedCaptions(token_N, position_N, sample_N, padded_index_N, offset_B1, longest)
+    return PackedCaptions(token_N, position_N, padded_index_N, offset_B1, longest)
 
 
 def group_by_length(
@@ -232,7 +171,7 @@ def group_by_length(
     for rows in row_B.tensor_split(groups):
         if len(rows):
             tokens.append(tokens_BT[rows, : int(length_B[rows].max())])
-    return GroupedCaptions(tuple(tokens), grouped_index_B, row_B)
+    return GroupedCaptions(tuple(tokens), grouped_index_B)
 
 
 # --- kernels -------------------------------------------------------------------------------------
@@ -286,8 +225,8 @@ def _varlen() -> Callable[..., Tensor] | None:
     return _VARLEN[0]
 
 
-def check_kernel(attention: Attention, *, dropped: bool) -> None:
-    """ValueError for a kernel that is missing, or that cannot do what the model needs."""
+def check_kernel(attention: Attention) -> None:
+    """ValueError for a kernel that is missing."""
     if attention != "sdpa" and torch.cuda.is_available():
         _varlen()  # now: an import inside forward breaks the compiler's graph
     if attention == "flash" and _flash() is None:
@@ -298,11 +237,6 @@ def check_kernel(attention: Attention, *, dropped: bool) -> None:
     if attention == "varlen" and _varlen() is None:
         raise ValueError(
             f"attention is 'varlen', which torch {torch.__version__} lacks; set attention to auto"
-        )
-    if attention in ("flash", "varlen") and dropped:
-        raise ValueError(
-            f"attention {attention!r} cannot drop attention reproducibly: its kernel draws from "
-            "its own generator; set attention to auto, or the attention dropouts to 0"
         )
 
 
@@ -328,29 +262,25 @@ def attend(
     q_BTHD: Tensor,
     k_BTHD: Tensor,
     v_BTHD: Tensor,
-    spec: AttentionSpec,
+    attention: Attention = "auto",
     *,
     causal: bool,
     end_B: Tensor | None = None,
-    noise: Noise | None = None,
 ) -> Tensor:
     """Mixed values BTHD.
 
     With `end_B` there is one query for each sample; it sees the keys up to that number.
     """
     q_BHTD, k_BHTD, v_BHTD = (x.transpose(1, 2) for x in (q_BTHD, k_BTHD, v_BTHD))
-    noise = noise if spec.dropped else None
     # One query costs little with any kernel; cuDNN's backward of it gave NaN and errors on GPUs.
-    if noise is not None or (q_BTHD.is_cuda and q_BTHD.shape[1] == 1):
-        return _explicit_attention(q_BHTD, k_BHTD, v_BHTD, spec, noise, causal, end_B).transpose(
-            1, 2
-        )
+    if q_BTHD.is_cuda and q_BTHD.shape[1] == 1:
+        return _explicit_attention(q_BHTD, k_BHTD, v_BHTD, causal, end_B).transpose(1, 2)
     seen_B11S = None
     if end_B is not None:
         key_S = torch.arange(k_BTHD.shape[1], device=q_BTHD.device)
         seen_B11S = (key_S <= end_B[:, None])[:, None, None]
-    elif _kernel(spec.attention, q_BTHD, packed=False) != "sdpa":
-        return _dense(q_BTHD, k_BTHD, v_BTHD, causal, spec.attention)
+    elif _kernel(attention, q_BTHD, packed=False) != "sdpa":
+        return _dense(q_BTHD, k_BTHD, v_BTHD, causal, attention)
     mixed_BHTD = F.scaled_dot_product_attention(
         q_BHTD, k_BHTD, v_BHTD, attn_mask=seen_B11S, is_causal=causal and end_B is None
     )
@@ -380,11 +310,10 @@ def attend_packed(
     q_NHD: Tensor,
     k_NHD: Tensor,
     v_NHD: Tensor,
-    spec: AttentionSpec,
+    attention: Attention,
     packed: PackedCaptions,
     *,
     pooled: bool = False,
-    noise: Noise | None = None,
 ) -> Tensor:
     """Mixed values NHD of causal captions.
 
@@ -392,8 +321,7 @@ def attend_packed(
     no kernel reads packed sequences, only queries, keys and values are padded: the matrix products
     around attention are not.
     """
-    dropped = noise is not None and spec.dropped > 0
-    kernel = "sdpa" if dropped else _kernel(spec.attention, q_NHD, packed=True)
+    kernel = _kernel(attention, q_NHD, packed=True)
     B, longest = len(packed.offset_B1) - 1, packed.longest
     if kernel != "sdpa":
         key_offset_B1 = query_offset_B1 = packed.offset_B1
@@ -404,16 +332,13 @@ def attend_packed(
         assert attend_varlen is not None
         mixed_NHD: Tensor = attend_varlen(q_NHD, k_NHD, v_NHD, *lengths, causal=not pooled)
         return mixed_NHD
-    spec = spec._replace(attention="sdpa")
     k_BTHD, v_BTHD = _padded(k_NHD, packed), _padded(v_NHD, packed)
     if pooled:
         end_B = (packed.offset_B1[1:] - packed.offset_B1[:-1] - 1).long()
         q_B1HD = q_NHD[:, None]
-        mixed = attend(q_B1HD, k_BTHD, v_BTHD, spec, causal=True, end_B=end_B, noise=noise)
+        mixed = attend(q_B1HD, k_BTHD, v_BTHD, "sdpa", causal=True, end_B=end_B)
         return mixed[:, 0]
-    if noise is not None:
-        noise = noise._replace(token=_padded(noise.token, packed))
-    mixed_BTHD = attend(_padded(q_NHD, packed), k_BTHD, v_BTHD, spec, causal=True, noise=noise)
+    mixed_BTHD = attend(_padded(q_NHD, packed), k_BTHD, v_BTHD, "sdpa", causal=True)
     return mixed_BTHD.flatten(0, 1)[packed.padded_index_N]
 
 
@@ -428,13 +353,11 @@ def _explicit_attention(
     q_BHTD: Tensor,
     k_BHTD: Tensor,
     v_BHTD: Tensor,
-    spec: AttentionSpec,
-    noise: Noise | None,
     causal: bool,
     end_B: Tensor | None,
 ) -> Tensor:
-    """Attention that materialises its weights; with `noise` a share of them is left out."""
-    H, T, S = q_BHTD.shape[1], q_BHTD.shape[2], k_BHTD.shape[2]
+    """Attention that materialises its weights."""
+    T, S = q_BHTD.shape[2], k_BHTD.shape[2]
     weight_BHTS = q_BHTD @ k_BHTD.mT * q_BHTD.shape[-1] ** -0.5
     key_S = torch.arange(S, device=q_BHTD.device)
     if end_B is not None:
@@ -442,15 +365,8 @@ def _explicit_attention(
     elif causal:
         weight_BHTS = weight_BHTS.masked_fill(key_S > key_S[:T, None], -torch.inf)
     weight_BHTS = weight_BHTS.softmax(dim=-1)
-    if noise is None:
-        mixed_BHTD: Tensor = weight_BHTS.to(v_BHTD.dtype) @ v_BHTD
-        return mixed_BHTD
-    head_H = torch.arange(spec.first_head, spec.first_head + H, device=q_BHTD.device)
-    token_B1T1 = noise.token.view(len(q_BHTD), 1, T, 1)
-    number_BHTS = ((token_B1T1 << 16) + key_S) * 256 + head_H[:, None, None]
-    keep = uniform(noise.key, ATTENTION, number_BHTS) >= spec.dropped
-    kept_BHTS: Tensor = weight_BHTS * (keep.to(weight_BHTS.dtype) / (1 - spec.dropped))
-    return kept_BHTS @ v_BHTD
+    mixed_BHTD: Tensor = weight_BHTS.to(v_BHTD.dtype) @ v_BHTD
+    return mixed_BHTD
 
 
 # --------------------------------------------------------------------------------------------------
@@ -523,13 +439,10 @@ class QKV(Linear):
 class Block(nn.Module):
     """A pre-norm transformer block: attention and a two-layer MLP, each added to the residual.
 
-    Under tensor parallelism it holds a share of the heads; `attention_spec.first_head` is the
-    number of the first of them.
+    Under tensor parallelism it holds a share of the heads.
     """
 
-    attention_spec = AttentionSpec()
-    # Shares of what a branch adds that are left out in training: of its values, of the samples.
-    dropout_rate = drop_path_rate = 0.0
+    attention: Attention = "auto"  # the kernel
 
     def __init__(self, width: int, heads: int, mlp: int, *, causal: bool, quick_gelu: bool) -> None:
         super().__init__()
@@ -546,7 +459,6 @@ class Block(nn.Module):
         x: Tensor,
         *,
         packed: PackedCaptions | None = None,
-        noise: Noise | None = None,
         last: bool = False,
         end_B: Tensor | None = None,
     ) -> Tensor:
@@ -557,34 +469,20 @@ class Block(nn.Module):
         """
         at = _pooled_tokens(x, packed, end_B) if last else None
         q, k, v = self.qkv(self.ln_1(x), at=at)
-        noise = noise if at is None or noise is None else noise.at(*at)
-        spec = self.attention_spec
         if packed is not None:
-            mixed = attend_packed(q, k, v, spec, packed, pooled=last, noise=noise)
+            mixed = attend_packed(q, k, v, self.attention, packed, pooled=last)
         elif at is not None:
             seen_B = end_B if self.causal else None
-            pooled = attend(q[:, None], k, v, spec, causal=False, end_B=seen_B, noise=noise)
-            mixed = pooled[:, 0]
+            mixed = attend(q[:, None], k, v, self.attention, causal=False, end_B=seen_B)[:, 0]
         else:
-            mixed = attend(q, k, v, spec, causal=self.causal, noise=noise)
-        return self._add_branches(x if at is None else x[at], mixed.flatten(-2), noise)
-
-    def _add_branches(self, x: Tensor, mixed: Tensor, noise: Noise | None) -> Tensor:
-        x = x + self._dropped(self.out(mixed), noise, MIXED, MIXED_PATH)
+            mixed = attend(q, k, v, self.attention, causal=self.causal)
+        x = (x if at is None else x[at]) + self.out(mixed.flatten(-2))
         hidden = self.fc1(self.ln_2(x))
         if self.quick_gelu:
             activated = hidden * torch.sigmoid(1.702 * hidden)
         else:
             activated = F.gelu(hidden)
-        added: Tensor = self.fc2(activated)
-        return x + self._dropped(added, noise, ADDED, ADDED_PATH)
-
-    def _dropped(self, added: Tensor, noise: Noise | None, kind: int, path: int) -> Tensor:
-        """What a branch adds, after dropout and stochastic depth."""
-        if noise is not None and self.dropout_rate:
-            added = dropout(added, self.dropout_rate, noise, kind)
-        if noise is not None and self.drop_path_rate:
-            added = drop_path(added, self.drop_path_rate, noise, path)
+        added: Tensor = x + self.fc2(activated)
         return added
 
 
@@ -605,24 +503,20 @@ def _pooled_tokens(x: Tensor, packed: PackedCaptions | None, end_B: Tensor | Non
 # counts), and patches are embedded by one matrix product. The results are open_clip's up to
 # rounding.
 #
-# Shapes: B samples, T tokens, C channels of a tower, F class tokens, E channels of an embedding,
+# Shapes: B samples, T tokens, C channels of a tower, E channels of an embedding,
 # N tokens of packed captions.
 
 
 class Vision(nn.Module):
-    """The image tower: class tokens, then patches.
-
-    The first token's last state is projected, or the mean of the patches.
-    """
+    """The image tower: a class token, whose last state is projected, then patches."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        width, first = config.vision_width, config.class_token_length
+        width = config.vision_width
         self.config = config
-        self.patch = Linear(config.num_channels * config.patch_size**2, width, bias=False)
-        class_shape = (width,) if first == 1 else (first, width)
-        self.class_embedding = nn.Parameter(torch.empty(class_shape))
-        self.positional_embedding = nn.Parameter(torch.empty(config.patches + first, width))
+        self.patch = Linear(CHANNELS * config.patch_size**2, width, bias=False)
+        self.class_embedding = nn.Parameter(torch.empty(width))
+        self.positional_embedding = nn.Parameter(torch.empty(config.patches + 1, width))
         self.ln_pre = LayerNorm(width)
         heads, mlp, quick_gelu = config.vision_heads, config.vision_mlp, config.quick_gelu
         self.blocks = nn.ModuleList(
@@ -640,9 +534,9 @@ class Vision(nn.Module):
         `key` and `row_B` say which random numbers are drawn, see `CLIP.reseed`. ValueError for
         images of another shape.
         """
-        config, first = self.config, self.config.class_token_length
+        config = self.config
         B, channels, height, width = image_BCHW.shape
-        expected = [config.num_channels, *config.height_width]
+        expected = [CHANNELS, *config.height_width]
         if [channels, height, width] != expected:
             raise ValueError(
                 f"images of shape {[channels, height, width]}; the model takes {expected}"
@@ -650,34 +544,17 @@ class Vision(nn.Module):
         p = config.patch_size
         grid = image_BCHW.view(B, channels, height // p, p, width // p, p).permute(0, 2, 4, 1, 3, 5)
         x_BTC = self.patch(grid.reshape(B, -1, channels * p * p))
-        first_BFC = self.class_embedding.to(x_BTC.dtype).expand(B, first, -1)
-        x_BTC = torch.cat([first_BFC, x_BTC], dim=1) + self.positional_embedding.to(x_BTC.dtype)
-        noise = None
+        first_B1C = self.class_embedding.to(x_BTC.dtype).expand(B, 1, -1)
+        x_BTC = torch.cat([first_B1C, x_BTC], dim=1) + self.positional_embedding.to(x_BTC.dtype)
         if key is not None and row_B is not None:
-            x_BTC, noise = self._dropped(x_BTC, noise_of(key, row_B, x_BTC.shape[1]))
+            patch_BT = kept_patches(row_B, key, config.patches, config.drop_patch_rate)
+            kept_BT = F.pad(patch_BT + 1, (1, 0))  # and the class token, 0
+            x_BTC = x_BTC[torch.arange(B, device=x_BTC.device)[:, None], kept_BT]
         x_BTC = self.ln_pre(x_BTC)
-        # With average pooling no block computes the pooled token alone.
-        pooling = len(self.blocks) if config.global_average_pool else len(self.blocks) - 1
         for depth, block in enumerate(self.blocks):
-            x_BTC = block(x_BTC, noise=noise and noise.of_block(depth), last=depth == pooling)
+            x_BTC = block(x_BTC, last=depth == len(self.blocks) - 1)
         last_BC: Tensor = self.ln_post(x_BTC)
-        if config.global_average_pool:
-            last_BC = last_BC[:, first:].mean(dim=1)
         return last_BC @ self.proj
-
-    def _dropped(self, x_BTC: Tensor, noise: Noise) -> tuple[Tensor, Noise]:
-        """The embedded tokens after dropout, and without the patches that are left out."""
-        config, first = self.config, self.config.class_token_length
-        if config.vision_hidden_dropout:
-            x_BTC = dropout(x_BTC, config.vision_hidden_dropout, noise, EMBEDDED)
-        if config.drop_patch_rate:
-            row_B, B = noise.row[:, 0], len(x_BTC)
-            patch_BT = kept_patches(row_B, noise.key, config.patches, config.drop_patch_rate)
-            class_BF = torch.arange(first, device=x_BTC.device).expand(B, first)
-            sample_B1 = torch.arange(B, device=x_BTC.device)[:, None]
-            at = (sample_B1, torch.cat([class_BF, patch_BT + first], dim=1))
-            x_BTC, noise = x_BTC[at], noise.at(*at)
-        return x_BTC, noise
 
 
 class Text(nn.Module):
@@ -702,57 +579,22 @@ class Text(nn.Module):
         self.ln_final = LayerNorm(width)
         self.proj = nn.Parameter(torch.empty(width, config.embed_dim))
 
-    def forward(
-        self,
-        tokens: Tensor | PackedCaptions,
-        key: Tensor | None = None,
-        row_B: Tensor | None = None,
-    ) -> Tensor:
-        """Token numbers BT, or packed, to embeddings BE, not yet unit vectors.
-
-        `key` and `row_B` say which random numbers are drawn, see `CLIP.reseed`.
-        """
+    def forward(self, tokens: Tensor | PackedCaptions) -> Tensor:
+        """Token numbers BT, or packed, to embeddings BE, not yet unit vectors."""
+        packed, end_B = None, None
         if isinstance(tokens, PackedCaptions):
-            x, noise = self._embed_packed(tokens, key, row_B)
-            packed, end_B = tokens, None
+            packed, token = tokens, tokens.token_N
+            # F.embedding and not an index: its gradient is fast where rows repeat.
+            position = F.embedding(packed.position_N, self.positional_embedding)
         else:
-            x, noise = self._embed_padded(tokens, key, row_B)
-            packed, end_B = None, tokens.argmax(dim=-1)
-        if noise is not None and self.config.text_hidden_dropout:
-            x = dropout(x, self.config.text_hidden_dropout, noise, EMBEDDED)
+            token, end_B = tokens, tokens.argmax(dim=-1)
+            position = self.positional_embedding[: tokens.shape[1]]
+        x = self.token_embedding(self._rows(token)) + position
         for depth, block in enumerate(self.blocks):
             last = depth == len(self.blocks) - 1
-            x = block(
-                x,
-                packed=packed,
-                noise=noise and noise.of_block(depth),
-                last=last,
-                end_B=end_B if last else None,
-            )
+            x = block(x, packed=packed, last=last, end_B=end_B if last else None)
         last_BC: Tensor = self.ln_final(x)
         return last_BC @ self.proj
-
-    def _embed_padded(
-        self, token_BT: Tensor, key: Tensor | None, row_B: Tensor | None
-    ) -> tuple[Tensor, Noise | None]:
-        T = token_BT.shape[1]
-        x_BTC = self.token_embedding(self._rows(token_BT)) + self.positional_embedding[:T]
-        noise = None
-        if key is not None and row_B is not None:
-            noise = noise_of(key, row_B, T)
-        return x_BTC, noise
-
-    def _embed_packed(
-        self, packed: PackedCaptions, key: Tensor | None, row_B: Tensor | None
-    ) -> tuple[Tensor, Noise | None]:
-        # F.embedding and not an index: its gradient is fast where rows repeat.
-        position_NC = F.embedding(packed.position_N, self.positional_embedding)
-        x_NC = self.token_embedding(self._rows(packed.token_N)) + position_NC
-        noise = None
-        if key is not None and row_B is not None:
-            row_N = row_B[packed.sample_N]
-            noise = Noise(key, row_N, row_N * TOKENS + packed.position_N)
-        return x_NC, noise
 
     def _rows(self, token: Tensor) -> Tensor:
         """Rows of the token table."""
@@ -842,8 +684,8 @@ class CLIP(nn.Module):
     """Both towers, the logit scale (a logarithm) and, for the sigmoid loss, the logit bias.
 
     Initialised from `seed` with open_clip's distributions; the same seed gives the same weights,
-    whatever else has been drawn. Under `torch.device("meta")` nothing is allocated. A model with a
-    rate or a dropout needs `reseed` before each forward of its training.
+    whatever else has been drawn. Under `torch.device("meta")` nothing is allocated. A model with
+    patch dropout needs `reseed` before each forward of its training.
     """
 
     def __init__(
@@ -852,16 +694,17 @@ class CLIP(nn.Module):
         super().__init__()
         device = torch.get_default_device()
         self.config = config
-        drops_attention = config.vision_attention_dropout or config.text_attention_dropout
-        check_kernel(attention, dropped=bool(drops_attention))
+        check_kernel(attention)
         with torch.device("meta" if device.type == "meta" else "cpu"):
             self.visual = Vision(config)
             self.text = Text(config)
             self.logit_scale = nn.Parameter(torch.empty(()))
             self.logit_bias = nn.Parameter(torch.empty(())) if config.logit_bias else None
-        self._keys: dict[str, int] = {}
+        self._key = 0
         self._row_B: Tensor | None = None
-        self._configure_blocks(attention)
+        for block in (*self.visual.blocks, *self.text.blocks):
+            assert isinstance(block, Block)
+            block.attention = attention
         if device.type != "meta":
             # In host memory: the same numbers for every device.
             initialise(self.visual, self.text, seed)
@@ -874,19 +717,6 @@ class CLIP(nn.Module):
         if self.logit_bias is not None:
             self.logit_bias.fill_(SIGLIP_BIAS)
 
-    def _configure_blocks(self, attention: Attention) -> None:
-        """Give every block its kernel and what it leaves out in training."""
-        config = self.config
-        for depth, block in enumerate(self.visual.blocks):
-            assert isinstance(block, Block)
-            block.attention_spec = AttentionSpec(attention, config.vision_attention_dropout)
-            block.dropout_rate = config.vision_hidden_dropout
-            block.drop_path_rate = config.drop_path_rate * depth / max(1, config.vision_layers - 1)
-        for block in self.text.blocks:
-            assert isinstance(block, Block)
-            block.attention_spec = AttentionSpec(attention, config.text_attention_dropout)
-            block.dropout_rate = config.text_hidden_dropout
-
     def reseed(self, seed: int, step: int, row_B: Tensor) -> None:
         """Choose the random numbers of the next forward: of the samples `row_B` of batch `step`.
 
@@ -894,15 +724,11 @@ class CLIP(nn.Module):
         arguments give the same numbers, however a batch is cut into micro-batches and over
         data-parallel ranks. Tensor-parallel ranks pass the same arguments.
         """
-        self._keys = {
-            "visual": derive_key(seed, NOISE, step, 0),
-            "text": derive_key(seed, NOISE, step, 1),
-        }
-        self._row_B = row_B
+        self._key, self._row_B = derive_key(seed, NOISE, step, 0), row_B
 
     def encode_image(self, image_BCHW: Tensor) -> Tensor:
         """Images, normalised per channel, to unit vectors BE."""
-        key, row_B = self._random_numbers("visual", image_BCHW.device, len(image_BCHW))
+        key, row_B = self._random_numbers(image_BCHW.device, len(image_BCHW))
         return l2_normalise(self.visual(image_BCHW, key, row_B))
 
     def encode_text(self, tokens: Tensor | PackedCaptions | GroupedCaptions) -> Tensor:
@@ -912,34 +738,25 @@ class CLIP(nn.Module):
         `pack_captions` or `group_by_length` makes of these.
         """
         if isinstance(tokens, Tensor):
-            key, row_B = self._random_numbers("text", tokens.device, len(tokens))
-            return l2_normalise(self.text(trim(tokens), key, row_B))
+            return l2_normalise(self.text(trim(tokens)))
         if isinstance(tokens, PackedCaptions):
-            samples = len(tokens.offset_B1) - 1
-            key, row_B = self._random_numbers("text", tokens.token_N.device, samples)
-            return l2_normalise(self.text(tokens, key, row_B))
-        index_B = tokens.grouped_index_B
-        key, row_B = self._random_numbers("text", index_B.device, len(index_B))
-        sizes = [len(group) for group in tokens.tokens_BT]
-        rows = [None] * len(sizes) if row_B is None else row_B[tokens.row_B].split(sizes)
-        embedded = []
-        for group_BT, group_row_B in zip(tokens.tokens_BT, rows, strict=True):
-            embedded.append(self.text(group_BT, key, group_row_B))
-        return l2_normalise(torch.cat(embedded)[index_B])
+            return l2_normalise(self.text(tokens))
+        embedded = [self.text(group_BT) for group_BT in tokens.tokens_BT]
+        return l2_normalise(torch.cat(embedded)[tokens.grouped_index_B])
 
     def _random_numbers(
-        self, tower: str, device: torch.device, samples: int
+        self, device: torch.device, samples: int
     ) -> tuple[Tensor | None, Tensor | None]:
-        """The key of a tower and the rows of the samples; None where the model draws no numbers."""
-        if not self.training or not self.config.stochastic:
+        """The key and the rows of the samples; None where the model draws no numbers."""
+        if not self.training or not self.config.drop_patch_rate:
             return None, None
         if self._row_B is None or len(self._row_B) != samples:
             named = "none were named" if self._row_B is None else f"{len(self._row_B)} were named"
             raise ValueError(
-                f"a model with dropout got {samples} samples, but {named}; "
+                f"a model with patch dropout got {samples} samples, but {named}; "
                 "call reseed before each forward"
             )
-        key = self._keys[tower]
+        key = self._key
         signed = key - (1 << 64) * (key >> 63)  # 64 bits as torch's int64 holds them
         row_B = self._row_B.to(device, non_blocking=True)
         return torch.full((), signed, device=device), row_B

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from train.model.architecture import ModelConfig, group_count, trained_blocks
+from train.model.architecture import CHANNELS, ModelConfig, group_count, trained_blocks
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,12 +69,11 @@ def training_flops(
     the others only forward is computed.
     """
     kept = config.patches if whole else max(1, int(config.patches * (1 - config.drop_patch_rate)))
-    width, first = config.vision_width, config.class_token_length
-    patches = 2.0 * config.patches * config.num_channels * config.patch_size**2 * width
-    pruned = not whole and not config.global_average_pool
+    width = config.vision_width
+    patches = 2.0 * config.patches * CHANNELS * config.patch_size**2 * width
     layers = config.vision_layers
-    fixed, token, square = _trained_tower(width, config.vision_mlp, layers, pruned, trained[0])
-    tokens = kept + first
+    fixed, token, square = _trained_tower(width, config.vision_mlp, layers, not whole, trained[0])
+    tokens = kept + 1  # the class token
     image = fixed + tokens * token + tokens * tokens * square
     image += _passes(trained[0]) * 2.0 * width * config.embed_dim
     is_whole = trained[0] is None or trained[0] >= group_count(layers)
@@ -137,10 +136,10 @@ def parameter_count(config: ModelConfig) -> int:
 
 def outside_vision(config: ModelConfig) -> int:
     """Numbers of the image tower's embeddings, outer norms and projection."""
-    width, first = config.vision_width, config.class_token_length
-    patch = config.num_channels * config.patch_size**2 * width
-    positions = (config.patches + first) * width
-    return patch + first * width + positions + 4 * width + width * config.embed_dim
+    width = config.vision_width
+    patch = CHANNELS * config.patch_size**2 * width
+    positions = (config.patches + 1) * width
+    return patch + width + positions + 4 * width + width * config.embed_dim
 
 
 def outside_text(config: ModelConfig) -> int:
@@ -242,13 +241,10 @@ class _Tower:
     heads: int
     layers: int
     tokens: float
-    pruned: bool  # the last block computes the pooled token only
     causal: bool
     stream: int  # bytes of a value of the residual stream
     norm_input: int  # bytes of a value that a norm keeps
     quick_gelu: bool
-    hidden_dropout: bool
-    attention_dropout: bool
 
 
 # --- the whole step ------------------------------------------------------------------------------
@@ -349,16 +345,15 @@ def _copies(config: ModelConfig, shape: StepShape) -> _Copies:
         gathered = round(size * at_once + FULL * (sum(numbers[-2:]) + outside))
         return _Copies(gathered, 0, 0, 0)
     is_cast = shape.precision in ("bf16", "fp16")
-    patch = config.num_channels * config.patch_size**2 * config.vision_width
+    patch = CHANNELS * config.patch_size**2 * config.vision_width
     cast = float(patch) if is_cast else 0.0  # backward does not need it: an image has no gradient
     kept: list[float] = []
     number = 0
-    pruned = (not config.global_average_pool, True)
-    for (width, mlp, layers), prunes in zip(_blocks(config), pruned, strict=True):
+    for width, mlp, layers in _blocks(config):
         of_tower = float(width * config.embed_dim) if is_cast else 0.0
         cast += of_tower
         for depth in range(layers):
-            slices = 3 * width**2 if prunes and depth == layers - 1 else 0
+            slices = 3 * width**2 if depth == layers - 1 else 0
             copied = (4 * width**2 + 2 * width * mlp if is_cast else slices) / shape.tp
             of_tower += 0 if _is_recomputed(number, shape) else copied
             cast += copied
@@ -408,7 +403,7 @@ def _image_bytes(config: ModelConfig, shape: StepShape) -> int:
 
 def _image_values(config: ModelConfig) -> int:
     height, width = config.height_width
-    return config.num_channels * height * width
+    return CHANNELS * height * width
 
 
 def _workspace(config: ModelConfig, shape: StepShape) -> int:
@@ -443,7 +438,7 @@ def sample_activations(config: ModelConfig, shape: StepShape) -> tuple[float, fl
         locked = tower.layers - trained_blocks(tower.layers, groups)
         number += locked
         for depth in range(locked, tower.layers):
-            last = tower.pruned and depth == tower.layers - 1
+            last = depth == tower.layers - 1
             if _is_recomputed(number, shape):
                 total += _recomputed_block(tower, shape, last=last)
             elif last:
@@ -451,14 +446,11 @@ def sample_activations(config: ModelConfig, shape: StepShape) -> tuple[float, fl
             else:
                 total += _full_block(tower, shape)
             number += 1
-        if tower.hidden_dropout:
-            total += tower.stream * tower.tokens * tower.width
         if tower.causal:
             total += 8 * tower.tokens  # token numbers
         else:
-            norms = tower.tokens * tower.width * tower.norm_input
-            total += norms if tower.pruned else 2 * norms
-            total += config.patches * config.num_channels * config.patch_size**2 * size
+            total += tower.tokens * tower.width * tower.norm_input
+            total += config.patches * CHANNELS * config.patch_size**2 * size
         of_towers.append(total)
     return of_towers[0], of_towers[1]
 
@@ -479,14 +471,11 @@ def _towers(config: ModelConfig, shape: StepShape) -> tuple[_Tower, _Tower]:
         mlp=config.vision_mlp,
         heads=config.vision_heads,
         layers=config.vision_layers,
-        tokens=kept + config.class_token_length,
-        pruned=not config.global_average_pool,
+        tokens=kept + 1,
         causal=False,
         stream=half,
         norm_input=FULL if on_gpu else half,
         quick_gelu=config.quick_gelu,
-        hidden_dropout=config.vision_hidden_dropout > 0,
-        attention_dropout=config.vision_attention_dropout > 0,
     )
     text = _Tower(
         width=config.text_width,
@@ -494,13 +483,10 @@ def _towers(config: ModelConfig, shape: StepShape) -> tuple[_Tower, _Tower]:
         heads=config.text_heads,
         layers=config.text_layers,
         tokens=shape.tokens,
-        pruned=True,
         causal=True,
         stream=FULL,
         norm_input=FULL,
         quick_gelu=config.quick_gelu,
-        hidden_dropout=config.text_hidden_dropout > 0,
-        attention_dropout=config.text_attention_dropout > 0,
     )
     return vision, text
 
@@ -509,8 +495,7 @@ def _full_block(tower: _Tower, shape: StepShape) -> float:
     """Bytes that a block keeps of one sample: the inputs of its norms, products and activation."""
     size = 2 if shape.half else FULL
     hidden = tower.mlp / shape.tp * (3 if tower.quick_gelu else 2)
-    dropped = 2 * tower.width if tower.hidden_dropout else 0
-    token = 2 * tower.norm_input * tower.width + size * (2 * tower.width + hidden + dropped)
+    token = 2 * tower.norm_input * tower.width + size * (2 * tower.width + hidden)
     token += 4 * FULL  # means and deviations of both norms
     return tower.tokens * token + _attention(tower, shape)
 
@@ -519,9 +504,6 @@ def _attention(tower: _Tower, shape: StepShape) -> float:
     """Queries, keys, values, the mixed values, and what the kernel keeps beside them."""
     size = 2 if shape.half else FULL
     tokens, width, heads = tower.tokens, tower.width / shape.tp, tower.heads / shape.tp
-    if tower.attention_dropout:
-        # The kernel that materialises the weights: as probabilities, what stays, their product.
-        return 4 * size * tokens * width + heads * tokens * tokens * (2 * FULL + size)
     if tower.causal and shape.captions == "packed" and shape.device == "cpu":
         # No kernel reads packed captions there: queries, keys, values and the result are padded.
         padded = shape.longest * width * 4 * size + shape.longest * heads * FULL

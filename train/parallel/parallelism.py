@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from train.config import TrainConfig, recompute_interval
-from train.model.clip import CLIP, Block, Noise, PackedCaptions
+from train.model.clip import CLIP, Block, PackedCaptions
 from train.parallel.process_group import Ranks
 from train.step.loss import DataParallel
 
@@ -66,13 +66,10 @@ def apply_compile(model: CLIP, backend: str | Callable[..., Any]) -> None:
         block.forward = functools.partial(marked, compiled)  # type: ignore[method-assign]
 
 
-def _with_fixed_sizes(
-    compiled: Callable[..., Tensor], x: Tensor, *, noise: Noise | None = None, **rest: Any
-) -> Tensor:
+def _with_fixed_sizes(compiled: Callable[..., Tensor], x: Tensor, **rest: Any) -> Tensor:
     """A block of images. Micro-batches have two sizes at most, and each has kernels of its own."""
-    for tensor in (x, *_shaped(noise)):
-        torch._dynamo.mark_static(tensor)
-    return compiled(x, noise=noise, **rest)
+    torch._dynamo.mark_static(x)
+    return compiled(x, **rest)
 
 
 def _with_any_length(
@@ -80,23 +77,17 @@ def _with_any_length(
     x: Tensor,
     *,
     packed: PackedCaptions | None = None,
-    noise: Noise | None = None,
     **rest: Any,
 ) -> Tensor:
     """A block of captions. Their length, or their sum where they are packed, is a variable."""
     if packed is None:
-        lengths = [(x, 1), *((tensor, 1) for tensor in _shaped(noise) if tensor.shape[1] > 1)]
+        lengths = [(x, 1)]
     else:
-        of_tokens = (packed.token_N, packed.position_N, packed.sample_N, packed.padded_index_N)
-        lengths = [(tensor, 0) for tensor in (x, *of_tokens, *_shaped(noise))]
+        of_tokens = (packed.token_N, packed.position_N, packed.padded_index_N)
+        lengths = [(tensor, 0) for tensor in (x, *of_tokens)]
     for tensor, dim in lengths:
         torch._dynamo.maybe_mark_dynamic(tensor, dim)
-    return compiled(x, packed=packed, noise=noise, **rest)
-
-
-def _shaped(noise: Noise | None) -> tuple[Tensor, ...]:
-    """The tensors of a noise that have the sizes of the activations."""
-    return () if noise is None else (noise.row, noise.token)
+    return compiled(x, packed=packed, **rest)
 
 
 def _blocks(model: CLIP) -> Iterator[Block]:
@@ -123,7 +114,6 @@ def apply_tp(model: CLIP, mesh: Any) -> None:
     for block in _blocks(model):
         for name, dim in SPLIT.items():
             layer = getattr(block, name)
-            heads = layer.weight.shape[0] // (3 * layer.head_width) if name == "qkv" else 0
             placements = {"weight": Shard(dim), "bias": Shard(0) if dim == 0 else Replicate()}
             for part, placement in placements.items():
                 # Every rank has the same numbers: nothing has to be sent (src_data_rank=None).
@@ -132,9 +122,6 @@ def apply_tp(model: CLIP, mesh: Any) -> None:
                 setattr(layer, part, nn.Parameter(split))
             forward = _column_parallel if dim == 0 else _row_parallel
             layer.forward = functools.partial(forward, layer, mesh)
-            if heads:
-                first = heads // mesh.size() * mesh.get_local_rank()
-                block.attention_spec = block.attention_spec._replace(first_head=first)
 
 
 def _column_parallel(layer: Any, mesh: Any, h: Tensor, **rest: Any) -> Any:
@@ -164,7 +151,7 @@ def apply_activation_checkpointing(block: Block, *, selective: bool) -> None:
     """Recompute the block in backward; `selective` saves the results of matrix products and
     attention.
 
-    No state of a random generator is saved: dropout is a function of a sample's position.
+    No state of a random generator is saved: patch dropout is a function of a sample's position.
     """
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 

@@ -122,7 +122,7 @@ def test_initial_weights_are_those_of_the_source(tmp_path, model, listed):
     weights = initial_weights(listed, SMALL)
     for name, value in model.state_dict().items():
         assert torch.equal(weights[name], value)
-    trained_with_dropout = dataclasses.replace(SMALL, drop_patch_rate=0.5, text_hidden_dropout=0.1)
+    trained_with_dropout = dataclasses.replace(SMALL, drop_patch_rate=0.5)
     assert initial_weights(listed, trained_with_dropout).keys() == weights.keys()
     siglip = dataclasses.replace(SMALL, logit_bias=True)
     assert "logit_bias" not in initial_weights(listed, siglip)

@@ -40,9 +40,7 @@ def tiny(name, **changes):
 
 
 SIGLIP = tiny(
-    "ViT-S-16", logit_bias=True, global_average_pool=True, class_token_length=2, image_width=48,
-    num_channels=1, image_mean=(0.4,), image_std=(0.3,), drop_path_rate=0.2,
-    text_hidden_dropout=0.1,
+    "ViT-S-16", logit_bias=True, image_width=48, image_mean=(0.4, 0.5, 0.6), drop_patch_rate=0.2,
 )  # fmt: skip
 
 

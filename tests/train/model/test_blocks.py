@@ -1,12 +1,11 @@
-"""A block: its last token alone, a share of its heads, and the type of the residual stream."""
+"""A block: its last token alone, and the type of the residual stream."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from train.model import clip
-from train.model.clip import QKV, AttentionSpec, Block, LayerNorm, attend
+from train.model.clip import QKV, Block, LayerNorm
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -20,27 +19,6 @@ def test_the_last_block_computes_one_token_exactly(causal):
     whole = block(x)
     picked = whole[torch.arange(5), index] if causal else whole[:, 0]
     torch.testing.assert_close(block(x, last=True, end_B=index), picked, rtol=1e-12, atol=1e-12)
-
-
-def test_a_share_of_the_heads_drops_the_same_attention_as_all_of_them():
-    block = Block(32, 4, 64, causal=True, quick_gelu=False)
-    for parameter in block.parameters():
-        parameter.data.normal_(0, 0.3)
-    x = torch.randn(3, 5, 32)
-    drawn = clip.noise_of(torch.tensor(9), torch.arange(3), 5)
-    q, k, v = block.qkv(x)
-    whole = attend(q, k, v, AttentionSpec(dropped=0.4), causal=True, noise=drawn)
-    for first in (0, 2):
-        part = slice(first, first + 2)
-        output = attend(
-            q[:, :, part],
-            k[:, :, part],
-            v[:, :, part],
-            AttentionSpec("auto", 0.4, first),
-            causal=True,
-            noise=drawn,
-        )
-        torch.testing.assert_close(output, whole[:, :, part])
 
 
 def test_queries_of_some_tokens_are_those_of_all():

@@ -13,7 +13,7 @@ from train.model.memory import block_parameters, parameter_count
 @pytest.mark.parametrize("name", ["test", "ViT-B-32", "ViT-L-14", "ViT-e-14"])
 @pytest.mark.parametrize("logit_bias", [False, True])
 def test_parameters_are_those_of_the_model(name: str, logit_bias: bool) -> None:
-    config = dataclasses.replace(MODELS[name], logit_bias=logit_bias, class_token_length=3)
+    config = dataclasses.replace(MODELS[name], logit_bias=logit_bias)
     with torch.device("meta"):
         model = CLIP(config)
     assert parameter_count(config) == sum(p.numel() for p in model.parameters())

@@ -37,9 +37,7 @@ def test_a_word_changes_only_its_own_caption():
     assert (after[1] - before[1]).abs().max() > 1e-4
 
 
-def test_the_mean_of_the_patches_or_the_first_token_is_pooled():
-    image = torch.randn(2, 3, 32, 32)
-    model = CLIP(TINY, 1)
-    averaged = CLIP(dataclasses.replace(TINY, global_average_pool=True), 1)
-    assert model.visual(image).shape == averaged.visual(image).shape == (2, TINY.embed_dim)
-    assert (model.visual(image) - averaged.visual(image)).abs().max() > 1e-3
+@pytest.mark.parametrize("shape", [(2, 3, 32, 16), (2, 1, 32, 32), (2, 3, 64, 64)])
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"images of shape .*; the model takes \[3, 32, 32\]"):
+        Vision(TINY)(torch.zeros(shape))

@@ -150,7 +150,6 @@ def test_micro_batches_train_the_same_weights_also_where_numbers_are_drawn(blend
     settings = {
         **SETTINGS,
         "model.drop_patch_rate": 0.25,
-        "model.text_hidden_dropout": 0.1,
         "samples_seen": 24,
     }
     for micro_batch in (None, 3):

@@ -63,7 +63,6 @@ CHANGES = [
         "loss": "siglip",
         "loss_tile": 3,
         "recompute": "full",
-        "model.text_hidden_dropout": 0.1,
         "model.drop_patch_rate": 0.25,
         "precision": "bf16",
     },
@@ -149,7 +148,7 @@ class Captured(Exception):
 def test_the_rows_of_a_rank_are_numbered_as_in_the_global_batch(
     blend, tmp_path, monkeypatch, rank, world
 ):
-    config = configure({**SETTINGS, "model.text_hidden_dropout": 0.1, "micro_batch": 2})
+    config = configure({**SETTINGS, "model.drop_patch_rate": 0.25, "micro_batch": 2})
     state = prepared(blend, config, str(tmp_path))
     device = torch.device("cpu")
     state.ranks = Ranks(rank=rank, world=world, device=device, owns_group=False)
