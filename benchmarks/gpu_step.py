@@ -30,6 +30,7 @@ from benchmarks.gpu_kernels import kind_of
 from benchmarks.trainer.synthetic import SyntheticLoader, draw_captions
 from manifests.schema import Blend
 from train.config import TrainConfig, configure, model_config
+from train.data.loader import Loader
 from train.formats.open_clip_files import open_clip_config
 from train.model.clip import CLIP, LOGIT_SCALE
 from train.model.memory import training_flops
@@ -39,7 +40,6 @@ from train.parallel.process_group import Ranks
 from train.step.feed import GROUPS, Feed
 from train.step.update import Update
 from train.trainer.loop import Records, SaveTimer, StepRunner, StopRequest, TrainState
-from train.trainer.mix import RunLoader, open_loader
 from train.transforms import fast_jpeg
 
 MOST_LANES = 64
@@ -109,13 +109,13 @@ class Ours:
         self._open.callback(self.feed.close)
         self.runner = StepRunner(state, StopRequest(0), SaveTimer(config), records.finished)
 
-    def _loader(self, config: TrainConfig) -> RunLoader:
+    def _loader(self, config: TrainConfig) -> Loader:
         if self.job["data"] == "shards":
             blend = Blend(name="bench", pools={"pool": self.job["pool"]}, views={"pool/all": 1.0})
-            return open_loader(blend, config, self.model_config)
+            return Loader(blend, config, self.model_config)
         # It has what a run uses of a loader.
         made = SyntheticLoader(config, self.model_config, device=self.device)
-        return cast("RunLoader", made)
+        return cast("Loader", made)
 
     def begin(self) -> None:
         """Start a repeat: forget what was counted."""

@@ -21,7 +21,6 @@ from pipeline.scoring import scorer
 from pipeline.scoring.score_sets import filter_specs
 from pipeline.views import files as view_files
 from pipeline.views.files import choose_views, column_lines, funnel_lines, hash_view, list_columns
-from pipeline.views.materialise import materialise_view
 
 WAIT_S = 60.0  # for another command that writes into the pool
 PAGE = "pool.html"
@@ -110,7 +109,7 @@ def read_changes(words: list[str]) -> dict[str, Any]:
 
 # --- filter ---------------------------------------------------------------------------------------
 
-FILTER_STATUSES = {0: "the views are made, the columns listed, a hash printed or tars written"}
+FILTER_STATUSES = {0: "the views are made, the columns listed or a hash printed"}
 FILTER = make_app(
     "filter",
     """
@@ -120,7 +119,6 @@ FILTER = make_app(
   clipmill filter random-like out/pool clip30 --seed 0 1 2
   clipmill filter columns out/pool
   clipmill filter hash out/pool clip30
-  clipmill filter materialise out/pool clip30
 """,
     FILTER_STATUSES,
 )
@@ -210,27 +208,6 @@ def hash_of(pool: str, view: str, /, *, as_json: Json = False) -> int:
         print(json.dumps({"view": view, "rows_sha256": rows_sha256}, sort_keys=True))
     else:
         print(rows_sha256)
-    return 0
-
-
-@FILTER.command
-def materialise(pool: str, view: str, /, *, as_json: Json = False) -> int:
-    """Copy the kept samples of a view into tars of their own, POOL/materialised/VIEW, which
-    training then reads. It is worthwhile where a view keeps little of a pool in a store.
-
-    Args:
-        pool: The folder or URL of a pool.
-        view: The view.
-    """
-    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
-        document = materialise_view(pool, view, lease.fence)
-    if as_json:
-        print(json.dumps(disk.to_plain(document), sort_keys=True))
-    else:
-        print(
-            f"view {view}: {document.rows} rows in {document.shards} tars of "
-            f"{document.bytes / 1e6:.3g} MB in {disk.join(pool, 'materialised')}"
-        )
     return 0
 
 

@@ -31,6 +31,7 @@ from train.config import (
     model_config,
     plain_changes,
 )
+from train.data.loader import Loader
 from train.data.view_rows import ReadFailed
 from train.formats import model_files
 from train.formats.onnx_export import OnnxOptions, save_onnx
@@ -42,7 +43,6 @@ from train.trainer.mix import (
     blend_of,
     count_rows,
     is_pool,
-    open_loader,
     plan_lines,
     read_blend,
     stream_of,
@@ -235,7 +235,7 @@ def start_ranks(options: RunOptions, config: TrainConfig, out: str) -> int:
     """The same run as several processes on this machine, or on Ray's. Returns their exit status."""
     # Mistakes are found here once, and not by every rank.
     ranks = check_layout(config, options.ranks)
-    open_loader(options.blend, config, model_config(config), 0, ranks)
+    Loader(options.blend, config, model_config(config), 0, ranks)
     layout = RunLayout(out)
     resumes = disk.exists(layout.run_json) or bool(disk.list_names(layout.checkpoints))
     if config.init is not None and (options.resume == "never" or not resumes):
@@ -260,7 +260,7 @@ def print_plan(options: RunOptions) -> int:
     """Print what the run of a command line would draw. The exit status 0."""
     config = options.config()
     ranks = check_layout(config, options.ranks)
-    loader = open_loader(options.blend, config, model_config(config), 0, ranks)
+    loader = Loader(options.blend, config, model_config(config), 0, ranks)
     for line in plan_lines(options.blend, loader.order.repeats(config.steps)):
         print(line)
     return 0

@@ -366,28 +366,6 @@ class PoolLayout:
         """Rows and kept rows of every shard of a large pool."""
         return disk.join(self.views, view, "shards.parquet")
 
-    @property
-    def view_copies(self) -> str:
-        """The folder of the views that have tars of their own."""
-        return disk.join(self.root, "materialised")
-
-    def view_copy_json(self, view: str) -> str:
-        """The JSON that is written last and makes the tars of a view complete."""
-        return disk.join(self.view_copies, f"{view}.json")
-
-    def view_copy_tar(self, view: str, shard: int | str) -> str:
-        """The kept samples of one shard."""
-        return self._view_copy_file(view, shard, ".tar")
-
-    def view_copy_sidecar(self, view: str, shard: int | str) -> str:
-        """The kept rows of one shard, with the offsets that they have in that tar."""
-        return self._view_copy_file(view, shard, ".parquet")
-
-    def _view_copy_file(self, view: str, shard: int | str, ending: str) -> str:
-        folder = shard_folder(shard)
-        file = shard_name(shard) + ending
-        return disk.join(self.view_copies, view, *([folder] if folder else []), file)
-
 
 # --------------------------------------------------------------------------------------------------
 # Every path of a training run and of an ablation, spelled once.

@@ -87,16 +87,6 @@ class ViewDocument:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ViewCopyDocument:
-    """materialised/NAME.json: the view whose kept samples have tars of their own."""
-
-    view_hash: str  # content_hash of the view's document
-    shards: int
-    rows: int
-    bytes: int  # of the tars
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RuleEffect:
     """What one rule of a view rejects of the pool's stored rows, whatever the other rules do.
 

@@ -44,14 +44,15 @@ from manifests import disk
 from manifests.aligned import AlignedFiles, current_view, view_shards
 from manifests.commits import read_commits
 from manifests.folder_lock import locked_folder
-from manifests.layout import shard_name
+from manifests.layout import shard_name, uids_checksum
 from manifests.records import ScoreSetDocument
 from manifests.schema import SOURCES, Recipe
 from pipeline.audit.counts import recipe_of_pool
 from pipeline.metadata_join import uid_records, uid_spill, write_uid_array
+from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import staged_file
+from pipeline.pool.tar_copy import copy_tar_with, copy_with_json
 from pipeline.scoring.score_sets import complete_score_sets
-from pipeline.views.materialise import ShardCopy, copy_kept_samples
 from pipeline.views.row_tests import map_units
 from pipeline.views.rules import rule_text
 
@@ -288,44 +289,84 @@ def write_shard_folder(
     check: called before a file gets its name. ValueError for a damaged tar of the pool. What is
     there after a kill is not written again.
     """
-    made_of = {"scores": " ".join(rows.score_sets), "json": "scores"}
-    scalars = [
+    shards = rows.shards
+    copies = list(
+        map_units(len(shards), lambda k: _write_shard(rows, folder, shards[k], check), "export")
+    )
+    _remove_others(folder, {shard_name(shard) for shard in shards})
+    return FolderCopy(
+        rows=sum(count for count, _ in copies), files=tuple(file for _, file in copies)
+    )
+
+
+def _write_shard(
+    rows: KeptRows, folder: str, shard: int, check: Callable[[], None]
+) -> tuple[int, DataFile]:
+    """The kept samples of a shard as a tar, then their rows as its sidecar, whose footer says
+    which rows of which tar they are: a shard that is there stays. (rows, the tar)."""
+    name = shard_name(shard)
+    tar, sidecar = disk.join(folder, f"{name}.tar"), disk.join(folder, f"{name}.parquet")
+    kept, record = rows.mask(shard), rows.commits.record(shard)
+    table = read_sidecar(rows.pool, shard)
+    if len(kept) != len(table):
+        raise ValueError(
+            f"the mask of shard {name} has {len(kept)} rows and its sidecar {len(table)}; choose "
+            "the view again with clipmill filter"
+        )
+    made_of = {
+        "uids": uids_checksum(table["uid"].filter(pa.array(kept))),
+        "source_sha256": record.tar_sha256,
+        "scores": " ".join(rows.score_sets),
+        "json": "scores",
+    }
+    metadata = _metadata(sidecar)
+    if not (made_of.items() <= metadata.items() and disk.exists(tar)):
+        with staged_file(tar) as staged:
+            copy, table = copy_tar_with(
+                rows.commits.tar(shard), staged, table, kept, record.tar_sha256
+            )
+            table = rows.with_scores(shard, table, pa.array(kept))
+            if scores := _scores_of(rows, table):
+                plain = staged.with_name(f"{staged.name}.plain")
+                staged.rename(plain)
+                try:
+                    table, copy = copy_with_json(plain, staged, table, scores)
+                finally:
+                    plain.unlink()
+            check()
+            disk.publish(staged, tar)
+        metadata = {
+            **made_of, "rows": len(table), "tar_bytes": copy.bytes, "tar_sha256": copy.sha256
+        }  # fmt: skip
+        check()
+        disk.write_parquet(sidecar, table, metadata)
+    file = DataFile(
+        name=f"{name}.tar",
+        size=int(metadata["tar_bytes"]),
+        sha256=str(metadata["tar_sha256"]),
+    )
+    return int(metadata["rows"]), file
+
+
+def _metadata(path: str) -> dict[str, Any]:
+    """What the footer of a sidecar says; {} where there is none or it is damaged."""
+    try:
+        return disk.read_metadata(path)
+    except (OSError, ValueError, pa.ArrowException):
+        return {}
+
+
+def _scores_of(rows: KeptRows, table: pa.Table) -> list[dict[str, Any]]:
+    """What the JSON of each sample gets: its scores but for lists, such as embeddings."""
+    names = [
         name for name in rows.score_columns if not pa.types.is_nested(rows.schema.field(name).type)
     ]
-
-    def copy(unit: int) -> ShardCopy:
-        shard = rows.shards[unit]
-        kept = rows.mask(shard)
-        stem = disk.join(folder, shard_name(shard))
-
-        def with_scores(table: pa.Table) -> pa.Table:
-            return rows.with_scores(shard, table, pa.array(kept))
-
-        def scores_of(table: pa.Table) -> list[dict[str, Any]]:
-            return [
-                {name: _plain(value) for name, value in row.items()}
-                for row in table.select(scalars).to_pylist()
-            ]
-
-        return copy_kept_samples(
-            rows.commits,
-            shard,
-            kept,
-            f"{stem}.tar",
-            f"{stem}.parquet",
-            made_of=made_of,
-            columns=with_scores,
-            json_keys=scores_of if scalars else None,
-            check=check,
-        )
-
-    copies = list(map_units(len(rows.shards), copy, "export"))
-    _remove_others(folder, {shard_name(shard) for shard in rows.shards})
-    files = []
-    for shard, each in zip(rows.shards, copies, strict=True):
-        name = f"{shard_name(shard)}.tar"
-        files.append(DataFile(name=name, size=each.bytes, sha256=each.sha256))
-    return FolderCopy(rows=sum(each.rows for each in copies), files=tuple(files))
+    if not names:
+        return []
+    scores = []
+    for row in table.select(names).to_pylist():
+        scores.append({name: _plain(value) for name, value in row.items()})
+    return scores
 
 
 def _plain(value: Any) -> Any:

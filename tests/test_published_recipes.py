@@ -11,8 +11,8 @@ import pytest
 
 from manifests import reader
 from manifests.schema import Recipe
-from pipeline.views.choose import choose
 from pipeline.views.files import check_views
+from tests.support.chosen import choose
 
 RECIPES = Path(__file__).resolve().parents[1] / "manifests" / "recipes"
 # A row that every view keeps.

@@ -69,7 +69,6 @@ def test_the_commands_of_the_stages_in_their_order(
     assert "stored" in output["fetch"]
     assert "caption_words" in output["score"]
     assert disk.read_json("out/fashion/views/long.json")["kept"] == 18
-    assert Path("out/fashion/materialised/long.json").exists()
     assert "fashion/long" in output["blend"]
     assert disk.read_json("out/run/run.json")["steps"] == 2
     assert pq.read_table("out/run/eval/objects.parquet").num_rows == 6

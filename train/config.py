@@ -30,7 +30,6 @@ from manifests.disk import did_you_mean
 from manifests.reader import QUANTITY, UNITS
 from manifests.schema import SEEDS
 from train.model.architecture import MODELS, ModelConfig, group_count
-from train.store import StoreSpeed
 
 # --------------------------------------------------------------------------------------------------
 # The settings of a training run, what each means, and what they decide together.
@@ -149,19 +148,12 @@ class TrainConfig:
         False, "FSDP2's shards and the optimizer in host memory; needs dp_shard and GPUs"
     )
     # --- reading
-    read_mode: Literal["auto", "mask", "ranged", "materialised"] = setting(
-        "auto",
-        "what is read of remote tars: whole ones, kept rows, or tars of the view's own; auto: these"
-        " where there are some, else what costs less",
+    read_cache: str | None = setting(
+        None,
+        "local folder for parts of remote tars, shared by the ranks of a machine",
         heading="Reading",
     )
-    read_cache: str | None = setting(
-        None, "local folder for parts of remote tars, shared by the ranks of a machine"
-    )
     read_cache_gb: float = setting(100.0, "most GB of all files in read_cache")
-    store_speed: str | None = setting(
-        None, "latency and bandwidth of the store, like 50ms,200MB/s; none: measured at the start"
-    )
     # --- checkpoints and logs
     checkpoint_every: int | Literal["auto"] = setting(
         "auto",
@@ -245,8 +237,6 @@ class TrainConfig:
         for name in ("beta1", "beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must lie in [0, 1)")
-        if self.store_speed is not None:
-            StoreSpeed.parse(self.store_speed)
         if self.order_seed is not None and self.order_seed < 0:
             raise ValueError(f"order_seed is {self.order_seed}; it must not be negative")
         if not 0 < self.crop_min <= 1:
@@ -383,7 +373,7 @@ def trained_groups(config: TrainConfig) -> tuple[int | None, int | None]:
 def refuse_reading(config: TrainConfig, reader: str) -> None:
     """ValueError for a setting of `Reading` that a reader of another kind would ignore."""
     defaults = TrainConfig()
-    for name in ("read_mode", "read_cache", "read_cache_gb", "store_speed"):
+    for name in ("read_cache", "read_cache_gb"):
         value = getattr(config, name)
         if value != getattr(defaults, name):
             raise ValueError(

@@ -23,7 +23,6 @@ from train.mixture.order import ORDER_VERSION
 
 if TYPE_CHECKING:
     from train.data.loader import Loader
-    from train.data.stream_loader import StreamLoader
 
 # Settings that change the weights by rounding at most: device, speed, memory, and what is written.
 # A run may be resumed with other values of these.
@@ -46,10 +45,8 @@ INCIDENTAL = (
     "micro_batch",
     "loss_tile",
     "local_loss",
-    "read_mode",
     "read_cache",
     "read_cache_gb",
-    "store_speed",
 )
 SEEDS = ("seed", "order_seed")  # runs of one ablation differ in them
 SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -95,9 +92,7 @@ def settings_identity(config: TrainConfig) -> dict[str, Any]:
     return identity
 
 
-def run_identity(
-    blend: Blend, config: TrainConfig, loader: Loader | StreamLoader | None = None
-) -> dict[str, Any]:
+def run_identity(blend: Blend, config: TrainConfig, loader: Loader | None = None) -> dict[str, Any]:
     """Everything that decides the weights, as plain values: settings, order, the pixels of crops,
     what is drawn, the content of the views and of the initial weights, and the sets of tokens.
 
@@ -109,11 +104,8 @@ def run_identity(
     names = ("name", "pools", "max_repeats")  # they decide no sample
     identity["blend"] = {key: document[key] for key in document if key not in names}
     if loader is not None:
-        tokens = {}
-        for name, view in zip(loader.names, loader.views, strict=loader.is_resumable):
-            tokens[name] = view.token_set
-        whole = {"order": loader.order.identity(), "tokens": tokens, "views": view_hashes(blend)}
-        return {**identity, **whole}
+        whole = {"order": loader.order.identity(), "tokens": loader.token_sets}
+        return {**identity, **whole, "views": view_hashes(blend)}
     if not _has_views(blend):
         del identity["order"]  # streams have none
         return identity

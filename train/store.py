@@ -1,7 +1,4 @@
-"""Reading bytes of a store: ranged requests, read modes with their cost, and caches on disk.
-
-Reading from a store that answers late: ranges of bytes, parts of tars on the local disk, and what
-a way of reading costs.
+"""Reading bytes of a store that answers late: ranged requests, and parts of tars on the local disk.
 
 Reads and writes `FOLDER/ab/NAME.part` of the setting `read_cache`: 20 bytes of head (magic,
 CRC-32, length), then the bytes.
@@ -13,9 +10,6 @@ Invariants:
 * A part appears as a whole; a damaged one is noticed and fetched again; a full disk turns the
   cache off (tests/train/store/test_part_cache.py).
 * A range is read whole, or read by s3fs (tests/train/store/test_range_client.py).
-* The mode that the model chooses is the one that takes less time in a store with that latency and
-  bandwidth (tests/train/store/test_read_modes.py; `benchmarks/reading/read_modes.py` measures a
-  grid).
 
 To extend: a store that is not read through `manifests.disk` needs nothing here; the callers pass
 the function that reads.
@@ -28,7 +22,6 @@ import errno
 import http.client
 import logging
 import os
-import re
 import secrets
 import ssl
 import struct
@@ -37,11 +30,11 @@ import time
 import urllib.request
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -74,20 +67,13 @@ class ByteRanges:
     length: Ints  # (ranges,) bytes
     of_row: Ints  # (rows,) the range that has the bytes of a row
 
-    @property
-    def bytes(self) -> int:
-        """What is read, with what lies between the rows."""
-        return int(self.length.sum())
 
-
-def coalesce(
-    offset: Ints, length: Ints, max_gap: int | None = GAP, max_bytes: int = PART
-) -> ByteRanges:
+def coalesce(offset: Ints, length: Ints) -> ByteRanges:
     """Few ranges that have all rows: each row lies in one of them as a whole.
 
     offset, length: (rows,) in any order; a row may come twice. Two rows share a range where at
-    most `max_gap` bytes lie between them (None: any number) and the range stays within `max_bytes`,
-    which only a single row of more bytes exceeds.
+    most GAP bytes lie between them and the range stays within PART bytes, which only a single row
+    of more bytes exceeds.
     """
     order = np.argsort(offset, kind="stable")
     begins, ends = offset[order], (offset + length)[order]
@@ -95,8 +81,8 @@ def coalesce(
     stops: list[int] = []
     of_sorted = np.empty(len(order), np.int64)
     for k, (begin, end) in enumerate(zip(begins.tolist(), ends.tolist(), strict=True)):
-        is_near = bool(stops) and (max_gap is None or begin - stops[-1] <= max_gap)
-        if is_near and max(end, stops[-1]) - starts[-1] <= max_bytes:
+        is_near = bool(stops) and begin - stops[-1] <= GAP
+        if is_near and max(end, stops[-1]) - starts[-1] <= PART:
             stops[-1] = max(end, stops[-1])
         else:
             starts.append(begin)
@@ -273,103 +259,6 @@ def _timeout() -> float:
 
 def _bucket(url: str) -> str:
     return "/".join(url.split("/")[:3])
-
-
-# --------------------------------------------------------------------------------------------------
-# How the rows of a view are read from a store: whole tars, or only what is kept. A cost model
-# chooses, from what a shard would cost either way.
-#
-# mask: every part of a tar is read, and rows that are not kept are skipped. ranged: only kept
-# rows, and what lies between near ones. materialised: the view has tars of its own, in which
-# every row is kept; there is nothing to choose then.
-
-
-Mode = Literal["mask", "ranged", "materialised"]
-UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-UNITS_BYTES = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-SPEED = re.compile(r"([\d.]+) ?(us|ms|s) ?, ?([\d.]+) ?(kB|MB|GB|KiB|MiB|GiB)/s")
-SMALL = 1024  # bytes of a read that measures latency
-SMALL_READS = 3
-PARTS_AT_ONCE = 8  # that measure bandwidth
-SAVING = 0.1  # parts of whole tars serve all views, so a smaller saving is none
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSpeed:
-    """What a store gives to one rank."""
-
-    latency_s: float  # to the first byte of a read
-    bytes_per_s: float  # of several reads together
-
-    @classmethod
-    def parse(cls, text: str) -> StoreSpeed:
-        """From text such as `50ms,200MB/s`. ValueError for another text."""
-        match = SPEED.fullmatch(text.strip())
-        if match is None or not float(match[3]) > 0:
-            raise ValueError(
-                f"store_speed is {text!r}; it must be a latency and a bandwidth, like 50ms,200MB/s"
-            )
-        return cls(
-            latency_s=float(match[1]) * UNITS_S[match[2]],
-            bytes_per_s=float(match[3]) * UNITS_BYTES[match[4]],
-        )
-
-    def __str__(self) -> str:
-        return f"{self.latency_s * 1e3:.3g} ms, {self.bytes_per_s / 1e6:.3g} MB/s"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReadCost:
-    """What the rows of some shards cost in one mode."""
-
-    requests: int
-    bytes: int
-
-    @classmethod
-    def of(cls, ranges: ByteRanges) -> ReadCost:
-        """What it costs to read these ranges."""
-        return cls(requests=len(ranges.start), bytes=ranges.bytes)
-
-    def seconds(self, speed: StoreSpeed, at_once: int) -> float:
-        """With `at_once` reads at a time: the waits of one reader, or the line, whichever takes
-        longer. A wait is in any case the least."""
-        waits = -(-self.requests // at_once) * speed.latency_s
-        return max(waits, self.bytes / speed.bytes_per_s + speed.latency_s)
-
-
-def measure_speed(read: Callable[[int, int], object], size: int) -> StoreSpeed:
-    """Latency and bandwidth of a store, from a few reads of a file of `size` bytes.
-
-    read(start, length). It takes about five waits, and at most PARTS_AT_ONCE × PART bytes.
-    """
-    waits = []
-    for k in range(SMALL_READS):
-        started = time.perf_counter()
-        read(k * size // SMALL_READS, min(SMALL, size))
-        waits.append(time.perf_counter() - started)
-    latency = sorted(waits)[len(waits) // 2]
-    length = min(PART, -(-size // PARTS_AT_ONCE))
-    starts = range(0, min(size, PARTS_AT_ONCE * length), length)
-    started = time.perf_counter()
-    with ThreadPoolExecutor(PARTS_AT_ONCE) as threads:
-        list(threads.map(lambda start: read(start, length), starts))
-    seconds = max(time.perf_counter() - started - latency, 1e-4)
-    return StoreSpeed(latency_s=latency, bytes_per_s=len(starts) * length / seconds)
-
-
-def choose_mode(
-    costs: Mapping[Mode, ReadCost], speed: StoreSpeed, at_once: int
-) -> tuple[Mode, str]:
-    """(the mode that takes the least time, why). `mask` where nothing saves SAVING of its time."""
-    seconds = {mode: cost.seconds(speed, at_once) for mode, cost in costs.items()}
-    best = min(seconds, key=lambda mode: seconds[mode] * (1 - SAVING if mode == "mask" else 1))
-    parts = []
-    for mode, cost in costs.items():
-        parts.append(
-            f"{mode} takes {cost.requests} requests and {cost.bytes / 1e6:.3g} MB, about "
-            f"{seconds[mode]:.3g} s"
-        )
-    return best, f"{'; '.join(parts)}, at {speed} and {at_once} reads at a time"
 
 
 # --------------------------------------------------------------------------------------------------
@@ -565,46 +454,47 @@ def _parts_in(folder: Path) -> list[tuple[float, int, str]]:
 # A cache of shards for many threads: one shard is loaded once, different shards in parallel.
 
 
+K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 
 
-class ShardCache(Generic[T]):
-    """The `capacity` values that were used last. `cache(number)` loads what is not there.
+class ShardCache(Generic[K, T]):
+    """The `capacity` values that were used last. `cache(key)` loads what is not there.
 
     The lock is held only to look up and to evict, never while a value is loaded. A thread that
     asks for a value that another thread loads waits for that one. A load that fails is forgotten:
     its error goes to every thread that waited, and the next call tries again.
     """
 
-    def __init__(self, capacity: int, load: Callable[[int], T]) -> None:
+    def __init__(self, capacity: int, load: Callable[[K], T]) -> None:
         assert capacity > 0
         self._capacity, self._load = capacity, load
-        self._futures: OrderedDict[int, Future[T]] = OrderedDict()
+        self._futures: OrderedDict[K, Future[T]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __call__(self, number: int) -> T:
+    def __call__(self, key: K) -> T:
         with self._lock:
-            future = self._futures.get(number)
+            future = self._futures.get(key)
             is_loader = future is None
             if future is None:
-                future = self._futures[number] = Future()
+                future = self._futures[key] = Future()
                 self._evict()
-            self._futures.move_to_end(number)
+            self._futures.move_to_end(key)
         if is_loader:
-            self._fill(number, future)
+            self._fill(key, future)
         return future.result()
 
-    def _fill(self, number: int, future: Future[T]) -> None:
+    def _fill(self, key: K, future: Future[T]) -> None:
         try:
-            future.set_result(self._load(number))
+            future.set_result(self._load(key))
         except BaseException as error:
             with self._lock:
-                self._futures.pop(number)
+                self._futures.pop(key)
             future.set_exception(error)
 
     def _evict(self) -> None:
         """Remove the values that were used longest ago; those that are being loaded stay."""
         excess = len(self._futures) - self._capacity
-        loaded = [number for number, future in self._futures.items() if future.done()]
-        for number in loaded[: max(0, excess)]:
-            del self._futures[number]
+        loaded = [key for key, future in self._futures.items() if future.done()]
+        for key in loaded[: max(0, excess)]:
+            del self._futures[key]

@@ -196,12 +196,13 @@ def timed_waits() -> list[float]:
     waits: list[float] = []
     image = StepReads.image
 
-    def timed(self: StepReads, r: int) -> bytes | None:
+    def timed(self: StepReads, r: int, read_now: Callable[[], bytes]) -> bytes:
         started = time.perf_counter()
         try:
-            return image(self, r)
+            return image(self, r, read_now)
         finally:
-            waits.append(time.perf_counter() - started)
+            if r in self.images:
+                waits.append(time.perf_counter() - started)
 
     StepReads.image = timed  # type: ignore[method-assign]
     return waits

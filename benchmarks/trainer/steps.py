@@ -37,6 +37,7 @@ from benchmarks.trainer.timing import (
 from manifests import console
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config, trained_groups
+from train.data.loader import Loader
 from train.model.clip import CLIP
 from train.model.memory import training_flops
 from train.parallel import process_group
@@ -54,7 +55,6 @@ from train.trainer.loop import (
     TrainState,
     prepare,
 )
-from train.trainer.mix import RunLoader, open_loader
 from train.transforms import normalise
 
 AHEAD = 8  # batches after the last: as many are read ahead at the end as at the start
@@ -106,14 +106,14 @@ def measure_training(plan: StepPlan, folder: str) -> Measurement:
         process_group.close(ranks)
 
 
-def loader_of(config: TrainConfig, blend: Blend | None, ranks: Ranks, folder: str) -> RunLoader:
+def loader_of(config: TrainConfig, blend: Blend | None, ranks: Ranks, folder: str) -> Loader:
     """The loader of a blend for this rank, or of synthetic samples. `folder` is of all ranks."""
     model, rank, world = model_config(config), ranks.data_parallel.rank, ranks.dp
     if blend is None:
         # It has what a run uses of a loader.
-        return cast("RunLoader", SyntheticLoader(config, model, rank, world))
+        return cast("Loader", SyntheticLoader(config, model, rank, world))
     decides = ranks.rank == 0
-    return open_loader(blend, config, model, rank, world, out=folder, decides=decides)
+    return Loader(blend, config, model, rank, world, out=folder, decides=decides)
 
 
 def _timed(plan: StepPlan, state: TrainState) -> Measurement:

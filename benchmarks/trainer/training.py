@@ -21,8 +21,8 @@ from benchmarks.trainer.tables import figure_lines, scaling_lines
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data.damage import StageTimes
+from train.data.loader import Loader
 from train.data.view_rows import ReadFailed
-from train.trainer.mix import open_loader
 
 # --- training -------------------------------------------------------------------------------------
 
@@ -134,7 +134,7 @@ def _loader_cell(
             f"num_examples {options.num_examples} is less than one batch of {config.batch_size}"
         )
     times = StageTimes()
-    loader = open_loader(blend, config, model_config(config), times=times)
+    loader = Loader(blend, config, model_config(config), times=times)
     batches = loader.batches()
     started = time.perf_counter()
     rates = []

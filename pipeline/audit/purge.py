@@ -57,7 +57,6 @@ from pipeline.pool.lease import check_fence, remove_uncommitted
 from pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
 from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
 from pipeline.scoring.score_sets import complete_score_sets
-from pipeline.views.materialise import remove_copies
 
 # --------------------------------------------------------------------------------------------------
 # Removes rows from the files of a pool. What stays of a row is its uid and its key, as a
@@ -770,7 +769,6 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
         commits, replaced = _purge_shards(pool, rows, fence)
         _purge_scores(commits, rows, journal, fence)
         _purge_views(commits, rows, journal, fence)
-        remove_copies(pool, rows.shards)
     drop = not is_planned(pool)
     check_fence(pool, fence)
     if drop and rows.files:

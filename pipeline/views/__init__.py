@@ -9,13 +9,12 @@ outcomes, after `choose.py`.
 Reads what is committed (`manifests/commits`), sidecars, `scores/NAME@ID/`. Writes
 `views/NAME/SHARD.parquet` and `bundle-FOLDER.parquet` (masks), `rules.json` (what each of several
 rules rejects, and alone), `shards.parquet` of a pool of more than 3,000 shards, then
-`views/NAME.json` (`ViewDocument`); `materialised/NAME/` and `NAME.json`.
+`views/NAME.json` (`ViewDocument`).
 
 Public names: `check_views`, `choose_views`, `random_like`, `hash_view`, `is_selected`,
 `funnel_lines`, `columns_of`, `connect`, `list_columns`, `column_lines`, `rule_text`,
 `rule_outcomes`, `RuleOutcome`, `with_derived`, `views_not_in`, `differing_views`,
-`unlisted_views_line`, `selected_view`, `write_selected_view`, `materialise_view`,
-`copy_kept_samples`, `ShardCopy`, `remove_copies`, `map_units`
+`unlisted_views_line`, `selected_view`, `write_selected_view`, `map_units`
 
 Invariants:
 
@@ -27,8 +26,7 @@ Invariants:
   a reference in Python: `expressions/test_answers.py`.
 * Rows depend on no shards, parts or threads: `test_row_tests.py` there. NAME.json never describes
   other masks; scores of other rows are refused: `tests/pipeline/views/test_view_files.py`.
-* The same rows give the same hash: `outcomes/test_view_hash.py`. A view's own tars have its
-  members byte for byte, and go with a purge: `tests/pipeline/views/test_materialise.py`.
+* The same rows give the same hash: `outcomes/test_view_hash.py`.
 
 A derived column: `DERIVED` in `rules.py`, a line in `available_columns.py`. A new rule: a field
 of `Rule` and of `Step`, its plain form in `rules.py`, its branch in `row_tests.row_test`.

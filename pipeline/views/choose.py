@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -94,53 +94,13 @@ OpenSink = Callable[[str, int], AbstractContextManager[Sink]]  # (view, unit)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What a view keeps. `tables`: shard -> table of schema VIEW, aligned with the rows that
-    were given; empty where the masks went to a sink. `effects`: of each of several rules, over
-    all stored rows; () for one rule."""
+    """What a view keeps. `effects`: of each of several rules, over all stored rows; () for one
+    rule."""
 
     thresholds: dict[str, Threshold]
     funnel: tuple[tuple[str, int], ...]
     kept: int
-    tables: dict[str, pa.Table] = field(default_factory=dict)
     effects: tuple[RuleEffect, ...] = ()
-
-
-def choose(
-    tables: Mapping[str, pa.Table],
-    views: Sequence[View],
-    names: Sequence[str] | None = None,
-    *,
-    sizes: Mapping[str, int] | None = None,
-) -> dict[str, Selection]:
-    """Select the rows of each view in `names` (default: all of `views`), of rows in memory.
-
-    tables: shard -> the joined columns of its rows. sizes: rows kept by views that `random_like`
-    names, if known. ValueError for a rule that is no boolean expression over the columns, that
-    could answer differently the next time, or that leaves no row.
-    """
-    wanted = [view.name for view in views] if names is None else list(names)
-    masks: dict[str, dict[str, pa.Table]] = {name: {} for name in wanted}
-
-    @dataclass
-    class InMemory:
-        view: str
-
-        def add(self, shard: str, mask: pa.Table) -> None:
-            masks[self.view][shard] = mask
-
-    selections = choose_parts(
-        InMemorySource(tables), views, wanted, lambda view, _: nullcontext(InMemory(view)), sizes
-    )
-    return {
-        name: Selection(
-            thresholds=selection.thresholds,
-            funnel=selection.funnel,
-            kept=selection.kept,
-            tables=masks[name],
-            effects=selection.effects,
-        )
-        for name, selection in selections.items()
-    }
 
 
 class InMemorySource:
@@ -178,7 +138,12 @@ def choose_parts(
     open_sink: OpenSink,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Selection]:
-    """Like `choose` for rows of any number; the masks go to the sinks."""
+    """Select the rows of each view in `names`; the masks go to the sinks.
+
+    sizes: rows kept by views that `random_like` names, if known. ValueError for a rule that is no
+    boolean expression over the columns, that could answer differently the next time, or that leaves
+    no row.
+    """
     known_sizes = dict(sizes or {})
     selections: dict[str, Selection] = {}
     todo = dict.fromkeys(names)  # in the order in which they were asked for

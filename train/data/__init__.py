@@ -19,8 +19,8 @@ Invariants:
 * One damaged image costs one sample, which is replaced and counted
   (tests/train/data/test_loader.py).
 * Images of a store come in few requests, at the same time, in bounded memory, and give the same
-  batches in every mode (tests/train/data/test_read_ahead.py,
-  tests/train/data/test_view_reading.py).
+  batches with and without a folder for parts (tests/train/data/test_read_ahead.py,
+  tests/train/data/test_read_cache.py).
 * A store that does not answer is `ReadFailed`, not a person's mistake
   (tests/train/data/test_retry.py).
 

@@ -8,33 +8,30 @@ replay from the finished pool read the same files, so they draw the same rows.
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
-from manifests.commits import Commits, read_commits
+from manifests.commits import read_commits
 from manifests.layout import PoolLayout, RunLayout, shard_name
 from manifests.records import PoolDocument, SegmentDocument, read_document
 from manifests.schema import STORED_ROWS, Blend
 from train.config import TrainConfig, refuse_reading
 from train.data.view_rows import (
-    OPEN_TARS,
+    RowReader,
     ShardRows,
-    ViewRows,
-    _Tar,
     load_columns,
+    one_array,
     read_with_retries,
 )
 from train.mixture.order import Segment, SegmentOrder, next_segment
-from train.store import RangeClient, ShardCache
 
 POLL_S = 1.0  # between two looks for a shard, or for a segment of rank 0
 REMIND_S = 60.0
@@ -52,71 +49,47 @@ class FoundShard:
     sha256: str
 
 
-class Shards(Protocol):
-    """What is committed in a pool at this moment."""
-
-    def __call__(self) -> tuple[dict[int, FoundShard], bool]:
-        """{number: shard}, and whether no more will come."""
+# What is committed at this moment, by the numbers of the shards, and whether no more will come.
+Committed = Callable[[], tuple[dict[int, FoundShard], bool]]
 
 
-class PoolShards:
-    """The committed shards of a pool on disk. It is complete when the build has counted them."""
+def committed_shards(pool: str) -> tuple[dict[int, FoundShard], bool]:
+    """{number: shard} of a pool, and whether no more will come: the build has counted them."""
+    columns = ["tar", "successes", "sidecar_sha256"]
+    commits = read_with_retries(lambda: read_commits(pool, columns), pool)
+    shards = commits.shards.tolist()
+    rows = commits.column("successes").to_pylist()
+    hashes = commits.column("sidecar_sha256").to_pylist()
+    committed = {}
+    for shard, stored, sha256 in zip(shards, rows, hashes, strict=True):
+        committed[shard] = FoundShard(
+            shard=shard,
+            rows=stored,
+            tar=commits.tar(shard),
+            sidecar=commits.sidecar(shard),
+            sha256=sha256.hex() if isinstance(sha256, bytes) else str(sha256),
+        )
+    path = PoolLayout(pool).pool_json
+    counted = disk.exists(path) and read_document(path, PoolDocument).fingerprint
+    return committed, counted == commits.fingerprint
+
+
+class LiveShards:
+    """The shards that a run has found, in the order in which it found them."""
 
     def __init__(self, pool: str) -> None:
-        self._pool = pool
-
-    def __call__(self) -> tuple[dict[int, FoundShard], bool]:
-        """{number: shard}, and whether no more will come."""
-        columns = ["tar", "successes", "sidecar_sha256"]
-        commits = read_with_retries(lambda: read_commits(self._pool, columns), self._pool)
-        shards = commits.shards.tolist()
-        rows = commits.column("successes").to_pylist()
-        hashes = commits.column("sidecar_sha256").to_pylist()
-        committed = {}
-        for shard, stored, sha256 in zip(shards, rows, hashes, strict=True):
-            committed[shard] = FoundShard(
-                shard=shard,
-                rows=stored,
-                tar=commits.tar(shard),
-                sidecar=commits.sidecar(shard),
-                sha256=sha256.hex() if isinstance(sha256, bytes) else str(sha256),
-            )
-        return committed, self._is_complete(commits)
-
-    def _is_complete(self, commits: Commits) -> bool:
-        path = PoolLayout(self._pool).pool_json
-        if not disk.exists(path):
-            return False
-        return read_document(path, PoolDocument).fingerprint == commits.fingerprint
-
-
-class LiveRows(ViewRows):
-    """The stored rows of the shards that a run has found, in the order in which it found them."""
-
-    def __init__(self, pool: str, tokenizer: str, cached_shards: int) -> None:
-        if tokenizer != TOKENIZER:
-            raise ValueError(
-                f"a live run makes tokens of the tokenizer {TOKENIZER}, and the run's is "
-                f"{tokenizer}; leave tokenizer out, or train on a view of the finished pool"
-            )
-        self.pool, self.view, self.token_set = pool, STORED_ROWS, f"live@{TOKENIZER}"
-        self.part_mode = self.copy = None
-        self.run_shards: list[FoundShard] = []
+        self.pool = pool
+        self.found: list[FoundShard] = []
         self._coder: CaptionTokenizer | None = None  # made with the first shard, in 0.3 s
         self._encoding = threading.Lock()
-        self.shard = ShardCache(cached_shards, self._read_shard)
-        self._ranges = RangeClient()
-        self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
 
-    def shard_rows_found(self) -> list[int]:
+    def rows(self) -> list[int]:
         """Stored rows of the shards found so far."""
-        return [shard.rows for shard in self.run_shards]
+        return [shard.rows for shard in self.found]
 
-    def _tar(self, number: int) -> str:
-        return self.run_shards[number].tar
-
-    def _read_shard(self, number: int) -> ShardRows:
-        shard = self.run_shards[number]
+    def read(self, number: int) -> ShardRows:
+        """The stored rows of a shard that was found, with the tokens of their captions."""
+        shard = self.found[number]
         columns = ["key", "caption", "image_offset", "image_length"]
         table = load_columns(shard.sidecar, columns)
         table = table.filter(pc.is_valid(table["image_offset"]))
@@ -128,7 +101,6 @@ class LiveRows(ViewRows):
         with self._encoding:
             self._coder = self._coder or CaptionTokenizer()
             tokens, ends = self._coder.encode_all(table["caption"], blanks=True)
-        keys = table["key"].combine_chunks()
         return ShardRows(
             name=shard_name(shard.shard),
             tar=shard.tar,
@@ -136,13 +108,13 @@ class LiveRows(ViewRows):
             length=table["image_length"].to_numpy(),
             tokens=tokens,
             ends=ends,
-            keys=keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks),
+            keys=one_array(table["key"]),
         )
 
 
 def open_live(
     blend: Blend, config: TrainConfig, cached: int, seed: int, out: str | None, decides: bool
-) -> tuple[LiveRows, SegmentOrder]:
+) -> tuple[RowReader, SegmentOrder]:
     """The rows and the order of a live run, or of a replay of one (`blend.segments`).
 
     out: the run's folder; None: nothing is written. decides: this process decides the segments.
@@ -150,11 +122,16 @@ def open_live(
     refuse_reading(config, "a live run or its replay")
     (name,) = blend.views
     pool = blend.pools[name.partition("/")[0]]
-    rows = LiveRows(pool, config.tokenizer, cached)
+    if config.tokenizer != TOKENIZER:
+        raise ValueError(
+            f"a live run makes tokens of the tokenizer {TOKENIZER}, and the run's is "
+            f"{config.tokenizer}; leave tokenizer out, or train on a view of the finished pool"
+        )
+    shards = LiveShards(pool)
     replay = blend.segments is not None
     segments = LiveSegments(
-        rows,
-        PoolShards(pool),
+        shards,
+        functools.partial(committed_shards, pool),
         config.batch_size,
         blend.segments if replay else out,
         decides=decides and not replay,
@@ -164,13 +141,13 @@ def open_live(
         name,
         segments.at,
         lambda: segments.segments,
-        rows.shard_rows_found,
+        shards.rows,
         config.batch_size,
         config.lanes,
         config.window,
         seed,
     )
-    return rows, order
+    return RowReader(pool, STORED_ROWS, f"live@{TOKENIZER}", cached, shards.read), order
 
 
 class LiveSegments:
@@ -182,8 +159,8 @@ class LiveSegments:
 
     def __init__(
         self,
-        rows: LiveRows,
-        shards: Shards,
+        shards: LiveShards,
+        committed: Committed,
         batch_size: int,
         folder: str | None,
         *,
@@ -191,7 +168,7 @@ class LiveSegments:
         replay: bool = False,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._rows, self._shards, self._batch_size = rows, shards, batch_size
+        self._shards, self._find, self._batch_size = shards, committed, batch_size
         self._layout = None if folder is None else RunLayout(folder)
         self._decides, self._replay, self._sleep = decides, replay, sleep
         self._lock = threading.Lock()
@@ -229,17 +206,17 @@ class LiveSegments:
             )
         if not self._decides:
             return False
-        committed, complete = self._shards()
-        known = {shard.shard for shard in self._rows.run_shards}
+        committed, complete = self._find()
+        known = {shard.shard for shard in self._shards.found}
         new = [committed[shard] for shard in sorted(committed) if shard not in known]
         new = [shard for shard in new if shard.rows]
-        rows = self._rows.shard_rows_found() + [shard.rows for shard in new]
+        rows = self._shards.rows() + [shard.rows for shard in new]
         segment = next_segment(self.segments, rows, self._batch_size, complete)
         if segment is None:
             if complete:
                 raise ValueError(
-                    f"{self._rows.pool} is complete and has {sum(rows)} stored rows, fewer than a "
-                    f"batch of {self._batch_size}; lower batch_size"
+                    f"{self._shards.pool} is complete and has {sum(rows)} stored rows, fewer than "
+                    f"a batch of {self._batch_size}; lower batch_size"
                 )
             return False
         if path is not None:
@@ -251,7 +228,7 @@ class LiveSegments:
                 sidecars=tuple(shard.sha256 for shard in new),
             )
             disk.write_json(path, document)
-        self._rows.run_shards.extend(new)
+        self._shards.found.extend(new)
         self.segments.append(segment)
         logger.info("segment %d begins at step %d: %s", segment.number, segment.first, segment)
         return True
@@ -259,22 +236,22 @@ class LiveSegments:
     def _read(self, path: str) -> None:
         document = read_document(path, SegmentDocument)
         if not self._committed.keys() >= set(document.shards):
-            self._committed, _ = self._shards()
+            self._committed, _ = self._find()
         for number, sha256 in zip(document.shards, document.sidecars, strict=True):
             shard = self._committed.get(number)
             if shard is None or shard.sha256 != sha256:
                 problem = "is not there" if shard is None else "has changed since"
                 raise ValueError(
-                    f"shard {shard_name(number)} of {self._rows.pool}, which {path} names, "
+                    f"shard {shard_name(number)} of {self._shards.pool}, which {path} names, "
                     f"{problem}; the run cannot be repeated from this pool"
                 )
-            self._rows.run_shards.append(shard)
+            self._shards.found.append(shard)
         self.segments.append(
             Segment(
                 number=len(self.segments),
                 first=document.first,
                 steps=document.steps,
                 start=document.start,
-                stop=len(self._rows.run_shards),
+                stop=len(self._shards.found),
             )
         )

@@ -1,11 +1,11 @@
-"""Batches of a blend: positions from the order, bytes from the shards, pixels from threads.
+"""Batches of a blend: a source of samples says what each step has, threads make pixels of it.
 
-The batches are the same for any number of ranks and threads. The number of batches comes from the
-settings, so ranks cannot disagree. There is no collective, no shared memory and no state but the
-step. Threads get positions and write their rows of a batch
-in place; with no threads the caller does the same work. What the next steps need is read ahead
-(`read_ahead.py`). A damaged image is replaced by another row of its source, which its position
-alone decides.
+Views and live pools are drawn from by position (`read_ahead.py`): a batch is a function of its
+step, the same for any number of ranks and threads. Streams of tars give what comes next
+(`tar_streams.py`). The number of batches comes from the settings, so ranks cannot disagree. There
+is no collective, no shared memory and no state but the step. Threads write their rows of a batch in
+place; with no threads the caller does the same work. A sample that cannot be used is replaced by
+another one of its source, which its position alone decides, and counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -24,14 +24,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manifests.schema import Blend
-from train.config import TrainConfig, check_world
+from train.config import TrainConfig, check_world, refuse_reading
 from train.data.damage import DamagedSample, StageTimes
 from train.data.live_rows import open_live
-from train.data.read_ahead import GROUP_STEPS, ReadAhead, StepReads, ViewReading, read_positions
-from train.data.view_rows import ViewChances, ViewNumbers, ViewRows, open_view
+from train.data.read_ahead import GROUP_STEPS, ReadAhead, RunRows, cache_fits
+from train.data.tar_streams import StreamOrder, TarSteps, open_streams
+from train.data.view_rows import RowReader, ViewChances, ViewNumbers, ViewRows, open_view
 from train.mixture.order import Order, RunOrder
 from train.mixture.schedule import blend_sources
 from train.model.architecture import ModelConfig
+from train.store import PartCache
 from train.transforms import (
     ThreadBuffer,
     crop_numbers,
@@ -47,7 +49,61 @@ PREFETCH_BYTES = 2**30  # pixels of the batches that are read ahead; one batch i
 LIVE_STEPS = 4  # that a live run reads together: what is read ahead cannot draw from new shards
 SPLIT = 4  # pieces of a batch per thread: evens out slow images
 PIXELS = ThreadBuffer()  # of the image that a thread decodes
-SUBSTITUTES = 16  # rows that are tried in the place of a damaged one
+SUBSTITUTES = 16  # samples that are tried in the place of a damaged one
+
+
+class Sample(Protocol):
+    """An image and its caption, of a row of a pool or of a tar that is streamed."""
+
+    @property
+    def source(self) -> str:
+        """Its source in the blend."""
+
+    @property
+    def shard(self) -> str:
+        """The shard that has it, or the tar."""
+
+    @property
+    def tar(self) -> str:
+        """The path or URL of its tar."""
+
+    @property
+    def key(self) -> str:
+        """Its key there."""
+
+    @property
+    def name(self) -> str:
+        """What `Batch.keys` says of it."""
+
+    def tokens(self) -> NDArray[np.uint16]:
+        """(length,) start-of-text … end-of-text. ValueError where it has none."""
+
+    def read(self) -> bytes:
+        """Its image. ValueError for damage, ReadFailed or OSError where it cannot be read."""
+
+
+class StepSamples(Protocol):
+    """What the rows of a rank have at one step."""
+
+    @property
+    def step(self) -> int:
+        """Its number."""
+
+    def sample(self, r: int, attempt: int) -> Sample:
+        """Row `r` of the rank, or its substitute number `attempt` from 1 on. From any thread."""
+
+
+class Steps(Protocol):
+    """The steps of a run, one after another."""
+
+    def take(self) -> StepSamples:
+        """The next step. Waits for what decides its samples, not for their images."""
+
+    def finish(self, step: int) -> None:
+        """Nothing of a step is needed any more."""
+
+    def close(self) -> None:
+        """End threads and commands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -58,7 +114,7 @@ class Batch:
     image_BHWC: Tensor  # uint8 RGB, cropped to the model's size, not normalised
     tokens_BT: Tensor  # int64, padded with 0
     length_B: Tensor  # int64: tokens without padding
-    keys: tuple[str, ...]  # POOL/VIEW:KEY of what was read, after substitution
+    keys: tuple[str, ...]  # POOL/VIEW:KEY or STREAM:TAR#KEY of what was read, after substitution
     substituted: int  # rows of these that are substitutes
     damaged: int  # rows that could not be used; more than `substituted` where substitutes failed
     damaged_samples: tuple[DamagedSample, ...]  # these rows
@@ -68,13 +124,7 @@ class Batch:
 class _PlannedBatch:
     """A batch while it is filled: where its rows come from, and the arrays that threads fill."""
 
-    step: int
-    first: int  # position of row 0 in the global batch
-    source: list[int]
-    shard: list[int]
-    row: list[int]
-    reads: StepReads
-    column: list[str | None]  # text column of each row's caption; None: the stored tokens
+    samples: StepSamples
     numbers: list[list[float]]  # of each row's crop
     image: Tensor
     tokens: Tensor
@@ -89,13 +139,17 @@ Filled = Generator[tuple[_PlannedBatch, list[DamagedSample]]]
 class Loader:
     """An iterable of Batch; `len` is the run's number of steps. One rank's share of every batch.
 
-    ValueError for views that cannot be opened, a world size that does not divide the batch, too
+    ValueError for sources that cannot be opened, a world size that does not divide the batch, too
     many repeats, and, while it runs, for a tar that is not there or a row that no substitute can
-    replace. ReadFailed where a store does not answer. Damaged samples are in each batch; the
-    training loop, which knows the counts of all ranks, ends a run that has too many.
+    replace. ReadFailed where a store does not answer or a stream is broken. Damaged samples are in
+    each batch; the training loop, which knows the counts of all ranks, ends a run that has too
+    many.
+
+    views: of finished pools; none of a live run and of streams. token_sets: POOL/VIEW -> its
+    tokens. is_resumable: whether a batch is a function of its step.
     """
 
-    is_resumable = True  # a batch is a function of its step
+    order: RunOrder | StreamOrder
 
     def __init__(
         self,
@@ -114,25 +168,6 @@ class Loader:
         """
         check_world(config, world)
         assert 0 <= rank < world
-        self.names = tuple(sorted(blend.views))
-        # A lane is inside one window, or passes from one to the next.
-        cached = 2 * config.lanes * config.window
-        self.is_live = blend.live or blend.segments is not None
-        self.views: tuple[ViewRows, ...]
-        self.order: RunOrder
-        if self.is_live:
-            seed = (blend.seed << 32) + _order_seed(config)
-            rows, self.order = open_live(blend, config, cached, seed, out, decides)
-            self.views = (rows,)
-        else:
-            self.views = _open_views(blend, config, self.names, cached)
-            self.order = _order(blend, config, self.names, self.views, cached)
-        # The tars of a live view are read by ranges, without parts on the local disk.
-        self._reading: ViewReading | None = None
-        if not self.is_live:
-            local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            self._reading = ViewReading(self.views, config, min(1.0, local_ranks / world))
-        self._most_shards = len(self.views) * (cached * 3 // 4)  # ahead; the caches keep them
         self._config, self._size, self._context = config, model.height_width, model.context_length
         share = config.batch_size // world
         self._rows = range(rank * share, (rank + 1) * share)  # of every global batch
@@ -144,6 +179,54 @@ class Loader:
         self._read_image = self._timed("read", _read_image)
         self._plan = self._timed("collate", self._planned)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
+        self.names = tuple(sorted(blend.streams or blend.views))
+        self.is_resumable = not blend.streams
+        self.views: tuple[ViewRows, ...] = ()
+        self.token_sets: dict[str, str] = {}
+        self._pools = blend.pools
+        self._open_steps: Callable[[range], Steps]
+        seed = (blend.seed << 32) + _order_seed(config)
+        if blend.streams:
+            refuse_reading(config, "a run on streams")
+            streams = self.order = open_streams(blend, config, seed, world)
+            timed = times or StageTimes()
+            self._open_steps = lambda steps: TarSteps(
+                streams, self._rows, steps, rank, world, config.threads, timed
+            )
+            return
+        # A lane is inside one window, or passes from one to the next.
+        cached = 2 * config.lanes * config.window
+        readers: Sequence[RowReader]
+        order: RunOrder
+        is_live = blend.live or blend.segments is not None
+        if is_live:
+            refuse_reading(config, "a live run or its replay")
+            reader, order = open_live(blend, config, cached, seed, out, decides)
+            readers = (reader,)
+        else:
+            readers = self.views = _open_views(blend, config, self.names, cached)
+            order = _order(blend, config, self.names, self.views, cached, seed)
+        self.order = order
+        for name, reader in zip(self.names, readers, strict=True):
+            self.token_sets[name] = reader.token_set
+        run = RunRows(order=order, names=self.names, readers=readers, positions=self._rows)
+        most_shards = len(readers) * (cached * 3 // 4)  # ahead; the caches keep them
+        cache = None
+        if config.read_cache is not None:
+            cache = PartCache(config.read_cache, int(config.read_cache_gb * 1e9))
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        lanes = math.ceil(config.lanes * min(1.0, local_ranks / world))  # of this machine
+
+        def open_rows(steps: range) -> Steps:
+            if is_live and steps:
+                order.batch(steps.start, self._rows)  # waits for the first rows of the pool
+            fitting = cache
+            if cache is not None and not cache_fits(cache, run, lanes, config.window):
+                fitting = None
+            group = LIVE_STEPS if is_live else GROUP_STEPS
+            return ReadAhead(run, steps, most_shards, fitting, group, times)
+
+        self._open_steps = open_rows
 
     def _timed(self, stage: str, call: Callable[P, T]) -> Callable[P, T]:
         return call if self._times is None else self._times.timed(stage, call)
@@ -155,49 +238,29 @@ class Loader:
         return self.batches()
 
     def batches(self, start: int = 0) -> Generator[Batch]:
-        """The batches of steps start, start + 1, … of the run.
+        """The batches of steps start, start + 1, … of the run; of streams start is 0.
 
-        Close or drain it to end its threads.
+        Close or drain it to end its threads and commands.
         """
-        threads = self._config.threads
-        if self.is_live and start < len(self):
-            self.order.batch(start, self._rows)  # waits for the first rows of the pool
-        if threads == 0 and not any(view.is_remote for view in self.views):
-            for step in range(start, len(self)):
-                planned = self._plan(step, read_positions(self.order, step, self._rows))
-                yield self._finish(planned, self._fill(planned, 0, len(planned.row)))
-            return
-        steps = range(start, len(self))
-        cache = None
-        if self._reading is not None:
-            self._reading.choose()
-            cache = self._reading.cache
-        reads = ReadAhead(
-            self.order,
-            self.views,
-            self._rows,
-            steps,
-            self._most_shards,
-            cache,
-            LIVE_STEPS if self.is_live else GROUP_STEPS,
-            self._times,
-        )
+        assert start == 0 or self.is_resumable
+        steps = self._open_steps(range(start, len(self)))
         try:
-            batches = self._threaded(reads, start) if threads else self._alone(reads, start)
+            fill = self._threaded if self._config.threads else self._alone
+            batches = fill(steps, start)
             for planned, damaged in batches:
-                reads.finish(planned.step)
+                steps.finish(planned.samples.step)
                 yield self._finish(planned, damaged)
         finally:
-            reads.close()  # first: threads may wait for it
+            steps.close()  # first: threads may wait for it
             batches.close()
 
-    def _alone(self, reads: ReadAhead, start: int) -> Filled:
+    def _alone(self, steps: Steps, start: int) -> Filled:
         """The batches from `start` on, filled by the caller."""
-        for step in range(start, len(self)):
-            planned = self._plan(step, reads.take())
-            yield planned, self._fill(planned, 0, len(planned.row))
+        for _ in range(start, len(self)):
+            planned = self._plan(steps.take())
+            yield planned, self._fill(planned, range(len(self._rows)))
 
-    def _threaded(self, reads: ReadAhead, start: int) -> Filled:
+    def _threaded(self, steps: Steps, start: int) -> Filled:
         """The batches from `start` on, filled by threads."""
         # Random numbers and memory of a batch are made in a thread of their own, so that the caller
         # only waits.
@@ -207,7 +270,7 @@ class Loader:
         try:
             for step in range(start, len(self) + self._ahead()):
                 if step < len(self):
-                    in_flight.append(planner.submit(self._begin, pool, step, reads))
+                    in_flight.append(planner.submit(self._begin, pool, steps))
                 if step - start >= self._ahead() and in_flight:
                     planned, pieces = in_flight.popleft().result()
                     damaged: list[DamagedSample] = []
@@ -220,11 +283,14 @@ class Loader:
 
     def remedy(self, source: str) -> str:
         """What a person does about damaged samples of a source."""
-        pool = self.views[self.names.index(source)].pool
-        return f"run clipmill audit verify {pool}"
+        if not self.is_resumable:
+            return f"look at the tars of stream {source!r}"
+        return f"run clipmill audit verify {self._pools[source.partition('/')[0]]}"
 
     def sources(self, steps: int | None = None) -> dict[str, dict[str, Any]]:
-        """What the run draws in all or some steps: {POOL/VIEW: {"rows", "drawn", "repeats"}}."""
+        """What the run draws of each source in all or some steps, as plain values; of streams also
+        what this rank has read.
+        """
         repeats = self.order.repeats(len(self) if steps is None else steps)
         return {name: of_source.document() for name, of_source in repeats.items()}
 
@@ -233,20 +299,12 @@ class Loader:
         size = len(self._rows) * math.prod(self._size) * 3
         return max(1, min(PREFETCH, PREFETCH_BYTES // size))
 
-    def _planned(self, step: int, reads: StepReads) -> _PlannedBatch:
-        assert reads.step == step
-        first, rows = self._rows.start, len(self._rows)
-        numbers = crop_numbers(
-            self.order.seed, step, first + np.arange(rows), self._config.crop_min
-        )
+    def _planned(self, samples: StepSamples) -> _PlannedBatch:
+        rows = len(self._rows)
+        positions = np.arange(self._rows.start, self._rows.stop)
+        numbers = crop_numbers(self.order.seed, samples.step, positions, self._config.crop_min)
         return _PlannedBatch(
-            step=step,
-            first=first,
-            source=reads.source.tolist(),
-            shard=reads.shard.tolist(),
-            row=reads.row.tolist(),
-            reads=reads,
-            column=self.order.captions(step, self._rows),
+            samples=samples,
             numbers=numbers.tolist(),
             image=_empty_images((rows, *self._size, 3), self._pin),
             tokens=torch.zeros((rows, self._context), dtype=torch.int64, pin_memory=self._pin),
@@ -255,72 +313,60 @@ class Loader:
         )
 
     def _begin(
-        self, pool: ThreadPoolExecutor, step: int, reads: ReadAhead
+        self, pool: ThreadPoolExecutor, steps: Steps
     ) -> tuple[_PlannedBatch, list[Future[list[DamagedSample]]]]:
-        """Plan a batch and let the threads of `pool` fill it."""
-        planned = self._plan(step, reads.take())
-        rows = len(planned.row)
-        piece = -(-rows // (SPLIT * self._config.threads))
-        starts = range(0, rows, piece)
-        futures = [pool.submit(self._fill, planned, k, min(k + piece, rows)) for k in starts]
-        return planned, futures
+        """Plan the next batch and let the threads of `pool` fill it."""
+        planned = self._plan(steps.take())
+        rows = range(len(self._rows))
+        piece = -(-len(rows) // (SPLIT * self._config.threads))
+        starts = range(0, len(rows), piece)
+        return planned, [pool.submit(self._fill, planned, rows[k : k + piece]) for k in starts]
 
-    def _fill(self, planned: _PlannedBatch, start: int, stop: int) -> list[DamagedSample]:
-        """Read, decode and crop rows start … stop − 1 of a batch into its arrays."""
+    def _fill(self, planned: _PlannedBatch, rows: range) -> list[DamagedSample]:
+        """Read, decode and crop some rows of a batch into its arrays; what was damaged."""
         damaged: list[DamagedSample] = []
         images, length_B = planned.image.numpy(), planned.length.numpy()
         tokens_BT = planned.tokens.numpy()
-        for r in range(start, stop):
-            pixels, tokens, key = self._usable_row(planned, r, damaged)
+        for r in rows:
+            sample, pixels, tokens = self._usable_sample(planned.samples, r, damaged)
             self._crop_into(images[r], pixels, planned.numbers[r])
             length_B[r] = self._copy_tokens(tokens, tokens_BT[r])
-            planned.keys[r] = key
+            planned.keys[r] = sample.name
         return damaged
 
-    def _usable_row(
-        self, planned: _PlannedBatch, r: int, damaged: list[DamagedSample]
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint16], str]:
-        """Pixels, tokens and key of row `r`, or of its first substitute that can be used."""
-        source, shard, row = planned.source[r], planned.shard[r], planned.row[r]
-        view = self.views[source]
+    def _usable_sample(
+        self, samples: StepSamples, r: int, damaged: list[DamagedSample]
+    ) -> tuple[Sample, NDArray[np.uint8], NDArray[np.uint16]]:
+        """Row `r` with its pixels and tokens, or its first substitute that can be used."""
         for attempt in range(SUBSTITUTES):
-            rows = planned.reads.columns.get((source, shard)) or view.shard(shard)
+            sample = samples.sample(r, attempt)
             try:
-                tokens = rows.tokens_of(row, planned.column[r])
-                if not len(tokens):
-                    column = planned.column[r]
-                    raise ValueError(f"it has no tokens{f' of {column}' if column else ''}")
-                data = self._read_image(
-                    planned.reads if attempt == 0 else None, r, view, shard, row
-                )
-                rows.whole_image(row, data)
+                tokens = sample.tokens()
+                data = self._read_image(sample)
                 pixels = self._decode_image(data, self._min_size, PIXELS)
             except ValueError as error:
-                sample = DamagedSample(
-                    step=planned.step,
-                    position=planned.first + r,
-                    source=self.names[source],
-                    shard=rows.name,
-                    key=str(rows.keys[row]),
+                bad = DamagedSample(
+                    step=samples.step,
+                    position=self._rows.start + r,
+                    source=sample.source,
+                    shard=sample.shard,
+                    key=sample.key,
                     reason=str(error),
                 )
-                damaged.append(sample)
-                position = planned.first + r
-                shard, row = self.order.substitute(source, planned.step, position, attempt)
+                damaged.append(bad)
             except OSError as error:
                 raise ValueError(
-                    f"{rows.tar} cannot be read at step {planned.step}: {error}"
+                    f"{sample.tar} cannot be read at step {samples.step}: {error}"
                 ) from error
             else:
-                return pixels, tokens, f"{self.names[source]}:{rows.keys[row]}"
+                return sample, pixels, tokens
         raise ValueError(
-            f"{SUBSTITUTES} rows of {self.names[source]} in a row cannot be used; "
-            f"the last: {damaged[-1]}"
+            f"{SUBSTITUTES} rows of {sample.source} in a row cannot be used; the last: {bad}"
         )
 
     def _finish(self, planned: _PlannedBatch, damaged: list[DamagedSample]) -> Batch:
         return Batch(
-            step=planned.step,
+            step=planned.samples.step,
             image_BHWC=planned.image,
             tokens_BT=planned.tokens,
             length_B=planned.length,
@@ -339,13 +385,17 @@ def _open_views(
         pool, _, view = name.partition("/")
         texts = tuple(blend.captions.get(name, ()))
         rows = open_view(blend.pools[pool], view, config.tokenizer, cached, texts)
-        rows.use_copy(config.read_mode in ("auto", "materialised"))
         views.append(rows)
     return tuple(views)
 
 
 def _order(
-    blend: Blend, config: TrainConfig, names: Sequence[str], views: Sequence[ViewRows], cached: int
+    blend: Blend,
+    config: TrainConfig,
+    names: Sequence[str],
+    views: Sequence[ViewRows],
+    cached: int,
+    seed: int,
 ) -> Order:
     """The order of a run. ValueError for a blend that cannot be drawn so many samples from."""
     shard_rows = {name: view.shard_rows for name, view in zip(names, views, strict=True)}
@@ -357,7 +407,7 @@ def _order(
         config.batch_size,
         config.lanes,
         config.window,
-        seed=(blend.seed << 32) + _order_seed(config),
+        seed,
         distinct=distinct,
         balance=balance,
         captions=blend.captions,
@@ -366,10 +416,8 @@ def _order(
     return order
 
 
-def _read_image(reads: StepReads | None, r: int, view: ViewRows, shard: int, row: int) -> bytes:
-    """The bytes of an image: those that were asked for row `r` of the batch, else read now."""
-    data = None if reads is None else reads.image(r)
-    return view.read_image(shard, row) if data is None else data
+def _read_image(sample: Sample) -> bytes:
+    return sample.read()
 
 
 def _empty_images(shape: tuple[int, ...], pin: bool) -> Tensor:

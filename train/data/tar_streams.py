@@ -1,4 +1,4 @@
-"""Tars of other programs as streams: bytes, members, samples, split over workers.
+"""Tars of other programs as streams: bytes, members, samples, split over readers, steps.
 
 Tars that other programs made, read from their beginning to their end while a run trains: for
 commands (`pipe:`), web servers without ranges, and tars that nobody has looked at yet. Nothing is
@@ -9,17 +9,15 @@ Reads the tars of the blend's `streams`. Writes no file.
 
 Invariants:
 
-* Every pass reads every tar once, whatever the number of ranks and readers
-  (tests/train/streams/test_tar_split.py).
-* A pass of a reader gives each sample once, before those of the next
-  (tests/train/streams/test_readers.py).
-* A tar that is cut off anywhere is noticed (tests/train/streams/test_tar_samples.py,
-  tests/train/streams/test_byte_streams.py).
+* Every pass reads every tar once, whatever the number of ranks and readers; a pass of a reader
+  gives each sample once, before those of the next (tests/train/streams/test_readers.py).
+* A tar that is cut off anywhere is noticed (tests/train/streams/test_byte_streams.py).
 * The shares of the sources are exact (tests/train/streams/test_loader.py).
 * A run says in its plan, log and run.json that it cannot be resumed, and is refused
   (tests/train/test_streamed_run.py).
 
-To extend: another source of bytes is a class with the methods of `Source` in byte_streams.py.
+To extend: another source of bytes is a function that returns a `Source`, and its branch in
+`open_source`.
 """
 
 from __future__ import annotations
@@ -27,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import itertools
 import json
 import logging
 import os
@@ -39,16 +38,23 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.schema import TarStream
+from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
+from manifests.disk import content_hash
+from manifests.schema import Blend, TarStream
 from manifests.text import printable, valid_text
+from train.config import TrainConfig
 from train.data.damage import StageTimes
 from train.data.view_rows import ReadFailed, read_with_retries
-from train.rng import derive_key, permutation
+from train.mixture.schedule import Schedule, SourceRows
+from train.rng import Ints, derive_key, permutation
 
 # --------------------------------------------------------------------------------------------------
 # The bytes of a tar from its beginning to its end: a file, a store, a web server or a command.
@@ -71,112 +77,100 @@ class BrokenSource(Exception):
     """A tar that ended too early or cannot be opened; the message is the reason."""
 
 
-class Source(Protocol):
-    """Bytes in their order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Bytes in their order.
 
-    def read(self, size: int, /) -> bytes:
-        """At most `size` bytes, none at the end."""
+    read: at most so many, none at the end. check_end: BrokenSource where the end that was read is
+    not that of the source. stop: let a `read` that waits end soon, from any thread.
+    """
 
-    def check_end(self) -> None:
-        """BrokenSource where the end that was read is not that of the source."""
-
-    def stop(self) -> None:
-        """Let a `read` that waits end soon. From any thread."""
-
-    def close(self) -> None:
-        """Free what it holds."""
+    read: Callable[[int], bytes]
+    check_end: Callable[[], None] = lambda: None
+    stop: Callable[[], None] = lambda: None
 
 
-class _File:
-    """A local file, or an object of a store."""
+@contextlib.contextmanager
+def open_source(name: str) -> Iterator[Source]:
+    """The source of a path, a URL or pipe:COMMAND. BrokenSource where it cannot be opened, and
+    ReadFailed where a server does not answer."""
+    with contextlib.ExitStack() as stack:
+        try:
+            if name.startswith(COMMAND):
+                source = _command(name.removeprefix(COMMAND), stack)
+            elif name.startswith(WEB):
+                source = _web(name, stack)
+            else:
+                opened = stack.enter_context(disk.open_file(name))
+                file = opened if disk.is_url(name) else stack.enter_context(opened.open("rb"))
+                source = Source(read=file.read)
+        except OSError as error:
+            raise BrokenSource(error.strerror or str(error)) from error
+        yield source
 
-    def __init__(self, path: str) -> None:
-        self._stack = contextlib.ExitStack()
-        opened = self._stack.enter_context(disk.open_file(path))
-        file = opened if disk.is_url(path) else self._stack.enter_context(opened.open("rb"))
-        self.read = file.read
 
-    def check_end(self) -> None:
-        pass
-
-    def stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-class _Web:
+def _web(url: str, stack: contextlib.ExitStack) -> Source:
     """What a web server sends; it need not know ranges."""
 
-    def __init__(self, url: str) -> None:
-        def attempt() -> Any:
-            try:
-                return urllib.request.urlopen(url, timeout=WEB_TIMEOUT_S)
-            except urllib.error.HTTPError as error:
-                error.close()
-                if error.code >= 500 or error.code == 429:
-                    raise ConnectionError(f"status {error.code}") from error
-                raise BrokenSource(f"the server answers {error.code} {error.reason}") from None
-            except urllib.error.URLError as error:
-                if isinstance(error.reason, OSError):
-                    raise error.reason from error
-                raise
+    def attempt() -> Any:
+        try:
+            return urllib.request.urlopen(url, timeout=WEB_TIMEOUT_S)
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code >= 500 or error.code == 429:
+                raise ConnectionError(f"status {error.code}") from error
+            raise BrokenSource(f"the server answers {error.code} {error.reason}") from None
+        except urllib.error.URLError as error:
+            if isinstance(error.reason, OSError):
+                raise error.reason from error
+            raise
 
-        self._response = read_with_retries(attempt, "it", "check the connection to the server")
-        self.read = self._response.read
+    response = stack.enter_context(
+        read_with_retries(attempt, "it", "check the connection to the server")
+    )
 
-    def check_end(self) -> None:
-        if self._response.length:
-            raise BrokenSource(f"the server ended {self._response.length:,} bytes too early")
+    def check_end() -> None:
+        if response.length:
+            raise BrokenSource(f"the server ended {response.length:,} bytes too early")
 
-    def stop(self) -> None:
-        pass
-
-    def close(self) -> None:
-        self._response.close()
+    return Source(read=response.read, check_end=check_end)
 
 
-class _Command:
+def _command(command: str, stack: contextlib.ExitStack) -> Source:
     """What a shell command writes.
 
     It has a session of its own: Ctrl-C ends the run after its step, and not the command before.
     """
-
-    def __init__(self, command: str) -> None:
-        self._messages = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = subprocess.Popen(
+    messages = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
+    process = stack.enter_context(
+        subprocess.Popen(
             command,
             shell=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=self._messages,
+            stderr=messages,
             start_new_session=True,
         )
-        assert self._process.stdout is not None
-        self.read = self._process.stdout.read
+    )
 
-    def check_end(self) -> None:
-        status = self._process.wait()
+    def stop() -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+    def check_end() -> None:
+        status = process.wait()
         if status == 0:
             return
-        size = self._messages.seek(0, os.SEEK_END)
-        self._messages.seek(max(0, size - MESSAGE_BYTES))
-        lines = self._messages.read().decode(errors="replace").split("\n")
+        size = messages.seek(0, os.SEEK_END)
+        messages.seek(max(0, size - MESSAGE_BYTES))
+        lines = messages.read().decode(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         how = f"with status {status}" if status > 0 else f"by signal {-status}"
         raise BrokenSource(f"the command ended {how}{f': {printable(last)}' if last else ''}")
 
-    def stop(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-
-    def close(self) -> None:
-        self.stop()
-        self._process.wait()
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._messages.close()
+    stack.callback(stop)
+    assert process.stdout is not None
+    return Source(read=process.stdout.read, check_end=check_end, stop=stop)
 
 
 class TarBytes:
@@ -184,28 +178,21 @@ class TarBytes:
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._start = source.read(len(GZIP))
-        self._file: gzip.GzipFile | None = None
-        if self._start == GZIP:
-            self._file = gzip.GzipFile(fileobj=io.BufferedReader(_Joined(self._start, source)))
+        plain = io.BufferedReader(_Bytes(source.read))
+        is_packed = plain.peek(len(GZIP))[: len(GZIP)] == GZIP
+        self._file = gzip.GzipFile(fileobj=plain) if is_packed else plain
         self._tail = b""
         self._size = 0
 
     def read(self, size: int) -> bytes:
         """At most `size` bytes of the tar. BrokenSource for damage of the compressed data."""
         try:
-            data = self._read(size)
+            data = self._file.read(size)
         except (EOFError, gzip.BadGzipFile, OSError) as error:
             raise BrokenSource(str(error)) from error
         self._size += len(data)
         self._tail = (self._tail + data)[-END:]
         return data
-
-    def _read(self, size: int) -> bytes:
-        if self._file is not None:
-            return self._file.read(size)
-        start, self._start = self._start, b""
-        return start + self._source.read(size - len(start))
 
     def finish(self) -> None:
         """Read what is left. BrokenSource where the source or the tar ended too early, and where
@@ -222,46 +209,20 @@ class TarBytes:
         if self._size % END or self._tail != bytes(END):
             raise BrokenSource("it ends without the end mark of a tar, so it was cut off")
 
-    def close(self) -> None:
-        """Free what it holds, but not the source."""
-        if self._file is not None:
-            self._file.close()
 
+class _Bytes(io.RawIOBase):
+    """The bytes of a source as a file."""
 
-class _Joined(io.RawIOBase):
-    """Bytes that were read already, then those of a source."""
-
-    def __init__(self, start: bytes, source: Source) -> None:
-        self._start, self._source = start, source
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, into: Any) -> int:
-        start, self._start = self._start, b""
-        data = start or self._source.read(len(into))
+        data = self._read(len(into))
         into[: len(data)] = data
         return len(data)
-
-
-@contextlib.contextmanager
-def open_source(name: str) -> Iterator[Source]:
-    """The source of a path, a URL or pipe:COMMAND. BrokenSource where it cannot be opened, and
-    ReadFailed where a server does not answer."""
-    try:
-        source: Source
-        if name.startswith(COMMAND):
-            source = _Command(name.removeprefix(COMMAND))
-        elif name.startswith(WEB):
-            source = _Web(name)
-        else:
-            source = _File(name)
-    except OSError as error:
-        raise BrokenSource(error.strerror or str(error)) from error
-    try:
-        yield source
-    finally:
-        source.close()
 
 
 # --------------------------------------------------------------------------------------------------
@@ -374,19 +335,16 @@ def read_samples(tar: str, source: Source, stream: TarStream) -> Iterator[TarSam
     """
     tar_file_expander, group_by_keys = _webdataset()
     data = TarBytes(source)
+    files = tar_file_expander([{"url": tar, "stream": data}])
     try:
-        files = tar_file_expander([{"url": tar, "stream": data}])
-        try:
-            for members in group_by_keys(files):
-                yield sample_of(tar, members, stream.caption)
-        except BrokenSource as error:
-            raise BrokenSource(str(error.args[0])) from error
-        except Exception as error:  # tarfile and webdataset raise anything on damaged bytes
-            reason = str(error.args[0]) if error.args else type(error).__name__
-            raise BrokenSource(f"the tar is damaged: {reason.partition(' @ ')[0]}") from error
-        data.finish()
-    finally:
-        data.close()
+        for members in group_by_keys(files):
+            yield sample_of(tar, members, stream.caption)
+    except BrokenSource as error:
+        raise BrokenSource(str(error.args[0])) from error
+    except Exception as error:  # tarfile and webdataset raise anything on damaged bytes
+        reason = str(error.args[0]) if error.args else type(error).__name__
+        raise BrokenSource(f"the tar is damaged: {reason.partition(' @ ')[0]}") from error
+    data.finish()
 
 
 def sample_of(tar: str, members: Mapping[str, Any], caption: str) -> TarSample | str:
@@ -632,3 +590,218 @@ def shuffled(samples: Iterator[tuple[int, TarSample]], share: Share) -> Iterator
         # It begins small, so that the first batch comes soon, and grows by one with each draw.
         while len(buffer) > min(BUFFER_SAMPLES, FIRST_SAMPLES + count) or size > BUFFER_BYTES:
             yield draw()
+
+
+# --------------------------------------------------------------------------------------------------
+# The steps of a run: which source each position has, and the samples that come next.
+
+
+SPARE = 16  # samples of a source, at least, that may replace one that cannot be used
+
+
+class StreamOrder:
+    """What the rest of a run asks about the order: shares, identity, hash. There are no rows."""
+
+    def __init__(
+        self,
+        streams: Mapping[str, TarStream],
+        tars: Mapping[str, Sequence[str]],
+        batch_size: int,
+        seed: int,
+    ) -> None:
+        self.names, self.streams, self.tars = sorted(streams), streams, tars
+        self.batch_size, self.seed = batch_size, seed
+        self.counts = {name: StreamCounts() for name in self.names}
+        sources = []
+        for name in self.names:
+            sources.append(SourceRows(name=name, weight=streams[name].weight, shard_rows=[]))
+        self._schedule = Schedule(sources)
+
+    def sources(self, step: int, positions: range) -> list[str]:
+        """(rows,) the source of some positions of a batch."""
+        of_run: Ints = step * self.batch_size + np.arange(positions.start, positions.stop)
+        return [self.names[source] for source in self._schedule.draws(of_run)[0].tolist()]
+
+    def repeats(self, steps: int) -> dict[str, StreamDraws]:
+        """Per source, what `steps` steps draw, and what this rank has read so far."""
+        samples = steps * self.batch_size
+        draws = {}
+        for name, count in zip(self.names, self._schedule.drawn(samples).tolist(), strict=True):
+            draws[name] = StreamDraws(
+                drawn=count,
+                share=count / samples if samples else 0.0,
+                tars=len(self.tars[name]),
+                read=self.counts[name].to_plain(),
+            )
+        return draws
+
+    def identity(self) -> dict[str, Any]:
+        """What is known to decide the samples; the tars may hold others the next time."""
+        streams = {}
+        for name in self.names:
+            streams[name] = {**disk.to_plain(self.streams[name]), "tars": list(self.tars[name])}
+        return {"streams": streams, "batch_size": self.batch_size, "seed": self.seed}
+
+    def fingerprint(self) -> str:
+        """Hash of the identity."""
+        return content_hash(self.identity())
+
+
+def open_streams(blend: Blend, config: TrainConfig, seed: int, world: int) -> StreamOrder:
+    """The order of a run on streams. ValueError for a local tar that is not there, one that is
+    named twice, fewer tars than ranks, and another tokenizer than CLIP's."""
+    if config.tokenizer != TOKENIZER:
+        raise ValueError(
+            f"streams are tokenised with {TOKENIZER}, and the run's tokenizer is "
+            f"{config.tokenizer}; leave tokenizer out, or adopt the tars into a pool"
+        )
+    tars = {}
+    for name in sorted(blend.streams):
+        tars[name] = expand(name, blend.streams[name].tars)
+        check_tars(name, tars[name], world)
+    return StreamOrder(blend.streams, tars, config.batch_size, seed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamSample:
+    """A sample of a source, with the tokens of its caption."""
+
+    source: str
+    sample: TarSample
+    token_ids: NDArray[np.uint16]
+
+    @property
+    def tar(self) -> str:
+        """Its tar."""
+        return self.sample.tar
+
+    @property
+    def shard(self) -> str:
+        """Its tar."""
+        return self.sample.tar
+
+    @property
+    def key(self) -> str:
+        """Its key in the tar."""
+        return self.sample.key
+
+    @property
+    def name(self) -> str:
+        """STREAM:TAR#KEY."""
+        return f"{self.source}:{self.tar}#{self.key}"
+
+    def tokens(self) -> NDArray[np.uint16]:
+        """(length,) those of its caption."""
+        return self.token_ids
+
+    def read(self) -> bytes:
+        """Its image."""
+        return self.sample.image
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TarStep:
+    """The samples of a step, and those before them of each source."""
+
+    step: int
+    samples: Sequence[StreamSample]
+    spare: Mapping[str, Sequence[StreamSample]]
+
+    def sample(self, r: int, attempt: int) -> StreamSample:
+        """Row `r`, or in its place one of the samples that its source gave before."""
+        sample = self.samples[r]
+        if not attempt:
+            return sample
+        spare = self.spare[sample.source]
+        return spare[(r + attempt) % len(spare)]
+
+
+class TarSteps:
+    """The steps of a run, one after another: what the readers of this rank give in turns."""
+
+    def __init__(
+        self,
+        order: StreamOrder,
+        positions: range,
+        steps: range,
+        rank: int,
+        world: int,
+        threads: int,
+        times: StageTimes,
+    ) -> None:
+        """positions: of this rank in every batch. threads: of this rank that decode."""
+        self._order, self._positions, self._steps = order, positions, iter(steps)
+        self._coder = CaptionTokenizer()
+        self._readers: list[TarReader] = []
+        self._turns: dict[str, Iterator[TarReader]] = {}
+        self._before: dict[str, list[StreamSample]] = {}
+        for name in order.names:
+            tars, stream = order.tars[name], order.streams[name]
+            number = readers_of_rank(len(tars), world, threads)
+            readers = []
+            for k in range(number):
+                share = Share(
+                    name=name,
+                    stream=stream,
+                    tars=tars,
+                    reader=rank * number + k,
+                    readers=world * number,
+                    seed=order.seed,
+                )
+                readers.append(TarReader(share, order.counts[name], times))
+            self._readers += readers
+            self._turns[name] = itertools.cycle(readers)
+
+    def take(self) -> TarStep:
+        """The next step."""
+        step = next(self._steps)
+        samples: list[StreamSample] = []
+        of_source: dict[str, list[StreamSample]] = {}
+        for name in self._order.sources(step, self._positions):
+            sample = next(self._turns[name]).take()
+            tokens = np.array(self._coder.encode(sample.caption), np.uint16)
+            samples.append(StreamSample(source=name, sample=sample, token_ids=tokens))
+            of_source.setdefault(name, []).append(samples[-1])
+        # A batch should not have a sample twice; only the first one has none before it.
+        spare = {**of_source, **self._before}
+        for name, own in of_source.items():
+            self._before[name] = (self._before.get(name, []) + own)[-max(SPARE, len(own)) :]
+        return TarStep(step=step, samples=samples, spare=spare)
+
+    def finish(self, step: int) -> None:
+        """Nothing is held for a step alone."""
+
+    def close(self) -> None:
+        """End the threads, and the commands that they read from."""
+        for reader in self._readers:
+            reader.close()
+
+
+def expand(name: str, patterns: Sequence[str]) -> list[str]:
+    """The tars that patterns like web-{00000..00099}.tar stand for. ValueError for one that is
+    named twice, and for - (standard input)."""
+    tars: list[str] = []
+    for pattern in patterns:
+        tars += disk.expand_braces(pattern)
+    for tar in tars:
+        if tar in ("-", COMMAND):
+            raise ValueError(
+                f"stream {name!r} names {tar!r}; standard input cannot be opened by each rank and "
+                "for each pass: write pipe:COMMAND"
+            )
+    twice = [tar for tar, count in Counter(tars).items() if count > 1]
+    if twice:
+        raise ValueError(f"stream {name!r} names {twice[0]} twice; its weight is `weight`")
+    return tars
+
+
+def check_tars(name: str, tars: Sequence[str], world: int) -> None:
+    """ValueError for a local tar that is not there, and for fewer tars than ranks."""
+    for tar in tars:
+        if not tar.startswith((COMMAND, *WEB)) and not disk.is_url(tar) and not disk.exists(tar):
+            raise ValueError(f"stream {name!r}: there is no tar at {tar}")
+    if len(tars) < world:
+        raise ValueError(
+            f"stream {name!r} has {len(tars)} tars for {world} ranks, and a tar is read by one "
+            f"rank at a time; start at most {len(tars)} ranks, or write it as more tars"
+        )

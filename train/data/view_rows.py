@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
+import functools
 import hashlib
 import logging
 import os
@@ -23,11 +23,11 @@ from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.disk import to_plain
 from manifests.layout import NOT_STORED, PoolLayout, shard_folder, shard_name, uids_checksum
-from manifests.records import ScoreSetDocument, ViewCopyDocument, ViewDocument, read_document
+from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from manifests.schema import Balance
 from train.mixture.order import Chances, candidates_for, expected_unique
 from train.rng import Ints
-from train.store import ByteRanges, Mode, RangeClient, ReadCost, ShardCache, coalesce
+from train.store import ByteRanges, RangeClient, ShardCache, coalesce
 
 # --------------------------------------------------------------------------------------------------
 # Reads that may fail for a moment: repeated with back-off, then reported as a failure of the run.
@@ -330,59 +330,6 @@ def choose_again(pool: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# The tars of a view's own, where `clipmill filter materialise POOL VIEW` has written some.
-
-
-class ViewCopy:
-    """Tars with the kept samples of a view, one for each of its shards."""
-
-    def __init__(self, pool: str, view: str) -> None:
-        self._layout, self._pool, self._view = PoolLayout(pool), pool, view
-
-    def tar(self, shard: int | str) -> str:
-        """The path or URL of the tar of a shard."""
-        return self._layout.view_copy_tar(self._view, shard)
-
-    def offsets(
-        self, shard: int | str, keys: pa.ChunkedArray
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """((rows,) offset, (rows,) length) of the images of the kept rows `keys` in that tar.
-
-        ValueError where it has other rows.
-        """
-        path = self._layout.view_copy_sidecar(self._view, shard)
-        try:
-            table = load_columns(path, ["key", "image_offset", "image_length"])
-        except FileNotFoundError:
-            raise ValueError(f"{path} is missing; {self._write_again()}") from None
-        if not table["key"].equals(keys) or table["image_offset"].null_count:
-            raise ValueError(f"{path} has other rows than the view keeps; {self._write_again()}")
-        return table["image_offset"].to_numpy(), table["image_length"].to_numpy()
-
-    def _write_again(self) -> str:
-        path = self._layout.view_copy_json(self._view)
-        return f"remove {path}, or run clipmill filter materialise {self._pool} {self._view}"
-
-
-def open_copy(pool: str, document: ViewDocument) -> ViewCopy | None:
-    """The tars of a view's own; None where there are none, or they are of an earlier view."""
-    path = PoolLayout(pool).view_copy_json(document.name)
-    if not read_with_retries(lambda: disk.exists(path), path):
-        return None
-    if load_document(path, ViewCopyDocument).view_hash != disk.content_hash(document):
-        logger.warning(
-            "the tars in %s are of an earlier view %s and are not read; run "
-            "clipmill filter materialise %s %s",
-            PoolLayout(pool).view_copies,
-            document.name,
-            pool,
-            document.name,
-        )
-        return None
-    return ViewCopy(pool, document.name)
-
-
-# --------------------------------------------------------------------------------------------------
 # A view of a pool as a trainer reads it: kept rows, their tokens, and the bytes of their images.
 #
 # Opening a view reads JSON only. The columns of a shard are read when its first row is asked for
@@ -404,13 +351,13 @@ OPEN_TARS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardParts:
-    """The parts in which a remote tar is cached on disk."""
+    """The parts of a remote tar that a cache on disk has."""
 
     ranges: ByteRanges  # `of_row`: by kept row
-    names: tuple[str, ...]  # of the parts: the same for the same bytes of the same tar
+    names: tuple[str, ...]  # of the parts: the same for the same rows of the same tar
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ShardRows:
     """The kept rows of one shard, in tar order."""
 
@@ -424,7 +371,6 @@ class ShardRows:
     keys: pa.StringArray
     # Further text columns: tokens and ends, as above.
     texts: Mapping[str, tuple[NDArray[np.uint16], NDArray[np.int64]]] = field(default_factory=dict)
-    parts: ShardParts | None = None
 
     def tokens_of(self, row: int, column: str | None = None) -> NDArray[np.uint16]:
         """(length,) start-of-text … end-of-text. Empty where the row has none.
@@ -433,6 +379,18 @@ class ShardRows:
         """
         tokens, ends = self.texts.get(column or "", (self.tokens, self.ends))
         return tokens[ends[row] : ends[row + 1]]
+
+    @functools.cached_property
+    def parts(self) -> ShardParts:
+        """How the tar is cut for a cache on disk: near rows are in one part."""
+        of_tar = hashlib.sha256(self.tar.encode() + self.offset.tobytes() + self.length.tobytes())
+        ranges = coalesce(self.offset, self.length)
+        names = []
+        for start, size in zip(ranges.start.tolist(), ranges.length.tolist(), strict=True):
+            of_part = of_tar.copy()
+            of_part.update(f"{start}+{size}".encode())
+            names.append(of_part.hexdigest()[:32])
+        return ShardParts(ranges=ranges, names=tuple(names))
 
     def used_tokens(self) -> NDArray[np.uint16]:
         """Every token of the rows, once."""
@@ -461,7 +419,58 @@ class _Tar:
             os.close(self.handle)
 
 
-class ViewRows:
+class RowReader:
+    """Rows by shard and row: their columns, and the bytes of their images.
+
+    `shard(number)` gives the ShardRows of a shard; those used last stay in memory.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        view: str,
+        token_set: str,
+        cached_shards: int,
+        read_shard: Callable[[int], ShardRows],
+    ) -> None:
+        """token_set: which tokens the rows have. read_shard: reads the columns of a shard."""
+        self.pool, self.view, self.token_set = pool, view, token_set
+        self.shard = ShardCache(cached_shards, read_shard)
+        self._ranges = RangeClient()
+        self._open_tar = ShardCache(OPEN_TARS, _Tar)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether its pool lies in a store. Adopted tars may, whatever this says."""
+        return disk.is_url(self.pool)
+
+    def read_image(self, shard: int, row: int) -> bytes:
+        """The stored bytes of the image of kept row `row`.
+
+        ValueError where the tar ends before them: a damaged sample. ReadFailed where the store
+        does not answer, OSError where the tar cannot be read at all.
+        """
+        rows = self.shard(shard)
+        data = self.read_range(rows, int(rows.offset[row]), int(rows.length[row]), row)
+        return rows.whole_image(row, data)
+
+    def read_range(self, rows: ShardRows, start: int, length: int, row: int) -> bytes:
+        """Bytes of a shard's tar, fewer at its end; errors name kept row `row`, whose image is
+        among them.
+        """
+        name = f"image {rows.keys[row]} in {rows.tar}"
+        return read_with_retries(lambda: self._read(rows.tar, start, length), name)
+
+    def _read(self, tar: str, offset: int, length: int) -> bytes:
+        if disk.is_url(tar):
+            data = self._ranges.read(tar, offset, length)
+            return disk.read_bytes(tar, offset, length) if data is None else data
+        # The reference keeps the handle open while it is read.
+        open_tar = self._open_tar(tar)
+        return os.pread(open_tar.handle, length, offset)
+
+
+class ViewRows(RowReader):
     """An open view, made by `open_view`.
 
     shards: (shards,) their numbers in the pool, ascending. shard_rows: (shards,) kept rows. A shard
@@ -471,124 +480,38 @@ class ViewRows:
     def __init__(
         self, masks: ViewMasks, token_set: str, cached_shards: int, texts: Sequence[str] = ()
     ) -> None:
-        self.pool, self.view = masks.pool, masks.document.name
-        self.shards, self.shard_rows = masks.shards, masks.kept
-        self.token_set = token_set
-        # How remote tars are cut into parts for a cache on disk; None: they are not.
-        self.part_mode: Mode | None = None
-        self.copy = open_copy(self.pool, masks.document)
-        self.masks = masks
+        name = masks.document.name
+        super().__init__(masks.pool, name, token_set, cached_shards, self._read_shard)
+        self.masks, self.shards, self.shard_rows = masks, masks.shards, masks.kept
         self._tokens = AlignedFiles.of_scores(self.pool, token_set)
         # An instance of the filter `tokens` under another name names its column so too.
         self._token_column = token_set.partition("@")[0]
         self._texts = [name for name in texts if name != CAPTION]
         self._tokenizer = CaptionTokenizer() if self._texts else None
-        self._cached_shards = cached_shards
-        self.shard = ShardCache(cached_shards, self._read_shard)
-        self._ranges = RangeClient()
-        self._open_tar = ShardCache(OPEN_TARS, lambda number: _Tar(self._tar(number)))
 
-    @property
-    def is_remote(self) -> bool:
-        """Whether its pool lies in a store. Adopted tars may, whatever this says."""
-        return disk.is_url(self.pool)
-
-    def forget_shards(self) -> None:
-        """Read the columns of all shards again when they are asked for."""
-        self.shard = ShardCache(self._cached_shards, self._read_shard)
-
-    def use_copy(self, wanted: bool) -> None:
-        """Read tars of the view's own, where there are some, or the pool's."""
-        if not wanted:
-            self.copy = None
-
-    def _tar(self, number: int) -> str:
-        if self.copy is not None and self.shard_rows[number]:
-            return self.copy.tar(int(self.shards[number]))
-        return self.masks.files.tar(int(self.shards[number]))
-
-    def read_image(self, shard: int, row: int) -> bytes:
-        """The stored bytes of the image of kept row `row`.
-
-        ValueError where the tar ends before them: a damaged sample. ReadFailed where the store
-        does not answer, OSError where the tar cannot be read at all.
-        """
-        rows = self.shard(shard)
-        offset, length = int(rows.offset[row]), int(rows.length[row])
-        return rows.whole_image(row, self.read_range(rows, shard, offset, length, row))
-
-    def read_range(self, rows: ShardRows, shard: int, start: int, length: int, row: int) -> bytes:
-        """Bytes of a shard's tar, fewer at its end; errors name kept row `row`, whose image is
-        among them.
-        """
-        name = f"image {rows.keys[row]} in {rows.tar}"
-        return read_with_retries(lambda: self._read(shard, rows.tar, start, length), name)
-
-    def _read(self, shard: int, tar: str, offset: int, length: int) -> bytes:
-        if disk.is_url(tar):
-            data = self._ranges.read(tar, offset, length)
-            return disk.read_bytes(tar, offset, length) if data is None else data
-        # The reference keeps the handle open while it is read.
-        open_tar = self._open_tar(shard)
-        return os.pread(open_tar.handle, length, offset)
-
-    def costs(self, number: int) -> dict[Mode, ReadCost]:
-        """What a shard costs in each mode that reads the pool's own tars."""
-        stored, kept, _ = self._offsets(number)
-        return {
-            "mask": ReadCost.of(coalesce(*stored, max_gap=None)),
-            "ranged": ReadCost.of(coalesce(stored[0][kept], stored[1][kept])),
-        }
-
-    def _offsets(self, number: int) -> tuple[tuple[Ints, Ints], Ints, pa.Table]:
-        """((offset, length) of the stored images of a shard, which of them are kept, the columns of
-        the kept rows)."""
+    def _read_shard(self, number: int) -> ShardRows:
         shard = shard_name(int(self.shards[number]))
         columns = ["key", "uid", "image_offset", "image_length"]
         sidecar = load_columns(self.masks.files.sidecar(shard), columns)
-        kept = self.masks.read(number, len(sidecar))["kept"]
-        stored = pc.is_valid(sidecar["image_offset"])
-        if pc.any(pc.and_(kept, pc.invert(stored))).as_py():
+        mask = self.masks.read(number, len(sidecar))["kept"]
+        kept = sidecar.filter(mask)
+        if kept["image_offset"].null_count:
             raise ValueError(
                 f"view {self.view!r} keeps rows of shard {shard} that are not stored; "
                 f"{choose_again(self.pool)}"
             )
-        images = sidecar.filter(stored)
-        spans = images["image_offset"].to_numpy(), images["image_length"].to_numpy()
-        kept_images = np.flatnonzero(kept.filter(stored).to_numpy())
-        return spans, kept_images, sidecar.append_column("kept", kept)
-
-    def _read_shard(self, number: int) -> ShardRows:
-        shard = shard_name(int(self.shards[number]))
-        (stored_offset, stored_length), kept_images, sidecar = self._offsets(number)
-        kept = sidecar["kept"]
-        tokens = self._read_tokens(shard, sidecar["uid"]).filter(kept).combine_chunks()
+        tokens = self._read_tokens(shard, sidecar["uid"]).filter(mask).combine_chunks()
         lengths = pc.fill_null(pc.list_value_length(tokens), 0).to_numpy(zero_copy_only=False)
-        kept_keys = sidecar["key"].filter(kept)
-        keys = kept_keys.combine_chunks()
-        rows = ShardRows(
+        return ShardRows(
             name=shard,
-            tar=self._tar(number),
-            offset=stored_offset[kept_images],
-            length=stored_length[kept_images],
+            tar=self.masks.files.tar(int(shard)),
+            offset=kept["image_offset"].to_numpy(),
+            length=kept["image_length"].to_numpy(),
             tokens=tokens.flatten().to_numpy(zero_copy_only=False).astype(np.uint16, copy=False),
             ends=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
-            keys=keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks),
+            keys=one_array(kept["key"]),
             texts=self._read_texts(number),
         )
-        if self.copy is not None and self.shard_rows[number]:
-            stored_offset, stored_length = self.copy.offsets(shard, kept_keys)
-            kept_images = np.arange(len(stored_offset))
-            rows = dataclasses.replace(rows, offset=stored_offset, length=stored_length)
-        if self.part_mode is None or not disk.is_url(rows.tar):
-            return rows
-        if self.part_mode == "ranged":
-            ranges = coalesce(rows.offset, rows.length)
-        else:
-            ranges = coalesce(stored_offset, stored_length, max_gap=None)
-            ranges = dataclasses.replace(ranges, of_row=ranges.of_row[kept_images])
-        parts = _named_parts(rows.tar, ranges, stored_offset, stored_length)
-        return dataclasses.replace(rows, parts=parts)
 
     def _read_texts(self, number: int) -> dict[str, tuple[NDArray[np.uint16], NDArray[np.int64]]]:
         """Tokens of the further text columns of a shard."""
@@ -615,15 +538,10 @@ class ViewRows:
         return table[self._token_column]
 
 
-def _named_parts(tar: str, ranges: ByteRanges, offset: Ints, length: Ints) -> ShardParts:
-    """offset, length: of all stored images. A tar with other contents has other ones."""
-    of_tar = hashlib.sha256(tar.encode() + offset.tobytes() + length.tobytes())
-    names = []
-    for start, size in zip(ranges.start.tolist(), ranges.length.tolist(), strict=True):
-        of_part = of_tar.copy()
-        of_part.update(f"{start}+{size}".encode())
-        names.append(of_part.hexdigest()[:32])
-    return ShardParts(ranges=ranges, names=tuple(names))
+def one_array(column: pa.ChunkedArray) -> pa.Array:
+    """A column in one piece."""
+    array = column.combine_chunks()
+    return array if isinstance(array, pa.Array) else pa.concat_arrays(array.chunks)
 
 
 def open_view(
@@ -720,7 +638,7 @@ class ViewNumbers:
         self._pools = list(dict.fromkeys(view.pool for view in views))
         self._by_position = column == UID and len(self._pools) == 1
         self.sources = self._colliding()
-        self._caches: list[ShardCache[Ints]] = []
+        self._caches: list[ShardCache[int, Ints]] = []
         for s in range(len(self._views)):
             self._caches.append(ShardCache(cached, self._reader(s)))
 
@@ -747,9 +665,7 @@ class ViewNumbers:
         first = (self._pools.index(view.pool) << POOL_SHIFT) + (shard << SHARD_SHIFT)
         if self._by_position:
             return first + view.masks.kept_rows(number)
-        values = view.masks.kept_columns(number, [self.column])[self.column].combine_chunks()
-        if isinstance(values, pa.ChunkedArray):
-            values = pa.concat_arrays(values.chunks)
+        values = one_array(view.masks.kept_columns(number, [self.column])[self.column])
         numbers = _hashes(values)
         missing = np.asarray(pc.is_null(values))
         numbers[missing] = NO_VALUE | (first + np.flatnonzero(missing))
@@ -806,7 +722,7 @@ class ViewChances:
         cached: int,
     ) -> None:
         self._rules = dict(rules)
-        self._caches: dict[int, ShardCache[Chances]] = {}
+        self._caches: dict[int, ShardCache[int, Chances]] = {}
         self._samples: dict[int, Chances] = {}
         self.candidates: dict[int, int] = {}
         for s, (view, name) in enumerate(zip(views, names, strict=True)):

@@ -32,7 +32,7 @@ from manifests.records import (
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
-from train.data.loader import Batch
+from train.data.loader import Batch, Loader
 from train.data.tar_streams import sum_counts
 from train.formats import model_files, open_clip_files
 from train.identity import check_same_run, run_identity
@@ -54,7 +54,7 @@ from train.step.update import (
     precision_context,
 )
 from train.trainer.logbook import Logbook, kept_lines, peak_memory, progress_text
-from train.trainer.mix import RunLoader, open_loader, plan_lines
+from train.trainer.mix import plan_lines
 from train.transforms import normalise
 
 # --------------------------------------------------------------------------------------------------
@@ -196,7 +196,7 @@ class TrainState:
     config: TrainConfig
     out: str
     ranks: Ranks
-    loader: RunLoader
+    loader: Loader
     model: CLIP
     wrapped: nn.Module  # what forward is called on: DDP's module, or the model
     # Tokens that the blend contains; None where they were not looked for
@@ -214,7 +214,7 @@ class TrainState:
 
 
 def prepare(
-    config: TrainConfig, out: str, ranks: Ranks, loader: RunLoader, identity: dict[str, Any]
+    config: TrainConfig, out: str, ranks: Ranks, loader: Loader, identity: dict[str, Any]
 ) -> TrainState:
     """Build model and optimizer, from the newest checkpoint of RUN or from `init`. A collective.
 
@@ -295,11 +295,11 @@ def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
     return plain and small and ranks.mesh is None and config.init is None
 
 
-def tokens_of_blend(loader: RunLoader) -> Tensor | None:
+def tokens_of_blend(loader: Loader) -> Tensor | None:
     """Every token of a small blend's kept rows and 0, the padding (int64, rising); None for a large
     blend, and where the rows are not known yet.
     """
-    if loader.is_live or not loader.is_resumable:
+    if not loader.views:
         return None
     if sum(int(view.shard_rows.sum()) for view in loader.views) > TABLE_ROWS:
         return None
@@ -669,7 +669,7 @@ def _prepare_and_train(
     state: TrainState | None = None
     try:
         ranks = process_group.build_mesh(ranks, config)
-        loader = open_loader(
+        loader = Loader(
             blend,
             config,
             model_config(config),

@@ -11,32 +11,8 @@ from manifests import disk, reader
 from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Blend, TarStream
-from train.config import TrainConfig
-from train.data.damage import StageTimes
-from train.data.loader import Loader
-from train.data.stream_loader import StreamLoader
 from train.data.tar_streams import COMMAND, StreamDraws
 from train.mixture.order import Repeats
-from train.model.architecture import ModelConfig
-
-RunLoader = Loader | StreamLoader
-
-
-def open_loader(
-    blend: Blend,
-    config: TrainConfig,
-    model: ModelConfig,
-    rank: int = 0,
-    world: int = 1,
-    *,
-    out: str | None = None,
-    decides: bool = True,
-    times: StageTimes | None = None,
-) -> RunLoader:
-    """The batches of a blend: of its views, or of its streams. See `Loader` for the arguments."""
-    if blend.streams:
-        return StreamLoader(blend, config, model, rank, world, times=times)
-    return Loader(blend, config, model, rank, world, out=out, decides=decides, times=times)
 
 
 def read_blend(path: str) -> Blend:

@@ -1,4 +1,4 @@
-"""The benchmarks of reading: the late store, a point of the grid, the first batch."""
+"""The benchmarks of reading: the late store, the first batch."""
 
 from __future__ import annotations
 
@@ -7,22 +7,36 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reading import first_batch, read_modes
+from benchmarks.reading import first_batch, loader
 from manifests import disk
-from tests.support import slow_store
 
 
-def test_a_point_of_the_grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_modes, "ROWS", 300)
-    slow_store.register()
-    tar = tmp_path / "00000.tar"
-    with tar.open("wb") as f:
-        f.truncate(300 * 40_000)
-    point = read_modes.measure_point(f"slow://{tar}", 0.01, 5.0, 100.0)
-    assert point["chosen"] == "ranged"
-    assert point["right"]
-    assert set(point["seconds"]) == set(point["predicted"]) == {"mask", "ranged", "materialised"}
-    assert read_modes.measure_point(f"slow://{tar}", 1.0, 5.0, 800.0)["chosen"] == "mask"
-    slow_store.SlowStore.reset()
+def test_the_late_store_is_an_s3_store_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("s3fs")
+    folder = tmp_path / "pools" / "a b"
+    (folder / "inner").mkdir(parents=True)
+    (folder / "x&y.bin").write_bytes(bytes(range(200)))
+    (folder / "inner" / "z").write_bytes(b"")
+    with loader.late_store(tmp_path) as variables:
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        url = "s3://pools/a b/x&y.bin"
+        assert disk.read_bytes(url) == bytes(range(200))
+        started = time.perf_counter()
+        assert disk.read_bytes(url, 10, 5) == bytes(range(10, 15))
+        assert time.perf_counter() - started >= loader.WAIT_MS / 1e3
+        assert disk.read_bytes(url, 190, 50) == bytes(range(190, 200))
+        assert disk.list_names("s3://pools/a b") == ["inner", "x&y.bin"]
+        assert disk.exists(url)
+        assert not disk.exists("s3://pools/a b/nothing")
+        with pytest.raises(FileNotFoundError):
+            disk.read_bytes("s3://pools/a b/nothing")
+        with disk.open_file(url) as file:
+            file.seek(100)
+            assert file.read(3) == bytes([100, 101, 102])
+        fsspec.get_filesystem_class("s3").clear_instance_cache()
 
 
 @pytest.mark.slow

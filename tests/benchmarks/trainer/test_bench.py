@@ -59,7 +59,7 @@ def test_streams_are_measured_and_read_by_a_person(
     ("arguments", "message"),
     [
         (["-i", "0"], "error: iterations is 0; it must be at least 1"),
-        (["--read-mode", "materialised"], "error: read_mode is materialised, but view"),
+        (["--read-cache", "s3://b/c"], "error: the cache folder 's3://b/c' is a URL"),
         (["--set", "lr"], "error: --set 'lr' is not KEY=VALUE"),
         (["--treads", "3"], "error: there is no option --treads, and no setting of that name; did"),
         (["--model", "ViT-B-23"], "error: there is no model 'ViT-B-23'; did you mean"),

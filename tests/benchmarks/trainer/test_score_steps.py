@@ -10,8 +10,11 @@ from benchmarks.trainer.steps import StepPlan, measure_scoring, steps_of
 from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
 from train.config import configure, model_config
+from train.data.loader import Loader
 from train.model.clip import CLIP
 from train.trainer.mix import open_loader
+from train.model.memory import training_flops
+from train.parallel.process_group import Ranks
 from train.transforms import normalise
 
 CONFIG = configure({**RUN_SETTINGS, "samples_seen": 8 * steps_of(2, 2, 1)})
@@ -30,7 +33,7 @@ def test_the_scores_are_the_products_of_both_embeddings(
 
     monkeypatch.setattr(steps._Source, "_scores", record)
     measure_scoring(StepPlan(config=CONFIG, blend=blend, iterations=1, warmup=1), str(tmp_path))
-    batch = next(open_loader(blend, CONFIG, model_config(CONFIG)).batches())
+    batch = next(Loader(blend, CONFIG, model_config(CONFIG)).batches())
     model = CLIP(model_config(CONFIG), CONFIG.seed).eval()
     mean, std = model.config.image_mean, model.config.image_std
     image_BE, text_BE, _, _ = model(normalise(batch.image_BHWC, mean, std), batch.tokens_BT)

@@ -14,7 +14,6 @@ from manifests import disk
 from manifests.commits import read_commits
 from pipeline import export
 from pipeline.export import export_view
-from pipeline.views import materialise
 from tests.support import commands
 from tests.support.exported import exported_pool, kept_samples, tar_members, without_scores
 
@@ -98,7 +97,7 @@ def test_a_killed_folder_is_finished(
     pool: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = []
-    copy = materialise.copy_tar_with
+    copy = export.copy_tar_with
 
     def until_third(tar: str, *rest: object) -> object:
         if len(copied) == 2:
@@ -109,7 +108,7 @@ def test_a_killed_folder_is_finished(
     monkeypatch.setattr("pipeline.views.row_tests.THREADS", 1)
     to = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(materialise, "copy_tar_with", until_third)
+        patch.setattr(export, "copy_tar_with", until_third)
         with pytest.raises(KeyboardInterrupt):
             export_view(pool, "wide", str(to))
     assert disk.read_json(to / "export.json")["complete"] is False

@@ -18,7 +18,7 @@ from pipeline.look.survey import (
     sql_name,
     threshold_at,
 )
-from pipeline.views.choose import choose
+from tests.support.chosen import choose
 
 SEVEN = np.float32(0.7)
 GENERATOR = np.random.default_rng(5)

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from manifests.columns import VIEW
 from manifests.records import Threshold
 from manifests.schema import Rule, View
-from pipeline.views.choose import check, choose
+from pipeline.views.choose import check
 from pipeline.views.row_tests import uid_hashes
 from pipeline.views.rules import rules_of, steps_of
+from tests.support.chosen import choose
 
 SCHEMA = pa.schema(
     [

@@ -10,7 +10,8 @@ import pytest
 from manifests.columns import SIDECAR
 from manifests.schema import Rule, View
 from pipeline.views import rules
-from pipeline.views.choose import check, choose
+from pipeline.views.choose import check
+from tests.support.chosen import choose
 
 SCHEMA = pa.schema([*SIDECAR, ("caption_words", pa.int32())])
 CASES = [

@@ -18,7 +18,7 @@ from manifests.layout import PoolLayout, RunLayout
 from manifests.schema import Blend
 from tests.train.data.test_loader import model, settings
 from train.data import live_rows
-from train.data.live_rows import FoundShard, LiveRows, LiveSegments, PoolShards
+from train.data.live_rows import FoundShard, LiveSegments, LiveShards, committed_shards
 from train.data.loader import Loader
 from train.mixture.order import SegmentOrder
 
@@ -58,14 +58,14 @@ class Process:
     """A rank of a run, with its own view of the segments."""
 
     def __init__(self, shards: Growing, folder: str | None, **kind: bool) -> None:
-        rows = LiveRows("pool", "clip", 4)
+        rows = LiveShards("pool")
         sleep = lambda _: shards.grow()  # noqa: E731
         self.segments = LiveSegments(rows, shards, BATCH, folder, sleep=sleep, **kind)
         self.order = SegmentOrder(
             "web/stored",
             self.segments.at,
             lambda: self.segments.segments,
-            rows.shard_rows_found,
+            rows.rows,
             BATCH,
             4,
             2,
@@ -76,7 +76,7 @@ class Process:
     def batch(self, step: int) -> list[tuple[int, int]]:
         """(shard of the pool, row) of each row of a batch."""
         _, shard, row = self.order.batch(step)
-        numbers = [self.rows.run_shards[k].shard for k in shard.tolist()]
+        numbers = [self.rows.found[k].shard for k in shard.tolist()]
         return list(zip(numbers, row.tolist(), strict=True))
 
 
@@ -168,12 +168,12 @@ def test_a_complete_pool_that_is_too_small_is_refused(
     make_pool: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = make_pool(tmp_path / "pool", 2, 2)
-    found, complete = PoolShards(pool)()
+    found, complete = committed_shards(pool)
     assert sorted(found) == [0, 1]
     assert [shard.rows for shard in found.values()] == [2, 2]
     assert len(found[0].sha256) == 64
     assert not complete  # no build has counted it
-    monkeypatch.setattr(PoolShards, "_is_complete", lambda *_: True)
+    monkeypatch.setattr(live_rows, "committed_shards", lambda _: (found, True))
     with pytest.raises(ValueError, match="is complete and has 4 stored rows, fewer than a batch"):
         next(iter(Loader(live(pool), settings(), model())))
     with pytest.raises(ValueError, match="makes tokens of the tokenizer clip, and the run's is"):
@@ -188,6 +188,5 @@ def test_a_complete_pool_that_is_too_small_is_refused(
 def test_settings_that_a_live_run_would_ignore_are_refused(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool")
     blend = Blend(name="b", pools={"p": pool}, views={"p/stored": 1}, live=True)
-    for change in ({"read_cache": str(tmp_path / "c")}, {"read_mode": "mask"}):
-        with pytest.raises(ValueError, match="a live run or its replay reads without it"):
-            Loader(blend, settings(**change), model())
+    with pytest.raises(ValueError, match="a live run or its replay reads without it"):
+        Loader(blend, settings(read_cache=str(tmp_path / "c")), model())

@@ -18,8 +18,7 @@ from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
 from train.data import view_rows
-from train.data.loader import Batch, Loader, copy_tokens
-from train.data.read_ahead import StepReads
+from train.data.loader import Batch, Loader, StepSamples, copy_tokens
 from train.data.view_rows import ReadFailed, read_columns
 from train.model.architecture import ModelConfig
 
@@ -229,9 +228,9 @@ def test_only_so_many_batches_are_under_way(
     planned: list[int] = []
     plan = loader._plan
 
-    def noted(step: int, reads: StepReads) -> Any:
-        planned.append(step)
-        return plan(step, reads)
+    def noted(samples: StepSamples) -> Any:
+        planned.append(samples.step)
+        return plan(samples)
 
     monkeypatch.setattr(loader, "_plan", noted)
     batches = loader.batches()

@@ -17,14 +17,21 @@ from tests.support.slow_store import SlowStore
 from train.config import TrainConfig, model_config
 from train.data import read_ahead, view_rows
 from train.data.loader import Batch, Loader
-from train.data.read_ahead import Closed, ReadAhead
+from train.data.read_ahead import Closed, ReadAhead, RunRows
 from train.data.view_rows import ReadFailed
 from train.mixture.order import Order
 
 Make = Callable[..., str]
 
 
-def loader_of(pool: str, steps: int = 12, threads: int = 2, batch_size: int = 16) -> Loader:
+def loader_of(
+    pool: str,
+    steps: int = 12,
+    threads: int = 2,
+    batch_size: int = 16,
+    view: str = "all",
+    **changes: Any,
+) -> Loader:
     config = TrainConfig(
         model="test",
         samples_seen=steps * batch_size,
@@ -34,8 +41,9 @@ def loader_of(pool: str, steps: int = 12, threads: int = 2, batch_size: int = 16
         threads=threads,
         device="cpu",
         warmup=0,
+        **changes,
     )
-    blend = Blend(name="test", pools={"web": pool}, views={"web/all": 1.0})
+    blend = Blend(name="test", pools={"web": pool}, views={f"web/{view}": 1.0})
     return Loader(blend, config, model_config(config))
 
 
@@ -68,7 +76,7 @@ def test_shards_are_read_at_the_same_time(many_shards: str, store: type[SlowStor
     next(batches)
     assert len({name for _, name, _ in store.reads(".parquet")}) == 16
     assert store.most_at_once >= 16  # one after another it is 1
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
 
 
 def test_a_wait_for_the_store_is_no_wait_for_a_batch(
@@ -84,7 +92,7 @@ def test_a_wait_for_the_store_is_no_wait_for_a_batch(
     for _ in range(8):
         next(batches)
     assert time.perf_counter() - started < 8 * 0.05
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
 
 
 def test_the_bytes_that_wait_are_bounded(
@@ -96,18 +104,12 @@ def test_the_bytes_that_wait_are_bounded(
     batches = loader.batches()
     next(batches)
     time.sleep(0.5)
-    reads = loader_module_reads(batches)
+    reads: ReadAhead = batches.gi_frame.f_locals["steps"]
     assert 2 * size < reads._bytes <= 12 * size
     for _ in range(30):
         next(batches)
         assert reads._bytes <= 12 * size
-    batches.close()  # type: ignore[attr-defined]
-
-
-def loader_module_reads(batches: Any) -> ReadAhead:
-    """The reader of a running generator."""
-    reads: ReadAhead = batches.gi_frame.f_locals["reads"]
-    return reads
+    batches.close()
 
 
 def test_a_step_larger_than_the_bound_is_read_alone(
@@ -165,7 +167,7 @@ def test_closing_wakes_whoever_waits(many_shards: str, store: type[SlowStore]) -
     batches = loader.batches()
     next(batches)
     store.wait_s = 0.3
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     names = ("plan", "decode", "read", "columns")
     assert not [t for t in threading.enumerate() if t.name.startswith(names)]
 
@@ -200,7 +202,8 @@ def test_columns_that_cannot_be_read_are_the_error_of_the_steps_that_need_them(
 def test_a_closed_reader_gives_nothing(many_shards: str) -> None:
     loader = loader_of(many_shards)
     assert isinstance(loader.order, Order)
-    reads = ReadAhead(loader.order, loader.views, range(16), range(4), 100)
+    run = RunRows(order=loader.order, names=loader.names, readers=loader.views, positions=range(16))
+    reads = ReadAhead(run, range(4), 100)
     assert reads.take().step == 0
     reads.close()
     with pytest.raises(Closed):

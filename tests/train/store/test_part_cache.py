@@ -145,8 +145,6 @@ def test_many_threads_and_processes_may_want_one_part(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="'s3://b/cache' is a URL"):
-        PartCache("s3://b/cache", 1)
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"read_cache is .* is a file"):
         PartCache(str(tmp_path / "file"), 1)

@@ -22,7 +22,6 @@ def whole(name: str) -> bytes:
         while part := data.read(700):
             parts.append(part)
         data.finish()
-        data.close()
     return b"".join(parts)
 
 

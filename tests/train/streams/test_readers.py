@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +14,15 @@ from manifests.schema import TarStream
 from tests.support.other_tars import pack
 from train.data import tar_streams
 from train.data.damage import StageTimes
-from train.data.tar_streams import Share, StreamCounts, TarReader
+from train.data.tar_streams import (
+    LISTED,
+    Share,
+    StreamCounts,
+    TarReader,
+    readers_of_rank,
+    sum_counts,
+    tars_of_reader,
+)
 from train.data.view_rows import ReadFailed
 
 ROWS = 6
@@ -49,6 +59,23 @@ def test_two_readers_share_the_tars(tars: list[str]) -> None:
         with reader_of(tars, reader=number, of=2) as (reader, _):
             keys += [reader.take().key for _ in range(2 * ROWS)]
     assert len(set(keys)) == 4 * ROWS
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3, 7])
+def test_each_pass_reads_every_tar_once_whatever_the_number_of_readers(readers: int) -> None:
+    names = [f"{k}.tar" for k in range(7)]
+    read: Counter[tuple[int, str]] = Counter()
+    for reader in range(readers):
+        entries = range(reader, 3 * len(names), readers)  # of three passes
+        read.update(itertools.islice(tars_of_reader(names, reader, readers, 5), len(entries)))
+    assert read == Counter(itertools.product(range(3), names))
+
+
+def test_readers_never_outnumber_tars() -> None:
+    assert readers_of_rank(tars=8, world=8, threads=4) == 1
+    assert readers_of_rank(tars=100, world=8, threads=16) == 4
+    assert readers_of_rank(tars=100, world=1, threads=2) == 2
+    assert readers_of_rank(tars=3, world=1, threads=0) == 1
 
 
 @pytest.mark.parametrize("dead", ["pipe:exit 7", "pipe:head -c 1500 {}", "pipe:cat {}; exit 7"])
@@ -90,3 +117,15 @@ def test_a_silent_pipe_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         reader.take()
     assert time.monotonic() - began < 60
+
+
+def test_the_counts_of_ranks_are_added_up_and_few_tars_are_named() -> None:
+    one, other = StreamCounts(), StreamCounts()
+    for number in range(2 * LISTED):
+        one.end_tar(f"{number}.tar", "cut off")
+    other.end_tar("a.tar")
+    for counts in (one, other, other):
+        counts.skip("no image")
+    total = sum_counts([one.to_plain(), other.to_plain()])
+    assert len(total.pop("broken_tars")) == LISTED
+    assert total == {"tars_read": 2 * LISTED + 1, "skipped": {"no image": 3}, "broken": 2 * LISTED}
