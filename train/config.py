@@ -370,18 +370,6 @@ def trained_groups(config: TrainConfig) -> tuple[int | None, int | None]:
     return image, config.lock_text_unlocked_layers if config.lock_text else None
 
 
-def refuse_reading(config: TrainConfig, reader: str) -> None:
-    """ValueError for a setting of `Reading` that a reader of another kind would ignore."""
-    defaults = TrainConfig()
-    for name in ("read_cache", "read_cache_gb"):
-        value = getattr(config, name)
-        if value != getattr(defaults, name):
-            raise ValueError(
-                f"{name} is {value}, which is for views of finished pools, and {reader} reads "
-                f"without it; leave {name} out"
-            )
-
-
 def check_world(config: TrainConfig, world: int) -> None:
     """ValueError where `world` data-parallel ranks cannot share a batch evenly."""
     batch = config.batch_size

@@ -168,23 +168,21 @@ class RangeClient:
     def _get(self, address: _Address, start: int, length: int) -> tuple[int, bytes | None]:
         """(status, bytes). A connection that the server has closed meanwhile is opened again."""
         connections = self._connections()
+        if address.server not in connections:
+            connections[address.server] = self._connect(address.server)
+        connection = connections[address.server]
         headers = {"Range": f"bytes={start}-{start + length - 1}"}
         for _ in range(2):
-            connection = connections.get(address.server)
-            is_reused = connection is not None
-            if connection is None:
-                connection = connections[address.server] = self._connect(address.server)
+            is_reused = connection.sock is not None
             try:
                 connection.request("GET", address.target, headers=headers)
                 response = connection.getresponse()
                 data = _body(response, start, length)
                 if data is None:
                     connection.close()  # what is left of the answer is not read
-                    del connections[address.server]
                 return response.status, data
             except (OSError, http.client.HTTPException) as error:
-                connection.close()
-                del connections[address.server]
+                connection.close()  # the next request opens it again
                 if isinstance(error, ssl.SSLCertVerificationError):
                     raise
                 if not is_reused or isinstance(error, TimeoutError):
@@ -331,40 +329,32 @@ class PartCache:
         self.limit = limit
         self.is_on = True
         self._lock = threading.Lock()
-        self._open: OrderedDict[str, Part] = OrderedDict()
+        self._parts = ShardCache(OPEN_PARTS, self._open)
         self._verified: dict[str, int] = {}  # inode of the file whose checksum was compared
         self._written = 0  # since the last scan
         self.remove_old()  # the limit may have been higher
 
     def has(self, name: str) -> bool:
         """Whether a part is there; it may be damaged."""
-        with self._lock:
-            if name in self._open:
-                return True
         return self._path(name).exists()
 
     def open(self, name: str) -> Part | None:
         """A part, or None where it is not there or is damaged."""
-        with self._lock:
-            if name in self._open:
-                self._open.move_to_end(name)
-                return self._open[name]
-        path = self._path(name)
         try:
-            part = Part(path, self._verified.get(name))
-            os.utime(path)  # the time of its last use
+            return self._parts(name)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
+            path = self._path(name)
             logger.warning("%s is damaged and is fetched again: %s", path, error)
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
             return None
-        with self._lock:
-            self._open[name] = part
-            self._verified[name] = part.file
-            while len(self._open) > OPEN_PARTS:
-                self._open.popitem(last=False)
+
+    def _open(self, name: str) -> Part:
+        part = Part(self._path(name), self._verified.get(name))
+        os.utime(self._path(name))  # the time of its last use
+        self._verified[name] = part.file
         return part
 
     def fetch(self, name: str, read: Callable[[], bytes]) -> Part | None:

@@ -1,4 +1,4 @@
-"""Counts of samples that could not be used, and the limit that ends a run.
+"""A sample, counts of those that could not be used, and the limit that ends a run.
 
 The counts are serialisable: those of several ranks, and those before a resume, are added up.
 """
@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from manifests import disk
 
 FREE, SHARE = 10, 0.001  # more damaged samples than both of these end the run
@@ -25,6 +28,23 @@ def too_many_damaged(count: int, drawn: int) -> bool:
     The counts are those of the whole run, so the answer does not depend on the number of ranks.
     """
     return count > max(FREE, SHARE * drawn)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """An image and its caption, of a row of a pool or of a tar that is streamed.
+
+    read: gives the image. ValueError for damage, ReadFailed or OSError where it cannot be read.
+    """
+
+    source: str  # of the blend
+    shard: str  # its name, or the tar of a stream
+    tar: str
+    key: str
+    name: str  # as in `Batch.keys`
+    tokens: NDArray[np.uint16]  # (length,) start-of-text … end-of-text; none where there are none
+    read: Callable[[], bytes]
+    of_column: str = ""  # " of COLUMN", where the source has several text columns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

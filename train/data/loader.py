@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from manifests.schema import Blend
-from train.config import TrainConfig, check_world, refuse_reading
-from train.data.damage import DamagedSample, StageTimes
+from train.config import TrainConfig, check_world
+from train.data.damage import DamagedSample, Sample, StageTimes
 from train.data.live_rows import open_live
 from train.data.read_ahead import GROUP_STEPS, ReadAhead, RunRows, cache_fits
 from train.data.tar_streams import StreamOrder, TarSteps, open_streams
@@ -50,36 +50,6 @@ LIVE_STEPS = 4  # that a live run reads together: what is read ahead cannot draw
 SPLIT = 4  # pieces of a batch per thread: evens out slow images
 PIXELS = ThreadBuffer()  # of the image that a thread decodes
 SUBSTITUTES = 16  # samples that are tried in the place of a damaged one
-
-
-class Sample(Protocol):
-    """An image and its caption, of a row of a pool or of a tar that is streamed."""
-
-    @property
-    def source(self) -> str:
-        """Its source in the blend."""
-
-    @property
-    def shard(self) -> str:
-        """The shard that has it, or the tar."""
-
-    @property
-    def tar(self) -> str:
-        """The path or URL of its tar."""
-
-    @property
-    def key(self) -> str:
-        """Its key there."""
-
-    @property
-    def name(self) -> str:
-        """What `Batch.keys` says of it."""
-
-    def tokens(self) -> NDArray[np.uint16]:
-        """(length,) start-of-text … end-of-text. ValueError where it has none."""
-
-    def read(self) -> bytes:
-        """Its image. ValueError for damage, ReadFailed or OSError where it cannot be read."""
 
 
 class StepSamples(Protocol):
@@ -185,9 +155,14 @@ class Loader:
         self.token_sets: dict[str, str] = {}
         self._pools = blend.pools
         self._open_steps: Callable[[range], Steps]
+        is_live = blend.live or blend.segments is not None
+        if config.read_cache is not None and (is_live or blend.streams):
+            raise ValueError(
+                f"read_cache is {config.read_cache}, which is for views of finished pools, and a "
+                "live run, its replay and a run on streams read without it; leave read_cache out"
+            )
         seed = (blend.seed << 32) + _order_seed(config)
         if blend.streams:
-            refuse_reading(config, "a run on streams")
             streams = self.order = open_streams(blend, config, seed, world)
             timed = times or StageTimes()
             self._open_steps = lambda steps: TarSteps(
@@ -198,9 +173,7 @@ class Loader:
         cached = 2 * config.lanes * config.window
         readers: Sequence[RowReader]
         order: RunOrder
-        is_live = blend.live or blend.segments is not None
         if is_live:
-            refuse_reading(config, "a live run or its replay")
             reader, order = open_live(blend, config, cached, seed, out, decides)
             readers = (reader,)
         else:
@@ -328,20 +301,21 @@ class Loader:
         images, length_B = planned.image.numpy(), planned.length.numpy()
         tokens_BT = planned.tokens.numpy()
         for r in rows:
-            sample, pixels, tokens = self._usable_sample(planned.samples, r, damaged)
+            sample, pixels = self._usable_sample(planned.samples, r, damaged)
             self._crop_into(images[r], pixels, planned.numbers[r])
-            length_B[r] = self._copy_tokens(tokens, tokens_BT[r])
+            length_B[r] = self._copy_tokens(sample.tokens, tokens_BT[r])
             planned.keys[r] = sample.name
         return damaged
 
     def _usable_sample(
         self, samples: StepSamples, r: int, damaged: list[DamagedSample]
-    ) -> tuple[Sample, NDArray[np.uint8], NDArray[np.uint16]]:
-        """Row `r` with its pixels and tokens, or its first substitute that can be used."""
+    ) -> tuple[Sample, NDArray[np.uint8]]:
+        """Row `r` with its pixels, or its first substitute that can be used."""
         for attempt in range(SUBSTITUTES):
             sample = samples.sample(r, attempt)
             try:
-                tokens = sample.tokens()
+                if not len(sample.tokens):
+                    raise ValueError(f"it has no tokens{sample.of_column}")
                 data = self._read_image(sample)
                 pixels = self._decode_image(data, self._min_size, PIXELS)
             except ValueError as error:
@@ -359,7 +333,7 @@ class Loader:
                     f"{sample.tar} cannot be read at step {samples.step}: {error}"
                 ) from error
             else:
-                return sample, pixels, tokens
+                return sample, pixels
         raise ValueError(
             f"{SUBSTITUTES} rows of {sample.source} in a row cannot be used; the last: {bad}"
         )

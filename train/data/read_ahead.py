@@ -17,19 +17,17 @@ background for later steps. So a part is read from its store once on a machine.
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manifests import disk
-from train.data.damage import StageTimes
+from train.data.damage import Sample, StageTimes
 from train.data.view_rows import RowReader, ShardRows, ViewRows
 from train.mixture.order import RunOrder
 from train.rng import Ints
@@ -52,49 +50,6 @@ logger = logging.getLogger(__name__)
 
 class Closed(Exception):
     """The reader of steps was closed while somebody waited for it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowSample:
-    """A row of a pool that a position of a step has."""
-
-    source: str
-    rows: ShardRows
-    row: int
-    column: str | None  # the text column of its caption; None: the stored tokens
-    image: Callable[[], bytes]  # gives its bytes, fewer where the tar ends before them
-
-    @property
-    def shard(self) -> str:
-        """The name of its shard."""
-        return self.rows.name
-
-    @property
-    def tar(self) -> str:
-        """The path or URL of its tar."""
-        return self.rows.tar
-
-    @property
-    def key(self) -> str:
-        """Its key."""
-        return str(self.rows.keys[self.row])
-
-    @property
-    def name(self) -> str:
-        """POOL/VIEW:KEY."""
-        return f"{self.source}:{self.key}"
-
-    def tokens(self) -> NDArray[np.uint16]:
-        """(length,) those of its caption. ValueError where it has none."""
-        tokens = self.rows.tokens_of(self.row, self.column)
-        if not len(tokens):
-            raise ValueError(f"it has no tokens{f' of {self.column}' if self.column else ''}")
-        return tokens
-
-    def read(self) -> bytes:
-        """Its image. ValueError where the tar ends before it, ReadFailed or OSError where it cannot
-        be read."""
-        return self.rows.whole_image(self.row, self.image())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +90,7 @@ class StepReads:
     images: dict[int, _Image] = field(default_factory=dict)  # by the row of the batch
     error: BaseException | None = None  # why the step cannot be read
 
-    def sample(self, r: int, attempt: int) -> RowSample:
+    def sample(self, r: int, attempt: int) -> Sample:
         """Row `r` of the batch, or its substitute number `attempt` from 1 on, which its position
         alone decides."""
         source, shard, row = int(self.source[r]), int(self.shard[r]), int(self.row[r])
@@ -143,21 +98,30 @@ class StepReads:
             position = self.run.positions.start + r
             order = self.run.order
             shard, row = order.substitute(source, self.step, position, attempt - 1)
-        reader = self.run.readers[source]
-        read_now = functools.partial(reader.read_image, shard, row)
-        return RowSample(
-            source=self.run.names[source],
-            rows=self.columns.get((source, shard)) or reader.shard(shard),
-            row=row,
-            column=self.captions[r],
-            image=read_now if attempt else functools.partial(self.image, r, read_now),
+        reader, name, column = self.run.readers[source], self.run.names[source], self.captions[r]
+        rows = self.columns.get((source, shard)) or reader.shard(shard)
+        key = str(rows.keys[row])
+
+        def read() -> bytes:
+            image = None if attempt else self.image(r)
+            return rows.whole_image(row, reader.read_image(shard, row) if image is None else image)
+
+        return Sample(
+            source=name,
+            shard=rows.name,
+            tar=rows.tar,
+            key=key,
+            name=f"{name}:{key}",
+            tokens=rows.tokens_of(row, column),
+            of_column=f" of {column}" if column else "",
+            read=read,
         )
 
-    def image(self, r: int, read_now: Callable[[], bytes]) -> bytes:
-        """The bytes of row `r` of the batch: those that were asked for, else read now. ReadFailed
-        or OSError as the read ended."""
+    def image(self, r: int) -> bytes | None:
+        """The bytes of row `r` of the batch, fewer where the tar ends before them; None where they
+        were not asked for. ReadFailed or OSError as the read ended."""
         asked = self.images.get(r)
-        return read_now() if asked is None else asked.read.result()[asked.index]
+        return None if asked is None else asked.read.result()[asked.index]
 
     def shards(self) -> dict[ShardKey, Ints]:
         """{(source, shard): the rows of the batch that it has}."""

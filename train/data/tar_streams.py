@@ -43,7 +43,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
@@ -51,7 +50,7 @@ from manifests.disk import content_hash
 from manifests.schema import Blend, TarStream
 from manifests.text import printable, valid_text
 from train.config import TrainConfig
-from train.data.damage import StageTimes
+from train.data.damage import Sample, StageTimes
 from train.data.view_rows import ReadFailed, read_with_retries
 from train.mixture.schedule import Schedule, SourceRows
 from train.rng import Ints, derive_key, permutation
@@ -663,51 +662,14 @@ def open_streams(blend: Blend, config: TrainConfig, seed: int, world: int) -> St
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StreamSample:
-    """A sample of a source, with the tokens of its caption."""
-
-    source: str
-    sample: TarSample
-    token_ids: NDArray[np.uint16]
-
-    @property
-    def tar(self) -> str:
-        """Its tar."""
-        return self.sample.tar
-
-    @property
-    def shard(self) -> str:
-        """Its tar."""
-        return self.sample.tar
-
-    @property
-    def key(self) -> str:
-        """Its key in the tar."""
-        return self.sample.key
-
-    @property
-    def name(self) -> str:
-        """STREAM:TAR#KEY."""
-        return f"{self.source}:{self.tar}#{self.key}"
-
-    def tokens(self) -> NDArray[np.uint16]:
-        """(length,) those of its caption."""
-        return self.token_ids
-
-    def read(self) -> bytes:
-        """Its image."""
-        return self.sample.image
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TarStep:
     """The samples of a step, and those before them of each source."""
 
     step: int
-    samples: Sequence[StreamSample]
-    spare: Mapping[str, Sequence[StreamSample]]
+    samples: Sequence[Sample]
+    spare: Mapping[str, Sequence[Sample]]
 
-    def sample(self, r: int, attempt: int) -> StreamSample:
+    def sample(self, r: int, attempt: int) -> Sample:
         """Row `r`, or in its place one of the samples that its source gave before."""
         sample = self.samples[r]
         if not attempt:
@@ -734,7 +696,7 @@ class TarSteps:
         self._coder = CaptionTokenizer()
         self._readers: list[TarReader] = []
         self._turns: dict[str, Iterator[TarReader]] = {}
-        self._before: dict[str, list[StreamSample]] = {}
+        self._before: dict[str, list[Sample]] = {}
         for name in order.names:
             tars, stream = order.tars[name], order.streams[name]
             number = readers_of_rank(len(tars), world, threads)
@@ -755,18 +717,28 @@ class TarSteps:
     def take(self) -> TarStep:
         """The next step."""
         step = next(self._steps)
-        samples: list[StreamSample] = []
-        of_source: dict[str, list[StreamSample]] = {}
+        samples: list[Sample] = []
+        of_source: dict[str, list[Sample]] = {}
         for name in self._order.sources(step, self._positions):
             sample = next(self._turns[name]).take()
-            tokens = np.array(self._coder.encode(sample.caption), np.uint16)
-            samples.append(StreamSample(source=name, sample=sample, token_ids=tokens))
+            samples.append(self._tokenised(name, sample))
             of_source.setdefault(name, []).append(samples[-1])
         # A batch should not have a sample twice; only the first one has none before it.
         spare = {**of_source, **self._before}
         for name, own in of_source.items():
             self._before[name] = (self._before.get(name, []) + own)[-max(SPARE, len(own)) :]
         return TarStep(step=step, samples=samples, spare=spare)
+
+    def _tokenised(self, source: str, sample: TarSample) -> Sample:
+        return Sample(
+            source=source,
+            shard=sample.tar,
+            tar=sample.tar,
+            key=sample.key,
+            name=f"{source}:{sample.tar}#{sample.key}",
+            tokens=np.array(self._coder.encode(sample.caption), np.uint16),
+            read=lambda: sample.image,
+        )
 
     def finish(self, step: int) -> None:
         """Nothing is held for a step alone."""

@@ -188,5 +188,5 @@ def test_a_complete_pool_that_is_too_small_is_refused(
 def test_settings_that_a_live_run_would_ignore_are_refused(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool")
     blend = Blend(name="b", pools={"p": pool}, views={"p/stored": 1}, live=True)
-    with pytest.raises(ValueError, match="a live run or its replay reads without it"):
+    with pytest.raises(ValueError, match="a live run, its replay and a run on streams read"):
         Loader(blend, settings(read_cache=str(tmp_path / "c")), model())
