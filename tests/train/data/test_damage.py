@@ -58,8 +58,3 @@ def test_ten_are_free_and_then_one_in_a_thousand(
     drawn: int, count: int, limit_passed: bool
 ) -> None:
     assert too_many_damaged(count, drawn) is limit_passed
-
-
-def test_counts_that_lack_a_field_are_refused() -> None:
-    with pytest.raises(KeyError, match="drawn"):
-        DamageCounts.from_plain({"count": 1, "samples": []})

@@ -17,9 +17,8 @@ from manifests import disk
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
-from train.data import view_rows
 from train.data.loader import Batch, Loader, StepSamples, copy_tokens
-from train.data.view_rows import ReadFailed, read_columns
+from train.data.view_rows import read_columns
 from train.model.architecture import ModelConfig
 
 Make = Callable[..., Any]
@@ -205,14 +204,6 @@ def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool: str) -> None:
     assert first(seed=0, order_seed=5).keys != first(seed=0).keys
 
 
-def test_a_pool_at_a_url_gives_the_same_batches(make_pool: Make, tmp_path: Path) -> None:
-    there, here = make_pool("memory://test_loader/pool", 8), make_pool(tmp_path / "pool", 8)
-    for one, other in zip(
-        *(Loader(blend_of(pool, all=1), settings(), model()) for pool in (there, here)), strict=True
-    ):
-        assert_equal(one, other)
-
-
 def test_threads_end_when_the_reader_stops(tiny_pool: str) -> None:
     batches = Loader(blend_of(tiny_pool, all=1), settings(threads=3), model()).batches()
     next(batches)
@@ -326,20 +317,6 @@ def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> No
     assert batch.damaged_samples[0].reason == "it has no tokens"
 
 
-def test_damaged_images_are_named_in_their_batch(make_pool: Make, tmp_path: Path) -> None:
-    pool = make_pool(tmp_path / "pool")
-    for row in range(4):
-        damage(pool, f"00002{row:04d}")
-    loader = Loader(blend_of(pool, all=1), settings(samples_seen=48 * 4), model())
-    batches = list(loader)  # a loader alone sets no limit: it is one rank's
-    assert sum(batch.damaged for batch in batches) >= 16
-    for batch in batches:
-        assert batch.damaged == len(batch.damaged_samples)
-        for sample in batch.damaged_samples:
-            assert sample.step == batch.step
-            assert sample.key.startswith("00002000")
-
-
 def test_a_source_of_damaged_pictures_ends_the_run(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 16, 1)
     for row in range(16):
@@ -358,70 +335,7 @@ def test_a_tar_that_cannot_be_read_ends_the_run_by_name(
         list(Loader(blend_of(pool, all=1), settings(threads=threads), model()))
 
 
-def flaky_images(loader: Loader, monkeypatch: pytest.MonkeyPatch, failures: int) -> None:
-    """Let the first reads of images time out."""
-    times = iter(range(failures))
-    view = loader.views[0]
-    read = view._read
-
-    def timed_out(*arguments: Any) -> bytes:
-        if next(times, None) is not None:
-            raise TimeoutError("The read operation timed out")
-        return read(*arguments)
-
-    monkeypatch.setattr(view, "_read", timed_out)
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-def test_a_time_out_is_repeated_and_changes_no_batch(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
-    blend = blend_of(tiny_pool, all=1)
-    expected = Loader(blend, settings(), model())
-    loader = Loader(blend, settings(threads=threads), model())
-    flaky_images(loader, monkeypatch, 2)
-    for one, other in zip(expected, loader, strict=True):
-        assert_equal(one, other)
-        assert other.damaged == 0
-
-
-@pytest.mark.parametrize("threads", [0, 2])
-def test_a_store_that_does_not_answer_fails_the_run_and_is_nobodys_mistake(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
-    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
-    loader = Loader(blend_of(tiny_pool, all=1), settings(threads=threads), model())
-    flaky_images(loader, monkeypatch, 10**6)
-    with pytest.raises(ReadFailed, match=r"\.tar could not be read in 3 attempts.*it resumes"):
-        list(loader)
-
-
 # --- what is refused before the first step
-
-
-def test_a_stale_view_is_refused(make_pool: Make, tmp_path: Path) -> None:
-    pool = make_pool(tmp_path / "pool")
-    record = disk.join(pool, "shards", "00001_stats.json")
-    disk.write_json(record, {**disk.read_json(record), "sidecar_sha256": "f" * 64})
-    with pytest.raises(ValueError, match="stale"):
-        Loader(blend_of(pool, all=1), settings(), model())
-
-
-def test_positions_are_made_beside_the_training_thread(tiny_pool: str) -> None:
-    loader = Loader(blend_of(tiny_pool, all=1), settings(threads=2), model())
-    names, compute = [], loader.order.batch
-
-    def batch(step: int, rows: range | None = None) -> Any:
-        names.append(threading.current_thread().name)
-        return compute(step, rows)
-
-    loader.order.batch = batch  # type: ignore[method-assign]
-    batches = loader.batches()
-    next(batches)
-    batches.close()
-    assert names
-    assert all(name == "read-ahead" for name in names)
 
 
 def test_a_world_that_cannot_share_a_batch_is_refused(tiny_pool: str) -> None:
@@ -436,8 +350,3 @@ def test_too_many_repeats_are_refused(tiny_pool: str) -> None:
         ValueError, match=r"web/half would be repeated 5\.3 times .* at most 48 samples"
     ):
         Loader(blend, settings(samples_seen=128), model())
-
-
-def test_fewer_rows_than_a_batch_are_refused(tiny_pool: str) -> None:
-    with pytest.raises(ValueError, match="fewer rows than a batch"):
-        Loader(blend_of(tiny_pool, half=1), settings(samples_seen=32, batch_size=32), model())

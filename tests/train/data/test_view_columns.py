@@ -86,16 +86,6 @@ def test_an_unknown_column_is_named_with_the_nearest(tiny_pool: str, view: str |
         next(read_columns(tiny_pool, view, ["key", "capton"]))
 
 
-def test_an_unknown_or_stale_view_is_refused(make_pool: Make, tmp_path: Path) -> None:
-    pool = make_pool(tmp_path / "pool", 4, 2)
-    with pytest.raises(ValueError, match="no view 'al'; did you mean 'all'"):
-        next(read_columns(pool, "al"))
-    record = PoolLayout(pool).commit_record(1)
-    disk.write_json(record, {**disk.read_json(record), "sidecar_sha256": "0" * 64})
-    with pytest.raises(ValueError, match="stale: the pool's shards have changed; run clipmill"):
-        next(read_columns(pool, "all"))
-
-
 def test_one_shard_is_read_at_a_time(tiny_pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     paths: list[str] = []
     read = disk.read_parquet

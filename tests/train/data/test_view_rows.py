@@ -5,7 +5,6 @@ import dataclasses
 import gc
 import os
 import tarfile
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -69,17 +68,6 @@ def test_a_shard_of_which_nothing_is_kept_is_empty(make_pool: Make, tmp_path: Pa
     assert len(column(pool, "all", "uid")) == 8
 
 
-def test_a_pool_at_a_url_is_read_in_ranges(make_pool: Make) -> None:
-    pool = make_pool("memory://test_shards/pool", 4, 2, keep=0.5)
-    rows = open_view(pool, "all")
-    assert rows.shard_rows.tolist() == [2, 2]
-    data = rows.read_image(1, 1)
-    assert data.startswith(b"\xff\xd8\xff")
-    assert len(data) == rows.shard(1).length[1]
-    whole = disk.read_bytes(disk.join(pool, "shards", "00001.tar"))
-    assert data in whole
-
-
 def test_a_tar_may_lie_elsewhere(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 4, 1)
     expected = open_view(pool, "all").read_image(0, 2)
@@ -140,13 +128,6 @@ def test_a_tar_that_was_cut_short_costs_the_rows_that_are_gone(
     assert rows.read_image(0, 2)
     with pytest.raises(ValueError, match=r"00000\.tar ends before byte \d+"):
         rows.read_image(0, 3)
-
-
-def test_a_missing_tar_is_an_error_of_the_disk(make_pool: Make, tmp_path: Path) -> None:
-    pool = make_pool(tmp_path / "pool", 4, 1)
-    (tmp_path / "pool/shards/00000.tar").unlink()
-    with pytest.raises(FileNotFoundError):
-        open_view(pool, "all").read_image(0, 0)
 
 
 def test_an_unknown_view_is_named_with_the_nearest(tiny_pool: str, tmp_path: Path) -> None:
@@ -212,27 +193,6 @@ def test_of_several_token_sets_the_highest_version_is_read(make_pool: Make, tmp_
     newest = read_document(layout.score_set_json("tokens@0000"), ScoreSetDocument)
     disk.write_json(layout.score_set_json("tokens@0000"), dataclasses.replace(newest, shards={}))
     assert open_view(pool, "all").token_set == "tokens@5555"  # the newest that is complete
-
-
-def test_shards_of_a_slow_store_are_read_in_parallel_and_each_once(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = open_view(tiny_pool, "all")
-    together, sidecars = threading.Barrier(3, timeout=20), list[str]()
-    read = view_rows.load_columns
-
-    def slow(path: str, columns: list[str]) -> Any:
-        if "image_offset" in columns:
-            sidecars.append(path)
-            together.wait()  # for the reads of all three shards
-        return read(path, columns)
-
-    monkeypatch.setattr(view_rows, "load_columns", slow)
-    with ThreadPoolExecutor(12) as threads:
-        loaded = list(threads.map(lambda k: rows.shard(k % 3), range(12)))
-    assert [shard.name for shard in loaded[:3]] == ["00000", "00001", "00002"]
-    assert all(loaded[k] is loaded[k % 3] for k in range(12))
-    assert len(sidecars) == 3
 
 
 def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(

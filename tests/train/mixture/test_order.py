@@ -119,14 +119,6 @@ def test_a_fresh_order_answers_as_one_that_ran(order: Order, step: int) -> None:
     assert drawn(fresh, step) == drawn(order, step)
 
 
-def test_rows_are_drawn_once_an_epoch_over_several_epochs_with_different_keep_rates() -> None:
-    order = Order([source("a", 0.5, 64, 0, 3, 29), source("b", 0.5, 96)], 32, 8, 2)
-    for epoch in range(4):
-        seen = Counter(x for step in range(epoch * 6, epoch * 6 + 6) for x in drawn(order, step))
-        assert set(seen.values()) == {1}
-        assert len(seen) == 192
-
-
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 96, 1000])
 def test_ranks_together_draw_the_same_batch_whatever_their_number(world: int) -> None:
     sources = [source("a", 0.7, *[900] * 30), source("b", 0.3, *[700] * 20)]

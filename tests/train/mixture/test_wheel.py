@@ -76,16 +76,6 @@ def test_golden_turn() -> None:
     assert wheel_sequence([5, 3, 2]).tolist() == [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]
 
 
-def test_the_most_draws_of_a_batch_are_those_of_some_batch() -> None:
-    for weights, batch in [((0.6, 0.3, 0.1), 16), ((1, 2, 5), 13), ((0.123, 0.877), 64)]:
-        slots = wheel_slots([source(str(k), weight, 1) for k, weight in enumerate(weights)])
-        wheel = wheel_sequence(slots)
-        long = np.tile(wheel, batch)
-        for s, most in enumerate(most_in_a_batch(wheel, len(weights), batch)):
-            counts = (long.reshape(-1, batch) == s).sum(axis=1)
-            assert counts.max() == most
-
-
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 60), st.integers(0, 40))
 def test_the_most_draws_are_found_wherever_the_first_batch_begins(
     slots: list[int], batch: int, offset: int
