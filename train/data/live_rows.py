@@ -74,11 +74,58 @@ def committed_shards(pool: str) -> tuple[dict[int, FoundShard], bool]:
     return committed, counted == commits.fingerprint
 
 
-class LiveShards:
-    """The shards that a run has found, in the order in which it found them."""
+def open_live(
+    blend: Blend, config: TrainConfig, cached: int, seed: int, out: str | None, decides: bool
+) -> tuple[RowReader, SegmentOrder]:
+    """The rows and the order of a live run, or of a replay of one (`blend.segments`).
 
-    def __init__(self, pool: str) -> None:
-        self.pool = pool
+    out: the run's folder; None: nothing is written. decides: this process decides the segments.
+    """
+    (name,) = blend.views
+    pool = blend.pools[name.partition("/")[0]]
+    if config.tokenizer != TOKENIZER:
+        raise ValueError(
+            f"a live run makes tokens of the tokenizer {TOKENIZER}, and the run's is "
+            f"{config.tokenizer}; leave tokenizer out, or train on a view of the finished pool"
+        )
+    replay = blend.segments is not None
+    live = LivePool(
+        pool,
+        functools.partial(committed_shards, pool),
+        config.batch_size,
+        blend.segments if replay else out,
+        decides=decides and not replay,
+        replay=replay,
+    )
+    order = SegmentOrder(name, live, config.batch_size, config.lanes, config.window, seed)
+    return RowReader(pool, STORED_ROWS, f"live@{TOKENIZER}", cached, live.read), order
+
+
+class LivePool:
+    """The shards that a run has found, in the order in which it found them, and its segments: from
+    its folder; on rank 0 of a live run new ones are decided.
+
+    folder: of the run that has them; None: they are kept in memory. decides: False for the other
+    ranks and for a replay. replay: a segment that is missing is a mistake, and is not waited for.
+    """
+
+    def __init__(
+        self,
+        pool: str,
+        committed: Committed,
+        batch_size: int,
+        folder: str | None,
+        *,
+        decides: bool,
+        replay: bool = False,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.pool, self._find, self._batch_size = pool, committed, batch_size
+        self._layout = None if folder is None else RunLayout(folder)
+        self._decides, self._replay, self._sleep = decides, replay, sleep
+        self._lock = threading.Lock()
+        self._committed: dict[int, FoundShard] = {}  # when a segment was read last
+        self.segments: list[Segment] = []
         self.found: list[FoundShard] = []
         self._coder: CaptionTokenizer | None = None  # made with the first shard, in 0.3 s
         self._encoding = threading.Lock()
@@ -110,69 +157,6 @@ class LiveShards:
             ends=ends,
             keys=one_array(table["key"]),
         )
-
-
-def open_live(
-    blend: Blend, config: TrainConfig, cached: int, seed: int, out: str | None, decides: bool
-) -> tuple[RowReader, SegmentOrder]:
-    """The rows and the order of a live run, or of a replay of one (`blend.segments`).
-
-    out: the run's folder; None: nothing is written. decides: this process decides the segments.
-    """
-    (name,) = blend.views
-    pool = blend.pools[name.partition("/")[0]]
-    if config.tokenizer != TOKENIZER:
-        raise ValueError(
-            f"a live run makes tokens of the tokenizer {TOKENIZER}, and the run's is "
-            f"{config.tokenizer}; leave tokenizer out, or train on a view of the finished pool"
-        )
-    shards = LiveShards(pool)
-    replay = blend.segments is not None
-    segments = LiveSegments(
-        shards,
-        functools.partial(committed_shards, pool),
-        config.batch_size,
-        blend.segments if replay else out,
-        decides=decides and not replay,
-        replay=replay,
-    )
-    order = SegmentOrder(
-        name,
-        segments.at,
-        lambda: segments.segments,
-        shards.rows,
-        config.batch_size,
-        config.lanes,
-        config.window,
-        seed,
-    )
-    return RowReader(pool, STORED_ROWS, f"live@{TOKENIZER}", cached, shards.read), order
-
-
-class LiveSegments:
-    """The segments of a run, from its folder; on rank 0 of a live run new ones are decided.
-
-    folder: of the run that has them; None: they are kept in memory. decides: False for the other
-    ranks and for a replay. replay: a segment that is missing is a mistake, and is not waited for.
-    """
-
-    def __init__(
-        self,
-        shards: LiveShards,
-        committed: Committed,
-        batch_size: int,
-        folder: str | None,
-        *,
-        decides: bool,
-        replay: bool = False,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._shards, self._find, self._batch_size = shards, committed, batch_size
-        self._layout = None if folder is None else RunLayout(folder)
-        self._decides, self._replay, self._sleep = decides, replay, sleep
-        self._lock = threading.Lock()
-        self._committed: dict[int, FoundShard] = {}  # when a segment was read last
-        self.segments: list[Segment] = []
 
     def at(self, step: int) -> Segment:
         """The segment of a step. Waits until there is one."""
@@ -206,15 +190,15 @@ class LiveSegments:
         if not self._decides:
             return False
         committed, complete = self._find()
-        known = {shard.shard for shard in self._shards.found}
+        known = {shard.shard for shard in self.found}
         new = [committed[shard] for shard in sorted(committed) if shard not in known]
         new = [shard for shard in new if shard.rows]
-        rows = self._shards.rows() + [shard.rows for shard in new]
+        rows = self.rows() + [shard.rows for shard in new]
         segment = next_segment(self.segments, rows, self._batch_size, complete)
         if segment is None:
             if complete:
                 raise ValueError(
-                    f"{self._shards.pool} is complete and has {sum(rows)} stored rows, fewer than "
+                    f"{self.pool} is complete and has {sum(rows)} stored rows, fewer than "
                     f"a batch of {self._batch_size}; lower batch_size"
                 )
             return False
@@ -227,7 +211,7 @@ class LiveSegments:
                 sidecars=tuple(shard.sha256 for shard in new),
             )
             disk.write_json(path, document)
-        self._shards.found.extend(new)
+        self.found.extend(new)
         self.segments.append(segment)
         logger.info("segment %d begins at step %d: %s", segment.number, segment.first, segment)
         return True
@@ -241,16 +225,16 @@ class LiveSegments:
             if shard is None or shard.sha256 != sha256:
                 problem = "is not there" if shard is None else "has changed since"
                 raise ValueError(
-                    f"shard {shard_name(number)} of {self._shards.pool}, which {path} names, "
+                    f"shard {shard_name(number)} of {self.pool}, which {path} names, "
                     f"{problem}; the run cannot be repeated from this pool"
                 )
-            self._shards.found.append(shard)
+            self.found.append(shard)
         self.segments.append(
             Segment(
                 number=len(self.segments),
                 first=document.first,
                 steps=document.steps,
                 start=document.start,
-                stop=len(self._shards.found),
+                stop=len(self.found),
             )
         )

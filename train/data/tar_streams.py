@@ -333,9 +333,9 @@ def read_samples(tar: str, source: Source, stream: TarStream) -> Iterator[TarSam
     ValueError where `webdataset` is not installed.
     """
     tar_file_expander, group_by_keys = _webdataset()
-    data = TarBytes(source)
-    files = tar_file_expander([{"url": tar, "stream": data}])
     try:
+        data = TarBytes(source)
+        files = tar_file_expander([{"url": tar, "stream": data}])
         for members in group_by_keys(files):
             yield sample_of(tar, members, stream.caption)
     except BrokenSource as error:
@@ -595,7 +595,7 @@ def shuffled(samples: Iterator[tuple[int, TarSample]], share: Share) -> Iterator
 # The steps of a run: which source each position has, and the samples that come next.
 
 
-SPARE = 16  # samples of a source, at least, that may replace one that cannot be used
+SPARE = 64  # samples of a source that may replace later ones that cannot be used
 
 
 class StreamOrder:
@@ -726,7 +726,7 @@ class TarSteps:
         # A batch should not have a sample twice; only the first one has none before it.
         spare = {**of_source, **self._before}
         for name, own in of_source.items():
-            self._before[name] = (self._before.get(name, []) + own)[-max(SPARE, len(own)) :]
+            self._before[name] = (self._before.get(name, []) + own)[-SPARE:]
         return TarStep(step=step, samples=samples, spare=spare)
 
     def _tokenised(self, source: str, sample: TarSample) -> Sample:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -874,32 +874,33 @@ def next_segment(
     )
 
 
-class SegmentOrder:
-    """The order of a live run, with what the loader uses of `Order`.
+class Segments(Protocol):
+    """The segments of a run, and the shards found so far."""
 
-    segment_at: the segment of a step, which may wait for shards. rows_of: kept rows of the shards
-    found so far. Shards are numbered as they were found.
+    segments: list[Segment]
+
+    def at(self, step: int) -> Segment:
+        """The segment of a step; it may wait for shards."""
+
+    def rows(self) -> list[int]:
+        """Kept rows of the shards found so far."""
+
+
+class SegmentOrder:
+    """The order of a live run, with what the loader uses of `Order`. Shards are numbered as they
+    were found.
     """
 
     def __init__(
-        self,
-        name: str,
-        segment_at: Callable[[int], Segment],
-        segments: Callable[[], Sequence[Segment]],
-        rows_of: Callable[[], Sequence[int]],
-        batch_size: int,
-        lanes: int,
-        window: int,
-        seed: int,
+        self, name: str, live: Segments, batch_size: int, lanes: int, window: int, seed: int
     ) -> None:
         self.name, self.batch_size, self.lanes, self.window = name, batch_size, lanes, window
-        self.seed = seed
-        self._segment_at, self._segments, self._rows_of = segment_at, segments, rows_of
+        self.seed, self._live = seed, live
         self._order = functools.lru_cache(maxsize=4)(self._make_order)
 
     def batch(self, step: int, rows: range | None = None) -> tuple[Ints, Ints, Ints]:
         """(source, shard, row) of each row of a batch, or of some of its `rows`."""
-        segment = self._segment_at(step)
+        segment = self._live.at(step)
         source, shard, row = self._order(segment).batch(step - segment.first, rows)
         return source, shard + segment.start, row
 
@@ -909,7 +910,7 @@ class SegmentOrder:
 
     def substitute(self, source: int, step: int, position: int, attempt: int) -> tuple[int, int]:
         """(shard, row) that replaces row `position` of batch `step`."""
-        segment = self._segment_at(step)
+        segment = self._live.at(step)
         shard, row = self._order(segment).substitute(
             source, step - segment.first, position, attempt
         )
@@ -919,9 +920,9 @@ class SegmentOrder:
         """What `steps` steps draw, as far as their segments are known. `unique` is an estimate
         where shards were drawn again.
         """
-        rows = self._rows_of()
+        rows = self._live.rows()
         all_rows, drawn, unique = sum(rows), 0, 0.0
-        for segment in self._segments():
+        for segment in self._live.segments:
             draws = (min(steps, segment.end) - segment.first) * self.batch_size
             if draws <= 0:
                 break
@@ -957,7 +958,7 @@ class SegmentOrder:
         return content_hash(self.identity())
 
     def _make_order(self, segment: Segment) -> Order:
-        rows = np.asarray(self._rows_of()[segment.start : segment.stop], np.int64)
+        rows = np.asarray(self._live.rows()[segment.start : segment.stop], np.int64)
         source = SourceRows(name=self.name, weight=1, shard_rows=rows)
         seed = derive_key(self.seed, SEGMENT, segment.number)
         return Order([source], self.batch_size, self.lanes, self.window, seed)

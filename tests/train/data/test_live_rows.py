@@ -18,7 +18,7 @@ from manifests.layout import PoolLayout, RunLayout
 from manifests.schema import Blend
 from tests.train.data.test_loader import model, settings
 from train.data import live_rows
-from train.data.live_rows import FoundShard, LiveSegments, LiveShards, committed_shards
+from train.data.live_rows import FoundShard, LivePool, committed_shards
 from train.data.loader import Loader
 from train.mixture.order import SegmentOrder
 
@@ -58,25 +58,14 @@ class Process:
     """A rank of a run, with its own view of the segments."""
 
     def __init__(self, shards: Growing, folder: str | None, **kind: bool) -> None:
-        rows = LiveShards("pool")
         sleep = lambda _: shards.grow()  # noqa: E731
-        self.segments = LiveSegments(rows, shards, BATCH, folder, sleep=sleep, **kind)
-        self.order = SegmentOrder(
-            "web/stored",
-            self.segments.at,
-            lambda: self.segments.segments,
-            rows.rows,
-            BATCH,
-            4,
-            2,
-            5,
-        )
-        self.rows = rows
+        self.live = LivePool("pool", shards, BATCH, folder, sleep=sleep, **kind)
+        self.order = SegmentOrder("web/stored", self.live, BATCH, 4, 2, 5)
 
     def batch(self, step: int) -> list[tuple[int, int]]:
         """(shard of the pool, row) of each row of a batch."""
         _, shard, row = self.order.batch(step)
-        numbers = [self.rows.found[k].shard for k in shard.tolist()]
+        numbers = [self.live.found[k].shard for k in shard.tolist()]
         return list(zip(numbers, row.tolist(), strict=True))
 
 

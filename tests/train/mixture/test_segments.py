@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -53,17 +54,24 @@ def test_too_few_rows_are_waited_for() -> None:
         next_segment([Segment(number=0, first=0, steps=None, start=0, stop=1)], [9], 8, True)
 
 
-def order_of(segments: list[Segment], rows: list[int]) -> SegmentOrder:
-    def segment_at(step: int) -> Segment:
-        return next(segment for segment in segments if segment.first <= step < segment.end)
+@dataclass
+class Live:
+    """Segments that were decided before."""
 
-    return SegmentOrder("web/stored", segment_at, lambda: segments, lambda: rows, 16, 4, 2, 7)
+    segments: list[Segment]
+    of_shards: list[int]
+
+    def at(self, step: int) -> Segment:
+        return next(one for one in self.segments if one.first <= step < one.end)
+
+    def rows(self) -> list[int]:
+        return self.of_shards
 
 
 def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice() -> None:
     rows = [10, 30, 50]
     segments = grow([[10, 30], [10, 30], rows, rows, rows], 16)
-    order = order_of(segments, rows)
+    order = SegmentOrder("web/stored", Live(segments, rows), 16, 4, 2, 7)
     counts: Counter[tuple[int, int]] = Counter()
     for step in range(segments[-1].first + 12):
         source, shard, row = order.batch(step)
