@@ -8,7 +8,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 import yaml
 
 from manifests import console, disk
@@ -127,28 +126,3 @@ def test_a_broken_tar_is_exit_3_and_named_or_counted(
     source = disk.read_json(disk.join(out, "run.json"))["sources"]["mine"]
     assert source["broken"] >= 1
     assert list(source["broken_tars"]) == [str(cut)]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--stream", "none.tar"], "there is no tar at"),
-        (["--stream", "-"], "--stream requires at least 1 element"),
-        (["--stream", "a.tar", "--mix", "p/all=1"], "arguments: {--mix, --stream}"),
-        (["--stream", "{tar}", "--ranks", "2"], "has 1 tars for 2 ranks"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    tars: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    given = [argument.format(tar=tars[0]) for argument in arguments]
-    assert commands.train([*given, "--out", str(tmp_path / "run"), *SETTINGS]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert message in error
-    assert error.count("\n") == 1
-    assert torch.get_num_threads() == 1

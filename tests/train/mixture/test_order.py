@@ -183,13 +183,6 @@ def test_a_rank_reads_few_shards_beside_those_of_its_lanes() -> None:
             assert len(seen) <= 0.4 * shards
 
 
-def test_a_source_with_fewer_rows_than_lanes_is_drawn_evenly() -> None:
-    order = Order([source("few", 0.05, 3, 1), source("many", 0.95, 500)], 64, 64)
-    counts = Counter(x[1:] for step in range(20) for x in drawn(order, step) if x[0] == 0)
-    assert sorted(counts) == [(0, 0), (0, 1), (0, 2), (1, 0)]
-    assert set(counts.values()) == {16}
-
-
 @settings(max_examples=60, deadline=None)
 @given(orders(), st.integers(0, 12))
 def test_a_substitute_is_another_row_of_the_source_than_any_that_its_batch_needs(
@@ -475,25 +468,3 @@ def test_captions_have_exact_shares_for_any_rank() -> None:
     assert counts["alt"] == 100
     assert order.repeats(25)["b"].captions is None
     assert order.fingerprint() != Order(of, 32, 4).fingerprint()
-
-
-@pytest.mark.parametrize("world", [8, 96, 1000])
-def test_balanced_and_distinct_batches_are_the_same_for_any_number_of_ranks(world: int) -> None:
-    batch = 12_000
-    of = [source("a", 0.7, *[900] * 200), source("b", 0.3, *[700] * 60)]
-
-    def order() -> Order:
-        return Order(of, batch, 16, balance=Tenth(of, 0, 4), distinct=Modulo(of, 180_000, 0, 1))
-
-    whole, of_ranks = order(), order()
-    expected = whole.batch(1)
-    ranks = sorted({0, 1, world // 2, world - 1})
-    for rank in ranks:
-        rows = range(rank * batch // world, (rank + 1) * batch // world)
-        for column, all_rows in zip(of_ranks.batch(1, rows), expected, strict=True):
-            assert np.array_equal(column, all_rows[rows.start : rows.stop])
-    numbers = Modulo(of, 180_000, 0, 1)
-    of_rows = []
-    for each, shard, row in zip(*expected, strict=True):
-        of_rows.append(int(numbers(int(each), shard[None], row[None])[0]))
-    assert len(set(of_rows)) == batch
