@@ -138,7 +138,7 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
     results = collect_results(ablation, out, failed, shared)
     disk.write_json(layout.results_json, results)
     metrics = {
-        arm: {int(seed): each for seed, each in of.runs.items()} for arm, of in results.arms.items()
+        arm: {int(seed): each for seed, each in of.items()} for arm, of in results.runs.items()
     }
     complete = not results.failed and not results.incomplete
     history.record_look(ablation, out, metrics, complete=complete)

@@ -109,7 +109,7 @@ def test_all_stages_and_an_ablation_as_jobs_of_a_submitted_folder(
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
     assert json.loads((work / "pool" / "views" / "long.json").read_text())["kept"] == 24
     assert json.loads((work / "pool" / "pool.json").read_text())["complete"]
-    arms = json.loads((work / "ablation" / "results.json").read_text())["arms"]
+    arms = json.loads((work / "ablation" / "results.json").read_text())["runs"]
     assert set(arms) == {"raw", "long"}
 
 

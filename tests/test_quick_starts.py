@@ -123,7 +123,7 @@ def test_the_page_for_a_folder_of_images(work: Path) -> None:
         "random_like_filtered": "random",
         "a_a": "a_a",
     }
-    assert "filtered" in report["headline"]
+    assert "filtered" in report["results"]["headline"]
 
 
 def test_the_page_for_users_of_datacomp(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

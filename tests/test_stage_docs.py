@@ -72,6 +72,7 @@ def test_the_commands_of_the_stages_in_their_order(
     assert "fashion/long" in output["blend"]
     assert disk.read_json("out/run/run.json")["steps"] == 2
     assert pq.read_table("out/run/eval/objects.parquet").num_rows == 6
-    report = disk.read_json("out/two_blends/report.json")
-    assert {arm["arm"]: arm["difference"] for arm in report["arms"]}["new"]["verdict"] == "better"
+    results = disk.read_json("out/two_blends/report.json")["results"]
+    (row,) = results["tasks"][next(iter(results["tasks"]))]["comparisons"]
+    assert (row["arm"], row["verdict"]) == ("new", "better")
     assert "MiB" in output["report"] or "GiB" in output["report"]  # the plan of the ablation

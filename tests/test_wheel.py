@@ -85,7 +85,7 @@ def test_a_shipped_manifest_and_example_are_found_from_any_folder(
     done = run(installed, tmp_path, "ablate", EXAMPLE, "--out", "out", "--json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])
-    assert results["arms"].keys() == {
+    assert results["runs"].keys() == {
         "raw", "clip30", "clip50", "random_half", "other_order",
     }  # fmt: skip
     done = run(installed, tmp_path, "report", "out")

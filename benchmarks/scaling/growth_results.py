@@ -32,14 +32,14 @@ def rank_candidates(folder: Path, count: int) -> None:
 
 
 def report_page(folder: Path, count: int) -> None:
-    """Every arm has a row, a comparison, a sentence and five runs."""
+    """Every arm has a row, a comparison and five runs."""
     names = [f"arm_{number}" for number in range(count)]
     sample = reports.sample_report()
-    added = tuple(reports.arm_report(name, "arm", 0.4, reports.DIFFERENCE) for name in names)
+    added = tuple(reports.arm_report(name, "arm", 0.4) for name in names)
+    compared = tuple(reports.comparison(name, "raw") for name in names)
     report = dataclasses.replace(
-        sample,
+        reports.with_task(sample, comparisons=compared),
         arms=(*sample.arms, *added),
-        comparisons=tuple(reports.comparison(name, "raw", f"{name} is better") for name in names),
         runs=tuple(reports.run_row(name, seed, 0.3) for name in names for seed in range(5)),
     )
     assert names[-1] in render(report)

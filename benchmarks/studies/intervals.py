@@ -202,8 +202,8 @@ def new_method(
         assert row.high is not None
         assert row.low_seeds is not None
         assert row.high_seeds is not None
-        assert of_task.mde is not None
-        common = {"arm": row.arm, "difference": row.difference, "mde": of_task.mde}
+        assert of_task.power is not None
+        common = {"arm": row.arm, "difference": row.difference, "mde": of_task.power.smallest}
         outside = _excludes_zero(row.low_seeds, row.high_seeds)
         over_seeds.append(Judged(**common, low=row.low_seeds, high=row.high_seeds, called=outside))
         called = row.verdict in ("better", "worse")

@@ -19,20 +19,26 @@ from manifests.records import (
     ViewDocument,
     read_document,
 )
+from manifests.schema import Ablation
+from train.ablation.conclusions import Results, ScalingTable, TaskSignals
 from train.reporting import schema
 from train.reporting.data import KEPT, ArmView, PoolColumns
-from train.stats.comparison import Power
+from train.stats.analysis import TaskRange, TaskResult
+from train.stats.comparison import Comparison, Power, Verdict
+from train.stats.scaling import Crossing, Interval, MetricSignal, PowerLaw, Prediction
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
-DIFFERENCE = schema.BaselineDifference(
-    mean=0.041,
-    low=0.029,
-    high=0.053,
-    low_seeds=0.031,
-    high_seeds=0.051,
-    p=0.002,
-    p_adjusted=0.004,
-    verdict="better",
+ABLATION: Ablation = disk.from_plain(
+    Ablation,
+    {
+        "name": "demo",
+        "question": "Does it help?",
+        "arms": {arm: {"predictions": arm + "/{seed}-{task}"} for arm in ("raw", "clip30")},
+        "baseline": "raw",
+        "seeds": [0, 1, 2],
+        "evaluate": [{"name": "objects", "kind": "classification"}],
+        "primary": "objects",
+    },
 )
 
 
@@ -41,9 +47,7 @@ def seed_values(mean: float) -> schema.SeedValues:
     return schema.SeedValues(mean=mean, sd=0.01, values=values)
 
 
-def arm_report(
-    name: str, role: schema.Role, mean: float, difference: schema.BaselineDifference | None = None
-) -> schema.ArmReport:
+def arm_report(name: str, role: schema.Role, mean: float) -> schema.ArmReport:
     return schema.ArmReport(
         arm=name,
         role=role,
@@ -53,7 +57,6 @@ def arm_report(
         drawn=6400,
         repeats=5.33,
         metrics={"objects": seed_values(mean)},
-        difference=difference,
         missing=(),
         device_seconds=82.0,
     )
@@ -97,14 +100,8 @@ def run_row(name: str, seed: int, value: float) -> schema.RunRow:
     )
 
 
-def task_row(name: str, mean: float, mcnemar: float | None = None) -> schema.TaskRow:
-    difference = None if mcnemar is None else DIFFERENCE
-    values = disk.to_plain(seed_values(mean))
-    return schema.TaskRow(arm=name, difference=difference, mcnemar=mcnemar, **values)
-
-
-def comparison(arm: str, baseline: str, sentence: str) -> schema.TaskComparison:
-    return schema.TaskComparison(
+def comparison(arm: str, baseline: str, verdict: Verdict = "better") -> Comparison:
+    return Comparison(
         arm=arm,
         baseline=baseline,
         seeds=(0, 1),
@@ -128,16 +125,14 @@ def comparison(arm: str, baseline: str, sentence: str) -> schema.TaskComparison:
         adjustment="Dunnett",
         p_equal=0.9,
         band=0.01,
-        verdict="better",
+        verdict=verdict,
         task="objects",
         metric="accuracy",
-        unit="share",
-        sentence=sentence,
     )
 
 
-def noise() -> schema.TaskNoise:
-    return schema.TaskNoise(
+def task_result() -> TaskResult:
+    return TaskResult(
         task="objects",
         metric="accuracy",
         unit="share",
@@ -148,7 +143,42 @@ def noise() -> schema.TaskNoise:
         floor_sd=0.004,
         drawing_sd=0.002,
         power=Power(smallest=0.029, half=0.0145, seeds_for_half=11),
+        comparisons=(comparison("clip30", "raw"),),
+        controls=(comparison("clip30", "random_like_clip30"),),
+        a_a=comparison("a_a", "raw", "not distinguishable"),
+        samples=640,
+        chance=1 / 64,
+        range=TaskRange(best=0.341, near=None, at_chance=False, band=0.01),
+        mcnemar={"clip30": 0.01},
     )
+
+
+def results() -> Results:
+    return Results(
+        headline="On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.",
+        verdict="clip30 is better than raw on objects: +4.1 points.",
+        tasks={"objects": task_result()},
+        average=None,
+        other_metrics=(),
+        failed=(),
+        incomplete={},
+        rounds=(),
+        earlier_looks=(),
+        scorer=None,
+        overlap={"objects": 0},
+        near_overlap={"objects": 3},
+    )
+
+
+def with_task(report: schema.Report, **changes: object) -> schema.Report:
+    """The report with another result of its task."""
+    task = dataclasses.replace(report.primary, **changes)  # type: ignore[arg-type]
+    return with_results(report, tasks={task.task: task})
+
+
+def with_results(report: schema.Report, **changes: object) -> schema.Report:
+    changed = dataclasses.replace(report.results, **changes)  # type: ignore[arg-type]
+    return dataclasses.replace(report, results=changed)
 
 
 def contract() -> schema.Contract:
@@ -161,39 +191,41 @@ def contract() -> schema.Contract:
     return schema.Contract(runs=9, config_hash="c0ffee", rows=rows, blends=blends)
 
 
-def signal_row(metric: str, ratio: float) -> schema.SignalRow:
-    return schema.SignalRow(
-        task="objects",
+def signal(metric: str, ratio: float) -> MetricSignal:
+    return MetricSignal(
         metric=metric,
-        unit="share",
-        deciding=metric == "accuracy",
         arms=2,
         seeds=3,
+        higher_is_better=True,
         best="clip30",
         spread=0.041,
         noise=0.01,
-        ratio=(ratio, 2.0, 9.0),
+        ratio=Interval(value=ratio, low=2.0, high=9.0),
+        effect=None,
         single_agreement=0.75,
         half_agreement=1.0,
     )
 
 
-def scaling() -> schema.Scaling:
-    curve = schema.ScalingCurve(
-        name="web/raw",
-        floor=0.1,
-        scale=0.2,
-        exponent=0.5,
-        unit=6400.0,
-        points=((3200.0, 0.38), (6400.0, 0.3), (12800.0, 0.24)),
-        predicted=(51200.0, 0.125, 0.11, 0.14),
+def scaling() -> ScalingTable:
+    crossing = Crossing(
+        first="web/raw", second="web/clip30", n=3e4, low=None, high=None, crossing_share=0.9,
+        better_before="web/raw", better_after="web/clip30", start=3200.0, end=51200.0, warning=None,
+    )  # fmt: skip
+    ahead = Prediction(
+        arm="web/raw",
+        n=51200.0,
+        error=Interval(value=0.125, low=0.11, high=0.14),
+        warning="51200 samples seen are 4.0 times the largest size that was run",
     )
-    return schema.Scaling(
+    return ScalingTable(
         task="objects",
         metric="accuracy",
-        curves=(curve,),
-        crossings=("clip30 overtakes raw at 3e+04 samples seen",),
-        warnings=("51200 samples seen are 4.0 times the largest size that was run",),
+        sizes=(3200.0, 6400.0, 12800.0),
+        curves={"web/raw": PowerLaw(floor=0.1, scale=0.2, exponent=0.5, unit=6400.0)},
+        points={"web/raw": ((3200.0, 0.38), (6400.0, 0.3), (12800.0, 0.24))},
+        predictions=(ahead,),
+        crossings=(crossing,),
     )
 
 
@@ -201,37 +233,14 @@ def sample_report() -> schema.Report:
     """A report that fills every section, with text that must be escaped."""
     shot = schema.Example(image=PIXEL, caption="a <red> star & more", score=0.25, rule="clip<1")
     report = schema.Report(
-        name="demo",
-        question="Does it help?",
-        baseline="raw",
-        primary="objects",
-        equivalence=0.01,
-        seeds=(0, 1, 2),
+        ablation=ABLATION,
+        results=results(),
         samples_seen=6400,
-        headline="On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.",
-        verdict="clip30 is better than raw on objects: +4.1 points.",
         arms=(
             arm_report("raw", "baseline", 0.3),
-            arm_report("clip30", "arm", 0.341, DIFFERENCE),
+            arm_report("clip30", "arm", 0.341),
             arm_report("random_like_clip30", "random", 0.3),
         ),
-        tasks=(
-            schema.TaskReport(
-                task="objects",
-                kind="classification",
-                metric="accuracy",
-                unit="share",
-                samples=640,
-                chance=1 / 64,
-                rows=(task_row("raw", 0.3), task_row("clip30", 0.341, 0.01)),
-            ),
-        ),
-        comparisons=(comparison("clip30", "raw", "clip30 is better than raw on objects."),),
-        controls=(comparison("clip30", "random_like_clip30", "clip30 is better than random."),),
-        aa=comparison("a_a", "raw", "a_a is not distinguishable from raw."),
-        average=(),
-        noise=(noise(),),
-        power=Power(smallest=0.029, half=0.0145, seeds_for_half=11),
         runs=(run_row("raw", 0, 0.29), run_row("clip30", 0, 0.331)),
         changes=(arm_changes("clip30"), arm_changes("random_like_clip30")),
         gaps=(),
@@ -284,7 +293,13 @@ def sample_report() -> schema.Report:
                 sampled_rows=None,
             ),
         ),
-        signals=(signal_row("logprob", 6.2), signal_row("accuracy", 4.1)),
+        signals=(
+            TaskSignals(
+                task="objects",
+                deciding="accuracy",
+                rows=(signal("accuracy5", 6.2), signal("accuracy", 4.1)),
+            ),
+        ),
         scaling=(scaling(),),
         gallery=(
             schema.Examples(
@@ -292,8 +307,6 @@ def sample_report() -> schema.Report:
             ),
         ),
         overlap=schema.Overlap(arms=("raw", "clip30"), jaccard=((1.0, 0.3), (0.3, 1.0))),
-        evaluation_overlap={"objects": 0},
-        near_evaluation_overlap={"objects": 3},
         null_web=None,
         costs=(("fetch", 12.5), ("train", 100.0)),
         settings={
@@ -303,17 +316,15 @@ def sample_report() -> schema.Report:
             facts={"ablation": "abc"}, files=(("runs/raw/seed-0/run.json", "ff" * 32),)
         ),
     )
-    null = dataclasses.replace(report, name="null", verdict="null: not distinguishable.")
+    null = with_results(report, verdict="null: not distinguishable.")
     return dataclasses.replace(report, null_web=null)
 
 
 def empty_report() -> schema.Report:
     """The same without controls, curves, images, costs and anything optional."""
+    report = with_task(sample_report(), a_a=None, controls=(), power=None)
     return dataclasses.replace(
-        sample_report(),
-        aa=None,
-        controls=(),
-        power=None,
+        with_results(report, overlap={}, near_overlap={}),
         runs=(),
         changes=(),
         arms=tuple(dataclasses.replace(arm, device_seconds=None) for arm in sample_report().arms),
@@ -323,7 +334,6 @@ def empty_report() -> schema.Report:
         funnels=(),
         histograms=(),
         gallery=(),
-        evaluation_overlap={},
         settings={},
         contract=None,
         rules=(),

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import numpy as np
 
-from manifests import disk
 from manifests.schema import Ablation
 from train.ablation import wording
 from train.ablation.arms import A_A, RANDOM_LIKE, arm_config
@@ -24,9 +23,10 @@ from train.ablation.rounds import (
     rounds_note,
 )
 from train.evaluation.metrics import METRICS, can_be_averaged, chance_of
+from train.evaluation.overlap import DroppedRows
 from train.evaluation.tasks import Metrics, deciding_metric
-from train.stats.analysis import TaskAnalysis, TaskScores, analyse
-from train.stats.comparison import Comparison, Power, Verdict
+from train.stats.analysis import Analysis, ScorerScore, TaskRange, TaskResult, TaskScores, analyse
+from train.stats.comparison import Comparison
 from train.stats.scaling import (
     Crossing,
     MetricSignal,
@@ -38,12 +38,6 @@ from train.stats.scaling import (
     predict_error,
 )
 
-OPPOSITE: dict[Verdict, Verdict] = {
-    "better": "worse",
-    "worse": "better",
-    "practically equal": "practically equal",
-    "not distinguishable": "not distinguishable",
-}
 BAND_OF_ROOM = 0.02  # the band of equality is at most this share of the room of the metric
 # Nearer to an end than so many bands, a metric can hardly move: nothing is called equal there.
 NEAR_BANDS = 10
@@ -59,80 +53,6 @@ class TaskFacts:
 
     samples: int
     chance: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRange:
-    """Where the scores lie in the range of a task's metric.
-
-    best: the mean of the best arm. chance: of random answers; None where it is not known. near: the
-    end that the metric is so close to that it can hardly move. at_chance: no arm is above chance by
-    more than two standard errors. band: differences inside ± it are practically equal; 0: nothing
-    is called equal.
-    """
-
-    task: str
-    metric: str
-    unit: str
-    best: float
-    chance: float | None
-    near: Literal["floor", "ceiling"] | None
-    at_chance: bool
-    band: float
-
-    @property
-    def sentence(self) -> str:
-        """How near the scores are to an end; without a full stop."""
-        best = wording.in_unit(self.best, self.unit)
-        if self.at_chance:
-            chance = wording.in_unit(self.chance, self.unit)
-            return (
-                f"No model is above chance on {self.task}: the best arm has {best}, chance {chance}"
-            )
-        of_chance = ""
-        if self.near == "floor" and self.chance is not None:
-            of_chance = f", chance gives {wording.in_unit(self.chance, self.unit)}"
-        return f"{self.metric} is near its {self.near} on {self.task}: {best} at best{of_chance}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScorerScore:
-    """What the scorer that an ablation trained reaches on the primary task.
-
-    view: what it was trained on. chance: of random answers; None where it is not known. at_chance:
-    it is not above chance by more than two standard errors of the test set.
-    """
-
-    view: str
-    task: str
-    metric: str
-    unit: str
-    value: float
-    chance: float | None
-    at_chance: bool
-
-    @property
-    def sentence(self) -> str:
-        """Its score, beside chance where that is known; without a full stop."""
-        chance = "" if self.chance is None else f"; chance is {self._in_unit(self.chance)}"
-        value = self._in_unit(self.value)
-        return (
-            f"The scorer, trained on {self.view}, has {self.metric} {value} on {self.task}{chance}"
-        )
-
-    @property
-    def caution(self) -> str:
-        """What the headline adds where the scorer is at chance; otherwise empty."""
-        if not self.at_chance:
-            return ""
-        value, chance = self._in_unit(self.value), self._in_unit(self.chance)
-        return (
-            f" The scorer is at chance on {self.task} ({value} against {chance}): what it filtered "
-            "says little about CLIP-score filtering."
-        )
-
-    def _in_unit(self, value: float | None) -> str:
-        return wording.in_unit(value, self.unit)
 
 
 def scorer_score(view: str, task: str, metric: str, value: float, facts: TaskFacts) -> ScorerScore:
@@ -157,14 +77,7 @@ def _is_at_chance(metric: str, value: float, chance: float | None, samples: int)
     return value <= chance + CHANCE_ERRORS * math.sqrt(chance * (1 - chance) / samples)
 
 
-def largest_of(metric: str) -> float:
-    """The largest value of a metric whose least value is 0; infinite for one without bounds."""
-    return 1.0 if METRICS[metric].unit == "share" else math.inf
-
-
-def range_of(
-    ablation: Ablation, task: str, metric: str, scores: TaskScores, facts: TaskFacts | None
-) -> TaskRange | None:
+def range_of(ablation: Ablation, scores: TaskScores, facts: TaskFacts | None) -> TaskRange | None:
     """Where the scores of a task lie in the range of its metric; None without a finished run of the
     baseline. Only shares have ends; for another unit nothing is equal unless the manifest says so.
     """
@@ -173,17 +86,17 @@ def range_of(
     }
     if ablation.baseline not in means:
         return None
-    kind, stated = METRICS[metric], ablation.equivalence
+    stated = ablation.equivalence
     of_baseline = means[ablation.baseline]
-    best = max(means.values()) if kind.higher_is_better else min(means.values())
-    chance = None if facts is None else chance_of(metric, facts.chance)
+    best = max(means.values()) if scores.higher_is_better else min(means.values())
+    chance = None if facts is None else chance_of(scores.metric, facts.chance)
     near: Literal["floor", "ceiling"] | None = None
     band = stated or 0.0
-    at_chance = _is_at_chance(metric, best, chance, facts.samples if facts else 0)
-    if kind.unit == "share":
+    at_chance = _is_at_chance(scores.metric, best, chance, facts.samples if facts else 0)
+    if scores.unit == "share":
         wanted = DEFAULT_BAND if stated is None else stated
         least = chance or 0.0
-        if kind.higher_is_better:
+        if scores.higher_is_better:
             above, below = of_baseline - least, 1 - of_baseline
             at_floor, at_ceiling = best - least, below
         else:  # the floor of an error is not known
@@ -196,49 +109,26 @@ def range_of(
         room = max(0.0, min(above, below))
         band = min(wanted, BAND_OF_ROOM * room) if stated is None else stated
     return TaskRange(
-        task=task,
-        metric=metric,
-        unit=kind.unit,
         best=best,
-        chance=chance,
         near="floor" if at_chance else near,
         at_chance=at_chance,
         band=0.0 if at_chance or near else band,
     )
 
 
+def metric_scores(metric: str, scores: TaskScores) -> TaskScores:
+    """The scores with what is known of their metric."""
+    kind = METRICS[metric]
+    return replace(
+        scores,
+        metric=metric,
+        unit=kind.unit,
+        higher_is_better=kind.higher_is_better,
+        limit=1.0 if kind.unit == "share" else math.inf,
+    )
+
+
 # --- the verdict ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskComparison(Comparison):
-    """A comparison on a task, the unit of its metric, and its sentence."""
-
-    task: str
-    metric: str
-    unit: str
-    sentence: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskNoise:
-    """The noise of a task's metric, shared by all arms, as standard deviations of one run.
-
-    own_sd, own_df: of all runs. sd, df: at least that of the arms and the baseline alone. floor_sd:
-    what the samples of the test set leave at least. drawing_sd: what another test set would add to
-    a difference, however many seeds there are. power: what such ablations can see.
-    """
-
-    task: str
-    metric: str
-    unit: str
-    own_sd: float | None
-    own_df: float
-    sd: float | None
-    df: float | None
-    floor_sd: float | None
-    drawing_sd: float | None
-    power: Power | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,38 +141,56 @@ class FailedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Conclusions:
-    """What the runs show.
+class Results:
+    """results.json: what the runs show, every metric of every finished run, and their files.
 
-    comparisons: every arm of the manifest against the baseline, primary task first; the intervals
-    of the primary task hold together (Dunnett), and those of all other tasks do (Bonferroni over
-    the tasks). average: the same for the mean over tasks; empty for one task, and where the metrics
-    differ in unit or direction. controls, on the primary task: arms against the random subset of
-    their size, and the subsets against the baseline (Holm). aa: the A/A arm against the arm that it
-    repeats.
-    noise, ranges: of each task, primary first; a task without scores has no range.
-    other_metrics: where the primary metric is near its floor or ceiling, the arms against the
-    baseline by the other metrics of the same predictions, over seeds; adjusted for their number.
+    tasks: by name, the primary one first: its comparisons hold together (Dunnett), those of all
+    other tasks do (Bonferroni over the tasks). Controls, of the primary task: arms against the
+    random subset of their size, and the subsets against the baseline. average: the arms on the mean
+    over tasks; None for one task, and where the metrics differ in unit or direction.
+    other_metrics: where the primary metric is near its floor or ceiling, the arms by the other
+    metrics of the same predictions, over seeds; adjusted for their number.
     earlier_looks: the verdicts that were seen before this one with other seeds, task or metric.
     headline: one sentence. verdict: the headline, then one line for each comparison and each gap.
     rounds: of an ablation with `stop`, how many seeds each arm was run with, and why no more.
     scorer: of the scorer that the ablation trained; None without one.
+    incomplete: {arm: seeds without a result}. runs: {arm: {seed: {task: metrics}}}.
+    overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
+    hash. dropped: rows not trained on for that.
+    files: path inside the folder -> sha256, of all files that a number was read from.
     """
 
     headline: str
     verdict: str
-    comparisons: tuple[TaskComparison, ...]
-    average: tuple[TaskComparison, ...]
-    controls: tuple[TaskComparison, ...]
-    aa: TaskComparison | None
-    noise: tuple[TaskNoise, ...]
+    tasks: dict[str, TaskResult]
+    average: TaskResult | None
+    other_metrics: tuple[TaskResult, ...]
     failed: tuple[FailedRun, ...]
-    incomplete: dict[str, tuple[int, ...]]  # arm -> seeds without a result
-    rounds: tuple[ArmRounds, ...] = ()
-    ranges: tuple[TaskRange, ...] = ()
-    other_metrics: tuple[TaskComparison, ...] = ()
-    earlier_looks: tuple[EarlierLook, ...] = ()
-    scorer: ScorerScore | None = None
+    incomplete: dict[str, tuple[int, ...]]
+    rounds: tuple[ArmRounds, ...]
+    earlier_looks: tuple[EarlierLook, ...]
+    scorer: ScorerScore | None
+    ablation_hash: str = ""
+    runs: dict[str, dict[str, dict[str, Metrics]]] = field(default_factory=dict)
+    overlap: dict[str, int] = field(default_factory=dict)
+    near_overlap: dict[str, int] = field(default_factory=dict)
+    dropped: tuple[DroppedRows, ...] = ()
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """The arms against the baseline on every task."""
+        return tuple(row for task in self.tasks.values() for row in task.comparisons)
+
+    def comparison(self, task: str, arm: str, baseline: str) -> Comparison | None:
+        """An arm, a control or the A/A arm against the baseline of the ablation."""
+        of_task = self.tasks[task]
+        if arm == A_A:
+            return of_task.a_a
+        for one in (*of_task.comparisons, *of_task.controls):
+            if (one.arm, one.baseline) == (arm, baseline):
+                return one
+        return None
 
 
 def conclude(
@@ -296,138 +204,109 @@ def conclude(
     others: Mapping[str, TaskScores] | None = None,
     earlier: Sequence[EarlierLook] = (),
     scorer: ScorerScore | None = None,
-) -> Conclusions:
+) -> Results:
     """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs, which
     are those that the rounds of `study` asked for. facts: of the tasks; without them no chance is
     known. others: the scores of the primary task by its other metrics. earlier: see
-    `Conclusions.earlier_looks`.
+    `Results.earlier_looks`.
     """
     tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
     metrics = {task.name: deciding_metric(task) for task in tasks}
-    ranges = {}
+    asked, ranges = {}, {}
     for name, metric in metrics.items():
-        one = range_of(ablation, name, metric, scores[name], (facts or {}).get(name))
-        if one is not None:
-            ranges[name] = one
-    asked = {}
-    for name, metric in metrics.items():
-        band = ranges[name].band if name in ranges else 0.0
-        asked[name] = replace(scores[name], band=band, limit=largest_of(metric))
-    arms = [arm for arm in ablation.arms if arm != ablation.baseline]
-    one_models = [name for name, arm in ablation.arms.items() if arm.is_one_model]
+        of_task = metric_scores(metric, scores[name])
+        where = range_of(ablation, of_task, (facts or {}).get(name))
+        ranges[name], asked[name] = where, replace(of_task, band=where.band if where else 0.0)
     looks = 1 + len(earlier)
-    analysis = analyse(
+    analysis = _analyse(
+        ablation,
         asked,
-        ablation.baseline,
-        arms=arms,
-        band=0.0,
-        one_models=one_models,
+        looks,
         controls=_control_pairs(ablation),
         a_a=(A_A, ablation.controls.a_a) if ablation.controls.a_a else None,
         primary=ablation.primary,
-        rounds=len(round_sizes(ablation)),
-        looks=looks,
         average=can_be_averaged(list(metrics.values())),
     )
     if study is not None:
         analysis.tasks[ablation.primary] = _at_last_looks(
             ablation, analysis.tasks[ablation.primary], study, asked[ablation.primary], looks
         )
-    comparisons: list[TaskComparison] = []
-    for name, of_task in analysis.tasks.items():
-        comparisons += _on_task(of_task, of_task.comparisons, metrics[name])
-    primary = analysis.tasks[ablation.primary]
-    decides = metrics[ablation.primary]
-    controls = _on_task(primary, primary.controls, decides)
-    aa = _on_task(primary, [primary.a_a], decides)[0] if primary.a_a else None
-    average: list[TaskComparison] = []
-    if analysis.average is not None:  # its metrics have the unit and direction of `decides`
-        average = _on_task(analysis.average, analysis.average.comparisons, decides)
-    near = ranges.get(ablation.primary)
-    by_others: list[TaskComparison] = []
-    if near is not None and near.near is not None and others:
-        by_others = _by_other_metrics(ablation, others, arms, one_models, looks)
+    results = {}
+    for name, one in analysis.tasks.items():
+        known = (facts or {}).get(name)
+        if known is not None:
+            chance = chance_of(one.metric, known.chance)
+            one = replace(one, samples=known.samples, chance=chance)
+        results[name] = replace(one, range=ranges[name])
+    primary = results[ablation.primary]
+    by_others: tuple[TaskResult, ...] = ()
+    if primary.range is not None and primary.range.near is not None and others:
+        named = {f"{ablation.primary} by {m}": metric_scores(m, one) for m, one in others.items()}
+        by_others = tuple(_analyse(ablation, named, looks, average=False).tasks.values())
     missing = dict(incomplete or {})
-    on_primary = [row for row in comparisons if row.task == ablation.primary]
-    headline = _headline(ablation, on_primary, primary) + _caution(near, by_others)
+    headline = _headline(ablation, primary) + _caution(primary, by_others)
     if scorer is not None:
-        headline += scorer.caution
-    lines = [headline, *(row.sentence for row in on_primary)]
-    lines += [row.sentence for row in by_others if row.verdict in ("better", "worse")]
-    lines += _control_lines(controls, aa)
+        headline += wording.scorer_caution(scorer)
+    lines = [headline, *wording.sentences(primary)]
+    for one in by_others:
+        clear = [row for row in one.comparisons if row.verdict in ("better", "worse")]
+        lines += [wording.describe(row) for row in clear]
+    lines += _control_lines(primary)
     if scorer is not None:
-        lines.append(f"{scorer.sentence}.")
+        lines.append(f"{wording.scorer_sentence(scorer)}.")
     rounds: tuple[ArmRounds, ...] = ()
     if study is not None:
-        rounds = arm_rounds(ablation, study, {row.arm: row for row in on_primary})
-    if rounds:
+        rounds = arm_rounds(ablation, study, {row.arm: row for row in primary.comparisons})
         lines += [rounds_note(ablation), *(row.sentence for row in rounds)]
     if earlier:
         lines.append(looks_line(earlier))
-    if study is None and _is_open(on_primary):
+    if study is None and _is_open(primary):
         lines.append(MORE_SEEDS)
     lines += _gaps(failed, missing, runs)
-    noise = [_noise(of_task, metrics[name]) for name, of_task in analysis.tasks.items()]
-    return Conclusions(
+    return Results(
         headline=headline,
         verdict="\n".join(lines),
-        comparisons=tuple(comparisons),
-        average=tuple(average),
-        controls=tuple(controls),
-        aa=aa,
-        noise=tuple(noise),
+        tasks=results,
+        average=analysis.average,
+        other_metrics=by_others,
         failed=tuple(failed),
         incomplete=missing,
         rounds=rounds,
-        ranges=tuple(ranges.values()),
-        other_metrics=tuple(by_others),
         earlier_looks=tuple(earlier),
         scorer=scorer,
     )
 
 
-# --- other metrics --------------------------------------------------------------------------------
-
-
-def _by_other_metrics(
-    ablation: Ablation,
-    others: Mapping[str, TaskScores],
-    arms: Sequence[str],
-    one_models: Sequence[str],
-    looks: int,
-) -> list[TaskComparison]:
-    """The arms by the other metrics of the primary task, adjusted over all of them."""
-    scores = {name: replace(one, limit=largest_of(name)) for name, one in others.items()}
-    analysis = analyse(
+def _analyse(
+    ablation: Ablation, scores: Mapping[str, TaskScores], looks: int, **asked: Any
+) -> Analysis:
+    """The arms of the manifest on some scores. asked: the other arguments of `analyse`."""
+    return analyse(
         scores,
         ablation.baseline,
-        arms=arms,
+        arms=[arm for arm in ablation.arms if arm != ablation.baseline],
         band=0.0,
-        one_models=one_models,
+        one_models=[name for name, arm in ablation.arms.items() if arm.is_one_model],
         rounds=len(round_sizes(ablation)),
         looks=looks,
-        average=False,
+        **asked,
     )
-    rows = []
-    for metric, of_task in analysis.tasks.items():
-        named = replace(of_task, task=f"{ablation.primary} by {metric}")
-        for row in _on_task(named, of_task.comparisons, metric):
-            rows.append(replace(row, task=ablation.primary))
-    return rows
 
 
-def _caution(near: TaskRange | None, by_others: Sequence[TaskComparison]) -> str:
+def _caution(primary: TaskResult, by_others: Sequence[TaskResult]) -> str:
     """What the headline adds where the scores are at chance or at an end of the metric."""
-    if near is None or near.near is None:
+    if primary.range is None or primary.range.near is None:
         return ""
-    text = f" {near.sentence}: nothing can be called equal by it"
-    clear = [row for row in by_others if row.verdict in ("better", "worse")]
+    text = f" {wording.range_sentence(primary)}: nothing can be called equal by it"
+    clear = []
+    for one in by_others:
+        clear += [row for row in one.comparisons if row.verdict in ("better", "worse")]
     if clear:
         metric = min(clear, key=lambda row: row.p_adjusted).metric
         words = [f"{row.arm} is {row.verdict}" for row in clear if row.metric == metric]
         text += f"; {metric} of the same predictions tells arms apart: {', '.join(words)}"
-    elif by_others:
-        count = len({row.metric for row in by_others})
+    elif any(one.comparisons for one in by_others):
+        count = len(by_others)
         text += f"; none of the {count} other metrics of these predictions tells the arms apart"
     return f"{text}."
 
@@ -440,7 +319,8 @@ MORE_SEEDS = (
 )
 
 
-def _is_open(rows: Sequence[TaskComparison]) -> bool:
+def _is_open(primary: TaskResult) -> bool:
+    rows = primary.comparisons
     return any(row.verdict == "not distinguishable" and row.low is not None for row in rows)
 
 
@@ -458,11 +338,13 @@ def looks_line(earlier: Sequence[EarlierLook]) -> str:
     )
 
 
-def _control_lines(controls: Sequence[TaskComparison], aa: TaskComparison | None) -> list[str]:
+def _control_lines(primary: TaskResult) -> list[str]:
     """The controls and the A/A arm, with a warning where equal data differ."""
-    lines = [f"Control: {row.sentence}" for row in controls]
+    lines = [f"Control: {wording.describe(row, primary.power)}" for row in primary.controls]
+    aa = primary.a_a
     if aa is not None:
-        lines.append(f"A/A, equal data in another order: {aa.sentence}")
+        sentence = wording.describe(aa, primary.power)
+        lines.append(f"A/A, equal data in another order: {sentence}")
         if aa.verdict in ("better", "worse"):
             lines.append(
                 "Equal data differ: by chance alone this happens in 1 of 20 ablations; "
@@ -472,8 +354,8 @@ def _control_lines(controls: Sequence[TaskComparison], aa: TaskComparison | None
 
 
 def _at_last_looks(
-    ablation: Ablation, primary: TaskAnalysis, study: Study, scores: TaskScores, looks: int
-) -> TaskAnalysis:
+    ablation: Ablation, primary: TaskResult, study: Study, scores: TaskScores, looks: int
+) -> TaskResult:
     """The analysis with the comparison of each arm from its last look, by the band of `scores`.
 
     The smallest visible difference is that of one number of seeds, so it is left out.
@@ -482,8 +364,8 @@ def _at_last_looks(
     for row in primary.comparisons:
         seen = study.scores.get(row.arm)
         if seen is not None:
-            seen = replace(seen, band=scores.band, limit=scores.limit)
-            row = compare_in_round(ablation, seen, looks)[row.arm]
+            known = replace(scores, values=seen.values, samples=seen.samples)
+            row = compare_in_round(ablation, known, looks)[row.arm]
         rows.append(row)
     return replace(primary, comparisons=tuple(rows), power=None)
 
@@ -495,42 +377,12 @@ def _control_pairs(ablation: Ablation) -> list[tuple[str, str]]:
     return pairs + [(RANDOM_LIKE + arm, ablation.baseline) for arm in arms]
 
 
-def _on_task(
-    of_task: TaskAnalysis, comparisons: Sequence[Comparison], metric: str
-) -> list[TaskComparison]:
-    unit = METRICS[metric].unit
-    rows = []
-    for one in comparisons:
-        comparison = one
-        if not METRICS[metric].higher_is_better:
-            comparison = replace(one, verdict=OPPOSITE[one.verdict])
-        sentence = wording.describe(comparison, of_task.task, unit, of_task.power)
-        fields = {"task": of_task.task, "metric": metric, "unit": unit, "sentence": sentence}
-        plain = {**disk.to_plain(comparison), **fields}
-        rows.append(disk.from_plain(TaskComparison, plain))
-    return rows
-
-
-def _noise(of_task: TaskAnalysis, metric: str) -> TaskNoise:
-    return TaskNoise(
-        task=of_task.task,
-        metric=metric,
-        unit=METRICS[metric].unit,
-        own_sd=of_task.own_sd,
-        own_df=of_task.own_df,
-        sd=of_task.sd,
-        df=of_task.df,
-        floor_sd=of_task.floor_sd,
-        drawing_sd=of_task.drawing_sd,
-        power=of_task.power,
-    )
-
-
 # --- the headline ---------------------------------------------------------------------------------
 
 
-def _headline(ablation: Ablation, rows: Sequence[TaskComparison], primary: TaskAnalysis) -> str:
+def _headline(ablation: Ablation, primary: TaskResult) -> str:
     """One sentence about the arms of the manifest on the primary task, without the controls."""
+    rows = primary.comparisons
     if not rows:
         return "Nothing can be compared: no arm shares two finished seeds with the baseline."
     base, task = ablation.baseline, ablation.primary
@@ -540,7 +392,7 @@ def _headline(ablation: Ablation, rows: Sequence[TaskComparison], primary: TaskA
         if len(equal) == len(rows):
             names = ", ".join(row.arm for row in rows)
             return f"No difference on {task}: practically equal to {base} are {names}."
-        power = _power(rows[0], primary)
+        power = _power(primary)
         return f"No difference to {base} found on {task}: {_differences(rows)}{power}."
     parts = []
     for word in ("better", "worse"):
@@ -553,18 +405,18 @@ def _headline(ablation: Ablation, rows: Sequence[TaskComparison], primary: TaskA
     return f"On {task}, {text}{others}."
 
 
-def _power(row: TaskComparison, primary: TaskAnalysis) -> str:
+def _power(primary: TaskResult) -> str:
     """What these runs could have shown, and how many seeds would show half of that."""
     if primary.power is None:
         return ""
-    text = f"; {wording.could_have_seen(primary.power, row.unit)}"
-    shown = wording.percent(primary.power.half, row.unit)
+    text = f"; {wording.could_have_seen(primary.power, primary.unit)}"
+    shown = wording.percent(primary.power.half, primary.unit)
     if primary.power.seeds_for_half is None:
         return f"{text}; no number of seeds would show {shown} on this test set"
     return f"{text}; {primary.power.seeds_for_half} seeds would see {shown}"
 
 
-def _differences(rows: Sequence[TaskComparison]) -> str:
+def _differences(rows: Sequence[Comparison]) -> str:
     texts = []
     for row in rows:
         difference = wording.interval(row.difference, row.low, row.high, row.unit)
@@ -644,13 +496,13 @@ def metric_tables(
     tables = []
     for task in ablation.evaluate:
         values = {}
-        for metric in _metrics_of(runs, task.name):
+        for metric in METRICS:
             table = _common_seeds(_table(ablation, runs, task.name, metric))
             if table:
                 values[metric] = table
         if not values:
             continue
-        lower = [name for name in values if name in METRICS and not METRICS[name].higher_is_better]
+        lower = [name for name in values if not METRICS[name].higher_is_better]
         generator = np.random.default_rng(RANDOM_SEED)
         rows = metric_signals(values, generator, lower_is_better=lower, draws=draws)
         signals = TaskSignals(task=task.name, deciding=deciding_metric(task), rows=tuple(rows))
@@ -739,15 +591,6 @@ def _scaling(
         predictions=tuple(predict_error(fit, AHEAD * largest) for fit in fits.values()),
         crossings=tuple(crossings),
     )
-
-
-def _metrics_of(runs: RunMetrics, task: str) -> list[str]:
-    """The metrics that a task's runs have, in order."""
-    names: dict[str, None] = {}
-    for of_arm in runs.values():
-        for of_seed in of_arm.values():
-            names |= dict.fromkeys(of_seed.get(task, {}))
-    return list(names)
 
 
 def _table(ablation: Ablation, runs: RunMetrics, task: str, metric: str) -> Table:

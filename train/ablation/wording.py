@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from train.ablation.arms import NO_SEED
+from train.stats.analysis import ScorerScore, TaskResult
 from train.stats.comparison import Comparison, Power, Verdict
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
@@ -116,16 +117,14 @@ def _runs(comparison: Comparison) -> str:
     return f"{comparison.n} seeds"
 
 
-def describe(
-    comparison: Comparison, task: str, unit: str = "share", power: Power | None = None
-) -> str:
+def describe(comparison: Comparison, power: Power | None = None) -> str:
     """A comparison in words: verdict, difference, interval, seeds and p.
 
     power: what these runs could have shown; it follows where nothing was found.
     """
-    c = comparison
+    c, unit = comparison, comparison.unit
     text = (
-        f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {task}: "
+        f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {c.task}: "
         f"{interval(c.difference, c.low, c.high, unit)} {unit_of_difference(unit)} "
         f"({_runs(c)}, {adjusted(c)})"
     )
@@ -138,3 +137,38 @@ def describe(
         band = percent(c.band, unit)
         return f"{text}; it is inside the band of ±{band} that counts as equal."
     return f"{text}."
+
+
+def sentences(task: TaskResult) -> list[str]:
+    """The arms of a task in words."""
+    return [describe(row, task.power) for row in task.comparisons]
+
+
+def range_sentence(task: TaskResult) -> str:
+    """How near the scores of a task are to an end of the metric; without a full stop."""
+    assert task.range is not None
+    best = in_unit(task.range.best, task.unit)
+    chance = "" if task.chance is None else in_unit(task.chance, task.unit)
+    if task.range.at_chance:
+        return f"No model is above chance on {task.task}: the best arm has {best}, chance {chance}"
+    of_chance = f", chance gives {chance}" if task.range.near == "floor" and chance else ""
+    return f"{task.metric} is near its {task.range.near} on {task.task}: {best} at best{of_chance}"
+
+
+def scorer_sentence(scorer: ScorerScore) -> str:
+    """The score of a scorer, beside chance where that is known; without a full stop."""
+    s = scorer
+    chance = "" if s.chance is None else f"; chance is {in_unit(s.chance, s.unit)}"
+    value = in_unit(s.value, s.unit)
+    return f"The scorer, trained on {s.view}, has {s.metric} {value} on {s.task}{chance}"
+
+
+def scorer_caution(scorer: ScorerScore) -> str:
+    """What the headline adds where the scorer is at chance; otherwise empty."""
+    s = scorer
+    if not s.at_chance:
+        return ""
+    return (
+        f" The scorer is at chance on {s.task} ({in_unit(s.value, s.unit)} against "
+        f"{in_unit(s.chance, s.unit)}): what it filtered says little about CLIP-score filtering."
+    )

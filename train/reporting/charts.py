@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from html import escape
 from math import floor, isfinite, log10
 
+from markupsafe import Markup
+
 from manifests.web_page import colour, line_at, number, svg, text_at, ticks
 from train.ablation import wording
 
@@ -26,7 +28,7 @@ class ForestRow:
     dots: tuple[float, ...] = ()
 
 
-def forest(rows: Sequence[ForestRow], band: float, title: str) -> str:
+def forest(rows: Sequence[ForestRow], band: float, title: str) -> Markup:
     """Differences with their intervals and single seeds. `band` is drawn around 0."""
     width, right, step = 560, 20, 30
     left = min(300, max(90, 20 + WIDE_LETTER * max([len(row.name) for row in rows] or [0])))
@@ -132,7 +134,7 @@ def _range(values: Sequence[float], pad: float = 0.0) -> tuple[float, float]:
     return low - pad * (high - low), high + pad * (high - low)
 
 
-def bands(series: Sequence[Band], x_name: str, y_name: str, title: str) -> str:
+def bands(series: Sequence[Band], x_name: str, y_name: str, title: str) -> Markup:
     """Means as lines and the spread of the seeds as bands, over one pair of axes."""
     xs: list[float] = []
     ys: list[float] = []
@@ -184,7 +186,7 @@ class Line:
 
 def log_curves(
     lines: Sequence[Line], points: Sequence[Point], x_name: str, y_name: str, title: str
-) -> str:
+) -> Markup:
     """Lines and points over a logarithmic x axis; x is above 0."""
     xs, ys = [], []
     for line in lines:
@@ -227,7 +229,7 @@ def scatter(
     level: float | None = 0.0,
     links: Sequence[tuple[Point, Point]] = (),
     from_zero: bool = False,
-) -> str:
+) -> Markup:
     """Points with their intervals.
 
     level: a value of y that the axis contains, with a line there. links: pairs of points that a
@@ -267,7 +269,7 @@ def strip(
     axis: tuple[float, float],
     reference: float | None,
     title: str,
-) -> str:
+) -> Markup:
     """One line: a dot per seed, their mean as a bar, the baseline's mean as a dashed line."""
     width, height, pad = 210, 24, 8
     low, high = axis if axis[1] > axis[0] else (axis[0] - 0.5, axis[0] + 0.5)
@@ -297,7 +299,7 @@ def histogram(
     marks: Mapping[str, float],
     shades: Mapping[str, str],
     title: str,
-) -> str:
+) -> Markup:
     """Counts per bin as steps, one outline per name. `marks` are labelled vertical lines."""
     inside = {name: value for name, value in marks.items() if edges[0] <= value <= edges[-1]}
     width, left, right, bottom = 720, 56, 16, 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,12 @@ from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import history, wording
 from train.ablation.arms import A_A, AnyRun, GivenRun, Run, all_runs, arm_names, missing_views
 from train.ablation.conclusions import (
-    RunMetrics,
-    ScalingTable,
-    TaskComparison,
+    Results,
     looks_line,
     metric_tables,
     scaling_tables,
 )
 from train.eval_data.samples import Samples
-from train.evaluation.metrics import METRICS
 from train.evaluation.tasks import BoolArray, deciding_metric, read_samples
 from train.identity import SEEDS, shared_part
 from train.reporting import data
@@ -37,28 +34,19 @@ from train.reporting.results import FileHashes, read_results
 from train.reporting.schema import (
     ArmChanges,
     ArmReport,
-    BaselineDifference,
     ClassChange,
     ConfusionChange,
     Contract,
     ContractRow,
     Curve,
     Disagreement,
-    Histogram,
     Provenance,
     Report,
-    Results,
     Role,
     RunRow,
-    Scaling,
-    ScalingCurve,
     SeedValues,
-    SignalRow,
-    TaskReport,
-    TaskRow,
 )
 from train.stats.analysis import mean_sd
-from train.stats.comparison import Power
 from train.stats.scaling import wilson
 
 # --------------------------------------------------------------------------------------------------
@@ -448,7 +436,7 @@ def run_rows(runs: Sequence[AnyRun], results: Results, task: TaskSpec) -> tuple[
     samples = results.tasks[task.name].samples
     rows = []
     for run in runs:
-        metrics = results.arms[run.arm].runs.get(str(run.seed), {}).get(task.name)
+        metrics = results.runs[run.arm].get(str(run.seed), {}).get(task.name)
         if metrics is None:
             continue
         value = metrics[metric]
@@ -507,73 +495,6 @@ def costs_of(path: str) -> tuple[tuple[str, float], ...]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The tables of `train.ablation` as the report has them: signal of the metrics, scaling curves.
-
-
-def signal_rows(ablation: Ablation, results: Results) -> tuple[SignalRow, ...]:
-    """The known metrics of every task, most signal first, over the arms of the manifest."""
-    rows = []
-    for table in metric_tables(ablation, _runs(results)):
-        for one in table.rows:
-            if one.metric not in METRICS:
-                continue
-            ratio = None if one.ratio is None else (one.ratio.value, one.ratio.low, one.ratio.high)
-            row = SignalRow(
-                task=table.task,
-                metric=one.metric,
-                unit=METRICS[one.metric].unit,
-                deciding=one.metric == table.deciding,
-                arms=one.arms,
-                seeds=one.seeds,
-                best=one.best,
-                spread=one.spread,
-                noise=one.noise,
-                ratio=ratio,
-                single_agreement=one.single_agreement,
-                half_agreement=one.half_agreement,
-            )
-            rows.append(row)
-    return tuple(rows)
-
-
-def scaling_curves(ablation: Ablation, results: Results) -> tuple[Scaling, ...]:
-    """Error against samples seen on each task; () where the ablation varies something else."""
-    return tuple(_scaling(table) for table in scaling_tables(ablation, _runs(results)))
-
-
-def _scaling(table: ScalingTable) -> Scaling:
-    warnings: dict[str, None] = {}
-    curves = []
-    for (name, law), ahead in zip(table.curves.items(), table.predictions, strict=True):
-        curve = ScalingCurve(
-            name=name,
-            floor=law.floor,
-            scale=law.scale,
-            exponent=law.exponent,
-            unit=law.unit,
-            points=table.points[name],
-            predicted=(ahead.n, ahead.error.value, ahead.error.low, ahead.error.high),
-        )
-        curves.append(curve)
-        if ahead.warning:
-            warnings[ahead.warning] = None
-    for crossing in table.crossings:
-        if crossing.warning:
-            warnings[crossing.warning] = None
-    return Scaling(
-        task=table.task,
-        metric=table.metric,
-        curves=tuple(curves),
-        crossings=tuple(crossing.sentence() for crossing in table.crossings),
-        warnings=tuple(warnings),
-    )
-
-
-def _runs(results: Results) -> RunMetrics:
-    return {name: arm.runs for name, arm in results.arms.items()}
-
-
-# --------------------------------------------------------------------------------------------------
 # The report of an ablation's folder: results.json, and what the arms and runs were made of.
 
 
@@ -589,55 +510,35 @@ def collect_report(out: str) -> Report:
     hashes = FileHashes(folder=out, sha256=dict(results.files))
     runs = all_runs(ablation, out)
     trained = [run for run in runs if isinstance(run, Run)]
-    with_result = [run for run in runs if str(run.seed) in results.arms[run.arm].runs]
+    with_result = [run for run in runs if str(run.seed) in results.runs[run.arm]]
     finished = [run for run in with_result if isinstance(run, Run)]
     primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
     views, gone = _open_views(trained)
     samples = data.sample_pools(views)
-    values = {task.name: _values(runs, results, task) for task in ablation.evaluate}
     looks = history.looks(out)
     return Report(
-        name=ablation.name,
-        question=ablation.question,
-        baseline=ablation.baseline,
-        primary=ablation.primary,
-        equivalence=_band(ablation, results),
-        seeds=ablation.seeds,
+        ablation=ablation,
+        results=results,
         samples_seen=trained[0].config.samples_seen if trained else None,
-        headline=results.headline,
-        verdict=results.verdict,
-        arms=_arms(runs, ablation, finished, values, results, views),
-        tasks=_tasks(ablation, values, results),
-        comparisons=results.comparisons,
-        average=results.average,
-        noise=results.noise,
-        controls=results.controls,
-        aa=results.aa,
-        power=_power(ablation, results),
+        arms=_arms(runs, ablation, finished, results, views),
         runs=run_rows(runs, results, primary),
         changes=collect_changes(with_result, primary, ablation.baseline),
-        rounds=results.rounds,
         contract=collect_contract(finished),
-        signals=signal_rows(ablation, results),
-        ranges=results.ranges,
-        other_metrics=results.other_metrics,
-        scorer=results.scorer,
+        signals=metric_tables(ablation, results.runs),
         looks=looks_line(results.earlier_looks) if results.earlier_looks else "",
-        scaling=scaling_curves(ablation, results),
+        scaling=scaling_tables(ablation, results.runs),
         gaps=(*_gaps(results), *_missing_data(gone), *_null_gap(out, ablation)),
         redesigns=tuple(change.sentence for change in history.changes(looks)),
         metrics_were_fixed=history.metrics_were_fixed(looks),
         curves=read_curves(finished, hashes),
         funnels=data.funnels(views),
-        histograms=_histograms(views, samples),
+        histograms=(*data.histograms(views), *data.other_histograms(samples)),
         rules=data.rule_effects(views),
         categories=data.categories(samples),
         duplicates=data.duplicate_groups(samples),
         safety=data.safety_rates(samples),
         gallery=data.examples(views, ablation.baseline),
         overlap=data.overlap(views),
-        evaluation_overlap=results.overlap,
-        near_evaluation_overlap=results.near_overlap,
         null_web=_null_web(out, ablation),
         costs=costs_of(layout.costs_json),
         settings=_settings(ablation, views),
@@ -657,64 +558,12 @@ def _open_views(runs: Sequence[Run]) -> tuple[list[ArmView], dict[str, list[str]
     return open_views({arm: blend for arm, blend in blends.items() if not gone[arm]}), gone
 
 
-def _tasks(
-    ablation: Ablation, values: Mapping[str, Mapping[str, Mapping[int, float]]], results: Results
-) -> tuple[TaskReport, ...]:
-    tasks = []
-    for task in ablation.evaluate:
-        tasks.append(_task(task, values[task.name], results, ablation.baseline))
-    return tuple(tasks)
-
-
-def _histograms(
-    views: Sequence[ArmView], samples: Sequence[data.PoolSample]
-) -> tuple[Histogram, ...]:
-    return (*data.histograms(views), *data.other_histograms(samples))
-
-
-def _values(
-    runs: Sequence[AnyRun], results: Results, task: TaskSpec
-) -> dict[str, dict[int, float]]:
-    """{arm: {seed of the ablation: headline metric}}."""
-    values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
-    for run in runs:
-        metrics = results.arms[run.arm].runs.get(str(run.seed), {}).get(task.name)
-        if metrics is not None:
-            values[run.arm][run.seed] = metrics[deciding_metric(task)]
-    return values
-
-
-def seed_values(values: Mapping[int, float]) -> SeedValues:
+def seed_values(values: dict[str, float]) -> SeedValues:
     """Mean and SD of {seed: value}, and the values."""
-    by_seed = {str(seed): value for seed, value in values.items()}
     if not values:
         return SeedValues(mean=None, sd=None, values={})
-    over_seeds = mean_sd(list(values.values()))
-    return SeedValues(mean=over_seeds.mean, sd=over_seeds.sd, values=by_seed)
-
-
-def _difference(comparison: TaskComparison | None) -> BaselineDifference | None:
-    if comparison is None:
-        return None
-    return BaselineDifference(
-        mean=comparison.difference,
-        low=comparison.low,
-        high=comparison.high,
-        low_seeds=comparison.low_seeds,
-        high_seeds=comparison.high_seeds,
-        p=comparison.p,
-        p_adjusted=comparison.p_adjusted,
-        verdict=comparison.verdict,
-    )
-
-
-def _of(results: Results, task: str, arm: str, baseline: str) -> TaskComparison | None:
-    """The comparison of an arm or a control with the baseline."""
-    for comparison in (*results.comparisons, *results.controls):
-        key = (comparison.task, comparison.arm, comparison.baseline)
-        if key == (task, arm, baseline):
-            return comparison
-    return None
+    mean, sd = mean_sd(list(values.values()))
+    return SeedValues(mean=mean, sd=sd, values=values)
 
 
 # --- arms and tasks ------------------------------------------------------------------------------
@@ -724,25 +573,23 @@ def _arms(
     runs: Sequence[AnyRun],
     ablation: Ablation,
     finished: Sequence[Run],
-    values: Mapping[str, Mapping[str, Mapping[int, float]]],
     results: Results,
     views: Sequence[ArmView],
 ) -> tuple[ArmReport, ...]:
     seconds = device_seconds(finished)
-    arms = []
-    for name in arm_names(runs):
-        arm = _arm(name, ablation, finished, values, results, views)
-        arms.append(replace(arm, device_seconds=seconds.get(name)))
-    return tuple(arms)
+    return tuple(
+        _arm(name, ablation, finished, results, views, seconds.get(name))
+        for name in arm_names(runs)
+    )
 
 
 def _arm(
     arm: str,
     ablation: Ablation,
     finished: Sequence[Run],
-    values: Mapping[str, Mapping[str, Mapping[int, float]]],
     results: Results,
     views: Sequence[ArmView],
+    seconds: float | None,
 ) -> ArmReport:
     of_arm = [view for view in views if view.arm == arm]
     rows = sum(view.document.kept for view in of_arm)
@@ -753,9 +600,13 @@ def _arm(
             sources = disk.read_json(RunLayout(run.out).run_json)["sources"]
             drawn = sum(source["drawn"] for source in sources.values())
             break
-    comparison = (
-        results.aa if arm == A_A else _of(results, ablation.primary, arm, ablation.baseline)
-    )
+    metrics = {}
+    for task in ablation.evaluate:
+        values = {}
+        for seed, of_run in results.runs[arm].items():
+            if task.name in of_run:
+                values[seed] = of_run[task.name][deciding_metric(task)]
+        metrics[task.name] = seed_values(values)
     return ArmReport(
         arm=arm,
         role=_role(arm, ablation),
@@ -764,9 +615,9 @@ def _arm(
         share=rows / max(1, stored),
         drawn=drawn,
         repeats=None if drawn is None else drawn / max(1, rows),
-        metrics={task: seed_values(by_arm[arm]) for task, by_arm in values.items()},
-        difference=_difference(comparison),
+        metrics=metrics,
         missing=results.incomplete.get(arm, ()),
+        device_seconds=seconds,
     )
 
 
@@ -776,48 +627,6 @@ def _role(arm: str, ablation: Ablation) -> Role:
     if arm == ablation.baseline:
         return "baseline"
     return "arm" if arm in ablation.arms else "random"
-
-
-def _task(
-    task: TaskSpec,
-    values: Mapping[str, Mapping[int, float]],
-    results: Results,
-    baseline: str,
-) -> TaskReport:
-    rows = []
-    for arm, by_seed in values.items():
-        over_seeds = seed_values(by_seed)
-        row = TaskRow(
-            arm=arm,
-            mean=over_seeds.mean,
-            sd=over_seeds.sd,
-            values=over_seeds.values,
-            difference=_difference(_of(results, task.name, arm, baseline)),
-            mcnemar=results.mcnemar[task.name].get(arm),
-        )
-        rows.append(row)
-    facts = results.tasks[task.name]
-    return TaskReport(
-        task=task.name,
-        kind=task.kind,
-        metric=deciding_metric(task),
-        unit=METRICS[deciding_metric(task)].unit,
-        samples=facts.samples,
-        chance=facts.chance,
-        rows=tuple(rows),
-    )
-
-
-def _power(ablation: Ablation, results: Results) -> Power | None:
-    """What the runs could have seen on the primary task."""
-    noises = {noise.task: noise for noise in results.noise}
-    return noises[ablation.primary].power if ablation.primary in noises else None
-
-
-def _band(ablation: Ablation, results: Results) -> float:
-    """The equivalence band of the primary task."""
-    bands = {one.task: one.band for one in results.ranges}
-    return bands.get(ablation.primary, 0.0)
 
 
 def _gaps(results: Results) -> tuple[str, ...]:

@@ -6,13 +6,15 @@ import datetime
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from pathlib import Path
 
-from manifests.web_page import chart, chip, colour, html_page, legend, note, table, verdict_word
+from manifests.web_page import colour, page_templates
 from train.ablation import wording
 from train.reporting import charts
-from train.reporting.page import level_of, power_texts, primary_task, scale_of
-from train.reporting.schema import ArmReport, BaselineDifference, Report, TaskReport, TaskRow
+from train.reporting.page import difference_point, level_of, power_texts, scale_of
+from train.reporting.schema import ArmReport, Report, Role
+from train.stats.analysis import TaskResult
+from train.stats.comparison import Comparison
 from train.stats.scaling import ScaleAgreement, scale_agreement
 
 # --------------------------------------------------------------------------------------------------
@@ -29,8 +31,8 @@ class ComparedArm:
     """
 
     arm: str
-    first: BaselineDifference
-    second: BaselineDifference
+    first: Comparison
+    second: Comparison
     change: float
     low: float | None
     high: float | None
@@ -77,14 +79,14 @@ def compare_reports(first: Report, second: Report) -> ReportComparison:
             arms.append(_compared(arm, one, of_second[arm]))
     if not arms:
         raise ValueError(
-            f"{first.name!r} and {second.name!r} have no arm in common that both compared with "
-            f"{first.baseline!r}: {', '.join(of_first) or 'none'} in the one, "
+            f"{first.ablation.name!r} and {second.ablation.name!r} have no arm in common that both "
+            f"compared with {first.baseline!r}: {', '.join(of_first) or 'none'} in the one, "
             f"{', '.join(of_second) or 'none'} in the other"
         )
-    task = primary_task(first)
+    task = first.primary
     return ReportComparison(
-        first=first.name,
-        second=second.name,
+        first=first.ablation.name,
+        second=second.ablation.name,
         baseline=first.baseline,
         task=task.task,
         metric=task.metric,
@@ -99,32 +101,37 @@ def compare_reports(first: Report, second: Report) -> ReportComparison:
 
 def _check_comparable(first: Report, second: Report) -> None:
     """ValueError for another baseline, task, metric or test set."""
-    one, other = primary_task(first), primary_task(second)
+    one, other = first.primary, second.primary
     for name, left, right in (
         ("baseline", first.baseline, second.baseline),
         ("primary task", one.task, other.task),
-        ("kind of task", one.kind, other.kind),
+        ("kind of task", _kind(first), _kind(second)),
         ("metric", one.metric, other.metric),
         ("number of test samples", one.samples, other.samples),
         ("number of classes, by its chance", one.chance, other.chance),
     ):
         if left != right:
             raise ValueError(
-                f"{first.name!r} and {second.name!r} are not comparable: the {name} is {left!r} in "
-                f"the one and {right!r} in the other"
+                f"{first.ablation.name!r} and {second.ablation.name!r} are not comparable: the "
+                f"{name} is {left!r} in the one and {right!r} in the other"
             )
 
 
-def _differences(report: Report) -> dict[str, BaselineDifference]:
+def _kind(report: Report) -> str:
+    return next(t.kind for t in report.ablation.evaluate if t.name == report.ablation.primary)
+
+
+def _differences(report: Report) -> dict[str, Comparison]:
     arms = {}
     for arm in report.arms:
-        if arm.difference is not None and arm.role != "baseline":
-            arms[arm.arm] = arm.difference
+        d = report.difference(arm.arm)
+        if d is not None and arm.role != "baseline":
+            arms[arm.arm] = d
     return arms
 
 
-def _compared(arm: str, first: BaselineDifference, second: BaselineDifference) -> ComparedArm:
-    change = second.mean - first.mean
+def _compared(arm: str, first: Comparison, second: Comparison) -> ComparedArm:
+    change = second.difference - first.difference
     low = high = None
     halves = (_half_width(first), _half_width(second))
     if halves[0] is not None and halves[1] is not None:
@@ -133,7 +140,7 @@ def _compared(arm: str, first: BaselineDifference, second: BaselineDifference) -
     return ComparedArm(arm=arm, first=first, second=second, change=change, low=low, high=high)
 
 
-def _half_width(difference: BaselineDifference) -> float | None:
+def _half_width(difference: Comparison) -> float | None:
     if difference.low is None or difference.high is None:
         return None
     return (difference.high - difference.low) / 2
@@ -141,8 +148,8 @@ def _half_width(difference: BaselineDifference) -> float | None:
 
 def _agreement(arms: list[ComparedArm]) -> ScaleAgreement | None:
     """The baseline takes part, with a difference of 0."""
-    first = {"": 0.0, **{arm.arm: arm.first.mean for arm in arms}}
-    second = {"": 0.0, **{arm.arm: arm.second.mean for arm in arms}}
+    first = {"": 0.0, **{arm.arm: arm.first.difference for arm in arms}}
+    second = {"": 0.0, **{arm.arm: arm.second.difference for arm in arms}}
     try:
         return scale_agreement(first, second)
     except ValueError:  # every pair is tied
@@ -153,7 +160,7 @@ def _differs(first: Report, second: Report) -> tuple[str, ...]:
     lines = []
     pairs = [
         ("samples seen per run", first.samples_seen, second.samples_seen),
-        ("seeds", len(first.seeds), len(second.seeds)),
+        ("seeds", len(first.ablation.seeds), len(second.ablation.seeds)),
         ("model", _models(first), _models(second)),
         ("rows of the baseline", _rows(first), _rows(second)),
     ]
@@ -220,8 +227,8 @@ def comparison_lines(comparison: ReportComparison) -> list[str]:
 def _cells(arm: ComparedArm, unit: str) -> tuple[str, str, str]:
     first, second = arm.first, arm.second
     return (
-        wording.interval(first.mean, first.low, first.high, unit),
-        wording.interval(second.mean, second.low, second.high, unit),
+        wording.interval(first.difference, first.low, first.high, unit),
+        wording.interval(second.difference, second.low, second.high, unit),
         wording.interval(arm.change, arm.low, arm.high, unit),
     )
 
@@ -229,61 +236,40 @@ def _cells(arm: ComparedArm, unit: str) -> tuple[str, str, str]:
 def render_comparison(comparison: ReportComparison) -> str:
     """The comparison as a page: a table, and a scatter of the two differences of each arm."""
     c = comparison
-    points, names, rows = [], {}, []
-    scale = scale_of(c.unit)
-    for index, arm in enumerate(c.arms, start=1):
-        shade = colour(index)
-        names[arm.arm] = shade
-        second = arm.second
-        point = charts.Point(
-            name=arm.arm,
-            colour=shade,
-            x=scale * arm.first.mean,
-            y=scale * second.mean,
-            low=None if second.low is None else scale * second.low,
-            high=None if second.high is None else scale * second.high,
-        )
-        points.append(point)
-        words = [verdict_word(arm.first.verdict), verdict_word(second.verdict)]
-        beyond = "yes" if arm.beyond_noise else "no"
-        rows.append([chip(shade, arm.arm), *_cells(arm, c.unit), beyond, *words])
-    unit = wording.unit_of_difference(c.unit)
-    head = ["arm", escape(c.first), escape(c.second), "change", "beyond noise", "first", "second"]
-    caption = f"Differences to {c.baseline} on {c.task} in {unit}, with 95 % intervals"
+    shades = {arm.arm: colour(index) for index, arm in enumerate(c.arms, start=1)}
+    scale, unit = scale_of(c.unit), wording.unit_of_difference(c.unit)
+    points = []
+    for arm in c.arms:
+        x = scale * arm.first.difference
+        points.append(difference_point(arm.arm, shades[arm.arm], x, arm.second, scale))
     title = f"Difference to {c.baseline} in {c.first} (across) and in {c.second} (up), {unit}"
-    svg = charts.scatter(points, c.first, c.second, title)
-    sentences = "".join(f"<li>{escape(line)}</li>" for line in summary(c))
-    method = (
-        "The interval of a change adds the half-widths of both intervals in squares. Both used the "
-        "same number of test samples; where they are the same ones, the interval is too wide, "
-        "never too narrow."
-    )
-    heading = f"{c.first} and {c.second}"
-    return html_page(
-        f"{heading}: two ablations",
-        f'<h1>{escape(heading)}</h1><div class="verdict"><ul>{sentences}</ul></div>'
-        f"{table(head, rows, (1, 2, 3), caption)}{note(method)}<h2>Both scales</h2>"
-        f"{legend(names)}{chart(svg, title)}{_ranks(c, names)}",
+    ranks_title = f"Rank of each arm in {c.first} (across) and in {c.second} (up); 1 is the best"
+    templates = page_templates(Path(__file__).parent / "templates", wording=wording)
+    return templates.get_template("compared.html").render(
+        c=c,
+        unit=unit,
+        summary=summary(c),
+        rows=[(arm, _cells(arm, c.unit)) for arm in c.arms],
+        shades=shades,
+        chart_title=title,
+        svg=charts.scatter(points, c.first, c.second, title),
+        ranks_title=ranks_title,
+        ranks=_ranks(c, {c.baseline: colour(0), **shades}, ranks_title),
     )
 
 
-def _ranks(comparison: ReportComparison, shades: dict[str, str]) -> str:
+def _ranks(c: ReportComparison, shades: dict[str, str], title: str) -> str:
     """The rank of each arm and the baseline in both ablations; "" for fewer than three."""
-    c = comparison
-    first = {c.baseline: 0.0, **{arm.arm: arm.first.mean for arm in c.arms}}
-    second = {c.baseline: 0.0, **{arm.arm: arm.second.mean for arm in c.arms}}
+    first = {c.baseline: 0.0, **{arm.arm: arm.first.difference for arm in c.arms}}
+    second = {c.baseline: 0.0, **{arm.arm: arm.second.difference for arm in c.arms}}
     if len(first) < 3:
         return ""
     points = []
     for name in first:
         x = 1 + sum(other > first[name] for other in first.values())
         y = 1 + sum(other > second[name] for other in second.values())
-        shade = shades.get(name, colour(0))
-        points.append(charts.Point(name=f"{name}: {x}, then {y}", colour=shade, x=x, y=y))
-    title = f"Rank of each arm in {c.first} (across) and in {c.second} (up); 1 is the best"
-    svg = charts.scatter(points, f"rank in {c.first}", f"rank in {c.second}", title, level=None)
-    colours = {c.baseline: colour(0), **shades}
-    return f"<h2>Ranks</h2>{legend(colours)}{chart(svg, title)}"
+        points.append(charts.Point(name=f"{name}: {x}, then {y}", colour=shades[name], x=x, y=y))
+    return charts.scatter(points, f"rank in {c.first}", f"rank in {c.second}", title, level=None)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -302,11 +288,11 @@ MARK = "`report.html` and `report.json` have the details."  # every summary ends
 def report_markdown(report: Report, written: datetime.date | None = None) -> str:
     """The verdict, a table of the arms, controls, the largest losses and what is missing."""
     lines = [
-        f"## {_text(report.name)}",
+        f"## {_text(report.ablation.name)}",
         "",
-        _text(report.question),
+        _text(report.ablation.question),
         "",
-        f"**{_text(report.headline)}**",
+        f"**{_text(report.results.headline)}**",
     ]
     lines += ["", *_arms(report, ("baseline", "arm"), MOST_ARMS)]
     controls = _arms(report, ("random", "a_a"), MOST_ARMS // 2)
@@ -327,13 +313,14 @@ def report_markdown(report: Report, written: datetime.date | None = None) -> str
     return "\n".join(lines) + "\n"
 
 
-def _arms(report: Report, roles: Sequence[str], most: int) -> list[str]:
+def _arms(report: Report, roles: Sequence[Role], most: int) -> list[str]:
     """A table of the arms of these roles; empty where there is none."""
     arms = [arm for arm in report.arms if arm.role in roles]
     if not arms:
         return []
-    unit = primary_task(report).unit
-    score = f"{_text(report.primary)}, %" if unit == "share" else _text(report.primary)
+    unit = report.primary.unit
+    task = _text(report.ablation.primary)
+    score = f"{task}, %" if unit == "share" else task
     name = f"{wording.unit_of_difference(unit)} to {_text(report.baseline)} [{level_of(report)}]"
     lines = [f"| arm | seeds | {score} | {name} | verdict |", "| --- | ---: | ---: | ---: | --- |"]
     lines += [_markdown_row(report, arm, unit) for arm in arms[:most]]
@@ -343,10 +330,10 @@ def _arms(report: Report, roles: Sequence[str], most: int) -> list[str]:
 
 
 def _markdown_row(report: Report, arm: ArmReport, unit: str) -> str:
-    metric, d = arm.metrics[report.primary], arm.difference
+    metric, d = arm.metrics[report.ablation.primary], report.difference(arm.arm)
     difference, verdict = "", "baseline" if arm.role == "baseline" else wording.DASH
     if d is not None:
-        difference, verdict = wording.interval(d.mean, d.low, d.high, unit), d.verdict
+        difference, verdict = wording.interval(d.difference, d.low, d.high, unit), d.verdict
     score = wording.mean_and_sd(metric.mean, metric.sd, unit)
     cells = (_text(arm.arm), str(len(metric.values)), score, difference, verdict)
     return f"| {' | '.join(cells)} |"
@@ -355,12 +342,12 @@ def _markdown_row(report: Report, arm: ArmReport, unit: str) -> str:
 def _losses(report: Report) -> str:
     """The tasks on which an arm is worse, the largest losses first."""
     losses = []
-    for row in report.comparisons:
-        if row.verdict == "worse" and row.task != report.primary:
-            losses.append((-abs(row.difference), row))
-    losses.sort(key=lambda item: item[0])
+    for row in report.results.comparisons:
+        if row.verdict == "worse" and row.task != report.ablation.primary:
+            losses.append(row)
+    losses.sort(key=lambda row: -abs(row.difference))
     texts = []
-    for _, row in losses[:LOSSES]:
+    for row in losses[:LOSSES]:
         difference = wording.interval(row.difference, row.low, row.high, row.unit)
         texts.append(f"{row.arm} on {row.task} {difference}")
     return f"Worse on other tasks: {_text('; '.join(texts))}." if texts else ""
@@ -386,16 +373,16 @@ def report_lines(report: Report) -> list[str]:
             lost = sorted(funnel.reasons.items(), key=lambda item: -item[1])
             reasons = ", ".join(f"{name} {count:,}" for name, count in lost)
             lines.append(f"{funnel.title}, not kept: {reasons}")
-    for task in report.tasks:
-        lines += ["", *task_table(report, task)]
+    for task in report.ablation.evaluate:
+        lines += ["", *task_table(report, report.results.tasks[task.name])]
     if report.null_web is not None:
         null = report.null_web
-        lines += ["", f"{null.name}: {null.question}", *task_table(null, null.tasks[0])]
-        lines.append(null.verdict)
-    return [*lines, "", *report.redesigns, *report.verdict.splitlines()]
+        asked = f"{null.ablation.name}: {null.ablation.question}"
+        lines += ["", asked, *task_table(null, null.primary), null.results.verdict]
+    return [*lines, "", *report.redesigns, *report.results.verdict.splitlines()]
 
 
-def task_table(report: Report, task: TaskReport) -> list[str]:
+def task_table(report: Report, task: TaskResult) -> list[str]:
     """One line per arm: pairs, repeats, mean ± SD, and the difference to the baseline.
 
     Without pairs and repeats where only predictions are known.
@@ -404,8 +391,7 @@ def task_table(report: Report, task: TaskReport) -> list[str]:
     data = f"{'pairs':>8}{'repeats':>9}" if _with_data(report) else ""
     unit = ", %" if task.unit == "share" else ""
     lines = [f"{head:<30}{data}{f'mean ± SD{unit}':>16}   to {report.baseline}"]
-    for row in task.rows:
-        lines.append(_text_row(report, task, row))
+    lines += [_text_row(report, task, arm) for arm in report.arms]
     return lines
 
 
@@ -413,17 +399,16 @@ def _with_data(report: Report) -> bool:
     return any(arm.rows for arm in report.arms)
 
 
-def _text_row(report: Report, task: TaskReport, row: TaskRow) -> str:
-    arm = next(arm for arm in report.arms if arm.arm == row.arm)
-    data = ""
+def _text_row(report: Report, task: TaskResult, arm: ArmReport) -> str:
+    of_arm, data = arm.metrics[task.task], ""
     if _with_data(report):
         repeats = wording.DASH if arm.repeats is None else f"{arm.repeats:.1f}"
         rows = f"{arm.rows:,}" if arm.rows else wording.DASH
         data = f"{rows:>8}{repeats:>9}"
-    text = f"{row.arm:<30}{data}{wording.mean_and_sd(row.mean, row.sd, task.unit):>16}   "
-    if row.difference is not None:
-        d = row.difference
-        text += f"{wording.interval(d.mean, d.low, d.high, task.unit)}  {d.verdict}"
+    text = f"{arm.arm:<30}{data}{wording.mean_and_sd(of_arm.mean, of_arm.sd, task.unit):>16}   "
+    d = report.difference(arm.arm, task.task)
+    if d is not None and arm.role != "a_a":
+        text += f"{wording.interval(d.difference, d.low, d.high, task.unit)}  {d.verdict}"
     if arm.missing:
         text += f"  ({wording.without(arm.missing)})"
     return text.rstrip()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -32,13 +32,18 @@ from train.ablation.arms import (
     scorer_run,
     stale_because,
 )
-from train.ablation.conclusions import FailedRun, ScorerScore, TaskFacts, conclude, scorer_score
+from train.ablation.conclusions import (
+    FailedRun,
+    Results,
+    TaskFacts,
+    conclude,
+    scorer_score,
+)
 from train.ablation.rounds import ReadScore, Score, Study, replay
 from train.evaluation.metrics import DIRECTIONS, METRICS, metric_values
 from train.evaluation.overlap import SharedImages
 from train.evaluation.tasks import BoolArray, Metrics, deciding_metric, headline, kind_of
-from train.reporting.schema import ArmRuns, Results
-from train.stats.analysis import TaskScores, mcnemar
+from train.stats.analysis import ScorerScore, TaskScores, mcnemar
 
 Samples = tuple[NDArray[np.float64], ...] | None
 RunKey = tuple[str, int]  # arm, seed
@@ -114,7 +119,7 @@ def collect_results(
         scores[task.name] = _scores(runs, by_task[task.name], task)
     incomplete = missing_seeds(runs, scores[ablation.primary].values)
     facts = {task: _facts(predictions) for task, predictions in by_task.items()}
-    conclusions = conclude(
+    results = conclude(
         ablation,
         scores,
         failures,
@@ -126,26 +131,15 @@ def collect_results(
         earlier,
         _scorer(ablation, out, hashes),
     )
+    tasks = {}
+    for name, one in results.tasks.items():
+        tasks[name] = replace(one, mcnemar=_mcnemar(runs, by_task[name], ablation))
     overlap, near_overlap = _overlaps(ablation, shared)
-    return Results(
-        headline=conclusions.headline,
-        verdict=conclusions.verdict,
-        comparisons=conclusions.comparisons,
-        average=conclusions.average,
-        noise=conclusions.noise,
-        controls=conclusions.controls,
-        aa=conclusions.aa,
-        failed=conclusions.failed,
-        incomplete=conclusions.incomplete,
-        rounds=conclusions.rounds,
-        ranges=conclusions.ranges,
-        other_metrics=conclusions.other_metrics,
-        earlier_looks=conclusions.earlier_looks,
-        scorer=conclusions.scorer,
+    return replace(
+        results,
+        tasks=tasks,
         ablation_hash=identity.ablation_hash(ablation),
-        arms={arm: _arm_runs(runs, arm, by_task) for arm in arm_names(runs)},
-        tasks=facts,
-        mcnemar={task: _mcnemar(runs, by_task[task], ablation) for task in by_task},
+        runs={arm: _arm_runs(runs, arm, by_task) for arm in arm_names(runs)},
         overlap=overlap,
         near_overlap=near_overlap,
         files=hashes.sha256,
@@ -349,13 +343,13 @@ def _other_metrics(
 
 def _arm_runs(
     runs: Sequence[AnyRun], arm: str, by_task: Mapping[str, Mapping[RunKey, Predictions]]
-) -> ArmRuns:
+) -> dict[str, dict[str, Metrics]]:
     seeds: dict[str, dict[str, Metrics]] = {}
     for run in runs:
         for task, predictions in by_task.items():
             if run.arm == arm and (run.arm, run.seed) in predictions:
                 seeds.setdefault(str(run.seed), {})[task] = predictions[run.arm, run.seed].metrics
-    return ArmRuns(runs=seeds)
+    return seeds
 
 
 def _facts(predictions: Mapping[RunKey, Predictions]) -> TaskFacts:
@@ -412,6 +406,6 @@ def read_results(ablation: Ablation, out: str) -> Results:
     for run in all_runs(ablation, out):
         if isinstance(run, GivenRun):
             continue
-        if str(run.seed) in results.arms[run.arm].runs and (reasons := stale_because(run)):
+        if str(run.seed) in results.runs[run.arm] and (reasons := stale_because(run)):
             raise ValueError(f"{run.out} is stale ({reasons[0]}); {_remedy(out)}")
     return results

@@ -1,51 +1,14 @@
-"""results.json and report.json as frozen dataclasses. Metrics and shares are in 0..1."""
+"""report.json as frozen dataclasses. Metrics and shares are in 0..1."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from train.ablation.conclusions import (
-    Conclusions,
-    ScorerScore,
-    TaskComparison,
-    TaskFacts,
-    TaskNoise,
-    TaskRange,
-)
-from train.ablation.rounds import ArmRounds
-from train.evaluation.tasks import Metrics
-from train.stats.comparison import Power, Verdict
-
-# --- results.json --------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmRuns:
-    """The metrics of an arm's finished runs: {seed of the run: {task: metrics}}."""
-
-    runs: dict[str, dict[str, Metrics]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Results(Conclusions):
-    """results.json: every metric of every finished run, and the conclusions from them.
-
-    overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
-    hash. mcnemar: {task: {arm: p}}, of one seed.
-    files: path inside the folder -> sha256, of all files that a number was read from.
-    """
-
-    ablation_hash: str
-    arms: dict[str, ArmRuns]
-    tasks: dict[str, TaskFacts]
-    mcnemar: dict[str, dict[str, float]]
-    overlap: dict[str, int]
-    near_overlap: dict[str, int]
-    files: dict[str, str]
-
-
-# --- report.json ---------------------------------------------------------------------------------
+from manifests.schema import Ablation
+from train.ablation.conclusions import Results, ScalingTable, TaskSignals
+from train.stats.analysis import TaskResult
+from train.stats.comparison import Comparison
 
 Role = Literal["baseline", "arm", "random", "a_a"]
 
@@ -60,23 +23,6 @@ class SeedValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BaselineDifference:
-    """An arm's difference to the baseline (see train.stats.Comparison).
-
-    low, high: the headline interval; low_seeds, high_seeds: over seeds on this test set alone.
-    """
-
-    mean: float
-    low: float | None
-    high: float | None
-    low_seeds: float | None
-    high_seeds: float | None
-    p: float
-    p_adjusted: float
-    verdict: Verdict
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ArmReport:
     """One arm: the size of its data and its scores. `missing`: seeds without a result."""
 
@@ -88,31 +34,8 @@ class ArmReport:
     drawn: int | None  # samples of one run; None where no run is finished
     repeats: float | None
     metrics: dict[str, SeedValues]  # by task
-    difference: BaselineDifference | None  # on the primary task
     missing: tuple[int, ...]
     device_seconds: float | None = None  # of one run, all its ranks; the mean over seeds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskRow(SeedValues):
-    """One arm on a task."""
-
-    arm: str
-    difference: BaselineDifference | None
-    mcnemar: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskReport:
-    """One task, all arms."""
-
-    task: str
-    kind: str
-    metric: str
-    unit: str
-    samples: int
-    chance: float
-    rows: tuple[TaskRow, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -330,55 +253,6 @@ class Overlap:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SignalRow:
-    """Signal and noise of one metric of a task (see train.stats.MetricSignal).
-
-    deciding: the verdict is about this metric. ratio: spread / noise with its interval, None where
-    the noise is 0.
-    """
-
-    task: str
-    metric: str
-    unit: str
-    deciding: bool
-    arms: int
-    seeds: int
-    best: str
-    spread: float
-    noise: float
-    ratio: tuple[float, float, float] | None  # value, low, high
-    single_agreement: float
-    half_agreement: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingCurve:
-    """The fitted error of one kind of data: floor + scale * (n / unit)^-exponent.
-
-    points: (samples seen, mean error over the seeds). predicted: samples seen, error, low, high.
-    """
-
-    name: str
-    floor: float
-    scale: float
-    exponent: float
-    unit: float
-    points: tuple[tuple[float, float], ...]
-    predicted: tuple[float, float, float, float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scaling:
-    """Error against samples seen on a task. crossings, warnings: sentences."""
-
-    task: str
-    metric: str
-    curves: tuple[ScalingCurve, ...]
-    crossings: tuple[str, ...]
-    warnings: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
     """Hashes, versions and the command; and each file that a number comes from with its sha256."""
 
@@ -388,50 +262,53 @@ class Provenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """report.json: everything that the page shows."""
+    """report.json: the manifest, results.json, and what the arms and runs were made of.
 
-    name: str
-    question: str
-    baseline: str
-    primary: str
-    equivalence: float  # on the primary task; 0: nothing is called equal
-    seeds: tuple[int, ...]
-    samples_seen: int | None  # None where all predictions were given
-    headline: str
-    verdict: str
+    samples_seen: of a run; None where all predictions were given. gaps: failed runs, incomplete
+    arms, missing views. redesigns: changes of the manifest after the first run; metrics_were_fixed:
+    before it, as far as the history shows. looks: which verdicts were seen before this one; empty
+    for the first. contract: None where no run was trained here. settings: title -> YAML, of arms,
+    rules and training settings.
+    """
+
+    ablation: Ablation
+    results: Results
+    samples_seen: int | None
     arms: tuple[ArmReport, ...]
-    tasks: tuple[TaskReport, ...]
-    comparisons: tuple[TaskComparison, ...]
-    average: tuple[TaskComparison, ...]
-    controls: tuple[TaskComparison, ...]
-    aa: TaskComparison | None
-    noise: tuple[TaskNoise, ...]
-    power: Power | None
     runs: tuple[RunRow, ...]
     changes: tuple[ArmChanges, ...]
-    gaps: tuple[str, ...]  # failed runs, incomplete arms, missing views
+    gaps: tuple[str, ...]
     curves: tuple[Curve, ...]
     funnels: tuple[Funnel, ...]
     histograms: tuple[Histogram, ...]
     gallery: tuple[Examples, ...]
     overlap: Overlap
-    evaluation_overlap: dict[str, int]
-    near_evaluation_overlap: dict[str, int]
     null_web: Report | None
     costs: tuple[tuple[str, float], ...]
-    settings: dict[str, str]  # title -> YAML, of arms, rules and training settings
+    settings: dict[str, str]
     provenance: Provenance
-    rounds: tuple[ArmRounds, ...] = ()  # of an ablation with `stop`
-    contract: Contract | None = None  # None where no run was trained here
+    contract: Contract | None = None
     rules: tuple[RuleEffects, ...] = ()
     categories: tuple[Categories, ...] = ()
     duplicates: tuple[DuplicateGroups, ...] = ()
     safety: tuple[SafetyRates, ...] = ()
-    signals: tuple[SignalRow, ...] = ()
-    ranges: tuple[TaskRange, ...] = ()
-    other_metrics: tuple[TaskComparison, ...] = ()
-    scorer: ScorerScore | None = None  # of the scorer that the ablation trained
-    looks: str = ""  # which verdicts were seen before this one; empty for the first
-    scaling: tuple[Scaling, ...] = ()
-    redesigns: tuple[str, ...] = ()  # changes of the manifest after the first run
-    metrics_were_fixed: bool = False  # before the first run, as far as the history shows
+    signals: tuple[TaskSignals, ...] = ()
+    scaling: tuple[ScalingTable, ...] = ()
+    looks: str = ""
+    redesigns: tuple[str, ...] = ()
+    metrics_were_fixed: bool = False
+
+    @property
+    def primary(self) -> TaskResult:
+        """The task that decides."""
+        return self.results.tasks[self.ablation.primary]
+
+    @property
+    def baseline(self) -> str:
+        return self.ablation.baseline
+
+    def difference(self, arm: str, task: str | None = None) -> Comparison | None:
+        """The comparison of an arm, a control or the A/A arm with the baseline (A/A: the arm that
+        it repeats); on the primary task, or on another one.
+        """
+        return self.results.comparison(task or self.ablation.primary, arm, self.baseline)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import numpy as np
 
 from train.stats.comparison import (
     ALPHA,
-    NO_PENALTY,
+    OPPOSITE,
     Comparison,
     Difference,
     Penalty,
@@ -228,15 +229,6 @@ def over_tasks(tables: Sequence[Values], one: Difference) -> tuple[Spread, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeanSd:
-    """One arm over its seeds: n values, their mean and sample SD (n − 1); no SD for one value."""
-
-    n: int
-    mean: float
-    sd: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Discordance:
     """Samples that only one of two runs got right, and McNemar's exact two-sided p."""
 
@@ -245,13 +237,12 @@ class Discordance:
     p: float
 
 
-def mean_sd(values: Sequence[float]) -> MeanSd:
-    """Mean and sample SD over seeds. ValueError without a value."""
+def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and sample SD (n − 1) over seeds, no SD for one seed. ValueError without a value."""
     if not values:
         raise ValueError("a mean needs at least 1 seed; there are 0")
     x = np.asarray(values, dtype=np.float64)
-    sd = float(x.std(ddof=1)) if len(x) > 1 else None
-    return MeanSd(n=len(x), mean=float(x.mean()), sd=sd)
+    return float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else None
 
 
 def mcnemar(first: Sequence[bool] | np.ndarray, second: Sequence[bool] | np.ndarray) -> Discordance:
@@ -403,7 +394,7 @@ AVERAGE = "average"  # the name of the average over tasks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskScores:
-    """The results of one task.
+    """The scores of one task's runs.
 
     values: {arm: {seed: metric}}. samples: {arm: {seed: per-sample values}}, whose mean is the
     metric: an array, or a tuple of arrays if the metric is the mean over several groups of samples
@@ -416,19 +407,45 @@ class TaskScores:
     samples: Mapping[str, Mapping[int, Array | Sequence[Array] | None]] | None = None
     band: float | None = None
     limit: float = math.inf
+    metric: str = ""
+    unit: str = "share"
+    higher_is_better: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LeftOut:
-    """A comparison that was not made: its arms have fewer than two seeds in common."""
+class TaskRange:
+    """Where the scores of a task lie in the range of its metric.
 
-    arm: str
-    baseline: str
-    seeds: tuple[int, ...]
+    best: the mean of the best arm. near: the end that the metric is so close to that it can hardly
+    move. at_chance: no arm is above chance by more than two standard errors. band: differences
+    inside ± it are practically equal; 0: nothing is called equal.
+    """
+
+    best: float
+    near: Literal["floor", "ceiling"] | None
+    at_chance: bool
+    band: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskAnalysis:
+class ScorerScore:
+    """What the scorer that an ablation trained reaches on the primary task.
+
+    view: what it was trained on. chance: of random answers; None where it is not known. at_chance:
+    it is not above chance by more than two standard errors of the test set.
+    """
+
+    view: str
+    task: str
+    metric: str
+    unit: str
+    value: float
+    chance: float | None
+    at_chance: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
     """What the runs show on one task, or on the average over tasks.
 
     sd, df: standard deviation of one run's residual, shared by all arms, at least that of the arms
@@ -439,11 +456,16 @@ class TaskAnalysis:
     power: what such ablations can see; None where the noise is not known.
     comparisons: the arms against the baseline, Dunnett; one model without seeds among them has an
     interval of its own kind (see `one_model_difference`). controls: Holm. a_a: not adjusted. The
-    intervals of controls and a_a are at least as wide as those of a paired t test.
-    without_samples: pairs whose interval is over seeds only, as per-sample values are missing.
+    intervals of controls and a_a are at least as wide as those of a paired t test. A comparison of
+    arms with fewer than two seeds in common is not made.
+    What the runs' readers add: samples, the number of test samples; chance, the metric of random
+    answers, None where it is not known; range; mcnemar, {arm: p} of one run each against the
+    baseline's.
     """
 
     task: str
+    metric: str
+    unit: str
     sd: float | None
     df: float | None
     own_sd: float | None
@@ -454,21 +476,18 @@ class TaskAnalysis:
     comparisons: tuple[Comparison, ...]
     controls: tuple[Comparison, ...]
     a_a: Comparison | None
-    left_out: tuple[LeftOut, ...]
-    without_samples: tuple[Pair, ...]
-
-    @property
-    def mde(self) -> float | None:
-        """The smallest visible difference."""
-        return None if self.power is None else self.power.smallest
+    samples: int = 0
+    chance: float | None = None
+    range: TaskRange | None = None
+    mcnemar: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
     """All tasks in the order given, and their average (None for a single task)."""
 
-    tasks: dict[str, TaskAnalysis]
-    average: TaskAnalysis | None
+    tasks: dict[str, TaskResult]
+    average: TaskResult | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,17 +515,6 @@ class Design:
         return self.family + self.controls + last
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What is asked of one table. tables: those of the single tasks, if it is their average."""
-
-    task: str
-    band: float
-    limit: float
-    penalty: Penalty = NO_PENALTY
-    tables: tuple[Values, ...] = ()
-
-
 def analyse(
     tasks: Mapping[str, TaskScores],
     baseline: str,
@@ -532,7 +540,7 @@ def analyse(
     runs; its comparisons hold together, and those of all other tasks hold together too. None: those
     of all tasks do. rounds, looks: see `Penalty`.
     average: whether to average over the tasks; their values must mean the same. Pairs with fewer
-    than two seeds in common are left out and named. ValueError for no task, an unknown primary, a
+    than two seeds in common are left out. ValueError for no task, an unknown primary, a
     band below 0, an alpha outside 0..0.5, an arm named twice or equal to the baseline, or samples
     that do not fit.
     """
@@ -558,36 +566,43 @@ def analyse(
         rounds=rounds,
         looks=looks,
     )
-    results = {}
+    asked, results = {}, {}
     noises: dict[str, dict[Pair, SampleNoise | None]] = {}
     singles: dict[str, list[Difference]] = {}
-    for task, scores in tasks.items():
+    for task, given in tasks.items():
+        scores = replace(given, band=band if given.band is None else given.band)
         samples = _checked_samples(task, scores)
         noises[task] = _sample_noises(scores.values, samples, design.pairs)
         singles[task] = _single_models(scores.values, samples, noises[task], design)
         together = 1 if task == primary else len(tasks) - (primary is not None)
-        results[task] = _analyse_table(
-            scores.values,
-            noises[task],
-            design,
-            _Asked(
-                task=task,
-                band=band if scores.band is None else scores.band,
-                limit=scores.limit,
-                penalty=Penalty(tasks=together, rounds=rounds, looks=looks),
-            ),
-            singles[task],
-        )
+        penalty = Penalty(tasks=together, rounds=rounds, looks=looks)
+        results[task] = _analyse_table(task, scores, noises[task], design, penalty, singles[task])
+        asked[task] = scores
     if len(tasks) == 1 or not average:
         return Analysis(tasks=results, average=None)
-    asked = _Asked(
-        task=AVERAGE,
-        band=band if primary is None or tasks[primary].band is None else tasks[primary].band or 0.0,
-        limit=max(scores.limit for scores in tasks.values()),
-        penalty=Penalty(rounds=rounds, looks=looks),
-        tables=tuple(scores.values for scores in tasks.values()),
+    tables = tuple(scores.values for scores in asked.values())
+    values = average_values(tables)
+    of_pairs = {}
+    for pair in comparable(values, design.pairs):
+        of_pairs[pair] = average_noise([noises[task].get(pair) for task in noises])
+    like = asked[primary or next(iter(asked))]
+    scores = replace(
+        like,
+        values=values,
+        samples=None,
+        band=band if primary is None else like.band,
+        limit=max(scores.limit for scores in asked.values()),
     )
-    return Analysis(tasks=results, average=_analyse_average(noises, design, asked, singles))
+    of_average = _analyse_table(
+        AVERAGE,
+        scores,
+        of_pairs,
+        design,
+        Penalty(rounds=rounds, looks=looks),
+        _average_models(values, of_pairs, design, singles),
+        tables,
+    )
+    return Analysis(tasks=results, average=of_average)
 
 
 def _checked_samples(task: str, scores: TaskScores) -> Samples | None:
@@ -655,29 +670,19 @@ def _average_models(
     return rows
 
 
-def _analyse_average(
-    noises: Mapping[str, Mapping[Pair, SampleNoise | None]],
-    design: Design,
-    asked: _Asked,
-    singles: Mapping[str, Sequence[Difference]],
-) -> TaskAnalysis:
-    """The average over tasks, from the runs that have a value in every task."""
-    values = average_values(asked.tables)
-    of_pairs = {}
-    for pair in comparable(values, design.pairs):
-        of_pairs[pair] = average_noise([noises[task].get(pair) for task in noises])
-    of_models = _average_models(values, of_pairs, design, singles)
-    return _analyse_table(values, of_pairs, design, asked, of_models)
-
-
 def _analyse_table(
-    values: Values,
+    task: str,
+    scores: TaskScores,
     noises: Mapping[Pair, SampleNoise | None],
     design: Design,
-    asked: _Asked,
+    penalty: Penalty,
     singles: Sequence[Difference],
-) -> TaskAnalysis:
-    """One table of values. `singles`: the differences of the models without seeds."""
+    tables: Sequence[Values] = (),
+) -> TaskResult:
+    """One table of values. `singles`: the differences of the models without seeds. `tables`: those
+    of the single tasks, if it is their average.
+    """
+    values, band = scores.values, scores.band or 0.0
     inside = (design.baseline, *(arm for arm, _ in design.family))
     noise = shared_noise(_seeded(values, design, ""), inside)
     family = comparable(values, design.family) if noise else []
@@ -689,23 +694,33 @@ def _analyse_table(
             return []
         of_pairs = [noises.get(pair) for pair in pairs]
         rows = differences(
-            values, noise, pairs, of_pairs, one_baseline=one_baseline, limit=asked.limit
+            values, noise, pairs, of_pairs, one_baseline=one_baseline, limit=scores.limit
         )
-        return [replace(row, over_tasks=over_tasks(asked.tables, row)) for row in rows]
+        return [replace(row, over_tasks=over_tasks(tables, row)) for row in rows]
 
-    in_family, in_last = measured(family, True), measured(last, False)
+    def named(rows: Iterable[Comparison]) -> tuple[Comparison, ...]:
+        kept = []
+        for row in rows:
+            verdict = row.verdict if scores.higher_is_better else OPPOSITE[row.verdict]
+            kept.append(
+                replace(row, task=task, metric=scores.metric, unit=scores.unit, verdict=verdict)
+            )
+        return tuple(kept)
+
+    in_family = measured(family, True)
     compared = [*family, *controls, *last]
     floor = _floor([noises[pair] for pair in compared])
     drawing = _typical_drawing(family, noises)
-    level = (asked.band, design.alpha, asked.penalty)
-    alone = (asked.band, design.alpha, Penalty(rounds=design.rounds, looks=design.looks))
+    alone = (band, design.alpha, Penalty(rounds=design.rounds, looks=design.looks))
     # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
     correlation = 0.0 if singles else _least_correlation(noise, family)
-    of_arms = dunnett_family(
-        [*in_family, *(replace(one, limit=asked.limit) for one in singles)], correlation, *level
-    )
-    return TaskAnalysis(
-        task=asked.task,
+    models = [replace(one, limit=scores.limit) for one in singles]
+    of_arms = dunnett_family([*in_family, *models], correlation, band, design.alpha, penalty)
+    of_a_a = named(single(one, *alone) for one in measured(last, False))
+    return TaskResult(
+        task=task,
+        metric=scores.metric,
+        unit=scores.unit,
         sd=math.sqrt(noise.variance) if noise else None,
         df=noise.df if noise else None,
         own_sd=math.sqrt(noise.fit.variance or 0.0) if noise else None,
@@ -717,14 +732,12 @@ def _analyse_table(
             floor,
             in_family,
             drawing,
-            design.alpha / asked.penalty.factor,
-            _possible(values.get(design.baseline, {}), asked.limit),
+            design.alpha / penalty.factor,
+            _possible(values.get(design.baseline, {}), scores.limit),
         ),
-        comparisons=_in_order(design, of_arms),
-        controls=holm_family(measured(controls, False), *alone),
-        a_a=single(in_last[0], *alone) if in_last else None,
-        left_out=_left_out(values, design.pairs, compared),
-        without_samples=tuple(pair for pair in compared if noises[pair] is None),
+        comparisons=named(sorted(of_arms, key=lambda one: design.arms.index(one.arm))),
+        controls=named(holm_family(measured(controls, False), *alone)),
+        a_a=of_a_a[0] if of_a_a else None,
     )
 
 
@@ -736,11 +749,6 @@ def _possible(of_baseline: Mapping[int, float], limit: float) -> float | None:
         return limit
     mean = float(np.mean(list(of_baseline.values())))
     return max(mean, limit - mean)
-
-
-def _in_order(design: Design, comparisons: Sequence[Comparison]) -> tuple[Comparison, ...]:
-    """The comparisons in the order of the arms."""
-    return tuple(sorted(comparisons, key=lambda one: design.arms.index(one.arm)))
 
 
 def _floor(noises: Iterable[SampleNoise | None]) -> float | None:
@@ -790,14 +798,3 @@ def _typical_drawing(
     if middle.drawing == 0:
         return 0.0, math.inf
     return middle.drawing, middle.drawing**2 / middle.drawing_error
-
-
-def _left_out(
-    values: Values, pairs: Sequence[Pair], compared: Sequence[Pair]
-) -> tuple[LeftOut, ...]:
-    rows = []
-    for pair in pairs:
-        if pair not in compared:
-            seeds = common_seeds(values, *pair)
-            rows.append(LeftOut(arm=pair[0], baseline=pair[1], seeds=seeds))
-    return tuple(rows)

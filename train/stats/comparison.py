@@ -406,6 +406,12 @@ def power_of(
 Verdict = Literal["better", "worse", "practically equal", "not distinguishable"]
 Adjustment = Literal["Dunnett", "Holm", "none"]
 Headline = Literal["seeds", "seeds and samples"]
+OPPOSITE: dict[Verdict, Verdict] = {
+    "better": "worse",
+    "worse": "better",
+    "practically equal": "practically equal",
+    "not distinguishable": "not distinguishable",
+}
 
 STUDENT = equal_loadings(1)
 
@@ -445,7 +451,8 @@ class Comparison:
     of the headline gives, so that they agree with the intervals at every level. Intervals and p
     values are simultaneous over the family where `adjustment` is Dunnett's; p is not adjusted.
     band: 0 where nothing can be called equal. tasks: intervals and adjusted p values hold for so
-    many tasks together (Bonferroni). rounds, looks: see `Penalty`.
+    many tasks together (Bonferroni). rounds, looks: see `Penalty`. task, metric, unit: what the
+    difference is of; `verdict` knows whether more or less of it is better.
     Every interval is None where nothing varies.
     """
 
@@ -476,6 +483,9 @@ class Comparison:
     tasks: int = 1
     rounds: int = 1
     looks: int = 1
+    task: str = ""
+    metric: str = ""
+    unit: str = "share"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

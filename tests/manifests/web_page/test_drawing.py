@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import pytest
-
 from manifests import web_page
 from manifests.web_page import MINUS
 
@@ -12,12 +10,3 @@ def test_ticks_are_round_and_inside() -> None:
     assert web_page.ticks(3, 3) == [3]
     assert web_page.number(12_800) == "12.8k"
     assert web_page.number(-0.5) == f"{MINUS}0.5"
-
-
-def test_a_bar_of_nothing_has_no_length() -> None:
-    html = web_page.bars([("none", 0, "0"), ("a<b", 2, "2")], "zero")
-    assert html.count("<li>") == 2
-    assert "width:0.0%" in html
-    assert "a&lt;b" in html
-    with pytest.raises(TypeError):
-        web_page.bars([("none", "1", "0")], "zero")  # type: ignore[list-item]

@@ -3,38 +3,44 @@ from __future__ import annotations
 import re
 
 import pytest
+from jinja2 import UndefinedError
+from markupsafe import Markup
 
 from manifests import web_page
 
 
-def test_names_are_escaped() -> None:
-    assert web_page.chip("#000", "<b>").endswith("</span>&lt;b&gt;</span>")
-    assert web_page.details("a < b", "<p>x</p>") == (
-        "<details><summary>a &lt; b</summary><p>x</p></details>"
+def rendered(source: str, **values: object) -> str:
+    """A template that uses the shared macros."""
+    macros = '{% from "macros.html" import bars, cell, chart, chip, details, note, table %}'
+    return web_page.page_templates().from_string(macros + source).render(**values).strip()
+
+
+def test_what_a_template_is_given_is_escaped() -> None:
+    assert rendered("{{ chip('#000', name) }}", name="<b>").endswith("</span>&lt;b&gt;</span>")
+    assert rendered("{{ note(text) }}", text="1 < 2") == '<p class="note">1 &lt; 2</p>'
+    bars = rendered("{{ bars(rows, 'b') }}", rows=[("none", 0, "0"), ("a<b", 2, "2")])
+    assert bars.count("<li>") == 2
+    assert "width:0.0%" in bars
+    assert "a&lt;b" in bars
+    assert rendered("{{ chart(svg) }}", svg=web_page.svg(1, 1, [], "x")).count("<svg") == 1
+    with pytest.raises(UndefinedError, match="nothing"):
+        rendered("{{ nothing }}")
+
+
+def test_a_table_has_heads_a_caption_and_numbers_to_the_right() -> None:
+    source = '{% call table(["a", "b"], (1,), caption) %}<tr>{{ cell(n) }}</tr>{% endcall %}'
+    html = rendered(source, caption="A <caption>", n="<1>")
+    assert '<table class="sortable"><caption>A &lt;caption&gt;</caption>' in html
+    assert '<th scope="col">a</th><th class="n" scope="col">b</th>' in html
+    assert 'tabindex="0" role="group" aria-label="A &lt;caption&gt;"' in html
+    assert '<tr><td class="n">&lt;1&gt;</td></tr>' in html
+
+
+def test_a_folded_part_without_a_body_is_absent() -> None:
+    assert rendered("{% call details('a < b') %}{{ x }}{% endcall %}", x="y").endswith(
+        "<summary>a &lt; b</summary>y</details>"
     )
-    assert web_page.note("1 < 2") == '<p class="note">1 &lt; 2</p>'
-    assert web_page.verdict_word("<x>") == '<span class="">&lt;x&gt;</span>'
-
-
-def test_numbers_are_aligned_to_the_right() -> None:
-    html = web_page.table(["a", "n"], [["x", "1"]], (1,))
-    assert html.count('class="n"') == 2
-    assert '<td>x</td><td class="n">1</td>' in html
-
-
-def test_a_cell_that_is_no_text_is_an_error() -> None:
-    with pytest.raises(AttributeError):
-        web_page.chip("#000", None)  # type: ignore[arg-type]
-
-
-def test_a_table_has_heads_a_caption_and_can_be_sorted_from_three_rows_on() -> None:
-    two = web_page.table(["a", "b"], [["x", "1"], ["y", "2"]], (1,), "A <caption>")
-    assert "<caption>A &lt;caption&gt;</caption><thead>" in two
-    assert '<th scope="col">a</th><th class="n" scope="col">b</th>' in two
-    assert 'tabindex="0" role="group" aria-label="A &lt;caption&gt;"' in two
-    assert "sortable" not in two
-    assert 'class="sortable"' in web_page.table(["a"], [["x"], ["y"], ["z"]])
-    assert web_page.details("nothing", "") == ""
+    assert rendered("{% call details('a') %} {% endcall %}") == ""
 
 
 def luminance(colour: str) -> float:
@@ -48,21 +54,25 @@ def luminance(colour: str) -> float:
     return 0.2126 * parts[0] + 0.7152 * parts[1] + 0.0722 * parts[2]
 
 
-@pytest.mark.parametrize("scheme", [web_page.LIGHT, web_page.DARK], ids=["light", "dark"])
-def test_every_text_has_enough_contrast(scheme: str) -> None:
+STYLE = (web_page.TEMPLATES / "page.css").read_text()
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["light", "dark"])
+def test_every_text_has_enough_contrast(number: int) -> None:
+    scheme = re.findall(r":root \{(.*?)\}", STYLE, flags=re.DOTALL)[number]
     colours = dict(re.findall(r"--(\w+):(#\w+)", scheme))
     for text in ("ink", "soft", "good", "bad"):
         for ground in ("paper", "card"):
             pair = sorted([luminance(colours[text]), luminance(colours[ground])])
             assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 4.5, (text, ground)
-    for number in range(8):  # graphics need 3:1 (WCAG 1.4.11)
-        pair = sorted([luminance(colours[f"c{number}"]), luminance(colours["paper"])])
-        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 3.0, number
+    for index in range(8):  # graphics need 3:1 (WCAG 1.4.11)
+        pair = sorted([luminance(colours[f"c{index}"]), luminance(colours["paper"])])
+        assert (pair[1] + 0.05) / (pair[0] + 0.05) >= 3.0, index
 
 
-def test_a_page_has_one_script_and_its_own_style() -> None:
-    html = web_page.html_page("a < b", "<p>x</p>", "p { margin:0 }", "let x = 1;")
+def test_a_page_has_one_script_and_one_style() -> None:
+    base = web_page.page_templates().get_template("base.html")
+    html = base.render(title="a < b", body=Markup("<p>x</p>"))
     assert "<title>a &lt; b</title>" in html
-    assert html.count("<script>") == html.count("<style>") == 1
-    assert "p { margin:0 }" in html
-    assert "let x = 1;" in html
+    assert html.count("<script>") == html.count("<style>") == html.count("<p>x</p>") == 1
+    assert web_page.MARK in html

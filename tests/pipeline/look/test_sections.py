@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.look import page
-from pipeline.look.page import Bounds, page_data
+from pipeline.look.page import Bounds, page_data, render
 from pipeline.look.survey import Survey, survey_pool
 from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views
@@ -16,15 +15,20 @@ from tests.support import small_pool
 from tests.support.looked import cells, number
 
 
+def page_of(survey: Survey) -> str:
+    return render(survey, page_data(survey, Bounds(images=0)))
+
+
 def test_reasons_and_views_sum_to_the_books(survey: Survey) -> None:
-    rows = cells(page.funnel(survey), "Why 12 links and rows")
+    html = page_of(survey)
+    rows = cells(html, "Why 12 links and rows")
     assert [(row[0], row[1], number(row[2])) for row in rows] == [("http_4xx", "permanent", 12)]
-    views = {row[0]: number(row[2]) for row in cells(page.views_table(survey), "4 views")}
+    views = {row[0]: number(row[2]) for row in cells(html, "4 views")}
     assert views == {name: one.kept for name, one in survey.counts.views.items()}
 
 
 def test_the_table_of_the_rules(survey: Survey) -> None:
-    rows = cells(page.rules(survey), "Rows that each rule of basic rejects")
+    rows = cells(page_of(survey), "Rows that each rule of basic rejects")
     kept = survey.effects["basic"].kept
     assert [row[0] for row in rows] == ["words", "side", "shape"]
     assert sum(number(row[2]) for row in rows) == 48 - kept
@@ -38,9 +42,8 @@ def test_problems_stand_first(survey: Survey) -> None:
         survey.totals, problems=("<b>bad</b>",) * 20, planned=9, complete=False
     )
     rows = dataclasses.replace(survey.rows, whole=False)
-    html = page.head(
-        dataclasses.replace(survey, effects={"basic": effects}, totals=totals, rows=rows)
-    )
+    effects_of = {**survey.effects, "basic": effects}
+    html = page_of(dataclasses.replace(survey, effects=effects_of, totals=totals, rows=rows))
     assert "&lt;b&gt;bad" in html
     assert "and 9 more" in html
     assert "6 of 9 planned shards" in html
@@ -48,12 +51,9 @@ def test_problems_stand_first(survey: Survey) -> None:
 
 
 def test_values_have_a_column_for_each_view(survey: Survey) -> None:
-    data = page_data(survey, Bounds(images=0))
-    rows = cells(page.values(data), "page_host: 4 values")
+    rows = cells(page_of(survey), "page_host: 4 values")
     assert sum(number(row[1]) for row in rows) == 60
     assert len(rows[0]) == 3 + len(survey.detailed)
-    with pytest.raises(KeyError):
-        page.values({})
 
 
 def test_the_log_says_by_what_survivors_are_chosen(
@@ -96,18 +96,16 @@ def scored(tmp_path_factory: pytest.TempPathFactory) -> Survey:
 
 
 def test_the_slider_begins_at_the_score_and_empty_columns_are_named(scored: Survey) -> None:
-    html = page.threshold(scored)
+    html = page_of(scored)
     first, second = html.index('value="caption_chars"'), html.index('value="caption_words"')
     assert first < second, "a view cuts it by rank"
     sets = dict(scored.rows.sets)
     sets["caption_words"] = dataclasses.replace(sets["caption_words"], kind="clip_score")
     rows = dataclasses.replace(scored.rows, sets=sets)
-    html = page.threshold(dataclasses.replace(scored, rows=rows))
+    html = page_of(dataclasses.replace(scored, rows=rows))
     assert html.index('value="caption_words"') < html.index('value="caption_chars"')
     empty = dataclasses.replace(scored.columns["caption_words"], values=np.zeros(0))
-    shown = page.columns(
-        dataclasses.replace(scored, columns={**scored.columns, "caption_words": empty})
-    )
+    shown = page_of(dataclasses.replace(scored, columns={**scored.columns, "caption_words": empty}))
     assert (
         "and not shown: width, height, http_status, elapsed_ms, attempts, caption_words." in shown
     )
@@ -115,7 +113,7 @@ def test_the_slider_begins_at_the_score_and_empty_columns_are_named(scored: Surv
 
 def test_copies_say_by_what_their_survivor_was_chosen(scored: Survey) -> None:
     data = page_data(scored, Bounds())
-    html = page.duplicates(scored, data)
+    html = render(scored, data)
     assert "copies: of each group the row with the highest caption_words survives." in html
     assert "twins: of each group the row with the smallest uid survives, which says" in html
     group = next(one for one in data["copies"] if one["title"] == "copies: group 1")

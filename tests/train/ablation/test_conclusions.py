@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +9,8 @@ import pytest
 from manifests import disk
 from manifests.schema import Ablation
 from tests.support.ablations import by_seed, three_arms
-from train.ablation.conclusions import Conclusions, FailedRun, TaskFacts, conclude
+from train.ablation import wording
+from train.ablation.conclusions import FailedRun, Results, TaskFacts, conclude
 from train.ablation.history import EarlierLook
 from train.stats.analysis import TaskScores, analyse
 
@@ -38,38 +40,49 @@ def test_the_baseline_meets_every_arm_in_every_task_the_primary_first() -> None:
     order = [(row.task, row.metric, row.arm) for row in result.comparisons]
     tasks = (("objects", "accuracy"), ("other", "recall@1"))
     assert order == [(task, metric, arm) for task, metric in tasks for arm in ("clip30", "basic")]
+    where = result.tasks["objects"].range
+    assert where is not None
     analysis = analyse(
         both(),
         "raw",
         arms=["clip30", "basic"],
-        band=result.ranges[0].band,
+        band=where.band,
         controls=[("clip30", "random_like_clip30"), ("random_like_clip30", "raw")],
         a_a=("a_a", "raw"),
         primary="objects",
     )
-    expected = disk.to_plain(analysis.tasks["objects"].comparisons[0])
-    shown = disk.to_plain(result.comparisons[0])
-    assert {key: shown[key] for key in expected} == expected
+    expected = analysis.tasks["objects"].comparisons[0]
+    assert result.comparisons[0] == dataclasses.replace(expected, metric="accuracy")
     verdicts = [row.verdict for row in result.comparisons]
     assert verdicts[:2] == ["better", "not distinguishable"]
     assert verdicts[2:] == ["not distinguishable"] * 2  # identical scores prove nothing
-    assert [row.arm for row in result.average] == ["clip30", "basic"]
-    assert [(one.task, one.own_df) for one in result.noise] == [("objects", 8.0), ("other", 8.0)]
+    assert result.average is not None
+    assert [row.arm for row in result.average.comparisons] == ["clip30", "basic"]
+    assert [(one.task, one.own_df) for one in result.tasks.values()] == [
+        ("objects", 8.0),
+        ("other", 8.0),
+    ]
     plain = disk.to_plain(result)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert disk.from_plain(Conclusions, plain) == result
+    assert disk.from_plain(Results, plain) == result
 
 
 def test_controls_and_a_a_are_separate_from_the_arms() -> None:
     result = conclude(three_arms(controls=CONTROLS), both(), runs=15)
-    assert [(c.arm, c.baseline, c.verdict) for c in result.controls] == [
+    assert [(c.arm, c.baseline, c.verdict) for c in result.tasks["objects"].controls] == [
         ("clip30", "random_like_clip30", "better"),
         ("random_like_clip30", "raw", "not distinguishable"),
     ]
-    assert result.aa is not None
-    assert (result.aa.arm, result.aa.baseline, result.aa.n) == ("a_a", "raw", 3)
-    assert result.aa.p_adjusted == result.aa.p
-    assert result.aa.difference == pytest.approx((0.304 + 0.306 + 0.307 - 0.915) / 3, abs=1e-12)
+    assert result.tasks["objects"].a_a is not None
+    assert (
+        result.tasks["objects"].a_a.arm,
+        result.tasks["objects"].a_a.baseline,
+        result.tasks["objects"].a_a.n,
+    ) == ("a_a", "raw", 3)
+    assert result.tasks["objects"].a_a.p_adjusted == result.tasks["objects"].a_a.p
+    assert result.tasks["objects"].a_a.difference == pytest.approx(
+        (0.304 + 0.306 + 0.307 - 0.915) / 3, abs=1e-12
+    )
     lines = result.verdict.splitlines()
     assert lines[0] == result.headline
     assert lines[0].startswith("On objects, better than raw: clip30 +10.0 [")
@@ -82,9 +95,9 @@ def test_controls_and_a_a_are_separate_from_the_arms() -> None:
 
 def test_holm_goes_over_the_controls() -> None:
     result = conclude(three_arms(controls=CONTROLS), both(), runs=15)
-    p = [row.p for row in result.controls]
-    assert [row.adjustment for row in result.controls] == ["Holm", "Holm"]
-    assert result.controls[0].p_adjusted == min(1.0, 2 * min(p))
+    p = [row.p for row in result.tasks["objects"].controls]
+    assert [row.adjustment for row in result.tasks["objects"].controls] == ["Holm", "Holm"]
+    assert result.tasks["objects"].controls[0].p_adjusted == min(1.0, 2 * min(p))
 
 
 def test_less_loss_is_better() -> None:
@@ -97,8 +110,8 @@ def test_less_loss_is_better() -> None:
 
 def test_an_a_a_difference_is_a_warning() -> None:
     result = conclude(three_arms(controls=CONTROLS), both(a_a=[0.380, 0.391, 0.385]))
-    assert result.aa is not None
-    assert result.aa.verdict == "better"
+    assert result.tasks["objects"].a_a is not None
+    assert result.tasks["objects"].a_a.verdict == "better"
     assert "Equal data differ: by chance alone" in result.verdict
 
 
@@ -179,16 +192,19 @@ def test_a_metric_near_its_floor_calls_nothing_equal_and_names_one_that_separate
     )
     assert plain.other_metrics == ()
     result = conclude(ablation, {"objects": of_recall}, facts=facts, others=others)
-    (where,) = result.ranges
-    assert (where.near, where.at_chance, where.band, where.chance) == ("floor", False, 0.0, 0.001)
+    assert result.tasks["objects"].chance == 0.001
+    where = result.tasks["objects"].range
+    assert where is not None
+    assert (where.near, where.at_chance, where.band) == ("floor", False, 0.0)
     assert {row.verdict for row in result.comparisons} == {"not distinguishable"}
     assert result.headline.endswith(
         "recall@1 is near its floor on objects: 0.5 % at best, chance gives 0.1 %: nothing can be "
         "called equal by it; mean_rank of the same predictions tells arms apart: clip30 is better."
     )
-    better = [row for row in result.other_metrics if row.verdict == "better"]
+    rows = [row for task in result.other_metrics for row in task.comparisons]
+    better = [row for row in rows if row.verdict == "better"]
     assert [(row.arm, row.metric, row.tasks) for row in better] == [("clip30", "mean_rank", 2)]
-    assert better[0].sentence in result.verdict.splitlines()
+    assert wording.describe(better[0]) in result.verdict.splitlines()
 
 
 def test_models_at_chance_are_said_in_the_headline() -> None:
@@ -205,9 +221,11 @@ def test_metrics_of_opposite_directions_have_no_average() -> None:
         {"name": "objects", "kind": "classification", "data": "d"},
         {"name": "other", "kind": "classification", "data": "d", "metric": "calibration_error"},
     ]
-    assert conclude(three_arms(evaluate=tasks), both()).average == ()
+    assert conclude(three_arms(evaluate=tasks), both()).average is None
     same = [{**task, "metric": "accuracy"} for task in tasks]
-    assert len(conclude(three_arms(evaluate=same), both()).average) == 2
+    average = conclude(three_arms(evaluate=same), both()).average
+    assert average is not None
+    assert len(average.comparisons) == 2
 
 
 def test_earlier_looks_are_said_and_widen_the_intervals() -> None:

@@ -12,7 +12,7 @@ from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
-from train.ablation import runner
+from train.ablation import runner, wording
 from train.ablation.arms import (
     NO_SEED,
     ModelRun,
@@ -67,14 +67,16 @@ def test_models_are_evaluated_beside_trained_runs(
     disk.write_json(AblationLayout(out).ablation_json, ablation)
     results = collect_results(ablation, out)
     # The same weights give the same scores; the single model counts as one run, without a seed.
-    assert results.arms["again"].runs == results.arms["half"].runs
-    assert list(results.arms["one"].runs) == [str(NO_SEED)]
-    assert results.arms["one"].runs["-1"] == results.arms["half"].runs["0"]
+    assert results.runs["again"] == results.runs["half"]
+    assert list(results.runs["one"]) == [str(NO_SEED)]
+    assert results.runs["one"]["-1"] == results.runs["half"]["0"]
     by_arm = {row.arm: row for row in results.comparisons}
     assert (by_arm["half"].n, by_arm["again"].n, by_arm["one"].n) == (2, 2, 0)
     assert by_arm["again"].difference == pytest.approx(by_arm["half"].difference)
     if by_arm["one"].low is not None and by_arm["one"].high is not None:
-        assert "one model, as if another would vary like a run of raw" in by_arm["one"].sentence
+        assert "one model, as if another would vary like a run of raw" in wording.describe(
+            by_arm["one"]
+        )
     monkeypatch.setattr(runner, "run_in_children", None)
     assert all(o.reused for o in run_all(ablation, out))
 

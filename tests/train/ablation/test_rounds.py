@@ -16,7 +16,7 @@ from manifests.schema import Ablation
 from tests.support import commands
 from tests.support.ablations import three_arms, tiny_ablation
 from train.ablation import rounds, runner
-from train.ablation.conclusions import Conclusions, conclude
+from train.ablation.conclusions import Results, conclude
 from train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
 from train.ablation.runner import Outcome
 from train.reporting.results import collect_results, saved_scores
@@ -194,7 +194,7 @@ def test_fewer_runs_are_expected_where_every_arm_differs_much() -> None:
 # --- in words -------------------------------------------------------------------------------------
 
 
-def concluded(design: Ablation) -> tuple[Conclusions, Study]:
+def concluded(design: Ablation) -> tuple[Results, Study]:
     study = replay(design, reader())
     values: dict[str, dict[int, float]] = {arm: {} for arm in TABLE}
     for arm, seed in study.asked:
@@ -211,7 +211,8 @@ def test_an_arm_keeps_the_comparison_of_its_last_look_and_the_text_says_why() ->
         if row.task == "objects":
             look = rounds.compare_in_round(design, study.scores[row.arm], 1)[row.arm]
             assert (row.low, row.high, row.n) == (look.low, look.high, study.seeds[row.arm])
-    assert {row.rounds for row in (*result.comparisons, *result.average)} == {3}
+    assert result.average is not None
+    assert {row.rounds for row in (*result.comparisons, *result.average.comparisons)} == {3}
     assert [one.arm for one in result.rounds] == ["raw", "clip30", "basic"]
     lines = result.verdict.splitlines()
     assert "clip30: 2 of 8 seeds; decided: better." in lines
@@ -243,7 +244,7 @@ def test_the_shipped_example_in_rounds_runs_as_shipped(
         "clip50": 2,
         "random_half": 5,
     }
-    assert {row["rounds"] for row in results["comparisons"]} == {3}
+    assert {row["rounds"] for row in results["tasks"]["cifar10"]["comparisons"]} == {3}
 
 
 # --- real runs ------------------------------------------------------------------------------------
@@ -264,7 +265,7 @@ def test_a_tiny_ablation_stops_early_and_continues_after_a_kill(
     assert results.incomplete == {}
     assert results.failed == ()
     for arm, count in seeds.items():
-        assert sorted(results.arms[arm].runs) == [str(seed) for seed in range(count)]
+        assert sorted(results.runs[arm]) == [str(seed) for seed in range(count)]
 
     # Killed: one run of the last round has no predictions.
     last = outcomes[-1].run

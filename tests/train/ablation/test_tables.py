@@ -24,7 +24,7 @@ def runs(
         for seed in range(seeds):
             accuracy = mean + noise * rng.normal()
             loss = 3 - 0.1 * mean + noise * rng.normal()
-            made[arm][str(seed)] = {"objects": {"accuracy": accuracy, "log_probability": loss}}
+            made[arm][str(seed)] = {"objects": {"accuracy": accuracy, "logprob": loss}}
     return made
 
 
@@ -33,7 +33,7 @@ def test_metrics_are_ranked_by_their_signal() -> None:
     assert [table.task for table in tables] == ["objects"]  # `other` has no runs
     (table,) = tables
     assert table.deciding == "accuracy"
-    assert [row.metric for row in table.rows] == ["accuracy", "log_probability"]
+    assert [row.metric for row in table.rows] == ["accuracy", "logprob"]
     best = table.rows[0]
     assert (best.arms, best.seeds, best.best) == (3, 4, "clip30")
     assert best.spread == pytest.approx(0.10, abs=0.01)

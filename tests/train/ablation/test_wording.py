@@ -52,36 +52,34 @@ def compared(values: dict[int, float], band: float = 0.005) -> Comparison:
 def test_other_units_are_shown_as_they_are() -> None:
     assert wording.interval(0.0412, -0.1, 0.5, "nats") == f"+0.041 [{MINUS}0.100, +0.500]"
     assert wording.mean_and_sd(-1.5, 0.25, "nats") == f"{MINUS}1.500 ± 0.250"
-    text = wording.describe(compared({0: 0.401, 1: 0.439, 2: 0.422}), "objects", "nats")
+    text = wording.describe(
+        dataclasses.replace(compared({0: 0.401, 1: 0.439, 2: 0.422}), unit="nats")
+    )
     assert "+0.101 [" in text
     assert " nats (3 seeds, " in text
 
 
 def test_a_difference_is_described_in_points() -> None:
     clip30 = compared({0: 0.401, 1: 0.439, 2: 0.422})
-    assert wording.describe(
-        clip30, "objects", power=Power(smallest=0.02, half=0.01, seeds_for_half=9)
-    ) == (
+    assert wording.describe(clip30, Power(smallest=0.02, half=0.01, seeds_for_half=9)) == (
         "a is better than raw on objects: +10.1 [+9.7, +10.4] points (3 seeds, Dunnett p < 0.001)."
     )
 
 
 def test_a_tiny_difference_is_named_as_inside_the_band() -> None:
-    text = wording.describe(compared({0: 0.2981, 1: 0.3380, 2: 0.3179}), "objects")
+    text = wording.describe(compared({0: 0.2981, 1: 0.3380, 2: 0.3179}))
     assert f"a is worse than raw on objects: {MINUS}0.2 [" in text
     assert text.endswith("; it is inside the band of ±0.5 that counts as equal.")
 
 
 def test_what_could_not_have_been_found_is_said_where_nothing_was() -> None:
     noisy = compared({0: 0.33, 1: 0.30, 2: 0.35})
-    text = wording.describe(
-        noisy, "objects", power=Power(smallest=0.123, half=0.06, seeds_for_half=9)
-    )
+    text = wording.describe(noisy, Power(smallest=0.123, half=0.06, seeds_for_half=9))
     assert "a is not distinguishable from raw on objects" in text
     assert text.endswith("; these runs could only have seen 12.3 or more.")
-    assert wording.describe(noisy, "objects").endswith(").")
+    assert wording.describe(noisy).endswith(").")
     blind = Power(smallest=2.04, half=0.35, seeds_for_half=9, possible=0.7)
-    assert wording.describe(noisy, "objects", power=blind).endswith(
+    assert wording.describe(noisy, power=blind).endswith(
         "; these runs could have seen nothing: no difference can be as large as their noise."
     )
 
@@ -95,9 +93,7 @@ def test_what_else_a_p_value_is_adjusted_for_is_said() -> None:
 
 
 def test_identical_scores_are_described_without_a_claim() -> None:
-    assert wording.describe(
-        compared(RAW), "objects", power=Power(smallest=0.1, half=0.05, seeds_for_half=9)
-    ) == (
+    assert wording.describe(compared(RAW), Power(smallest=0.1, half=0.05, seeds_for_half=9)) == (
         "a is not distinguishable from raw on objects: +0.0 points (3 seeds, Dunnett p = 1.000); "
         "nothing varies between these runs, so the noise is not known."
     )

@@ -23,15 +23,14 @@ def test_the_report_shows_what_results_json_says(concluded: str) -> None:
     report = collect_report(concluded)
     ablation = disk.from_plain(Ablation, disk.read_json(AblationLayout(concluded).ablation_json))
     results = read_results(ablation, concluded)
-    assert report.verdict == results.verdict
-    assert report.comparisons == results.comparisons
+    assert report.results == results
     raw, half, a_a = report.arms
     assert (raw.role, half.role, a_a.role) == ("baseline", "arm", "a_a")
     assert (raw.rows, half.rows, raw.drawn) == (48, 24, 64)
     assert half.repeats == pytest.approx(64 / 24)
     assert (raw.share, half.share) == (1.0, 0.5)
     for seed, value in half.metrics["colours"].values.items():
-        assert value == results.arms["half"].runs[seed]["colours"]["accuracy"]
+        assert value == results.runs["half"][seed]["colours"]["accuracy"]
     assert [(curve.arm, curve.seed) for curve in report.curves][:2] == [("raw", 0), ("raw", 1)]
     assert "- clip: clip_score >= top(clip_score, 0.5)" in report.settings["Rules of the views"]
     assert dict(report.provenance.files)["results.json"]
@@ -65,7 +64,7 @@ def test_an_arm_without_one_of_its_runs_is_shown_as_incomplete(
         "half is incomplete: without seed 1",
     )
     half = report.arms[1]
-    assert (half.missing, half.difference) == ((1,), None)
+    assert (half.missing, report.difference("half")) == ((1,), None)
     assert half.metrics["colours"].sd is None
     page = Path(layout.report).read_text()
     assert "half seed 1 ended without a result: RuntimeError: it &lt;broke&gt;" in page
@@ -83,7 +82,7 @@ def test_results_are_reported_where_the_pool_is_gone(folder: str) -> None:
         report = collect_report(folder)
     finally:
         aside.rename(pool)
-    assert report.comparisons == whole.comparisons
+    assert report.results == whole.results
     assert not report.funnels
     assert "the view web/half is gone, so the data of half are not shown" in report.gaps
     assert "the view web/half is gone" in render(report)

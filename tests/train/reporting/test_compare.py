@@ -7,20 +7,20 @@ import math
 import pytest
 
 from manifests import disk
-from tests.support.reports import DIFFERENCE, sample_report
+from tests.support.reports import comparison, sample_report, with_task
 from train.reporting.compare import compare_reports, comparison_lines, render_comparison
 from train.reporting.schema import Report
 
 
 def larger(mean: float, half: float, **changes: object) -> Report:
     """The sample report at another scale, where clip30 has this difference."""
-    report = sample_report()
-    difference = dataclasses.replace(DIFFERENCE, mean=mean, low=mean - half, high=mean + half)
-    difference = dataclasses.replace(difference, **changes)
-    arm = dataclasses.replace(report.arms[1], difference=difference)
-    return dataclasses.replace(
-        report, name="large", samples_seen=64000, arms=(report.arms[0], arm, report.arms[2])
+    d = dataclasses.replace(
+        comparison("clip30", "raw"), difference=mean, low=mean - half, high=mean + half
     )
+    d = dataclasses.replace(d, **changes)  # type: ignore[arg-type]
+    report = with_task(sample_report(), comparisons=(d,))
+    ablation = dataclasses.replace(report.ablation, name="large")
+    return dataclasses.replace(report, ablation=ablation, samples_seen=64000)
 
 
 def test_a_change_has_the_interval_of_two_independent_ablations() -> None:
@@ -70,10 +70,10 @@ def test_the_page_has_the_table_and_a_point_per_arm() -> None:
 def test_what_is_not_comparable_is_refused(field: str, value: object, message: str) -> None:
     other = larger(0.04, 0.01)
     if field == "baseline":
-        other = dataclasses.replace(other, baseline="clip30")
+        ablation = dataclasses.replace(other.ablation, baseline="clip30")
+        other = dataclasses.replace(other, ablation=ablation)
     else:
-        task = dataclasses.replace(other.tasks[0], **{field: value})  # type: ignore[arg-type]
-        other = dataclasses.replace(other, tasks=(task,))
+        other = with_task(other, **{field: value})
     with pytest.raises(ValueError, match=message):
         compare_reports(sample_report(), other)
 
@@ -88,11 +88,12 @@ def test_two_ablations_without_a_common_arm_are_refused() -> None:
 def test_ranks_are_drawn_where_there_is_something_to_rank() -> None:
     report = sample_report()
     assert "<h2>Ranks</h2>" not in render_comparison(compare_reports(report, report))
-    difference = report.arms[1].difference
-    assert difference is not None
-    worse = dataclasses.replace(difference, mean=-0.02, low=-0.03, high=-0.01, verdict="worse")
-    third = dataclasses.replace(report.arms[1], arm="clip50", difference=worse)
-    three = dataclasses.replace(report, arms=(*report.arms, third))
+    worse = dataclasses.replace(
+        comparison("clip50", "raw", "worse"), difference=-0.02, low=-0.03, high=-0.01
+    )
+    three = with_task(report, comparisons=(*report.primary.comparisons, worse))
+    third = dataclasses.replace(report.arms[1], arm="clip50")
+    three = dataclasses.replace(three, arms=(*report.arms, third))
     html = render_comparison(compare_reports(three, three))
     assert "<h2>Ranks</h2>" in html
     for name in ("clip30: 1, then 1", "raw: 2, then 2", "clip50: 3, then 3"):

@@ -42,14 +42,14 @@ def test_results_hold_every_metric_under_the_runs_own_seed(
     collected = read_results(ablation_of(concluded), concluded)
     assert collected.ablation_hash == identity.ablation_hash(ablation_of(concluded))
     assert set(collected.arms) == {"raw", "half", "a_a"}
-    assert list(collected.arms["a_a"].runs) == ["0", "1"]
+    assert list(collected.runs["a_a"]) == ["0", "1"]
     for outcome in ran[2]:
-        metrics = collected.arms[outcome.run.arm].runs[str(outcome.run.seed)]
+        metrics = collected.runs[outcome.run.arm][str(outcome.run.seed)]
         assert outcome.metrics is not None
         assert metrics["colours"] == pytest.approx(outcome.metrics["colours"], abs=1e-12)
     assert (collected.tasks["colours"].samples, collected.tasks["colours"].chance) == (8, 0.5)
     assert collected.incomplete == {}
-    assert collected.aa is not None
+    assert collected.tasks["colours"].a_a is not None
     assert "runs/raw/seed-0/eval/colours.parquet" in collected.files
 
 
@@ -72,7 +72,7 @@ def test_a_scorer_at_chance_is_said_in_the_headline_and_its_score_on_the_page(
     export = f"{out}/scorer/export"
     shutil.copytree(f"{out}/runs/half/seed-0/export", export)
     found = judged()
-    value = found["arms"]["half"]["runs"]["0"]["colours"]["accuracy"]
+    value = found["runs"]["half"]["0"]["colours"]["accuracy"]
     of_scorer = (found["scorer"]["value"], found["scorer"]["chance"], found["scorer"]["at_chance"])
     assert of_scorer == (value, 0.5, True)
     caution = (
@@ -103,7 +103,7 @@ def test_mcnemar_compares_the_first_seed_sample_by_sample(concluded: str) -> Non
     columns = []
     for run in ("half/seed-0", "raw/seed-0"):
         columns.append(disk.read_parquet(predictions(concluded, run))["correct"].to_numpy())
-    assert collected.mcnemar["colours"]["half"] == mcnemar(*columns).p
+    assert collected.tasks["colours"].mcnemar["half"] == mcnemar(*columns).p
 
 
 def write_correct(path: str, correct: list[bool]) -> None:
@@ -123,7 +123,7 @@ def test_a_planted_difference_reaches_comparison_and_mcnemar(folder: str) -> Non
     collected = collect_results(ablation_of(folder), folder)
     (row,) = collected.comparisons
     assert row.difference == pytest.approx(6 / 8, abs=1e-12)
-    assert collected.mcnemar["colours"]["half"] == pytest.approx(2 / 2**6, abs=1e-12)
+    assert collected.tasks["colours"].mcnemar["half"] == pytest.approx(2 / 2**6, abs=1e-12)
 
 
 def test_one_failed_run_leaves_a_result_with_the_gap_named(folder: str) -> None:
@@ -134,7 +134,7 @@ def test_one_failed_run_leaves_a_result_with_the_gap_named(folder: str) -> None:
     failed = [FailedRun(arm="half", seed=1, error="its process ended with -9")]
     collected = collect_results(ablation_of(folder), folder, failed)
     assert collected.incomplete == {"half": (1,)}
-    assert list(collected.arms["half"].runs) == ["0"]
+    assert list(collected.runs["half"]) == ["0"]
     assert "1 of 6 runs ended without a result; the first is half seed 1" in collected.verdict
 
 
@@ -222,7 +222,7 @@ def test_rounds_decide_which_given_predictions_are_read_in(tmp_path: Path) -> No
     assert (row.verdict, row.rounds) == ("better", 2)
     assert read.rounds[1].seeds == row.n < 5
     assert (read.failed, read.incomplete) == ((), {})
-    assert sorted(read.arms["clip"].runs) == [str(seed) for seed in range(row.n)]
+    assert sorted(read.runs["clip"]) == [str(seed) for seed in range(row.n)]
     assert not any(path.endswith("clip/4.parquet") for path in read.files)
     page = render(collect_report(str(out)))
     assert "Seeds in rounds" in page

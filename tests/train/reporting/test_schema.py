@@ -16,6 +16,6 @@ def test_a_report_survives_its_json(report: Report) -> None:
 
 
 def test_a_report_with_an_unknown_key_is_refused() -> None:
-    plain = {**disk.to_plain(sample_report()), "headlines": "x"}
-    with pytest.raises(ValueError, match="Report has no 'headlines'; did you mean 'headline'"):
+    plain = {**disk.to_plain(sample_report()), "run": "x"}
+    with pytest.raises(ValueError, match="Report has no 'run'; did you mean 'runs'"):
         disk.from_plain(Report, plain)

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from tests.support.browser import CHROMIUM, Tab, browser
-from tests.support.reports import sample_report
+from tests.support.reports import comparison, sample_report, with_task
 from train.reporting.page import render
 from train.reporting.schema import Report
 
@@ -86,6 +86,7 @@ def long_report() -> Report:
     report = sample_report()
     name = f"<script>bad()</script>{LONG}"
     arm = dataclasses.replace(report.arms[1], arm=name, view=f"web/{LONG}")
+    report = with_task(report, comparisons=(*report.primary.comparisons, comparison(name, "raw")))
     runs = []
     for seed, value in enumerate((0.31, 0.095, 0.4)):
         runs.append(dataclasses.replace(report.runs[0], seed=seed, value=value))

@@ -1,0 +1,272 @@
+"""Every part of the page: what it shows of a full report; an empty report has none."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import Any
+
+import pytest
+
+from tests.support.reports import (
+    comparison,
+    empty_report,
+    given_report,
+    sample_report,
+    with_results,
+    with_task,
+)
+from train.ablation import wording
+from train.ablation.rounds import ArmRounds
+from train.evaluation.overlap import DroppedRows
+from train.reporting import page, schema
+from train.reporting.page import render
+
+ALWAYS = {"Arms", "Every task", "Data of the arms", "Files and versions"}
+TITLE = re.compile(r'<details class="part"><summary>(.*?)</summary>|<h3>(.*?)</h3>')
+
+
+def parts(report: schema.Report) -> dict[str, str]:
+    """{title: body} of the folded and the open parts of a page."""
+    html = render(report)
+    html = html[html.index("<nav") : html.index("<script>")]
+    found = list(TITLE.finditer(html))
+    ends = [*(each.start() for each in found[1:]), len(html)]
+    bodies: dict[str, str] = {}
+    for each, end in zip(found, ends, strict=True):
+        title = each[1] or each[2]
+        if each[1] or title in ("Arms", "Controls", "Share kept", "Example images"):
+            bodies[title] = ""
+        bodies[next(reversed(bodies))] += html[each.start() : end]
+    return bodies
+
+
+def changed(report: schema.Report, **changes: Any) -> dict[str, str]:
+    return parts(dataclasses.replace(report, **changes))
+
+
+def test_a_part_without_data_is_absent() -> None:
+    full, empty = parts(sample_report()), parts(empty_report())
+    assert set(empty) == ALWAYS
+    assert set(full) - ALWAYS == {
+        "Controls", "What changed", "What is equal", "Signal and noise", "Scaling", "Cost",
+        "Training curves", "Evaluation images in the pools", "Single runs", "Example images",
+        "Outcomes of the pairs", "Rules one by one", "Scores, sizes, sources", "Copies of images",
+        "People and harm", "Rules and settings",
+    }  # fmt: skip
+
+
+# --- the first screen -----------------------------------------------------------------------------
+
+
+def test_both_intervals_are_told_in_plain_words() -> None:
+    row = comparison("clip30", "raw")
+    text = page.interval_text(row)
+    assert "Other seeds on this same test set would give between +3.1 and +5.1." in text
+    assert "another test set of this size would give between +2.9 and +5.3." in text
+    assert text.endswith("The headline is the wider one, over seeds and samples.")
+    alone = dataclasses.replace(row, low_samples=None, high_samples=None)
+    assert "Values of single samples are not known" in page.interval_text(alone)
+    same = dataclasses.replace(row, low_seeds=None, high_seeds=None)
+    assert page.interval_text(same).endswith("so there is no interval.")
+    tasks = dataclasses.replace(row, low_tasks=-0.01, high_tasks=0.09)
+    assert "Over other tasks of this kind as well" in page.interval_text(tasks)
+
+
+def test_noise_and_power_are_in_words() -> None:
+    report = sample_report()
+    own, floor = page.noise_texts(report)
+    assert "differs from another by 0.9 points" in own
+    assert "0.4 points" in floor
+    smallest, half = page.power_texts(report)
+    assert "smallest visible difference is 2.9 points" in smallest
+    assert half.startswith("Half of it, 1.")
+    assert half.endswith(" points, needs 11 seeds of each arm.")
+    power = report.primary.power
+    assert power is not None
+    never = with_task(report, power=dataclasses.replace(power, seeds_for_half=None))
+    assert "No number of seeds" in page.power_texts(never)[1]
+
+
+def test_an_incomplete_arm_is_named_and_has_no_difference() -> None:
+    report = sample_report()
+    nothing = schema.SeedValues(mean=None, sd=None, values={})
+    arm = dataclasses.replace(report.arms[1], metrics={"objects": nothing}, missing=(0, 1))
+    report = dataclasses.replace(report, arms=(report.arms[0], arm))
+    html = render(dataclasses.replace(with_task(report, comparisons=()), null_web=None))
+    assert html.count("(without seed 0, 1)") == 2, "in the first lines and in the table"
+    assert "none finished" in html
+
+
+# --- results and checks ---------------------------------------------------------------------------
+
+
+def test_arms_and_controls_have_tables_of_their_own() -> None:
+    shown = parts(sample_report())
+    assert "random_like_clip30" not in shown["Arms"].split("<svg")[0]
+    assert "+4.1 [+2.9, +5.3]" in shown["Arms"]
+    assert "random_like_clip30" in shown["Controls"]
+    assert "a_a is not distinguishable from raw on objects" in shown["Controls"]
+    assert "null: not distinguishable." in shown["Controls"]
+
+
+def test_losses_come_first_in_the_forest_of_tasks() -> None:
+    report = sample_report()
+    spec = dataclasses.replace(report.ablation.evaluate[0], name="a loss")
+    ablation = dataclasses.replace(report.ablation, evaluate=(*report.ablation.evaluate, spec))
+    lower = dataclasses.replace(
+        comparison("clip30", "raw"), difference=-0.02, low=-0.03, high=-0.01, task="a loss"
+    )
+    other = dataclasses.replace(report.primary, task="a loss", comparisons=(lower,))
+    arms = []
+    for arm in report.arms:
+        metrics = {**arm.metrics, "a loss": arm.metrics["objects"]}
+        arms.append(dataclasses.replace(arm, metrics=metrics))
+    report = with_results(report, tasks={"objects": report.primary, "a loss": other})
+    report = dataclasses.replace(report, ablation=ablation, arms=tuple(arms), null_web=None)
+    body = parts(report)["Every task"]
+    assert body.index(">a loss<") < body.index(">objects<")
+    assert "Two single models compared (McNemar)" in body
+
+
+def test_rounds_say_why_an_arm_has_no_more_seeds() -> None:
+    rounds = (ArmRounds(arm="clip30", seeds=2, of=5, end="decided", reason="decided: better"),)
+    body = parts(with_results(sample_report(), rounds=rounds))["Seeds in rounds"]
+    assert "2 of 5" in body
+    assert "decided: better" in body
+
+
+def test_share_kept_needs_arms_of_different_size() -> None:
+    report = sample_report()
+    raw = dataclasses.replace(report.arms[0], share=1.0)
+    body = changed(report, arms=(raw, *report.arms[1:]))["Share kept"]
+    assert body.count("<circle") == 3
+    assert body.count('class="whisker"') == 1, "only clip30 has a difference"
+    assert body.count('class="link"') == 1, "clip30 and its random control"
+    assert "Hollow circles are random subsets" in body
+
+
+def test_changes_show_samples_with_images_and_keep_controls_apart() -> None:
+    report = sample_report()
+    body = parts(report)["What changed"]
+    arm, control = body.split("<h3>The same for controls</h3>")
+    assert "12 samples are right in most seeds of clip30" in arm
+    assert "red &lt;star&gt;" in arm
+    assert arm.count("<figure>") == 1, "a sample without an image is not drawn"
+    assert "many comparisons" in arm
+    assert "random_like_clip30 against raw" in control
+    assert "<star>" not in body
+    change = dataclasses.replace(report.changes[0], shown=report.changes[0].shown[1:])
+    body = changed(report, changes=(change,))["What changed"]
+    assert "<figure>" not in body
+    assert "<td>star/1.jpg</td>" in body
+
+
+def test_the_contract_says_what_differs() -> None:
+    report = sample_report()
+    body = parts(report)["What is equal"]
+    assert "All 9 runs share these settings but lr." in body
+    assert '<span class="gap">differs</span> raw: 0.1; clip30: 0.2' in body
+    assert "1 more settings and versions" in body
+    assert report.contract is not None
+    same = dataclasses.replace(report.contract, rows=report.contract.rows[:1])
+    body = changed(report, contract=same)["What is equal"]
+    assert "share every setting but the seeds (hash c0ffee)" in body
+
+
+def test_metrics_of_a_task_with_the_deciding_one_in_bold() -> None:
+    report = sample_report()
+    body = parts(report)["Signal and noise"]
+    assert "Metrics of objects over 2 arms and 3 seeds" in body
+    assert "4.1 [2.0, 9.0]" in body
+    assert body.index("accuracy5") < body.index("<b>accuracy</b>")
+    silent = dataclasses.replace(report.signals[0].rows[0], ratio=None)
+    rows = dataclasses.replace(report.signals[0], rows=(silent,))
+    assert wording.DASH in changed(report, signals=(rows,))["Signal and noise"]
+
+
+def test_images_that_are_in_a_pool_too() -> None:
+    title = "Evaluation images in the pools"
+    body = parts(sample_report())[title]
+    assert '<td class="n">0</td><td class="n">3</td>' in body
+    assert "rows dropped" not in body
+    row = DroppedRows(arm="<raw>", pool="/p", view="all", rows=4800, dropped=17, images=5)
+    body = parts(with_results(sample_report(), near_overlap={}, dropped=(row,)))[title]
+    assert '<td class="n">not checked</td>' in body
+    counts = '<td class="n">4,800</td><td class="n">17</td><td class="n">5</td>'
+    assert f"<td>&lt;raw&gt;</td><td>all</td>{counts}" in body
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+def test_scaling_shows_points_curves_crossings_and_predictions() -> None:
+    body = parts(sample_report())["Scaling"]
+    assert body.count("<polyline") == 1
+    assert body.count("<circle") == 3
+    assert "12.5 [11.0, 14.0]" in body
+    assert "overtakes" in body
+    assert "4.0 times the largest" in body
+    numbers = re.search(r'points="([^"]*)" stroke', body)
+    assert numbers is not None
+    heights = [float(pair.split(",")[1]) for pair in numbers.group(1).split()]
+    assert heights == sorted(heights), "the error falls: the line goes down the page"
+
+
+def test_cost_is_per_point_of_an_arm_that_is_better() -> None:
+    body = parts(sample_report())["Cost"]
+    assert f"{82 / 4.1:,.1f}" in body
+    assert "random_like_clip30" not in body
+
+
+def test_single_runs_have_their_interval_and_no_settings_if_unknown() -> None:
+    body = parts(sample_report())["Single runs"]
+    assert "29.0 [27.0, 31.0]" in body
+    assert ">micro<" in body
+    assert ">batch<" not in parts(given_report())["Single runs"]
+
+
+# --- data -----------------------------------------------------------------------------------------
+
+
+def test_the_arms_data_with_the_blends_and_a_shaded_overlap() -> None:
+    body = parts(sample_report())["Data of the arms"]
+    assert "<code>b1e4d</code>" in body
+    assert 'style="--share:30%">0.30' in body
+    many = schema.Overlap(arms=tuple(map(str, range(20))), jaccard=((0.5,) * 20,) * 20)
+    body = changed(sample_report(), overlap=many)["Data of the arms"]
+    assert "<details><summary>Overlap of the arms" in body
+    assert "Data of the arms" not in parts(given_report())
+
+
+def test_rules_one_by_one_with_unknown_counts() -> None:
+    body = parts(sample_report())["Rules one by one"]
+    assert "<td>words</td>" in body
+    assert '<td class="n">40</td><td class="n">50.0</td><td class="n">8</td>' in body
+    assert wording.DASH in body
+
+
+def test_distributions_say_how_far_a_view_is_from_the_stored_rows() -> None:
+    report = sample_report()
+    body = parts(report)["Scores, sizes, sources"]
+    assert '<td>web/clip30</td><td class="n">1.250</td>' in body
+    assert "host &lt;a&gt;" in body
+    assert "Of 2,000 rows in shards drawn at random." in body
+    assert body.index("<h3>clip_score in web") < body.index("<summary>host of the image in web")
+    counts = {"stored": (10, 20), **{f"v{number}": (1, 2) for number in range(30)}}
+    many = dataclasses.replace(report.histograms[0], counts=counts, marks={"v29": 0.1})
+    body = changed(report, histograms=(many,))["Scores, sizes, sources"]
+    assert body.count("<polygon") == 1 + page.OUTLINES
+    assert "23 more views are in the table of differences." in body
+
+
+def test_copies_and_harm() -> None:
+    shown = parts(sample_report())
+    assert "by how often each is there, byte for byte" in shown["Copies of images"]
+    assert "copies elsewhere are not seen" in shown["Copies of images"]
+    assert '<td class="n">25.0</td>' in shown["People and harm"]
+
+
+def test_a_curve_of_an_unknown_arm_is_an_error() -> None:
+    with pytest.raises(KeyError, match="raw"):
+        render(dataclasses.replace(sample_report(), arms=(), null_web=None))
