@@ -201,7 +201,6 @@ def signal(metric: str, ratio: float) -> MetricSignal:
         spread=0.041,
         noise=0.01,
         ratio=Interval(value=ratio, low=2.0, high=9.0),
-        effect=None,
         single_agreement=0.75,
         half_agreement=1.0,
     )
@@ -210,7 +209,7 @@ def signal(metric: str, ratio: float) -> MetricSignal:
 def scaling() -> ScalingTable:
     crossing = Crossing(
         first="web/raw", second="web/clip30", n=3e4, low=None, high=None, crossing_share=0.9,
-        better_before="web/raw", better_after="web/clip30", start=3200.0, end=51200.0, warning=None,
+        better_before="web/raw", better_after="web/clip30", start=3200.0, end=51200.0,
     )  # fmt: skip
     ahead = Prediction(
         arm="web/raw",

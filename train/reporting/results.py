@@ -373,7 +373,7 @@ def _mcnemar(
         ]
         if arm != ablation.baseline and common:
             first, second = by_seed[common[0]], of[ablation.baseline][common[0]]
-            p_values[arm] = mcnemar(first, second).p
+            p_values[arm] = mcnemar(first, second)
     return p_values
 
 

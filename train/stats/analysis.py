@@ -228,15 +228,6 @@ def over_tasks(tables: Sequence[Values], one: Difference) -> tuple[Spread, ...]:
 # without seeds against a baseline that has them. Pure.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Discordance:
-    """Samples that only one of two runs got right, and McNemar's exact two-sided p."""
-
-    only_first: int
-    only_second: int
-    p: float
-
-
 def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
     """Mean and sample SD (n − 1) over seeds, no SD for one seed. ValueError without a value."""
     if not values:
@@ -245,8 +236,9 @@ def mean_sd(values: Sequence[float]) -> tuple[float, float | None]:
     return float(x.mean()), float(x.std(ddof=1)) if len(x) > 1 else None
 
 
-def mcnemar(first: Sequence[bool] | np.ndarray, second: Sequence[bool] | np.ndarray) -> Discordance:
-    """Two runs on the same samples, correct or not: the discordant ones under an exact binomial.
+def mcnemar(first: Sequence[bool] | np.ndarray, second: Sequence[bool] | np.ndarray) -> float:
+    """McNemar's exact two-sided p of two runs on the same samples, correct or not: the samples that
+    only one of them got right under an exact binomial.
 
     It is about these two models, not about their data: the noise of another seed is not in it.
     ValueError for lists of different lengths.
@@ -258,8 +250,7 @@ def mcnemar(first: Sequence[bool] | np.ndarray, second: Sequence[bool] | np.ndar
     a, b = np.asarray(first, dtype=bool), np.asarray(second, dtype=bool)
     only_first, only_second = int((a & ~b).sum()), int((b & ~a).sum())
     discordant = only_first + only_second
-    p = float(binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
-    return Discordance(only_first=only_first, only_second=only_second, p=p)
+    return float(binomtest(only_first, discordant, 0.5).pvalue) if discordant else 1.0
 
 
 def run_spread(values: Values, baseline: str) -> Spread | None:
@@ -492,14 +483,13 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """The questions: which arms against which baseline, controls, A/A, level, rounds, looks."""
+    """The questions: which arms against which baseline, controls, A/A, rounds, looks."""
 
     baseline: str
     arms: tuple[str, ...]
     one_models: tuple[str, ...]
     controls: tuple[Pair, ...]
     a_a: Pair | None
-    alpha: float
     rounds: int
     looks: int
 
@@ -524,7 +514,6 @@ def analyse(
     one_models: Sequence[str] = (),
     controls: Sequence[Pair] = (),
     a_a: Pair | None = None,
-    alpha: float = ALPHA,
     primary: str | None = None,
     rounds: int = 1,
     looks: int = 1,
@@ -541,7 +530,7 @@ def analyse(
     of all tasks do. rounds, looks: see `Penalty`.
     average: whether to average over the tasks; their values must mean the same. Pairs with fewer
     than two seeds in common are left out. ValueError for no task, an unknown primary, a
-    band below 0, an alpha outside 0..0.5, an arm named twice or equal to the baseline, or samples
+    band below 0, an arm named twice or equal to the baseline, or samples
     that do not fit.
     """
     if not tasks:
@@ -550,8 +539,6 @@ def analyse(
         raise ValueError(f"the primary task {primary!r} is not one of {list(tasks)}")
     if not band >= 0:
         raise ValueError(f"the equivalence band is {band}; it is at least 0")
-    if not 0 < alpha < 0.5:
-        raise ValueError(f"alpha is between 0 and 0.5; got {alpha}")
     if len(set(arms)) < len(arms) or baseline in arms:
         raise ValueError(
             f"the arms {list(arms)} must differ from each other and from the baseline {baseline!r}"
@@ -562,7 +549,6 @@ def analyse(
         one_models=tuple(one_models),
         controls=tuple(controls),
         a_a=a_a,
-        alpha=alpha,
         rounds=rounds,
         looks=looks,
     )
@@ -711,11 +697,11 @@ def _analyse_table(
     compared = [*family, *controls, *last]
     floor = _floor([noises[pair] for pair in compared])
     drawing = _typical_drawing(family, noises)
-    alone = (band, design.alpha, Penalty(rounds=design.rounds, looks=design.looks))
+    alone = (band, ALPHA, Penalty(rounds=design.rounds, looks=design.looks))
     # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
     correlation = 0.0 if singles else _least_correlation(noise, family)
     models = [replace(one, limit=scores.limit) for one in singles]
-    of_arms = dunnett_family([*in_family, *models], correlation, band, design.alpha, penalty)
+    of_arms = dunnett_family([*in_family, *models], correlation, band, ALPHA, penalty)
     of_a_a = named(single(one, *alone) for one in measured(last, False))
     return TaskResult(
         task=task,
@@ -732,7 +718,7 @@ def _analyse_table(
             floor,
             in_family,
             drawing,
-            design.alpha / penalty.factor,
+            ALPHA / penalty.factor,
             _possible(values.get(design.baseline, {}), scores.limit),
         ),
         comparisons=named(sorted(of_arms, key=lambda one: design.arms.index(one.arm))),

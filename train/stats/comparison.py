@@ -46,55 +46,53 @@ def equal_loadings(arms: int, correlation: float = 0.5) -> tuple[float, ...]:
     return (math.sqrt(correlation),) * arms
 
 
-def dunnett_p(t: float, df: float, loadings: Sequence[float], *, sides: int = 2) -> float:
-    """Adjusted p: the probability that the largest of the statistics exceeds `t`.
+def dunnett_p(t: float, df: float, loadings: Sequence[float]) -> float:
+    """Adjusted two-sided p: the probability that the largest |statistic| exceeds |t|.
 
-    t: the statistic, a difference over its standard error; two-sided tests use |t|.
+    t: the statistic, a difference over its standard error.
     df: degrees of freedom of the shared variance, 1 to infinity.
     loadings: λ of every comparison of the family, in -1..1.
     ValueError for a df below 1, loadings outside the range, or a t that is not a number.
     """
-    _check(df, loadings, sides)
+    _check(df, loadings)
     if math.isnan(t):
         raise ValueError("the statistic t is not a number")
-    if sides == 2:
-        t = abs(t)
     if math.isinf(t):
-        return 0.0 if t > 0 else 1.0
-    return _exceedance(float(t), float(df), tuple(sorted(loadings)), sides)
+        return 0.0
+    return _exceedance(abs(float(t)), float(df), tuple(sorted(loadings)))
 
 
 @functools.lru_cache(maxsize=1024)
-def _exceedance(t: float, df: float, loadings: tuple[float, ...], sides: int) -> float:
-    s, weights, mass_below = chi_nodes(df, 1 + abs(t))
-    above = _exceedance_normal(t * s, loadings, sides)
+def _exceedance(t: float, df: float, loadings: tuple[float, ...]) -> float:
+    s, weights, mass_below = chi_nodes(df, 1 + t)
+    above = _exceedance_normal(t * s, loadings)
     total = float(weights @ above)
     if mass_below:  # below the first node, T is so small that its sign alone matters
-        total += mass_below * float(_exceedance_normal(t * s[:1], loadings, sides)[0])
+        total += mass_below * float(_exceedance_normal(t * s[:1], loadings)[0])
     return min(1.0, max(0.0, total))
 
 
 @functools.lru_cache(maxsize=4096)
-def dunnett_critical(alpha: float, df: float, loadings: tuple[float, ...], sides: int = 2) -> float:
-    """The t that the largest statistic exceeds with probability alpha; half-width over its error.
+def dunnett_critical(alpha: float, df: float, loadings: tuple[float, ...]) -> float:
+    """The t that the largest |statistic| exceeds with probability alpha; half-width over its error.
 
-    alpha: in 0..1; two-sided (sides=2) or one-sided (sides=1). The rest as in `dunnett_p`.
+    alpha: in 0..1. The rest as in `dunnett_p`.
     """
     from scipy.optimize import brentq
 
-    _check(df, loadings, sides)
+    _check(df, loadings)
     if not 0 < alpha < 1:
         raise ValueError(f"alpha is between 0 and 1; got {alpha}")
-    one = _student_quantile(alpha / sides, df)
+    one = _student_quantile(alpha / 2, df)
     if len(loadings) == 1:
         return one
     # One comparison alone is a lower bound of the quantile, Bonferroni an upper one.
-    most = _student_quantile(alpha / sides / len(loadings), df)
+    most = _student_quantile(alpha / 2 / len(loadings), df)
     ordered = tuple(sorted(loadings))
 
     # The inner integral is tabulated once for all degrees of freedom: its error, 1e-13, is small
     # beside an alpha, but not beside the smallest p values.
-    coefficients = _exceedance_table(ordered, sides)
+    coefficients = _exceedance_table(ordered)
     s, weights, mass_below = chi_nodes(float(df), most)
 
     def excess(log_t: float) -> float:  # almost linear for few degrees of freedom
@@ -114,7 +112,7 @@ def _student_quantile(tail: float, df: float) -> float:
     return float(-stdtrit(df, tail))
 
 
-def _check(df: float, loadings: Sequence[float], sides: int) -> None:
+def _check(df: float, loadings: Sequence[float]) -> None:
     if not df >= 1:
         raise ValueError(f"degrees of freedom are at least 1; got {df}")
     if not 1 <= len(loadings) <= MOST_ARMS:
@@ -122,8 +120,6 @@ def _check(df: float, loadings: Sequence[float], sides: int) -> None:
     wrong = [x for x in loadings if not -1 < x < 1]
     if wrong:
         raise ValueError(f"a loading is between -1 and 1; got {wrong[0]}")
-    if sides not in (1, 2):
-        raise ValueError(f"a test has 1 or 2 sides; got {sides}")
 
 
 @functools.lru_cache(maxsize=8)
@@ -164,41 +160,35 @@ def chi_nodes(df: float, scale: float = 1.0) -> tuple[Array, Array, float]:
 
 
 @functools.lru_cache(maxsize=64)
-def _exceedance_table(loadings: tuple[float, ...], sides: int) -> Array:
+def _exceedance_table(loadings: tuple[float, ...]) -> Array:
     """Chebyshev coefficients of `_exceedance_normal` on 0..TABLE_END."""
     degree = 150 if max(abs(loading) for loading in loadings) < 0.9 else 600
     points = np.cos(math.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
-    values = _exceedance_normal((points + 1) * (TABLE_END / 2), loadings, sides)
+    values = _exceedance_normal((points + 1) * (TABLE_END / 2), loadings)
     orders = np.arange(degree + 1)[:, None] * (np.arange(degree + 1) + 0.5)
     coefficients: Array = 2 / (degree + 1) * np.cos(math.pi / (degree + 1) * orders) @ values
     coefficients[0] /= 2
     return coefficients
 
 
-def _exceedance_normal(x: Array, loadings: tuple[float, ...], sides: int) -> Array:
-    """P(largest statistic > x) where s is known to be 1, for an array x."""
-    from scipy.special import log_ndtr, ndtr
+def _exceedance_normal(x: Array, loadings: tuple[float, ...]) -> Array:
+    """P(largest |statistic| > x) where s is known to be 1, for an array x."""
+    from scipy.special import ndtr
 
     steepest = max(abs(loading) / math.sqrt(1 - loading * loading) for loading in loadings)
     panels = max(2, math.ceil(FACTOR_END * max(1.0, steepest) / FACTOR_PANEL))
     if steepest == 0:
         z, weights = np.zeros(1), np.ones(1)
-    elif sides == 2:  # the integrand is even in z
+    else:  # the integrand is even in z
         z, weights = composite(0.0, FACTOR_END, panels)
         weights = 2 * weights * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    else:
-        z, weights = composite(-FACTOR_END, FACTOR_END, 2 * panels)
-        weights = weights * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     log_inside = np.zeros((len(z), len(x)))
     with np.errstate(divide="ignore"):
         for loading, count in Counter(loadings).items():
             own = math.sqrt(1 - loading * loading)
             upper = (x[None, :] - loading * z[:, None]) / own
-            if sides == 1:
-                log_inside += count * log_ndtr(upper)
-            else:
-                outside = ndtr(-upper) + ndtr((-x[None, :] - loading * z[:, None]) / own)
-                log_inside += count * np.log1p(-np.minimum(outside, 1.0))
+            outside = ndtr(-upper) + ndtr((-x[None, :] - loading * z[:, None]) / own)
+            log_inside += count * np.log1p(-np.minimum(outside, 1.0))
     exceedance: Array = weights @ -np.expm1(log_inside)
     return exceedance
 

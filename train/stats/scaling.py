@@ -22,6 +22,7 @@ import numpy as np
 MINIMUM_SIZES = 3
 LARGEST_EXPONENT = 4.0
 SAFE_FACTOR = 4.0  # predictions further beyond the largest size than this carry a warning
+LIMITS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of an interval of 95 %, as shares
 GRID = 400  # sizes at which two curves are compared in the search of a crossing
 
 Runs = Mapping[float, Mapping[int, float]]  # {samples seen: {seed: error}}
@@ -58,16 +59,13 @@ class Interval:
 class ScalingFit:
     """The curve of one arm. resamples: the curves of the bootstrap, in the order of the draws.
 
-    sizes: samples seen of the data, ascending. rmse: root mean square distance of the mean errors
-    from the curve.
+    sizes: samples seen of the data, ascending.
     """
 
     arm: str
     law: PowerLaw
     resamples: tuple[PowerLaw, ...]
     sizes: tuple[float, ...]
-    rmse: float
-    confidence: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +98,6 @@ class Crossing:
     better_after: str
     start: float
     end: float
-    warning: str | None
 
     def sentence(self) -> str:
         """The crossing in words: a size with its interval, or none in range."""
@@ -122,15 +119,13 @@ class ScaleAgreement:
     """Decisions at a small scale against those at a large one.
 
     pairs: pairs of arms that neither scale ties. share: the part of them decided alike, with its
-    Wilson interval (pairs share arms, so it is narrower than the truth). rank_correlation:
-    Spearman's, None where all means of a scale are equal.
+    Wilson interval (pairs share arms, so it is narrower than the truth).
     """
 
     pairs: int
     alike: int
     ties: int
     share: Interval
-    rank_correlation: float | None
 
 
 def fit_scaling(
@@ -138,7 +133,6 @@ def fit_scaling(
     generator: np.random.Generator,
     *,
     draws: int = 200,
-    confidence: float = 0.95,
 ) -> dict[str, ScalingFit]:
     """Fit every arm of {arm: {samples seen: {seed: error}}}, with `draws` bootstrap resamples.
 
@@ -146,11 +140,6 @@ def fit_scaling(
     ValueError for fewer than 3 sizes, a hole in the table, or a value that is not finite.
     """
     seeds = _common_seeds(runs)
-    if draws < 1 or not 0 < confidence < 1:
-        raise ValueError(
-            f"there are {draws} resamples at confidence {confidence}; "
-            "at least 1 and a confidence between 0 and 1 are needed"
-        )
     picks = generator.integers(len(seeds), size=(draws, len(seeds)))
     fits = {}
     for arm, of_arm in runs.items():
@@ -162,14 +151,11 @@ def fit_scaling(
         for pick in picks:
             means = errors[:, pick].mean(axis=1)
             resamples.append(fit_power_law(sizes, means, weights, start=law))
-        rmse = float(np.sqrt(np.mean((errors.mean(axis=1) - law.at(sizes)) ** 2)))
         fits[arm] = ScalingFit(
             arm=arm,
             law=law,
             resamples=tuple(resamples),
             sizes=tuple(float(size) for size in sizes),
-            rmse=rmse,
-            confidence=confidence,
         )
     return fits
 
@@ -272,8 +258,8 @@ def _linear_start(
     return np.array([floor, max(scale, 0.0), exponent])
 
 
-def _percentiles(values: np.ndarray, confidence: float) -> tuple[float, float]:
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+def _percentiles(values: np.ndarray) -> tuple[float, float]:
+    low, high = np.quantile(values, LIMITS)
     return float(low), float(high)
 
 
@@ -281,7 +267,7 @@ def predict_error(fit: ScalingFit, n: float) -> Prediction:
     """The error at n samples seen. ValueError for n that is not above 0."""
     if not (n > 0 and math.isfinite(n)):
         raise ValueError(f"a prediction at {n} samples seen is not possible; n must be above 0")
-    low, high = _percentiles(np.array([law.at(n) for law in fit.resamples]), fit.confidence)
+    low, high = _percentiles(np.array([law.at(n) for law in fit.resamples]))
     value = float(fit.law.at(n))
     return Prediction(
         arm=fit.arm,
@@ -300,18 +286,15 @@ def _extrapolation(n: float, largest: float) -> str | None:
     )
 
 
-def find_crossing(
-    first: ScalingFit, second: ScalingFit, *, start: float | None = None, end: float | None = None
-) -> Crossing:
-    """The last size between start and end at which the curves of two arms change places.
+def find_crossing(first: ScalingFit, second: ScalingFit) -> Crossing:
+    """The last size at which the curves of two arms change places, from the smallest common size
+    to 4 times the largest size of the data.
 
-    By default from the smallest common size to 4 times the largest size of the data. Both fits
-    must come from the same call of `fit_scaling`, so that their resamples belong together:
-    ValueError otherwise, or for an empty range.
+    Both fits must come from the same call of `fit_scaling`, so that their resamples belong
+    together: ValueError otherwise, or for an empty range.
     """
-    largest = min(first.sizes[-1], second.sizes[-1])
-    start = max(first.sizes[0], second.sizes[0]) if start is None else start
-    end = SAFE_FACTOR * largest if end is None else end
+    start = max(first.sizes[0], second.sizes[0])
+    end = SAFE_FACTOR * min(first.sizes[-1], second.sizes[-1])
     if not 0 < start < end:
         raise ValueError(f"the range of sizes is {start} to {end}; its start must be below its end")
     if len(first.resamples) != len(second.resamples):
@@ -327,7 +310,7 @@ def find_crossing(
     crossed = np.array([size for size in sizes if size is not None])
     low, high = None, None
     if n is not None and len(crossed) > 1:
-        low, high = _percentiles(crossed, first.confidence)
+        low, high = _percentiles(crossed)
         low, high = min(low, n), max(high, n)
     after = first.arm if first.law.at(end) <= second.law.at(end) else second.arm
     before = after
@@ -344,7 +327,6 @@ def find_crossing(
         better_after=after,
         start=start,
         end=end,
-        warning=None if n is None else _extrapolation(n, largest),
     )
 
 
@@ -363,13 +345,13 @@ def _last_crossing(first: PowerLaw, second: PowerLaw, start: float, end: float) 
     )
 
 
-def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
-    """A share with Wilson's score interval. ValueError without a trial."""
+def wilson(successes: int, trials: int) -> Interval:
+    """A share with Wilson's 95 % score interval. ValueError without a trial."""
     from scipy.special import ndtri
 
     if not 0 <= successes <= trials or trials == 0:
         raise ValueError(f"{successes} of {trials} is no share")
-    z2 = float(ndtri((1 + confidence) / 2)) ** 2
+    z2 = float(ndtri(LIMITS[1])) ** 2
     share = successes / trials
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
     spread = share * (1 - share) / trials + z2 / (4 * trials**2)
@@ -381,16 +363,12 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> Interval:
     )
 
 
-def scale_agreement(
-    small: Mapping[str, float], large: Mapping[str, float], confidence: float = 0.95
-) -> ScaleAgreement:
+def scale_agreement(small: Mapping[str, float], large: Mapping[str, float]) -> ScaleAgreement:
     """Pairs of arms that two scales order alike: {arm: mean value} at each, in the same metric.
 
     A pair that either scale ties decides nothing and is counted apart. ValueError for different
     arms, fewer than two, or no pair without a tie.
     """
-    from scipy.stats import spearmanr
-
     if set(small) != set(large) or len(small) < 2:
         raise ValueError(
             f"the small scale has arms {sorted(small)} and the large one {sorted(large)}; both "
@@ -404,17 +382,11 @@ def scale_agreement(
         alike += int(signs[0] * signs[1] > 0)
     if not pairs:
         raise ValueError(f"all {ties} pairs of arms are tied; no decision can be compared")
-    arms = sorted(small)
-    correlation = None
-    if len(set(small.values())) > 1 and len(set(large.values())) > 1:
-        result = spearmanr([small[arm] for arm in arms], [large[arm] for arm in arms])
-        correlation = float(result.statistic)
     return ScaleAgreement(
         pairs=pairs,
         alike=alike,
         ties=ties,
-        share=wilson(alike, pairs, confidence),
-        rank_correlation=correlation,
+        share=wilson(alike, pairs),
     )
 
 
@@ -438,12 +410,10 @@ class MetricSignal:
 
     spread: largest difference between the means of two arms. noise: residual SD of one run over
     the seeds. ratio: spread / noise, with a bootstrap interval over seeds; it is above 0 without
-    any true difference, so it compares metrics of the same arms and seeds only. effect: SD of the
-    arms' true means / noise, bias removed, with an exact interval (noncentral F); an interval
-    that reaches 0 means that no difference between arms was seen. single_agreement: the share of
-    pairs of arms that two single seeds order alike. half_agreement: the same for the means of two
-    disjoint halves of the seeds. Chance is 0.5, a tie counts 0.5. best: the arm with the best
-    mean. ratio and effect are None where the noise is 0: identical scores do not estimate it.
+    any true difference, so it compares metrics of the same arms and seeds only; None where the
+    noise is 0: identical scores do not estimate it. single_agreement: the share of pairs of arms
+    that two single seeds order alike. half_agreement: the same for the means of two disjoint
+    halves of the seeds. Chance is 0.5, a tie counts 0.5. best: the arm with the best mean.
     """
 
     metric: str
@@ -454,7 +424,6 @@ class MetricSignal:
     spread: float
     noise: float
     ratio: Interval | None
-    effect: Interval | None
     single_agreement: float
     half_agreement: float
 
@@ -465,7 +434,6 @@ def metric_signals(
     *,
     lower_is_better: Collection[str] = (),
     draws: int = 1000,
-    confidence: float = 0.95,
 ) -> list[MetricSignal]:
     """Signal and noise of every metric of {metric: {arm: {seed: value}}}, most signal first.
 
@@ -476,15 +444,10 @@ def metric_signals(
     unknown = sorted(set(lower_is_better) - set(values))
     if unknown:
         raise ValueError(f"{unknown[0]!r} is not one of the metrics {sorted(values)}")
-    if draws < 1 or not 0 < confidence < 1:
-        raise ValueError(
-            f"there are {draws} resamples at confidence {confidence}; "
-            "at least 1 and a confidence between 0 and 1 are needed"
-        )
     signals = []
     for metric, table in values.items():
         higher = metric not in lower_is_better
-        signals.append(_one_metric(metric, table, generator, higher, draws, confidence))
+        signals.append(_one_metric(metric, table, generator, higher, draws))
     return sorted(signals, key=lambda signal: -signal.ratio.value if signal.ratio else math.inf)
 
 
@@ -494,16 +457,14 @@ def _one_metric(
     generator: np.random.Generator,
     higher_is_better: bool,
     draws: int,
-    confidence: float,
 ) -> MetricSignal:
     arms, array = _complete(metric, table)
     seeds = array.shape[1]
     spread, noise = _spread_and_noise(array[:, None, :])
     means = array.mean(axis=1) if higher_is_better else -array.mean(axis=1)
-    ratio, effect = None, None
+    ratio = None
     if float(noise[0]) > 1e-12 * max(1e-300, float(np.abs(array).max())):
-        ratio = _bootstrap_ratio(array, generator, draws, confidence)
-        effect = effect_interval(array, confidence)
+        ratio = _bootstrap_ratio(array, generator, draws)
     return MetricSignal(
         metric=metric,
         arms=len(arms),
@@ -513,7 +474,6 @@ def _one_metric(
         spread=float(spread[0]),
         noise=float(noise[0]),
         ratio=ratio,
-        effect=effect,
         single_agreement=_agreement(array, 1, generator),
         half_agreement=_agreement(array, seeds // 2, generator),
     )
@@ -549,9 +509,7 @@ def _spread_and_noise(arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.ptp(means, axis=0), np.sqrt(squares / ((arms - 1) * (seeds - 1)))
 
 
-def _bootstrap_ratio(
-    array: np.ndarray, generator: np.random.Generator, draws: int, confidence: float
-) -> Interval:
+def _bootstrap_ratio(array: np.ndarray, generator: np.random.Generator, draws: int) -> Interval:
     """spread / noise with the percentiles of resamples of the seeds.
 
     Seeds that are drawn twice make the residual variance of a resample too small by
@@ -569,42 +527,8 @@ def _bootstrap_ratio(
     noises *= math.sqrt(seeds / (seeds - 1))
     with np.errstate(divide="ignore", invalid="ignore"):
         ratios = np.where(noises > 0, spreads / noises, np.inf)
-    low, high = np.quantile(ratios, [(1 - confidence) / 2, (1 + confidence) / 2], method="nearest")
+    low, high = np.quantile(ratios, LIMITS, method="nearest")
     return Interval(value=value, low=min(float(low), value), high=max(float(high), value))
-
-
-def effect_interval(array: np.ndarray, confidence: float = 0.95) -> Interval:
-    """SD of the arms' true means (n − 1) in residual SDs, from values of shape [arms, seeds].
-
-    F = seeds · variance of the means / residual variance is noncentral F with noncentrality
-    seeds · (arms − 1) · effect², which is inverted for the limits. The estimate removes the bias
-    of F and is cut at 0.
-    """
-    from scipy.optimize import brentq
-    from scipy.special import ncfdtr
-
-    arms, seeds = array.shape
-    _, noise = _spread_and_noise(array[:, None, :])
-    ratio = seeds * float(array.mean(axis=1).var(ddof=1)) / float(noise[0]) ** 2
-    numerator_df, df = arms - 1, (arms - 1) * (seeds - 1)
-    unbiased = ratio * (df - 2) / df - 1 if df > 2 else ratio - 1
-
-    def limit(probability: float) -> float:
-        """The effect at which an F of at most `ratio` has this probability."""
-
-        def gap(noncentrality: float) -> float:
-            return float(ncfdtr(numerator_df, df, noncentrality, ratio)) - probability
-
-        if gap(0.0) <= 0:
-            return 0.0
-        upper = 1.0
-        while gap(upper) > 0:
-            upper *= 2
-        return math.sqrt(float(brentq(gap, 0.0, upper, xtol=1e-12)) / (seeds * numerator_df))
-
-    low, high = limit((1 + confidence) / 2), limit((1 - confidence) / 2)
-    value = math.sqrt(max(0.0, unbiased) / seeds)
-    return Interval(value=min(max(value, low), high), low=low, high=high)
 
 
 def _agreement(array: np.ndarray, size: int, generator: np.random.Generator) -> float:

@@ -108,12 +108,15 @@ def test_two_arms_cross_where_their_laws_do() -> None:
     assert (crossing.better_before, crossing.better_after) == ("early", "late")
     assert crossing.crossing_share > 0.9
     assert crossing.sentence().startswith("late overtakes early at ")
-    short = find_crossing(fits["early"], fits["late"], end=5e4)
-    assert short.n is None
-    assert "none in range; early has the smaller error" in short.sentence()
-    assert short.better_before == short.better_after == "early"
-    far = find_crossing(fits["early"], fits["late"], start=float(crossing.n) / 2, end=1e9)
-    assert far.warning is None  # the range reaches far, the crossing does not
+    same = fit_scaling({"early": runs["early"], "worse": worse_than(runs["early"])}, generator)
+    apart = find_crossing(same["early"], same["worse"])
+    assert apart.n is None
+    assert "none in range; early has the smaller error" in apart.sentence()
+    assert apart.better_before == apart.better_after == "early"
+
+
+def worse_than(runs: dict[float, dict[int, float]]) -> dict[float, dict[int, float]]:
+    return {size: {seed: 0.1 + e for seed, e in of.items()} for size, of in runs.items()}
 
 
 def test_of_two_crossings_the_last_one_counts_up_to_four_times_the_common_sizes() -> None:
@@ -160,11 +163,7 @@ def test_tables_that_cannot_be_fitted_are_refused() -> None:
         fit_scaling({"a": full | {1e4: dict.fromkeys(range(5), math.nan)}}, generator)
     with pytest.raises(ValueError, match="there is no arm"):
         fit_scaling({}, generator)
-    with pytest.raises(ValueError, match="0 resamples"):
-        fit_scaling({"a": full}, generator, draws=0)
     fits = fit_scaling({"a": full, "b": full}, generator, draws=2)
-    with pytest.raises(ValueError, match="its start must be below its end"):
-        find_crossing(fits["a"], fits["b"], start=5, end=5)
     other = fit_scaling({"b": full}, generator, draws=3)
     with pytest.raises(ValueError, match="fit both in one call"):
         find_crossing(fits["a"], other["b"])
@@ -184,8 +183,6 @@ def test_agreement_counts_the_pairs_that_both_scales_order_alike() -> None:
     agreement = scale_agreement(small, large)
     assert (agreement.pairs, agreement.alike, agreement.ties) == (5, 4, 1)
     assert agreement.share == wilson(4, 5)
-    expected = stats.spearmanr([0.1, 0.2, 0.3, 0.3], [0.5, 0.4, 0.6, 0.7]).statistic
-    assert agreement.rank_correlation == pytest.approx(expected, abs=1e-12)
     # Differences whose product would round to 0 still count.
     assert scale_agreement({"a": 0, "b": 1e-200}, {"a": 0, "b": 1e-200}).alike == 1
 

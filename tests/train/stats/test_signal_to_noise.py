@@ -4,9 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from scipy import stats
 
-from train.stats.scaling import effect_interval, metric_signals
+from train.stats.scaling import metric_signals
 
 
 def table(
@@ -51,33 +50,6 @@ def test_the_bootstrap_draws_seeds_and_puts_the_noise_of_repeated_seeds_right() 
     low, high = np.quantile(ratios, [0.025, 0.975], method="nearest")
     assert signal.ratio.low == pytest.approx(min(low, signal.ratio.value), abs=1e-9)
     assert signal.ratio.high == pytest.approx(max(high, signal.ratio.value), abs=1e-9)
-
-
-def test_the_effect_interval_is_that_of_the_noncentral_f() -> None:
-    generator = np.random.default_rng(1)
-    array = generator.standard_normal((4, 5)) + np.array([0.0, 1, 2, 4])[:, None]
-    interval = effect_interval(array)
-    means = array.mean(axis=1, keepdims=True)
-    residuals = array - means - array.mean(axis=0) + array.mean()
-    f = 5 * means.var(ddof=1) / ((residuals**2).sum() / 12)
-    for limit, tail in ((interval.low, 0.975), (interval.high, 0.025)):
-        assert stats.ncf.cdf(f, 3, 12, 5 * 3 * limit**2) == pytest.approx(tail, abs=1e-8)
-    assert interval.low < interval.value < interval.high
-
-
-@pytest.mark.slow
-def test_the_effect_interval_holds_the_truth_in_95_percent_of_studies() -> None:
-    generator = np.random.default_rng(2)
-    means = np.array([0.0, 0.5, 1.0, 2.0, 2.0])
-    truth = float(means.std(ddof=1))
-    covered, estimates = 0, []
-    for _ in range(600):
-        array = generator.standard_normal((5, 4)) + 2 * generator.standard_normal(4)
-        interval = effect_interval(array + means[:, None])
-        covered += interval.low <= truth <= interval.high
-        estimates.append(interval.value)
-    assert 0.93 <= covered / 600 <= 0.97
-    assert float(np.mean(np.square(estimates))) == pytest.approx(truth**2, rel=0.1)
 
 
 def test_a_metric_with_more_signal_comes_first_whatever_its_unit() -> None:
@@ -128,7 +100,6 @@ def test_identical_scores_have_no_ratio_and_come_last() -> None:
     signals = metric_signals({"flat": flat, "noisy": noisy}, np.random.default_rng(8))
     assert [signal.metric for signal in signals] == ["noisy", "flat"]
     assert signals[1].ratio is None
-    assert signals[1].effect is None
     assert signals[1].single_agreement == 0.5
 
 
@@ -142,5 +113,3 @@ def test_tables_with_holes_are_refused() -> None:
         metric_signals({"m": {"a": {0: 1, 1: math.inf}, "b": {0: 1, 1: 2}}}, generator)
     with pytest.raises(ValueError, match="'loss' is not one of the metrics"):
         metric_signals({}, generator, lower_is_better=["loss"])
-    with pytest.raises(ValueError, match=r"confidence 1\.5"):
-        metric_signals({}, generator, confidence=1.5)
