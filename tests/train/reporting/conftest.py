@@ -10,9 +10,11 @@ from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support.ablations import changed
 from tests.support.reports import complete_pool
+from train.ablation.arms import expand_runs
 from train.ablation.runner import Outcome
 from train.config import TrainConfig
 from train.identity import run_identity
+from train.reporting.data import ArmView, open_views
 from train.reporting.results import collect_results
 
 
@@ -47,3 +49,12 @@ def folder(concluded: str, tmp_path: Path) -> str:
     """A copy of `concluded` that a test may change."""
     shutil.copytree(concluded, tmp_path / "out")
     return str(tmp_path / "out")
+
+
+@pytest.fixture(scope="session")
+def views(concluded: str) -> list[ArmView]:
+    """The views of the arms of `concluded`."""
+    path = AblationLayout(concluded).ablation_json
+    ablation = disk.from_plain(Ablation, disk.read_json(path))
+    runs = expand_runs(ablation, concluded, built=False)
+    return open_views({run.arm: run.blend for run in runs})

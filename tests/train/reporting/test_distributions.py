@@ -10,19 +10,10 @@ import pytest
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
-from manifests.schema import Ablation, Blend
+from manifests.schema import Blend
 from tests.support.reports import view_by_hand
-from train.ablation.arms import expand_runs
 from train.reporting import data
 from train.reporting.data import ArmView, open_views
-
-
-@pytest.fixture(scope="module")
-def views(concluded: str) -> list[ArmView]:
-    path = disk.join(concluded, "ablation.json")
-    ablation = disk.from_plain(Ablation, disk.read_json(path))
-    runs = expand_runs(ablation, concluded, built=False)
-    return open_views({run.arm: run.blend for run in runs})
 
 
 @pytest.fixture

@@ -10,17 +10,8 @@ import pytest
 
 from manifests import disk
 from manifests.layout import PoolLayout
-from manifests.schema import Ablation, Blend
-from train.ablation.arms import expand_runs
+from manifests.schema import Blend
 from train.reporting.data import ArmView, open_views, read_columns
-
-
-@pytest.fixture(scope="module")
-def views(concluded: str) -> list[ArmView]:
-    path = disk.join(concluded, "ablation.json")
-    ablation = disk.from_plain(Ablation, disk.read_json(path))
-    runs = expand_runs(ablation, concluded, built=False)
-    return open_views({run.arm: run.blend for run in runs})
 
 
 @pytest.fixture

@@ -200,3 +200,11 @@ def test_equality_is_claimed_wrongly_in_five_percent_at_the_edge_of_the_band() -
         claims = np.abs(band * signs + arms - base) + critical * s * math.sqrt(2) < band
         # 5.0 % for equal signs; mixed signs have 5.8 %, as their errors are correlated otherwise
         assert claims.any(axis=1).mean() <= 0.061
+
+
+def test_holm_multiplies_by_the_tests_left_and_never_decreases() -> None:
+    # 0.01 × 4, 0.02 × 3, 0.03 × 2, and 0.04 × 1 is raised to the one before it
+    assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert holm([0.6, 0.9]) == [1.0, 1.0]
+    with pytest.raises(ValueError, match=r"in 0\.\.1; got nan"):
+        holm([0.5, math.nan])

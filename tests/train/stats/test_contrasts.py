@@ -10,10 +10,8 @@ from train.stats.analysis import (
     add_drawing,
     average_noise,
     average_values,
-    comparable,
     differences,
     over_tasks,
-    pair_noise,
     shared_noise,
 )
 from train.stats.comparison import Difference
@@ -54,53 +52,12 @@ def test_the_floor_of_the_samples_is_the_least_variance() -> None:
     assert len(rows[1].over_seeds) == 1
 
 
-def test_controls_are_not_moderated_by_each_other() -> None:
-    shared = shared_noise(VALUES)
-    assert shared is not None
-    pairs = [("a", "base"), ("b", "a")]
-    apart = differences(VALUES, shared, pairs, [None, None], one_baseline=False)
-    alone = [differences(VALUES, shared, [pair], [None], one_baseline=False)[0] for pair in pairs]
-    assert apart == alone
-
-
-def test_without_a_run_or_a_residual_there_is_no_noise() -> None:
-    assert shared_noise({"a": {}}) is None
-    assert shared_noise({"a": {0: 0.5}, "b": {0: 0.6}}) is None
-
-
 def test_drawing_adds_its_variance_and_satterthwaites_degrees_of_freedom() -> None:
     over_seeds = Spread(variance=2.0, df=4.0)
     both = add_drawing(over_seeds, noise(drawing=1.0, df=50.0))
     assert both.variance == 3.0
     assert both.df == pytest.approx(9 / (4 / 4 + 1 / 50))
     assert add_drawing(over_seeds, noise()) == over_seeds
-
-
-def test_pairs_with_one_common_seed_cannot_be_compared() -> None:
-    values = {**VALUES, "c": {2: 0.4, 9: 0.5}}
-    pairs = [("a", "base"), ("c", "base"), ("missing", "base")]
-    assert comparable(values, pairs) == [("a", "base")]
-
-
-def test_one_run_without_samples_leaves_the_pair_without() -> None:
-    rng = np.random.default_rng(0)
-    samples = {arm: {s: [rng.random(20)] for s in range(3)} for arm in ("a", "base")}
-    assert pair_noise(samples, ("a", "base"), (0, 1, 2)) is not None
-    del samples["base"][1]
-    assert pair_noise(samples, ("a", "base"), (0, 1, 2)) is None
-    assert pair_noise(samples, ("a", "base"), (0, 2)) is not None
-    assert pair_noise(None, ("a", "base"), (0, 2)) is None
-
-
-def test_the_average_takes_runs_with_a_value_in_every_task() -> None:
-    tables = [
-        {"a": {0: 0.2, 1: 0.4}, "b": {0: 0.1}},
-        {"a": {0: 0.4, 2: 0.6}, "b": {0: 0.3}},
-    ]
-    rows = average_values(tables)
-    assert rows["a"] == pytest.approx({0: 0.3})
-    assert rows["b"] == pytest.approx({0: 0.2})
-    assert average_values([tables[0], {"a": {0: 0.4}}])["b"] == {}
 
 
 def test_the_noise_of_an_average_is_that_of_independent_tasks() -> None:

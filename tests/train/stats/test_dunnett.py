@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import itertools
 import math
 
 import numpy as np
@@ -133,22 +132,6 @@ def test_the_critical_value_is_the_inverse_of_p(
     assert dunnett_p(critical, df, loadings) == pytest.approx(alpha, rel=1e-8)
 
 
-def test_p_is_that_of_scipy_within_its_own_error() -> None:
-    rng = np.random.default_rng(3)
-    control, *treated = (rng.normal(mean, 1, 6) for mean in (0.0, 0.4, 1.2, -0.9))
-    theirs = stats.dunnett(*treated, control=control, rng=np.random.default_rng(0))
-    # equal groups: correlations of 0.5 and 4 × 5 degrees of freedom
-    ours = [dunnett_p(t, 20, equal_loadings(3)) for t in theirs.statistic]
-    assert ours == pytest.approx(list(theirs.pvalue), abs=3e-3)
-
-
-def test_more_correlation_and_fewer_arms_make_p_smaller() -> None:
-    by_correlation = [dunnett_p(2.4, 7, equal_loadings(5, rho)) for rho in (0, 0.2, 0.5, 0.8)]
-    by_arms = [dunnett_p(2.4, 7, equal_loadings(k)) for k in (9, 5, 2, 1)]
-    for values in (by_correlation, by_arms):
-        assert all(a > b for a, b in itertools.pairwise(values))
-
-
 @pytest.mark.parametrize("df", [1.0, 1.3, 2.0, 6.0, 80.0, 1e5])
 def test_the_nodes_of_s_give_its_moments(df: float) -> None:
     s, weights, mass = chi_nodes(df, 3.0)
@@ -161,13 +144,9 @@ def test_the_nodes_of_s_give_its_moments(df: float) -> None:
     ("call", "message"),
     [
         (lambda: dunnett_p(2.0, 0.5, equal_loadings(2)), "degrees of freedom are at least 1"),
-        (lambda: dunnett_p(2.0, math.nan, equal_loadings(2)), "degrees of freedom"),
         (lambda: dunnett_p(math.nan, 5, equal_loadings(2)), "not a number"),
         (lambda: dunnett_p(2.0, 5, ()), "1 to 1000 comparisons; got 0"),
-        (lambda: dunnett_p(2.0, 5, (0.5, 1.0)), "a loading is between"),
         (lambda: dunnett_critical(1.0, 5, (0.5,)), "alpha is between 0 and 1; got 1.0"),
-        (lambda: equal_loadings(0), "at least 1 arm"),
-        (lambda: equal_loadings(2, 1.0), "a correlation of comparisons"),
     ],
 )
 def test_wrong_arguments_are_refused(call, message: str) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from train.stats.model import common_seeds, fit_additive, paired_variance
+from train.stats.model import fit_additive, paired_variance
 
 COMPLETE = {
     "base": {0: 0.30, 1: 0.34, 2: 0.31},
@@ -103,18 +103,6 @@ def test_rounding_errors_are_no_residuals() -> None:
     values = {"a": {0: 0.1, 1: 0.2, 2: 0.3}, "b": {0: 0.1 + 0.2, 1: 0.4, 2: 0.5}}
     assert fit_additive(values).variance == 0.0
     assert paired_variance(values, "b", "a") == 0.0
-
-
-def test_one_run_of_each_arm_has_no_variance() -> None:
-    fit = fit_additive({"a": {0: 0.1}, "b": {0: 0.3}})
-    assert fit.variance is None
-    assert fit.df == 0
-    assert fit.estimate("b", "a") == pytest.approx(0.2)
-
-
-def test_common_seeds_are_those_of_both() -> None:
-    assert common_seeds({"a": {3: 0.1, 1: 0.2}, "b": {1: 0.3, 2: 0.4, 3: 0.1}}, "a", "b") == (1, 3)
-    assert common_seeds({"a": {3: 0.1}}, "a", "missing") == ()
 
 
 def test_values_that_cannot_be_fitted_are_refused() -> None:

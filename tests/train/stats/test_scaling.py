@@ -145,13 +145,6 @@ def test_a_prediction_far_beyond_the_largest_size_carries_a_warning() -> None:
         predict_error(fit, 0)
 
 
-def test_the_same_generator_gives_the_same_fit() -> None:
-    runs = {"a": runs_of(LATE, 0.01, np.random.default_rng(4))}
-    first, second = (fit_scaling(runs, np.random.default_rng(9), draws=4) for _ in range(2))
-    assert first == second
-    assert len(first["a"].resamples) == 4
-
-
 def test_tables_that_cannot_be_fitted_are_refused() -> None:
     generator = np.random.default_rng(5)
     full = runs_of(LATE, 0.01, generator)
