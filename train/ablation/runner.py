@@ -537,8 +537,10 @@ def make_children(jobs: int, ranks: int, out: str) -> list[Child]:
 
 @contextlib.contextmanager
 def warm_children(runs: Sequence[WorkRun], jobs: int, out: str) -> Iterator[list[Child]]:
-    """Children for several calls of `run_all`, of any of the runs; they end with the block."""
-    children = make_children(jobs, max((run.ranks for run in runs), default=1), out)
+    """Children for several calls of `run_all`, of any of the runs; they end with the block. None
+    without a run: predictions that are given need no torch.
+    """
+    children = make_children(jobs, max(run.ranks for run in runs), out) if runs else []
     try:
         yield children
     finally:

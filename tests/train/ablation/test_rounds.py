@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,6 @@ import pytest
 from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
-from tests.support import commands
 from tests.support.ablations import three_arms, tiny_ablation
 from train.ablation import rounds, runner
 from train.ablation.conclusions import Results, conclude
@@ -229,14 +231,28 @@ def test_less_loss_is_better_in_rounds_too() -> None:
 # --- through the command --------------------------------------------------------------------------
 
 
-def test_the_shipped_example_in_rounds_runs_as_shipped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.slow
+def test_the_shipped_example_in_rounds_runs_as_shipped_in_the_base_installation(
+    tmp_path: Path,
 ) -> None:
     given, out = str(EXAMPLES / "cifar10_runs" / "cifar10_rounds.yaml"), str(tmp_path / "out")
-    assert commands.ablate(["check", given, "--out", out]) == 0
-    assert commands.ablate(["plan", given, "--out", out]) == 0
-    assert "20 files of predictions" in capsys.readouterr().out
-    assert commands.ablate(["run", given, "--out", out]) == 0
+    code = (
+        "import sys\n"
+        "class Extras:\n"
+        "    def find_spec(self, name, *_):\n"
+        "        if name in ('torch', 'ray', 'duckdb', 'safetensors', 'tqdm', 'open_clip'):\n"
+        "            raise ModuleNotFoundError(f'{name} is of an extra')\n"
+        "sys.meta_path.insert(0, Extras())\n"
+        "from clipmill.app import main\n"
+        f"given, out = {given!r}, {out!r}\n"
+        "for words in (['check', given], ['plan', given], ['run', given]):\n"
+        "    assert main(['ablate', *words, '--out', out]) == 0\n"
+        "assert main(['report', out]) == 0\n"
+    )
+    root = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+    done = subprocess.run([sys.executable, "-c", code], env=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "20 files of predictions" in done.stdout
     results = disk.read_json(AblationLayout(out).results_json)
     assert {row["arm"]: row["seeds"] for row in results["rounds"]} == {
         "raw": 5,
@@ -245,6 +261,7 @@ def test_the_shipped_example_in_rounds_runs_as_shipped(
         "random_half": 5,
     }
     assert {row["rounds"] for row in results["tasks"]["cifar10"]["comparisons"]} == {3}
+    assert "Seeds in rounds" in Path(AblationLayout(out).report).read_text()
 
 
 # --- real runs ------------------------------------------------------------------------------------
