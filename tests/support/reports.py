@@ -20,6 +20,7 @@ from manifests.records import (
     read_document,
 )
 from manifests.schema import Ablation
+from train.ablation.arms import Role
 from train.ablation.conclusions import Results, ScalingTable, TaskSignals
 from train.reporting import schema
 from train.reporting.data import KEPT, ArmView, PoolColumns
@@ -47,7 +48,7 @@ def seed_values(mean: float) -> schema.SeedValues:
     return schema.SeedValues(mean=mean, sd=0.01, values=values)
 
 
-def arm_report(name: str, role: schema.Role, mean: float) -> schema.ArmReport:
+def arm_report(name: str, role: Role, mean: float) -> schema.ArmReport:
     return schema.ArmReport(
         arm=name,
         role=role,

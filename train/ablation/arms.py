@@ -7,7 +7,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -387,6 +387,7 @@ def stale_model(run: ModelRun) -> list[str]:
 # The runs of an ablation: arms × seeds, which of them are finished, and which are stale.
 
 
+Role = Literal["baseline", "arm", "random", "a_a"]
 A_A = "a_a"
 A_A_ORDER = 1000  # added to a seed, it is the seed of the order of its A/A run
 RANDOM_LIKE = "random_like_"
@@ -442,14 +443,11 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
     settings = {arm: arm_config(ablation, arm) for arm in blends}
     for config in settings.values():
         _refuse_relative_init(config.init)
-    for arm in ablation.controls.random_like:
-        blends[RANDOM_LIKE + arm] = {
-            seed: _random_blend(ablation, out, arm, seed) for seed in ablation.seeds
-        }
-        settings[RANDOM_LIKE + arm] = settings[arm]
-    if ablation.controls.a_a:
-        blends[A_A] = blends[ablation.controls.a_a]
-        settings[A_A] = settings[ablation.controls.a_a]
+    for control, arm in controls_of(ablation).items():
+        blends[control], settings[control] = blends[arm], settings[arm]
+        if control != A_A:
+            seeds = ablation.seeds
+            blends[control] = {seed: _random_blend(ablation, out, arm, seed) for seed in seeds}
     runs = []
     for arm, by_seed in blends.items():
         config = settings[arm]
@@ -463,17 +461,23 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
                 blend=blend,
                 config=replace(config, seed=seed, order_seed=order_seed),
                 out=AblationLayout(out).run(arm, seed),
-                ranks=_ranks_of(ablation, arm),
+                ranks=ablation.arms[controls_of(ablation).get(arm, arm)].ranks or ablation.ranks,
             )
             runs.append(run)
     return tuple(runs)
 
 
-def _ranks_of(ablation: Ablation, arm: str) -> int:
-    """The ranks of an arm; a control has those of the arm that it is for."""
-    of = ablation.controls.a_a if arm == A_A else arm.removeprefix(RANDOM_LIKE)
-    assert of is not None
-    return ablation.arms[of].ranks or ablation.ranks
+def controls_of(ablation: Ablation) -> dict[str, str]:
+    """{control: the arm that it is for}: the random subsets, then A/A."""
+    controls = {RANDOM_LIKE + arm: arm for arm in ablation.controls.random_like}
+    return controls | ({A_A: ablation.controls.a_a} if ablation.controls.a_a else {})
+
+
+def role_of(ablation: Ablation, arm: str) -> Role:
+    """What an arm or a control is for."""
+    if arm in ablation.arms:
+        return "baseline" if arm == ablation.baseline else "arm"
+    return "a_a" if arm == A_A else "random"
 
 
 def all_runs(ablation: Ablation, out: str) -> tuple[AnyRun, ...]:

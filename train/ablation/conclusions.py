@@ -11,7 +11,7 @@ import numpy as np
 
 from manifests.schema import Ablation
 from train.ablation import wording
-from train.ablation.arms import A_A, RANDOM_LIKE, arm_config
+from train.ablation.arms import A_A, arm_config, controls_of
 from train.ablation.history import EarlierLook
 from train.ablation.rounds import (
     DEFAULT_BAND,
@@ -372,9 +372,9 @@ def _at_last_looks(
 
 def _control_pairs(ablation: Ablation) -> list[tuple[str, str]]:
     """Each arm with its random subsets, then the random subsets with the baseline."""
-    arms = ablation.controls.random_like
-    pairs = [(arm, RANDOM_LIKE + arm) for arm in arms]
-    return pairs + [(RANDOM_LIKE + arm, ablation.baseline) for arm in arms]
+    random = [(control, arm) for control, arm in controls_of(ablation).items() if control != A_A]
+    pairs = [(arm, control) for control, arm in random]
+    return pairs + [(control, ablation.baseline) for control, _ in random]
 
 
 # --- the headline ---------------------------------------------------------------------------------

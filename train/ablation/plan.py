@@ -14,15 +14,15 @@ from manifests.layout import AblationLayout, PoolLayout, RunLayout
 from manifests.records import RunRecord, ScoreSetDocument, read_document
 from manifests.schema import Ablation
 from train.ablation.arms import (
-    A_A,
-    RANDOM_LIKE,
     Run,
     check_models,
     check_views,
+    controls_of,
     expand_runs,
     finished_metrics,
     given_runs,
     model_runs,
+    role_of,
     saved_model,
     stale_because,
     trained_on,
@@ -419,8 +419,7 @@ def _kinds(ablation: Ablation, runs: Sequence[Run]) -> dict[str, int]:
     """Number of runs of the arms, the random controls, the A/A arm and the scorer."""
     kinds = {"arms": 0, "random": 0, "a_a": 0, "scorer": 1 if ablation.scorer else 0}
     for run in runs:
-        kind = "a_a" if run.arm == A_A else "random" if run.arm.startswith(RANDOM_LIKE) else "arms"
-        kinds[kind] += 1
+        kinds["arms" if run.arm in ablation.arms else role_of(ablation, run.arm)] += 1
     return kinds
 
 

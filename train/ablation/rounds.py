@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from manifests.schema import Ablation
-from train.ablation.arms import A_A, RANDOM_LIKE, evaluated_runs
+from train.ablation.arms import controls_of, evaluated_runs
 from train.stats.analysis import TaskScores, analyse
 from train.stats.comparison import Comparison
 
@@ -159,10 +159,7 @@ def _with_controls(ablation: Ablation, keys: Sequence[RunKey]) -> list[RunKey]:
     rows = []
     for arm, seed in keys:
         rows.append((arm, seed))
-        if arm in ablation.controls.random_like:
-            rows.append((RANDOM_LIKE + arm, seed))
-        if arm == ablation.controls.a_a:
-            rows.append((A_A, seed))
+        rows += [(control, seed) for control, of in controls_of(ablation).items() if of == arm]
     return rows
 
 

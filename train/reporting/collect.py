@@ -18,7 +18,7 @@ from manifests.layout import AblationLayout, RunLayout
 from manifests.records import RunRecord, read_document
 from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import history, wording
-from train.ablation.arms import A_A, AnyRun, GivenRun, Run, all_runs, arm_names, missing_views
+from train.ablation.arms import AnyRun, GivenRun, Run, all_runs, arm_names, missing_views, role_of
 from train.ablation.conclusions import (
     Results,
     looks_line,
@@ -42,7 +42,6 @@ from train.reporting.schema import (
     Disagreement,
     Provenance,
     Report,
-    Role,
     RunRow,
     SeedValues,
 )
@@ -609,7 +608,7 @@ def _arm(
         metrics[task.name] = seed_values(values)
     return ArmReport(
         arm=arm,
-        role=_role(arm, ablation),
+        role=role_of(ablation, arm),
         view=" + ".join(f"{view.pool}/{view.view}" for view in of_arm),
         rows=rows,
         share=rows / max(1, stored),
@@ -619,14 +618,6 @@ def _arm(
         missing=results.incomplete.get(arm, ()),
         device_seconds=seconds,
     )
-
-
-def _role(arm: str, ablation: Ablation) -> Role:
-    if arm == A_A:
-        return "a_a"
-    if arm == ablation.baseline:
-        return "baseline"
-    return "arm" if arm in ablation.arms else "random"
 
 
 def _gaps(results: Results) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from manifests.web_page import colour, page_templates
 from train.ablation import wording
+from train.ablation.arms import Role
 from train.reporting import charts
 from train.reporting.page import difference_point, level_of, power_texts, scale_of
-from train.reporting.schema import ArmReport, Report, Role
+from train.reporting.schema import ArmReport, Report
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison
 from train.stats.scaling import ScaleAgreement, scale_agreement

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from manifests.schema import Ablation
+from train.ablation.arms import Role
 from train.ablation.conclusions import Results, ScalingTable, TaskSignals
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison
-
-Role = Literal["baseline", "arm", "random", "a_a"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
