@@ -176,7 +176,7 @@ def test_the_commands_of_the_page_do_what_it_says(
     pytest.importorskip("localbucket")
     lines = command_lines()
     assert len(lines) > 12
-    with s3_server(folder, "localbucket") as url:
+    with s3_server(folder) as url:
         for name, value in s3_variables(url).items():
             monkeypatch.setenv(name, value)
         lines = [line.replace("s3://bucket/", "s3://pools/") for line in lines]

@@ -46,7 +46,7 @@ class Pools:
 @pytest.fixture(scope="module")
 def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
     folder = tmp_path_factory.mktemp("store")
-    with s3_server(folder, "localbucket") as url, pytest.MonkeyPatch.context() as patch:
+    with s3_server(folder) as url, pytest.MonkeyPatch.context() as patch:
         for name, value in s3_variables(url).items():
             patch.setenv(name, value)
         draw(folder, 48)

@@ -12,7 +12,7 @@ from tests.support.forked_commands import CommandServer
 from tests.support.s3_server import FaultyProxy
 from tests.support.trials import some
 
-pytest.importorskip("moto")
+pytest.importorskip("localbucket")
 pytest.importorskip("s3fs")
 pytestmark = pytest.mark.slow
 IN_SAMPLE = 3  # requests

@@ -45,11 +45,11 @@ def test_the_same_as_open_clip(filter_: Tokens, caption: str) -> None:
 @pytest.mark.parametrize("letters", ["a", "abcdefghijklmnopqrstuvwxyz", "犬の写真です", "é-"])
 def test_a_word_without_end_costs_a_second_and_not_hours(filter_: Tokens, letters: str) -> None:
     rng = random.Random(0)
-    word = "".join(rng.choices(letters, k=4_600))
+    word = "".join(rng.choices(letters, k=1_500))
     whole = filter_.coder.encode(word)[:75]
     assert filter_.encode(word).tolist() == [49406, *whole, 49407]
     started = time.process_time()
-    assert filter_.encode(word * 40).tolist() == [49406, *whole, 49407]
+    assert filter_.encode(word * 120).tolist() == [49406, *whole, 49407]
     assert time.process_time() - started < 20  # 200,000 letters took 700 s
 
 

@@ -1,4 +1,4 @@
-"""A pool on an object store: real server programs on loopback, faults at every n-th request."""
+"""A pool on an object store: a real server program on loopback, faults at every n-th request."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.support.s3_server import (
     s3_variables,
 )
 
-pytest.importorskip("moto")
+pytest.importorskip("localbucket")
 pytest.importorskip("s3fs")
 pytestmark = [
     pytest.mark.slow,
@@ -38,18 +38,11 @@ pytestmark = [
 ALL_REQUESTS = bool(os.environ.get("CLIPMILL_CHAOS"))
 
 
-@pytest.fixture(scope="module", params=["moto", "localbucket"])
-def server(request: pytest.FixtureRequest, tmp_path_factory: Any) -> Iterator[str]:
-    """The address of a server program."""
-    pytest.importorskip(request.param)
-    with s3_server(tmp_path_factory.mktemp(request.param), request.param) as url:
-        yield url
-
-
 @pytest.fixture(scope="module")
-def proxy(server: str) -> Iterator[FaultyProxy]:
-    with pytest.MonkeyPatch.context() as patch:
-        proxy = FaultyProxy(server)
+def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProxy]:
+    folder = tmp_path_factory.mktemp("store")
+    with s3_server(folder) as url, pytest.MonkeyPatch.context() as patch:
+        proxy = FaultyProxy(url)
         for name, value in s3_variables(proxy.url).items():
             patch.setenv(name, value)
         patch.setitem(fsspec.config.conf, "s3", SHORT_TIMEOUTS)

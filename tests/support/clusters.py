@@ -21,7 +21,7 @@ from typing import IO, Any
 import pytest
 
 from tests.support.machines import Machine, laboratory
-from tests.support.s3_server import BUCKET, PROGRAMS, s3_variables
+from tests.support.s3_server import BUCKET, PROGRAM, s3_variables
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -253,13 +253,12 @@ class Store:
             os.killpg(self.process.pid, signal.SIGCONT)
 
 
-def start_store(machine: Machine, program: str = "localbucket") -> Store:
+def start_store(machine: Machine) -> Store:
     """Start an S3 server on a machine; it ends with the machine."""
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     line = f'cd {machine.folder} && mkdir -p objects && exec "$@" > url 2> store.log'
-    code = PROGRAMS[program]
     python = str(BIN / "python")
-    words = [python, "-c", code, f"{machine.folder}/objects", machine.address]
+    words = [python, "-c", PROGRAM, f"{machine.folder}/objects", machine.address]
     process = machine.start(["sh", "-c", line, "sh", *words], environment)
     until = time.monotonic() + START_S
     while not (url := machine.run(["cat", f"{machine.folder}/url"], environment).stdout.strip()):

@@ -16,17 +16,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 BUCKET = "pools"
-# Arguments: a folder, and the address to listen on. The first line that each program prints is its
-# URL. moto keeps objects in memory, localbucket in the folder.
-MOTO = """
-import sys, time
-from moto.server import ThreadedMotoServer
-server = ThreadedMotoServer(sys.argv[2], 0, verbose=False)
-server.start()
-print("http://%s:%d" % server.get_host_and_port(), flush=True)
-time.sleep(36000)
-"""
-LOCALBUCKET = """
+# Arguments: a folder, which gets the objects, and the address to listen on. The first line that it
+# prints is its URL.
+PROGRAM = """
 import pathlib, sys
 from http.server import ThreadingHTTPServer
 import localbucket
@@ -35,7 +27,6 @@ server = ThreadingHTTPServer((sys.argv[2], 0), localbucket.S3Handler)
 print("http://%s:%d" % server.server_address[:2], flush=True)
 server.serve_forever()
 """
-PROGRAMS = {"moto": MOTO, "localbucket": LOCALBUCKET}
 KILLS = ("kill_before", "kill_after")
 FAULTS = ("503", "412", "lost_request", "lost_answer", "short_answer", "timeout")
 SILENT_S = 4.0  # of a request that gets no answer
@@ -60,11 +51,11 @@ SHORT_TIMEOUTS = {"config_kwargs": {"read_timeout": 2.0, "connect_timeout": 2.0}
 
 
 @contextmanager
-def s3_server(folder: Path, program: str = "moto") -> Iterator[str]:
+def s3_server(folder: Path) -> Iterator[str]:
     """The address of a server with an empty bucket `pools`."""
-    with open(folder / f"{program}.log", "wb") as log:
+    with open(folder / "s3_server.log", "wb") as log:
         process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAMS[program], str(folder), "127.0.0.1"],
+            [sys.executable, "-c", PROGRAM, str(folder), "127.0.0.1"],
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -73,7 +64,7 @@ def s3_server(folder: Path, program: str = "moto") -> Iterator[str]:
         try:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
-            assert url, (folder / f"{program}.log").read_text()
+            assert url, (folder / "s3_server.log").read_text()
             address = urlsplit(url)
             connection = http.client.HTTPConnection(address.netloc, timeout=60)
             connection.request("PUT", f"/{BUCKET}")

@@ -12,7 +12,7 @@ from filters.captioner import Search, TransformersWriter
 from tests.support.caption_models import images, written
 
 
-@pytest.mark.parametrize("kind", ["blip", "encoder_decoder"])
+@pytest.mark.parametrize("kind", ["blip", pytest.param("encoder_decoder", marks=pytest.mark.slow)])
 def test_transformers_writes_what_its_own_generate_gives(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

@@ -37,7 +37,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProxy]:
     folder = tmp_path_factory.mktemp("store")
-    with s3_server(folder, "localbucket") as url, pytest.MonkeyPatch.context() as patch:
+    with s3_server(folder) as url, pytest.MonkeyPatch.context() as patch:
         proxy = FaultyProxy(url)
         for name, value in s3_variables(proxy.url).items():
             patch.setenv(name, value)
@@ -50,6 +50,7 @@ def names(folder: str) -> list[str]:
     return disk.list_names(folder)
 
 
+@pytest.mark.slow
 def test_every_form_has_the_bytes_that_it_has_on_disk(
     pool: str, proxy: FaultyProxy, tmp_path: Path
 ) -> None:

@@ -94,6 +94,7 @@ def traces(folder: Path, text: str, body: bytes) -> list[str]:
     return found + ["log" for needle in needles if needle in text.encode()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sha256", "perceptual", "perceptual as it is"])
 def test_no_known_bad_image_is_written(
     folder: Path, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str], kind: str

@@ -40,7 +40,7 @@ def first(web: FileServer, tmp_path_factory: pytest.TempPathFactory) -> str:
 def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("localbucket")
     s3fs = pytest.importorskip("s3fs")
-    with s3_server(tmp_path, "localbucket") as url:
+    with s3_server(tmp_path) as url:
         for name, value in s3_variables(url).items():
             monkeypatch.setenv(name, value)
         files._conditional.clear()

@@ -51,7 +51,7 @@ def test_a_pool_in_a_store_gives_the_same_page(
     tmp_path: Path, pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("localbucket")
-    with s3_server.s3_server(tmp_path, "localbucket") as url:
+    with s3_server.s3_server(tmp_path) as url:
         for name, value in s3_server.s3_variables(url).items():
             monkeypatch.setenv(name, value)
         for path in Path(pool).rglob("*"):

@@ -360,6 +360,9 @@ def test_a_batch_holds_no_number_twice_for_any_rank_and_any_step() -> None:
     of = [source("a", 0.5, 40, 60), source("b", 0.25, 70), source("c", 0.25, 90)]
     numbers = Modulo(of, 64, 0, 1)
 
+    def of_row(s: int, shard: int, row: int) -> int:
+        return int(numbers(s, np.array([shard]), np.array([row]))[0])
+
     def order() -> Order:
         return Order(of, 32, 8, 2, distinct=numbers)
 
@@ -369,11 +372,7 @@ def test_a_batch_holds_no_number_twice_for_any_rank_and_any_step() -> None:
     for step in range(160):
         rows = drawn(whole, step)
         every += rows
-        kept_apart = [
-            int(numbers(s, np.array([shard]), np.array([row]))[0])
-            for s, shard, row in rows
-            if s < 2
-        ]
+        kept_apart = [of_row(s, shard, row) for s, shard, row in rows if s < 2]
         assert len(set(kept_apart)) == len(kept_apart)
         # A source that cannot collide keeps its rows.
         assert [r for r in rows if r[0] == 2] == [r for r in drawn(plain, step) if r[0] == 2]
@@ -389,6 +388,12 @@ def test_a_batch_holds_no_number_twice_for_any_rank_and_any_step() -> None:
         ]
         together = [tuple(np.concatenate(column).tolist()) for column in zip(*parts, strict=True)]
         assert list(zip(*together, strict=True)) == drawn(whole, step)
+    for step in range(20):  # a row of another number than all of its batch comes for another
+        rows = drawn(whole, step)
+        present = {of_row(s, shard, row) for s, shard, row in rows if s < 2}
+        for position, (s, _, _) in enumerate(rows):
+            if s < 2:
+                assert of_row(s, *whole.substitute(s, step, position, 0)) not in present
     assert whole.identity()["distinct"] == "group"
     assert whole.fingerprint() != plain.fingerprint()
 
@@ -410,9 +415,11 @@ class Tenth:
     def __init__(self, of: list[SourceRows], source: int, candidates: int) -> None:
         self._first = np.cumsum([0, *of[source].shard_rows])
         self.candidates = {source: candidates}
+        self.looked_at: Counter[int] = Counter()
 
     def __call__(self, source: int, shard: Ints, row: Ints) -> Any:
         assert source in self.candidates
+        self.looked_at.update((self._first[shard] + row).tolist())
         return np.where((self._first[shard] + row) % 4 == 0, 1.0, 0.1)
 
     def unique(self, source: int, rows: int, drawn: int) -> int:
@@ -437,6 +444,9 @@ def test_a_balanced_source_draws_by_chance_at_any_step_and_rank() -> None:
     assert abs(divisible / sum(counts.values()) - 10 / 13) < 0.03
     # 4,800 draws look at 57,600 candidates: each row 14 or 15 times.
     assert max(counts.values()) <= 15
+    looks = balance.looked_at.values()
+    assert len(looks) == 4000
+    assert max(looks) - min(looks) <= 1
     fresh = Order(of, 32, 8, balance=balance)
     parts = [fresh.batch(211, range(k, k + 16)) for k in (0, 16)]
     together = [tuple(np.concatenate(column).tolist()) for column in zip(*parts, strict=True)]

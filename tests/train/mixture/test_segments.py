@@ -83,10 +83,20 @@ def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice() -> None:
         halves = [order.batch(step, half) for half in (range(8), range(8, 16))]
         assert np.array_equal(np.concatenate([part[1] for part in halves]), shard)
     assert len(counts) == 90
+    alone = order_of([Segment(number=2, first=0, steps=3, start=2, stop=3)], rows)
+    for step in range(3):  # the order of a segment begins with its first row
+        for own, of_run in zip(
+            alone.batch(step), order.batch(segments[2].first + step), strict=True
+        ):
+            assert np.array_equal(own, of_run)
     first_new = {int(k) for k in order.batch(segments[2].first)[1]}
     assert first_new == {2}
     assert order.repeats(2)["web/stored"].drawn == order.repeats(2)["web/stored"].unique == 32
     assert order.repeats(10)["web/stored"].drawn == 160
+    for steps in range(1, segments[-1].first + 12):
+        repeats = order.repeats(steps)["web/stored"]
+        assert repeats.unique <= min(repeats.drawn, 90)
     shard, row = order.substitute(0, segments[2].first, 3, 0)
+    assert (shard, row) == alone.substitute(0, 0, 3, 0)
     assert (shard, row < 50) == (2, True)
     assert order.captions(3, range(4)) == [None] * 4

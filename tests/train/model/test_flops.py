@@ -41,7 +41,7 @@ def counted(
     return counter.get_total_flops() / samples
 
 
-@pytest.mark.parametrize("groups", range(6))
+@pytest.mark.parametrize("groups", [0, 2, 5])
 def test_of_locked_layers_only_forward_counts(groups: int) -> None:
     whole = training_flops(SMALL).sample(9)
     for trained in ((groups, None), (None, groups), (groups, 5 - groups)):

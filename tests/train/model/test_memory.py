@@ -33,8 +33,11 @@ def micro(**changes: Any) -> TrainConfig:
     return configure({**base, "precision": "fp32", **changes})
 
 
-SETTINGS: list[tuple[dict[str, Any], list[int]]] = [
+SETTINGS: list[Any] = [
     ({}, LONG),
+    ({"captions": "packed", "precision": "bf16"}, MIXED),
+]
+OTHERS: list[Any] = [
     ({"precision": "bf16"}, LONG),
     ({"recompute": "full"}, LONG),
     ({"recompute": "selective"}, LONG),
@@ -42,7 +45,6 @@ SETTINGS: list[tuple[dict[str, Any], list[int]]] = [
     ({"recompute": "full", "precision": "bf16"}, LONG),
     ({"recompute": "selective", "precision": "bf16"}, LONG),
     ({"captions": "packed"}, MIXED),
-    ({"captions": "packed", "precision": "bf16"}, MIXED),
     ({"captions": "groups"}, MIXED),
     ({"micro_batch": 4}, LONG),
     ({"model": "test"}, [16] * 512),
@@ -55,7 +57,11 @@ SETTINGS: list[tuple[dict[str, Any], list[int]]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "lengths"), SETTINGS, ids=str)
+@pytest.mark.parametrize(
+    ("changes", "lengths"),
+    [*SETTINGS, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)],
+    ids=str,
+)
 def test_the_formula_is_what_torch_allocates(changes: dict[str, Any], lengths: list[int]) -> None:
     config = micro(**changes)
     memory = step_memory(model_config(config), step_shape_of(config, lengths))

@@ -30,6 +30,7 @@ def test_a_rank_that_fails_ends_the_others(monkeypatch):
     assert process_group.launch_ranks([sys.executable, "-c", code], 2) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_signal_reaches_every_rank(number):
     """SIGHUP of a closed terminal comes twice, and the second kills no rank."""

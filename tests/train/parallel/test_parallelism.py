@@ -48,6 +48,7 @@ def results(tmp_path_factory):
     return whole
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
@@ -66,6 +67,7 @@ def test_gradients_losses_and_weights_are_those_of_one_process(results, mode):
     assert values["weights"] < 1e-10
 
 
+@pytest.mark.slow
 def test_shards_gathered_in_bf16_train_as_one_process_in_bf16(results):
     values = results[f"fsdp2: {modes.BF16}"]
     assert values["cosine"] >= 0.9995
@@ -73,6 +75,7 @@ def test_shards_gathered_in_bf16_train_as_one_process_in_bf16(results):
     assert values["loss"] < 0.01
 
 
+@pytest.mark.slow
 def test_what_is_known_to_be_wrong_fails_that_comparison(results):
     assert results["wrong"]["gathered over all, local"]["cosine"] < 0.9
     assert results["wrong"]["gathered over all"]["loss"] == pytest.approx(0.6931471805599453), (
@@ -83,6 +86,7 @@ def test_what_is_known_to_be_wrong_fails_that_comparison(results):
     assert without["cosine"] < 0.9999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["fsdp4", "dp2 x tp2", "tp2", "fsdp2", "one process"])
 def test_a_checkpoint_of_fsdp2_x_tp2_continues_in_any_layout(results, layout):
     assert results[f"continued as {layout}"] < 1e-12, (

@@ -15,7 +15,7 @@ def test_ray_train_keeps_its_state_on_a_store(monkeypatch, tmp_path):
     """pyarrow's own filesystem puts an object named as a folder, which this server refuses."""
     pytest.importorskip("localbucket")
     storage = pytest.importorskip("ray.train.v2._internal.execution.storage")
-    with s3_server(tmp_path, "localbucket") as url:
+    with s3_server(tmp_path) as url:
         for name, value in s3_variables(url).items():
             monkeypatch.setenv(name, value)
         places = ray_train._storage("s3://pools/runs/a")

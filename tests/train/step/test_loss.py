@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import itertools
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
+from train.step import loss as loss_module
 from train.step.loss import WHOLE, DataParallel, contrastive
 
 B, E = 8, 6
@@ -147,3 +150,72 @@ def test_a_large_batch_is_in_tiles_by_itself_and_needs_no_more_than_a_few(kind):
     assert peak(work) - gradients < 16e6
     assert count**2 > WHOLE
     assert image.grad.abs().sum() > 0
+
+
+class World:
+    """The collectives of the loss between threads of this process, each with its rank."""
+
+    def __init__(self, size):
+        self.parts = [None] * size
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.local = threading.local()
+
+    def exchange(self, own):
+        self.parts[self.local.rank] = own
+        self.barrier.wait()
+        parts = list(self.parts)
+        self.barrier.wait()
+        return parts
+
+    def all_gather(self, into, own, group):
+        for part, received in zip(into, self.exchange(own), strict=True):
+            part.copy_(received)
+
+    def reduce_scatter_tensor(self, into, own, group):
+        chunks = [part.chunk(len(self.parts))[self.local.rank] for part in self.exchange(own)]
+        into.copy_(torch.stack(chunks).sum(dim=0))
+
+    def run(self, work):
+        """What `work(rank)` returns in a thread for each rank."""
+
+        def of_rank(rank):
+            self.local.rank = rank
+            return work(rank)
+
+        with ThreadPoolExecutor(len(self.parts)) as pool:
+            return list(pool.map(of_rank, range(len(self.parts))))
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.parametrize("tile", [None, 3, 4])
+@pytest.mark.parametrize(
+    "form",
+    [{}, {"local_loss": False}, {"local_loss": False, "gather_with_grad": False}],
+    ids=["local", "whole", "whole without gradient"],
+)
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_mean_over_ranks_is_the_whole_batch(kind, tile, form, size, monkeypatch):
+    """Losses, accuracies, and the gradients as data parallelism averages them."""
+    count = 12
+    world = World(size)
+    monkeypatch.setattr(loss_module, "dist", world)
+    wanted_loss, wanted_accuracy, wanted, *_ = numbers_of(kind, torch.float64, count, count)
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(2, count, 16, generator=generator, dtype=torch.float64)
+    whole = F.normalize(x, dim=-1)
+
+    def work(rank):
+        own = slice(rank * count // size, (rank + 1) * count // size)
+        leaf = whole[:, own].clone().requires_grad_()
+        scale, bias = torch.tensor(20.0).double(), torch.tensor(-2.0).double()
+        loss, accuracy = contrastive(
+            kind, leaf[0], leaf[1], scale, bias if kind == "siglip" else None,
+            data_parallel=DataParallel(rank=rank, world=size), tile=tile, **form,
+        )  # fmt: skip
+        loss.backward()
+        return loss.detach(), accuracy, leaf.grad
+
+    losses, accuracies, gradients = zip(*world.run(work), strict=True)
+    assert sum(losses) / size == pytest.approx(wanted_loss.item(), rel=1e-12)
+    assert sum(accuracies) / size == pytest.approx(wanted_accuracy.item())
+    torch.testing.assert_close(torch.cat(gradients, dim=1) / size, wanted, rtol=1e-10, atol=1e-12)

@@ -74,8 +74,11 @@ NUMBERS = StepNumbers(
 )
 
 
+OTHERS = [*CHANGES[1:], {"precision": "bf16", "micro_batch": 2, "log_every": 2}]
+
+
 @pytest.mark.parametrize(
-    "changes", [*CHANGES, {"precision": "bf16", "micro_batch": 2, "log_every": 2}]
+    "changes", [{}, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)]
 )
 def test_no_operation_of_a_step_needs_a_number_of_the_device(tmp_path, monkeypatch, late, changes):
     """From the feed to the log on a device that has no numbers; one tensor of a step is read."""
