@@ -10,7 +10,7 @@ V := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo docs quick quick-tests test all-tests check chaos
-.PHONY: bench bench-peers bench-page bench-growth bench-engine bench-fetch bench-scale bench-gpu
+.PHONY: mutation bench bench-peers bench-page bench-growth bench-engine bench-fetch bench-scale bench-gpu
 venv: .venv/installed
 
 .venv/installed: pyproject.toml
@@ -49,6 +49,11 @@ all-tests: venv
 chaos: venv
 	CLIPMILL_CHAOS=1 $(PYTEST) -s tests/chaos tests/pipeline/pool/test_kills_and_faults.py \
 		tests/pipeline/test_object_store.py tests/test_ray_kills.py tests/test_nodes.py
+
+# Small changes of kernels that their tests should notice: hours for all, minutes for one.
+# make mutation KERNELS="loss order"
+mutation: venv
+	$(V)/python benchmarks/mutation.py $(if $(KERNELS),--kernels $(KERNELS))
 
 # Every stage beside its peer: about 30 minutes on two idle cores, less with SHARE.
 # make bench PHOTOS=photographs/ STAGES="crawl choose" SHARE=0.25

@@ -11,7 +11,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
 import numpy as np
@@ -32,6 +32,16 @@ def jpeg(width: int = 64, height: int = 48, seed: int = 0) -> bytes:
     pixels = np.ascontiguousarray(pixels.repeat(8, axis=0).repeat(8, axis=1)[:height, :width])
     data: bytes = simplejpeg.encode_jpeg(pixels, quality=90)
     return data
+
+
+class Ask(NamedTuple):
+    """A request of a route: where its answer goes, and the parts of its URL."""
+
+    writer: Writer
+    host: str
+    path: str
+    rest: list[str]  # of the path, behind the route
+    query: dict[str, str]
 
 
 class PictureServer:
@@ -149,101 +159,73 @@ class PictureServer:
             split = urlsplit(robots)
         query = dict(parse_qsl(split.query))
         route, *rest = split.path.strip("/").split("/")
-        await getattr(self, f"on_{route}")(writer, host, path, rest, query)
+        await getattr(self, f"on_{route}")(Ask(writer, host, path, rest, query))
         await writer.drain()
 
-    async def on_picture(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        self.send(writer, 200, self.picture, query)
+    async def on_picture(self, ask: Ask) -> None:
+        self.send(ask.writer, 200, self.picture, ask.query)
 
-    async def on_status(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        self.send(writer, int(rest[0]), b"sorry", query)
+    async def on_status(self, ask: Ask) -> None:
+        self.send(ask.writer, int(ask.rest[0]), b"sorry", ask.query)
 
-    async def on_flaky(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
+    async def on_flaky(self, ask: Ask) -> None:
         """/flaky/TIMES/STATUS: that status so many times, then the picture."""
-        if self.hits[host + path] <= int(rest[0]):
-            self.send(writer, int(rest[1]), b"later", query)
+        if self.hits[ask.host + ask.path] <= int(ask.rest[0]):
+            self.send(ask.writer, int(ask.rest[1]), b"later", ask.query)
         else:
-            self.send(writer, 200, self.picture)
+            self.send(ask.writer, 200, self.picture)
 
-    async def on_redirect(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        self.send(writer, 302, b"", {"Location": query["to"]})
+    async def on_redirect(self, ask: Ask) -> None:
+        self.send(ask.writer, 302, b"", {"Location": ask.query["to"]})
 
-    async def on_hops(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        left = int(rest[0])
+    async def on_hops(self, ask: Ask) -> None:
+        left = int(ask.rest[0])
         if left:
-            self.send(writer, 301, b"moved", {"Location": f"/hops/{left - 1}"})
+            self.send(ask.writer, 301, b"moved", {"Location": f"/hops/{left - 1}"})
         else:
-            self.send(writer, 200, self.picture)
+            self.send(ask.writer, 200, self.picture)
 
-    async def on_bytes(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        self.send(writer, 200, bytes(int(rest[0])), query)
+    async def on_bytes(self, ask: Ask) -> None:
+        self.send(ask.writer, 200, bytes(int(ask.rest[0])), ask.query)
 
-    async def on_announced(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        self.send(writer, 200, b"", {"Content-Length": rest[0]})
+    async def on_announced(self, ask: Ask) -> None:
+        self.send(ask.writer, 200, b"", {"Content-Length": ask.rest[0]})
         await asyncio.sleep(3600)
 
-    async def on_endless(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        self.send(writer, 200, b"", {"Content-Length": "", "Connection": "close"})
+    async def on_endless(self, ask: Ask) -> None:
+        self.send(ask.writer, 200, b"", {"Content-Length": "", "Connection": "close"})
         while True:
-            writer.write(bytes(65536))
-            await writer.drain()
+            ask.writer.write(bytes(65536))
+            await ask.writer.drain()
 
-    async def on_drip(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        self.send(writer, 200, b"", {"Content-Length": "100000"})
+    async def on_drip(self, ask: Ask) -> None:
+        self.send(ask.writer, 200, b"", {"Content-Length": "100000"})
         while True:
-            writer.write(b"x")
-            await writer.drain()
+            ask.writer.write(b"x")
+            await ask.writer.drain()
             await asyncio.sleep(0.05)
 
-    async def on_hang(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
+    async def on_hang(self, ask: Ask) -> None:
         await asyncio.sleep(3600)
 
-    async def on_slow(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        await asyncio.sleep(float(rest[0]))
-        self.send(writer, 200, self.picture)
+    async def on_slow(self, ask: Ask) -> None:
+        await asyncio.sleep(float(ask.rest[0]))
+        self.send(ask.writer, 200, self.picture)
 
-    async def on_truncated(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        self.send(writer, 200, self.picture[:-100], {"Content-Length": str(len(self.picture))})
-        await writer.drain()
-        writer.close()
+    async def on_truncated(self, ask: Ask) -> None:
+        self.send(ask.writer, 200, self.picture[:-100], {"Content-Length": str(len(self.picture))})
+        await ask.writer.drain()
+        ask.writer.close()
 
-    async def on_reset(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        raw = writer.get_extra_info("socket")
+    async def on_reset(self, ask: Ask) -> None:
+        raw = ask.writer.get_extra_info("socket")
         raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-        writer.transport.abort()
+        ask.writer.transport.abort()
 
-    async def on_garbage(
-        self, writer: Writer, host: str, path: str, rest: list[str], query: dict[str, str]
-    ) -> None:
-        writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
-        await writer.drain()
-        writer.close()
+    async def on_garbage(self, ask: Ask) -> None:
+        ask.writer.write(b"\x00\x01 this is no HTTP\r\n\r\n")
+        await ask.writer.drain()
+        ask.writer.close()
 
 
 @pytest.fixture

@@ -35,20 +35,20 @@ def run_ranks(world: int, tasks: list[TaskSpec], folder: Path) -> list[tuple[int
 
 
 @pytest.mark.slow
-def test_the_predictions_are_the_same_bytes_for_one_two_and_three_ranks(
+def test_the_predictions_are_the_same_bytes_for_one_and_three_ranks(
     colours: TaskSpec, captioned: TaskSpec, tmp_path: Path
 ) -> None:
     class_folders(tmp_path / "more")
     probe = changed(colours, kind="linear_probe", name="probe", train_data=str(tmp_path / "more"))
     tasks = [colours, captioned, probe]
     contents = []
-    for world in (1, 2, 3):
+    for world in (1, 3):
         folder = tmp_path / f"{world}"
         assert run_ranks(world, tasks, folder) == [(0, "")] * world
         files = sorted((folder / "out").iterdir())
         assert [path.stem for path in files] == ["captioned", "colours", "probe"]
         contents.append([path.read_bytes() for path in files])
-    assert contents[0] == contents[1] == contents[2]
+    assert contents[0] == contents[1]
 
 
 @pytest.mark.slow
