@@ -173,7 +173,6 @@ class CommitRecord:
             raise ValueError(
                 f"it has shard version {version!r}; this clipmill reads version {SHARD_VERSION}"
             )
-        disk.check_types(cls, known, "CommitRecord")
         record: CommitRecord = disk.from_plain(cls, known)
         record.check_numbers()
         return record

@@ -22,9 +22,8 @@ def read_document(path: str | Path, kind: type[T]) -> T:
     """
     value = disk.read_json(path)
     try:
-        disk.check_types(kind, value, kind.__name__)
         document: T = disk.from_plain(kind, value)
-    except (TypeError, AttributeError, ValueError) as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"{path} is no {kind.__name__}: {error}") from error
     return document
 

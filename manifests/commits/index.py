@@ -114,8 +114,7 @@ def read_index_document(pool: str) -> IndexDocument | None:
     if checksum != _checksum(plain):
         raise damaged(pool, path, "its checksum is another one")
     try:
-        disk.check_types(IndexDocument, plain, "index.json")
-        document: IndexDocument = disk.from_plain(IndexDocument, plain)
+        document: IndexDocument = disk.from_plain(IndexDocument, plain, "index.json")
     except (ValueError, TypeError) as error:
         raise damaged(pool, path, str(error)) from None
     return document

@@ -54,7 +54,6 @@ from manifests.disk.files import (
     write_bytes,
 )
 from manifests.disk.plain import (
-    check_types,
     closest,
     did_you_mean,
     from_plain,
@@ -90,7 +89,6 @@ __all__ = [
     "check_regular",
     "check_replaceable",
     "check_size",
-    "check_types",
     "closest",
     "content_hash",
     "create_bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -65,72 +66,66 @@ def _type_hints(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def from_plain(kind: Any, value: Any) -> Any:
-    """The inverse of `to_plain` for JSON that this program wrote; ValueError from the dataclasses'
-    own checks.
+JSON_TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+
+
+def from_plain(kind: Any, value: Any, name: str | None = None) -> Any:
+    """The inverse of `to_plain`: JSON as a dataclass, or as another type that a field may have.
+
+    name: where `value` stands, for messages; of a dataclass its own name. ValueError that names the
+    first value of another type than annotated, an unknown or a missing key, and from the
+    dataclasses' own checks.
     """
+    name = kind.__name__ if name is None else name
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _dataclass_from_plain(kind, value)
-    if value is None or kind is Any:
-        return value
     if origin in (typing.Union, types.UnionType):
-        return from_plain(next(a for a in args if a is not type(None)), value)
-    if origin is tuple:
-        return tuple(from_plain(args[0], v) for v in value)
+        return _any_from_plain(args, value, name)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _dataclass_from_plain(kind, value, name)
     if origin is dict:
-        return {k: from_plain(args[1], v) for k, v in value.items()}
+        _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
+        return {key: from_plain(args[1], each, f"{name}[{key!r}]") for key, each in value.items()}
+    if origin is tuple:
+        _require(isinstance(value, (list, tuple)), value, name, "a list")
+        kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
+        _require(len(value) == len(kinds), value, name, f"a list of {len(kinds)} values")
+        pairs = enumerate(zip(kinds, value, strict=True))
+        return tuple(from_plain(each_kind, each, f"{name}[{i}]") for i, (each_kind, each) in pairs)
+    if origin is typing.Literal:
+        _require(value in args, value, name, f"one of {', '.join(map(str, args))}")
+    elif kind in JSON_TYPES:
+        fits = type(value) is kind or (kind is float and type(value) is int)
+        _require(fits, value, name, JSON_TYPES[kind])
     return value
 
 
-def _dataclass_from_plain(kind: type, value: Any) -> Any:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"{kind.__name__} is {value!r}; it must be a mapping of keys to values")
+def _any_from_plain(kinds: tuple[Any, ...], value: Any, name: str) -> Any:
+    """A value of the first of the kinds that it fits."""
+    if value is None and type(None) in kinds:
+        return None
+    *others, last = [kind for kind in kinds if kind is not type(None)]
+    for kind in others:
+        with contextlib.suppress(ValueError):
+            return from_plain(kind, value, name)
+    return from_plain(last, value, name)
+
+
+def _dataclass_from_plain(kind: type, value: Any, name: str) -> Any:
+    _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
     hints = _type_hints(kind)
     fields = dataclasses.fields(kind)
     known = {field.name for field in fields}
     unknown = sorted(set(value) - known)
     if unknown:
-        raise ValueError(f"{kind.__name__} has no {unknown[0]!r}{did_you_mean(unknown[0], known)}")
+        raise ValueError(f"{name} has no {unknown[0]!r}{did_you_mean(unknown[0], known)}")
     for field in fields:
         has_default = (field.default, field.default_factory) != (dataclasses.MISSING,) * 2
         if field.name not in value and not has_default:
-            raise ValueError(f"{kind.__name__} has no value for {field.name!r}")
-    return kind(**{name: from_plain(hints[name], each) for name, each in value.items()})
-
-
-JSON_TYPES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
-
-
-def check_types(kind: Any, value: Any, name: str) -> None:
-    """Compare JSON with the annotations of a dataclass, before `from_plain` makes it.
-
-    name: where `value` stands, for the message. ValueError for the first value of another type. A
-    missing or unknown key is left to `from_plain`.
-    """
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        if value is not None or type(None) not in args:
-            check_types(next(a for a in args if a is not type(None)), value, name)
-    elif isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
-        hints = _type_hints(kind)
-        for key in value.keys() & hints.keys():
-            check_types(hints[key], value[key], f"{name}.{key}")
-    elif origin is dict:
-        _require(isinstance(value, Mapping), value, name, "a mapping of keys to values")
-        for key, each in value.items():
-            check_types(args[1], each, f"{name}[{key!r}]")
-    elif origin is tuple:
-        _require(isinstance(value, list), value, name, "a list")
-        kinds = args[:1] * len(value) if args[-1] is Ellipsis else args
-        _require(len(value) == len(kinds), value, name, f"a list of {len(kinds)} values")
-        for i, (each_kind, each) in enumerate(zip(kinds, value, strict=True)):
-            check_types(each_kind, each, f"{name}[{i}]")
-    elif kind in JSON_TYPES:
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        fits = type(value) is kind or (kind is float and is_number)
-        _require(fits, value, name, JSON_TYPES[kind])
+            raise ValueError(f"{name} has no value for {field.name!r}")
+    values = {}
+    for key, each in value.items():
+        values[key] = from_plain(hints[key], each, f"{name}.{key}")
+    return kind(**values)
 
 
 def _require(fits: bool, value: Any, name: str, wanted: str) -> None:

@@ -91,9 +91,9 @@ def _seconds_before(path: str) -> dict[str, float]:
         return {}
     try:
         document = disk.read_json(path)
-        disk.check_types(dict[str, Any], document, "pool.json")
-        seconds: dict[str, float] = document.get("seconds")
-        disk.check_types(dict[str, float], seconds, "seconds")
+        document = disk.from_plain(dict[str, Any], document, "pool.json")
+        kind = dict[str, float]
+        seconds: dict[str, float] = disk.from_plain(kind, document.get("seconds"), "seconds")
     except ValueError as error:
         logger.warning("%s is written again without the times of earlier builds: %s", path, error)
         return {}

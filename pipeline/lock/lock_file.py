@@ -202,8 +202,7 @@ def _read_head(footer: dict[bytes, bytes]) -> LockHead:
     form = plain["form"]
     if type(form) is int and form > FORM:
         raise ValueError(f"it has form {form}, this clipmill reads up to {FORM}; use a newer one")
-    disk.check_types(LockHead, plain, "head")
-    head: LockHead = disk.from_plain(LockHead, plain)
+    head: LockHead = disk.from_plain(LockHead, plain, "head")
     if head.id != head_id(plain):
         raise ValueError("its head has changed: the id is not that of the rest")
     if form != FORM or sum(head.outcomes.values()) != head.rows:

@@ -455,7 +455,6 @@ def _read(pool: str, path: str | None = None) -> LeaseRecord | None:
     path = path or PoolLayout(pool).lease_json
     try:
         document = disk.read_json(path)
-        disk.check_types(LeaseRecord, document, "LeaseRecord")
         record: LeaseRecord = disk.from_plain(LeaseRecord, document)
     except FileNotFoundError:
         return None

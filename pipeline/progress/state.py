@@ -134,8 +134,7 @@ def state_from_plain(document: Any) -> CommandState:
     """The inverse of `disk.to_plain`. ValueError for anything else."""
     if not isinstance(document, dict) or document.get("version") != STATE_VERSION:
         raise ValueError(f"it is not the progress of a command in version {STATE_VERSION}")
-    disk.check_types(CommandState, document, "progress.json")
-    state: CommandState = disk.from_plain(CommandState, document)
+    state: CommandState = disk.from_plain(CommandState, document, "progress.json")
     return state
 
 

@@ -287,7 +287,7 @@ def test_a_wrong_block_names_file_key_and_value(tmp_path: Path, block: str, mess
     ("document", "message"),
     [
         ('{"name": "r"}', "Recipe has no value for 'source'"),
-        ('{"name": "r", "source": 5}', "Source is 5; it must be a mapping"),
+        ('{"name": "r", "source": 5}', "Recipe.source is 5; it must be a mapping"),
         ('{"name": "r", "sauce": {}}', "Recipe has no 'sauce'; did you mean 'source'?"),
     ],
 )

@@ -116,8 +116,7 @@ def looks(out: str) -> tuple[Look, ...]:
     for number, text in enumerate(disk.read_bytes(path).decode().splitlines(), 1):
         try:
             value = json.loads(text)
-            disk.check_types(Look, value, f"line {number}")
-            lines.append(disk.from_plain(Look, value))
+            lines.append(disk.from_plain(Look, value, f"line {number}"))
         except ValueError as error:
             raise ValueError(f"{path}: line {number} is no record of a look: {error}") from None
     return tuple(lines)

@@ -295,7 +295,7 @@ def read_graphs(folder: str) -> StoredGraphs:
         )
         files = {name: (each["bytes"], each["sha256"]) for name, each in value["files"].items()}
         weights = str(value["weights_sha256"])
-        disk.check_types(int | None, options.text_length, "text_length")
+        disk.from_plain(int | None, options.text_length, "text_length")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
         raise ValueError(f"{path} is damaged: {missing}") from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -17,12 +17,34 @@ from manifests.schema import Blend, FilterSpec
     [
         (5, "Blend is 5; it must be a mapping"),
         ({"pools": {"w": "x"}}, "Blend has no value for 'name'"),
-        ({"name": "b", "poools": {}, "views": {}}, "did you mean 'pools'?"),
+        ({"name": "b", "poools": {}, "views": {}}, "Blend has no 'poools'; did you mean 'pools'?"),
+        ({"name": "b", "seed": True}, "Blend.seed is True; it must be a whole number"),
+        ({"name": "b", "views": {"w/v": "x"}}, "Blend.views['w/v'] is 'x'; it must be a number"),
+        ({"name": "b", "pools": [1]}, "Blend.pools is [1]; it must be a mapping"),
     ],
 )
 def test_a_document_that_is_no_dataclass(value: Any, message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         disk.from_plain(Blend, value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "message"),
+    [
+        (tuple[int, ...], [1, "2"], "x[1] is '2'; it must be a whole number"),
+        (tuple[str, int], ["a"], "x is ['a']; it must be a list of 2 values"),
+        (dict[str, float], {"a": None}, "x['a'] is None; it must be a number"),
+        (Literal["a", "b"], "c", "x is 'c'; it must be one of a, b"),
+        (int | None, "", "x is ''; it must be a whole number"),
+        (int | tuple[int, ...], "", "x is ''; it must be a list"),
+    ],
+)
+def test_every_type_of_a_field_is_checked(kind: Any, value: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        disk.from_plain(kind, value, "x")
+    assert disk.from_plain(int | tuple[int, ...], [1], "x") == (1,)
+    assert disk.from_plain(float, 1, "x") == 1
+    assert disk.from_plain(int | None, None, "x") is None
 
 
 @dataclasses.dataclass(frozen=True)
