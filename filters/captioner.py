@@ -1,15 +1,11 @@
-"""Captions that a model writes for the images.
+"""Captions that a model of Hugging Face's transformers writes for the images.
 
-Text columns beside the captions of the web. A blend draws captions from them (`captions:`).
-
-Reads files of captions through `pipeline/foreign_columns`, and weights. Writes nothing.
+A text column beside the captions of the web. A blend draws captions from it (`captions:`).
 
 Invariants:
 
-* A text goes to the rows that its key names, whatever the form of the file:
-  `tests/filters/captioning/test_caption_file.py`.
 * Rows of a batch do not influence each other; what is drawn depends on uid and seed only:
-  `tests/filters/captioning/test_decoding.py`, `tests/filters/captioning/test_captioner.py`.
+  `tests/filters/captioning/test_captioner.py`.
 
 A filter that adds a text column is a module here, a name in `__init__.py` and a line in
 `FILTERS`.
@@ -17,55 +13,34 @@ A filter that adds a text column is a module here, a name in `__init__.py` and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
-
-if TYPE_CHECKING:
-    from torch import Tensor
-from dataclasses import field
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, ClassVar
-
-import pyarrow as pa
 from PIL import Image
 
 from filters.base import FREE, Batch, Columns
-from filters.clip.model import (
-    HUB,
-    LOCAL,
-    ClipFilter,
-    ClipModel,
-    Pixels,
-    model_config,
-    run_batches,
-    takes_gpu,
-)
+from filters.clip.model import LOCAL, ModelFilter, run_batches
 from manifests import disk, hub
 
-# --------------------------------------------------------------------------------------------------
-# Search for the tokens of a caption: greedy, by beams, or drawn. Rows do not influence each
-# other.
-#
-# Shapes: R rows that are not finished, K beams, L tokens so far, V entries of the vocabulary.
+if TYPE_CHECKING:
+    from torch import Tensor
 
-
-# (tokens so far, their rows among the images) -> logits of the next token.
-NextLogits = Callable[["Tensor", "Tensor"], "Tensor"]
 Uniforms = NDArray[np.float64]
+HUB = "hf:"
+# Files of a model of transformers; a hub may have weights in several forms.
+FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """How captions are searched for. `start`: tokens that all begin with; `end` finishes one."""
+    """How captions are searched for."""
 
-    start: Sequence[int]
-    end: int
     max_tokens: int
     min_tokens: int
     beams: int
@@ -90,146 +65,6 @@ def draw(logits_RV: Tensor, temperature: float, uniform_R: Uniforms) -> Tensor:
     levels_R1 = torch.from_numpy(uniform_R)[:, None].to(logits_RV.device) * bounds_RV[:, -1:]
     token_R = torch.searchsorted(bounds_RV, levels_R1, right=True)[:, 0]
     return token_R.clamp_max(logits_RV.shape[1] - 1)
-
-
-def search_tokens(
-    next_logits: NextLogits, rows: int, search: Search, device: str, uniforms: Uniforms | None
-) -> list[list[int]]:
-    """The tokens of each row between start and end.
-
-    uniforms: (rows, max_tokens) where tokens are drawn.
-    """
-    if search.beams > 1:
-        return _beam_search(next_logits, rows, search, device)
-    import torch
-
-    done: list[list[int]] = [[] for _ in range(rows)]
-    active_R = torch.arange(rows, device=device)
-    tokens_RL = torch.tensor([list(search.start)] * rows, device=device)
-    for step in range(search.max_tokens):
-        if not len(active_R):
-            break
-        logits_RV = next_logits(tokens_RL, active_R).float()
-        if step < search.min_tokens:
-            logits_RV[:, search.end] = -torch.inf
-        if uniforms is None:
-            token_R = logits_RV.argmax(-1)
-        else:
-            token_R = draw(logits_RV, search.temperature, uniforms[active_R.cpu().numpy(), step])
-        goes_on_R = token_R != search.end
-        active_R, token_R = active_R[goes_on_R], token_R[goes_on_R]
-        tokens_RL = torch.cat([tokens_RL[goes_on_R], token_R[:, None]], dim=1)
-        for row, token in zip(active_R.tolist(), token_R.tolist(), strict=True):
-            done[row].append(token)
-    return done
-
-
-def _beam_search(
-    next_logits: NextLogits, rows: int, search: Search, device: str
-) -> list[list[int]]:
-    """The tokens with the largest mean log-probability that the beams meet, the end included.
-
-    A row is finished when as many captions as it has beams are.
-    """
-    import torch
-
-    beams = search.beams
-    found: list[list[tuple[float, list[int]]]] = [[] for _ in range(rows)]
-    active = list(range(rows))
-    tokens_RKL = torch.tensor(list(search.start), device=device).expand(rows, beams, -1)
-    score_RK = torch.full((rows, beams), -torch.inf, device=device)
-    score_RK[:, 0] = 0  # all beams begin alike: one counts
-    for step in range(search.max_tokens):
-        if not active:
-            break
-        source = torch.tensor(active, device=device).repeat_interleave(beams)
-        logits = next_logits(tokens_RKL.reshape(len(active) * beams, -1), source).float()
-        if step < search.min_tokens:
-            logits[:, search.end] = -torch.inf
-        vocabulary = logits.shape[1]
-        total_RKV = score_RK[..., None] + logits.log_softmax(-1).view(len(active), beams, -1)
-        best = total_RKV.view(len(active), -1).topk(min(2 * beams, beams * vocabulary))
-        candidates = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        numbers: list[int] = []  # of the rows that go on
-        kept: list[tuple[int, float, int]] = []  # beam, score and token of each of their beams
-        for number, (scores, indices) in enumerate(candidates):
-            ways: list[tuple[int, float, int]] = []
-            for score, index in zip(scores, indices, strict=True):
-                beam, token = divmod(index, vocabulary)
-                if token == search.end and np.isfinite(score):
-                    tokens = tokens_RKL[number, beam, len(search.start) :].tolist()
-                    found[active[number]].append((score / (step + 1), tokens))
-                elif token != search.end and len(ways) < beams:
-                    ways.append((beam, score, token))
-            if len(found[active[number]]) < beams:
-                numbers.append(number)
-                kept += ways
-        shape = (len(numbers), beams)
-        beam_RK = torch.tensor([beam for beam, _, _ in kept], device=device).view(shape)
-        score_RK = torch.tensor([score for _, score, _ in kept], device=device).view(shape)
-        token_RK = torch.tensor([token for _, _, token in kept], device=device).view(shape)
-        active = [active[number] for number in numbers]
-        if active:
-            going_on = tokens_RKL[numbers]
-            index = beam_RK[..., None].expand(-1, -1, going_on.shape[2])
-            tokens_RKL = torch.cat([going_on.gather(1, index), token_RK[..., None]], dim=2)
-    for number, row in enumerate(active):  # cut at max_tokens
-        for beam in range(beams):
-            score = float(score_RK[number, beam]) / search.max_tokens
-            found[row].append((score, tokens_RKL[number, beam, len(search.start) :].tolist()))
-    return [max(captions, key=lambda each: each[0])[1] for captions in found]
-
-
-# --------------------------------------------------------------------------------------------------
-# Captions by a CoCa of open_clip. The image goes through its tower once, whatever the search.
-
-
-class CocaWriter:
-    """Writes captions by a loaded model. ValueError for a model or a tokenizer that cannot."""
-
-    def __init__(self, model: ClipModel, search: dict[str, Any], prompt: str) -> None:
-        """search: the fields of Search but start and end. prompt: what captions begin with."""
-        self.model, coder = model, model.tokenizer
-        if not hasattr(model.network, "text_decoder"):
-            raise ValueError("filter captioner: the model has no text decoder; it must be a CoCa")
-        if not hasattr(coder, "sot_token_id"):
-            raise ValueError("filter captioner: the model's tokenizer is not that of CLIP")
-        start = [coder.sot_token_id, *coder.encode(prompt)]
-        self.search = Search(start=start, end=coder.eot_token_id, **search)
-        self.prompt = [*start[1:]]
-        longest = int(model.network.text.context_length)
-        if len(start) + self.search.max_tokens > longest:
-            raise ValueError(
-                f"filter captioner: prompt and max_tokens are {len(start) - 1} and "
-                f"{self.search.max_tokens} tokens, and the model has {longest - 1}; "
-                "lower max_tokens"
-            )
-
-    def write(self, pixels: Sequence[Pixels], uniforms: Uniforms | None) -> list[str]:
-        """A caption of each preprocessed image."""
-        import torch
-
-        model, network = self.model, self.model.network
-        autocast = torch.autocast(model.device.type, torch.bfloat16, enabled=model.half)
-        with torch.inference_mode(), autocast:
-            batch = model.preprocess.normalised(pixels).to(model.device)
-            seen = network(batch)
-            latent, embeddings = seen["image_features"], seen["image_embs"]
-
-            def next_logits(tokens_RL: Any, row_R: Any) -> Any:
-                inputs = {"image_latent": latent[row_R], "image_embs": embeddings[row_R]}
-                outputs = network(None, tokens_RL, **inputs, output_labels=False)
-                return outputs["logits"][:, -1]
-
-            found = search_tokens(
-                next_logits, len(pixels), self.search, str(model.device), uniforms
-            )
-        coder = model.tokenizer
-        return [coder.decode([*self.prompt, *tokens]).strip() for tokens in found]
-
-
-# --------------------------------------------------------------------------------------------------
-# Captions by a model of Hugging Face's transformers that makes text of images.
 
 
 NEEDED = "filter captioner needs the package transformers for {}: pip install -e '.[captions]'"
@@ -350,25 +185,15 @@ def files_identity(folder: str) -> str:
     return disk.content_hash({name: disk.file_sha256(chosen[name]) for name in sorted(chosen)}, 64)
 
 
-# --------------------------------------------------------------------------------------------------
-# Captions that a model writes for the images: a text column.
-
-
-TRANSFORMERS = "hf:"
-# Files of a model of transformers; a hub may have weights in several forms.
-FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
-
-
 @dataclass(kw_only=True)
-class Captioner(ClipFilter):
+class Captioner(ModelFilter):
     """captioner: the caption that a model writes for the image; NULL for a blank one.
 
-    model: a CoCa of open_clip (a name with `pretrained`, or `hf-hub:ORG/NAME`), any model of
-    transformers that makes text of images (`hf:ORG/NAME`), or `local-dir:FOLDER` with the files of
-    one or the other. prompt: what the caption of a CoCa or a BLIP begins with; what a chat model is
-    asked. beams: 1 is greedy. max_tokens, min_tokens: of what is written. temperature: above 0
-    tokens are drawn, by numbers that depend on the row's uid and `seed` only; beams is 1 then.
-    precision: see ClipFilter.
+    model: any model of transformers that makes text of images, as `hf:ORG/NAME` or
+    `local-dir:FOLDER`. prompt: what the caption of a BLIP begins with; what a chat model is asked.
+    beams: 1 is greedy. max_tokens, min_tokens: of what is written. temperature: above 0 tokens are
+    drawn, by numbers that depend on the row's uid and `seed` only; beams is 1 then. precision: auto
+    is bf16 on a GPU and fp32 elsewhere.
     """
 
     name: ClassVar[str] = "captioner"
@@ -386,13 +211,12 @@ class Captioner(ClipFilter):
     limits: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def check_model_options(self) -> None:
-        if self.model.startswith(TRANSFORMERS):
-            if self.pretrained is not None:
-                raise ValueError(
-                    f"filter captioner: {self.model} brings its own weights; leave pretrained out"
-                )
-        else:
-            super().check_model_options()
+        super().check_model_options()
+        if not self.model.startswith((HUB, LOCAL)):
+            raise ValueError(
+                f"filter captioner: model is {self.model}; name a model of transformers as "
+                "hf:ORG/NAME or local-dir:FOLDER"
+            )
         for option, least in (("beams", 1), ("max_tokens", 1), ("min_tokens", 0)):
             if getattr(self, option) < least:
                 raise ValueError(
@@ -415,98 +239,47 @@ class Captioner(ClipFilter):
                 "leave it out, or set temperature"
             )
 
-    @property
-    def is_transformers(self) -> bool:
-        """True for a model of transformers, false for one of open_clip."""
-        if self.model.startswith(LOCAL):
-            folder = Path(self.model.removeprefix(LOCAL))
-            is_open_clip = (folder / "open_clip_config.json").is_file()
-            return not is_open_clip and (folder / "config.json").is_file()
-        return self.model.startswith(TRANSFORMERS)
-
     def pinned_model(self) -> str:
-        if self.model.startswith(TRANSFORMERS):
-            name = self.model.removeprefix(TRANSFORMERS)
-            return TRANSFORMERS + hub.pinned("filter captioner", name)
-        return super().pinned_model()
+        if self.model.startswith(HUB):
+            return HUB + hub.pinned("filter captioner", self.model.removeprefix(HUB))
+        return self.model
 
     def identity(self) -> str:
-        if not self.is_transformers:
-            return super().identity()
-        if self.resize != "exact":
-            raise ValueError("filter captioner: resize is for models of open_clip; leave it out")
         if self.model.startswith(LOCAL):
             return f"transformers {files_identity(self.model.removeprefix(LOCAL))}"
         return f"transformers {self.pinned_model()}"
 
-    def check(self) -> None:
-        """That a model of open_clip is a CoCa. A folder that is not there yet is not checked."""
-        if self.is_transformers or find_spec("open_clip") is None:
-            return
-        super().check()
-        is_here = Path(self.model.removeprefix(LOCAL), "open_clip_config.json").is_file()
-        if self.model.startswith(HUB) or (self.model.startswith(LOCAL) and not is_here):
-            return
-        if "multimodal_cfg" not in model_config(self.name, self.model):
-            raise ValueError(
-                f"filter captioner: {self.model} writes no captions; name a CoCa, such as "
-                "coca_ViT-L-14, or a model of transformers as hf:ORG/NAME"
-            )
-
     def check_reach(self) -> None:
-        if self.model.startswith(TRANSFORMERS):
-            hub.check_repository("filter captioner", self.model.removeprefix(TRANSFORMERS))
-        elif not self.is_transformers:
-            super().check_reach()
+        if self.model.startswith(HUB):
+            hub.check_repository("filter captioner", self.model.removeprefix(HUB))
 
     def setup(self) -> None:
-        search: dict[str, Any] = {
-            "max_tokens": self.max_tokens,
-            "min_tokens": self.min_tokens,
-            "beams": self.beams,
-            "temperature": self.temperature,
-        }
-        if not self.is_transformers:
-            super().setup()
-            self.writer = CocaWriter(self.loaded, search, self.prompt)
-            return
-        on_gpu = takes_gpu(self)
-        half = self.precision == "bf16" or (self.precision == "auto" and on_gpu)
+        device, half = self.place()
         if self.model.startswith(LOCAL):
             folder = self.model.removeprefix(LOCAL)
         else:
-            name = self.model.removeprefix(TRANSFORMERS)
-            folder = hub.snapshot("filter captioner", name, FILES)
-        self.writer = TransformersWriter(
-            folder,
-            "cuda" if on_gpu else "cpu",
-            half,
-            Search(start=[], end=-1, **search),
-            self.prompt,
+            folder = hub.snapshot("filter captioner", self.model.removeprefix(HUB), FILES)
+        search = Search(
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            beams=self.beams,
+            temperature=self.temperature,
         )
-
-    def prepare(self, image: Image.Image) -> None:
-        if self.loaded is not None:
-            super().prepare(image)
+        self.writer = TransformersWriter(folder, device, half, search, self.prompt)
 
     def score(self, batch: Batch) -> Columns:
         assert batch.images is not None
         assert self.writer is not None
+        images = batch.images
         uids = batch.rows["uid"].to_pylist() if self.temperature else []
 
         def write(numbers: Sequence[int]) -> list[str]:
-            assert batch.images is not None
-            given: list[Any] = [batch.images[number] for number in numbers]
-            if self.loaded is not None:
-                given = self.loaded.pixels_of(given)
             uniforms = None
             if self.temperature:
                 drawn = [uids[number] for number in numbers]
                 uniforms = row_uniforms(drawn, self.seed, self.max_tokens)
-            texts: list[str] = self.writer.write(given, uniforms)
+            texts: list[str] = self.writer.write([images[number] for number in numbers], uniforms)
             return texts
 
-        numbers = range(len(batch.images))
-        batches = run_batches(numbers, self.batch_size, self.limits, "captions", write)
-        texts = [text or None for texts in batches for text in texts]
-        return {"captioner": texts}
+        batches = run_batches(range(len(images)), self.batch_size, self.limits, "captions", write)
+        return {"captioner": [text or None for texts in batches for text in texts]}

@@ -179,23 +179,17 @@ Pixels = NDArray[np.uint8]  # (height, width, 3)
 
 
 @dataclass(kw_only=True)
-class ClipFilter(Filter):
-    """The options of every filter that runs a CLIP, and their checks.
+class ModelFilter(Filter):
+    """The options of every filter that runs a network, and their checks.
 
-    model: a name of open_clip with `pretrained` (a tag, or a file of weights), or
-    `local-dir:FOLDER` or `hf-hub:ORG/NAME`, which bring their own weights. precision auto is bf16
-    on a GPU and fp32 elsewhere; it is resolved before the id of the columns is made. resize exact
-    is Pillow's, as in open_clip's transform; fast is torch's, see `Preprocess`, and makes another
-    id.
+    model: its weights, in a form that the filter names; `local-dir:FOLDER` is one of all. precision
+    auto is bf16 on a GPU and fp32 elsewhere; it is resolved before the id of the columns is made.
     """
 
     model: str = field(default="", metadata=FREE)  # identity() says which weights these are
-    pretrained: str | None = field(default=None, metadata=FREE)
     batch_size: int = field(default=256, metadata=FREE)
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata=FREE)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
-    resize: Literal["exact", "fast"] = field(default="exact", metadata=FREE)  # see identity()
-    loaded: Any = field(default=None, init=False, repr=False, compare=False)  # ClipModel
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -205,21 +199,11 @@ class ClipFilter(Filter):
         self.check_model_options()
 
     def check_model_options(self) -> None:
-        """ValueError for a model and weights that contradict each other."""
+        """ValueError for options that contradict each other."""
         if not self.model:
             raise ValueError(f"filter {self.name} needs the option model")
         if self.model.startswith(LOCAL):  # a worker may start in another folder
             self.model = LOCAL + os.path.abspath(self.model.removeprefix(LOCAL))
-        brings_weights = self.model.startswith((LOCAL, HUB))
-        if brings_weights and self.pretrained is not None:
-            raise ValueError(
-                f"filter {self.name}: {self.model} brings its own weights; leave pretrained out"
-            )
-        if not brings_weights and self.pretrained is None:
-            raise ValueError(
-                f"filter {self.name}: model {self.model} has no weights of its own; "
-                "name them with pretrained: TAG"
-            )
 
     def alternatives(self) -> tuple[Filter, ...]:
         if self.precision != "auto":
@@ -238,6 +222,53 @@ class ClipFilter(Filter):
 
     def pinned_model(self) -> str:
         """The model, with the commit where it is one of the hub: so all workers load the same."""
+        return self.model
+
+    def place(self) -> tuple[str, bool]:
+        """The device that this machine has for the filter, and whether it runs in bf16.
+
+        ValueError for a device that this machine does not have.
+        """
+        import torch
+
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError(
+                f"filter {self.name}: device is cuda, but there is no GPU here; leave device out"
+            )
+        on_gpu = self.device != "cpu" and torch.cuda.is_available()
+        half = self.precision == "bf16" or (self.precision == "auto" and on_gpu)
+        return "cuda" if on_gpu else "cpu", half
+
+
+@dataclass(kw_only=True)
+class ClipFilter(ModelFilter):
+    """The options of every filter that runs a CLIP, and their checks.
+
+    model: a name of open_clip with `pretrained` (a tag, or a file of weights), or
+    `local-dir:FOLDER` or `hf-hub:ORG/NAME`, which bring their own weights. precision auto is bf16
+    on a GPU and fp32 elsewhere; it is resolved before the id of the columns is made. resize exact
+    is Pillow's, as in open_clip's transform; fast is torch's, see `Preprocess`, and makes another
+    id.
+    """
+
+    pretrained: str | None = field(default=None, metadata=FREE)
+    resize: Literal["exact", "fast"] = field(default="exact", metadata=FREE)  # see identity()
+    loaded: Any = field(default=None, init=False, repr=False, compare=False)  # ClipModel
+
+    def check_model_options(self) -> None:
+        super().check_model_options()
+        brings_weights = self.model.startswith((LOCAL, HUB))
+        if brings_weights and self.pretrained is not None:
+            raise ValueError(
+                f"filter {self.name}: {self.model} brings its own weights; leave pretrained out"
+            )
+        if not brings_weights and self.pretrained is None:
+            raise ValueError(
+                f"filter {self.name}: model {self.model} has no weights of its own; "
+                "name them with pretrained: TAG"
+            )
+
+    def pinned_model(self) -> str:
         if self.model.startswith(HUB):
             return HUB + hub.pinned(f"filter {self.name}", self.model.removeprefix(HUB))
         return self.model
@@ -510,25 +541,13 @@ def shared_model(filter_: ClipFilter) -> ClipModel:
     """
     import torch
 
-    on_gpu = takes_gpu(filter_)
-    half = filter_.precision == "bf16" or (filter_.precision == "auto" and on_gpu)
-    key = (ClipFilter.identity(filter_), "cuda" if on_gpu else "cpu", half)
+    device, half = filter_.place()
+    key = (ClipFilter.identity(filter_), device, half)
     model = _MODELS.get(key)
     if model is None:
-        model = _load(filter_, torch.device(key[1]), half)
+        model = _load(filter_, torch.device(device), half)
         _MODELS[key] = model
     return model
-
-
-def takes_gpu(filter_: ClipFilter) -> bool:
-    """Whether a filter runs on a GPU here. ValueError for one that must, and there is none."""
-    import torch
-
-    if filter_.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            f"filter {filter_.name}: device is cuda, but there is no GPU here; leave device out"
-        )
-    return filter_.device != "cpu" and torch.cuda.is_available()
 
 
 def _load(filter_: ClipFilter, device: Any, half: bool) -> ClipModel:

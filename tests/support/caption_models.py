@@ -1,56 +1,20 @@
-"""Tiny models that write captions, with drawn weights: a CoCa of open_clip, a BLIP and a vision
-encoder with a text decoder of transformers."""
+"""Tiny models of transformers that write captions, with drawn weights: a BLIP, and a vision encoder
+with a text decoder."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import open_clip
 import pyarrow as pa
 import torch
 from PIL import Image
-from safetensors.torch import save_file
 
 from filters.base import Batch
 from filters.captioner import Captioner
 
-TOWER = {"layers": 1, "width": 32, "output_tokens": True}
-TEXT = {"context_length": 16, "vocab_size": 49408, "heads": 2}
-COCA = {
-    "model_cfg": {
-        "embed_dim": 32,
-        "multimodal_cfg": {
-            **TEXT, "width": 32, "layers": 1, "dim_head": 16, "n_queries": 4,
-            "attn_pooler_heads": 2, "mlp_ratio": 2,
-        },
-        "vision_cfg": {
-            **TOWER, "image_size": 32, "patch_size": 8, "head_width": 16,
-            "attentional_pool": True, "attn_pooler_heads": 2, "attn_pooler_queries": 4,
-        },
-        "text_cfg": {**TOWER, **TEXT, "embed_cls": True},
-        "custom_text": True,
-    },
-    "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]},
-}  # fmt: skip
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[DEC]", *(f"word{i}" for i in range(40))]
-
-
-def make_coca(folder: Path) -> Path:
-    folder.mkdir()
-    (folder / "open_clip_config.json").write_text(json.dumps(COCA))
-    torch.manual_seed(0)
-    model = open_clip.create_model(f"local-dir:{folder}", load_weights=False)
-    with torch.no_grad():  # drawn weights would end or repeat, whatever the image
-        for name, weight in model.named_parameters():
-            if name.startswith(("text_decoder", "visual")) and weight.ndim > 1:
-                weight.mul_(4)
-        model.text_decoder.text_projection.normal_()  # open_clip leaves it at zero
-    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
-    save_file(weights, folder / "open_clip_model.safetensors")
-    return folder
 
 
 def _tokenizer(transformers: Any, folder: Path) -> Any:
@@ -128,13 +92,9 @@ def images() -> list[Image.Image]:
     return [Image.fromarray(each).resize((40 + 5 * i, 40), 0) for i, each in enumerate(squares)]
 
 
-KEPT: dict[Path, Captioner] = {}  # a model is shared as long as a filter has it
-
-
 def written(folder: Path, count: int = 7, **options: Any) -> list[str | None]:
     filter_ = Captioner(model=f"local-dir:{folder}", device="cpu", **options)
     filter_.setup()
-    KEPT[folder] = filter_
     rows = pa.table({"uid": UIDS[:count]})
     batch = Batch(captions=[""] * count, images=images()[:count], rows=rows)
     return list(filter_.score(batch)["captioner"])

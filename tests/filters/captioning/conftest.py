@@ -6,12 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.caption_models import make_blip, make_coca, make_encoder_decoder
-
-
-@pytest.fixture(scope="session")
-def coca(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_coca(tmp_path_factory.mktemp("models") / "coca")
+from tests.support.caption_models import make_blip, make_encoder_decoder
 
 
 @pytest.fixture(scope="session")

@@ -55,7 +55,7 @@ def test_a_chat_model_is_asked_and_only_its_answer_is_stored() -> None:
         return torch.tensor([[5, 6, 7, 8], [5, 6, 9, 9]])
 
     writer = TransformersWriter.__new__(TransformersWriter)
-    search = Search(start=[], end=-1, max_tokens=2, min_tokens=1, beams=2, temperature=0.0)
+    search = Search(max_tokens=2, min_tokens=1, beams=2, temperature=0.0)
     writer.search, writer.prompt, writer.device, writer.dtype = (
         search,
         "What?",
