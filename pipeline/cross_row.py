@@ -15,8 +15,8 @@ Invariants:
   `tests/pipeline/cross_row/test_on_ray.py`.
 * A killed job is resumed to the same columns; a pool that grew makes all columns old: the same
   file.
-* Rounds of stars end in the components of the whole graph:
-  `tests/pipeline/cross_row/test_components.py`.
+* Near pairs of all partitions end in the components of the whole graph, in memory that follows the
+  number of rows that have one, about 100 bytes each: `tests/pipeline/cross_row/test_components.py`.
 * Memory is that of a partition (PARTITION_BYTES, sorted: twice), not of the pool: figures in
   `docs/filters.md`. Summaries are merged beyond SUMMARY_BYTES:
   `tests/pipeline/cross_row/test_rows_to_partitions.py`.
@@ -54,7 +54,7 @@ from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.pool.lease import check_fence
 from pipeline.pool.score_columns import commit_columns, read_scores
 from pipeline.progress.state import measure_scored
-from pipeline.shuffle import PartitionFiles
+from pipeline.shuffle import PLACE, Exchange, Places, database, stream
 
 # --------------------------------------------------------------------------------------------------
 # What all tickets of one pool-level filter have in common, and how its work is divided.
@@ -63,12 +63,15 @@ from pipeline.shuffle import PartitionFiles
 # decide memory and the number of files; no result depends on them.
 
 
-FORM = 1  # of the files of a job: another one begins it anew
+FORM = 2  # of the files of a job: another one begins it anew
 PARTITION_BYTES = 1 << 27  # rows of a partition; sorting them takes as much again
 MOST_PARTITIONS = 4096
 ROW_BYTES = 64  # of a row beside its columns: its id, its place in a sort
 SAMPLED_SHARDS = 3  # from which the bytes of a row are estimated
 POSITION_BITS = np.uint64(32)  # of an id: position of the shard above, row of the shard below
+ROW_MASK = np.uint64((1 << 32) - 1)
+ID = "id_of_row"
+UID_BYTES = 16
 
 Ids = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -103,23 +106,19 @@ class PoolJob:
         plain: dict[str, Any] = disk.to_plain(self)
         return {**{key: plain[key] for key in plain if key != "fence"}, "form": FORM}
 
-    def exchange(
-        self, name: str, *, from_shards: bool = False, to_shards: bool = False
-    ) -> PartitionFiles:
-        """The files of one exchange: between partitions, from shards or to shards."""
-        return PartitionFiles(
+    def exchange(self, name: str, *, files: int | None = None) -> Exchange:
+        """The files of one exchange, by default one of each partition."""
+        return Exchange(
             pool=self.pool,
             folder=self.folder,
             name=name,
-            runs=self.units if from_shards else self.partitions,
-            partitions=self.units if to_shards else self.partitions,
+            files=self.partitions if files is None else files,
             fence=self.fence,
         )
 
-    def unit_of(self, ids: Ids) -> Integers:
-        """(rows,) the ticket over shards that each row belongs to."""
-        positions = (ids >> POSITION_BITS).astype(np.int64)
-        return np.searchsorted(np.array(self.bounds), positions, side="right") - 1
+    def from_shards(self, name: str) -> Exchange:
+        """The files of an exchange that tickets over shards leave."""
+        return self.exchange(name, files=self.units)
 
 
 def plan_job(
@@ -372,28 +371,22 @@ def route(config: Config) -> Work:
     job = worker.job
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        tables, partitions, ids = [], [], []
-        members, member_ids = [], []
+        tables, partitions, members = [], [], []
         for position, rows, row_numbers in worker.shards(ticket):
             chosen, partition = _routed(worker, rows)
-            id_of_row = np.uint64(position) << POSITION_BITS | row_numbers.astype(np.uint64)
+            ids = np.uint64(position) << POSITION_BITS | row_numbers.astype(np.uint64)
+            rows = rows.append_column(ID, pa.array(ids))
             tables.append(rows.take(pa.array(chosen)))
             partitions.append(partition)
-            ids.append(id_of_row[chosen])
             if worker.filter.linked:
-                once = np.unique(chosen)
-                members.append(rows.take(pa.array(once)))
-                member_ids.append(id_of_row[once])
-        number = ticket.payload["number"]
-        exchange = job.exchange(ROUTED, from_shards=True)
-        all_ids: Ids = np.concatenate(ids)
-        exchange.write(number, pa.concat_tables(tables), np.concatenate(partitions), all_ids)
+                members.append(rows.take(pa.array(np.unique(chosen))))
+        number, table = ticket.payload["number"], pa.concat_tables(tables)
+        places = np.concatenate(partitions).astype(np.uint64)
+        job.from_shards(ROUTED).write(number, table, places)
         if worker.filter.linked:
             rows = pa.concat_tables(members)
-            by_uid = partition_of_uids(uids_of(rows["uid"]), job.partitions)
-            exchange = job.exchange(MEMBERS, from_shards=True)
-            exchange.write(number, rows, by_uid, np.concatenate(member_ids))
-        return {"rows": len(all_ids)}
+            job.from_shards(MEMBERS).write(number, rows, partition_of_uids(job, rows["uid"]))
+        return {"rows": len(table)}
 
     return work
 
@@ -434,41 +427,25 @@ def _routed(worker: PoolWorker, rows: pa.Table) -> tuple[Integers, Integers]:
 # Tickets over partitions: values of their rows, or near pairs, components and values of groups.
 
 
-VALUES, GROUPED = "values", "groups"  # names of exchanges
-ID = "id_of_row"
+# Names of exchanges. Of values, a row's place is its id: they are read by the ranges of shards.
+VALUES, EDGES, STARS, GROUPED = "values", "edges", "stars", "groups"
+PAIR = pa.schema([("first", pa.string()), ("second", pa.string())])  # of uids
 
 
-def large_input(round_number: int) -> str:
-    """The exchange that a round of components begins with: edges in both directions."""
-    return f"edges-{round_number}"
-
-
-def small_input(round_number: int) -> str:
-    """The exchange in the middle of a round: edges to smaller rows."""
-    return f"stars-{round_number}"
-
-
-def unfinished_path(job: PoolJob, round_number: int, partition: int) -> str:
-    """How many rows of a partition were no star at the beginning of a round."""
-    return disk.join(job.folder, f"unfinished-{round_number}-{partition:05d}.json")
-
-
-def _sorted(table: pa.Table, ids: Ids, first: tuple[str, ...] = ()) -> tuple[pa.Table, Ids]:
-    """Rows by some columns, then by uid, then by their place in the pool."""
+def _sorted(table: pa.Table, first: tuple[str, ...] = ()) -> tuple[pa.Table, Ids]:
+    """(rows by some columns, then by uid, then by their place in the pool; their ids)."""
     if not table.num_rows:
-        return table, ids
-    whole = table.append_column(ID, pa.array(ids))
+        return table, np.zeros(0, np.uint64)
     keys = [(name, "ascending") for name in (*first, "uid", ID)]
-    order = pc.sort_indices(whole.select([*first, "uid", ID]), sort_keys=keys)
-    return table.take(order).combine_chunks(), ids[order.to_numpy()]
+    order = pc.sort_indices(table.select([*first, "uid", ID]), sort_keys=keys)
+    table = table.take(order).combine_chunks()
+    return table.drop_columns([ID]), table[ID].to_numpy()
 
 
 def _write_values(worker: PoolWorker, number: int, values: Any, rows: int, ids: Ids) -> None:
     """Leave the values of some rows for the tickets over shards."""
-    job = worker.job
     arrays = arrow_columns(worker.instance.name, values, worker.filter.columns(), rows)
-    exchange = job.exchange(VALUES, to_shards=True)
-    exchange.write(number, pa.table(arrays), job.unit_of(ids), ids)
+    worker.job.exchange(VALUES).write(number, pa.table(arrays), ids)
 
 
 def _no_values(worker: PoolWorker) -> dict[str, pa.Array]:
@@ -481,7 +458,7 @@ def judge(config: Config) -> Work:
 
     def work(ticket: Ticket) -> dict[str, Any]:
         number = ticket.payload["number"]
-        rows, ids = _sorted(*worker.job.exchange(ROUTED, from_shards=True).read(number))
+        rows, ids = _sorted(worker.job.from_shards(ROUTED).at(number))
         values = _no_values(worker)
         if rows.num_rows:
             values = worker.call("judge", rows, worker.state)
@@ -495,135 +472,69 @@ def judge(config: Config) -> Work:
 
 
 def links(config: Config) -> Work:
-    """Factory: the near pairs of a partition, as stars, are sent to the partitions of both ends."""
+    """Factory: the near pairs of a partition, as stars."""
     worker = PoolWorker(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         number = ticket.payload["number"]
-        rows, _ = _sorted(*worker.job.exchange(ROUTED, from_shards=True).read(number))
-        first = second = NO_UIDS
+        rows, _ = _sorted(worker.job.from_shards(ROUTED).at(number))
+        pairs = PAIR.empty_table()
         if rows.num_rows:
-            first, second = _linked(worker, worker.call("links", rows, worker.state))
-        first, second = local_stars(first, second)
-        _write_both(worker.job, large_input(0), number, first, second)
-        return {"links": len(first)}
+            pairs = stars(_linked(worker, worker.call("links", rows, worker.state)))
+        worker.job.exchange(EDGES).write(number, pairs, np.zeros(len(pairs), np.uint64))
+        return {"links": len(pairs)}
 
     return work
 
 
-def _linked(worker: PoolWorker, pairs: Any) -> tuple[Uids, Uids]:
+def _linked(worker: PoolWorker, pairs: Any) -> pa.Table:
+    """The answer of a filter as pairs of uids."""
     name = worker.instance.name
     if not isinstance(pairs, pa.Table) or set(pairs.column_names) != {"uid_a", "uid_b"}:
         raise ValueError(f"filter {name}: links must return a table of uid_a and uid_b")
-    try:
-        return uids_of(pairs["uid_a"]), uids_of(pairs["uid_b"])
-    except ValueError as error:
-        raise ValueError(f"filter {name}: links must return uids: {error}") from None
+    columns = []
+    for end in ("uid_a", "uid_b"):
+        try:
+            hex_bytes(pairs[end], UID_BYTES, "uid")
+        except ValueError as error:
+            raise ValueError(f"filter {name}: links must return uids: {error}") from None
+        columns.append(pc.utf8_lower(pairs[end].cast(pa.string())))
+    return pa.table(columns, PAIR)
 
 
-def _write_both(job: PoolJob, name: str, number: int, first: Uids, second: Uids) -> None:
-    """Send edges in both directions to the partition of their first end."""
-    _write_edges(
-        job, name, number, np.concatenate([first, second]), np.concatenate([second, first])
-    )
-
-
-def _write_edges(job: PoolJob, name: str, number: int, first: Uids, second: Uids) -> None:
-    table = pa.table({"first": _as_arrow(first), "second": _as_arrow(second)})
-    ids = np.arange(len(first), dtype=np.uint64)
-    partition = partition_of_uids(first, job.partitions)
-    job.exchange(name).write(number, table, partition, ids)
-
-
-def _read_edges(job: PoolJob, name: str, number: int) -> tuple[Uids, Uids]:
-    table, _ = job.exchange(name).read(number)
-    if not table.num_rows:
-        return NO_UIDS, NO_UIDS
-    return _as_numpy(table["first"]), _as_numpy(table["second"])
-
-
-def _as_arrow(uids: Uids) -> pa.Array:
-    return pa.Array.from_buffers(
-        pa.binary(uids.itemsize), len(uids), [None, pa.py_buffer(uids.tobytes())]
-    )
-
-
-def _as_numpy(column: pa.ChunkedArray) -> Uids:
-    parts = [NO_UIDS]
-    for chunk in column.chunks:
-        data = np.frombuffer(chunk.buffers()[1], "S16")
-        parts.append(data[chunk.offset : chunk.offset + len(chunk)])
-    return np.concatenate(parts)
-
-
-def count_stars(config: Config) -> Work:
-    """Factory: how many rows of a partition are not yet in a star. Payload: number, round."""
+def components(config: Config) -> Work:
+    """Factory: the stars of all partitions become those of the pool, by the partition of a uid."""
     job = job_of(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        number, round_number = ticket.payload["number"], ticket.payload["round"]
-        unfinished = count_unfinished(*_read_edges(job, large_input(round_number), number))
-        check_fence(job.pool, job.fence)
-        disk.write_json(unfinished_path(job, round_number, number), {"unfinished": unfinished})
-        return {"unfinished": unfinished}
-
-    return work
-
-
-def large_stars(config: Config) -> Work:
-    """Factory: the first half of a round for a partition. Payload: number, round."""
-    return _half_round(job_of(config), is_large=True)
-
-
-def small_stars(config: Config) -> Work:
-    """Factory: the second half of a round for a partition. Payload: number, round."""
-    return _half_round(job_of(config), is_large=False)
-
-
-def _half_round(job: PoolJob, *, is_large: bool) -> Work:
-    def work(ticket: Ticket) -> dict[str, Any]:
-        number, round_number = ticket.payload["number"], ticket.payload["round"]
-        if is_large:
-            edges = large_star(*_read_edges(job, large_input(round_number), number))
-            _write_edges(job, small_input(round_number), number, *edges)
-        else:
-            edges = small_star(*_read_edges(job, small_input(round_number), number))
-            _write_both(job, large_input(round_number + 1), number, *edges)
-        return {}
+        pairs = stars(stream(job.exchange(EDGES).tables(0, 1), PAIR))
+        exchange = job.exchange(STARS, files=1)
+        exchange.write(0, pairs, partition_of_uids(job, pairs["first"]))
+        return {"rows": len(pairs)}
 
     return work
 
 
 def group(config: Config) -> Work:
-    """Factory: the rows of a partition of uids get their group and are sent to its partition.
-
-    Payload: number, round whose edges are stars.
-    """
+    """Factory: the rows of a partition of uids get their group, the smallest uid of their component
+    or their own, and are sent to its partition."""
     job = job_of(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        number, round_number = ticket.payload["number"], ticket.payload["round"]
-        rows, ids = job.exchange(MEMBERS, from_shards=True).read(number)
-        uids = uids_of(rows["uid"]) if rows.num_rows else NO_UIDS
-        first, second = _read_edges(job, large_input(round_number), number)
-        is_member = second < first  # the other direction of an edge says nothing of its first end
-        groups = _groups_of(uids, first[is_member], second[is_member])
-        rows = rows.append_column(GROUP, texts_of(groups))
-        partition = partition_of_uids(groups, job.partitions)
-        job.exchange(GROUPED).write(number, rows, partition, ids)
+        number = ticket.payload["number"]
+        rows = job.from_shards(MEMBERS).at(number)
+        if rows.num_rows:
+            (pairs,) = job.exchange(STARS, files=1).tables(number, number + 1)
+            index = pc.index_in(rows["uid"], value_set=pairs["first"].combine_chunks())
+            rows = rows.append_column(
+                GROUP, pc.coalesce(pairs["second"].combine_chunks().take(index), rows["uid"])
+            )
+            job.exchange(GROUPED).write(number, rows, partition_of_uids(job, rows[GROUP]))
+        else:
+            job.exchange(GROUPED).write(number, pa.table({}), np.zeros(0, np.uint64))
         return {}
 
     return work
-
-
-def _groups_of(uids: Uids, rows: Uids, smallest: Uids) -> Uids:
-    """(uids,) the smallest uid of each one's component; its own where it has no near row."""
-    if not len(rows):
-        return uids
-    order = np.argsort(rows, kind="stable")
-    rows, smallest = rows[order], smallest[order]
-    position = np.minimum(np.searchsorted(rows, uids), len(rows) - 1)
-    return np.where(rows[position] == uids, smallest[position], uids)
 
 
 def judge_groups(config: Config) -> Work:
@@ -632,7 +543,7 @@ def judge_groups(config: Config) -> Work:
 
     def work(ticket: Ticket) -> dict[str, Any]:
         number = ticket.payload["number"]
-        rows, ids = _sorted(*worker.job.exchange(GROUPED).read(number), (GROUP,))
+        rows, ids = _sorted(worker.job.exchange(GROUPED).at(number), (GROUP,))
         values = _no_values(worker)
         if rows.num_rows:
             values = worker.call("judge_groups", rows, worker.state)
@@ -640,6 +551,42 @@ def judge_groups(config: Config) -> Work:
         return {"rows": rows.num_rows}
 
     return work
+
+
+def partition_of_uids(job: PoolJob, uids: pa.ChunkedArray) -> Places:
+    """(rows,) the partition of each uid."""
+    words = hex_bytes(uids, UID_BYTES, "uid").view("<u8").reshape(-1, 2)
+    return mixed(words[:, 0] ^ mixed(words[:, 1])) % np.uint64(job.partitions)
+
+
+def stars(pairs: pa.Table | pa.RecordBatchReader) -> pa.Table:
+    """Near pairs as stars, PAIR: (uid, smallest uid of its component) of each uid that has a near
+    one, but of the smallest ones; by uid."""
+    from scipy.sparse import coo_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    with database() as connection:
+        connection.register("pairs", pairs)
+        connection.execute("CREATE TABLE edges AS SELECT DISTINCT first, second FROM pairs")
+        connection.execute(
+            "CREATE TABLE nodes AS SELECT uid, row_number() OVER (ORDER BY uid) - 1 AS number "
+            "FROM (SELECT first AS uid FROM edges UNION SELECT second FROM edges)"
+        )
+        ends = connection.sql(
+            "SELECT a.number::INTEGER AS a, b.number::INTEGER AS b FROM edges "
+            "JOIN nodes a ON a.uid = edges.first JOIN nodes b ON b.uid = edges.second"
+        ).to_arrow_table()
+        nodes = connection.sql("SELECT uid FROM nodes ORDER BY number").to_arrow_table()["uid"]
+    if not len(nodes):
+        return PAIR.empty_table()
+    ones = np.ones(len(ends), np.int8)
+    shape = (len(nodes), len(nodes))
+    graph = coo_matrix((ones, (ends["a"].to_numpy(), ends["b"].to_numpy())), shape=shape)
+    _, label = connected_components(graph, directed=False)
+    # Nodes are sorted: the first of a component is its smallest.
+    smallest = np.unique(label, return_index=True)[1][label]
+    others = np.flatnonzero(smallest != np.arange(len(nodes)))
+    return pa.table([nodes.take(pa.array(rows)) for rows in (others, smallest[others])], PAIR)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -691,25 +638,23 @@ def gather(config: Config) -> Work:
 
     def work(ticket: Ticket) -> dict[str, Any]:
         number = ticket.payload["number"]
-        values, ids = job.exchange(VALUES, to_shards=True).read(number)
-        order = np.argsort(ids)
-        ids = ids[order]
-        if values.num_rows:
-            values = values.take(pa.array(order)).combine_chunks()
+        first, end = job.bounds[number], job.bounds[number + 1]
+        low, high = int(first) << int(POSITION_BITS), int(end) << int(POSITION_BITS)
+        tables = [table for table in job.exchange(VALUES).tables(low, high) if len(table)]
+        values = pa.table({PLACE: pa.array([], pa.uint64())})
+        if tables:
+            values = pa.concat_tables(tables).sort_by(PLACE).combine_chunks()
+        ids = values[PLACE].to_numpy()
+        values = values.drop_columns([PLACE])
         positions = (ids >> POSITION_BITS).astype(np.int64)
-        first = job.bounds[number]
         scored = 0
         for position, shard in enumerate(ticket.payload["shards"], start=first):
             low, high = np.searchsorted(positions, [position, position + 1]).tolist()
-            rows = _row_numbers(ids[low:high])
+            rows = (ids[low:high] & ROW_MASK).astype(np.int64)
             scored += write(shard, rows, values.slice(low, high - low))
         return {"scored": {job.set_name: scored}}
 
     return work
-
-
-def _row_numbers(ids: Ids) -> Integers:
-    return (ids & np.uint64((1 << 32) - 1)).astype(np.int64)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -717,15 +662,14 @@ def _row_numbers(ids: Ids) -> Integers:
 #
 #     shards ──summarise, combine──▶ state
 #     shards ──route──▶ partitions ──judge──▶ values ──gather──▶ columns of shards
-#     shards ──route──▶ partitions ──links──▶ near pairs ──rounds of stars──▶ components
+#     shards ──route──▶ partitions ──links──▶ near pairs ──components──▶ stars
 #            ──group──▶ partitions of groups ──judge_groups──▶ values ──gather──▶ columns of shards
 #
-# A ticket reads and writes files in a folder of the job; each is complete when its index is
-# there, so a command that was stopped begins with the first ticket that left none. Columns of
+# A ticket reads and writes files in a folder of the job; each is there as a whole or not
+# at all, so a command that was stopped begins with the first ticket that left none. Columns of
 # shards are written last and the folder is removed when all are there.
 
 
-MOST_ROUNDS = 100  # of stars: a chain of a million rows takes about ten
 Mask = NDArray[np.bool_]
 Factory = Callable[[dict[str, Any]], Work]
 logger = logging.getLogger(__name__)
@@ -752,7 +696,7 @@ def compute(
         run.begin()
         run.rows_to_partitions()
         if run.filter.linked:
-            run.groups(run.stars())
+            run.groups()
         else:
             run.judge()
         run.gather(lacking)
@@ -817,50 +761,25 @@ class _Compute:
             if not is_combined.all():
                 self._over_shards("summarise", summarise, ~written)
                 self._run("combine", combine, [{}], is_model=True)
-        routed = self.job.exchange(ROUTED, from_shards=True).written()
+        routed = self.job.from_shards(ROUTED).written()
         if self.filter.linked:
-            routed &= self.job.exchange(MEMBERS, from_shards=True).written()
+            routed &= self.job.from_shards(MEMBERS).written()
         self._over_shards("route", route, ~routed)
 
     def judge(self) -> None:
         """The values of all partitions."""
-        written = self.job.exchange(VALUES, to_shards=True).written()
+        written = self.job.exchange(VALUES).written()
         self._over_partitions("judge", judge, ~written, is_model=True)
 
-    def stars(self) -> int:
-        """Near pairs as stars: the round whose edges they are."""
-        written = self.job.exchange(large_input(0)).written()
+    def groups(self) -> None:
+        """Near pairs, their components, and the values of all groups."""
+        written = self.job.exchange(EDGES).written()
         self._over_partitions("links", links, ~written, is_model=True)
-        for number in range(MOST_ROUNDS):
-            if not self._unfinished(number):
-                return number
-            stages = [
-                ("large stars", large_stars, small_input(number)),
-                ("small stars", small_stars, large_input(number + 1)),
-            ]
-            for name, work, exchange in stages:
-                written = self.job.exchange(exchange).written()
-                self._over_partitions(name, work, ~written, round=number)
-        raise AssertionError(f"components did not end in {MOST_ROUNDS} rounds")
-
-    def _unfinished(self, number: int) -> int:
-        """Rows that are not yet in a star at the beginning of a round."""
-        paths = []
-        for partition in range(self.job.partitions):
-            paths.append(unfinished_path(self.job, number, partition))
-        written = self._there(paths)
-        self._over_partitions("count stars", count_stars, ~written, round=number)
-        total = 0
-        for path in paths:
-            total += disk.read_json(path)["unfinished"]
-        logger.info("%s: round %d: %d rows not in a star", self.job.set_name, number, total)
-        return total
-
-    def groups(self, stars: int) -> None:
-        """The values of all groups."""
+        if not self.job.exchange(STARS, files=1).written().all():
+            self._run("components", components, [{}])
         written = self.job.exchange(GROUPED).written()
-        self._over_partitions("group", group, ~written, round=stars)
-        written = self.job.exchange(VALUES, to_shards=True).written()
+        self._over_partitions("group", group, ~written)
+        written = self.job.exchange(VALUES).written()
         self._over_partitions("judge groups", judge_groups, ~written, is_model=True)
 
     def gather(self, lacking: Mask) -> None:
@@ -885,12 +804,10 @@ class _Compute:
         self._run(name, work, _Payloads(len(numbers), payload), measured=measured)
 
     def _over_partitions(
-        self, name: str, work: Factory, todo: Mask, *, is_model: bool = False, **payload: Any
+        self, name: str, work: Factory, todo: Mask, *, is_model: bool = False
     ) -> None:
         numbers = np.flatnonzero(todo)
-        payloads = _Payloads(
-            len(numbers), lambda position: {"number": int(numbers[position]), **payload}
-        )
+        payloads = _Payloads(len(numbers), lambda position: {"number": int(numbers[position])})
         self._run(name, work, payloads, is_model=is_model)
 
     def _run(
@@ -937,100 +854,3 @@ class _Payloads:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return (self._make(position) for position in range(self._count))
-
-
-# --------------------------------------------------------------------------------------------------
-# Connected components of near pairs that do not fit in memory, and the arithmetic of a round.
-#
-# An edge is two uids of 16 bytes. In a star every row has one edge, to the smallest of its
-# component.
-# `large_star` and `small_star` are those of Kiveris et al. 2014, "Connected Components in MapReduce
-# and Beyond": rounds of them, each looking at the edges of one row at a time, end in stars.
-
-
-UID_BYTES = 16
-Uids = NDArray[np.bytes_]  # (n,) S16; they sort as their hex digits do
-NO_UIDS: Uids = np.zeros(0, "S16")
-
-
-def uids_of(column: pa.Array | pa.ChunkedArray) -> Uids:
-    """(rows,) a column of 32 hex digits as bytes. ValueError for other values."""
-    return np.ascontiguousarray(hex_bytes(column, UID_BYTES, "uid")).view("S16").ravel()
-
-
-def texts_of(uids: Uids) -> pa.Array:
-    """(rows,) uids as 32 hex digits."""
-    data = np.frombuffer(uids.tobytes(), np.uint8)
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    text = np.empty(2 * len(data), np.uint8)
-    text[0::2], text[1::2] = digits[data >> 4], digits[data & 15]
-    offsets = np.arange(0, len(text) + 1, 2 * UID_BYTES, dtype=np.int64)
-    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.large_string(), len(uids), buffers).cast(pa.string())
-
-
-def partition_of_uids(uids: Uids, partitions: int) -> NDArray[np.int64]:
-    """(rows,) the partition of each uid."""
-    words = np.frombuffer(uids.tobytes(), "<u8").reshape(-1, 2)
-    hashes = mixed(words[:, 0] ^ mixed(words[:, 1]))
-    return (hashes % np.uint64(partitions)).astype(np.int64)
-
-
-def local_stars(first: Uids, second: Uids) -> tuple[Uids, Uids]:
-    """(row, smallest row of its component) for each row of these edges but the smallest ones."""
-    from scipy.sparse import coo_matrix
-    from scipy.sparse.csgraph import connected_components
-
-    nodes, index = np.unique(np.concatenate([first, second]), return_inverse=True)
-    if not len(nodes):
-        return NO_UIDS, NO_UIDS
-    ends = index.reshape(2, -1)
-    ones = np.ones(ends.shape[1], np.int8)
-    graph = coo_matrix((ones, (ends[0], ends[1])), shape=(len(nodes), len(nodes)))
-    _, label = connected_components(graph, directed=False)
-    # Nodes are sorted: the first of a component is its smallest.
-    smallest = np.unique(label, return_index=True)[1][label]
-    is_other = smallest != np.arange(len(nodes))
-    return nodes[is_other], nodes[smallest[is_other]]
-
-
-def _grouped(first: Uids, second: Uids) -> tuple[Uids, Uids, NDArray[np.int64], NDArray[np.int64]]:
-    """Edges sorted by both ends, each once: (first, second, where groups of one `first` begin, the
-    group of each edge)."""
-    order = np.lexsort((second, first))
-    first, second = first[order], second[order]
-    is_new = np.ones(len(first), np.bool_)
-    is_new[1:] = (first[1:] != first[:-1]) | (second[1:] != second[:-1])
-    first, second = first[is_new], second[is_new]
-    begins = np.ones(len(first), np.bool_)
-    begins[1:] = first[1:] != first[:-1]
-    return first, second, np.flatnonzero(begins), np.cumsum(begins) - 1
-
-
-def large_star(first: Uids, second: Uids) -> tuple[Uids, Uids]:
-    """Edges in both directions, all of a `first` together: every larger neighbour of a row points
-    to the smallest of the row and its neighbours."""
-    first, second, starts, group = _grouped(first, second)
-    least = second[starts]
-    own = first[starts]
-    least = np.where(least < own, least, own)
-    is_larger = second > first
-    return second[is_larger], least[group[is_larger]]
-
-
-def small_star(first: Uids, second: Uids) -> tuple[Uids, Uids]:
-    """Edges from a row to smaller ones, all of a `first` together: the row and its neighbours point
-    to the smallest."""
-    first, second, starts, group = _grouped(first, second)
-    least = second[starts]
-    is_other = second != least[group]
-    rows = np.concatenate([first[starts], second[is_other]])
-    return rows, np.concatenate([least, least[group[is_other]]])
-
-
-def count_unfinished(first: Uids, second: Uids) -> int:
-    """Edges in both directions, all of a `first` together: rows that have a smaller neighbour and
-    another one. None of them is left where all components are stars."""
-    first, second, starts, _ = _grouped(first, second)
-    degrees = np.diff([*starts, len(first)])
-    return int(((second[starts] < first[starts]) & (degrees > 1)).sum()) if len(first) else 0

@@ -1,216 +1,166 @@
-"""Rows divided into partitions by files: partition files and sorted runs.
+"""One shuffle: rows that tickets leave in files by place, and SQL over the rows of some places.
 
-Rows divided into partitions by files: every ticket of one stage leaves a sorted run, every ticket
-of the next reads a partition of all runs. The plan (`pipeline/planning`) and the filters that
+Every ticket of one stage leaves a Parquet file, sorted by a number that each row has, its `place`;
+every ticket of the next reads the rows of some places from all files and runs one statement of
+DuckDB over them. The crawl's deduplication, the plan (`pipeline/planning`) and the filters that
 look at the whole pool (`pipeline/cross_row`) exchange rows in this way.
 
-Reads and writes `run-NAME-NNNNN.arrow`, `.keys` and `.index` in a folder that the caller removes.
+Reads and writes `run-NAME-NNNNN.parquet` in a folder that the caller removes.
 
-Invariants:
+Invariants, in `tests/pipeline/test_shuffle.py`:
 
-* Any range of a run is read without the others; nothing is there before its index:
-  `tests/pipeline/shuffle/test_runs.py`.
-* What goes into a partition comes out of it; a lost lease writes nothing:
-  `tests/pipeline/shuffle/test_partition_files.py`.
+* What goes to a place comes out of it; only the row groups that have it are read.
+* A file is there as a whole or not at all; a lost lease writes nothing.
+* A statement over more rows than its memory spills into a scratch folder, and sees no other file.
 
-A stage that needs rows of other tickets: a `PartitionFiles` with a name of its own, `write` in
-the first stage, `read` in the second, `written` to leave out what a killed command has done.
+DuckDB decides no order and no hash of what is stored: statements end in ORDER BY of a unique key,
+and hashes are columns that were computed before.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from manifests import disk
 from pipeline.pool.lease import check_fence
 
-# --------------------------------------------------------------------------------------------------
-# Sorted runs: what one map ticket leaves for the tickets that merge.
-#
-# A run is three files in a scratch folder: the rows sorted by (group, order) as an Arrow IPC file
-# of small batches; their order keys as plain 64-bit numbers; and an index, written last, of where
-# each group and each batch begins. Any range of rows is read without the others.
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
-
-BATCH_ROWS = (256, 4096)  # the fewest, unless the run ends, and the most
-NUMBER = np.dtype("<i8")
-KEY = np.dtype("<u8")
-Integers = npt.NDArray[np.int64]
-Hashes = npt.NDArray[np.uint64]
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """The three files of run `number` of a job."""
-
-    folder: str
-    job: str
-    number: int
-
-    def path(self, suffix: str) -> str:
-        """The path of one of its files."""
-        return disk.join(self.folder, f"run-{self.job}-{self.number:05d}.{suffix}")
-
-    @property
-    def index_name(self) -> str:
-        """The name of the file that is written last."""
-        return self.path("index").rpartition("/")[2]
-
-
-@dataclass(frozen=True, slots=True)
-class RunIndex:
-    """Where the groups and the batches of a run begin, in rows; each array ends with the total."""
-
-    groups: Integers
-    batches: Integers
-
-
-def write_run(
-    run: Run, table: pa.Table, groups: Integers, keys: Hashes, group_count: int, scratch: Path
-) -> None:
-    """Sort the rows of a table by (group, key), equal ones in their order, and write them.
-
-    `groups` and `keys` have one value a row. `scratch` is a local folder.
-    """
-    order = np.lexsort((keys, groups))
-    bounds = np.searchsorted(groups[order], np.arange(group_count + 1)).astype(NUMBER)
-    batches = _batch_bounds(bounds)
-    whole = table.combine_chunks()
-    staged = scratch / "run.arrow"
-    options = pa.ipc.IpcWriteOptions(compression="lz4")
-    with (
-        disk.CountedFile(staged) as sink,
-        pa.ipc.new_file(sink, whole.schema, options=options) as writer,
-    ):
-        for start, stop in pairwise(batches.tolist()):
-            rows = whole.take(pa.array(order[start:stop]))
-            writer.write_table(rows, max_chunksize=stop - start)
-    disk.publish(staged, run.path("arrow"))
-    disk.write_bytes(run.path("keys"), keys[order].astype(KEY).tobytes())
-    sizes = np.array([len(bounds), len(batches)], NUMBER)
-    disk.write_bytes(run.path("index"), np.concatenate([sizes, bounds, batches]).tobytes())
-
-
-def _batch_bounds(groups: Integers) -> Integers:
-    """Where batches begin: where a group does, so that no other group's rows are read with it."""
-    fewest, most = BATCH_ROWS
-    bounds = [0]
-    for start, stop in zip(groups[:-1].tolist(), groups[1:].tolist(), strict=True):
-        if start - bounds[-1] >= fewest:
-            bounds.append(start)
-        while stop - bounds[-1] > most:
-            bounds.append(bounds[-1] + most)
-    if groups[-1] > bounds[-1]:
-        bounds.append(int(groups[-1]))
-    return np.array(bounds, NUMBER)
-
-
-def read_index(run: Run) -> RunIndex:
-    """The index of a run that was written."""
-    numbers = np.frombuffer(disk.read_bytes(run.path("index")), NUMBER)
-    split = 2 + int(numbers[0])
-    return RunIndex(groups=numbers[2:split], batches=numbers[split:])
-
-
-def read_keys(run: Run, start: int, stop: int) -> Hashes:
-    """The order keys of rows `start` to `stop` of a run."""
-    data = disk.read_bytes(run.path("keys"), start * KEY.itemsize, (stop - start) * KEY.itemsize)
-    return np.frombuffer(data, KEY)
-
-
-def read_rows(run: Run, index: RunIndex, start: int, stop: int) -> list[pa.RecordBatch]:
-    """Rows `start` to `stop` of a run."""
-    if start == stop:
-        return []
-    first = int(np.searchsorted(index.batches, start, side="right")) - 1
-    end = int(np.searchsorted(index.batches, stop, side="left"))
-    batches = []
-    with opened(run.path("arrow")) as file, pa.ipc.open_file(file) as reader:
-        for number in range(first, end):
-            begin = int(index.batches[number])
-            batch = reader.get_batch(number)
-            low, high = max(0, start - begin), min(batch.num_rows, stop - begin)
-            batches.append(batch.slice(low, high - low))
-    return batches
-
-
-@contextmanager
-def opened(path: str) -> Iterator[Any]:
-    """A file to read at any position."""
-    if not disk.is_url(path):
-        with pa.OSFile(str(disk.local_path(path)), "rb") as file:
-            yield file
-        return
-    with fsspec.open(path, "rb") as file:
-        yield file
-
-
-# --------------------------------------------------------------------------------------------------
-# One exchange: every ticket of one stage leaves a run, every ticket of the next reads a partition
-# of all runs.
-
-
-Ids = npt.NDArray[np.uint64]
+MEMORY = "512MB"  # of a statement; beyond, it spills
+BATCH_ROWS = 10_000  # that a statement gives at a time
+FEWEST_ROWS = 256  # of a row group of a file
+ROW_GROUPS = 256  # about as many has a file of more rows: each reader of a place reads the footer
+THREADS = 16  # that read footers: a remote store answers each after about 30 ms
+PLACE = "place"
+Places = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionFiles:
-    """The files of one exchange, in a folder that is removed when the job ends."""
+class Exchange:
+    """The files of one exchange."""
 
     pool: str
     folder: str
-    name: str  # of the exchange, in file names
-    runs: int
-    partitions: int
+    name: str  # in the names of the files
+    files: int
     fence: int | None = None
 
-    def run(self, number: int) -> Run:
-        """The run that ticket `number` leaves."""
-        return Run(self.folder, self.name, number)
+    def path(self, number: int) -> str:
+        """The file of ticket `number`."""
+        return disk.join(self.folder, f"run-{self.name}-{number:05d}.parquet")
 
-    def written(self) -> npt.NDArray[np.bool_]:
-        """(runs,) which runs are complete. One listing."""
-        names = set(disk.list_names(self.folder))
-        return np.array([self.run(n).index_name in names for n in range(self.runs)], np.bool_)
+    def written(self) -> Mask:
+        """(files,) which are there. One listing."""
+        names = set(disk.list_names(self.folder, ".parquet"))
+        paths = [self.path(number) for number in range(self.files)]
+        return np.array([path.rpartition("/")[2] in names for path in paths], np.bool_)
 
-    def write(self, number: int, table: pa.Table, partition: Integers, ids: Ids) -> None:
-        """Leave the rows of a table in their partitions, sorted by id inside each of them.
+    def write(self, number: int, table: pa.Table, places: Places, **metadata: Any) -> None:
+        """Leave the rows of a table at their places; those of one place stay in their order.
 
-        LeaseLost where another command has taken the lease over.
+        `metadata` comes out of `footers`. LeaseLost where another command has taken the lease over.
         """
-        check_fence(self.pool, self.fence)
-        with disk.scratch_folder("clipmill-exchange-") as scratch:
-            write_run(self.run(number), table, partition, ids, self.partitions, scratch)
+        order = np.argsort(places, kind="stable")
+        table = table.append_column(PLACE, pa.array(places, pa.uint64())).take(pa.array(order))
+        rows = max(FEWEST_ROWS, -(-table.num_rows // ROW_GROUPS))
+        with disk.scratch_folder("clipmill-shuffle-") as scratch:
+            staged = scratch / "run.parquet"
+            with disk.parquet_writer(
+                staged,
+                disk.with_metadata(table.schema, metadata),
+                compression="lz4",
+                use_dictionary=False,
+                write_statistics=[PLACE],
+                write_page_checksum=True,
+            ) as writer:
+                writer.write_table(table, row_group_size=rows)
+            check_fence(self.pool, self.fence)
+            disk.publish(staged, self.path(number))
 
-    def read(self, partition: int) -> tuple[pa.Table, Ids]:
-        """(rows, ids) of one partition, run by run."""
-        batches: list[pa.RecordBatch] = []
-        ids = [np.zeros(0, np.uint64)]
-        schema: pa.Schema | None = None
-        for number in range(self.runs):
-            run = self.run(number)
-            index = read_index(run)
-            start, stop = int(index.groups[partition]), int(index.groups[partition + 1])
-            if start < stop:
-                batches += read_rows(run, index, start, stop)
-                ids.append(read_keys(run, start, stop))
-        if batches:
-            schema = batches[0].schema
-        table = pa.Table.from_batches(batches, schema) if schema is not None else pa.table({})
-        return table, np.concatenate(ids)
+    def footers(self) -> list[dict[str, Any]]:
+        """The metadata of all files."""
+        paths = [self.path(number) for number in range(self.files)]
+        with ThreadPoolExecutor(THREADS) as threads:
+            return list(threads.map(disk.read_metadata, paths))
 
-    def remove(self) -> None:
-        """Remove the files of the exchange."""
-        for name in disk.list_names(self.folder):
-            if name.startswith(f"run-{self.name}-"):
-                disk.remove(disk.join(self.folder, name))
+    def tables(self, low: int, high: int) -> Iterator[pa.Table]:
+        """The rows with low <= place < high of each file, in the order of the files."""
+
+        def read(source: Any) -> pa.Table:
+            with pq.ParquetFile(source, page_checksum_verification=True) as file:
+                groups = _groups_with(file, low, high)
+                return file.read_row_groups(groups, use_threads=False)
+
+        for number in range(self.files):
+            table = disk.read_with(self.path(number), read).replace_schema_metadata(None)
+            places = table[PLACE].to_numpy()
+            start = int(np.searchsorted(places, low))
+            end = int(np.searchsorted(places, high)) if high < 1 << 64 else len(places)
+            yield table.slice(start, end - start)
+
+    def at(self, place: int) -> pa.Table:
+        """The rows of one place, in the order of the files; without columns where none is left."""
+        tables = [table for table in self.tables(place, place + 1) if table.num_rows]
+        return pa.concat_tables(tables).drop_columns([PLACE]) if tables else pa.table({})
+
+
+def _groups_with(file: pq.ParquetFile, low: int, high: int) -> range:
+    """The row groups of a sorted file that have rows of some places; the footer is searched."""
+    footer = file.metadata
+    column = file.schema_arrow.get_field_index(PLACE)
+
+    def bound(number: int, end: str) -> int:
+        return int(getattr(footer.row_group(number).column(column).statistics, end))
+
+    groups = range(footer.num_row_groups if footer.num_rows else 0)
+    first = bisect_left(groups, low, key=lambda number: bound(number, "max"))
+    return groups[first : bisect_left(groups, high, key=lambda number: bound(number, "min"))]
+
+
+@contextmanager
+def database() -> Iterator[DuckDBPyConnection]:
+    """A database in one thread with MEMORY, for tables that are given to it; it sees no file but
+    those that it spills into a scratch folder.
+    """
+    import duckdb
+
+    with disk.scratch_folder("clipmill-sql-") as folder:
+        config: dict[str, Any] = {
+            "temp_directory": str(folder),
+            "memory_limit": MEMORY,
+            "threads": 1,
+        }
+        with duckdb.connect(":memory:", config=config) as connection:
+            connection.execute("SET python_enable_replacements = false")
+            connection.execute("SET enable_external_access = false")
+            yield connection
+
+
+def stream(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.RecordBatchReader:
+    """Tables as rows that a statement reads once, one table in memory at a time."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table in tables:
+            yield from table.select(schema.names).cast(schema).to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
+
+
+def select(sql: str, **tables: pa.Table | pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+    """The answer of a statement over some tables, batch by batch."""
+    with database() as connection:
+        for name, table in tables.items():
+            connection.register(name, table)
+        yield from connection.sql(sql).to_arrow_reader(BATCH_ROWS)

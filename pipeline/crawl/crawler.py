@@ -2,8 +2,8 @@
 
 Two steps, both resumed by what is committed. Parts are read into POOL/pairs/.extracted, one task
 each, in any order. When all are there, (url, caption) pairs that an earlier part, or the same part
-earlier, has already are left out and POOL/pairs/part-00000.parquet … are committed (dedup.py);
-those count once all of them exist.
+earlier, has already are left out and POOL/pairs/part-00000.parquet … are committed; those count
+once all of them exist.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import gc
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,29 +45,30 @@ from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.pool.lease import check_fence
 from pipeline.pool.shard_writer import publish_new
 from pipeline.progress.state import measure_links
+from pipeline.shuffle import PLACE, Exchange, select, stream
 
 # --------------------------------------------------------------------------------------------------
 # Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow
 # with the job.
 #
 # Three steps of tickets, each resumed by what it has left in POOL/pairs/.extracted. scatter: the
-# uids of a block, which is the next `rows` rows of all parts, sorted by partition. gather: of one
-# partition, the rows of every block that no earlier row equals. write: the rows of some parts
-# that stay, as POOL/pairs/part-k.parquet. The first by (part, row) stays, however many partitions
-# and blocks there are. The number of reads is blocks x partitions, and does not follow the number
-# of parts.
-#
-# A scratch file is an array of offsets, then the entries that the offsets divide.
+# uids of the next `rows` rows of all parts, with the numbers of their rows, placed by partition.
+# gather: of one partition, the numbers of the rows that an earlier row equals. write: the rows of
+# some parts that stay, as POOL/pairs/part-k.parquet. The first by (part, row) stays, however many
+# partitions there are. The number of reads does not follow the number of parts.
 
 
-ROWS_PER_PARTITION = 4_000_000  # gather holds about 60 bytes a row
+ROWS_PER_PARTITION = 4_000_000
 ROWS_PER_BLOCK = 1_000_000  # of scatter and write
 FEW = 1_000_000  # pairs up to which starting workers would take longer than the work
 UID_BYTES = 16
 UID = np.dtype([("high", ">u8"), ("low", ">u8")])
-ENTRY = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<u4")])  # row: in the block
-ROW = np.dtype("<u4")
-OFFSET = np.dtype("<u8")
+REPEATED = """
+SELECT row FROM (SELECT row, min(row) OVER (PARTITION BY high, low) AS first FROM rows)
+WHERE row > first ORDER BY row
+"""
+ROW = pa.schema([("row", pa.uint64())])
+NUMBERED = pa.schema([("high", pa.uint64()), ("low", pa.uint64()), ("row", pa.uint64())])
 Config = dict[str, Any]
 Integers = npt.NDArray[np.int64]
 logger = logging.getLogger(__name__)
@@ -92,13 +94,11 @@ def commit(
     total = int(counts.sum())
     rows = min(ROWS_PER_BLOCK, ROWS_PER_PARTITION)
     partitions = max(1, -(-total // ROWS_PER_PARTITION))
-    blocks = -(-total // rows)
     config: Config = {
         "pool": pool,
         "job": disk.content_hash([list(ids), rows, partitions]),
-        "rows": rows,
         "partitions": partitions,
-        "blocks": blocks,
+        "blocks": -(-total // rows),
         "parts": len(ids),
         "extra_columns": extra_columns,
         "fence": fence,
@@ -107,10 +107,15 @@ def commit(
     logger.info("%d pairs are compared in %d partitions", total, partitions)
     bounds = np.concatenate([[0], np.cumsum(counts)])
     _remove_parts_of_others(config)
+
+    def block(number: int) -> dict[str, Any]:
+        first, end = number * rows, min((number + 1) * rows, total)
+        return {"first": first, "ranges": ranges_of(bounds, first, end)}
+
     steps: tuple[tuple[str, Callable[[Config], Work], Tickets], ...] = (
-        ("scatter", scatter, _scatter_tickets(config, bounds)),
-        ("gather", gather, _scratch_tickets(config, "gather", partitions, lambda number: {})),
-        ("write", write, _write_tickets(config, bounds)),
+        ("scatter", scatter, _tickets("scatter", _uids(config), block)),
+        ("gather", gather, _tickets("gather", _repeated(config), lambda number: {})),
+        ("write", write, _write_tickets(config, bounds, rows)),
     )
     for name, work, tickets in steps:
         stage = Stage(name=name, work=work, config=config)
@@ -158,23 +163,9 @@ def ranges_of(bounds: Integers, start: int, stop: int) -> list[list[int]]:
     return ranges
 
 
-def _scatter_tickets(config: Config, bounds: Integers) -> Tickets:
-    rows, total = config["rows"], int(bounds[-1])
-
-    def payload(number: int) -> dict[str, Any]:
-        start = number * rows
-        return {"ranges": ranges_of(bounds, start, min(start + rows, total))}
-
-    return _scratch_tickets(config, "scatter", config["blocks"], payload)
-
-
-def _scratch_tickets(
-    config: Config, step: str, count: int, payload: Callable[[int], dict[str, Any]]
-) -> Tickets:
-    """The tickets of a step whose scratch files are not there. One listing."""
-    names = set(disk.list_names(PoolLayout(config["pool"]).extracted, ".bin"))
-    paths = [_scratch_file(config, step, number) for number in range(count)]
-    todo = [number for number, path in enumerate(paths) if path.rpartition("/")[2] not in names]
+def _tickets(step: str, exchange: Exchange, payload: Callable[[int], dict[str, Any]]) -> Tickets:
+    """The tickets of a step whose files are not there."""
+    todo = np.flatnonzero(~exchange.written()).tolist()
 
     def make(position: int) -> Ticket:
         name = f"{step}-{todo[position]:05d}"
@@ -184,10 +175,9 @@ def _scratch_tickets(
     return Tickets(np.arange(len(todo)), make)
 
 
-def _write_tickets(config: Config, bounds: Integers) -> Tickets:
-    """Tickets over consecutive parts that have about a block of rows together."""
-    numbers = bounds[:-1] // config["rows"]
-    first_parts = np.unique(numbers, return_index=True)[1].tolist()
+def _write_tickets(config: Config, bounds: Integers, rows: int) -> Tickets:
+    """Tickets over consecutive parts that have about so many rows together."""
+    first_parts = np.unique(bounds[:-1] // rows, return_index=True)[1].tolist()
     ends = [*first_parts[1:], config["parts"]]
     some_are_done = bool(disk.list_names(PoolLayout(config["pool"]).pairs, ".parquet"))
 
@@ -204,30 +194,33 @@ def _write_tickets(config: Config, bounds: Integers) -> Tickets:
     return Tickets(np.arange(len(first_parts)), make)
 
 
-def _scratch_file(config: Config, step: str, number: int) -> str:
-    name = f"{step}-{config['job']}-{number:05d}.bin"
-    return disk.join(PoolLayout(config["pool"]).extracted, name)
+def _uids(config: Config) -> Exchange:
+    """The uids of all rows by partition."""
+    return _exchange(config, "uids", config["blocks"])
 
 
-def _read_blocks(
-    path: str, blocks: int, first: int, end: int, dtype: np.dtype[Any]
-) -> tuple[npt.NDArray[Any], Integers]:
-    """The entries of blocks `first` to `end` of the `blocks` blocks of a scratch file, and how many
-    each of them has."""
-    data = disk.read_bytes(path, first * OFFSET.itemsize, (end - first + 1) * OFFSET.itemsize)
-    offsets = np.frombuffer(data, OFFSET).astype(np.int64)
-    head = OFFSET.itemsize * (blocks + 1)
-    begin, stop = int(offsets[0]), int(offsets[-1])
-    data = disk.read_bytes(path, head + begin * dtype.itemsize, (stop - begin) * dtype.itemsize)
-    return np.frombuffer(data, dtype), np.diff(offsets)
+def _repeated(config: Config) -> Exchange:
+    """The numbers of the rows that an earlier row equals, by themselves."""
+    return _exchange(config, "repeated", config["partitions"])
+
+
+def _exchange(config: Config, name: str, files: int) -> Exchange:
+    folder = PoolLayout(config["pool"]).extracted
+    return Exchange(
+        pool=config["pool"],
+        folder=folder,
+        name=f"{name}-{config['job']}",
+        files=files,
+        fence=config.get("fence"),
+    )
 
 
 # --- scatter ---------------------------------------------------------------------------------
 
 
 def scatter(config: Config) -> Work:
-    """Factory: the uids of a block with their rows, sorted by partition."""
-    partitions: int = config["partitions"]
+    """Factory: the uids of some rows, by partition. Payload: number, first row, ranges."""
+    exchange, partitions = _uids(config), np.uint64(config["partitions"])
 
     def work(ticket: Ticket) -> dict[str, Any]:
         uids = [np.empty(0, UID)]
@@ -235,17 +228,10 @@ def scatter(config: Config) -> Work:
             for batch in rows_between(extracted(config["pool"], part), start, stop, ["uid"]):
                 uids.append(uids_of(batch["uid"]))
         block = np.concatenate(uids)
-        uids.clear()
-        entries = np.empty(len(block), ENTRY)
-        entries["high"], entries["low"] = block["high"], block["low"]
-        entries["row"] = np.arange(len(block))
-        partition = (entries["high"] >> np.uint64(32)) * np.uint64(partitions) >> np.uint64(32)
-        order = np.argsort(partition, kind="stable")
-        bounds = np.arange(partitions + 1, dtype=np.uint64)
-        offsets = np.searchsorted(partition[order], bounds).astype(OFFSET)
-        data = offsets.tobytes() + entries[order].tobytes()
-        check_fence(config["pool"], config.get("fence"))
-        disk.write_bytes(_scratch_file(config, "scatter", ticket.payload["number"]), data)
+        high, low = block["high"].astype(np.uint64), block["low"].astype(np.uint64)
+        rows = np.arange(len(block), dtype=np.uint64) + np.uint64(ticket.payload["first"])
+        places = (high >> np.uint64(32)) * partitions >> np.uint64(32)
+        exchange.write(ticket.payload["number"], pa.table([high, low, rows], NUMBERED), places)
         return {}
 
     return work
@@ -262,40 +248,18 @@ def uids_of(texts: pa.Array) -> npt.NDArray[Any]:
 # --- gather ----------------------------------------------------------------------------------
 
 
-def gather(config: dict[str, Any]) -> Work:
-    """Factory: the rows of a partition that come first, block by block, behind the offsets."""
-    count: int = config["blocks"]
+def gather(config: Config) -> Work:
+    """Factory: the rows of a partition that an earlier row equals, in all 128 bits of the uid."""
+    uids, repeated = _uids(config), _repeated(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         partition = ticket.payload["number"]
-        blocks = [np.empty(0, ENTRY)]
-        for block in range(count):
-            path = _scratch_file(config, "scatter", block)
-            blocks.append(
-                _read_blocks(path, config["partitions"], partition, partition + 1, ENTRY)[0]
-            )
-        ends = np.cumsum([len(block) for block in blocks])
-        entries = np.concatenate(blocks)
-        blocks.clear()
-        first = first_of_equal(entries)
-        kept = np.concatenate([[0], np.cumsum(first)])
-        data = kept[ends].astype(OFFSET).tobytes() + entries["row"][first].tobytes()
-        check_fence(config["pool"], config.get("fence"))
-        disk.write_bytes(_scratch_file(config, "gather", partition), data)
-        return {}
+        rows = stream(uids.tables(partition, partition + 1), NUMBERED)
+        table = pa.Table.from_batches(select(REPEATED, rows=rows), ROW)
+        repeated.write(partition, table, table["row"].to_numpy())
+        return {"rows": table.num_rows}
 
     return work
-
-
-def first_of_equal(entries: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """True for each entry whose uid, all 128 bits of it, no earlier entry has."""
-    order = np.lexsort((entries["low"], entries["high"]))  # stable: the first of equal ones leads
-    high, low = entries["high"][order], entries["low"][order]
-    differs = np.ones(len(order), dtype=bool)
-    differs[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
-    first = np.zeros(len(order), dtype=bool)
-    first[order[differs]] = True
-    return first
 
 
 # --- write -----------------------------------------------------------------------------------
@@ -304,17 +268,20 @@ def first_of_equal(entries: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 def write(config: Config) -> Work:
     """Factory: the rows of some parts that stay, as final parts, with the counts that follow."""
     schema = with_extra(PAIRS, config["extra_columns"])
+    repeated = _repeated(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         first, bounds = ticket.payload["first"], ticket.payload["bounds"]
-        rows = _rows_that_stay(config, bounds[0], bounds[-1])
-        cuts = np.searchsorted(rows, bounds)
+        numbers = [np.zeros(0, np.int64)]
+        for table in repeated.tables(bounds[0], bounds[-1]):
+            numbers.append(table[PLACE].to_numpy().astype(np.int64))
+        stays = np.ones(bounds[-1] - bounds[0], np.bool_)
+        stays[np.concatenate(numbers) - bounds[0]] = False
         with disk.scratch_folder("clipmill-pairs-") as folder:
-            for position in range(len(bounds) - 1):
-                part = first + position
+            for part, (start, end) in enumerate(pairwise(bounds), start=first):
                 if ticket.payload["some_are_done"] and _is_done(config, part):
                     continue
-                own = rows[cuts[position] : cuts[position + 1]] - bounds[position]
+                own = np.flatnonzero(stays[start - bounds[0] : end - bounds[0]])
                 _write_part(config, schema, part, own, Path(folder) / "part.parquet")
         return {}
 
@@ -353,20 +320,6 @@ def _write_part(config: Config, schema: pa.Schema, part: int, rows: Integers, st
         writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
     pool = config["pool"]
     publish_new(pool, staged, PoolLayout(pool).pairs_part(part), config.get("fence"))
-
-
-def _rows_that_stay(config: Config, start: int, stop: int) -> Integers:
-    """The numbers, among the rows of all parts, of rows `start` to `stop` that stay; ascending."""
-    rows, count = config["rows"], config["blocks"]
-    first, end = start // rows, max(start // rows, -(-stop // rows))
-    numbers = [np.zeros(0, np.int64)]
-    if start < stop:
-        for partition in range(config["partitions"]):
-            path = _scratch_file(config, "gather", partition)
-            local, sizes = _read_blocks(path, count, first, end, ROW)
-            numbers.append(local + np.repeat(np.arange(first, end) * rows, sizes))
-    whole = np.sort(np.concatenate(numbers))
-    return whole[np.searchsorted(whole, start) : np.searchsorted(whole, stop)]
 
 
 def _batches_of(path: str, count: int, rows: Integers) -> Iterator[pa.RecordBatch]:

@@ -20,7 +20,6 @@ from manifests.layout import PoolLayout
 from manifests.schema import Pair, Recipe
 from pipeline.crawl.parts import UidsDigest
 from pipeline.executor.tickets import Ticket, Tickets
-from pipeline.shuffle import opened
 
 # --------------------------------------------------------------------------------------------------
 # How many host groups a pool has, and what one planned shard is.
@@ -283,12 +282,13 @@ def read_row_group(path: str, number: int, columns: list[str] | None = None) -> 
 
     DamagedTable where a page does not have its checksum.
     """
-    with (
-        disk.naming_table(path),
-        opened(path) as file,
-        pq.ParquetFile(file, page_checksum_verification=True) as table,
-    ):
-        return table.read_row_group(number, columns=columns)
+
+    def read(file: Any) -> pa.Table:
+        with pq.ParquetFile(file, page_checksum_verification=True) as table:
+            return table.read_row_group(number, columns=columns)
+
+    table: pa.Table = disk.read_with(path, read)
+    return table
 
 
 def pairs_of(table: pa.Table) -> tuple[list[Pair], list[str | None]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,26 +45,16 @@ from pipeline.planning.plan_files import (
 )
 from pipeline.pool.lease import check_fence, read_sidecar
 from pipeline.pool.shard_writer import publish_new
-from pipeline.shuffle import NUMBER, Run, read_index, read_keys, read_rows, write_run
+from pipeline.shuffle import PLACE, Exchange, select, stream
 
 # --------------------------------------------------------------------------------------------------
 # Rows of each group to shards, and shards to the files of the plan. Pure.
 
 
+KEY_BITS = 54  # of an order key in a place; the 10 above them are those of a group
 SLICES_PER_FILE = 16  # of a group that is too large for one file
 SHARDS_PER_FILE = 256  # a reader of a file reads a footer that grows with them
 Integers = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cells:
-    """The divisions of the order of all rows: a group, or a slice of a large group's order keys.
-
-    `groups` (cells,) is the group of each; `slices` (groups,) is how many each group has.
-    """
-
-    groups: Integers
-    slices: Integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,16 +71,15 @@ class FilePart:
     skip: int
 
 
-def cells_of(group_rows: Integers, rows_per_file: int) -> Cells:
-    """One cell a group; slices of about rows_per_file / SLICES_PER_FILE rows of the large ones."""
-    large = group_rows > rows_per_file
-    slices = np.where(large, -(-group_rows * SLICES_PER_FILE // rows_per_file), 1)
-    return Cells(groups=np.repeat(np.arange(len(group_rows)), slices), slices=slices)
-
-
-def slice_bounds(slices: int) -> npt.NDArray[np.uint64]:
-    """The order keys, but the lowest, at which the slices of a group begin."""
-    return np.array([(number << 64) // slices for number in range(1, slices)], np.uint64)
+def cell_bounds(group_rows: Integers, rows_per_file: int) -> list[int]:
+    """The places where cells begin, and the end: a cell is a group, or a slice of about
+    rows_per_file / SLICES_PER_FILE rows of a large one."""
+    bounds = []
+    for group, rows in enumerate(group_rows.tolist()):
+        slices = -(-rows * SLICES_PER_FILE // rows_per_file) if rows > rows_per_file else 1
+        for number in range(slices):
+            bounds.append((group << KEY_BITS) + (number << KEY_BITS) // slices)
+    return [*bounds, len(group_rows) << KEY_BITS]
 
 
 def shard_sizes(group_rows: Integers, rows_per_shard: int) -> tuple[Integers, Integers]:
@@ -135,7 +123,7 @@ def file_parts(sizes: Integers, cell_rows: Integers, rows_per_file: int) -> list
 # --------------------------------------------------------------------------------------------------
 # The keys that decide where a row is planned: the hash of its host, and its order among others.
 #
-# Pure, and by column: Python sees each host of a table once, and never a row.
+# Pure, and by column: Python sees each host of a table once.
 
 
 ORDER_SEED = 20240229
@@ -143,16 +131,7 @@ ORDER_SEED = 20240229
 PLAIN_HOST = re.compile(r"https?://([a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|\Z)")
 # The same in RE2's syntax, where $ is the end of the text.
 PLAIN_HOST_RE2 = r"^https?://(?P<host>[a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|$)"
-UID_LENGTH = 32  # hex digits
 Hashes = npt.NDArray[np.uint64]
-
-# Of XXH3 (64 bits) for inputs of 17 to 32 bytes; see the specification of xxHash.
-SECRET = bytes.fromhex("b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671f")
-PRIME64_1 = 0x9E3779B185EBCA87
-AVALANCHE = 0x165667919E3779F9
-MASK = (1 << 64) - 1
-LOW = np.uint64(0xFFFFFFFF)
-HALF = np.uint64(32)
 
 
 def host_of(url: str) -> str:
@@ -205,59 +184,38 @@ def order_keys(uids: pa.Array) -> Hashes:
 
 def uid_hashes(uids: pa.Array, seed: int) -> Hashes:
     """(rows,) XXH3 (64 bits) of uids."""
-    lengths = pc.binary_length(uids)
-    if uids.null_count or not pc.all(pc.equal(lengths, UID_LENGTH), min_count=0).as_py():
-        values = [xxhash.xxh3_64_intdigest(uid.encode(), seed=seed) for uid in uids.to_pylist()]
-        return np.array(values, dtype=np.uint64)
-    data = uids.cast(pa.binary()).cast(pa.binary(UID_LENGTH)).buffers()[1]
-    words = np.frombuffer(data, dtype="<u8", count=len(uids) * UID_LENGTH // 8).reshape(-1, 4)
-    return xxh3_of_32_bytes(words, seed)
-
-
-def xxh3_of_32_bytes(words: Hashes, seed: int) -> Hashes:
-    """(rows,) XXH3 (64 bits) of (rows, 4) little-endian words of 8 bytes."""
-    secret = struct.unpack("<4Q", SECRET)
-    result = np.full(len(words), UID_LENGTH * PRIME64_1 & MASK, dtype=np.uint64)
-    for pair in (0, 2):
-        low = words[:, pair] ^ np.uint64(secret[pair] + seed & MASK)
-        high = words[:, pair + 1] ^ np.uint64(secret[pair + 1] - seed & MASK)
-        result += _folded_product(low, high)
-    result ^= result >> np.uint64(37)
-    result *= np.uint64(AVALANCHE)
-    result ^= result >> HALF
-    return result
-
-
-def _folded_product(a: Hashes, b: Hashes) -> Hashes:
-    """Low half xor high half of the 128-bit products."""
-    a_low, a_high, b_low, b_high = a & LOW, a >> HALF, b & LOW, b >> HALF
-    low = a_low * b_low
-    middle = a_high * b_low + (low >> HALF)
-    other = a_low * b_high + (middle & LOW)
-    high = a_high * b_high + (middle >> HALF) + (other >> HALF)
-    product: Hashes = (a * b) ^ high
-    return product
+    hashes = (xxhash.xxh3_64_intdigest(uid.encode(), seed) for uid in uids.to_pylist())
+    return np.fromiter(hashes, np.uint64, len(uids))
 
 
 # --------------------------------------------------------------------------------------------------
-# The external shuffle of a plan, as the work of three kinds of tickets.
+# The shuffle of a plan, as the work of three kinds of tickets.
 #
-# sort: some rows of the pairs, or the rows of some shards that are retried, become a sorted run.
-# slice: where a group is too large for one ticket, the slices of its order keys are found in a
-# run. merge: the same cells of every run become one file of the plan, one row group a shard.
+# sort: some rows of the pairs, or the rows of some shards that are retried, become a file of the
+# exchange: a row's place is its group, then the first bits of its order key. slice: where a group
+# is too large for one ticket, the rows of each slice of its order keys are counted. merge: the rows
+# of some cells become one file of the plan, one row group a shard.
 #
-# No ticket holds more than the rows of one run or one file. What a ticket leaves is a function of
-# the pairs and the settings, so a ticket that was stopped is simply run again.
+# What a ticket leaves is a function of the pairs and the settings, so a ticket that was stopped is
+# simply run again.
 
 
 KEYS_PER_SHARD = 10_000  # a key is the number shard * KEYS_PER_SHARD + position
-ADDED = ("shard", "position")  # columns of PLAN that a run does not have
+ORDER = "__order_key"
+RETRY_OF, RETRIED = pa.schema([("retry_of", pa.string())]), pa.schema([("key", pa.int64())])
+ADDED = ("shard", "position")  # columns of PLAN that the rows of the exchange do not have
 Config = dict[str, Any]
 
 
-def run_of(config: Config, number: int) -> Run:
-    """One of the runs of a job."""
-    return Run(config["scratch"], config["job"], number)
+def exchange_of(config: Config) -> Exchange:
+    """The files of a job between sort and merge."""
+    return Exchange(
+        pool=config["pool"],
+        folder=config["scratch"],
+        name=config["job"],
+        files=config["runs"],
+        fence=config["fence"],
+    )
 
 
 def plan_schema(config: Config) -> pa.Schema:
@@ -267,7 +225,8 @@ def plan_schema(config: Config) -> pa.Schema:
 
 
 def run_schema(config: Config) -> pa.Schema:
-    """The columns of a run. Texts have 64-bit offsets: a run may have more than 2 GB of them."""
+    """The columns of a row before it has a shard. Texts have 64-bit offsets: a ticket may have more
+    than 2 GB of them."""
     fields = []
     for field in plan_schema(config):
         if field.name not in ADDED:
@@ -315,7 +274,7 @@ def sort_retries(config: Config) -> Work:
     """Factory: rows of shards that are to be retried become a run. Payload: number, shards.
 
     They are the rows of `config["keys"]`; where that is None, the transient rows of the shards.
-    Rows that an earlier round retries are left out. The keys are left beside the run.
+    Rows that an earlier round retries are left out.
     """
     schema = run_schema(config)
     rounds = [Round(**each) for each in config["rounds"]]
@@ -324,7 +283,7 @@ def sort_retries(config: Config) -> Work:
     def work(ticket: Ticket) -> dict[str, Any]:
         shards = ticket.payload["shards"]
         done = retried_keys(rounds, shards[0], shards[-1])
-        tables, keys = [schema.empty_table()], [np.zeros(0, np.int64)]
+        tables = [schema.empty_table()]
         for shard in shards:
             wanted = asked if asked is not None else _transient_keys(config["pool"], shard)
             wanted = wanted[wanted // KEYS_PER_SHARD == shard]
@@ -335,13 +294,7 @@ def sort_retries(config: Config) -> Work:
                 texts = pa.array([f"{key:09d}" for key in wanted.tolist()], pa.string())
                 rows = rows.set_column(rows.schema.get_field_index("retry_of"), "retry_of", texts)
                 tables.append(rows.select(schema.names).cast(schema))
-                keys.append(wanted)
-        number = ticket.payload["number"]
-        check_fence(config["pool"], config.get("fence"))
-        disk.write_bytes(
-            run_of(config, number).path("retried"), np.concatenate(keys).astype(NUMBER).tobytes()
-        )
-        return {"rows": _write(config, number, tables)}
+        return {"rows": _write(config, ticket.payload["number"], tables)}
 
     return work
 
@@ -365,7 +318,7 @@ def retried_keys(rounds: list[Round], first: int, last: int) -> Integers:
 
 
 def _write(config: Config, number: int, tables: list[pa.Table]) -> int:
-    """Write the rows of some tables as a run; their number. The list is emptied."""
+    """Leave the rows of some tables; their number. The list is emptied."""
     table = pa.concat_tables(tables).combine_chunks()
     tables.clear()
     batches = table.select(["url", "uid"]).to_batches()
@@ -373,11 +326,12 @@ def _write(config: Config, number: int, tables: list[pa.Table]) -> int:
     orders = [order_keys(batch["uid"]) for batch in batches]
     nothing = np.zeros(0, np.uint64)
     count = config["group_count"]
-    groups = (np.concatenate([nothing, *hashes]) % np.uint64(count)).astype(np.int64)
+    groups = np.concatenate([nothing, *hashes]) % np.uint64(count)
     keys = np.concatenate([nothing, *orders])
-    check_fence(config["pool"], config.get("fence"))
-    with disk.scratch_folder("clipmill-plan-") as folder:
-        write_run(run_of(config, number), table, groups, keys, count, folder)
+    places = groups << np.uint64(KEY_BITS) | keys >> np.uint64(64 - KEY_BITS)
+    rows = np.bincount(groups.astype(np.int64), minlength=count).tolist()
+    table = table.append_column(ORDER, pa.array(keys))
+    exchange_of(config).write(number, table, places, group_rows=rows)
     return len(groups)
 
 
@@ -385,46 +339,37 @@ def _write(config: Config, number: int, tables: list[pa.Table]) -> int:
 
 
 def slice_groups(config: Config) -> Work:
-    """Factory: where the cells of a run begin. Payload: number."""
-    slices = np.array(config["slices"], dtype=np.int64)
+    """Factory: the rows of each cell in one file of the exchange. Payload: number."""
+    starts = np.array(config["bounds"][:-1], np.uint64)
+    exchange = exchange_of(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        run = run_of(config, ticket.payload["number"])
-        bounds = read_index(run).groups
-        starts = []
-        for group, count in enumerate(slices.tolist()):
-            first, end = int(bounds[group]), int(bounds[group + 1])
-            starts.append(np.array([first], NUMBER))
-            if count > 1:
-                keys = read_keys(run, first, end)
-                starts.append(np.searchsorted(keys, slice_bounds(count)).astype(NUMBER) + first)
-        starts.append(bounds[-1:])
-        check_fence(config["pool"], config.get("fence"))
-        disk.write_bytes(run.path("cells"), np.concatenate(starts).tobytes())
-        return {}
+        table = disk.read_parquet(exchange.path(ticket.payload["number"]), [PLACE])
+        first_rows = np.searchsorted(table[PLACE].to_numpy(), starts)
+        return {"rows": np.diff(first_rows, append=len(table)).tolist()}
 
     return work
-
-
-def cell_bounds(run: Run, is_sliced: bool) -> Integers:
-    """(cells + 1,) where the cells of a run begin, in rows."""
-    if is_sliced:
-        return np.frombuffer(disk.read_bytes(run.path("cells")), NUMBER)
-    return read_index(run).groups
 
 
 # --- merge --------------------------------------------------------------------------------------
 
 
+MERGED = (
+    f"SELECT * FROM rows ORDER BY {PLACE}, {ORDER}, part, row, retry_of "
+    "LIMIT {rows} OFFSET {skip}"
+)
+
+
 def merge_runs(config: Config) -> Work:
-    """Factory: some cells of all runs become a file of the plan. Payload: number, a FilePart."""
+    """Factory: the rows of some cells become a file of the plan. Payload: number, a FilePart."""
     schema = plan_schema(config)
-    slices = np.array(config["slices"], dtype=np.int64)
-    cells = Cells(groups=np.repeat(np.arange(len(slices)), slices), slices=slices)
+    fields = [*run_schema(config), (ORDER, pa.uint64()), (PLACE, pa.uint64())]
+    bounds, exchange = config["bounds"], exchange_of(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         part = ticket.payload
-        table, order = _sorted_rows(config, cells, part["first_cell"], part["end_cell"])
+        tables = exchange.tables(bounds[part["first_cell"]], bounds[part["end_cell"]])
+        rows = stream(tables, pa.schema(fields))
         ids = []
         path = shards_file(config["folder"], part["number"])
         with disk.scratch_folder("clipmill-plan-") as scratch:
@@ -432,24 +377,34 @@ def merge_runs(config: Config) -> Work:
             with disk.parquet_writer(
                 staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True
             ) as writer:
-                start = part["skip"]
-                for position, size in enumerate(part["sizes"]):
-                    shard = config["first_shard"] + part["first_shard"] + position
-                    rows = table.take(pa.array(order[start : start + size]))
-                    assert rows.num_rows == size
-                    rows = _with_places(rows, shard).select(schema.names).cast(schema)
-                    retried = rows["retry_of"].combine_chunks() if config["round"] else None
-                    uids = rows["uid"].combine_chunks()
+                first = config["first_shard"] + part["first_shard"]
+                batches = select(
+                    MERGED.format(skip=part["skip"], rows=sum(part["sizes"])), rows=rows
+                )
+                for shard, table in enumerate(_cut(batches, part["sizes"]), start=first):
+                    table = _with_places(table, shard).select(schema.names).cast(schema)
+                    retried = table["retry_of"].combine_chunks() if config["round"] else None
+                    uids = table["uid"].combine_chunks()
                     ids.append(shard_id(uids, retried, config["settings"]))
-                    writer.write_table(rows, row_group_size=size)
-                    start += size
+                    writer.write_table(table, row_group_size=table.num_rows)
                 metadata = {**part, "ids": ids, "job": config["job"]}
                 footer = disk.with_metadata(schema, metadata).metadata
                 writer.add_key_value_metadata(footer)
-            publish_new(config["pool"], staged, path, config.get("fence"))
+            publish_new(config["pool"], staged, path, config["fence"])
         return {}
 
     return work
+
+
+def _cut(batches: Iterator[pa.RecordBatch], sizes: Sequence[int]) -> Iterator[pa.Table]:
+    """Consecutive rows as tables of these sizes."""
+    waiting: list[pa.RecordBatch] = []
+    for size in sizes:
+        while sum(batch.num_rows for batch in waiting) < size:
+            waiting.append(next(batches))
+        table = pa.Table.from_batches(waiting)
+        yield table.slice(0, size).combine_chunks()
+        waiting = table.slice(size).to_batches()
 
 
 def _with_places(rows: pa.Table, shard: int) -> pa.Table:
@@ -459,36 +414,12 @@ def _with_places(rows: pa.Table, shard: int) -> pa.Table:
     return rows.append_column("shard", numbers).append_column("position", positions)
 
 
-def _sorted_rows(
-    config: Config, cells: Cells, first: int, end: int
-) -> tuple[pa.Table, npt.NDArray[np.intp]]:
-    """The rows of some cells of all runs, and the order that sorts them by (group, order key)."""
-    is_sliced = len(cells.groups) > len(cells.slices)
-    schema = run_schema(config)
-    batches: list[pa.RecordBatch] = []
-    keys, groups = [np.zeros(0, np.uint64)], [np.zeros(0, np.int64)]
-    for number in range(config["runs"]):
-        run = run_of(config, number)
-        index = read_index(run)
-        bounds = cell_bounds(run, is_sliced) if is_sliced else index.groups
-        start, stop = int(bounds[first]), int(bounds[end])
-        if start == stop:
-            continue
-        batches += read_rows(run, index, start, stop)
-        keys.append(read_keys(run, start, stop))
-        groups.append(np.repeat(cells.groups[first:end], np.diff(bounds[first : end + 1])))
-    table = pa.Table.from_batches(batches, schema).combine_chunks()
-    batches.clear()
-    # Stable: equal uids, which only a round of retries can have, stay in the order of the pairs.
-    return table, np.lexsort((np.concatenate(keys), np.concatenate(groups)))
-
-
 # --------------------------------------------------------------------------------------------------
 # The stage plan: pairs to shards in fetch order, by tickets. This process holds counts only.
 #
-# Sort, slice and merge (shuffle.py) leave scratch files in POOL/plan/.shuffle and the files of
-# the plan; plan.json, written last, makes them visible. A plan that was stopped goes on with the
-# files that are there, and ends in the same bytes.
+# Sort leaves scratch files in POOL/plan/.shuffle, merge the files of the plan; plan.json, written
+# last, makes them visible. A plan that was stopped goes on with the files that are there, and ends
+# in the same bytes.
 
 
 FORM = 2  # of the files of a plan
@@ -701,26 +632,37 @@ def _shuffle(
 ) -> Mapping[str, str]:
     """Sort, slice, merge, and write plan.json. Returns {task: error}."""
     engine = "inline" if rows <= FEW else engine
-    runs = config["runs"] = len(tickets)
+    config["runs"] = len(tickets)
+    exchange = exchange_of(config)
 
-    def run(name: str, work: Callable[[Config], Work], todo: Tickets) -> Mapping[str, str]:
+    def run(
+        name: str,
+        work: Callable[[Config], Work],
+        todo: Tickets,
+        on_done: Callable[[str, dict[str, Any]], None] | None = None,
+    ) -> Mapping[str, str]:
         stage = Stage(name=name, work=work, config=config)
-        return execute(stage, todo, engine=engine, workers=workers).failed
+        return execute(stage, todo, engine=engine, workers=workers, on_done=on_done).failed
 
-    if failed := run("plan: sort", sort, _left(tickets, _written(config, "index"))):
+    if failed := run("plan: sort", sort, _left(tickets, exchange.written())):
         return failed
-    group_rows = _sum_diffs(config, is_sliced=False)
+    group_rows = np.zeros(config["group_count"], np.int64)
+    for footer in exchange.footers():
+        group_rows += footer["group_rows"]
     if not group_rows.sum() and config["round"]:
         _remove_scratch(config["pool"])
         return {}
-    cells = cells_of(group_rows, config["rows_per_file"])
-    config["slices"] = cells.slices.tolist()
-    is_sliced = len(cells.groups) > len(cells.slices)
-    if is_sliced:
-        slicing = Tickets(np.arange(runs), lambda number: _ticket("slice", number, {}))
-        if failed := run("plan: slice", slice_groups, _left(slicing, _written(config, "cells"))):
+    config["bounds"] = cell_bounds(group_rows, config["rows_per_file"])
+    cell_rows = group_rows
+    if len(config["bounds"]) > len(group_rows) + 1:
+        cell_rows = np.zeros(len(config["bounds"]) - 1, np.int64)
+
+        def add(_: str, result: dict[str, Any]) -> None:
+            np.add(cell_rows, result["rows"], out=cell_rows)
+
+        slicing = Tickets(np.arange(len(tickets)), lambda number: _ticket("slice", number, {}))
+        if failed := run("plan: slice", slice_groups, slicing, add):
             return failed
-    cell_rows = _sum_diffs(config, is_sliced=True) if is_sliced else group_rows
     groups, sizes = shard_sizes(group_rows, config["rows_per_shard"])
     parts = file_parts(sizes, cell_rows, config["rows_per_file"])
 
@@ -742,13 +684,6 @@ def _left(tickets: Tickets, done: npt.NDArray[np.bool_]) -> Tickets:
     return Tickets(numbers, lambda position: tickets.make(int(numbers[position])))
 
 
-def _written(config: Config, suffix: str) -> npt.NDArray[np.bool_]:
-    """(runs,) whether a file of each run is there. One listing."""
-    names = set(disk.list_names(config["scratch"]))
-    paths = [run_of(config, number).path(suffix) for number in range(config["runs"])]
-    return np.array([path.rpartition("/")[2] in names for path in paths], dtype=bool)
-
-
 def _merged(config: Config, count: int) -> npt.NDArray[np.bool_]:
     """(files,) whether each file of the plan is there, from this job."""
     folder = config["folder"]
@@ -764,18 +699,6 @@ def _merged(config: Config, count: int) -> npt.NDArray[np.bool_]:
     return np.array(done, dtype=bool)
 
 
-def _sum_diffs(config: Config, *, is_sliced: bool) -> Integers:
-    """(cells,) or (groups,) rows of each, in all runs."""
-    runs = [run_of(config, number) for number in range(config["runs"])]
-    total = np.zeros(config["group_count"], np.int64)
-    if is_sliced:
-        total = np.zeros(sum(config["slices"]), np.int64)
-    with ThreadPoolExecutor(THREADS) as threads:
-        for bounds in threads.map(lambda run: cell_bounds(run, is_sliced), runs):
-            total += np.diff(bounds)
-    return total
-
-
 def _commit(
     config: Config,
     metadata: dict[str, Any],
@@ -789,7 +712,7 @@ def _commit(
     check_fence(config["pool"], config["fence"])
     disk.write_parquet(disk.join(folder, "shards.parquet"), shards)
     if config["round"]:
-        _write_retried(config)
+        _write_retried(config, len(parts))
     counts = np.bincount(shard_groups, minlength=len(group_rows))
     document = {
         **metadata,
@@ -826,17 +749,18 @@ def _shard_tables(config: Config, parts: Sequence[FilePart]) -> Iterator[pa.Tabl
             )
 
 
-def _write_retried(config: Config) -> None:
+def _write_retried(config: Config, files: int) -> None:
     """retried.parquet: the keys that this round retries, ascending."""
-    schema = pa.schema([("key", pa.int64())])
+    paths = [shards_file(config["folder"], number) for number in range(files)]
+    rows = stream((disk.read_parquet(path, ["retry_of"]) for path in paths), RETRY_OF)
+    keys = select("SELECT retry_of::BIGINT AS key FROM rows ORDER BY key", rows=rows)
     with disk.scratch_folder("clipmill-plan-") as scratch:
         staged = Path(scratch) / "retried.parquet"
         with disk.parquet_writer(
-            staged, schema, compression="zstd", write_page_checksum=True
+            staged, RETRIED, compression="zstd", write_page_checksum=True
         ) as writer:
-            for number in range(config["runs"]):
-                data = disk.read_bytes(run_of(config, number).path("retried"))
-                writer.write_table(pa.table({"key": np.frombuffer(data, NUMBER)}, schema))
+            for batch in keys:
+                writer.write_batch(batch)
         disk.publish(staged, disk.join(config["folder"], "retried.parquet"))
 
 

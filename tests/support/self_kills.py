@@ -14,9 +14,9 @@ from typing import Any
 from pipeline import cross_row, shuffle
 
 METHODS = ("summarise", "combine", "route", "judge", "links", "judge_groups")
-# Before a ticket of a phase has written anything; in the middle of a file of an exchange and behind
-# its last one; before and behind the columns of the first shard.
-POINTS = (*METHODS, "keys", "index", "written", "gather", "committed")
+# Before a ticket of a phase has written anything; before and behind a file of an exchange; before
+# and behind the columns of the first shard.
+POINTS = (*METHODS, "publish", "written", "gather", "committed")
 FILE = """
 {text}
 import os, sys
@@ -62,7 +62,7 @@ def install(marks: str, *classes: type) -> None:
             if name in vars(each):
                 setattr(each, name, _before(name, vars(each)[name], die))
     modules: list[Any] = [shuffle, cross_row]
-    modules[0].disk = _TornDisk(modules[0].disk, die)
+    modules[0].disk = _Disk(modules[0].disk, die)
     commit = modules[1].commit_columns
 
     def commit_columns(*arguments: Any) -> int:
@@ -84,8 +84,8 @@ def _before(
     return call
 
 
-class _TornDisk:
-    """`manifests.disk`, whose write of a file ends in the middle where the process dies."""
+class _Disk:
+    """`manifests.disk` where the process dies before or behind a file that it publishes."""
 
     def __init__(self, disk: Any, die: Callable[[str], None]) -> None:
         self._disk, self._die = disk, die
@@ -93,18 +93,8 @@ class _TornDisk:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._disk, name)
 
-    def write_bytes(self, path: str, data: bytes) -> None:
-        """Write the first half, die where a mark says so, else write the file."""
-        local = self._disk.local_path(path)
-        before = local.read_bytes() if local.exists() else None
-        local.parent.mkdir(parents=True, exist_ok=True)
-        local.write_bytes(data[: len(data) // 2])
-        point = path.rpartition(".")[2]
-        if point == "index":  # the last file, whose half must not count: it is renamed
-            local.unlink()
-            if before is not None:
-                local.write_bytes(before)
-        self._die(point)
-        self._disk.write_bytes(path, data)
-        if point == "index":
-            self._die("written")
+    def publish(self, staged: Any, path: str) -> None:
+        """Publish a file, unless a mark says that the process dies."""
+        self._die("publish")
+        self._disk.publish(staged, path)
+        self._die("written")

@@ -222,7 +222,7 @@ def test_what_depends_on_other_rows_is_old_after_a_purge(
     )
     score(pool, recipe.filters, engine="inline")
     choose_views(pool, recipe)
-    left = Path(PoolLayout(pool).score_scratch("often@0-before"), "run-route-00000.arrow")
+    left = Path(PoolLayout(pool).score_scratch("often@0-before"), "run-route-00000.parquet")
     left.parent.mkdir(parents=True)
     left.write_bytes(b"captions")
     url = "https://img0.example/0.jpg"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from filters import FILTERS, instances_of
@@ -50,9 +49,6 @@ def test_tickets_and_partitions_follow_from_the_size(
     assert many.identity() != small.identity()
     monkeypatch.setattr(cross_row, "MOST_PARTITIONS", 2)
     assert planned(pool, {"": ("caption",)}).partitions == 2
-    ids = np.array([0, 5, 9], np.uint64) << cross_row.POSITION_BITS
-    assert many.unit_of(ids).tolist()[0] == 0
-    assert many.unit_of(ids).tolist()[-1] == many.units - 1
 
 
 def test_stored_rows_come_with_the_columns_that_are_read(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
     assert score(whole, specs(TOYS, "Often", "Near"), engine="inline")["failed"] == {}
     expected = contents(whole)
     assert len(expected) == 2 * SHARDS
-    points = [("keys", 2)]
+    points = [("publish", 2)]
     if EVERYWHERE:
         points += [(point, 1) for point in self_kills.POINTS]
         points += [("route", 2), ("judge_groups", 2), ("gather", 2)]

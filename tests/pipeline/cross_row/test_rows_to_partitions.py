@@ -37,8 +37,9 @@ def test_a_linked_filter_leaves_its_rows_twice(
     work = cross_row.route({"job": disk.to_plain(job)})
     assert work(Ticket(id="r", group="r", payload=payload)) == {"rows": 16}
     for name in (cross_row.ROUTED, cross_row.MEMBERS):
-        table, ids = job.exchange(name, from_shards=True).read(0)
-        assert table.column_names == ["uid", "caption"]
+        table = job.from_shards(name).at(0)
+        assert table.column_names == ["uid", "caption", cross_row.ID]
+        ids = table[cross_row.ID].to_numpy()
         assert len(np.unique(ids)) == table.num_rows == 16
         assert (ids >> np.uint64(32)).tolist() == [0] * 8 + [1] * 8
 

@@ -28,7 +28,7 @@ def test_columns_of_two_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     job = plan_job(commits, "many@1", instance, {"": ("caption",)}, None)
     table = pa.table({"often": pa.array([7, None, 9]), "often_share": pa.array([0.5, 0.6, 0.7])})
     ids = np.array([1 << 32 | 2, 1, 0], np.uint64)
-    job.exchange(VALUES, to_shards=True).write(0, table, job.unit_of(ids), ids)
+    job.exchange(VALUES).write(0, table, ids)
     work = gather({"job": disk.to_plain(job)})
     ticket = Ticket(id="g", group="g", payload={"number": 0, "shards": [0, 1]})
     assert work(ticket) == {"scored": {"many@1": 2}}

@@ -59,7 +59,7 @@ def test_a_part_with_fewer_rows_than_its_footer_said_is_named(tmp_path: Path) ->
     audited.write_pairs(pool)
     config = {
         "pool": pool, "scratch": str(tmp_path / "s"), "job": "j", "extra_columns": {},
-        "locked": False, "group_count": 1,
+        "locked": False, "group_count": 1, "runs": 2, "fence": None,
     }  # fmt: skip
     work = sort_pairs(config)
     assert work(Ticket(id="a", group="a", payload={"number": 0, "ranges": [[0, 3, 9]]})) == {
@@ -72,14 +72,14 @@ def test_a_part_with_fewer_rows_than_its_footer_said_is_named(tmp_path: Path) ->
 def test_a_failing_ticket_leaves_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pool = str(tmp_path)
     audited.write_pairs(pool)
-    write = disk.write_bytes
+    publish = disk.publish
 
-    def full(path: str | Path, data: bytes) -> None:
-        if str(path).endswith(".keys"):
+    def full(staged: str | Path, path: str | Path) -> None:
+        if "run-" in str(path):
             raise OSError("no space left")
-        write(path, data)
+        publish(staged, path)
 
-    monkeypatch.setattr(disk, "write_bytes", full)
+    monkeypatch.setattr(disk, "publish", full)
     failed = write_plan(pool, audited.RECIPE)
     assert list(failed) == ["sort-00000"]
     assert "no space left" in failed["sort-00000"]

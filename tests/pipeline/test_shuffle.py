@@ -1,0 +1,106 @@
+"""An exchange: what goes to a place comes out of it; and statements in bounded memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from manifests import disk
+from pipeline import shuffle
+from pipeline.pool.lease import LeaseLost
+from pipeline.shuffle import PLACE, Exchange, database, select, stream
+
+LAST = (1 << 64) - 1
+PLACES = st.lists(st.sampled_from([0, 1, 2, 3, 1 << 40, LAST - 1, LAST]), max_size=40)
+
+
+def exchange_in(folder: str | Path, files: int = 2, fence: int | None = None) -> Exchange:
+    return Exchange(pool=str(folder), folder=f"{folder}/work", name="x", files=files, fence=fence)
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(PLACES, min_size=1, max_size=3), st.integers(0, 5), st.integers(0, 5))
+def test_the_rows_of_some_places_come_out_in_the_order_of_files_and_places(
+    files: list[list[int]], low: int, width: int
+) -> None:
+    """Where a row group has two rows: a place has several, and a row group several places."""
+    folder = "memory://" + disk.content_hash([files, low, width])
+    bounds = [0, 1, 2, 4, LAST, 1 << 64]
+    start, end = bounds[low], bounds[min(5, low + width)]
+    exchange = exchange_in(folder, len(files))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shuffle, "FEWEST_ROWS", 2)
+        patch.setattr(shuffle, "ROW_GROUPS", 1000)
+        for number, places in enumerate(files):
+            assert exchange.written().tolist() == [each < number for each in range(len(files))]
+            rows = pa.table({"row": np.arange(len(places)), "text": [str(p) for p in places]})
+            exchange.write(number, rows, np.array(places, np.uint64), count=len(places))
+    assert [footer["count"] for footer in exchange.footers()] == [len(places) for places in files]
+    for places, table in zip(files, exchange.tables(start, end), strict=True):
+        expected = sorted((place, row) for row, place in enumerate(places) if start <= place < end)
+        got = zip(table[PLACE].to_pylist(), table["row"].to_pylist(), strict=True)
+        assert list(got) == expected
+        assert table["text"].to_pylist() == [str(place) for place, _ in expected]
+    at = exchange.at(2)
+    expected_rows = [row for places in files for row, place in enumerate(places) if place == 2]
+    assert (at["row"].to_pylist() if at.num_columns else []) == expected_rows
+
+
+def test_only_the_row_groups_of_a_place_are_read(tmp_path: Path) -> None:
+    exchange = exchange_in(tmp_path, files=1)
+    places = np.random.default_rng(0).permutation(300_000).astype(np.uint64)
+    exchange.write(0, pa.table({"value": places}), places)
+    with pq.ParquetFile(exchange.path(0)) as file:
+        assert file.num_row_groups == shuffle.ROW_GROUPS
+        assert len(shuffle._groups_with(file, 0, 1 << 64)) == file.num_row_groups
+        assert len(shuffle._groups_with(file, 150_000, 150_010)) in (1, 2)
+    assert exchange.at(150_000)["value"].to_pylist() == [150_000]
+
+
+def test_nothing_is_written_under_a_lost_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(pool: str, fence: int | None) -> None:
+        assert (pool, fence) == (str(tmp_path), 7)
+        raise LeaseLost("another command has the pool")
+
+    monkeypatch.setattr(shuffle, "check_fence", lost)
+    exchange = exchange_in(tmp_path, fence=7)
+    with pytest.raises(LeaseLost):
+        exchange.write(0, pa.table({"a": [1]}), np.zeros(1, np.uint64))
+    assert disk.list_names(exchange.folder) == []
+
+
+def test_a_statement_spills_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shuffle, "MEMORY", "24MB")
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    tables = (
+        pa.table({"row": np.arange(start, start + 50_000)}) for start in range(0, 10**6, 50_000)
+    )
+    schema = pa.schema([("row", pa.int64()), ("text", pa.string())])
+    texts = (t.append_column("text", pa.array(["x" * 60] * len(t))) for t in tables)
+    spilled, row = False, 10**6
+    for batch in select("SELECT * FROM rows ORDER BY row DESC", rows=stream(texts, schema)):
+        spilled = spilled or any(path.is_file() for path in tmp_path.rglob("*"))
+        assert batch["row"][0].as_py() == row - 1
+        row -= len(batch)
+    assert (row, spilled) == (0, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_statement_sees_no_file_and_no_variable(tmp_path: Path) -> None:
+    table = pa.table({"a": [1]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with database() as connection:
+        for name in ("table", f"'{tmp_path}/a.parquet'"):
+            with pytest.raises(duckdb.Error):
+                connection.sql(f"SELECT * FROM {name}")
