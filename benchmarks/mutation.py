@@ -45,12 +45,18 @@ KERNELS = {
     "model": ("train/stats/model.py", "tests/train/stats"),
     "rules": ("pipeline/views/rules.py", "tests/pipeline/views"),
     "tars": ("pipeline/pool/tars.py", "tests/pipeline/pool"),
-    "guard": ("pipeline/fetch/guard.py", "tests/pipeline/fetch/test_guard.py"),
+    "guard": (
+        "pipeline/fetch/guard.py",
+        "tests/pipeline/fetch/test_guard.py tests/pipeline/fetch/test_resolver.py",
+    ),
     "robots": (
         "pipeline/fetch/sites.py",
         "tests/pipeline/fetch/test_sites.py tests/pipeline/fetch/test_site_files.py",
     ),
-    "urls": ("pipeline/archives/urls.py", "tests/pipeline/archives/test_urls.py"),
+    "urls": (
+        "pipeline/archives/urls.py",
+        "tests/pipeline/archives/test_urls.py tests/pipeline/archives/test_row_counts.py",
+    ),
     "wat": ("pipeline/archives/wat.py", "tests/pipeline/archives"),
 }
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {

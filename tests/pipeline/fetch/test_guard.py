@@ -97,6 +97,8 @@ def test_every_spelling_of_a_forbidden_address(case: dict[str, str]) -> None:
         ("http://[::1/", "bad_url"),
         ("http://[::1%25lo]/", "bad_url"),
         ("http://256.256.256.256/", "bad_url"),
+        ("http://1.2.3.256/", "bad_url"),
+        ("http://1.2.65536/", "bad_url"),
         ("http://1.2.3.4.5/", "bad_url"),
         ("http://08.8.8.8/", "bad_url"),
         ("http://134744072/", "bad_url"),  # 8.8.8.8, but nobody writes it so

@@ -44,6 +44,8 @@ LONG = f"{ORIGIN}/" + "1" * 7000
         ("/a*b$", "/ab", True),
         ("/a*aa$", "/aa", False),
         ("/%61%2f", "/a%2F", True),
+        ("/a%2fb", "/a%2Fb", True),
+        ("/a%2fb", "/ab", False),
         ("/ä", "/%C3%A4", True),
         ("**", "/", True),
     ],

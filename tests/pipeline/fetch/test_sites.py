@@ -216,6 +216,19 @@ def test_tdmrep_aipref_and_ai_txt(case: dict[str, Any]) -> None:
             assert verdict.reason is None
 
 
+@pytest.mark.parametrize(
+    ("lines", "delay_s"),
+    [
+        ("Request-rate: 2/10", 5.0),
+        ("Request-rate: 2/10\nCrawl-delay: 3", 5.0),
+        ("Request-rate: 10/20\nCrawl-delay: 3", 3.0),
+    ],
+)
+def test_the_longest_pause_that_robots_txt_asks_for_counts(lines: str, delay_s: float) -> None:
+    [verdict], _ = ask({ROBOTS: text(f"User-agent: *\n{lines}\n")}, f"{ORIGIN}/a.jpg")
+    assert verdict.crawl_delay_s == delay_s
+
+
 def test_a_refusal_stays_one_where_another_file_cannot_be_had() -> None:
     files = {
         AI_TXT: FileAnswer(status=503),
