@@ -23,7 +23,6 @@ from train.ablation.rounds import (
     rounds_note,
 )
 from train.evaluation.metrics import METRICS, can_be_averaged, chance_of
-from train.evaluation.overlap import DroppedRows
 from train.evaluation.tasks import Metrics, deciding_metric
 from train.stats.analysis import Analysis, ScorerScore, TaskRange, TaskResult, TaskScores, analyse
 from train.stats.comparison import Comparison
@@ -156,7 +155,7 @@ class Results:
     scorer: of the scorer that the ablation trained; None without one.
     incomplete: {arm: seeds without a result}. runs: {arm: {seed: {task: metrics}}}.
     overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
-    hash. dropped: rows not trained on for that.
+    hash.
     files: path inside the folder -> sha256, of all files that a number was read from.
     """
 
@@ -174,7 +173,6 @@ class Results:
     runs: dict[str, dict[str, dict[str, Metrics]]] = field(default_factory=dict)
     overlap: dict[str, int] = field(default_factory=dict)
     near_overlap: dict[str, int] = field(default_factory=dict)
-    dropped: tuple[DroppedRows, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
 
     @property

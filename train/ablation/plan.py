@@ -17,7 +17,6 @@ from train.ablation.arms import (
     Run,
     check_models,
     check_views,
-    controls_of,
     expand_runs,
     finished_metrics,
     given_runs,

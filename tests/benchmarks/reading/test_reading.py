@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
+import fsspec
 import pytest
 
-from benchmarks.reading import first_batch, read_modes
 from benchmarks.reading import first_batch, loader
 from manifests import disk
 

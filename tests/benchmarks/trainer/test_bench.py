@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from benchmarks.trainer import bench
+from benchmarks.trainer.report_form import read_report
 from manifests import disk
 from tests.support import commands
 from tests.support.other_tars import Members, pack, picture

@@ -7,7 +7,6 @@ import torch
 
 from benchmarks.trainer.cells import planned_cells, refuse_cell
 from benchmarks.trainer.options import BenchOptions
-from benchmarks.trainer.report_form import Layout
 from train.config import TrainConfig, configure
 
 CPU = torch.device("cpu")

@@ -4,10 +4,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.trainer.tables import scaling_lines, scaling_series
-from train.sizing.device_fit import Cell
 from benchmarks.trainer.report_form import Cell
-from benchmarks.trainer.tables import figure_lines, rate_of, scaling_lines, scaling_series
+from benchmarks.trainer.tables import scaling_lines, scaling_series
 
 
 def cell(ranks: int, rate: float | None, **changes: Any) -> Cell:

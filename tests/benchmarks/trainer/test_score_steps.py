@@ -12,9 +12,6 @@ from tests.support.steps import RUN_SETTINGS
 from train.config import configure, model_config
 from train.data.loader import Loader
 from train.model.clip import CLIP
-from train.trainer.mix import open_loader
-from train.model.memory import training_flops
-from train.parallel.process_group import Ranks
 from train.transforms import normalise
 
 CONFIG = configure({**RUN_SETTINGS, "samples_seen": 8 * steps_of(2, 2, 1)})

@@ -16,8 +16,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.archives.wat import Tape, decode, pairs_of_wat, records, scan
-from tests.support.wats import INFO, PAGE, image, pages, read, record, response, zipped
+from pipeline.archives.wat import JSON_RECORDS, KINDS, Image, Reader, Tape, decode, records, scan
+from tests.support.wats import (
+    INFO,
+    PAGE,
+    image,
+    pages,
+    pairs_of_wat,
+    read,
+    record,
+    response,
+    zipped,
+)
 
 
 @pytest.mark.parametrize("name", ["a.warc.wat.gz", "a.warc.wat"])
@@ -52,12 +62,32 @@ def test_one_gzip_member_other_line_ends_wrong_lengths_and_blank_first_lines(
         assert counts["damaged_records"] == 0
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9])
+def test_a_broken_member_costs_its_record(tmp_path: Path, share: float) -> None:
+    members = [bytearray(gzip.compress(r, mtime=0)) for r in pages(4)]
+    hurt = members[4]  # the response of the second page
+    middle = 10 + int((len(hurt) - 20) * share)
+    hurt[middle : middle + 4] = b"\xff\x00\xff\x00"
+    pairs, counts = read(tmp_path, b"".join(members))
+    assert [p.caption for p in pairs] == list("023")
+    assert counts["damaged_records"] == 1
+
+
 def test_a_file_that_ends_early_gives_what_is_there(tmp_path: Path) -> None:
     data = zipped(pages(4))
     last = len(zipped(pages(4)[:10]))
     pairs, counts = read(tmp_path, data[: last + 100])
     assert [p.caption for p in pairs] == list("012")
     assert counts["damaged_records"] == 1
+
+
+def test_rubbish_between_records_costs_nothing(tmp_path: Path) -> None:
+    some = [gzip.compress(r, mtime=0) for r in pages(3)]
+    pairs, counts = read(
+        tmp_path, b"".join([*some[:4], b"rubbish \x1f\x8b\x08 and more\n" * 3, *some[4:]])
+    )
+    assert [p.caption for p in pairs] == list("012")
+    assert counts["damaged_records"] == 0
 
 
 def test_json_that_is_none_or_of_another_shape_costs_its_record(tmp_path: Path) -> None:
@@ -157,6 +187,20 @@ def test_both_readers_agree_on_damaged_files(
     assert [body for _, body in records(str(path), JSON_RECORDS)] == [
         body for _, body in scan(Tape(io.BytesIO(whole)), JSON_RECORDS)
     ]
+
+
+def test_kinds_of_links_that_nobody_knows_are_learned_up_to_a_number() -> None:
+    reader = Reader()
+    known = len(reader._kinds)
+    links = [{"path": f"X@/{n}", "url": "/x", "rel": "license"} for n in range(KINDS)]
+    body = response(PAGE, [image("/a.jpg", "x"), *links[:2], {"url": "/y"}])
+    for _ in range(2):
+        decoded = reader(body).envelope.payload.http.html.links
+        assert (len(decoded), decoded[0], reader.named) == (4, Image(url="/a.jpg", alt="x"), True)
+        assert len(reader._kinds) == known + 2
+    assert not Reader()(response(PAGE, [image("/a.jpg", "x")])).envelope.payload.http.html.links[1:]
+    assert len(reader(response(PAGE, links)).envelope.payload.http.html.links) == KINDS
+    assert len(reader._kinds) == KINDS
 
 
 @pytest.mark.parametrize("key", ["Envelope", "Unknown", "Links"])

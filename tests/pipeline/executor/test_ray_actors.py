@@ -18,7 +18,7 @@ from pipeline.executor import ray_actors
 from pipeline.executor import tickets as outcomes
 from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
 from pipeline.executor.tickets import Outcomes, Report, Stage, Ticket, TicketQueue, Work
-from pipeline.progress.state import StageCounter, TicketRows, WorkerReport
+from pipeline.progress.state import Measure, StageCounter, WorkerReport
 
 
 class RayError(Exception):

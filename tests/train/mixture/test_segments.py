@@ -83,7 +83,14 @@ def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice() -> None:
         halves = [order.batch(step, half) for half in (range(8), range(8, 16))]
         assert np.array_equal(np.concatenate([part[1] for part in halves]), shard)
     assert len(counts) == 90
-    alone = order_of([Segment(number=2, first=0, steps=3, start=2, stop=3)], rows)
+    alone = SegmentOrder(
+        "web/stored",
+        Live([Segment(number=2, first=0, steps=3, start=2, stop=3)], rows),
+        16,
+        4,
+        2,
+        7,
+    )
     for step in range(3):  # the order of a segment begins with its first row
         for own, of_run in zip(
             alone.batch(step), order.batch(segments[2].first + step), strict=True

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
+import pytest
 import torch
 
 from tests.support.captions import captions
 from train.model.architecture import MODELS
-from train.model.clip import CLIP, trim
+from train.model.clip import CLIP, Vision, trim
 
 TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
 

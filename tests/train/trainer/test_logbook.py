@@ -21,8 +21,7 @@ from train.mixture.schedule import SourceRows
 from train.model.clip import CLIP
 from train.model.memory import training_flops
 from train.trainer import logbook
-from train.trainer.logbook import MEASURED, Logbook, kept_lines
-from train.trainer.logbook import Logbook, flat, kept_lines, progress_text
+from train.trainer.logbook import Logbook, kept_lines
 
 NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
 

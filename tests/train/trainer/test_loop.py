@@ -12,7 +12,7 @@ import torch
 from manifests import disk
 from manifests.records import DamagedSamples
 from manifests.schema import Blend
-from tests.support.steps import RUN_SETTINGS
+from tests.support.steps import MEASURED, RUN_SETTINGS
 from train.config import configure, model_config
 from train.data.loader import Loader
 from train.formats.model_files import weights_sha256
@@ -21,7 +21,6 @@ from train.model.clip import CLIP
 from train.parallel import checkpoint, process_group
 from train.step.update import Update, decay_factor
 from train.trainer import loop
-from train.trainer.logbook import MEASURED
 from train.trainer.loop import NonFinite, StepRunner, run_identity
 
 SETTINGS = {**RUN_SETTINGS, "log_every": 2}

@@ -10,8 +10,6 @@ import torch
 from benchmarks.trainer.synthetic import SyntheticLoader
 from manifests.schema import Blend
 from tests.support import no_numbers
-from tests.support.steps import RUN_SETTINGS
-from tests.support.host_reads import HostReads
 from tests.support.steps import MEASURED, RUN_SETTINGS
 from tests.support.streams import FakeStreams
 from train.config import configure, model_config

@@ -18,7 +18,6 @@ from tests.support.reports import (
 )
 from train.ablation import wording
 from train.ablation.rounds import ArmRounds
-from train.evaluation.overlap import DroppedRows
 from train.reporting import page, schema
 from train.reporting.page import render
 
@@ -189,12 +188,8 @@ def test_images_that_are_in_a_pool_too() -> None:
     title = "Evaluation images in the pools"
     body = parts(sample_report())[title]
     assert '<td class="n">0</td><td class="n">3</td>' in body
-    assert "rows dropped" not in body
-    row = DroppedRows(arm="<raw>", pool="/p", view="all", rows=4800, dropped=17, images=5)
-    body = parts(with_results(sample_report(), near_overlap={}, dropped=(row,)))[title]
+    body = parts(with_results(sample_report(), near_overlap={}))[title]
     assert '<td class="n">not checked</td>' in body
-    counts = '<td class="n">4,800</td><td class="n">17</td><td class="n">5</td>'
-    assert f"<td>&lt;raw&gt;</td><td>all</td>{counts}" in body
 
 
 # --- runs -----------------------------------------------------------------------------------------
