@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -202,14 +201,6 @@ def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool: str) -> None:
     assert_equal(first(seed=0, order_seed=5), first(seed=5))
     assert_equal(first(seed=3, order_seed=5), first(seed=5))
     assert first(seed=0, order_seed=5).keys != first(seed=0).keys
-
-
-def test_threads_end_when_the_reader_stops(tiny_pool: str) -> None:
-    batches = Loader(blend_of(tiny_pool, all=1), settings(threads=3), model()).batches()
-    next(batches)
-    assert any(thread.name.startswith("decode") for thread in threading.enumerate())
-    batches.close()  # type: ignore[attr-defined]
-    assert not any(thread.name.startswith("decode") for thread in threading.enumerate())
 
 
 def test_only_so_many_batches_are_under_way(

@@ -14,8 +14,7 @@ import pytest
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
-from train.data import view_rows
-from train.data.view_rows import ReadFailed, open_view, read_columns
+from train.data.view_rows import open_view, read_columns
 
 Make = Callable[..., Any]
 
@@ -100,21 +99,3 @@ def test_one_shard_is_read_at_a_time(tiny_pool: str, monkeypatch: pytest.MonkeyP
     next(shards)
     assert len(paths) == 2
     assert all(path.endswith("00000.parquet") for path in paths)
-
-
-def test_a_store_that_does_not_answer_is_asked_again(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
-    read, failures = disk.read_parquet, iter([TimeoutError("silent")] * 2)
-
-    def flaky(*arguments: Any) -> pa.Table:
-        if (error := next(failures, None)) is not None:
-            raise error
-        return read(*arguments)
-
-    monkeypatch.setattr(disk, "read_parquet", flaky)
-    assert len(list(read_columns(tiny_pool, "all", ["key"]))) == 3
-    failures = iter([TimeoutError("silent")] * 3)
-    with pytest.raises(ReadFailed, match=r"00000\.parquet could not be read in 3 attempts"):
-        next(read_columns(tiny_pool, "all", ["key"]))

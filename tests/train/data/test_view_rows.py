@@ -118,18 +118,6 @@ def test_threads_may_read_while_tars_are_closed_and_opened(
         assert all(pool.map(lambda span: rows.read_image(*span) == expected[span], asked))
 
 
-def test_a_tar_that_was_cut_short_costs_the_rows_that_are_gone(
-    make_pool: Make, tmp_path: Path
-) -> None:
-    pool = make_pool(tmp_path / "pool", 4, 1)
-    tar = tmp_path / "pool/shards/00000.tar"
-    rows = open_view(pool, "all")
-    os.truncate(tar, int(rows.shard(0).offset[3]) + 10)
-    assert rows.read_image(0, 2)
-    with pytest.raises(ValueError, match=r"00000\.tar ends before byte \d+"):
-        rows.read_image(0, 3)
-
-
 def test_an_unknown_view_is_named_with_the_nearest(tiny_pool: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no view 'haf'; did you mean 'half'\\?; it has all, half"):
         open_view(tiny_pool, "haf")
