@@ -346,6 +346,28 @@ def test_every_further_look_halves_the_error() -> None:
     assert lows == sorted(lows, reverse=True)  # type: ignore[type-var]
 
 
+def test_planned_rounds_share_the_error_of_one_look() -> None:
+    (task,) = equal_arms(np.random.default_rng(1), 1, 2, 3).values()
+    arguments = {"arms": ["a0"], "controls": [("a1", "base")], "a_a": ("a1", "base"), "band": 0.0}
+    one = analyse({"t": task}, "base", **arguments).tasks["t"]  # type: ignore[arg-type]
+    three = analyse({"t": task}, "base", rounds=3, **arguments).tasks["t"]  # type: ignore[arg-type]
+    pairs = [(one.comparisons[0], three.comparisons[0]), (one.controls[0], three.controls[0])]
+    assert one.a_a is not None
+    assert three.a_a is not None
+    for before, now in (*pairs, (one.a_a, three.a_a)):
+        assert (before.rounds, now.rounds) == (1, 3)
+        assert now.p_adjusted == pytest.approx(min(1.0, 3 * before.p_adjusted))
+        assert now.p == before.p
+
+
+def test_where_less_is_better_the_verdicts_are_turned() -> None:
+    values = {"base": {0: 0.30, 1: 0.31, 2: 0.30}, "a": {0: 0.10, 1: 0.12, 2: 0.11}}
+    for higher, verdict in ((True, "worse"), (False, "better")):
+        scores = TaskScores(values=values, metric="loss", unit="nats", higher_is_better=higher)
+        row = analyse({"t": scores}, "base", arms=["a"], band=0.01).tasks["t"].comparisons[0]
+        assert (row.verdict, row.task, row.metric, row.unit) == (verdict, "t", "loss", "nats")
+
+
 def test_no_interval_of_a_share_leaves_what_is_possible() -> None:
     values = {"base": {0: 0.1, 1: 0.5}, "a": {0: 0.6, 1: 0.3}}
     result = analyse({"t": TaskScores(values=values, limit=1.0)}, "base", arms=["a"], band=0.01)
