@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from cyclopts import Group, Parameter
 from cyclopts.validators import MutuallyExclusive
 
@@ -76,7 +75,7 @@ def score(
     if recipe:
         read = reader.read_manifest(recipe, Recipe, scale=scale)
         reader.refuse_other_source(pool, read)
-    specs = filter_specs(read, filters, read_changes(changes))
+    specs = filter_specs(read, filters, reader.yaml_values(changes))
     with hold_lease(pool) as lease, shown_progress(pool):
         report = scorer.score(pool, specs, engine=engine, fence=lease.fence, recipe=read)
     for name, state in report["sets"].items():
@@ -89,22 +88,6 @@ def score(
     if as_json:
         print(json.dumps(report, sort_keys=True))
     return console.EXIT_INCOMPLETE if report["failed"] else 0
-
-
-def read_changes(words: list[str]) -> dict[str, Any]:
-    """FILTER.OPTION=VALUE as a mapping; the values are read as YAML."""
-    changes = {}
-    for word in words:
-        key, equals, text = word.partition("=")
-        if not equals:
-            raise ValueError(f"--set {word}: write FILTER.OPTION=VALUE")
-        try:
-            changes[key] = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ValueError(
-                f"--set {word}: {text!r} is not a YAML value; put it in quotes"
-            ) from None
-    return changes
 
 
 # --- filter ---------------------------------------------------------------------------------------

@@ -197,21 +197,10 @@ def settings(
     `epoch_samples`, the rows that the blend's views keep, are for the message about `epochs`.
     """
     values: dict[str, Any] = {}
-    for key, value in key_values(changes):
+    for key, value in console.key_values(changes):
         values |= plain_changes({key: value})
     changed = values if preset is None else {"preset": preset, **values}
     return configure(changed, epoch_samples)
-
-
-def key_values(changes: Sequence[str]) -> list[tuple[str, str]]:
-    """(key, value) of each KEY=VALUE of --set. ValueError for a text without `=`."""
-    pairs = []
-    for change in changes:
-        key, equals, value = change.partition("=")
-        if not equals:
-            raise ValueError(f"--set {change!r} is not KEY=VALUE")
-        pairs.append((key.strip(), value.strip()))
-    return pairs
 
 
 def blend_from(
@@ -620,7 +609,7 @@ def _stated(model: str | None, batch: int | None, changes: Sequence[str]) -> dic
         if batch < 1:
             raise ValueError(f"--batch is {batch}; it must be at least 1")
         stated["batch_size"] = batch
-    for key, value in key_values(changes):
+    for key, value in console.key_values(changes):
         if key == "device":
             raise ValueError("device is a setting that --device decides; leave it out")
         if key in stated:

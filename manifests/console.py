@@ -19,7 +19,7 @@ import sys
 import textwrap
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -85,6 +85,17 @@ class LineFormatter(logging.Formatter):
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+def key_values(words: Iterable[str]) -> list[tuple[str, str]]:
+    """(key, value) of each KEY=VALUE of --set. ValueError for a text without `=` or key."""
+    pairs = []
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not (equals and key.strip()):
+            raise ValueError(f"--set {word!r} is not KEY=VALUE")
+        pairs.append((key.strip(), value.strip()))
+    return pairs
 
 
 def exit_help(meanings: Mapping[int, str]) -> str:

@@ -76,6 +76,21 @@ TEXT, BOOLEAN = "tag:yaml.org,2002:str", "tag:yaml.org,2002:bool"
 KEY_TAGS = (TEXT, "tag:yaml.org,2002:merge")
 
 
+def yaml_values(words: Iterable[str]) -> dict[str, Any]:
+    """KEY=VALUE … of --set with values as in YAML. ValueError for another text."""
+    import yaml
+
+    values = {}
+    for key, text in console.key_values(words):
+        try:
+            values[key] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(
+                f"--set {key}: {text!r} is not a YAML value; put it in quotes"
+            ) from None
+    return values
+
+
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """The mapping that a YAML file holds. ValueError that names the file and the line where it is
     not readable.

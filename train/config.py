@@ -37,8 +37,6 @@ from train.model.architecture import MODELS, ModelConfig, group_count
 
 CLIP_TOKENS = 49_408  # of the tokenizer `clip`
 CHECKPOINT_SECONDS = 900.0  # what an interrupted run loses at most, by default
-HIGHEST_LOGARITHM = 88.0  # of a number that fp32 has
-LOGIT_SCALE_MAX = math.log(100)  # the factor on the products of unit vectors stays below 100
 
 
 def setting(default: Any, meaning: str, *, heading: str | None = None) -> Any:
@@ -109,9 +107,6 @@ class TrainConfig:
     loss: Literal["clip", "siglip"] = setting(
         "clip", "softmax over the batch, or a sigmoid for each pair", heading="Loss"
     )
-    logit_scale_max: float = setting(
-        LOGIT_SCALE_MAX, "the logit scale (a logarithm) is clamped to [0, this] after each step"
-    )
     local_loss: bool = setting(True, "a rank computes only its own rows of the logits")
     gather_with_grad: bool = setting(True, "features are gathered with their gradient")
     loss_tile: int | None = setting(
@@ -141,9 +136,6 @@ class TrainConfig:
     threads: int = setting(4, "decoding threads of a rank; 0: the training thread decodes")
     dp_shard: int = setting(1, "ranks that share one copy of weights and optimizer (FSDP2)")
     tp: int = setting(1, "ranks that share every layer (tensor parallelism)")
-    reshard_after_forward: bool = setting(
-        True, "false: FSDP2 keeps weights gathered from forward to backward; needs dp_shard"
-    )
     cpu_offload: bool = setting(
         False, "FSDP2's shards and the optimizer in host memory; needs dp_shard and GPUs"
     )
@@ -217,18 +209,12 @@ class TrainConfig:
             "eps",
             "grad_clip",
             "cooldown_power",
-            "logit_scale_max",
             "checkpoint_seconds",
             "read_cache_gb",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be above 0")
-        if self.logit_scale_max > HIGHEST_LOGARITHM:
-            raise ValueError(
-                f"logit_scale_max is {self.logit_scale_max}; it is a logarithm and must lie in "
-                f"(0, {HIGHEST_LOGARITHM:g}]: {LOGIT_SCALE_MAX:.4f} bounds the scale at 100"
-            )
         for name in ("seed", "order_seed"):
             if (getattr(self, name) or 0) >= SEEDS:
                 raise ValueError(
@@ -321,11 +307,6 @@ class TrainConfig:
                 raise ValueError(
                     f"tp {self.tp} does not divide {name} {number}; set tp to a divisor of it"
                 )
-        if not self.reshard_after_forward and self.dp_shard == 1:
-            raise ValueError(
-                "reshard_after_forward is false, but dp_shard is 1 and no weight is sharded; set "
-                "dp_shard above 1, or leave reshard_after_forward out"
-            )
         if self.cpu_offload and (self.dp_shard == 1 or self.device == "cpu"):
             raise ValueError(
                 "cpu_offload moves shards from GPUs to host memory; "

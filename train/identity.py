@@ -35,7 +35,6 @@ INCIDENTAL = (
     "log_every",
     "dp_shard",
     "tp",
-    "reshard_after_forward",
     "cpu_offload",
     "recompute",
     "compile",

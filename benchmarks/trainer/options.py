@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.trainer.report import torch_device, without_folders
 from benchmarks.trainer.report_form import Cell, Layout, parse_layout
+from manifests import console
 from manifests.disk import did_you_mean
 from train.config import TrainConfig, configure
 from train.formats.onnx_export import source_name
@@ -304,12 +305,7 @@ def _changes(
     assigned: Sequence[str], rest: Sequence[str], flags: Collection[str]
 ) -> dict[str, str]:
     """Settings of the trainer from --set and from unknown options."""
-    changes = {}
-    for change in assigned:
-        key, equals, value = change.partition("=")
-        if not equals:
-            raise ValueError(f"--set {change!r} is not KEY=VALUE")
-        changes[key.strip()] = value.strip()
+    changes = dict(console.key_values(assigned))
     known = {field.name for field in dataclasses.fields(TrainConfig)} | {"preset"}
     words = list(rest)
     while words:

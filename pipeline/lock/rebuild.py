@@ -217,7 +217,7 @@ def recipe_of_lock(path: str, settings: Sequence[str] = ()) -> Recipe:
     path = path if disk.is_url(path) else os.path.abspath(path)
     source = Source(kind="lock", paths=(path,))
     head = lock_of(Recipe(name=KIND, source=source)).head
-    own = dict(_setting(each) for each in settings)
+    own = reader.yaml_values(settings)
     refuse_unused(KIND, [], own)
     for key in own:
         if key in LOCKED_SETTINGS:
@@ -241,19 +241,6 @@ def recipe_of_lock(path: str, settings: Sequence[str] = ()) -> Recipe:
     }
     reader.check_values(own, Fetch, "--set")
     return reader.check_values(values, Recipe, path)
-
-
-def _setting(text: str) -> tuple[str, Any]:
-    """KEY=VALUE as a key and a plain value."""
-    import yaml
-
-    key, equals, value = text.partition("=")
-    if not equals or not key:
-        raise ValueError(f"--set {text}: write KEY=VALUE, as in --set per_host=1")
-    try:
-        return key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise ValueError(f"--set {text}: the value is no YAML") from None
 
 
 def write_lock_plan(pool: str, recipe: Recipe, fence: int | None = None) -> None:

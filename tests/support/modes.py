@@ -76,7 +76,6 @@ CHANGES = {  # beside the losses
     "full": {"recompute": "full"},
     "every other": {"recompute": "every_2"},
     BF16: {"precision": "bf16"},
-    "not resharded": {"reshard_after_forward": False},
     "locked": {
         "init": "weights",
         "lock_image": True,

@@ -189,7 +189,6 @@ class StepShape:
     data_parallel: int = 1  # ranks that see other samples
     dp_shard: int = 1
     tp: int = 1
-    reshard: bool = True  # gathered weights of a block are freed after its forward
     cpu_offload: bool = False
     local_loss: bool = True
     loss_tile: int | None = None  # side of a tile of logits; None: all at once
@@ -340,9 +339,8 @@ def _copies(config: ModelConfig, shape: StepShape) -> _Copies:
             split, rest = block_parameters(width, mlp)
             numbers += [split / shape.tp + rest] * layers
         numbers.sort()
-        at_once = sum(numbers[-3:]) if shape.reshard else sum(numbers)
         outside = outside_vision(config) + outside_text(config)
-        gathered = round(size * at_once + FULL * (sum(numbers[-2:]) + outside))
+        gathered = round(size * sum(numbers[-3:]) + FULL * (sum(numbers[-2:]) + outside))
         return _Copies(gathered, 0, 0, 0)
     is_cast = shape.precision in ("bf16", "fp16")
     patch = CHANNELS * config.patch_size**2 * config.vision_width

@@ -190,10 +190,7 @@ def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
 
     names = ("dp_replicate", "dp_shard") if ranks.dp_replicate > 1 else ("dp_shard",)
-    options: dict[str, Any] = {
-        "mesh": ranks.mesh[names],
-        "reshard_after_forward": config.reshard_after_forward,
-    }
+    options: dict[str, Any] = {"mesh": ranks.mesh[names]}
     if config.precision == "bf16":
         # Autocast casts the inputs of layers; a cast here would also round the residual stream.
         options["mp_policy"] = MixedPrecisionPolicy(

@@ -322,7 +322,6 @@ def step_shape(config: TrainConfig, ranks: int, kind: str) -> StepShape:
         data_parallel=data_parallel,
         dp_shard=config.dp_shard,
         tp=config.tp,
-        reshard=config.reshard_after_forward,
         cpu_offload=config.cpu_offload,
         local_loss=config.local_loss,
         loss_tile=_tile(config, samples, data_parallel),

@@ -260,6 +260,7 @@ def decay_factor(config: TrainConfig, steps: int) -> float:
 
 
 State = dict[str, dict[str, Tensor]]  # parameter -> name -> tensor
+LOGIT_SCALE_MAX = math.log(100)  # as in open_clip: the factor on the logits stays below 100
 SCALER = "scaler"  # the key of the loss scale in a State; no parameter has this name
 
 
@@ -333,7 +334,7 @@ class Update:
             group["lr"] = lr
         step_eagerly(self.optimizer, skip)
         self._clear()
-        local_part(self.model.logit_scale).clamp_(0, self.config.logit_scale_max)
+        local_part(self.model.logit_scale).clamp_(0, LOGIT_SCALE_MAX)
 
     def log_values(self) -> dict[str, float]:
         """For the log: with fp16 the loss scale and the number of skipped steps."""

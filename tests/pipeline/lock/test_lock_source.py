@@ -66,8 +66,8 @@ def test_the_recipe_has_the_image_settings_of_the_lock_and_none_of_its_permissio
         ([AGENT, "per_hots=5"], r"per_hots"),
         ([AGENT, "per_host=many"], r"--set: per_host is 'many'; it must be a whole number"),
         ([AGENT, "per_host=0"], r"per_host is 0; it must lie in 1"),
-        ([AGENT, "per_host"], r"--set per_host: write KEY=VALUE"),
-        ([AGENT, "per_host=[1"], r"--set per_host=\[1: the value is no YAML"),
+        ([AGENT, "per_host"], r"--set 'per_host' is not KEY=VALUE"),
+        ([AGENT, "per_host=[1"], r"--set per_host: '\[1' is not a YAML value"),
     ],
 )
 def test_settings_that_cannot_work_are_named(lock: str, settings: list[str], problem: str) -> None:

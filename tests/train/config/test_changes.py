@@ -57,7 +57,6 @@ def test_changes_go_over_the_preset_and_text_is_read_as_the_setting_s_type():
         ({"batch_size": 32, "lanes": 64}, "batch_size 32 is no multiple of lanes 64"),
         ({"seed": 2**32}, "seed is 4294967296; it must be below 2^32"),
         ({"order_seed": 2**70}, "it must be below 2^32 (4,294,967,296)"),
-        ({"logit_scale_max": 100}, "it is a logarithm and must lie in (0, 88]"),
         ({"model.vision_mlp": 0}, "vision_mlp is 0; it must be at least 1"),
         ({"model.vocab_size": 100}, "set model.vocab_size to 49408 at least"),
         ({"Warmup-Steps": 5}, "here it is warmup"),

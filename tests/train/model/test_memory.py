@@ -81,8 +81,6 @@ def test_shards_and_tensor_parallelism_divide_what_a_rank_holds() -> None:
     assert whole.weights == 4 * parameter_count(config)
     assert sharded.weights == pytest.approx(whole.weights / 8, rel=1e-6)
     assert sharded.optimizer == pytest.approx(whole.optimizer / 8, rel=1e-6)
-    kept = dataclasses.replace(one, dp_shard=8, reshard=False)
-    assert step_memory(config, kept).copies > 3 * sharded.copies
     split = step_memory(config, dataclasses.replace(one, tp=2))
     assert 0.5 * whole.weights < split.weights < 0.7 * whole.weights
     assert 0.5 * whole.activations < split.activations < 0.8 * whole.activations
