@@ -118,16 +118,16 @@ def _kmeans(sample: Floats, clusters: int, seed: int, device: str) -> Floats:
     return centroids
 
 
-def check_faiss(device: str) -> None:
+def check_faiss(name: str, device: str) -> None:
     """ValueError where faiss, or its GPU half, is not there."""
     if importlib.util.find_spec("faiss") is None:
         raise ValueError(
-            "filter duplicate: on: embedding needs faiss, which is not installed: "
+            f"filter {name} needs faiss for embeddings, which is not installed: "
             "pip install -e '.[cpu]'"
         )
     if device == "cuda" and not hasattr(_faiss(), "StandardGpuResources"):
         raise ValueError(
-            "filter duplicate: device is cuda, but the installed faiss has no GPU half: "
+            f"filter {name}: device is cuda, but the installed faiss has no GPU half: "
             "pip install -e '.[gpu]', or leave device out"
         )
 

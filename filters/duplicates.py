@@ -371,7 +371,7 @@ class Duplicate(PoolFilter):
 
     def check(self) -> None:
         if self.on == "embedding":
-            clusters.check_faiss(self.device)
+            clusters.check_faiss("duplicate", self.device)
         if self.against is not None:
             OtherPool(self.against)
 

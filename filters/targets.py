@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from filters.base import FREE, Columns, PoolFilter
-from filters.clusters import assign, train, uid_hashes, vectors
+from filters.clusters import assign, check_faiss, train, uid_hashes, vectors
 from filters.columns import partition_of
 from manifests import disk
 
@@ -78,11 +77,7 @@ class Targets(PoolFilter):
         return disk.file_sha256(self.targets)
 
     def check(self) -> None:
-        if importlib.util.find_spec("faiss") is None:
-            raise ValueError(
-                "filter targets needs the package faiss, which is not installed: "
-                "pip install -e '.[cpu]'"
-            )
+        check_faiss("targets", self.device)
         read_embeddings(self.targets, self.key)
 
     def summarise(self, rows: pa.Table) -> pa.Table:

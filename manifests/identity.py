@@ -97,4 +97,4 @@ def _name(path: str) -> str:
 
 def ablation_hash(ablation: Ablation) -> str:
     """Hash of an ablation's manifest, without the keys that have their default."""
-    return disk.content_hash(disk.without_defaults(ablation))
+    return disk.content_hash(disk.to_plain(ablation, with_defaults=False))

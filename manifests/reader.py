@@ -31,7 +31,7 @@ import dataclasses
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from manifests import identity
 from manifests.disk import expand_braces
@@ -916,7 +916,7 @@ def _message(error: Any, raw: Any, kind: Any, prefix: tuple[str, ...]) -> str:
         shown = "" if isinstance(value, (dict, list)) else f" (is {value!r})"
         return f"{key}: {message}{shown}" if key else f"{message}{shown}"
     if error_type == "literal_error":
-        allowed = _choices_at(kind, location)
+        allowed = re.findall(r"'([^']*)'", error["ctx"]["expected"])
         close = disk.did_you_mean(str(value), allowed)
         return f"{key} is {value!r}; it must be one of {', '.join(allowed)}{close}"
     expected = EXPECTED.get(error_type.partition("_")[0], error["msg"])
@@ -959,15 +959,6 @@ def _fields_at(kind: Any, location: Iterable[Any]) -> list[str]:
     return (
         [field.name for field in dataclasses.fields(expected)]
         if dataclasses.is_dataclass(expected)
-        else []
-    )
-
-
-def _choices_at(kind: Any, location: Iterable[Any]) -> list[str]:
-    expected = _type_at(kind, location)
-    return (
-        [str(each) for each in typing.get_args(expected)]
-        if typing.get_origin(expected) is Literal
         else []
     )
 

@@ -58,7 +58,6 @@ from manifests.disk.plain import (
     did_you_mean,
     from_plain,
     to_plain,
-    without_defaults,
 )
 from manifests.disk.row_groups import Footer, RowGroupWriter
 from manifests.disk.tables import (
@@ -129,7 +128,6 @@ __all__ = [
     "to_plain",
     "uid_of",
     "with_metadata",
-    "without_defaults",
     "write_bytes",
     "write_json",
     "write_parquet",

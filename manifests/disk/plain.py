@@ -15,11 +15,12 @@ from typing import Any
 PLAIN_TYPES = {str, int, float, bool, type(None)}
 
 
-def to_plain(value: Any) -> Any:
+def to_plain(value: Any, *, with_defaults: bool = True) -> Any:
     """Dataclasses, tuples and paths as dicts, lists and strings.
 
     A field with the metadata `omit_none` is left out where it is None: what was written before the
-    field came stays as it is.
+    field came stays as it is. with_defaults False leaves out all fields that have their default: a
+    field that is added later does not change the hash of what was written before.
     """
     if type(value) in PLAIN_TYPES:  # most values of a large document
         return value
@@ -27,37 +28,23 @@ def to_plain(value: Any) -> Any:
         plain = {}
         for field in dataclasses.fields(value):
             each = getattr(value, field.name)
-            if each is not None or not field.metadata.get("omit_none"):
-                plain[field.name] = to_plain(each)
+            is_omitted = each is None and field.metadata.get("omit_none")
+            if not is_omitted and (with_defaults or not _is_default(field, each)):
+                plain[field.name] = to_plain(each, with_defaults=with_defaults)
         return plain
     if isinstance(value, Mapping):
-        return {str(k): to_plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [
-            to_plain(v) for v in (sorted(value) if isinstance(value, (set, frozenset)) else value)
-        ]
+        return {str(k): to_plain(v, with_defaults=with_defaults) for k, v in value.items()}
+    if isinstance(value, (set, frozenset)):
+        value = sorted(value)
+    if isinstance(value, (list, tuple)):
+        return [to_plain(each, with_defaults=with_defaults) for each in value]
     return str(value) if isinstance(value, Path) else value
 
 
-def without_defaults(value: Any) -> Any:
-    """As `to_plain`, without the fields that have their default: a field that is added later does
-    not change the hash of what was written before.
-    """
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        stated = {}
-        for field in dataclasses.fields(value):
-            each = getattr(value, field.name)
-            default = field.default
-            if field.default_factory is not dataclasses.MISSING:
-                default = field.default_factory()
-            if default is dataclasses.MISSING or each != default:
-                stated[field.name] = without_defaults(each)
-        return stated
-    if isinstance(value, Mapping):
-        return {str(name): without_defaults(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_defaults(each) for each in value]
-    return to_plain(value)
+def _is_default(field: dataclasses.Field[Any], value: Any) -> bool:
+    if field.default_factory is not dataclasses.MISSING:
+        return bool(value == field.default_factory())
+    return bool(value == field.default)
 
 
 @functools.cache

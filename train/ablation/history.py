@@ -165,7 +165,7 @@ def design_of(ablation: Ablation, out: str) -> dict[str, Any]:
     tasks = {}
     for task in ablation.evaluate:
         samples = data_hash(read_samples(task)) if evaluates else ""
-        asked = disk.without_defaults(task)
+        asked = disk.to_plain(task, with_defaults=False)
         tasks[task.name] = {**asked, "metric": deciding_metric(task), "data_hash": samples}
     data: dict[str, Any] = {}
     shared: dict[str, Any] = {}
@@ -177,15 +177,15 @@ def design_of(ablation: Ablation, out: str) -> dict[str, Any]:
             blend = disk.content_hash(identity["blend"])
             data[run.arm] = {"blend": blend, **identity.get("views", {})}
     design = {
-        "arms": disk.without_defaults(ablation.arms),
+        "arms": disk.to_plain(ablation.arms, with_defaults=False),
         "baseline": ablation.baseline,
-        "controls": disk.without_defaults(ablation.controls),
+        "controls": disk.to_plain(ablation.controls, with_defaults=False),
         "data": data,
         "equivalence": ablation.equivalence,
         "primary": ablation.primary,
-        "scorer": disk.without_defaults(ablation.scorer),
+        "scorer": disk.to_plain(ablation.scorer, with_defaults=False),
         "seeds": ablation.seeds,
-        "stop": disk.without_defaults(ablation.stop),
+        "stop": disk.to_plain(ablation.stop, with_defaults=False),
         "tasks": tasks,
         "train": shared.pop("config", {}),
         **shared,

@@ -79,15 +79,3 @@ def test_a_network_of_another_kind_encodes_by_itself() -> None:
     tokens_BT = tokens_of([3, 5])
     assert model.contexts(Other(), tokens_BT).tolist() == [FULL, FULL]
     assert model.encode_text(Other(), tokens_BT) == f"encoded (2, {FULL})"
-
-
-@torch.inference_mode()
-def test_padding_after_the_end_is_not_seen_and_tokens_before_it_are() -> None:
-    clip, tokens_BT = network(), tokens_of([9, 9])
-    tokens_BT[1] = tokens_BT[0]
-    tokens_BT[1, 20:] = 7  # after the end
-    first, second = model.encode_text(clip, tokens_BT[:, :16])
-    assert torch.equal(first, second)
-    tokens_BT[1, 3] = tokens_BT[0, 3] % WORDS + 1
-    first, second = model.encode_text(clip, tokens_BT[:, :16])
-    assert (first - second).abs().max() > 1e-3

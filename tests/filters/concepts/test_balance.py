@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -97,13 +96,6 @@ def test_merged_summaries_give_the_same_state() -> None:
     assert merged.num_rows == 4
     assert merged.schema == whole.schema
     assert filter_.combine(merged).tolist() == filter_.combine(whole).tolist()
-
-
-def test_the_state_travels_to_workers() -> None:
-    filter_ = Balance(t=2)
-    pool = table([[0, 1], [1], [1]])
-    state = filter_.combine(filter_.summarise(pool))
-    assert np.array_equal(pickle.loads(pickle.dumps(state)), state)
 
 
 def test_another_instance_of_concept_may_be_balanced() -> None:

@@ -76,9 +76,9 @@ def test_no_rows_and_few_rows_have_clusters_too() -> None:
 
 
 def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    clusters.check_faiss("cpu")
+    clusters.check_faiss("targets", "cpu")
     with pytest.raises(ValueError, match=r"'\.\[gpu\]'"):
-        clusters.check_faiss("cuda")
+        clusters.check_faiss("targets", "cuda")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[cpu\]'"):
-        clusters.check_faiss("cpu")
+        clusters.check_faiss("targets", "cpu")

@@ -63,13 +63,14 @@ class Outer:
 
 def test_fields_with_their_default_are_left_out() -> None:
     first, second = Inner(size=0), Inner(size=1, colour="blue", tags={"a": 1})
-    assert disk.without_defaults(Outer(inner=first)) == {"inner": {"size": 0}}
-    assert disk.without_defaults(Outer(inner=first, several=(first, second))) == {
+    assert disk.to_plain(Outer(inner=first), with_defaults=False) == {"inner": {"size": 0}}
+    both = Outer(inner=first, several=(first, second))
+    assert disk.to_plain(both, with_defaults=False) == {
         "inner": {"size": 0},
         "several": [{"size": 0}, {"size": 1, "colour": "blue", "tags": {"a": 1}}],
     }
     by_name = {"x": first, "y": None}
-    assert disk.without_defaults(Outer(inner=second, by_name=by_name))["by_name"] == {
+    assert disk.to_plain(Outer(inner=second, by_name=by_name), with_defaults=False)["by_name"] == {
         "x": {"size": 0},
         "y": None,
     }

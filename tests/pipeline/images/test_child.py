@@ -76,12 +76,3 @@ def test_a_signal_of_the_terminal_does_not_end_a_child(number: signal.Signals) -
         output, _ = process.communicate(frame(b"no image"), timeout=60)
     assert process.returncode == 0
     assert [fields["reason"] for fields, _ in answers(ready + output)] == ["not_an_image"]
-
-
-@pytest.mark.parametrize("arguments", [(), ("much", "10"), (str(MEMORY_BYTES), "soon")])
-def test_bad_arguments_end_it_at_once(arguments: tuple[str, ...]) -> None:
-    with start(*arguments) as process:
-        output, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
-    assert output == b""
-    assert b"Error" in errors

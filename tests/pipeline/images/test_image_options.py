@@ -152,13 +152,6 @@ def test_bytes_are_not_kept_where_something_has_to_be_done(kind: str) -> None:
     )
 
 
-def test_max_image_area() -> None:
-    for kind in ("JPEG", "PNG", "WEBP", "GIF"):
-        assert check_and_resize(saved(noise(), kind), Fetch(max_image_area=80 * 48)).width == 80
-        with pytest.raises(RejectedImage, match="too_many_pixels: 80x48 is more than 3839"):
-            check_and_resize(saved(noise(), kind), Fetch(max_image_area=80 * 48 - 1))
-
-
 # --- bytes as they came ---------------------------------------------------------------------------
 
 
