@@ -13,7 +13,6 @@ from filters.base import (
     Batch,
     Columns,
     Filter,
-    PoolFilter,
     options_of,
     package_folder,
     set_id,
@@ -132,35 +131,6 @@ def test_the_id_covers_what_is_read() -> None:
     ids = {set_id(Length()), set_id(Length(), ["a"]), set_id(Length(), ["a", "b"])}
     assert len(ids) == 3
     assert set_id(Length(), ["b", "a"]) not in ids
-
-
-def test_a_pool_filter_says_only_what_it_computes() -> None:
-    @dataclass(kw_only=True)
-    class Rank(PoolFilter):
-        name: ClassVar[str] = "rank"
-        adds: ClassVar[dict[str, pa.DataType]] = {"rank": pa.int64()}
-        by: str = "caption_chars"
-
-        @property
-        def reads(self) -> tuple[str, ...]:
-            return (self.by,)
-
-    rank = Rank()
-    assert (rank.reads, rank.linked, rank.default, rank.copies) == (
-        ("caption_chars",),
-        False,
-        {},
-        1,
-    )
-    assert rank.columns() == {"rank": pa.int64()}
-    assert rank.summarise(pa.table({})) is None
-    assert rank.combine(pa.table({})) is None
-    table = pa.table({"uid": ["a"]})
-    for call in (rank.judge, rank.links, rank.judge_groups):
-        with pytest.raises(NotImplementedError, match=f"Rank has no {call.__name__}"):
-            call(table, None)
-    with pytest.raises(NotImplementedError, match="Rank has no route"):
-        rank.route(table, None, 1)
 
 
 @pytest.mark.parametrize("name", FILTERS)
