@@ -4,15 +4,13 @@ process starts is counted."""
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from benchmarks import scale
-from benchmarks.scaling import document, processes
+from benchmarks.scaling import document
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,20 +55,3 @@ def test_an_exponent_is_that_of_a_power(power: float) -> None:
     rows = [row(count, 3 * count**power) for count in (1000, 2000, 4000, 8000)]
     assert document.exponent_of(rows) == pytest.approx(power, abs=1e-3)
     assert document.exponent_of(rows[:1]) is None
-
-
-@pytest.mark.slow
-def test_what_a_process_starts_is_counted() -> None:
-    """A child that computes for half a second and holds 60 MB, whose parent only waits."""
-    child = "b = bytearray(60 << 20)\nimport time\nwhile time.process_time() < 0.5: pass"
-    parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}]); print(7)"
-    process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    out, tree = processes.watched(process)
-    assert out == "7\n"
-    [usage] = tree.descendants()
-    assert 0.2 < usage.cpu_s < 1.5
-    assert 60 <= usage.peak_mib < 120
-    failing = subprocess.Popen([sys.executable, "-c", "1 / 0"], stdout=subprocess.PIPE,
-                               stderr=subprocess.DEVNULL, text=True)  # fmt: skip
-    with pytest.raises(subprocess.CalledProcessError):
-        processes.watched(failing)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.peers.rows import in_turns, read_stage, row_of, write_stage
+from benchmarks.peers.rows import read_stage, row_of, write_stage
 
 
 @pytest.mark.parametrize(
@@ -22,15 +22,3 @@ def test_a_rate_has_to_reach_its_bar_and_a_cost_may_not_exceed_it(
     assert row.met is met
     write_stage(tmp_path, "crawl", [row], None, {"c": None}, "bench")
     assert read_stage(tmp_path / "crawl.json").rows == (row,)
-
-
-def test_every_second_turn_goes_backwards() -> None:
-    order: list[str] = []
-
-    def way(name: str) -> float:
-        order.append(name)
-        return float(len(order))
-
-    values = in_turns({name: lambda name=name: way(name) for name in "xy"}, 3)
-    assert "".join(order) == "xyyxxy"
-    assert values == {"x": [1.0, 4.0, 5.0], "y": [2.0, 3.0, 6.0]}

@@ -12,6 +12,7 @@ from manifests import disk
 from tests.support import commands
 from tests.support.other_tars import Members, pack, picture
 from train.data import view_rows
+from train.sizing.device_fit import read_report
 
 SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]
 
@@ -79,21 +80,6 @@ def test_a_mistake_is_one_line_and_status_2(
     error = capsys.readouterr().err
     assert error.startswith(message)
     assert error.count("\n") == 1
-
-
-def test_a_dead_source_is_status_3_and_the_report_says_why(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_rows, "WAITS_S", ())
-    blend, path = tmp_path / "blend.yaml", tmp_path / "report.json"
-    blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "pipe:exit 4"}}))
-    words = ["--mode", "loader", "--data", str(blend), *SMALL, "-o", str(path)]
-    assert bench.main(words) == 3
-    error = capsys.readouterr().err
-    assert error.startswith("error: pipe:exit 4 of stream 'a' is broken")
-    (cell,) = read_report(path).cells
-    assert (cell.state, cell.figures) == ("failed", {})
-    assert disk.list_names(str(tmp_path)) == ["blend.yaml", "report.json"]
 
 
 def test_reports_are_shown_compared_and_written_into_a_page(

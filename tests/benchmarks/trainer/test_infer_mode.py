@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from typing import ClassVar
 
 import pytest
-import torch
 
 from benchmarks.trainer import bench, inference
 from benchmarks.trainer.backends import BACKENDS, Eager, OnnxRuntime, Unavailable
@@ -81,16 +79,6 @@ def cell(batch, variant, mean):
     )  # fmt: skip
 
 
-class Loaded(Eager):
-    """Eager, which remembers the model that it was given."""
-
-    models: ClassVar[list[CLIP]] = []
-
-    def __init__(self, setup):
-        super().__init__(setup)
-        self.models.append(setup.model)
-
-
 @pytest.fixture
 def trained_run(tmp_path):
     """A finished run, and the model of its export."""
@@ -100,27 +88,6 @@ def trained_run(tmp_path):
     save_export(model, run.export)
     (tmp_path / "first" / "run.json").write_text("{}")
     return run.root, model
-
-
-def test_the_trained_model_of_a_run_is_measured(trained_run, tmp_path, monkeypatch, capsys):
-    folder, model = trained_run
-    monkeypatch.setitem(BACKENDS, "other", Loaded)
-    Loaded.models.clear()
-    path = tmp_path / "report.json"
-    words = ["--mode", "infer", "-b", "2", "-i", "2", "-w", "1", "-o", str(path)]
-    assert bench.main([*words, "--model", f"test,{folder}/"]) == 0
-    assert "first, fp32, text length 12\n" in capsys.readouterr().out
-    random, trained = Loaded.models
-    assert random.config.context_length == 16
-    assert torch.equal(trained.visual.proj, model.visual.proj)
-    report = read_report(path)
-    assert [cell.model for cell in report.cells] == ["test", "test", "first", "first"]
-    assert report.options["models"] == ["test", "first"]
-    assert report.command.endswith("--model test,first")
-    assert str(tmp_path) not in path.read_text()
-    assert bench.main([*words, "--model", f"{folder}/export", "--text-length", "5"]) == 0
-    eager, _ = read_report(path).cells
-    assert (eager.model, eager.figures["text_length"]) == ("first", 5)
 
 
 @pytest.mark.slow

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
-from pathlib import Path
 
 import pytest
-import yaml
 
 from benchmarks.trainer import training
 from benchmarks.trainer.options import BenchOptions
@@ -37,15 +34,3 @@ def test_every_batch_is_a_cell_and_the_parts_add_up(given: BenchOptions) -> None
         assert len(cell.rates) == 2
         stages = sum(figures[f"{stage}_ms"] for stage in (*training.STAGES, "other"))
         assert stages >= 1000 * figures["cpu_s"] / samples - 1e-6
-
-
-def test_a_dead_source_fails_its_cell(given: BenchOptions, tmp_path: Path) -> None:
-    blend = tmp_path / "blend.yaml"
-    blend.write_text(yaml.safe_dump({"name": "s", "streams": {"a": "pipe:exit 4"}}))
-    changed = dataclasses.replace(given, data=str(blend), batches=(8,))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("train.data.view_rows.WAITS_S", ())
-        cell = next(training.loader_cells(changed, NONE))
-    assert cell.state == "failed"
-    assert cell.reason is not None
-    assert cell.reason.startswith("pipe:exit 4 of stream 'a' is broken")
