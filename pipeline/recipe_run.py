@@ -27,7 +27,7 @@ from pipeline.executor.stage import Engine, execute
 from pipeline.executor.tickets import Report, Stage
 from pipeline.external.adopt import adopt_tars, check_adopted, tar_tickets
 from pipeline.external.img2dataset import check_img2dataset, img2dataset_stage
-from pipeline.fetch.download import make_downloader
+from pipeline.fetch.download import Downloader
 from pipeline.images.transform import limits_of
 from pipeline.lock import rebuild
 from pipeline.lock.rebuild import (
@@ -166,7 +166,7 @@ class Build:
                 config["decoders"] = 1  # there is a worker for each core; each decodes in one child
             stage = Stage(
                 name="fetch",
-                work=make_downloader,
+                work=Downloader,
                 config=config,
                 concurrency=CONCURRENT_SHARDS,
                 measure=measure_commit,

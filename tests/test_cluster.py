@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from pipeline.executor.tickets import Stage
-from pipeline.fetch.download import make_downloader
+from pipeline.fetch.download import Downloader
 from pipeline.scoring.worker import ScoreWorker
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -51,7 +51,7 @@ def test_ray_up_accepts_the_file_as_it_is(written: dict[str, Any]) -> None:
 def test_there_are_nodes_for_what_the_stages_ask(written: dict[str, Any]) -> None:
     kinds = checked(written)["available_node_types"]
     for stage in (
-        Stage(name="fetch", work=make_downloader),
+        Stage(name="fetch", work=Downloader),
         Stage(name="score", work=ScoreWorker, gpus=1),
     ):
         fits = [

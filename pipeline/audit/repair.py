@@ -26,7 +26,7 @@ from pipeline.audit.purge import PURGED
 from pipeline.audit.row_index import write_row_index
 from pipeline.executor.stage import Engine, execute
 from pipeline.executor.tickets import Stage, Ticket
-from pipeline.fetch.download import make_downloader
+from pipeline.fetch.download import Downloader
 from pipeline.planning.plan_files import is_planned, read_plan, read_shard
 from pipeline.pool.lease import check_fence, read_commit_record, remove_uncommitted
 from pipeline.pool.shard_writer import outcome_row, replace_shard, row_key
@@ -238,9 +238,7 @@ def _fetch_again(
         "decoders": 1,
         "replace": True,
     }
-    stage = Stage(
-        name="repair", work=make_downloader, config=config, measure=measure_commit, tells=True
-    )
+    stage = Stage(name="repair", work=Downloader, config=config, measure=measure_commit, tells=True)
     tickets = []
     for shard in shards:
         planned = plan.shard(shard)

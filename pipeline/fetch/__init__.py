@@ -15,5 +15,5 @@ Invariants:
 
 To extend: a new reason goes to `manifests/columns.py` first. A new fault is an entry of
 `tests/support/tables/hostile_routes.json`. A new file of a site needs a reader and a summary in
-`site_files.py`, its path in `sites.py`, its grammar of refusal in `filters/optout.py`.
+`sites.py`, its path there too, its grammar of refusal in `filters/optout.py`.
 """

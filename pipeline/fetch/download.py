@@ -8,12 +8,12 @@ next one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
 from typing import Any
@@ -52,48 +52,25 @@ BODIES_WAITING = 6
 WAITING_BYTES = 64 * 2**20  # of these bodies
 
 
-def make_downloader(config: dict[str, Any]) -> Downloader:
-    """Factory of the stage.
-
-    `config`: {"pool", "fetch": plain Fetch, "source_kind", "decoders": child processes per worker
-    (default: one per core), "extra_columns": Recipe.sidecar_extra, "fence": of the lease,
-    "replace": fetch committed shards again}.
-    ValueError for settings that cannot work.
-    """
-    settings: Fetch = disk.from_plain(Fetch, config["fetch"])
-    return Downloader(
-        config["pool"],
-        settings,
-        files=SOURCES[config["source_kind"]].images == "files",
-        decoders=config.get("decoders"),
-        extra_columns=config.get("extra_columns") or {},
-        fence=config.get("fence"),
-        replace=bool(config.get("replace")),
-    )
-
-
 class Downloader:
     """What a worker keeps between shards. Shards come in threads and share one event loop."""
 
-    def __init__(
-        self,
-        pool: str,
-        settings: Fetch,
-        *,
-        files: bool,
-        decoders: int | None = None,
-        extra_columns: Mapping[str, str] | None = None,
-        fence: int | None = None,
-        replace: bool = False,
-    ) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
+        """The factory of the stage. `config`: {"pool", "fetch": plain Fetch, "source_kind",
+        "decoders": child processes per worker (default: one per core), "extra_columns":
+        Recipe.sidecar_extra, "fence": of the lease, "replace": fetch committed shards again}.
+        ValueError for settings that cannot work.
+        """
+        settings: Fetch = disk.from_plain(Fetch, config["fetch"])
         limits_of(settings)  # refuse now what every image would end with
-        if not files:
+        self.files = SOURCES[config["source_kind"]].images == "files"
+        if not self.files:
             user_agent(settings)
-        self.pool, self.settings, self.files = pool, settings, files
-        self.manners = None if files else manners_of(settings)
-        self.children = decoders or os.cpu_count() or 1
-        self.extra_columns, self.fence = extra_columns or {}, fence
-        self.replace = replace
+        self.pool, self.settings = config["pool"], settings
+        self.manners = None if self.files else manners_of(settings)
+        self.children: int = config.get("decoders") or os.cpu_count() or 1
+        self.extra_columns = config.get("extra_columns") or {}
+        self.fence, self.replace = config.get("fence"), bool(config.get("replace"))
         self.known_bad = None
         if settings.known_bad is not None:
             self.known_bad = KnownBad.read(settings.known_bad, settings.phash_distance)
@@ -355,30 +332,19 @@ async def _read_in_time(path: str, max_bytes: int) -> Fetched:
     """`read_file`, or the outcome deadline. A thread that still reads then is left behind: it is a
     daemon, so it does not hold up the end of the program.
     """
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[Fetched] = loop.create_future()
-
-    def end(fetched: Fetched | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        elif fetched is not None:
-            outcome.set_result(fetched)
+    outcome: Future[Fetched] = Future()
+    outcome.set_running_or_notify_cancel()  # from here on it can only end
 
     def read() -> None:
-        fetched, failure = None, None
         try:
-            fetched = read_file(path, max_bytes)
+            outcome.set_result(read_file(path, max_bytes))
         except BaseException as error:
-            failure = error
-        with contextlib.suppress(RuntimeError):  # the loop has ended without this outcome
-            loop.call_soon_threadsafe(end, fetched, failure)
+            outcome.set_exception(error)
 
     started_at = time.time()
     threading.Thread(target=read, name="read-file", daemon=True).start()
     try:
-        return await asyncio.wait_for(outcome, FILE_DEADLINE_S)
+        return await asyncio.wait_for(asyncio.wrap_future(outcome), FILE_DEADLINE_S)
     except TimeoutError:
         return Fetched(
             body=None,

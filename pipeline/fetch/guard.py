@@ -27,7 +27,7 @@ from pipeline.archives.urls import LONGEST_URL, ascii_host, trimmed
 # --------------------------------------------------------------------------------------------------
 # URLs and addresses that may be requested: http and https, some ports, no private network.
 #
-# A URL is checked three times: as text (`target`), when its name is resolved (resolver.py refuses
+# A URL is checked three times: as text (`target`), when its name is resolved (`Resolver` refuses
 # a name if any of its addresses is forbidden), and when the socket is made (`socket_factory` sees
 # the address that the socket will connect to, so a name whose address changes, or an address that
 # no resolver sees, gains nothing). The deny table is written out because `ipaddress.is_global`

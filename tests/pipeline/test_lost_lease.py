@@ -31,7 +31,7 @@ PLACES = (
     ("crawl", "pipeline.crawl.crawler", "write"),
     ("plan", "pipeline.planning.planner", "sort_pairs"),
     ("plan", "pipeline.planning.planner", "merge_runs"),
-    ("fetch", "pipeline.recipe_run", "make_downloader"),
+    ("fetch", "pipeline.recipe_run", "Downloader"),
     ("score", "pipeline.scoring.scorer", "ScoreWorker"),
     ("choose", "pipeline.views.files", "choose_parts"),
 )

@@ -19,7 +19,7 @@ from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.audit.counts import count_pool
 from pipeline.audit.integrity import verify
 from pipeline.audit.purge import purge_lines, purge_rows, read_criteria
-from pipeline.fetch.download import make_downloader
+from pipeline.fetch.download import Downloader
 from pipeline.planning.plan_files import read_plan
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring.score_sets import score_set
@@ -123,7 +123,7 @@ def test_a_row_that_waits_is_never_fetched(tmp_path: Path) -> None:
     result = purge_rows(pool, {"url": {row["url"] for row in rows}})
     assert result.rows == 5
     config = {"pool": pool, "fetch": disk.to_plain(audited.RECIPE.fetch), "source_kind": "wat"}
-    downloader = make_downloader({**config, "decoders": 1})
+    downloader = Downloader({**config, "decoders": 1})
     try:
         shards = np.arange(len(tasks))
         for ticket in read_plan(pool).tickets(shards):

@@ -26,7 +26,6 @@ from pipeline.fetch import download
 from pipeline.fetch.download import (
     Downloader,
     check_locked,
-    make_downloader,
     read_file,
     row_not_asked,
 )
@@ -51,7 +50,7 @@ def workers() -> Iterator[Callable[..., Downloader]]:
             "source_kind": kind,
             "decoders": 1,
         }
-        downloaders.append(make_downloader(json.loads(json.dumps(config))))
+        downloaders.append(Downloader(json.loads(json.dumps(config))))
         return downloaders[-1]
 
     yield make
@@ -269,7 +268,7 @@ def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
             "source_kind": "wat",
             "decoders": 1,
         }
-        work = Stage(name="fetch", work=make_downloader, config=config, concurrency=ahead)
+        work = Stage(name="fetch", work=Downloader, config=config, concurrency=ahead)
         report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
         assert report.failed == {}
         shards[engine, ahead] = [
@@ -311,7 +310,7 @@ def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> Non
         "source_kind": "wat",
         "decoders": 1,
     }
-    work = Stage(name="fetch", work=make_downloader, config=config, concurrency=len(tickets))
+    work = Stage(name="fetch", work=Downloader, config=config, concurrency=len(tickets))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardWriter, "add", record_time)
         report = execute(work, tickets, engine="inline")
@@ -360,7 +359,7 @@ def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
         "source_kind": "files",
         "decoders": 1,
     }
-    stage = Stage(name="fetch", work=make_downloader, config=config)
+    stage = Stage(name="fetch", work=Downloader, config=config)
     done: dict[str, Any] = {}
     report = execute(stage, [ticket], engine="inline", on_done=done.__setitem__)
     assert report.failed == {}

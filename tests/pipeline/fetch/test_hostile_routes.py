@@ -21,7 +21,7 @@ from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor.tickets import Ticket
 from pipeline.fetch import guard, request, sites
-from pipeline.fetch.download import make_downloader
+from pipeline.fetch.download import Downloader
 from tests.support import plans
 from tests.support.dns import fake_dns
 from tests.support.hostile_server import SITE_FILES, HostileServer, certificates
@@ -92,7 +92,7 @@ def commit(pool: Path, ticket: Ticket, settings: Fetch) -> None:
         "source_kind": "wat",
         "decoders": 1,
     }
-    downloader = make_downloader(config)
+    downloader = Downloader(config)
     try:
         downloader(ticket)
     finally:

@@ -15,7 +15,7 @@ from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor.tickets import Ticket
-from pipeline.fetch.download import make_downloader
+from pipeline.fetch.download import Downloader
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
@@ -100,9 +100,7 @@ def test_options_on_their_way_to_the_sidecar(
         "source_kind": "files",
         "decoders": 1,
     }
-    worker = make_downloader(
-        json.loads(json.dumps(config | {"extra_columns": recipe.sidecar_extra}))
-    )
+    worker = Downloader(json.loads(json.dumps(config | {"extra_columns": recipe.sidecar_extra})))
     try:
         worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
     finally:
