@@ -2,8 +2,8 @@
 
 Every row ends in exactly one outcome. Its cost is bounded before the request: the address
 (guard.py), the permission of the site (sites.py), the limits of the host (hosts.py), bytes and rate
-(request.py), the time for all of it and the number of attempts. fetch.patience_s bounds the time for
-one shard: a row whose host had no time until then ends as host_busy.
+(request.py), the time for all of it and the number of attempts. fetch.patience_s bounds the time
+for one shard: a row whose host had no time until then ends as host_busy.
 """
 
 from __future__ import annotations

@@ -62,97 +62,14 @@ def test_a_scale_is_merged_key_by_key(tmp_path: Path) -> None:
     assert [f.name for f in debug.filters] == ["caption"]
 
 
-def test_missing_file_and_missing_scale(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"nothing\.yaml does not exist"):
-        reader.read_manifest(tmp_path / "nothing.yaml", Recipe)
-    with pytest.raises(ValueError, match="no scale 'huge'; it has debug"):
-        reader.read_manifest(write(tmp_path, RECIPE), Recipe, scale="huge")
-
-
-def test_variables_come_from_the_environment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CLIPMILL_WEB", "/data/web")
-    text = RECIPE.replace("crawl.warc.wat.gz", "'${CLIPMILL_WEB}/crawl.warc.wat.gz'")
-    recipe = reader.read_manifest(write(tmp_path, text), Recipe)
-    assert recipe.source.paths == ("/data/web/crawl.warc.wat.gz",)
-
-
-def test_ablation(tmp_path: Path) -> None:
-    ablation = reader.read_manifest(write(tmp_path, ABLATION), Ablation)
-    assert ablation.pools["web"].recipe == str(tmp_path / "small.yaml")
-    assert ablation.arms["mixed"] == Arm(blend=str(tmp_path / "mixed.yaml"))
-    assert ablation.train["samples_seen"] == "12.8k"  # read by the type of the setting
-    assert disk.from_plain(Ablation, disk.to_plain(ablation)) == ablation
-    assert reader.manifest_kind(tmp_path / "small.yaml") is Ablation
-
-
-def test_blend_and_task(tmp_path: Path) -> None:
-    blend = reader.read_manifest(
-        write(
-            tmp_path, "name: b\npools: {web: ./pool}\nviews: {web/clip30: 0.7, web/basic: 0.3}\n"
-        ),
-        Blend,
-    )
-    assert blend.pools == {"web": str(tmp_path / "pool")}
-    with pytest.raises(ValueError, match="not POOL/VIEW"):
-        Blend(name="b", pools={"web": "x"}, views={"lake/raw": 1.0})
-    with pytest.raises(ValueError, match="must be above 0"):
-        Blend(name="b", pools={"web": "x"}, views={"web/raw": 0.0})
-    task = reader.read_manifest(
-        write(tmp_path, "name: t\nkind: retrieval\ndata: pictures\n"), TaskSpec
-    )
-    assert task.data == str(tmp_path / "pictures")
-    lists = "{name: t, kind: classification, data: d, classes: imagenet, templates: t/one.txt}"
-    task = reader.read_manifest(write(tmp_path, lists), TaskSpec)
-    assert (task.classes_from, task.templates_from) == ("imagenet", str(tmp_path / "t/one.txt"))
-    suite = reader.read_manifest(write(tmp_path, f"name: s\ntasks: [{lists}]\n"), Suite)
-    assert suite.tasks == (task,)
-    assert disk.from_plain(Suite, disk.to_plain(suite)) == suite
-
-
-def test_json_is_read_without_checks_but_with_the_nearest_name(tmp_path: Path) -> None:
-    blend = Blend(name="b", pools={"web": "x"}, views={"web/raw": 1.0}, seed=4)
-    disk.write_json(tmp_path / "b.json", blend)
-    assert reader.read_manifest(tmp_path / "b.json", Blend) == blend
-    with pytest.raises(ValueError, match="did you mean 'seed'"):
-        disk.from_plain(
-            Blend, {"name": "b", "pools": {"w": "x"}, "views": {"w/raw": 1.0}, "sed": 1}
-        )
-    (tmp_path / "c.json").write_text("{")
-    with pytest.raises(ValueError, match=r"c\.json is not JSON"):
-        disk.read_json(tmp_path / "c.json")
-
-
-def test_kind_of_neither(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="neither a recipe"):
-        reader.manifest_kind(write(tmp_path, "name: x"))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{name: x, sources: {kind: files}}", "unknown key 'sources'; did you mean 'source'"),
-        ("{name: x, Source: {kind: files}}", "unknown key 'Source'; did you mean 'source'"),
-        ("{name: x, arm: {raw: web/raw}, seeds: [0, 1]}", "'arm'; did you mean 'arms'"),
-    ],
-)
-def test_a_misspelt_key_that_tells_the_kind(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        reader.manifest_kind(write(tmp_path, text))
-
-
-def test_a_misspelt_scales_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown key 'scale'; did you mean 'scales'"):
-        reader.read_manifest(write(tmp_path, RECIPE + "\nscale: {debug: {}}\n"), Recipe)
-
-
-# --- one plain line for a mistake -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (("max_bytes", "max_bytez"), "unknown key 'fetch.max_bytez'; did you mean 'max_bytes'?"),
+        (("max_bytes: 1MiB", "rows_per_shard: 20000"), "20000; it must lie in 1..10000"),
+        (("[caption, ", "[caption, caption, "), "filters named twice: caption"),
+        (("crawl.warc", "'${CLIPMILL_NOWHERE}/crawl.gz', x"), "${CLIPMILL_NOWHERE}, which is not"),
+        (("scales:", "scale:"), "unknown key 'scale'; did you mean 'scales'"),
         (
             ("both: [{view: basic}", 'long: "caption_words >= 4"\n  both: [{view: basic}'),
             "views.long is 'caption_words >= 4'; it must be a list of named rules, as in "
@@ -183,7 +100,7 @@ def test_a_wrong_recipe_is_one_line_with_file_key_and_value(
 ) -> None:
     assert change[0] in RECIPE
     path = write(tmp_path, RECIPE.replace(*change))
-    with pytest.raises(ValueError, match=r"small\.yaml") as error:
+    with pytest.raises(ValueError, match=r"small\.yaml: ") as error:
         reader.read_manifest(path, Recipe)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
@@ -211,18 +128,13 @@ def test_ablation(tmp_path: Path) -> None:
         (("question: Does it help?\n", ""), "question is missing"),
         (("kind: classification, ", ""), "evaluate.objects.kind is missing"),
         (("pools: {web: {recipe: small.yaml}}", "pools: {web: small.yaml}"), "pools.web is "),
-        (("baseline: raw", "baseline: row"), "baseline 'row' is not one of the arms"),
-        (("seeds: [0, 1, 2]", "seeds: [0]"), "at least two different ones"),
-        (("primary: objects", "primary: imagenet"), "primary 'imagenet' is not one of the tasks"),
-        (("random_like: [basic]", "random_like: [clip]"), "control of unknown arm 'clip'"),
-        (("recipe: small.yaml", "recept: small.yaml"), "did you mean 'recipe'?"),
     ],
 )
 def test_a_wrong_ablation_is_one_line(
     tmp_path: Path, change: tuple[str, str], message: str
 ) -> None:
     assert change[0] in ABLATION
-    with pytest.raises(ValueError, match=r"small\.yaml") as error:
+    with pytest.raises(ValueError, match=r"small\.yaml: ") as error:
         reader.read_manifest(write(tmp_path, ABLATION.replace(*change)), Ablation)
     assert message in str(error.value)
 
@@ -366,7 +278,7 @@ def test_one_block_is_read_before_the_variables_of_the_rest_are_set(tmp_path: Pa
 )
 def test_a_wrong_block_names_file_key_and_value(tmp_path: Path, block: str, message: str) -> None:
     path = write(tmp_path, BLOCK.replace("{view: web/all, seed: 2k}", block))
-    with pytest.raises(ValueError, match=r"small\.yaml") as error:
+    with pytest.raises(ValueError, match=r"small\.yaml: ") as error:
         reader.read_block(path, "scorer", Scorer)
     assert message in str(error.value)
 

@@ -11,8 +11,6 @@ from benchmarks.trainer.report_form import read_report
 from manifests import disk
 from tests.support import commands
 from tests.support.other_tars import Members, pack, picture
-from train.data import view_rows
-from train.sizing.device_fit import read_report
 
 SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]
 
