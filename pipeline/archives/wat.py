@@ -55,7 +55,9 @@ class Tape:
 
     def read(self, size: int = CHUNK) -> bytes:
         offset = self._position - self._start
-        if offset >= len(self._buffer):
+        if offset < len(self._buffer):
+            data = bytes(self._buffer[offset : offset + size if size > 0 else None])
+        else:
             try:
                 data = self._stream.read(size if size > 0 else CHUNK)
                 if not data and self._size is not None and self._position < self._size:
@@ -66,7 +68,6 @@ class Tape:
                 self.broken = error
                 raise
             self._buffer += data
-        data = bytes(self._buffer[offset : offset + size] if size > 0 else self._buffer[offset:])
         self._position += len(data)
         return data
 

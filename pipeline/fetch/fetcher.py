@@ -1,9 +1,9 @@
 """URLs to bytes, or to one reason each: an event loop with a queue per host, kept between shards.
 
 Every row ends in exactly one outcome. Its cost is bounded before the request: the address
-(guard.py), the permission of the site (sites.py), the limits of the host (hosts.py), bytes and rate
-(request.py), the time for all of it and the number of attempts. fetch.patience_s bounds the time
-for one shard: a row whose host had no time until then ends as host_busy.
+(guard.py), the permission of the site (sites.py), the limits of the host (hosts.py), bytes and
+rate (request.py), the time for all of it and the number of attempts. fetch.patience_s bounds the
+time for one shard: a row whose host had no time until then ends as host_busy.
 """
 
 from __future__ import annotations
