@@ -23,7 +23,6 @@ from manifests.schema import (
     Blend,
     Controls,
     Fetch,
-    HostLimit,
     PoolRef,
     Recipe,
     Rule,
@@ -42,7 +41,7 @@ MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text())
 CLASSES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
-        Recipe, Source, Fetch, HostLimit, Rule, Blend, TarStream, TaskSpec, Suite,
+        Recipe, Source, Fetch, Rule, Blend, TarStream, TaskSpec, Suite,
         Ablation, Arm, Stop, PoolRef, Scorer, Controls,
     )
 }  # fmt: skip

@@ -49,7 +49,6 @@ MANNERS = (
     "concurrency",
     "per_host",
     "delay_s",
-    "hosts",
     "patience_s",
 )
 # Settings that are left out of a pool's hash while they have their default.
@@ -81,19 +80,6 @@ def _leaves(key: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{key}.{name}", each)
     elif value is not None:
         yield key, value
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostLimit:
-    """What a host that is named in a recipe allows."""
-
-    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    ranges: ClassVar[Ranges] = {"per_host": (1, 10_000), "delay_s": (0, A_DAY)}
-    per_host: int | None = None
-    delay_s: float | None = None
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
 
 Interpolation = Literal[
@@ -170,7 +156,6 @@ class Fetch:
     # manners
     per_host: int = 2  # requests at a time per host
     delay_s: float = 0.0  # between the starts of two requests to a host
-    hosts: dict[str, HostLimit] = field(default_factory=dict)  # "host or *.suffix" -> its limits
     patience_s: float = 600.0  # a row that waits longer for its host ends as host_busy
     robots_txt: bool = True
     # files that are asked for once per host

@@ -155,7 +155,6 @@ NEEDS: dict[str, tuple[Any, str]] = {
     "robots_txt": (False, "it reads no robots.txt"),
     "site_files": ((), "it reads neither tdmrep.json nor ai.txt"),
     "delay_s": (0.0, "it waits for nobody"),
-    "hosts": ({}, "it knows no hosts"),
     "connect_to": ({}, "it looks every name up itself"),
     "known_bad": (None, "it writes every image before it can be compared"),
 }

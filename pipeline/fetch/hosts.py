@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from manifests.schema import Fetch, HostLimit
+from manifests.schema import Fetch
 
 GIVE_UP = 10  # unanswered rows in a row after which the waiting rows of a host are not requested
 GIVE_UP_FIRST = 4  # the same for a host that never answered: 40 s at a deadline of 20 s
@@ -49,23 +49,6 @@ class Host(Generic[Row]):
         return self.silent >= (GIVE_UP if self.answered else GIVE_UP_FIRST)
 
 
-def limit_of(host: str, settings: Fetch) -> tuple[int, float]:
-    """(requests at once, seconds between two) for a host.
-
-    Its own entry of fetch.hosts comes first, then the longest *.suffix, then the rule for all.
-    """
-    own = HostLimit()
-    labels = host.split(".")
-    for name in (host, *("*." + ".".join(labels[first:]) for first in range(1, len(labels)))):
-        if name in settings.hosts:
-            own = settings.hosts[name]
-            break
-    return (
-        settings.per_host if own.per_host is None else own.per_host,
-        settings.delay_s if own.delay_s is None else own.delay_s,
-    )
-
-
 class Queues(Generic[Row]):
     """All hosts of a worker. A row that is rejected here ends as host_busy, with the detail."""
 
@@ -83,7 +66,7 @@ class Queues(Generic[Row]):
         if (host := self._hosts.get(name)) is None:
             if len(self._hosts) >= self._sweep_at:
                 self._remove_idle_hosts()
-            limit, delay_s = limit_of(name, self._settings)
+            limit, delay_s = self._settings.per_host, self._settings.delay_s
             host = self._hosts[name] = Host(name=name, limit=limit, delay_s=delay_s)
         return host
 

@@ -22,7 +22,7 @@ from manifests.columns import REASONS
 from manifests.schema import Fetch
 from pipeline.fetch import guard
 from pipeline.fetch.guard import Refused
-from pipeline.fetch.hosts import Queues, limit_of
+from pipeline.fetch.hosts import Queues
 from pipeline.fetch.request import FileAnswer, OptoutPolicy, Requests, retry_after_s
 
 # --------------------------------------------------------------------------------------------------
@@ -635,7 +635,7 @@ class Sites:
         """
         others: dict[str, Any] = {}
         answer: FileAnswer | None = None
-        _, delay_s = limit_of(urlsplit(origin).hostname or "", self._settings)
+        delay_s = self._settings.delay_s
         ends = time.monotonic() + OTHERS_SHARE * self._settings.deadline_s + 2 * delay_s
         for key, name, path in (
             ("tdmrep", "tdmrep.json", "/.well-known/tdmrep.json"),

