@@ -45,7 +45,7 @@ def test_the_first_batch_of_a_large_pool(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out.json"
-    first_batch.main(["--shards", "1000", "--out", str(out)])
+    first_batch.main(["--shards", "4000", "--out", str(out)])
     results = disk.read_json(out)["results"]
     local, remote = results["local"], results["store, 50 ms a request"]
     assert local["requests"] == 0

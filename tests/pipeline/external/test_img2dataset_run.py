@@ -14,11 +14,8 @@ import re
 import stat
 import sys
 import tarfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ from manifests.schema import Fetch, Recipe, Source
 from pipeline import recipe_run
 from pipeline.external import img2dataset
 from pipeline.pool.lease import read_sidecar
+from tests.support.loopback_server import serving
 
 AGENT = "tester/1.0 (+https://example.org/bot)"
 STAND_IN = """
@@ -361,8 +359,14 @@ def test_without_the_package_one_line_says_what_to_do(tmp_path: Path) -> None:
 # --- the real one ---------------------------------------------------------------------------------
 
 
-@contextmanager
-def serving(bodies: dict[str, bytes]) -> Iterator[int]:
+def test_the_real_one(tmp_path: Path) -> None:
+    python = os.environ.get("CLIPMILL_IMG2DATASET_PYTHON")
+    if not python:
+        pytest.skip("CLIPMILL_IMG2DATASET_PYTHON names no interpreter that has img2dataset")
+    sink = io.BytesIO()
+    Image.linear_gradient("L").convert("RGB").resize((400, 300)).save(sink, "JPEG")
+    bodies = {"/a.jpg": sink.getvalue(), "/page.jpg": b"<html></html>", "/empty.jpg": b""}
+
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = bodies.get(self.path)
@@ -373,26 +377,7 @@ def serving(bodies: dict[str, bytes]) -> Iterator[int]:
 
         def log_message(self, *args: object) -> None: ...
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_port
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def test_the_real_one(tmp_path: Path) -> None:
-    python = os.environ.get("CLIPMILL_IMG2DATASET_PYTHON")
-    if not python:
-        pytest.skip("CLIPMILL_IMG2DATASET_PYTHON names no interpreter that has img2dataset")
-    sink = io.BytesIO()
-    Image.linear_gradient("L").convert("RGB").resize((400, 300)).save(sink, "JPEG")
-    with serving(
-        {"/a.jpg": sink.getvalue(), "/page.jpg": b"<html></html>", "/empty.jpg": b""}
-    ) as port:
+    with serving(Handler) as port:
         names = ["a.jpg", "page.jpg", "empty.jpg", "gone.jpg"]
         urls = [f"http://127.0.0.1:{port}/{name}" for name in names]
         started = time.monotonic()
