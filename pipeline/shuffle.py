@@ -158,9 +158,11 @@ def stream(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.RecordBatchReade
     return pa.RecordBatchReader.from_batches(schema, batches())
 
 
-def select(sql: str, **tables: pa.Table | pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+def select(
+    sql: str, batch_rows: int = BATCH_ROWS, /, **tables: pa.Table | pa.RecordBatchReader
+) -> Iterator[pa.RecordBatch]:
     """The answer of a statement over some tables, batch by batch."""
     with database() as connection:
         for name, table in tables.items():
             connection.register(name, table)
-        yield from connection.sql(sql).to_arrow_reader(BATCH_ROWS)
+        yield from connection.sql(sql).to_arrow_reader(batch_rows)

@@ -28,7 +28,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.commits import Commits, update_index
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
@@ -100,13 +99,10 @@ def measure(rows: int, batches: int) -> dict[str, Any]:
             "peak_mib_before": before,
             "peak_mib": peak_mib(),
         }
-        files = list(Path(pool, "index/rows").iterdir())
-        result["files"] = len(files)
-        result["bytes_per_row"] = round(sum(path.stat().st_size for path in files) / rows, 1)
-        document = disk.read_json(f"{pool}/index/rows.json")
-        result["runs"] = len(document["runs"])
+        table = Path(pool, "index/rows/rows.parquet")
+        result["bytes_per_row"] = round(table.stat().st_size / rows, 1)
         result["with_table"] = look_up(pool, shards, LOOKUPS)
-        Path(pool, "index/rows.json").unlink()
+        table.unlink()
         result["without_table"] = look_up(pool, shards, 1)
     return result
 

@@ -196,7 +196,6 @@ def make_rows(folder: Path, count: int) -> None:
 
 def forget_rows(folder: Path) -> None:
     shutil.rmtree(folder / "pool/index/rows", ignore_errors=True)
-    (folder / "pool/index/rows.json").unlink(missing_ok=True)
 
 
 def row_table(folder: Path, count: int) -> None:

@@ -14,7 +14,6 @@ from manifests.commits import Commits, read_commits, update_index
 from pipeline.audit import explain, row_index
 from pipeline.audit.explain import explain_row
 from pipeline.audit.row_index import extend_row_index, locate, write_row_index
-from pipeline.pool import uid_hashes
 from pipeline.pool.lease import LeaseLost, read_sidecar
 from tests.support.small_pool import make_pool, rows
 
@@ -35,6 +34,10 @@ def files(pool: str) -> list[str]:
     return sorted(os.listdir(Path(pool) / "index/rows"))
 
 
+def table_of(pool: str | Path) -> Path:
+    return Path(pool) / "index/rows/rows.parquet"
+
+
 def check_every_row(pool: str) -> None:
     commits = read_commits(pool)
     for name in commits.names():
@@ -46,13 +49,11 @@ def check_every_row(pool: str) -> None:
                 assert located.remark == ""
 
 
-@pytest.mark.parametrize("partition", [7, 2**22])
-@pytest.mark.parametrize("buffered", [60, 2**20])
+@pytest.mark.parametrize("row_group", [7, 2**16])
 def test_every_uid_url_and_key_leads_to_its_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition: int, buffered: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row_group: int
 ) -> None:
-    monkeypatch.setattr(row_index, "PARTITION_ENTRIES", partition)
-    monkeypatch.setattr(uid_hashes, "BUFFERED_BYTES", buffered)
+    monkeypatch.setattr(row_index, "ROW_GROUP", row_group)
     pool = make_pool(tmp_path, rows(40))
     commits = update_index(pool)
     assert write_row_index(commits) == 80
@@ -90,30 +91,20 @@ def test_a_table_is_extended_by_what_it_lacks(tmp_path: Path) -> None:
     assert extend_row_index(read_commits(pool)) > 0
     assert extend_row_index(read_commits(pool)) == 0, "it has all"
     check_every_row(pool)
-    assert len(files(pool)) == 2
+    assert files(pool) == ["rows.parquet"]
 
 
-def test_runs_of_one_size_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_index, "FANOUT", 3)
-    pool = make_pool(tmp_path, rows(60), per_shard=4)
+def test_a_table_that_grows_shard_by_shard_is_that_of_the_whole_pool(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(30), per_shard=4)
+    write_row_index(read_commits(pool))
+    whole = table_of(pool).read_bytes()
+    table_of(pool).unlink()
     shards = read_commits(pool).shards.tolist()
+    order = [*shards[::2], *shards[1::2]]
     for count in range(1, len(shards) + 1):
-        extend_row_index(part_of(pool, *shards[:count]))
-        assert len(files(pool)) <= 6
-    check_every_row(pool)
-    document = disk.read_json(Path(pool) / "index/rows.json")
-    assert sum(run["entries"] for run in document["runs"]) == 120
-    named = {f"rows-{run['number']:05d}-00000.parquet" for run in document["runs"]}
-    assert set(files(pool)) == named, "nothing is left behind"
-
-
-def test_what_a_killed_writer_left_is_removed_and_no_name_is_used_again(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(40))
-    extend_row_index(part_of(pool, 0))
-    left = Path(pool) / "index/rows/rows-00007-00003.parquet"
-    left.write_bytes(b"half")
-    extend_row_index(read_commits(pool))
-    assert files(pool) == ["rows-00000-00000.parquet", "rows-00008-00000.parquet"]
+        assert extend_row_index(part_of(pool, *order[:count])) > 0
+    assert table_of(pool).read_bytes() == whole
+    assert disk.read_metadata(table_of(pool))["shards"] == [[0, len(shards) - 1]]
     check_every_row(pool)
 
 
@@ -135,17 +126,17 @@ def test_a_table_that_cannot_be_extended_is_a_warning(
     monkeypatch.setattr(row_index.disk, "publish", full)
     assert extend_row_index(read_commits(pool)) == 0
     assert "No space left on device" in caplog.text
-    assert not (tmp_path / "index/rows.json").exists()
+    assert not table_of(pool).exists()
 
 
 def test_a_command_that_lost_its_lease_names_no_run(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(40))
     with pytest.raises(LeaseLost):
         extend_row_index(read_commits(pool), fence=7)
-    assert not (tmp_path / "index/rows.json").exists()
+    assert not table_of(pool).exists()
 
 
-@pytest.mark.parametrize("damage", ["no file", "empty", "old form", "no JSON"])
+@pytest.mark.parametrize("damage", ["no file", "empty", "old form"])
 def test_a_damaged_table_is_told_and_every_sidecar_is_read(
     tmp_path: Path, damage: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -156,16 +147,13 @@ def test_a_damaged_table_is_told_and_every_sidecar_is_read(
     uid = read_sidecar(pool, 1)["uid"][0].as_py()
     explain_row(pool, uid)
     assert caplog.messages == []
-    document = tmp_path / "index/rows.json"
-    for path in tmp_path.glob("index/rows/*.parquet"):
-        if damage == "no file":
-            path.unlink()
-        elif damage == "empty":
-            path.write_bytes(b"")
-    if damage == "old form":
-        document.write_text('{"fingerprint": "ab", "bits": 0, "rows": 40}')
-    elif damage == "no JSON":
-        document.write_text("{")
+    if damage == "no file":
+        table_of(pool).unlink()
+    elif damage == "empty":
+        table_of(pool).write_bytes(b"")
+    else:
+        table = disk.read_parquet(table_of(pool))
+        disk.write_parquet(table_of(pool), table, {"version": 2, "shards": [[0, 9]]})
     history = explain_row(pool, uid)
     assert history["uid"] == uid
     assert [attempt["shard"] for attempt in history["attempts"]] == ["00001"]
