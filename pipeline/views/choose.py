@@ -14,8 +14,8 @@ Random rows are drawn by `uid_hashes`: `sample` keeps the stored rows with a has
 the same seed a smaller sample is a part of every larger one. Nothing depends on how the rows are
 divided into shards or on the number of workers.
 
-Rows come in parts, and units of parts are worked on in parallel. The parts are read once for each
-pass of a threshold (see `RankSearch`) and once for the masks; one part per thread is in memory.
+Rows come in parts, and units of parts are worked on in parallel. The parts are read once for all
+thresholds (see `Ranks`) and once for the masks; one part per thread is in memory.
 """
 
 from __future__ import annotations

@@ -21,9 +21,9 @@ import gc
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
@@ -35,10 +35,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
-from numpy.typing import NDArray
 
 from manifests.records import RuleEffect, Threshold
 from pipeline.progress.view import counted_stage
+from pipeline.shuffle import database
 from pipeline.views.rules import (
     DERIVED,
     TABLE,
@@ -249,19 +249,8 @@ def _is_true(answer: Any) -> Mask:
 
 
 # --------------------------------------------------------------------------------------------------
-# The exact k-th value of any number of values that come in parts, in bounded memory.
-#
-# Up to COLLECTED values are held, and one pass over the parts is enough. The parts of more values
-# are seen several times. The first time, values are counted in 2^20 bins of their order; the bin
-# with the wanted rank is divided again until few enough values lie in it to be collected. A
-# column of scores needs two passes. Memory: 8 MB a histogram, 8 bytes a collected value.
-
-
-BITS = 20  # of a histogram
-COLLECTED = 4_000_000  # values that are held at most
-SIGN = np.uint64(1 << 63)
-Values = NDArray[Any]
-Keys = NDArray[np.uint64]
+# The exact k-th value of any number of values that come in parts: DuckDB holds and sorts them in
+# bounded memory, and spills the others to local disk, 8 bytes a value of 64 bits.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,144 +263,51 @@ class Ranked:
     equal: int
 
 
-class RankSearch:
-    """Finds the value of one rank: `add` every part, then `end_pass`; again until `result` is set.
+class Ranks:
+    """Values by the name of what they are of: `with Ranks() as ranks`. Threads may share it."""
 
-    rank(count) is the wanted rank from below, from 1 to count, once the number of values is known.
-    key(values) are uint64 in the order of the values; a few different values may share one.
-    Without values there is no result, and `count` is 0.
-    """
-
-    def __init__(
-        self, rank: Callable[[int], int], key: Callable[[Values], Keys] | None = None
-    ) -> None:
-        self.result: Ranked | None = None
-        self.count: int | None = None
-        self._rank_of = rank
-        self._prefix, self._shift = np.uint64(0), 64  # keys >> shift == prefix are searched
-        self._below = 0  # values less than those
-        self._histogram: NDArray[np.int64] | None = None
-        self._collected: list[Values] | None = []  # all values, until they are too many
-        self._held = 0  # values that are collected in the first pass
-        self._tallies: dict[Any, int] | None = None  # where all keys that are left are equal
-        self._key = order_keys if key is None else key
+    def __init__(self) -> None:
+        self._tables: dict[Hashable, str] = {}
         self._lock = threading.Lock()
+        self._stack = ExitStack()
+        self._connection = self._stack.enter_context(database())
 
-    @property
-    def is_done(self) -> bool:
-        """True where no further pass is needed."""
-        return self.result is not None or self.count == 0
+    def __enter__(self) -> Ranks:
+        return self
 
-    def add(self, values: Values) -> None:
-        """One part: (n,) numbers without NaN. May be called from several threads."""
-        if self._shift == 64 and self._collected is not None:
-            with self._lock:
-                self._hold(values)
-            return
-        self._add(values)
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
-    def _hold(self, values: Values) -> None:
-        """Collect values of the first pass; once they are too many, count all in bins."""
-        if self._collected is None:  # another thread has reached the limit
-            self._count(self._key(values))
-            return
-        self._collected.append(values)
-        self._held += len(values)
-        if self._held > COLLECTED:
-            collected, self._collected = self._collected, None
-            for each in collected:
-                self._count(self._key(each))
-
-    def _count(self, keys: Keys) -> None:
-        """Count keys in bins. The caller holds the lock."""
-        bins = (keys >> np.uint64(self._next_shift)) & np.uint64((1 << BITS) - 1)
-        counts = np.bincount(bins.astype(np.int64), minlength=1 << BITS)
-        if self._histogram is None:
-            self._histogram = counts
-        else:
-            self._histogram += counts
-
-    def _add(self, values: Values) -> None:
-        keys = self._key(values)
-        if self._shift < 64:
-            inside = (keys >> np.uint64(self._shift)) == self._prefix
-            keys, values = keys[inside], values[inside]
-        if self._tallies is not None:
-            each, counts = np.unique(values, return_counts=True)
-            with self._lock:
-                for value, count in zip(each, counts.tolist(), strict=True):
-                    self._tallies[value] = self._tallies.get(value, 0) + count
-            return
-        if self._collected is not None:
-            with self._lock:
-                self._collected.append(values)
-            return
+    def add(self, name: Hashable, values: Numbers) -> None:
+        """Some more values: (n,) numbers of one type without NaN."""
+        kind = np.float32 if values.dtype == np.float16 else values.dtype  # DuckDB reads no float16
+        part = pa.table({"value": values.astype(kind) + values.dtype.type(0)})  # 0.0 for -0.0
         with self._lock:
-            self._count(keys)
+            self._connection.register("part", part)
+            if name in self._tables:
+                self._connection.execute(f"INSERT INTO {self._tables[name]} SELECT * FROM part")
+            else:
+                table = self._tables[name] = f"values_{len(self._tables)}"
+                self._connection.execute(f"CREATE TABLE {table} AS SELECT * FROM part")
 
-    @property
-    def _next_shift(self) -> int:
-        return max(0, self._shift - BITS)
+    def find(self, name: Hashable, rank: Callable[[int], int]) -> Ranked | None:
+        """The value of rank(count) from below, from 1 to count; None where there is no value."""
+        table = self._tables.get(name)
+        count = self._one(f"SELECT count(*) FROM {table}")[0] if table else 0
+        if not count:
+            return None
+        wanted = rank(count)
+        assert 1 <= wanted <= count
+        ranked = f"SELECT value AS v FROM {table} ORDER BY value LIMIT 1 OFFSET {wanted - 1}"
+        value, below, equal = self._one(
+            "SELECT any_value(v), count(*) FILTER (value < v), count(*) FILTER (value = v) "
+            f"FROM {table}, ({ranked})"
+        )
+        return Ranked(value=value, count=count, below=below, equal=equal)
 
-    def end_pass(self) -> None:
-        """All parts were added."""
-        if self._tallies is not None:
-            self._finish(self._tallies)
-            return
-        if self._collected is not None:
-            if self._shift == 64:
-                self.count = self._held
-            if self.count:
-                self._finish(self._around(np.concatenate(self._collected)))
-            return
-        assert self._histogram is not None
-        if self.count is None:
-            self.count = int(self._histogram.sum())
-        rank = self._rank_of(self.count)
-        assert 1 <= rank <= self.count
-        ends = self._below + np.cumsum(self._histogram)
-        chosen = int(np.searchsorted(ends, rank))
-        inside = int(self._histogram[chosen])
-        self._below = int(ends[chosen]) - inside
-        width = self._shift - self._next_shift
-        high = int(self._prefix) << width if self._shift < 64 else 0
-        self._prefix, self._shift = np.uint64(high | chosen), self._next_shift
-        if self._shift == 0:
-            self._tallies = {}
-        elif inside <= COLLECTED:
-            self._collected = []
-        self._histogram = None
-
-    def _around(self, values: Values) -> dict[Any, int]:
-        """The value of the rank among those that were collected, and how many lie below it."""
-        assert self.count is not None
-        rank = self._rank_of(self.count) - self._below - 1
-        assert 0 <= rank < len(values)
-        value = np.partition(values, rank)[rank]
-        value = values.dtype.type(value + 0)  # 0.0 for -0.0, which it equals
-        self._below += int((values < value).sum())
-        return {value: int((values == value).sum())}
-
-    def _finish(self, tallies: Mapping[Any, int]) -> None:
-        """tallies: how often each of the values occurs that are left."""
-        assert self.count is not None
-        rank, below = self._rank_of(self.count), self._below
-        for value in sorted(tallies):
-            if below + tallies[value] >= rank:
-                self.result = Ranked(
-                    value=value.item(), count=self.count, below=below, equal=tallies[value]
-                )
-                return
-            below += tallies[value]
-        raise AssertionError(f"rank {rank} lies above all {below} values")
-
-
-def order_keys(values: Values) -> Keys:
-    """(n,) keys in the order of the values. Whole numbers above 2^53 may share a key."""
-    numbers = values.astype(np.float64) + 0.0  # -0.0 becomes 0.0, which it equals
-    bits = numbers.view(np.int64)
-    flipped: Keys = bits.view(np.uint64) ^ ((bits >> 63).view(np.uint64) | SIGN)
-    return flipped
+    def _one(self, sql: str) -> tuple[Any, ...]:
+        (row,) = self._connection.execute(sql).fetchall()
+        return tuple(row)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -735,45 +631,33 @@ def _find_tops(
     rows: PartRows, source: Rows, tops: Mapping[tuple[str, Fraction], _Top]
 ) -> dict[tuple[str, Fraction], Ranked]:
     """The k-th largest value of each column over the stored rows. NULL and NaN do not count."""
-    searches = {}
     columns = {"status"}
-    for key, top in tops.items():
-        searches[key] = RankSearch(partial(_rank_from_above, top.share))
+    by_column: dict[str, _Top] = {}
+    for top in tops.values():
+        by_column.setdefault(top.column, top)
         step = Step(name=top.step.name, where=top.column, view=top.step.view)
         for column in parse(rows.connection, step, rows.known).columns:
             columns |= set(DERIVED[column][1]) if column in DERIVED else {column}
+    with Ranks() as ranks:
 
-    def work(unit: int) -> None:
-        with borrowed_connection() as connection:
-            for part in source.parts(unit, sorted(columns)):
-                part_rows = PartRows(connection, part.table, part.first_row)
-                for key, search in searches.items():
-                    if not search.is_done:
-                        search.add(_numbers(part_rows, tops[key])[1])
+        def work(unit: int) -> None:
+            with borrowed_connection() as connection:
+                for part in source.parts(unit, sorted(columns)):
+                    part_rows = PartRows(connection, part.table, part.first_row)
+                    for column, top in by_column.items():
+                        ranks.add(column, _numbers(part_rows, top)[1])
 
-    _end_searches(source, searches.values(), work)
-    thresholds = {}
-    for (column, share), search in searches.items():
-        if search.result is None:
-            top = tops[column, share]
-            raise top.step.error(f"no stored row has a value for {top.call}")
-        thresholds[column, share] = search.result
+        deque(map_units(source.units, work), maxlen=0)
+        thresholds = {}
+        for (column, share), top in tops.items():
+            ranked = ranks.find(column, partial(_rank_from_above, share))
+            if ranked is None:
+                raise top.step.error(f"no stored row has a value for {top.call}")
+            thresholds[column, share] = ranked
     return thresholds
 
 
-def _end_searches(
-    source: Rows, searches: Collection[RankSearch], work: Callable[[int], None]
-) -> None:
-    """Pass over all rows until every search has its result. `work` shows them those of a unit."""
-    while not all(search.is_done for search in searches):
-        for _ in map_units(source.units, work):
-            pass
-        for search in searches:
-            if not search.is_done:
-                search.end_pass()
-
-
-def _size(size: int, count: int) -> int:
+def _size(size: int, _: int) -> int:
     return size
 
 
@@ -807,26 +691,26 @@ def size_limits(
     source: Rows, draws: Mapping[tuple[int, int], Step]
 ) -> dict[tuple[int, int], tuple[int, frozenset[int]]]:
     """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""
-    searches = {(seed, size): RankSearch(partial(_size, size), lambda h: h) for seed, size in draws}
-
-    def work(unit: int) -> None:
-        with borrowed_connection() as connection:
-            for part in source.parts(unit, ["status", "uid"]):
-                rows = PartRows(connection, part.table, part.first_row)
-                for (seed, _), search in searches.items():
-                    if not search.is_done:
-                        search.add(rows.stored_hashes(seed))
-
-    _end_searches(source, searches.values(), work)
+    seeds = {seed for seed, _ in draws}
     draws_made = {}
-    for (seed, size), search in searches.items():
-        assert search.result is not None
-        ranked = search.result
-        last, missing = int(ranked.value), size - ranked.below
-        if missing == ranked.equal:
-            draws_made[seed, size] = last + 1, frozenset[int]()
-        else:
-            draws_made[seed, size] = last, _first_ties(source, seed, last, missing)
+    with Ranks() as ranks:
+
+        def work(unit: int) -> None:
+            with borrowed_connection() as connection:
+                for part in source.parts(unit, ["status", "uid"]):
+                    rows = PartRows(connection, part.table, part.first_row)
+                    for seed in seeds:
+                        ranks.add(seed, rows.stored_hashes(seed))
+
+        deque(map_units(source.units, work), maxlen=0)
+        for seed, size in draws:
+            ranked = ranks.find(seed, partial(_size, size))
+            assert ranked is not None
+            last, missing = int(ranked.value), size - ranked.below
+            if missing == ranked.equal:
+                draws_made[seed, size] = last + 1, frozenset[int]()
+            else:
+                draws_made[seed, size] = last, _first_ties(source, seed, last, missing)
     return draws_made
 
 
