@@ -50,13 +50,13 @@ from manifests.commits import Commits
 from manifests.layout import uids_checksum
 from pipeline.pool.uid_hashes import (
     Bytes,
-    Keys,
     RecordSpill,
     is_first_of_equal,
     partition_bits,
     sorted_records,
 )
 from pipeline.progress.view import counted_stage
+from pipeline.shuffle import BATCH_ROWS, database
 
 # --------------------------------------------------------------------------------------------------
 # Uids as DataComp keeps a subset: a NumPy array of pairs of 64-bit integers, sorted, in a .npy.
@@ -73,12 +73,7 @@ READ_ROWS = 2**20  # rows of a .npy that are in memory at a time
 
 def uid_spill(rows: int, payload: int = 0) -> RecordSpill:
     """A spill of uids, each with so many bytes that it carries along."""
-    return RecordSpill(UID_BYTES + payload, uid_bits(rows))
-
-
-def uid_bits(rows: int) -> int:
-    """The bits of a spill of so many uids; spills that are compared share them."""
-    return partition_bits(rows, PARTITION_ROWS)
+    return RecordSpill(UID_BYTES + payload, partition_bits(rows, PARTITION_ROWS))
 
 
 def uid_records(uids: pa.ChunkedArray | pa.Array) -> Bytes:
@@ -171,15 +166,22 @@ def key_records(column: pa.ChunkedArray | pa.Array, table: Table) -> Bytes:
 
 
 # --------------------------------------------------------------------------------------------------
-# Which row of a table each row of a pool has, by uid: a join of any number of rows in bounded
-# memory, partition by partition.
+# Which row of a table each row of a pool has: a join by DuckDB, in bounded memory.
 
 
 NAMED = 10  # keys without a row of the pool that are named
-ORDINAL = np.dtype(">u8")  # number of a row of the pool
-LOCATION = np.dtype([("file", ">u4"), ("row", ">u4")])  # of a row of the table
+# Rows of the pool by number, and rows of the table by file (the bits above ROW_BITS) and row.
+JOINED = """
+CREATE TABLE pool (key BLOB, ordinal BIGINT);
+CREATE TABLE keys (key BLOB, location BIGINT)
+"""
+MATCHED = """
+CREATE TABLE firsts AS SELECT key, min(location) AS location FROM keys GROUP BY key;
+CREATE TABLE matches AS SELECT location, ordinal FROM pool JOIN firsts USING (key);
+CREATE TABLE missing AS SELECT key FROM firsts ANTI JOIN pool USING (key)
+"""
+ROW_BITS = 32
 Integers = npt.NDArray[np.int64]
-Numbers = npt.NDArray[np.uint64]
 
 
 @dataclass(slots=True)
@@ -195,72 +197,66 @@ class MatchCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Matches:
-    """Pairs of rows: (pairs,) each."""
+class FileMatches:
+    """The rows of a file that rows of the pool have: (matches,) each."""
 
+    file: int
+    rows: Integers  # ascending
     ordinals: Integers
-    files: Integers
-    rows: Integers
 
 
-def payload(values: npt.NDArray[np.generic]) -> Bytes:
-    """(rows, bytes of a value) of an array of ORDINAL or LOCATION."""
-    return np.ascontiguousarray(values).view(np.uint8).reshape(-1, values.dtype.itemsize)
+class KeyMatch:
+    """`with KeyMatch() as match`: `add` the keys of both sides, then `matches` once."""
 
+    def __init__(self) -> None:
+        self._stack = ExitStack()
 
-def match_keys(pool: RecordSpill, table: RecordSpill, counts: MatchCounts) -> Iterator[Matches]:
-    """The matches of each partition; `counts` is filled.
+    def __enter__(self) -> KeyMatch:
+        self._connection = self._stack.enter_context(database())
+        self._connection.execute(JOINED)
+        return self
 
-    pool: uid and ORDINAL. table: uid and LOCATION, in the order in which the first one counts. Both
-    have the same number of partitions.
-    """
-    for of_pool, of_table in zip(pool.partitions(), table.partitions(), strict=True):
-        pool_keys, ordinals = sorted_records(of_pool, UID_BYTES)
-        table_keys, locations = sorted_records(of_table, UID_BYTES)
-        counts.table_rows += len(table_keys)
-        is_first = is_first_of_equal(table_keys)
-        table_keys, locations = table_keys[is_first], locations[is_first]
-        counts.keys += len(table_keys)
-        counts.pool_rows += len(pool_keys)
-        positions, is_there = _look_up(pool_keys, table_keys)
-        counts.matched_rows += int(is_there.sum())
-        positions = positions[is_there]
-        is_used = np.zeros(len(table_keys), np.bool_)
-        is_used[positions] = True
-        counts.missing += int((~is_used).sum())
-        for key in table_keys[~is_used][: NAMED - len(counts.missing_keys)].tolist():
-            counts.missing_keys.append(bytes(key).ljust(UID_BYTES, b"\0").hex())
-        chosen = np.ascontiguousarray(locations[positions]).view(LOCATION).ravel()
-        numbers = np.ascontiguousarray(ordinals[is_there]).view(ORDINAL).ravel()
-        yield Matches(
-            ordinals=numbers.astype(np.int64),
-            files=chosen["file"].astype(np.int64),
-            rows=chosen["row"].astype(np.int64),
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def add(self, side: str, keys: Bytes, numbers: Integers) -> None:
+        """side: pool, with numbers of rows; or keys, with locations. keys: (rows, 16) bytes."""
+        buffers = [None, pa.py_buffer(np.ascontiguousarray(keys))]
+        column = pa.Array.from_buffers(pa.binary(UID_BYTES), len(keys), buffers)
+        self._connection.register("part", pa.table([column, numbers], ["key", "number"]))
+        self._connection.execute(f"INSERT INTO {side} SELECT * FROM part")
+
+    def matches(self, counts: MatchCounts) -> Iterator[FileMatches]:
+        """The matches of each file that has some, in the order of the files: the first of repeated
+        keys counts. `counts` is filled."""
+        self._connection.execute(MATCHED)
+        tables = ("keys", "firsts", "pool", "matches", "missing")
+        sums = ", ".join(f"(SELECT count(*) FROM {table})" for table in tables)
+        (numbers,) = self._connection.execute(f"SELECT {sums}").fetchall()
+        counts.table_rows, counts.keys, counts.pool_rows, counts.matched_rows, counts.missing = (
+            numbers
         )
+        named = f"SELECT key FROM missing ORDER BY key LIMIT {NAMED}"
+        counts.missing_keys = [key.hex() for (key,) in self._connection.execute(named).fetchall()]
+        ordered = self._connection.sql("SELECT * FROM matches ORDER BY location, ordinal")
+        file = -1
+        rows: list[Integers] = []
+        ordinals: list[Integers] = []
+        for batch in ordered.to_arrow_reader(BATCH_ROWS):
+            files = batch["location"].to_numpy() >> ROW_BITS
+            for number in np.unique(files).tolist():
+                if number != file and rows:
+                    yield _file_matches(file, rows, ordinals)
+                    rows, ordinals = [], []
+                file, here = number, files == number
+                rows.append(batch["location"].to_numpy()[here] & (1 << ROW_BITS) - 1)
+                ordinals.append(batch["ordinal"].to_numpy()[here])
+        if rows:
+            yield _file_matches(file, rows, ordinals)
 
 
-def _look_up(keys: Keys, others: Keys) -> tuple[Integers, npt.NDArray[np.bool_]]:
-    """(position in `others` of each key, whether it is there); both ascending, `others` without
-    repeats. The first eight bytes are searched for, then the rest is compared.
-    """
-    high, low = _halves(keys)
-    other_high, other_low = _halves(others)
-    positions = np.searchsorted(other_high, high)
-    is_there = np.zeros(len(keys), np.bool_)
-    waiting = np.arange(len(keys))
-    while len(waiting):
-        inside = waiting[positions[waiting] < len(others)]
-        same_high = inside[other_high[positions[inside]] == high[inside]]
-        same = other_low[positions[same_high]] == low[same_high]
-        is_there[same_high[same]] = True
-        waiting = same_high[~same]
-        positions[waiting] += 1
-    return positions.astype(np.int64), is_there
-
-
-def _halves(keys: Keys) -> tuple[Numbers, Numbers]:
-    numbers = np.frombuffer(keys.tobytes(), ">u8").reshape(-1, 2).astype(np.uint64)
-    return numbers[:, 0].copy(), numbers[:, 1].copy()
+def _file_matches(file: int, rows: list[Integers], ordinals: list[Integers]) -> FileMatches:
+    return FileMatches(file=file, rows=np.concatenate(rows), ordinals=np.concatenate(ordinals))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -634,9 +630,6 @@ READERS = 4  # sidecars that are read at a time
 PARTITION_BYTES = 128 * 2**20  # of values that are sorted in memory
 MAX_PARTITIONS = 512  # files that are open at once
 TEXT_BYTES = 64  # of a string, about
-# A match in the order of the files: bucket of the file, file, row, ordinal.
-MATCH = np.dtype([("bucket", ">u2"), ("file", ">u4"), ("row", ">u4"), ("ordinal", ">u8")])
-MATCH_BITS = 8
 ORDINAL_COLUMN = "__ordinal"
 logger = logging.getLogger(__name__)
 
@@ -679,45 +672,30 @@ class TableJoin:
         if not len(self._positions):
             return
         folder = self._stack.enter_context(disk.scratch_folder("clipmill-join-"))
-        matches = self._stack.enter_context(RecordSpill(MATCH.itemsize, MATCH_BITS))
-        self._match(matches)
         bounds = self._partition_bounds()
-        self._spill_values(matches, folder, bounds)
+        with KeyMatch() as match:
+            self._add_keys(match)
+            self._spill_values(match, folder, bounds)
         for number, (first, last) in enumerate(itertools.pairwise(bounds)):
             yield from self._of_partition(folder / f"{number}.arrow", first, last)
 
     # --- keys -------------------------------------------------------------------------------------
 
-    def _match(self, matches: RecordSpill) -> None:
-        bits = uid_bits(int(self._ends[-1]))
-        table = self._stack.enter_context(RecordSpill(UID_BYTES + LOCATION.itemsize, bits))
-        pool = self._stack.enter_context(RecordSpill(UID_BYTES + ORDINAL.itemsize, bits))
-        self._spill_pool(pool)
+    def _add_keys(self, match: KeyMatch) -> None:
+        self._add_pool(match)
         with counted_stage("read keys", len(self._files), brief=True) as counter:
             for number, file in enumerate(self._files):
-                row = 0
+                first = number << ROW_BITS
                 for keys in file.read_keys():
-                    location = np.zeros(len(keys), LOCATION)
-                    location["file"] = number
-                    location["row"] = np.arange(row, row + len(keys))
-                    row += len(keys)
-                    table.add(np.hstack([keys, payload(location)]))
+                    match.add("keys", keys, np.arange(first, first + len(keys)))
+                    first += len(keys)
                 counter.ended(str(number), {})
-        for part_matches in match_keys(pool, table, self.counts):
-            matches.add(self._match_records(part_matches))
 
-    def _match_records(self, part_matches: Matches) -> Bytes:
-        records = np.zeros(len(part_matches.ordinals), MATCH)
-        records["bucket"] = part_matches.files * 65_536 // max(1, len(self._files))
-        records["file"], records["row"] = part_matches.files, part_matches.rows
-        records["ordinal"] = part_matches.ordinals
-        return payload(records)
-
-    def _spill_pool(self, pool: RecordSpill) -> None:
+    def _add_pool(self, match: KeyMatch) -> None:
         """The uids of the stored rows with their numbers."""
         on, name = self._table.on, self._table.name
 
-        def read(number: int) -> tuple[Bytes, str, int]:
+        def read(number: int) -> tuple[Bytes, Integers, str, int]:
             shard = int(self._commits.shards[self._positions[number]])
             path = self._commits.sidecar(shard)
 
@@ -734,20 +712,19 @@ class TableJoin:
             table = disk.read_with(path, read_columns)
             stored = pc.and_(pc.equal(table["status"], "success"), table[on].is_valid())
             chosen = np.flatnonzero(stored.to_numpy())
-            ordinals = (self._starts[number] + chosen).astype(ORDINAL)
+            ordinals = self._starts[number] + chosen
             try:
                 keys = key_records(table[on].filter(stored), self._table)
             except ValueError as error:
                 raise ValueError(f"filter {name}: column {on!r} of {path}: {error}") from None
             stored_rows = int(pc.sum(pc.equal(table["status"], "success")).as_py() or 0)
-            records = np.hstack([keys, payload(ordinals)])
-            return records, uids_checksum(table["uid"]), stored_rows
+            return keys, ordinals, uids_checksum(table["uid"]), stored_rows
 
         numbers = iter(range(len(self._positions)))
         with ThreadPoolExecutor(READERS) as threads:
             while batch := list(itertools.islice(numbers, 4 * READERS)):
-                for records, uids, stored_rows in threads.map(read, batch):
-                    pool.add(records)
+                for keys, ordinals, uids, stored_rows in threads.map(read, batch):
+                    match.add("pool", keys, ordinals)
                     self._uids.append((uids, stored_rows))
 
     # --- values -----------------------------------------------------------------------------------
@@ -761,7 +738,7 @@ class TableJoin:
         starts = np.flatnonzero(np.diff(partition, prepend=-1))
         return [*starts.tolist(), len(self._positions)]
 
-    def _spill_values(self, matches: RecordSpill, folder: Path, bounds: Sequence[int]) -> None:
+    def _spill_values(self, match: KeyMatch, folder: Path, bounds: Sequence[int]) -> None:
         """Read each file once and write its values to the partitions of their shards."""
         first_rows = self._starts[list(bounds[:-1])]
         kinds = {ORDINAL_COLUMN: pa.int64(), **self._table.columns()}
@@ -771,7 +748,7 @@ class TableJoin:
             counted_stage("read values", len(self._files), brief=True) as counter,
         ):
             writers: dict[int, Any] = {}
-            for file_matches in _by_file(matches):
+            for file_matches in match.matches(self.counts):
                 for start, table in self._files[file_matches.file].read_values(file_matches.rows):
                     ordinals = file_matches.ordinals[start : start + len(table)]
                     table = table.add_column(0, ORDINAL_COLUMN, pa.array(ordinals))
@@ -809,29 +786,6 @@ class TableJoin:
                 table=values.take(pa.array(index, mask=index < 0)),
                 uids=uids,
                 stored=stored,
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _FileRows:
-    file: int
-    rows: Integers  # ascending
-    ordinals: Integers
-
-
-def _by_file(matches: RecordSpill) -> Iterator[_FileRows]:
-    """The matches of each file that has some, in the order of the files."""
-    for partition in matches.partitions():
-        records = np.ascontiguousarray(partition).view(MATCH).ravel()
-        order = np.lexsort((records["row"], records["file"]))
-        records = records[order]
-        files = records["file"].astype(np.int64)
-        for file in np.unique(files).tolist():
-            low, high = np.searchsorted(files, [file, file + 1])
-            yield _FileRows(
-                file=file,
-                rows=records["row"][low:high].astype(np.int64),
-                ordinals=records["ordinal"][low:high].astype(np.int64),
             )
 
 

@@ -5,60 +5,51 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pipeline.metadata_join import LOCATION, ORDINAL, MatchCounts, match_keys, payload
-from pipeline.pool.uid_hashes import Bytes, RecordSpill
-
-
-def spill(keys: Bytes, values: np.ndarray, bits: int) -> RecordSpill:  # type: ignore[type-arg]
-    records = RecordSpill(16 + values.dtype.itemsize, bits)
-    records.add(np.hstack([keys, payload(values)]))
-    return records
+from pipeline import metadata_join
+from pipeline.metadata_join import ROW_BITS, KeyMatch, MatchCounts
+from pipeline.pool.uid_hashes import Bytes
 
 
 def keys_of(numbers: list[tuple[int, int]]) -> Bytes:
     return np.array(numbers, ">u8").view(np.uint8).reshape(-1, 16)
 
 
-@pytest.mark.parametrize("bits", [0, 4])
-def test_every_pool_row_gets_the_first_table_row_of_its_key(bits: int) -> None:
+@pytest.mark.parametrize("batch_rows", [7, 10_000])
+def test_every_pool_row_gets_the_first_table_row_of_its_key(
+    batch_rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metadata_join, "BATCH_ROWS", batch_rows)
     rng = np.random.default_rng(3)
     # few different halves, so that first halves collide
     pool = [(int(a) << 60, int(b)) for a, b in rng.integers(0, 12, (400, 2))]
     table = [(int(a) << 60, int(b)) for a, b in rng.integers(0, 14, (300, 2))]
-    ordinals = np.arange(400).astype(ORDINAL)
-    locations = np.zeros(300, LOCATION)
-    locations["file"], locations["row"] = np.arange(300) // 100, np.arange(300) % 100
+    files, rows = np.arange(300) // 100, np.arange(300) % 100
     counts = MatchCounts()
-    with (
-        spill(keys_of(pool), ordinals, bits) as of_pool,
-        spill(keys_of(table), locations, bits) as of_table,
-    ):
-        matches = list(match_keys(of_pool, of_table, counts))
+    with KeyMatch() as match:
+        match.add("pool", keys_of(pool), np.arange(400))
+        match.add("keys", keys_of(table), files << ROW_BITS | rows)
+        matches = list(match.matches(counts))
+    assert [part.file for part in matches] == [0, 1, 2]
     first: dict[tuple[int, int], int] = {}
     for row, key in enumerate(table):
         first.setdefault(key, row)
     expected = {row: first[key] for row, key in enumerate(pool) if key in first}
     found = {}
     for part in matches:
-        for ordinal, file, row in zip(part.ordinals, part.files, part.rows, strict=True):
-            found[int(ordinal)] = int(file) * 100 + int(row)
+        assert part.rows.tolist() == sorted(part.rows.tolist())
+        for ordinal, row in zip(part.ordinals.tolist(), part.rows.tolist(), strict=True):
+            found[ordinal] = part.file * 100 + row
     assert found == expected
     missing = first.keys() - set(pool)
     assert (counts.table_rows, counts.keys) == (300, len(first))
     assert (counts.pool_rows, counts.matched_rows) == (400, len(expected))
     assert counts.missing == len(missing)
-    assert set(counts.missing_keys) <= {f"{a:016x}{b:016x}" for a, b in missing}
-    assert len(counts.missing_keys) == min(10, len(missing))
+    assert counts.missing_keys == sorted(f"{a:016x}{b:016x}" for a, b in missing)[:10]
 
 
 def test_nothing_to_match() -> None:
     counts = MatchCounts()
-    empty = np.zeros((0, 16), np.uint8)
-    one = keys_of([(0, 0)])
-    with (
-        spill(one, np.zeros(1, ORDINAL), 0) as of_pool,
-        spill(empty, np.zeros(0, LOCATION), 0) as of_table,
-    ):
-        (part,) = match_keys(of_pool, of_table, counts)
-    assert len(part.rows) == 0
+    with KeyMatch() as match:
+        match.add("pool", keys_of([(0, 0)]), np.zeros(1, np.int64))
+        assert list(match.matches(counts)) == []
     assert (counts.pool_rows, counts.matched_rows, counts.missing) == (1, 0, 0)
