@@ -48,10 +48,11 @@ from manifests.layout import shard_name, uids_checksum
 from manifests.records import ScoreSetDocument
 from manifests.schema import SOURCES, Recipe
 from pipeline.audit.counts import recipe_of_pool
-from pipeline.metadata_join import uid_records, uid_spill, write_uid_array
+from pipeline.metadata_join import uid_records, write_uid_array
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import staged_file
 from pipeline.pool.tar_copy import copy_tar_with, copy_with_json
+from pipeline.pool.uid_hashes import uid_spill
 from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.views.row_tests import map_units
 from pipeline.views.rules import rule_text

@@ -52,7 +52,6 @@ from pipeline.pool.uid_hashes import (
     Bytes,
     RecordSpill,
     is_first_of_equal,
-    partition_bits,
     sorted_records,
 )
 from pipeline.progress.view import counted_stage
@@ -67,13 +66,7 @@ from pipeline.shuffle import BATCH_ROWS, database
 
 UID_BYTES = 16
 PAIR = np.dtype("<u8,<u8")
-PARTITION_ROWS = 2**20  # 16 MB, sorted in memory
 READ_ROWS = 2**20  # rows of a .npy that are in memory at a time
-
-
-def uid_spill(rows: int, payload: int = 0) -> RecordSpill:
-    """A spill of uids, each with so many bytes that it carries along."""
-    return RecordSpill(UID_BYTES + payload, partition_bits(rows, PARTITION_ROWS))
 
 
 def uid_records(uids: pa.ChunkedArray | pa.Array) -> Bytes:

@@ -33,7 +33,6 @@ def test_values_go_to_the_rows_with_their_uids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition_bytes: int
 ) -> None:
     monkeypatch.setattr(metadata_join, "PARTITION_BYTES", partition_bytes)
-    monkeypatch.setattr(metadata_join, "PARTITION_ROWS", 8)
     pool = make_pool(tmp_path / "pool", rows(43), per_shard=6)
     uids = uids_of(pool)
     order = np.random.default_rng(0).permutation(43)

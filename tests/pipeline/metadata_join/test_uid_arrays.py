@@ -10,7 +10,9 @@ import pyarrow as pa
 import pytest
 
 from pipeline import metadata_join
-from pipeline.metadata_join import read_uid_array, uid_records, uid_spill, write_uid_array
+from pipeline.metadata_join import read_uid_array, uid_records, write_uid_array
+from pipeline.pool import uid_hashes
+from pipeline.pool.uid_hashes import uid_spill
 
 
 def uids(count: int) -> list[str]:
@@ -34,7 +36,7 @@ def write(path: Path, values: list[str]) -> int:
 def test_the_bytes_are_those_of_numpy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, partition_rows: int
 ) -> None:
-    monkeypatch.setattr(metadata_join, "PARTITION_ROWS", partition_rows)
+    monkeypatch.setattr(uid_hashes, "UID_PARTITION_ROWS", partition_rows)
     values = [*uids(count), *uids(count // 2)]  # each once
     assert write(tmp_path / "x.npy", values) == count
     array = np.load(tmp_path / "x.npy")
