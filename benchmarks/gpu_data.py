@@ -13,6 +13,7 @@ from PIL import Image
 
 from benchmarks.trainer.synthetic import draw_captions
 from manifests import disk
+from manifests.aligned import write_bundles, write_view_shards
 from manifests.columns import SIDECAR, VIEW
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.records import ScoreSetDocument, ViewDocument
@@ -39,7 +40,9 @@ def picture(seed: int) -> bytes:
 def write_pool(pool: str) -> None:
     """SHARDS shards of ROWS pictures with their tokens, and one view of them all."""
     layout = PoolLayout(pool)
-    checksums, records = {}, {}
+    records: dict[str, str] = {}
+    masks: list[tuple[str, pa.Table, dict[str, Any]]] = []
+    scores: list[tuple[str, pa.Table, dict[str, Any]]] = []
     for number in range(SHARDS):
         shard = shard_name(number)
         rows, tar = _tar(shard, number * ROWS)
@@ -73,21 +76,19 @@ def write_pool(pool: str) -> None:
             {"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW
         )
         footer = {"kept": ROWS, "shard": shard, "view": "all"}
-        disk.write_parquet(layout.view_mask("all", shard), kept, footer)
+        masks.append((shard, kept, footer))
         tokens_BT, length_B = draw_captions(ROWS, 77, 49_408, seed=number)
         tokens = [
             row[:length].tolist() for row, length in zip(tokens_BT, length_B.tolist(), strict=True)
         ]
         column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
-        path = layout.score_columns("tokens@bench", shard)
-        disk.write_parquet(path, column, {"uids": uids, "rows": ROWS})
-        checksums[shard] = uids
-    _write_documents(layout, checksums, records)
+        scores.append((shard, column, {"uids": uids}))
+    write_bundles(disk.join(layout.views, "all"), VIEW, masks)
+    write_bundles(layout.score_set("tokens@bench"), scores[0][1].schema, scores)
+    _write_documents(layout, records)
 
 
-def _write_documents(
-    layout: PoolLayout, checksums: dict[str, str], records: dict[str, str]
-) -> None:
+def _write_documents(layout: PoolLayout, records: dict[str, str]) -> None:
     """The score set of the tokens and the view of all rows."""
     scores = ScoreSetDocument(
         name="tokens",
@@ -96,7 +97,6 @@ def _write_documents(
         options={"tokenizer": "clip"},
         identity="",
         columns=("tokens",),
-        shards=checksums,
         fingerprint="",
         rows=SHARDS * ROWS,
         stored=SHARDS * ROWS,
@@ -112,7 +112,9 @@ def _write_documents(
         kept=SHARDS * ROWS,
         fingerprint=disk.content_hash(records),
         scores={},
-        shards=dict.fromkeys(records, ROWS),
+        shards=write_view_shards(
+            layout.root, "all", np.arange(SHARDS), np.full(SHARDS, ROWS, np.int64)
+        ),
     )
     disk.write_json(layout.view_json("all"), view)
 

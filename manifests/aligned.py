@@ -1,32 +1,30 @@
 """Files whose rows are those of shards: score columns and the masks of views.
 
-A flat shard has a file of its own. From shard FLAT_SHARDS on, a thousand shards share a bundle: one
-row group a shard, in shard order, and in the footer what a file of its own has there, by shard.
+A thousand shards share a bundle, from the first one on: one row group a shard, in the order of the
+shards, and in the footer what is said of the rows of each shard.
 
-Files that are aligned with the rows of shards (score columns, masks of views), and what is said
-of every shard beside them.
-
-Reads and writes `scores/NAME@ID/` and `views/NAME/`.
+Reads and writes `scores/NAME@ID/bundle-NNNNN.parquet`, `views/NAME/bundle-NNNNN.parquet` and
+`views/NAME/shards-HASH.parquet`.
 
 Invariants:
 
 * A bundle gives the rows that were written, or an error: no bad byte gives other rows
   (`test_bundles.py`).
-* Both forms of a document say the same of every shard (`test_shard_tables.py`).
 
-To extend: another kind of row-aligned file is a constructor of `AlignedFiles` and two paths in
-`pool_layout.py`.
+To extend: another kind of row-aligned file is a constructor of `AlignedFiles` and a path in
+`layout.py`.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
 import threading
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -37,8 +35,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.layout import FLAT_SHARDS, PoolLayout, shard_folder, shard_name
-from manifests.records import ScoreSetDocument, ShardTable, ViewDocument, read_document
+from manifests.layout import PoolLayout, bundle_name, shard_name
+from manifests.records import ShardTable, ViewDocument, read_document
 
 OPEN_BUNDLES = 16  # footers that stay in memory, about 2 MB each
 # Bytes of a shard that are compared with their checksum whichever columns are read. Of more bytes
@@ -111,7 +109,7 @@ class BundleWriter:
         self._shards: dict[str, dict[str, Any]] = {}
 
     def add(self, shard: int | str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
-        """Append the rows of the next shard; `metadata` is what its own file would have."""
+        """Append the rows of the next shard; `metadata`: what is said of them."""
         name = shard_name(shard)
         assert not self._shards or int(name) > int(next(reversed(self._shards))), "out of order"
         start = self._file.restart()
@@ -130,21 +128,71 @@ class BundleWriter:
         trace: TracebackType | None,
     ) -> None:
         if kind is None:
-            text = _footer_text(self._shards, self._ranges, self._schema)
+            content = {"shards": self._shards, "ranges": self._ranges}
+            content["schema"] = str(_as_stored(self._schema))
+            plain = {**content, "checksum": disk.content_hash(content)}
+            text = json.dumps(plain, sort_keys=True, separators=(",", ":"))
             self._writer.add_key_value_metadata({"clipmill": text})
         self._writer.close()
         self._file.close()
 
 
-def _footer_text(
-    shards: Mapping[str, Mapping[str, Any]],
-    ranges: Mapping[str, tuple[int, int, int]],
-    schema: pa.Schema,
-) -> str:
-    """What the footer of a bundle says of its shards."""
-    content = {"shards": shards, "ranges": ranges, "schema": str(schema.remove_metadata())}
-    plain = {**content, "checksum": disk.content_hash(content)}
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"))
+def _as_stored(schema: pa.Schema) -> pa.Schema:
+    """A schema as it comes back from Parquet, which has its own name for the values of lists."""
+    sink = io.BytesIO()
+    pq.write_table(schema.empty_table(), sink)
+    return pq.read_metadata(sink).schema.to_arrow_schema().remove_metadata()
+
+
+class BundlesWriter:
+    """Writes the bundles of a score set or a view into a local folder, from which the caller
+    publishes them: `with BundlesWriter(…)`, or `close`.
+    """
+
+    def __init__(self, folder: Path, schema: pa.Schema) -> None:
+        self._folder, self._schema = folder, schema
+        self._writer: BundleWriter | None = None
+        self._name = ""
+
+    def add(self, shard: int | str, table: pa.Table, metadata: Mapping[str, Any]) -> None:
+        """Append the rows of the next shard; `metadata`: what is said of them."""
+        if self._writer is None or self._name != bundle_name(shard):
+            self.close()
+            self._name = bundle_name(shard)
+            self._writer = BundleWriter(self._folder / self._name, self._schema)
+        self._writer.add(shard, table, metadata)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """End the last bundle. After an error it cannot be read."""
+        if self._writer is not None:
+            self._writer.__exit__(None if error is None else type(error), error, None)
+            self._writer = None
+
+    def __enter__(self) -> BundlesWriter:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close(error)
+
+
+def write_bundles(
+    folder: str, schema: pa.Schema, shards: Iterable[tuple[int | str, pa.Table, Mapping[str, Any]]]
+) -> None:
+    """Write and publish the bundles of a score set or a view.
+
+    shards: of each its number, its rows and what is said of them.
+    """
+    with disk.scratch_folder("clipmill-bundles-") as scratch:
+        with BundlesWriter(Path(scratch), schema) as writer:
+            for shard, table, metadata in shards:
+                writer.add(shard, table, metadata)
+        for file in sorted(Path(scratch).iterdir()):
+            disk.publish(file, disk.join(folder, file.name))
 
 
 class Bundle:
@@ -158,8 +206,9 @@ class Bundle:
             self.shards: dict[str, dict[str, Any]] = plain["shards"]
             self._ranges: dict[str, tuple[int, int, int]] = plain["ranges"]
             self.schema = self._footer.schema.to_arrow_schema().remove_metadata()
-            checksum = plain.pop("checksum")
-            is_whole = checksum == disk.plain_hash(plain) and plain["schema"] == str(self.schema)
+            self.checksum: str = plain.pop("checksum")  # of what the footer says
+            is_whole = self.checksum == disk.plain_hash(plain)
+            is_whole = is_whole and plain["schema"] == str(self.schema)
         except FileNotFoundError:
             raise
         except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
@@ -172,7 +221,7 @@ class Bundle:
         """The error for a bundle that cannot be used."""
         text = " ".join(problem.split())[:160]
         return ValueError(
-            f"{self.path} is damaged: {text}; remove it, then run clipmill score or "
+            f"{self.path} is damaged: {text}; run clipmill audit repair, then clipmill score or "
             "clipmill filter again, whichever made it"
         )
 
@@ -191,7 +240,7 @@ class Bundle:
             raise ValueError(f"{self.path} does not have shard {name}")
         return self.shards[name]
 
-    def stored_bytes(self, shard: int | str) -> bytes:
+    def _stored_bytes(self, shard: int | str) -> bytes:
         """The row group of one shard. ValueError where it does not have its checksum."""
         start, length, checksum = self._ranges[shard_name(shard)]
         data = disk.read_bytes(self.path, start, length)
@@ -217,7 +266,7 @@ class Bundle:
         start, length, _ = self._ranges[shard_name(shard)]
         try:
             if length <= CHECKED_BYTES or names is None:
-                table = read(_OneRange(start, self.stored_bytes(shard), start + length))
+                table = read(_OneRange(start, self._stored_bytes(shard), start + length))
             else:
                 table = disk.read_with(self.path, read)
         except (pa.ArrowException, OSError, ValueError) as error:
@@ -229,34 +278,16 @@ class Bundle:
         return table.replace_schema_metadata(None)
 
 
-def write_changed(bundle: Bundle, file: Path, shards: Collection[int], change: Change) -> None:
+def write_changed(bundle: Bundle, file: Path, shards: Mapping[int, Any], change: Change) -> None:
     """Write a bundle in which some shards have other rows into a local file, which the caller
-    publishes.
-
-    Only those are decoded. The bytes of all others are copied; ValueError where they do not have
-    their checksum.
+    publishes. ValueError where a shard is damaged.
     """
-    ranges: dict[str, tuple[int, int, int]] = {}
-    metadata: dict[str, dict[str, Any]] = {}
-    footer = disk.Footer.read(bundle.path)
-    with _CheckedFile(file) as target:
-        writer = disk.RowGroupWriter(
-            target, bundle.schema, compression="zstd", write_page_checksum=True
-        )
-        fits = writer.fits(footer)
-        for group, name in enumerate(bundle.shards):
-            target.restart()
-            metadata[name] = bundle.metadata(name)
+    with BundleWriter(file, bundle.schema) as writer:
+        for name in bundle.shards:
+            table, metadata = bundle.read(name), dict(bundle.metadata(name))
             if int(name) in shards:
-                table, changed = change(int(name), bundle.read(name), dict(metadata[name]))
-                metadata[name] = {**changed, "rows": table.num_rows}
-                start, length = writer.write(table)
-            elif fits and metadata[name]["rows"]:
-                start, length = writer.copy(footer, group, bundle.stored_bytes(name))
-            else:
-                start, length = writer.write(bundle.read(name))
-            ranges[name] = start, length, target.checksum
-        writer.finish({"clipmill": _footer_text(metadata, ranges, bundle.schema)})
+                table, metadata = change(int(name), table, metadata)
+            writer.add(name, table, metadata)
 
 
 def _require_column(name: str, known: Sequence[str], path: str) -> None:
@@ -268,10 +299,9 @@ def _require_column(name: str, known: Sequence[str], path: str) -> None:
 class AlignedFiles:
     """The row-aligned files of one score set or one view, for readers in several threads."""
 
-    def __init__(
-        self, single: Callable[[str], str], bundle: Callable[[str], str], view: str | None = None
-    ) -> None:
-        self._single, self._bundle, self._view = single, bundle, view
+    def __init__(self, path: Callable[[int | str], str], view: str | None = None) -> None:
+        """path: of the bundle that has the rows of a shard."""
+        self.path, self._view = path, view
         self._open: OrderedDict[str, Bundle] = OrderedDict()
         self._opening: dict[str, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -279,30 +309,16 @@ class AlignedFiles:
     @classmethod
     def of_scores(cls, pool: str, name: str) -> AlignedFiles:
         """The columns of a score set NAME@ID."""
-        layout = PoolLayout(pool)
-        return cls(
-            lambda shard: layout.score_columns(name, shard),
-            lambda shard: layout.score_bundle(name, shard),
-        )
+        return cls(functools.partial(PoolLayout(pool).score_bundle, name))
 
     @classmethod
     def of_view(cls, pool: str, view: str) -> AlignedFiles:
         """The masks of a view."""
-        layout = PoolLayout(pool)
-        return cls(
-            lambda shard: layout.view_mask(view, shard),
-            lambda shard: layout.view_bundle(view, shard),
-            view,
-        )
-
-    def path(self, shard: int | str) -> str:
-        """The file that a complete set has the rows of a shard in."""
-        name = shard_name(shard)
-        return self._bundle(name) if shard_folder(name) else self._single(name)
+        return cls(functools.partial(PoolLayout(pool).view_bundle, view), view)
 
     def bundle(self, shard: int | str) -> Bundle:
         """The bundle of a shard, opened once."""
-        path = self._bundle(shard_name(shard))
+        path = self.path(shard)
         with self._lock:
             if path in self._open:
                 self._open.move_to_end(path)
@@ -321,56 +337,46 @@ class AlignedFiles:
         return bundle
 
     def has(self, shard: int | str) -> bool:
-        """True where the rows of a shard are there."""
-        if not shard_folder(shard):
-            return disk.exists(self.path(shard))
-        return disk.exists(self.path(shard)) and shard_name(shard) in self.bundle(shard)
+        """True where the rows of a shard are there. ValueError for a damaged bundle."""
+        try:
+            return shard_name(shard) in self.bundle(shard)
+        except FileNotFoundError:
+            return False
 
     def metadata(self, shard: int | str) -> dict[str, Any]:
-        """What was written about the rows of a shard. FileNotFoundError without a file."""
-        if shard_folder(shard):
-            return self.bundle(shard).metadata(shard)
-        return disk.read_metadata(self._single(shard_name(shard)))
+        """What was written about the rows of a shard. FileNotFoundError without a bundle."""
+        return self.bundle(shard).metadata(shard)
 
     def read(
         self, shard: int | str, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, dict[str, Any]]:
-        """(columns of a shard, what was written about them). FileNotFoundError without a file.
+        """(columns of a shard, what was written about them). FileNotFoundError without a bundle.
 
         ValueError for damaged files, and for a mask of another shard or view.
         """
-        if shard_folder(shard):
-            bundle = self.bundle(shard)
-            metadata = bundle.metadata(shard)
-            self._check_owner(shard, metadata)
-            return bundle.read(shard, columns), metadata
-        names = None if columns is None else list(columns)
-
-        def read(source: Any) -> tuple[pa.Table, dict[str, Any]]:
-            file = pq.ParquetFile(source, page_checksum_verification=True)
-            return file.read(names, use_threads=False), disk.metadata_of(file.metadata)
-
-        table, metadata = disk.read_with(self._single(shard_name(shard)), read)
-        for name in names or []:
-            _require_column(name, table.column_names, self.path(shard))
+        bundle = self.bundle(shard)
+        try:
+            table = bundle.read(shard, columns)
+        except ValueError:
+            with self._lock:
+                self._open.pop(self.path(shard), None)
+            opened, bundle = bundle, self.bundle(shard)
+            if bundle.checksum == opened.checksum:
+                raise
+            table = bundle.read(shard, columns)  # it was published again since it was opened
+        metadata = bundle.metadata(shard)
         self._check_owner(shard, metadata)
-        return table.replace_schema_metadata(None), metadata
+        return table, metadata
 
     def _check_owner(self, shard: int | str, metadata: Mapping[str, Any]) -> None:
-        if self._view is not None and (problem := mask_owner(metadata, shard, self._view)):
+        owner = (metadata.get("shard"), metadata.get("view"))
+        if self._view is not None and owner != (shard_name(shard), self._view):
+            problem = f"it has the mask of shard {owner[0]} in view {owner[1]}"
             raise ValueError(f"{self.path(shard)} is damaged: {problem}")
 
 
-def mask_owner(metadata: Mapping[str, Any], shard: int | str, view: str) -> str:
-    """What is wrong where a mask says that it is of another shard or view; "" where it is not."""
-    owner = (metadata.get("shard"), metadata.get("view"))
-    if owner == (shard_name(shard), view):
-        return ""
-    return f"it has the mask of shard {owner[0]} in view {owner[1]}"
-
-
 def parquet_bytes(table: pa.Table, metadata: Mapping[str, Any]) -> bytes:
-    """The file of a flat shard, as `disk.write_parquet` writes it."""
+    """The file of one shard, which waits to be put into a bundle."""
     table = table.replace_schema_metadata(disk.with_metadata(table.schema, metadata).metadata)
     sink = io.BytesIO()
     options = storage_options(table.schema)
@@ -433,31 +439,32 @@ def current_view(pool: str, view: str, fingerprint: str, remedy: str) -> ViewDoc
 
 
 # --------------------------------------------------------------------------------------------------
-# What a view and a score set say of every shard: in their JSON document for a pool of at most
-# FLAT_SHARDS shards, in a Parquet file beside it for a larger one.
+# The rows that a view keeps of every shard: a Parquet file that is named by its content, and that
+# the view's document names. So a document never meets the file of another state.
 
 
 Ints = NDArray[np.int64]
+TABLE_PREFIX = "shards-"
 
 
-def has_table(shards: int) -> bool:
-    """Whether a pool of so many shards has the file instead of keys in the document."""
-    return shards > FLAT_SHARDS
+def write_view_shards(pool: str, view: str, shards: Ints, kept: Ints) -> ShardTable:
+    """Write views/NAME/shards-HASH.parquet. `remove_view_shards` removes that of before."""
+    table = pa.table({"shard": shards, "kept": kept})
+    sink = io.BytesIO()
+    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
+    content = sink.getvalue()
+    sha256 = hashlib.sha256(content).hexdigest()
+    file = f"{TABLE_PREFIX}{sha256[:16]}.parquet"
+    disk.write_bytes(PoolLayout(pool).view_shards(view, file), content)
+    return ShardTable(file=file, count=table.num_rows, sha256=sha256)
 
 
-def write_view_shards(pool: str, view: str, shards: Ints, rows: Ints, kept: Ints) -> ShardTable:
-    """Write views/NAME/shards.parquet: rows and kept rows by shard."""
-    table = pa.table({"shard": shards, "rows": rows, "kept": kept})
-    return _write(PoolLayout(pool).view_shards(view), table)
-
-
-def write_score_shards(
-    pool: str, name: str, shards: Ints, uids: Sequence[str], rows: Ints, scored: Ints
-) -> ShardTable:
-    """Write scores/NAME@ID/shards.parquet: checksum of the uids, rows and scored rows by shard."""
-    hashes = pa.array([bytes.fromhex(each) for each in uids], pa.binary(32))
-    table = pa.table({"shard": shards, "uids": hashes, "rows": rows, "scored": scored})
-    return _write(PoolLayout(pool).score_shards(name), table)
+def remove_view_shards(pool: str, view: str, keep: str = "") -> None:
+    """Remove the files of `write_view_shards` but for `keep`, which the view's document names."""
+    folder = disk.join(PoolLayout(pool).views, view)
+    for name in disk.list_names(folder):
+        if name.startswith(TABLE_PREFIX) and name != keep:
+            disk.remove(disk.join(folder, name))
 
 
 def view_shards(pool: str, document: ViewDocument) -> tuple[Ints, Ints]:
@@ -465,74 +472,15 @@ def view_shards(pool: str, document: ViewDocument) -> tuple[Ints, Ints]:
 
     ValueError for a damaged file.
     """
-    if document.shards is not None:
-        return _by_number(document.shards)
-    path = PoolLayout(pool).view_shards(document.name)
-    table = _read(path, document.table, ["shard", "kept"])
-    return _numbers(table, "shard"), _numbers(table, "kept")
-
-
-def score_shards(pool: str, document: ScoreSetDocument) -> tuple[Ints, pa.Array]:
-    """((shards,) their numbers, ascending, (shards,) the checksum of their uids as 32 bytes).
-
-    ValueError for a damaged file.
-    """
-    if document.shards is not None:
-        in_order = sorted(document.shards, key=int)
-        hashes = [bytes.fromhex(document.shards[name]) for name in in_order]
-        numbers = np.array([int(name) for name in in_order], np.int64)
-        return numbers, pa.array(hashes, pa.binary(32))
-    path = PoolLayout(pool).score_shards(f"{document.name}@{document.id}")
-    table = _read(path, document.table, ["shard", "uids"])
-    return _numbers(table, "shard"), table["uids"].combine_chunks()
-
-
-def scored_shards(pool: str, document: ScoreSetDocument) -> Ints:
-    """(shards,) the numbers of the shards of a score set. ValueError for a damaged file."""
-    if document.shards is not None:
-        return np.array(sorted(int(name) for name in document.shards), np.int64)
-    return score_shards(pool, document)[0]
-
-
-def count_shards(document: ViewDocument | ScoreSetDocument) -> int:
-    """How many shards a view or a score set was made of."""
-    if document.shards is not None:
-        return len(document.shards)
-    assert document.table is not None
-    return document.table.shards
-
-
-def score_shards_dict(pool: str, document: ScoreSetDocument) -> dict[str, str]:
-    """Checksum of the uids by the name of a shard."""
-    shards, uids = score_shards(pool, document)
-    hexes = [value.hex() for value in uids.to_pylist()]
-    return {shard_name(s): value for s, value in zip(shards.tolist(), hexes, strict=True)}
-
-
-def _by_number(counts: dict[str, int]) -> tuple[Ints, Ints]:
-    in_order = sorted(counts, key=int)
-    numbers = np.array([int(name) for name in in_order], np.int64)
-    return numbers, np.array([counts[name] for name in in_order], np.int64)
-
-
-def _write(path: str, table: pa.Table) -> ShardTable:
-    sink = io.BytesIO()
-    pq.write_table(table, sink, compression="zstd", write_page_checksum=True)
-    content = sink.getvalue()
-    disk.write_bytes(path, content)
-    return ShardTable(shards=table.num_rows, sha256=hashlib.sha256(content).hexdigest())
-
-
-def _read(path: str, expected: ShardTable | None, columns: Sequence[str]) -> pa.Table:
-    if expected is None:
-        raise ValueError(f"the document beside {path} names no shards")
+    path = PoolLayout(pool).view_shards(document.name, document.shards.file)
     try:
         content = disk.read_bytes(path)
     except FileNotFoundError:
         raise ValueError(f"{path} is missing; make it again") from None
-    if hashlib.sha256(content).hexdigest() != expected.sha256:
+    if hashlib.sha256(content).hexdigest() != document.shards.sha256:
         raise ValueError(f"{path} is damaged: its sha256 is not that of its document")
-    return pq.read_table(pa.BufferReader(content), columns=list(columns))
+    table = pq.read_table(pa.BufferReader(content), columns=["shard", "kept"])
+    return _numbers(table, "shard"), _numbers(table, "kept")
 
 
 def _numbers(table: pa.Table, name: str) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +26,7 @@ COMMIT_SUFFIX = "_stats.json"
 # A change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test.
 SHARD_VERSION = 3
 READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
-# Shards below FLAT_SHARDS lie in one folder under the names that img2dataset's users know; later
-# ones lie in a folder per SHARDS_PER_FOLDER, and so do the files that are aligned with their rows.
-FLAT_SHARDS = 3_000
-SHARDS_PER_FOLDER = 1_000
-FOLDER_NAME = re.compile(r"\d{5,}")
+BUNDLE_SHARDS = 1_000  # shards whose score columns or masks share a file
 SHARD_NAME = re.compile(r"[0-9]{5,18}")
 LARGEST_NUMBER = 1 << 62  # above what a record counts
 NOT_STORED = "not_stored"  # a view's outcome of a row whose image was never stored
@@ -41,18 +37,14 @@ def shard_name(shard: int | str) -> str:
     return f"{int(shard):05d}"
 
 
-def shard_folder(shard: int | str) -> str:
-    """The folder, inside `shards/` or a score set, of a shard's files; "" for a flat shard."""
-    number = int(shard)
-    return "" if number < FLAT_SHARDS else f"{number // SHARDS_PER_FOLDER:05d}"
+def bundle_number(shard: int | str) -> int:
+    """Which bundle of a score set or a view has the rows of a shard."""
+    return int(shard) // BUNDLE_SHARDS
 
 
 def bundle_name(shard: int | str) -> str:
-    """The file that holds the row-aligned columns of a shard and its neighbours; "" for a flat
-    shard, which has a file of its own.
-    """
-    folder = shard_folder(shard)
-    return f"bundle-{folder}.parquet" if folder else ""
+    """The file that holds the row-aligned columns of a shard and its neighbours."""
+    return f"bundle-{bundle_number(shard):05d}.parquet"
 
 
 def revised_name(shard: int | str, revision: int = 0) -> str:
@@ -76,28 +68,16 @@ def pool_fingerprint(commit_records: Mapping[str, CommitRecord]) -> str:
     return disk.content_hash(hashes)
 
 
-def list_shard_files(pool: str) -> Iterator[tuple[str, list[str]]]:
-    """(folder, names of its files) for every folder of shards: the flat one, then one per 1,000."""
-    layout = PoolLayout(pool)
-    names = disk.list_names(layout.shards)
-    folders = [name for name in names if FOLDER_NAME.fullmatch(name)]
-    yield layout.shards, [name for name in names if not FOLDER_NAME.fullmatch(name)]
-    for folder in sorted(folders, key=int):
-        path = disk.join(layout.shards, folder)
-        yield path, disk.list_names(path)
-
-
 def read_commit_records(pool: str) -> dict[str, CommitRecord]:
     """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is
     committed.
 
     ValueError for a file of that name that is not a commit record of clipmill.
     """
+    folder = PoolLayout(pool).shards
     paths = {}
-    for folder, names in list_shard_files(pool):
-        for name in names:
-            if name.endswith(COMMIT_SUFFIX):
-                paths[name.removesuffix(COMMIT_SUFFIX)] = disk.join(folder, name)
+    for name in disk.list_names(folder, COMMIT_SUFFIX):
+        paths[name.removesuffix(COMMIT_SUFFIX)] = disk.join(folder, name)
     if not paths:
         return {}
     with ThreadPoolExecutor(min(READERS, len(paths))) as readers:
@@ -268,31 +248,26 @@ class PoolLayout:
         """The folder of the shards."""
         return disk.join(self.root, "shards")
 
-    def shard_folder(self, shard: int | str) -> str:
-        """The folder with the files of a shard."""
-        folder = shard_folder(shard)
-        return disk.join(self.shards, folder) if folder else self.shards
-
     def sidecar(self, shard: int | str, revision: int = 0) -> str:
         """One row per attempt."""
-        return disk.join(self.shard_folder(shard), f"{revised_name(shard, revision)}.parquet")
+        return disk.join(self.shards, f"{revised_name(shard, revision)}.parquet")
 
     def commit_record(self, shard: int | str) -> str:
         """The JSON that is written last and makes the shard visible."""
-        return disk.join(self.shard_folder(shard), shard_name(shard) + COMMIT_SUFFIX)
+        return disk.join(self.shards, shard_name(shard) + COMMIT_SUFFIX)
 
     def shard_tar(self, shard: int | str, revision: int = 0) -> str:
         """The tar of a shard that was written here."""
-        return disk.join(self.shard_folder(shard), f"{revised_name(shard, revision)}.tar")
+        return disk.join(self.shards, f"{revised_name(shard, revision)}.tar")
 
     def tar(self, commit_record: CommitRecord) -> str:
         """The tar that a commit record names: inside the pool, or anywhere if it was adopted."""
-        return self.named_tar(commit_record.shard, commit_record.tar)
+        return self.named_tar(commit_record.tar)
 
-    def named_tar(self, shard: int | str, tar: str) -> str:
-        """The tar that the commit record of a shard calls `tar`."""
+    def named_tar(self, tar: str) -> str:
+        """The tar that a commit record calls `tar`."""
         outside = disk.is_url(tar) or Path(disk.local_path(tar)).is_absolute()
-        return tar if outside else disk.join(self.shard_folder(shard), tar)
+        return tar if outside else disk.join(self.shards, tar)
 
     @property
     def index(self) -> str:
@@ -317,19 +292,17 @@ class PoolLayout:
         """The JSON that is written last and makes the score set complete."""
         return disk.join(self.score_set(name), "scores.json")
 
-    def score_columns(self, name: str, shard: int | str) -> str:
-        """Columns of one shard, aligned with its sidecar: a file of its own."""
-        folder = shard_folder(shard)
-        file = f"{shard_name(shard)}.parquet"
-        return disk.join(self.score_set(name), *([folder] if folder else []), file)
-
     def score_bundle(self, name: str, shard: int | str) -> str:
         """The file with the columns of a thousand shards, of which `shard` is one."""
         return disk.join(self.score_set(name), bundle_name(shard))
 
-    def score_shards(self, name: str) -> str:
-        """Checksum of the uids, rows and scored rows of every shard of a large pool."""
-        return disk.join(self.score_set(name), "shards.parquet")
+    def score_parts(self, name: str, shard: int | str) -> str:
+        """The folder of the columns that wait to be put into the bundle of `shard`."""
+        return disk.join(self.score_set(name), f"{bundle_number(shard):05d}")
+
+    def score_part(self, name: str, shard: int | str) -> str:
+        """Columns of one shard, aligned with its sidecar, until they are in the bundle."""
+        return disk.join(self.score_parts(name, shard), f"{shard_name(shard)}.parquet")
 
     @property
     def transient(self) -> str:
@@ -353,17 +326,14 @@ class PoolLayout:
         """What each rule of a view with several rules rejects."""
         return disk.join(self.views, view, "rules.json")
 
-    def view_mask(self, view: str, shard: int | str) -> str:
-        """Per row of a flat shard: kept, or the first rule that failed."""
-        return disk.join(self.views, view, f"{shard_name(shard)}.parquet")
-
     def view_bundle(self, view: str, shard: int | str) -> str:
-        """The file with the masks of a thousand shards, of which `shard` is one."""
+        """Per row of a thousand shards, of which `shard` is one: kept, or the first rule that
+        failed."""
         return disk.join(self.views, view, bundle_name(shard))
 
-    def view_shards(self, view: str) -> str:
-        """Rows and kept rows of every shard of a large pool."""
-        return disk.join(self.views, view, "shards.parquet")
+    def view_shards(self, view: str, file: str) -> str:
+        """The rows kept of every shard; the view's document names the file."""
+        return disk.join(self.views, view, file)
 
 
 # --------------------------------------------------------------------------------------------------

@@ -41,15 +41,11 @@ class Threshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTable:
-    """A file shards.parquet, in the place of the key `shards` of a large pool's document."""
+    """The file shards-HASH.parquet of a view, see manifests/aligned.py."""
 
-    shards: int
+    file: str
+    count: int  # of the shards
     sha256: str
-
-
-def _check_one(shards: object, table: object) -> None:
-    if (shards is None) == (table is None):
-        raise ValueError("it needs one of 'shards' and 'table'")
 
 
 def _without_none(document: Any) -> dict[str, Any]:
@@ -71,14 +67,9 @@ class ViewDocument:
     # Hash of its rows, see pipeline/pool/uid_hashes.py. None in large pools, and after a purge of
     # some of its rows.
     rows_sha256: str | None = None
-    # Exactly one of the two; see manifests/aligned.py.
-    shards: dict[str, int] | None = None  # shard -> rows kept
-    table: ShardTable | None = None
+    shards: ShardTable  # rows kept of each
     # True where a rule could meet NaN, which it counts as missing. None where no rule could.
     nan_is_missing: bool | None = None
-
-    def __post_init__(self) -> None:
-        _check_one(self.shards, self.table)
 
     def document(self) -> dict[str, Any]:
         """The JSON document, without what is None."""
@@ -122,9 +113,6 @@ class ScoreSetDocument:
     stored: int
     scored: int
     seconds: float
-    # Exactly one of the two; see manifests/aligned.py.
-    shards: dict[str, str] | None = None  # shard -> uids_checksum of its rows
-    table: ShardTable | None = None
     kind: str | None = None  # the filter, where `name` is another name of it
     reads: dict[str, str] | None = None  # instance -> score set (NAME@ID) that the filter read
     # True where a value depends on other rows of the pool: rows that come or go make all columns
@@ -136,9 +124,6 @@ class ScoreSetDocument:
     def filter_kind(self) -> str:
         """The filter: a key of FILTERS, or PATH.py:CLASS."""
         return self.kind or self.name
-
-    def __post_init__(self) -> None:
-        _check_one(self.shards, self.table)
 
     def document(self) -> dict[str, Any]:
         """The JSON document, without what is None."""

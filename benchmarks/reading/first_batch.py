@@ -33,9 +33,15 @@ from PIL import Image
 
 from benchmarks.scaling.index import write_index
 from manifests import disk
-from manifests.aligned import BundleWriter, write_score_shards, write_view_shards
+from manifests.aligned import BundleWriter, write_view_shards
 from manifests.columns import VIEW
-from manifests.layout import PoolLayout, shard_name, uids_checksum
+from manifests.layout import (
+    BUNDLE_SHARDS,
+    PoolLayout,
+    bundle_number,
+    shard_name,
+    uids_checksum,
+)
 from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Blend
 from tests.support import slow_store
@@ -81,22 +87,19 @@ def write_shard_files(folder: Path) -> tuple[Path, Path, pa.Array]:
     return tar, sidecar, uids
 
 
-def write_documents(pool: str, shards: int, uids: pa.Array) -> None:
+def write_documents(pool: str, shards: int) -> None:
     """Index, view and score set of all shards."""
     layout, commits = PoolLayout(pool), write_index(pool, shards)
-    rows = np.full(shards, ROWS)
     view = ViewDocument(
         name="all", rules=(), thresholds={}, kept=ROWS * shards, fingerprint=commits.fingerprint,
         funnel=(("attempted", ROWS * shards),), scores={},
-        table=write_view_shards(pool, "all", commits.shards, rows, rows),
+        shards=write_view_shards(pool, "all", commits.shards, np.full(shards, ROWS)),
     )  # fmt: skip
     disk.write_json(layout.view_json("all"), view.document())
-    checksum = uids_checksum(pa.chunked_array([uids]))
     tokens = ScoreSetDocument(
         name="tokens", id="0", version=1, options={"tokenizer": "clip"}, identity="clip",
         columns=("tokens",), fingerprint=commits.fingerprint, rows=ROWS * shards,
         stored=ROWS * shards, scored=ROWS * shards, seconds=1.0,
-        table=write_score_shards(pool, TOKENS, commits.shards, [checksum] * shards, rows, rows),
     )  # fmt: skip
     disk.write_json(layout.score_set_json(TOKENS), tokens.document())
 
@@ -106,18 +109,18 @@ def _footer(shard: int) -> dict[str, Any]:
     return {"kept": ROWS, "shard": shard_name(shard), "view": "all"}
 
 
-def write_bundles(pool: str, folder: int, uids: pa.Array) -> None:
+def write_bundles(pool: str, bundle: int, uids: pa.Array) -> None:
     """Masks and tokens of a thousand shards."""
-    layout, first = PoolLayout(pool), folder * 1000
+    layout, first = PoolLayout(pool), bundle * BUNDLE_SHARDS
     mask = pa.table({"kept": [True] * ROWS, "rule": pa.nulls(ROWS, pa.string())}, schema=VIEW)
     lists = pa.array([[49_406, 5, 49_407]] * ROWS, TOKEN_LIST)
     tokens = pa.table({"tokens": lists})
     metadata = {"uids": uids_checksum(pa.chunked_array([uids])), "rows": ROWS}
     with BundleWriter(Path(layout.view_bundle("all", first)), VIEW) as masks:
-        for shard in range(first, first + 1000):
+        for shard in range(first, first + BUNDLE_SHARDS):
             masks.add(shard, mask, _footer(shard))
     with BundleWriter(Path(layout.score_bundle(TOKENS, first)), tokens.schema) as scores:
-        for shard in range(first, first + 1000):
+        for shard in range(first, first + BUNDLE_SHARDS):
             scores.add(shard, tokens, metadata)
 
 
@@ -126,7 +129,7 @@ def prepare(folder: Path, shards: int) -> int:
     pool = str(folder / "pool")
     Path(pool).mkdir()
     tar, sidecar, uids = write_shard_files(folder)
-    write_documents(pool, shards, uids)
+    write_documents(pool, shards)
     drawn = sorted(set(loader_of(pool).order.batch(0)[1].tolist()))
     layout = PoolLayout(pool)
     for shard in drawn:
@@ -134,23 +137,9 @@ def prepare(folder: Path, shards: int) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         os.link(tar, target)
         os.link(sidecar, layout.sidecar(shard))
-    # A flat shard has files of its own instead; the first batch of a large pool has few of them.
-    for bundle in sorted({shard // 1000 for shard in drawn}):
-        if bundle >= 3:
-            write_bundles(pool, bundle, uids)
-    for shard in drawn:
-        if shard < 3000:
-            _write_flat(layout, shard, uids)
+    for bundle in sorted({bundle_number(shard) for shard in drawn}):
+        write_bundles(pool, bundle, uids)
     return len(drawn)
-
-
-def _write_flat(layout: PoolLayout, shard: int, uids: pa.Array) -> None:
-    mask = pa.table({"kept": [True] * ROWS, "rule": pa.nulls(ROWS, pa.string())}, schema=VIEW)
-    disk.write_parquet(layout.view_mask("all", shard), mask, _footer(shard))
-    lists = pa.array([[49_406, 5, 49_407]] * ROWS, TOKEN_LIST)
-    metadata = {"uids": uids_checksum(pa.chunked_array([uids])), "rows": ROWS}
-    path = layout.score_columns(TOKENS, shard)
-    disk.write_parquet(path, pa.table({"tokens": lists}), metadata)
 
 
 # --- the measurement ------------------------------------------------------------------------------

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from manifests.aligned import write_score_shards, write_view_shards
+from manifests.aligned import write_view_shards
 from manifests.commits import Commits, IndexWriter, read_commits, read_index_document
 from manifests.commits.commits import schema
-from manifests.commits.index import IndexDocument, write_document, write_file
+from manifests.commits.index import INDEX_VERSION, IndexDocument, write_document, write_file
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Recipe, Source
@@ -72,12 +72,11 @@ def write_index(pool: str, count: int) -> Commits:
     """A closed index of `count` shards."""
     starts = range(0, count, FILE_ROWS)
     files = [write_file(pool, records(at, min(FILE_ROWS, count - at))) for at in starts]
-    document = IndexDocument(version=1, closed=False, files=tuple(files), shards=count)
+    document = IndexDocument(version=INDEX_VERSION, closed=False, files=tuple(files), shards=count)
     write_document(pool, document)
-    for folder in range(3, -(-count // 1000)):
-        disk.local_path(PoolLayout(pool).shard_folder(folder * 1000)).mkdir(
-            parents=True, exist_ok=True
-        )
+    disk.local_path(PoolLayout(pool).shards).mkdir(parents=True, exist_ok=True)
+    for shard in range(count):  # a writer lists them; it reads none of those that it has
+        disk.local_path(PoolLayout(pool).commit_record(shard)).touch()
     with IndexWriter(pool) as index:
         pass
     assert len(index.commits) == count
@@ -96,15 +95,13 @@ def prepare(folder: Path, count: int) -> None:
     view = ViewDocument(
         name="all", rules=(), thresholds={}, kept=total, fingerprint=commits.fingerprint,
         funnel=(("attempted", int(rows.sum())), ("stored", total)), scores={},
-        table=write_view_shards(pool, "all", commits.shards, rows, stored),
+        shards=write_view_shards(pool, "all", commits.shards, stored),
     )  # fmt: skip
     disk.write_json(layout.view_json("all"), view.document())
-    hashes = [value.hex() for value in commits.column("sidecar_sha256").to_pylist()]
     tokens = ScoreSetDocument(
         name="tokens", id="0", version=1, options={"tokenizer": "clip"}, identity="clip",
         columns=("tokens",), fingerprint=commits.fingerprint, rows=int(rows.sum()), stored=total,
         scored=total, seconds=1.0,
-        table=write_score_shards(pool, "tokens@0", commits.shards, hashes, rows, stored),
     )  # fmt: skip
     disk.write_json(layout.score_set_json("tokens@0"), tokens.document())
 
@@ -134,7 +131,6 @@ def update_index(folder: Path, count: int) -> None:
 
 
 def _write_record(pool: str, record: CommitRecord) -> None:
-    disk.local_path(PoolLayout(pool).shard_folder(record.shard)).mkdir(parents=True, exist_ok=True)
     path = disk.local_path(PoolLayout(pool).commit_record(record.shard))
     path.write_text("{}")
 

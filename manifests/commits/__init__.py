@@ -4,15 +4,15 @@ What is committed in a pool: the commit records as columns, and their index on d
 reads it once and passes it on; nothing holds a Python object per shard.
 
 Reads and writes `index/index.json` and `index/commits-HASH.parquet`; reads
-`shards/**/NNNNN_stats.json`.
+`shards/NNNNN_stats.json`.
 
 Invariants:
 
 * A writer that is killed between any two steps loses no shard and invents none:
   `tests/manifests/commits/test_writer.py`.
-* A closed index of more than 3,000 shards is read without a listing; a smaller one is compared
-  with one listing, so that a record that a person removed or replaced is noticed; an open one is
-  completed: `tests/manifests/commits/test_reading.py`.
+* A closed index is read without a listing, an open one is completed from one. What a person does
+  to a record is named by `clipmill audit verify` and taken up by `clipmill audit reindex`:
+  `tests/manifests/commits/test_reading.py`.
 * A damaged byte, a missing file and two different records of a shard are errors that name
   `clipmill audit reindex`: `tests/manifests/commits/test_index_files.py`.
 * The fingerprint is that of the records as a dict: `tests/manifests/commits/test_commits.py`.

@@ -272,7 +272,7 @@ class Commits:
 
     def tar(self, shard: int | str) -> str:
         """The path or URL of a shard's tar. KeyError where the shard is not committed."""
-        return PoolLayout(self.pool).named_tar(shard, self._value(shard, "tar"))
+        return PoolLayout(self.pool).named_tar(self._value(shard, "tar"))
 
     def sidecar(self, shard: int | str) -> str:
         """The path of a shard's sidecar. KeyError where the shard is not committed."""

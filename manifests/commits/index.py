@@ -6,8 +6,6 @@ import dataclasses
 import hashlib
 import io
 import logging
-import math
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +16,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.commits.commits import (
@@ -33,10 +30,7 @@ from manifests.commits.commits import (
 )
 from manifests.layout import (
     COMMIT_SUFFIX,
-    FLAT_SHARDS,
-    FOLDER_NAME,
     READERS,
-    SHARDS_PER_FOLDER,
     CommitRecord,
     PoolLayout,
     shard_name,
@@ -47,11 +41,11 @@ from manifests.layout import (
 # last and says which files make it up.
 #
 # A file of the index is named by its content and never changes. A reader that finds one gone
-# reads index.json again: the writer has merged it into another. Anything else that does not fit
+# reads index.json again: the writer has put its rows into another. Anything else that does not fit
 # is damage, named with its remedy.
 
 
-INDEX_VERSION = 1
+INDEX_VERSION = 2
 DICTIONARY_COLUMNS = (
     "group",
     "engine",
@@ -61,7 +55,7 @@ DICTIONARY_COLUMNS = (
     "revision",
     "fence",
 )
-TRIES = 5  # of a reader while a writer merges files
+TRIES = 5  # of a reader while a writer replaces files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,7 +165,7 @@ def read_files(
 ) -> tuple[IndexDocument, pa.Table]:
     """(the index that was read, its rows sorted by shard, each shard once).
 
-    If a writer merges files in the meantime, index.json is read again.
+    If a writer replaces files in the meantime, index.json is read again.
     """
     names = list(schema().names if columns is None else dict.fromkeys([*KEYS, *columns]))
     for _ in range(TRIES):
@@ -220,10 +214,9 @@ def newest_rows(pool: str, table: pa.Table) -> pa.Table:
 # `read_commits`: the commit records of a pool from its index, and from the records where the
 # index does not have them.
 #
-# A closed index of more than FLAT_SHARDS shards is trusted as it is. A smaller one is compared
-# with a listing of its one folder, which costs little, so that a record that a person removes or
-# replaces is noticed. An index that a writer left open is completed from the folders that it does
-# not have completely.
+# A closed index is what is committed: it is trusted, whatever the size of the pool, because a
+# listing of 300,000 shards costs a second on a disk and minutes on a store. `audit verify` compares
+# it with the records. An index that a writer left open is completed from a listing.
 
 
 CHUNK = 10_000  # records that are Python objects at a time
@@ -237,7 +230,7 @@ def read_commits(pool: str, columns: Sequence[str] | None = None) -> Commits:
     ValueError for a damaged index, and a file that is no commit record of clipmill.
     """
     document = read_index_document(pool)
-    if document is not None and document.closed and document.shards > FLAT_SHARDS:
+    if document is not None and document.closed:
         document, table = read_files(pool, document, columns)
         if document.closed:
             return Commits(pool, table, document.fingerprint, document.totals)
@@ -248,82 +241,20 @@ def read_commits(pool: str, columns: Sequence[str] | None = None) -> Commits:
         table = pa.schema([schema().field(name) for name in names]).empty_table()
     else:
         document, table = read_files(pool, document, wanted)
-    return complete(pool, document, table)
+    return complete(pool, table)
 
 
-def complete(pool: str, document: IndexDocument | None, table: pa.Table) -> Commits:
-    """The rows of an index, compared with the folders that it does not have completely."""
+def complete(pool: str, table: pa.Table) -> Commits:
+    """The rows of an open index, compared with the commit records that are there."""
+    folder = PoolLayout(pool).shards
+    listed = {_number(folder, name): name for name in disk.list_names(folder, COMMIT_SUFFIX)}
     indexed = np.asarray(table["shard"].to_numpy(), np.int64)
-    listed, outdated = _list_folders(pool, document, indexed)
-    in_listing = np.isin(indexed, list(listed))
-    in_other_folder = ~_in_folders(indexed, _incomplete(indexed))
-    kept = (in_listing & ~np.isin(indexed, list(outdated))) | in_other_folder
-    if kept.all() and len(listed) == np.count_nonzero(in_listing):
-        if document is not None and document.closed:
-            return Commits(pool, table, document.fingerprint, document.totals)
-        return Commits(pool, table)
-    have = set(indexed[kept & in_listing].tolist())
-    missing = {shard: path for shard, path in listed.items() if shard not in have}
-    read = _read_records(missing, table.column_names)
-    together = pa.concat_tables([table.filter(pa.array(kept)), *read])
+    missing = listed.keys() - set(indexed.tolist())
+    if len(indexed) + len(missing) > len(listed):  # somebody removed a record
+        table = table.filter(pa.array(np.isin(indexed, list(listed))))
+    paths = {shard: disk.join(folder, listed[shard]) for shard in missing}
+    together = pa.concat_tables([table, *_read_records(paths, table.column_names)])
     return Commits(pool, newest_rows(pool, together))
-
-
-def _folder_of(shards: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(shards,) the number of each one's folder; 0 for the flat one."""
-    return np.where(shards < FLAT_SHARDS, 0, shards // SHARDS_PER_FOLDER)
-
-
-def _complete_folders(shards: NDArray[np.int64]) -> set[int]:
-    """The folders that have every shard that they may have."""
-    folders, counts = np.unique(_folder_of(shards), return_counts=True)
-    sizes = np.where(folders == 0, FLAT_SHARDS, SHARDS_PER_FOLDER)
-    return set(folders[counts == sizes].tolist())
-
-
-def _incomplete(shards: NDArray[np.int64]) -> set[int]:
-    """The folders that are listed: all but the complete ones. The flat one is listed if it holds
-    all of the pool.
-    """
-    folders = {*_folder_of(shards).tolist()} - _complete_folders(shards)
-    return folders | ({0} if len(shards) <= FLAT_SHARDS else set())
-
-
-def _in_folders(shards: NDArray[np.int64], folders: set[int]) -> NDArray[np.bool_]:
-    return np.isin(_folder_of(shards), list(folders))
-
-
-def _list_folders(
-    pool: str, document: IndexDocument | None, indexed: NDArray[np.int64]
-) -> tuple[dict[int, str], set[int]]:
-    """({shard: its commit record} of the folders that the index does not have completely, shards
-    whose record is younger than the index).
-    """
-    layout = PoolLayout(pool)
-    names = disk.list_names(layout.shards)
-    folders = [name for name in names if FOLDER_NAME.fullmatch(name)]
-    flat = [name for name in names if name.endswith(COMMIT_SUFFIX)]
-    complete_folders = _complete_folders(indexed)
-    listed: dict[int, str] = {}
-    outdated: set[int] = set()
-    if 0 not in complete_folders or len(indexed) <= FLAT_SHARDS:
-        listed |= _records_in(layout.shards, flat)
-        outdated = _younger(layout, listed) if document is not None else set()
-    others = [folder for folder in folders if int(folder) not in complete_folders]
-    with ThreadPoolExecutor(READERS) as threads:
-        paths = [disk.join(layout.shards, folder) for folder in others]
-        for path, in_folder in zip(paths, threads.map(disk.list_names, paths), strict=True):
-            listed |= _records_in(path, in_folder)
-    return listed, outdated
-
-
-def _records_in(folder: str, names: Sequence[str]) -> dict[int, str]:
-    records = {}
-    for name in names:
-        shard = name.removesuffix(COMMIT_SUFFIX)
-        if shard != name:
-            records[_number(folder, name)] = disk.join(folder, name)
-    return records
 
 
 def _number(folder: str, name: str) -> int:
@@ -334,21 +265,6 @@ def _number(folder: str, name: str) -> int:
             f"{disk.join(folder, name)} is not a commit record of clipmill: its name has no shard "
             "number; move it out of the pool's folder"
         ) from None
-
-
-def _younger(layout: PoolLayout, records: dict[int, str]) -> set[int]:
-    """Shards whose record was written after index.json; of a local pool only."""
-    if disk.is_url(layout.root):
-        return set()
-    try:
-        indexed_at = os.stat(disk.local_path(layout.index_json)).st_mtime_ns
-    except FileNotFoundError:
-        return set(records)
-    younger = set()
-    for shard, path in records.items():
-        if os.stat(disk.local_path(path)).st_mtime_ns >= indexed_at:
-            younger.add(shard)
-    return younger
 
 
 def _read_records(paths: dict[int, str], columns: Sequence[str]) -> list[pa.Table]:
@@ -389,8 +305,8 @@ class ShardFiles:
         """The path or URL of a shard's tar."""
         position = self._position(shard)
         if position is None:
-            return self._layout.named_tar(shard, f"{shard_name(shard)}.tar")
-        return self._layout.named_tar(shard, self._renamed["tar"][position].as_py())
+            return self._layout.named_tar(f"{shard_name(shard)}.tar")
+        return self._layout.named_tar(self._renamed["tar"][position].as_py())
 
     def sidecar(self, shard: int | str) -> str:
         """The path of a shard's sidecar."""
@@ -406,12 +322,12 @@ class ShardFiles:
 
 
 def open_shard_files(pool: str) -> ShardFiles | Commits:
-    """The files of all committed shards, by a closed index of a large pool from two small files.
+    """The files of all committed shards, by a closed index from two small files.
 
     ValueError for a damaged index.
     """
     document = read_index_document(pool)
-    if document is not None and document.closed and document.shards > FLAT_SHARDS:
+    if document is not None and document.closed:
         assert document.fingerprint is not None
         columns = ["shard", "revision", "tar"]
         if document.renamed is None:
@@ -434,13 +350,12 @@ def open_shard_files(pool: str) -> ShardFiles | Commits:
 #
 # Every step leaves an index that readers can use: a file is written before index.json names it,
 # and removed after index.json does not name it any more. While a writer is at work the index is
-# open, and readers look for records that it does not have yet.
+# open, and readers look for records that it does not have yet. Its last file is replaced until it
+# has BATCH_ROWS rows, so that there are few files; closing puts all rows into one.
 
 
 BATCH_ROWS = 1_000
 BATCH_SECONDS = 30.0
-FANOUT = 8  # files of a size class before they are merged into one of the next
-LARGEST_MERGED = 65_536  # rows; files of that many stay as they are
 logger = logging.getLogger(__name__)
 
 
@@ -468,6 +383,7 @@ class IndexWriter:
         self._flushed_at = time.monotonic()
         self.commits = read_commits(pool)
         self._files = _files_of(pool, self.commits)
+        self._tail = schema().empty_table()  # what the last file holds, while it is not full
 
     def __enter__(self) -> IndexWriter:
         self._write(self._files)
@@ -510,25 +426,26 @@ class IndexWriter:
             elif keep.any():
                 files.append(write_file(self.pool, table.filter(pa.array(keep))))
         self._replace(files)
+        self._tail = schema().empty_table()
 
     def flush(self) -> None:
         """Write what was added since the last batch."""
         self._flushed_at = time.monotonic()
         if not self._pending:
             return
-        batch = newest_rows(self.pool, to_table(self._pending))
-        self._files = [*self._files, write_file(self.pool, batch)]
+        batch = newest_rows(self.pool, pa.concat_tables([self._tail, to_table(self._pending)]))
+        full = self._files[:-1] if self._tail.num_rows else self._files
         self._pending = []
-        self._replace(_merged_by_size(self.pool, self._files))
+        self._replace([*full, write_file(self.pool, batch)])
+        self._tail = batch if batch.num_rows < self._batch_rows else schema().empty_table()
 
     def close(self) -> Commits:
         """Complete the index from the records, close it, and return what is committed."""
         self.flush()
         self.commits = Commits.of_records(self.pool, [])  # frees it before all is read again
         pa.default_memory_pool().release_unused()
-        document = _document(self._files)
-        commits = complete(self.pool, document, _read_all(self.pool, self._files))
-        self._replace(_compact(self.pool, self._files, commits.table), commits)
+        commits = complete(self.pool, read_files(self.pool, _document(self._files))[1])
+        self._replace(_one_file(self.pool, self._files, commits.table), commits)
         return Commits(self.pool, commits.table, commits.fingerprint, commits.totals)
 
     def _replace(self, files: Sequence[IndexFile], closed_with: Commits | None = None) -> None:
@@ -588,63 +505,20 @@ def _document(files: Sequence[IndexFile]) -> IndexDocument:
 
 
 def _files_of(pool: str, commits: Commits) -> list[IndexFile]:
-    """The files of the index where they hold exactly `commits`, else new ones that do."""
+    """The files of the index where they hold exactly `commits`, else a new one that does."""
     document = read_index_document(pool)
-    rows = 0 if document is None else sum(file.rows for file in document.files)
-    if document is not None and rows == len(commits):
-        if document.closed and document.shards > FLAT_SHARDS:
-            return list(document.files)  # it was trusted: `commits` is what they hold
-        table = _read_all(pool, document.files)
-        if table.num_rows == len(commits) and table.equals(commits.table):
-            return list(document.files)
-    return _write_parts(pool, commits.table)
+    if document is not None:
+        files = list(document.files)
+        if document.closed or read_files(pool, document)[1].equals(commits.table):
+            return files
+    return [write_file(pool, commits.table)] if len(commits) else []
 
 
-def _write_parts(pool: str, table: pa.Table) -> list[IndexFile]:
-    """The rows of a table as files of at most LARGEST_MERGED rows."""
-    files = []
-    for start in range(0, table.num_rows, LARGEST_MERGED):
-        files.append(write_file(pool, table.slice(start, LARGEST_MERGED)))
-    return files
-
-
-def _read_all(pool: str, files: Sequence[IndexFile]) -> pa.Table:
-    tables = [read_file(pool, file, schema().names) for file in files]
-    together = pa.concat_tables(tables) if tables else schema().empty_table()
-    return newest_rows(pool, together)
-
-
-def _merged_by_size(pool: str, files: Sequence[IndexFile]) -> list[IndexFile]:
-    """The files, with any FANOUT of one size class merged into one: few files, and each row is
-    written again once per class.
-    """
-    groups = [[file] for file in files]
-    while True:
-        by_class: dict[int, list[list[IndexFile]]] = {}
-        for group in groups:
-            rows = sum(file.rows for file in group)
-            if rows < LARGEST_MERGED:
-                by_class.setdefault(int(math.log(max(1, rows), FANOUT)), []).append(group)
-        full = next((same for same in by_class.values() if len(same) >= FANOUT), None)
-        if full is None:
-            break
-        merged = [file for group in full for file in group]
-        groups = [*(group for group in groups if group not in full), merged]
-    result = []
-    for group in groups:
-        result += group if len(group) == 1 else _write_parts(pool, _read_all(pool, group))
-    return result
-
-
-def _compact(pool: str, files: Sequence[IndexFile], table: pa.Table) -> list[IndexFile]:
-    """Few files that hold exactly the rows of `table`: large ones stay, small ones are merged."""
-    large = [file for file in files if file.rows >= LARGEST_MERGED]
-    small = [file for file in files if file.rows < LARGEST_MERGED]
-    if sum(file.rows for file in files) == table.num_rows:
-        if len(small) <= 1:
-            return list(files)
-        return large + _write_parts(pool, _read_all(pool, small))
-    return _write_parts(pool, table)
+def _one_file(pool: str, files: Sequence[IndexFile], table: pa.Table) -> list[IndexFile]:
+    """One file of exactly the rows of `table`; `files` hold them, or some of them."""
+    if len(files) == 1 and files[0].rows == table.num_rows:
+        return list(files)
+    return [write_file(pool, table)] if table.num_rows else []
 
 
 def _remove_others(pool: str, files: Sequence[IndexFile]) -> None:

@@ -59,7 +59,6 @@ from manifests.disk.plain import (
     from_plain,
     to_plain,
 )
-from manifests.disk.row_groups import Footer, RowGroupWriter
 from manifests.disk.tables import (
     SEAL,
     DamagedTable,
@@ -82,9 +81,7 @@ __all__ = [
     "SEAL",
     "CountedFile",
     "DamagedTable",
-    "Footer",
     "NotRegular",
-    "RowGroupWriter",
     "check_regular",
     "check_replaceable",
     "check_size",

@@ -20,19 +20,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from manifests import disk
-from manifests.aligned import AlignedFiles, mask_owner, score_shards, view_names, view_shards
+from manifests.aligned import AlignedFiles, view_names, view_shards
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW, hex_bytes
 from manifests.commits import Commits, read_commits
 from manifests.layout import (
     COMMIT_SUFFIX,
-    FLAT_SHARDS,
     NOT_STORED,
     SHARD_VERSION,
-    SHARDS_PER_FOLDER,
     CommitRecord,
     PoolLayout,
-    list_shard_files,
-    shard_folder,
     shard_name,
     uids_checksum,
 )
@@ -103,9 +99,9 @@ class ShardRows:
 class ShardChecker:
     """Checks the files of one ticket. Threads may share it.
 
-    `config`: {"pool", "sets": {score set: its columns}, "stale": views that are older than the
-    shards, whose masks are only read}. A ticket has {"part": file name} or
-    {"shard", "scores": {score set: checksum of its uids}, "views": {view: rows kept}}. The result:
+    `config`: {"pool", "sets": {score set: its columns}, "stale": score sets and views that are
+    older than the shards; their masks are only read}. A ticket has {"part": file name} or
+    {"shard", "views": {view: rows kept}}. The result:
     {"damages": plain Damage of each file, "record": plain commit record or None,
     "sidecar": whether the sidecar can be read}.
     """
@@ -129,7 +125,7 @@ class ShardChecker:
             return {"damages": disk.to_plain([damage]), "record": None, "sidecar": False}
         damages, rows = check_shard(self.layout, record)
         if rows is not None:
-            damages += self._scores(shard, rows, ticket.payload["scores"])
+            damages += self._scores(shard, rows)
             damages += self._masks(shard, rows, ticket.payload["views"])
         return {
             "damages": disk.to_plain(damages),
@@ -145,29 +141,30 @@ class ShardChecker:
             problem = f"{name}: has {table.num_rows} rows, its footer says {metadata['pairs']}"
         return [Damage(kind="pairs", line=problem, name=file)] if problem else []
 
-    def _scores(
-        self, shard: int, rows: ShardRows, checksums: Mapping[str, str]
-    ) -> Iterator[Damage]:
-        for name, checksum in checksums.items():
+    def _scores(self, shard: int, rows: ShardRows) -> Iterator[Damage]:
+        for name, columns in self.columns.items():
             files = self._aligned_files("scores", name)
-            table, metadata, problem = _aligned(self.layout, files, shard, self.columns[name])
+            table, metadata, problem = _aligned(self.layout, files, shard, columns)
+            if name in self.stale and "does not have shard" in problem:
+                continue
             if not problem:
-                problem = _score_problem(table, metadata, checksum, rows)
-                problem = problem and f"{inside(self.layout, files.path(shard))}: {problem}"
+                problem = _score_problem(table, metadata, rows)
+                problem = problem and self._line(files, shard, problem)
             if problem:
                 yield Damage(kind="scores", line=problem, shard=shard, name=name)
 
     def _masks(self, shard: int, rows: ShardRows, kept: Mapping[str, int]) -> Iterator[Damage]:
         for name, count in kept.items():
             files = self._aligned_files("views", name)
-            table, metadata, problem = _aligned(self.layout, files, shard, VIEW.names)
-            if not problem:
-                problem = mask_owner(metadata, shard, name)
-                if name not in self.stale:  # else its rows were those of another sidecar
-                    problem = problem or _mask_problem(table, rows, count)
-                problem = problem and f"{inside(self.layout, files.path(shard))}: {problem}"
+            table, _, problem = _aligned(self.layout, files, shard, VIEW.names)
+            if not problem and name not in self.stale:  # else it is of another sidecar
+                problem = _mask_problem(table, rows, count)
+                problem = problem and self._line(files, shard, problem)
             if problem:
                 yield Damage(kind="mask", line=problem, shard=shard, name=name)
+
+    def _line(self, files: AlignedFiles, shard: int, problem: str) -> str:
+        return f"{inside(self.layout, files.path(shard))}: shard {shard_name(shard)}: {problem}"
 
     def _aligned_files(self, kind: str, name: str) -> AlignedFiles:
         """The files of a score set or a view, whose bundles stay open."""
@@ -242,14 +239,12 @@ def _aligned(
 ) -> tuple[pa.Table, dict[str, Any], str]:
     """Like `_parquet`, of the rows of a shard in a score set or view."""
     name = inside(layout, files.path(shard))
-    if not shard_folder(shard):
-        return _parquet(layout, name, columns)
     try:
         table, metadata = files.read(shard)
     except FileNotFoundError:
         return None, {}, f"{name}: missing"
     except ValueError as error:
-        return None, {}, f"{name}: {error}"
+        return None, {}, f"{name}: {str(error).removeprefix(files.path(shard) + ' is ')}"
     if table.column_names != list(columns):
         return None, {}, f"{name}: damaged: its columns are {table.column_names}"
     return table, metadata, ""
@@ -336,10 +331,8 @@ def _member_problem(
     return ""
 
 
-def _score_problem(
-    table: pa.Table, metadata: Mapping[str, Any], checksum: str, rows: ShardRows
-) -> str:
-    if {metadata.get("uids"), checksum} != {rows.checksum}:
+def _score_problem(table: pa.Table, metadata: Mapping[str, Any], rows: ShardRows) -> str:
+    if metadata.get("uids") != rows.checksum:
         return "its rows are not those of the sidecar (checksum of the uids)"
     if table.num_rows != len(rows.stored):
         return f"has {table.num_rows} rows, the sidecar {len(rows.stored)}"
@@ -399,21 +392,20 @@ class _Findings:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Aligned:
-    """A complete score set or view: its shards in order, and what it says of each."""
+class _View:
+    """A complete view: its shards in order, and the rows that it keeps of each."""
 
     name: str
     shards: Integers
-    values: Any  # (shards,) checksums as 32 bytes, or rows kept
-    is_stale: bool = False
+    kept: Integers
+    is_stale: bool
 
-    def value(self, shard: int) -> Any:
-        """What it says of a shard; None where it does not have it."""
+    def kept_of(self, shard: int) -> int | None:
+        """The rows that it keeps of a shard; None where it does not have it."""
         position = int(np.searchsorted(self.shards, shard))
         if position == len(self.shards) or self.shards[position] != shard:
             return None
-        value = self.values[position]
-        return value.as_py().hex() if isinstance(value, pa.Scalar) else int(value)
+        return int(self.kept[position])
 
 
 def verify(pool: str, *, engine: Engine = "inline") -> list[str]:
@@ -438,26 +430,27 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
             f"{pool} has neither pairs nor committed shards; is it the folder of a pool?"
         )
     commits, index_problem = _read_index(pool)
+    if commits is not None:  # it may name a shard whose record is lost
+        shards = np.union1d(shards, commits.shards)
     fingerprint = None if commits is None else commits.fingerprint
     _pool_documents(layout, findings)
-    sets = list(_score_sets(layout, fingerprint, findings))
+    sets = dict(_score_sets(layout, findings))
     views = list(_views(layout, fingerprint, findings))
-    columns = {each.name: columns for each, columns in sets}
+    stale = [view.name for view in views if view.is_stale]
+    for name, document in sets.items():
+        if _report_stale(f"scores/{name}", name, document, fingerprint, findings):
+            stale.append(name)
+    columns = {name: list(document.columns) for name, document in sets.items()}
     stage = Stage(
         name="verify",
         work=ShardChecker,
-        config={"pool": pool, "sets": columns, "stale": [v.name for v in views if v.is_stale]},
+        config={"pool": pool, "sets": columns, "stale": stale},
         concurrency=THREADS,
     )
 
     def payload(shard: int) -> dict[str, Any]:
-        scores = {each.name: each.value(shard) for each, _ in sets}
-        kept = {each.name: each.value(shard) for each in views}
-        return {
-            "shard": shard,
-            "scores": {name: value for name, value in scores.items() if value is not None},
-            "views": {name: value for name, value in kept.items() if value is not None},
-        }
+        kept = {view.name: view.kept_of(shard) for view in views}
+        return {"shard": shard, "views": {k: v for k, v in kept.items() if v is not None}}
 
     def ticket(position: int) -> Ticket:
         if position < len(shards):
@@ -466,7 +459,7 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
         part = parts[position - len(shards)]
         return Ticket(id=part, group=part, payload={"part": part})
 
-    tickets = Tickets(_groups(shards, len(parts)), ticket)
+    tickets = Tickets(np.arange(len(shards) + len(parts)), ticket)
     report = execute(stage, tickets, engine=engine, on_done=_taker(findings, commits, pool))
     for name, reason in report.failed.items():
         findings.add(Damage(kind="record", line=f"{name}: could not be read: {reason}"))
@@ -484,29 +477,15 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
 
 def _committed(layout: PoolLayout, findings: _Findings) -> Integers:
     """(shards,) the numbers of the shards that have a commit record, ascending."""
-    numbers: list[Integers] = [np.zeros(0, np.int64)]
-    for folder, names in list_shard_files(layout.root):
-        stems = [name.removesuffix(COMMIT_SUFFIX) for name in names if name.endswith(COMMIT_SUFFIX)]
-        for stem in stems:
-            if not stem.isdecimal():
-                path = disk.join(folder, stem + COMMIT_SUFFIX)
-                problem = read_record(path)
-                assert isinstance(problem, str)
-                findings.add(Damage(kind="record", line=f"{inside(layout, path)}: {problem}"))
-        decimal = [int(stem) for stem in stems if stem.isdecimal()]
-        numbers.append(np.array(decimal, np.int64))
-    return np.sort(np.concatenate(numbers))
-
-
-def _groups(shards: Integers, parts: int) -> Integers:
-    """(tickets,) the group of each: the shards of a bundle are on one worker, which opens it once.
-
-    Flat shards and the parts of the pairs are groups of their own.
-    """
-    of_folder = FLAT_SHARDS + shards // SHARDS_PER_FOLDER
-    of_shards = np.where(shards < FLAT_SHARDS, shards, of_folder)
-    first = int(of_shards.max(initial=-1)) + 1
-    return np.concatenate([of_shards, np.arange(first, first + parts)])
+    folder = layout.shards
+    stems = [name.removesuffix(COMMIT_SUFFIX) for name in disk.list_names(folder, COMMIT_SUFFIX)]
+    for stem in stems:
+        if not stem.isdecimal():
+            path = disk.join(folder, stem + COMMIT_SUFFIX)
+            problem = read_record(path)
+            assert isinstance(problem, str)
+            findings.add(Damage(kind="record", line=f"{inside(layout, path)}: {problem}"))
+    return np.sort(np.array([int(stem) for stem in stems if stem.isdecimal()], np.int64))
 
 
 def _read_index(pool: str) -> tuple[Commits | None, Damage | None]:
@@ -560,28 +539,19 @@ def _pool_documents(layout: PoolLayout, findings: _Findings) -> None:
 # --- score sets and views -------------------------------------------------------------------------
 
 
-def _score_sets(
-    layout: PoolLayout, fingerprint: str | None, findings: _Findings
-) -> Iterator[tuple[_Aligned, list[str]]]:
-    """(the complete score sets, their columns)."""
+def _score_sets(layout: PoolLayout, findings: _Findings) -> Iterator[tuple[str, ScoreSetDocument]]:
+    """(NAME@ID, document) of the complete score sets."""
     for folder in disk.list_names(layout.scores):
         path = layout.score_set_json(folder)
         if "@" not in folder or not disk.exists(path):
             continue  # not complete, so nothing reads it
-        name = f"scores/{folder}"
-        document = _document(f"{name}/scores.json", folder, path, ScoreSetDocument, findings)
-        if document is None:
-            continue
-        _report_stale(name, folder, document, fingerprint, findings)
-        try:
-            shards, checksums = score_shards(layout.root, document)
-        except ValueError as error:
-            findings.add(Damage(kind="set", line=f"{name}: {error}", name=folder))
-            continue
-        yield _Aligned(folder, shards, checksums), list(document.columns)
+        name = f"scores/{folder}/scores.json"
+        document = _document(name, folder, path, ScoreSetDocument, findings)
+        if document is not None:
+            yield folder, document
 
 
-def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> Iterator[_Aligned]:
+def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> Iterator[_View]:
     """The complete views."""
     for view in view_names(layout.root):
         name = f"views/{view}"
@@ -592,7 +562,7 @@ def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> 
             _document(f"{name}/rules.json", view, rules, ViewRulesDocument, findings)
         if document is None:
             continue
-        _report_stale(name, view, document, fingerprint, findings)
+        is_stale = _report_stale(name, view, document, fingerprint, findings)
         try:
             shards, kept = view_shards(layout.root, document)
         except ValueError as error:
@@ -605,8 +575,7 @@ def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> 
                 f"{document.funnel[-1][1]}, its shards {in_shards}"
             )
             findings.add(Damage(kind="view", line=line, name=view))
-        is_stale = fingerprint is not None and document.fingerprint != fingerprint
-        yield _Aligned(view, shards, kept, is_stale)
+        yield _View(view, shards, kept, is_stale)
 
 
 def _report_stale(
@@ -615,14 +584,15 @@ def _report_stale(
     document: ViewDocument | ScoreSetDocument,
     fingerprint: str | None,
     findings: _Findings,
-) -> None:
+) -> bool:
     """Report a score set or view that was made from other shards than those that are there."""
     if fingerprint is None or document.fingerprint == fingerprint:
-        return
+        return False
     is_view = isinstance(document, ViewDocument)
     command = "clipmill filter" if is_view else "clipmill score"
     line = f"{name}: stale: the shards have changed since; run {command} on this pool again"
     findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))
+    return True
 
 
 def _document(name: str, owner: str, path: str, kind: type[T], findings: _Findings) -> T | None:

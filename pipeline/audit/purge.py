@@ -24,6 +24,7 @@ from manifests.aligned import (
     Bundle,
     Change,
     parquet_bytes,
+    remove_view_shards,
     view_names,
     view_shards,
     write_changed,
@@ -36,7 +37,6 @@ from manifests.layout import (
     AblationLayout,
     CommitRecord,
     PoolLayout,
-    shard_folder,
     shard_name,
 )
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
@@ -164,11 +164,17 @@ def purge_scores(
         changed = {"sidecar": record.sidecar_sha256, "stored": record.successes}
         return table, {**metadata, **changed, "scored": scored[shard]}
 
-    # A set that is being made has files of their own for shards of bundles too.
-    files = {shard: layout.score_columns(name, shard) for shard in purged}
-    bundles = AlignedFiles.of_scores(pool, name)
-    _rewrite(pool, {s: path for s, path in files.items() if disk.exists(path)}, change, fence)
-    _rewrite_bundles(pool, bundles, purged, change, fence)
+    _rewrite_bundles(pool, AlignedFiles.of_scores(pool, name), purged, change, fence)
+
+    def rewrite(shard: int) -> None:  # of a set that is being made: not in its bundle yet
+        path = layout.score_part(name, shard)
+        if disk.exists(path):
+            table = disk.read_parquet(path).replace_schema_metadata(None)
+            changed = change(shard, table, dict(disk.read_metadata(path)))
+            disk.write_bytes(path, parquet_bytes(*changed))
+
+    check_fence(pool, fence)
+    in_threads(rewrite, purged)
     return sum(scored.values())
 
 
@@ -176,7 +182,6 @@ def purge_masks(
     pool: str, view: str, purged: Mapping[int, Mask], fence: int | None = None
 ) -> dict[int, int]:
     """`not_stored` for the purged rows in the masks of a view; rows kept of each shard then."""
-    layout = PoolLayout(pool)
     now_kept: dict[int, int] = {}
 
     def change(shard: int, table: pa.Table, metadata: Plain) -> tuple[pa.Table, Plain]:
@@ -187,45 +192,26 @@ def purge_masks(
         changed = pa.Table.from_arrays([kept, rule], schema=table.schema)
         return changed, {**metadata, "kept": now_kept[shard]}
 
-    files = {shard: layout.view_mask(view, shard) for shard in purged if not shard_folder(shard)}
-    _rewrite(pool, {s: path for s, path in files.items() if disk.exists(path)}, change, fence)
     _rewrite_bundles(pool, AlignedFiles.of_view(pool, view), purged, change, fence)
     return now_kept
-
-
-def _rewrite(pool: str, files: Mapping[int, str], change: Change, fence: int | None) -> None:
-    """Write the files of single shards again, some at a time."""
-
-    def rewrite(shard: int) -> None:
-        path = files[shard]
-        table = disk.read_parquet(path).replace_schema_metadata(None)
-        changed = change(shard, table, dict(disk.read_metadata(path)))
-        disk.write_bytes(path, parquet_bytes(*changed))
-
-    check_fence(pool, fence)
-    in_threads(rewrite, files)
 
 
 def _rewrite_bundles(
     pool: str,
     files: AlignedFiles,
-    shards: Iterable[int],
+    shards: Mapping[int, Mask],
     change: Change,
     fence: int | None,
 ) -> None:
     """Write the bundles again that have some of these shards."""
-    by_bundle: dict[str, set[int]] = {}
-    for shard in shards:
-        if shard_folder(shard):
-            by_bundle.setdefault(files.path(shard), set()).add(shard)
 
     def rewrite(path: str) -> None:
         with staged_file(path, alone=True) as staged:
-            write_changed(Bundle(path), staged, by_bundle[path], change)
+            write_changed(Bundle(path), staged, shards, change)
             check_fence(pool, fence)
             disk.publish(staged, path)
 
-    in_threads(rewrite, [path for path in by_bundle if disk.exists(path)])
+    in_threads(rewrite, filter(disk.exists, sorted({files.path(shard) for shard in shards})))
 
 
 def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -243,7 +229,7 @@ def purge_parquet(
     """Remove the content of rows of a part of the pairs or of a file of the plan; how many.
 
     Row groups stay, and their sizes unless the rows go whole: with `drop`, when the footer counts
-    them as lost. One row group is in memory at a time, and only those with such rows are decoded.
+    them as lost. One row group is in memory at a time.
     """
     keys = disk.read_parquet(path, ["uid", "url"])
     chosen = rows_with(keys, uids)
@@ -263,36 +249,22 @@ def purge_parquet(
 
 
 def _write_without(path: str, staged: Path, chosen: Mask, drop: bool, metadata: Plain) -> None:
-    """A copy of a Parquet file. Row groups without a chosen row are copied as bytes."""
+    """A copy of a Parquet file without these rows, or without their content."""
     with disk.open_file(path) as source:
-        file = pq.ParquetFile(source)
+        file = pq.ParquetFile(source, page_checksum_verification=True)
         schema = disk.with_metadata(file.schema_arrow, metadata)
-        sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        masks = np.split(chosen, np.cumsum(sizes)[:-1])
-
-        def changed(group: int) -> pa.Table:
-            table = file.read_row_group(group).cast(schema)
-            if drop:
-                return table.filter(pa.array(~masks[group]))
-            return without_content(table, masks[group], KEPT_IN_PLAN)
-
         options = {"compression": "zstd", "write_page_checksum": True}
-        if all(mask.any() for mask in masks):  # nothing to copy, as in a part of one row group
-            with disk.parquet_writer(staged, schema, **options) as plain:
-                for group in range(len(sizes)):
-                    table = changed(group)
-                    plain.write_table(table, row_group_size=max(1, table.num_rows))
-            return
-        footer = disk.Footer.read(path)
-        with disk.CountedFile(staged) as target:
-            writer = disk.RowGroupWriter(target, schema, **options)
-            fits = writer.fits(footer)
-            for group, mask in enumerate(masks):
-                if fits and not mask.any():
-                    writer.copy(footer, group, disk.read_bytes(path, *footer.range(group)))
+        start = 0
+        with disk.parquet_writer(staged, schema, **options) as target:
+            for group in range(file.num_row_groups):
+                table = file.read_row_group(group).cast(schema)
+                mask = chosen[start : start + len(table)]
+                start += len(table)
+                if drop:
+                    table = table.filter(pa.array(~mask))
                 else:
-                    writer.write(changed(group))
-            writer.finish({})
+                    table = without_content(table, mask, KEPT_IN_PLAN)
+                target.write_table(table, row_group_size=max(1, len(table)))
 
 
 def minus(document: Any, decided: Mapping[str, int], fingerprint: str) -> Any:
@@ -951,19 +923,11 @@ def _purge_views(commits: Commits, rows: FoundRows, journal: Journal, fence: int
         if document.fingerprint == journal.fingerprint and view not in old:
             changed = minus(document, decided, commits.fingerprint)
             disk.remove(layout.view_rules(view))
-            changed = _with_kept(commits, changed, kept)
+            shards, counts = view_shards(commits.pool, document)
+            counts = counts.copy()
+            counts[np.searchsorted(shards, list(kept))] = list(kept.values())
+            table = write_view_shards(commits.pool, view, shards, counts)
+            changed = replace(changed, shards=table)
             disk.write_json(path, changed.document(), sealed=True)
-
-
-def _with_kept(commits: Commits, document: ViewDocument, now: Mapping[int, int]) -> ViewDocument:
-    """The document with the rows that some masks keep now."""
-    if document.shards is not None:
-        names = {shard_name(shard): kept for shard, kept in now.items()}
-        return replace(document, shards={**document.shards, **names})
-    shards, kept = view_shards(commits.pool, document)
-    kept = kept.copy()
-    for shard, count in now.items():
-        kept[np.searchsorted(shards, shard)] = count
-    rows = np.asarray(commits.column("count").to_numpy(), np.int64)
-    table = write_view_shards(commits.pool, document.name, shards, rows, kept)
-    return replace(document, table=table)
+            document = changed
+        remove_view_shards(commits.pool, view, document.shards.file)

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from manifests import disk
+from manifests.aligned import Bundle, BundleWriter
 from manifests.columns import SIDECAR, with_extra
 from manifests.commits import Commits, IndexWriter, read_index_document, rebuild_index
 from manifests.layout import (
     CommitRecord,
     PoolLayout,
-    shard_folder,
     shard_name,
 )
 from manifests.schema import Pair, Recipe
@@ -29,7 +29,7 @@ from pipeline.executor.tickets import Stage, Ticket
 from pipeline.fetch.download import Downloader
 from pipeline.planning.plan_files import is_planned, read_plan, read_shard
 from pipeline.pool.lease import check_fence, read_commit_record, remove_uncommitted
-from pipeline.pool.shard_writer import outcome_row, replace_shard, row_key
+from pipeline.pool.shard_writer import outcome_row, replace_shard, row_key, staged_file
 from pipeline.pool.tars import index_tar, local_copy
 from pipeline.progress.state import measure_commit
 
@@ -320,32 +320,48 @@ def _of_pair(pair: Pair, names: Sequence[str]) -> dict[str, Any]:
 
 def _aligned_files(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[str]:
     """Remove damaged score columns and masks, and then the document that makes them complete: what
-    has none is not looked at by the next repair.
+    has none is not looked at by the next repair. The other columns of a bundle stay.
     """
     layout = PoolLayout(pool)
-    sets: dict[str, list[str]] = {}
-    views: dict[str, list[str]] = {}
+    sets: dict[str, set[int]] = {}
+    views: set[str] = set()
     for damage in wrong:
         if damage.kind in ("scores", "set") and damage.name is not None:
-            sets.setdefault(damage.name, [])
+            shards = sets.setdefault(damage.name, set())
             if damage.shard is not None:
-                sets[damage.name] += _score_files(layout, damage.name, damage.shard)
+                shards.add(damage.shard)
         elif damage.kind in ("mask", "view") and damage.name is not None:
-            views.setdefault(damage.name, [])
-            if damage.shard is not None:
-                mask_file = layout.view_bundle if shard_folder(damage.shard) else layout.view_mask
-                views[damage.name].append(mask_file(damage.name, damage.shard))
+            views.add(damage.name)
     check_fence(pool, fence)
-    for name, files in sorted(sets.items()):
-        for path in [*files, layout.score_set_json(name)]:
-            disk.remove(path)
-        yield f"scores/{name}: damaged files removed; run clipmill score on this pool again"
-    for name, files in sorted(views.items()):
-        for path in [*files, layout.view_rules(name), layout.view_json(name)]:
-            disk.remove(path)
+    for name, shards in sorted(sets.items()):
+        by_bundle: dict[str, set[int]] = {}
+        for shard in shards:
+            by_bundle.setdefault(layout.score_bundle(name, shard), set()).add(shard)
+        for path, of_bundle in by_bundle.items():
+            _keep_others(path, of_bundle, partial(check_fence, pool, fence))
+        disk.remove(layout.score_set_json(name))
+        yield f"scores/{name}: damaged columns removed; run clipmill score on this pool again"
+    for name in sorted(views):
+        folder = disk.join(layout.views, name)
+        for file in disk.list_names(folder):
+            disk.remove(disk.join(folder, file))
+        disk.remove(layout.view_json(name))
         yield f"views/{name}: damaged files removed; run clipmill filter on this pool again"
 
 
-def _score_files(layout: PoolLayout, name: str, shard: int) -> list[str]:
-    files = [layout.score_columns(name, shard)]
-    return [*files, layout.score_bundle(name, shard)] if shard_folder(shard) else files
+def _keep_others(path: str, shards: set[int], check: Callable[[], None]) -> None:
+    """Remove the columns of some shards from a bundle; all of it where its footer is damaged."""
+    try:
+        bundle = Bundle(path)
+    except FileNotFoundError:
+        return
+    except ValueError:
+        disk.remove(path)
+        return
+    with staged_file(path, alone=True) as staged:
+        with BundleWriter(staged, bundle.schema) as writer:
+            for name in bundle.shards:
+                if int(name) not in shards:
+                    writer.add(name, bundle.read(name), bundle.metadata(name))
+        check()
+        disk.publish(staged, path)

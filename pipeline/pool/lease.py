@@ -28,7 +28,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from manifests import disk
@@ -36,11 +35,8 @@ from manifests.columns import SIDECAR
 from manifests.commits import Commits, read_commits
 from manifests.layout import (
     COMMIT_SUFFIX,
-    FLAT_SHARDS,
-    SHARDS_PER_FOLDER,
     CommitRecord,
     PoolLayout,
-    list_shard_files,
     revised_name,
     shard_name,
 )
@@ -134,10 +130,7 @@ def remove_uncommitted(pool: str) -> list[str]:
     """
     folder = PoolLayout(pool).shards
     commits = read_commits(pool, ["tar"])
-    leftovers: list[str] = []
-    for path, names in list_shard_files(pool):
-        in_folder = path.rpartition("/")[2] if path != folder else ""
-        leftovers += _leftovers(path, names, _committed_files(commits, in_folder))
+    leftovers = _leftovers(folder, disk.list_names(folder), _committed_files(commits))
     for path in leftovers:
         disk.remove(path)
     return [path.removeprefix(f"{folder}/") for path in leftovers]
@@ -164,12 +157,9 @@ def remove_partial_files(pool: str) -> list[str]:
     return removed
 
 
-def _committed_files(commits: Commits, folder: str) -> set[str]:
-    """The names of the tars and sidecars of the shards of one folder; "" is the flat one."""
-    first = int(folder) * SHARDS_PER_FOLDER if folder else 0
-    end = first + SHARDS_PER_FOLDER if folder else FLAT_SHARDS
-    start, stop = np.searchsorted(commits.shards, [first, end]).tolist()
-    rows = commits.table.slice(start, stop - start)
+def _committed_files(commits: Commits) -> set[str]:
+    """The names of the tars and sidecars of all shards."""
+    rows = commits.table
     files = set(rows["tar"].to_pylist())
     shards, revisions = rows["shard"].to_pylist(), rows["revision"].to_pylist()
     for shard, revision in zip(shards, revisions, strict=True):
@@ -178,14 +168,15 @@ def _committed_files(commits: Commits, folder: str) -> set[str]:
 
 
 def _leftovers(folder: str, names: Sequence[str], committed: set[str]) -> list[str]:
-    """Paths of the files of shards in one folder that are not committed, and of partial files."""
+    """Paths of the files of shards that are not committed, and of partial files."""
     leftovers = []
-    for name in sorted(set(names) - committed):
+    records = set(names)
+    for name in sorted(records - committed):
         match = SHARD_FILE.match(name)
         if match is None:
             continue
         record = f"{match[1]}{COMMIT_SUFFIX}"
-        if record in names and _is_named(disk.join(folder, record), name):
+        if record in records and _is_named(disk.join(folder, record), name):
             continue  # by a record that the index does not have
         path = disk.join(folder, name)
         if match[3] == "tar":

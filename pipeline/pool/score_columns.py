@@ -7,11 +7,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from manifests.aligned import AlignedFiles, score_shards
+from manifests.aligned import AlignedFiles
 from manifests.commits import Commits
 from manifests.layout import CommitRecord, PoolLayout
 from manifests.records import ScoreSetDocument
@@ -27,8 +26,7 @@ class ScoreColumns:
         """ValueError where the set is of other shards than those of `commits`."""
         self.name, self._commits = name, commits
         self._files = AlignedFiles.of_scores(commits.pool, name)
-        shards, self._uids = score_shards(commits.pool, document)
-        if not np.array_equal(shards, commits.shards):
+        if document.fingerprint != commits.fingerprint:
             raise ValueError(f"{commits.pool}: scores {name} are of other shards; score it again")
 
     def read(self, position: int, columns: Sequence[str]) -> pa.Table:
@@ -40,10 +38,9 @@ class ScoreColumns:
         """
         shard = int(self._commits.shards[position])
         table, metadata = self._files.read(shard, columns)
-        same_uids = metadata.get("uids") == self._uids[position].as_py().hex()
         sidecar = self._commits.column("sidecar_sha256")[position].as_py().hex()
         rows = self._commits.column("count")[position].as_py()
-        if not (same_uids and metadata.get("sidecar") == sidecar and table.num_rows == rows):
+        if metadata.get("sidecar") != sidecar or table.num_rows != rows:
             path = self._files.path(shard)
             folder = path.rpartition("/")[0]
             raise ValueError(
@@ -58,16 +55,14 @@ def read_scores(files: AlignedFiles, record: CommitRecord, columns: Sequence[str
 
     ValueError where they are missing or of other rows.
     """
-    try:
+    if files.has(record.shard):
         table, metadata = files.read(record.shard, columns)
-    except FileNotFoundError:
-        table, metadata = None, {}
-    if metadata.get("sidecar") != record.sidecar_sha256 or table.num_rows != record.count:
-        raise ValueError(
-            f"{files.path(record.shard)} does not have the columns of shard {record.shard} as it "
-            "is committed now; run clipmill score again"
-        )
-    return table
+        if metadata.get("sidecar") == record.sidecar_sha256 and table.num_rows == record.count:
+            return table
+    raise ValueError(
+        f"{files.path(record.shard)} does not have the columns of shard {record.shard} as it is "
+        "committed now; run clipmill score again"
+    )
 
 
 def commit_columns(
@@ -79,11 +74,12 @@ def commit_columns(
     scored: int,
     fence: int | None,
 ) -> int:
-    """Create the file of a shard in the set `name`; returns the rows that have all columns.
+    """Create the file of a shard that waits for the bundle of the set `name`; returns the rows that
+    have all columns.
 
     Columns of the same rows that another worker has committed in the meantime stay.
     """
-    path = layout.score_columns(name, shard)
+    path = layout.score_part(name, shard)
     check_fence(layout.root, fence)
     try:
         disk.create_bytes(path, content)

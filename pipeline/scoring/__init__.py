@@ -3,10 +3,10 @@
 Rows to score columns: one decode of an image serves all filters of a pass, models are loaded once
 per worker.
 
-Reads `shards/`. Writes `scores/NAME@ID/SHARD.parquet`, bundles of later shards, `shards.parquet`
-of a large pool, then `scores/NAME@ID/scores.json` (`ScoreSetDocument`). NAME is that of the
-instance. ID is a hash of the filter's own name, version, options, weights and of the ids of the
-sets that it reads.
+Reads `shards/`. Writes `scores/NAME@ID/NNNNN/SHARD.parquet` while shards are scored, then
+`bundle-NNNNN.parquet` of a thousand of them in their place, then `scores/NAME@ID/scores.json`
+(`ScoreSetDocument`). NAME is that of the instance. ID is a hash of the filter's own name, version,
+options, weights and of the ids of the sets that it reads.
 
 Invariants:
 

@@ -21,14 +21,7 @@ from filters.base import FilterBase, PoolFilter, set_id
 from manifests import disk
 from manifests.aligned import Bundle, BundleWriter
 from manifests.commits import Commits, read_commits
-from manifests.layout import (
-    FLAT_SHARDS,
-    SHARDS_PER_FOLDER,
-    PoolLayout,
-    bundle_name,
-    shard_folder,
-    shard_name,
-)
+from manifests.layout import BUNDLE_SHARDS, PoolLayout, bundle_name, bundle_number, shard_name
 from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import FilterSpec, Recipe
 from manifests.text import printable
@@ -397,8 +390,7 @@ def _nothing_committed(pool: str) -> str:
 
 
 # --------------------------------------------------------------------------------------------------
-# Score columns of shards from FLAT_SHARDS on: a file each while they are scored, then a bundle for
-# a thousand of them.
+# Score columns: a file for each shard while they are scored, then a bundle for a thousand of them.
 #
 # A bundle is published whole before the files in it are removed, so that a process that is killed
 # in between costs nothing but the work of making it again.
@@ -407,14 +399,16 @@ def _nothing_committed(pool: str) -> str:
 READERS = 16  # footers that are read at a time: a remote store answers each after about 30 ms
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetMetadata:
-    """What the files of a score set say of its shards, in the order of the shards."""
+FEW_BUNDLES = 8  # that are made in this process: workers would take longer to start
 
-    uids: list[str]  # checksum of the uids
-    rows: NDArray[np.int64]
-    stored: NDArray[np.int64]
-    scored: NDArray[np.int64]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetCounts:
+    """Sums of what the bundles of a score set say of the shards."""
+
+    rows: int
+    stored: int
+    scored: int
     seconds: float
 
 
@@ -423,71 +417,70 @@ def scored_shards(commits: Commits, name: str, fingerprint: str | None = None) -
 
     fingerprint: of columns that depend on the whole pool, that of the pool that they must be of.
     """
-    layout = PoolLayout(commits.pool)
-    top = set(disk.list_names(layout.score_set(name)))
     sidecars = commits.column("sidecar_sha256")
     scored = np.zeros(len(commits), np.bool_)
-
-    def look(positions: range) -> None:
-        by_shard = _metadata_of(layout, name, commits.shards[positions.start : positions.stop], top)
+    for positions, by_shard in _metadata(commits, name):
         for position in positions:
             metadata = by_shard.get(int(commits.shards[position]))
             if metadata is not None:
-                expected = sidecars[position].as_py().hex()
-                is_same = metadata.get("sidecar") == expected
+                is_same = metadata.get("sidecar") == sidecars[position].as_py().hex()
                 scored[position] = is_same and metadata.get("pool") == fingerprint
-
-    with ThreadPoolExecutor(READERS) as threads:
-        list(threads.map(look, _runs(commits.shards)))
     return scored
 
 
-def read_metadata(commits: Commits, name: str) -> SetMetadata:
-    """What is written about all shards of a complete set."""
-    layout = PoolLayout(commits.pool)
-    top = set(disk.list_names(layout.score_set(name)))
-    counts = {key: np.zeros(len(commits), np.int64) for key in ("rows", "stored", "scored")}
-    uids = [""] * len(commits)
-    seconds = np.zeros(len(commits))
-
-    def look(positions: range) -> None:
-        by_shard = _metadata_of(layout, name, commits.shards[positions.start : positions.stop], top)
+def count_scores(commits: Commits, name: str) -> SetCounts:
+    """The counts of a complete set."""
+    counts: Counter[str] = Counter()
+    for positions, by_shard in _metadata(commits, name):
         for position in positions:
             metadata = by_shard[int(commits.shards[position])]
-            uids[position], seconds[position] = metadata["uids"], metadata["seconds"]
-            for key, values in counts.items():
-                values[position] = metadata[key]
+            counts.update({key: metadata[key] for key in ("rows", "stored", "scored", "seconds")})
+    return SetCounts(
+        rows=counts["rows"],
+        stored=counts["stored"],
+        scored=counts["scored"],
+        seconds=float(counts["seconds"]),
+    )
 
+
+Metadata = Mapping[int, Mapping[str, Any]]  # shard -> what is written about its rows
+
+
+def _metadata(commits: Commits, name: str) -> Iterator[tuple[range, Metadata]]:
+    """For each bundle: positions of its shards, and what is written about those that it has."""
+    layout = PoolLayout(commits.pool)
+    there = set(disk.list_names(layout.score_set(name)))
+
+    def look(positions: range) -> Metadata:
+        return _metadata_of(layout, name, commits.shards[positions.start : positions.stop], there)
+
+    runs = bundle_runs(commits)
     with ThreadPoolExecutor(READERS) as threads:
-        list(threads.map(look, _runs(commits.shards)))
-    return SetMetadata(uids=uids, seconds=float(sum(seconds)), **counts)
+        yield from zip(runs, threads.map(look, runs), strict=True)
 
 
-def _runs(shards: NDArray[np.int64]) -> Iterator[range]:
-    """Ranges of positions: one for each bundle, and for each hundred flat shards."""
-    keys = np.where(shards < FLAT_SHARDS, shards // 100 - FLAT_SHARDS, shards // SHARDS_PER_FOLDER)
-    starts = np.flatnonzero(np.diff(keys, prepend=keys[:1] - 1)).tolist() if len(shards) else []
-    for start, stop in zip(starts, [*starts[1:], len(shards)], strict=True):
-        yield range(start, stop)
+def bundle_runs(commits: Commits) -> list[range]:
+    """The positions of the shards of each bundle."""
+    starts = np.flatnonzero(np.diff(commits.shards // BUNDLE_SHARDS, prepend=-1)).tolist()
+    return [range(*ends) for ends in itertools.pairwise([*starts, len(commits)])]
 
 
 def _metadata_of(
-    layout: PoolLayout, name: str, shards: NDArray[np.int64], top: set[str]
-) -> dict[int, Mapping[str, Any]]:
-    """What is written about some shards of one run: a file of its own is newer than the bundle."""
+    layout: PoolLayout, name: str, shards: NDArray[np.int64], there: set[str]
+) -> Metadata:
+    """The same of one bundle. A file of its own is newer than the bundle. `there`: the files of
+    the set."""
     first = int(shards[0])
-    folder = shard_folder(first)
     by_shard: dict[int, Mapping[str, Any]] = {}
-    names = top
-    if folder:
-        if bundle_name(first) in top:
-            bundle = Bundle(layout.score_bundle(name, first))
-            by_shard |= {int(shard): metadata for shard, metadata in bundle.shards.items()}
-        singles = disk.join(layout.score_set(name), folder)
-        names = set(disk.list_names(singles, ".parquet")) if folder in top else set()
-    for shard in shards.tolist():
-        if f"{shard_name(shard)}.parquet" in names:
-            by_shard[shard] = disk.read_metadata(layout.score_columns(name, shard))
+    if bundle_name(first) in there:
+        bundle = Bundle(layout.score_bundle(name, first))
+        by_shard |= {int(shard): metadata for shard, metadata in bundle.shards.items()}
+    if f"{bundle_number(first):05d}" in there:
+        files = set(disk.list_names(layout.score_parts(name, first), ".parquet"))
+        waiting = [s for s in shards.tolist() if f"{shard_name(s)}.parquet" in files]
+        paths = [layout.score_part(name, shard) for shard in waiting]
+        with ThreadPoolExecutor(READERS) as threads:
+            by_shard |= dict(zip(waiting, threads.map(disk.read_metadata, paths), strict=True))
     return by_shard
 
 
@@ -503,22 +496,21 @@ def make_bundles(
     layout = PoolLayout(commits.pool)
     tickets = []
     for name in sets:
-        top = set(disk.list_names(layout.score_set(name)))
-        for positions in _runs(commits.shards):
-            first = int(commits.shards[positions.start])
-            folder = shard_folder(first)
-            if folder and (folder in top or bundle_name(first) not in top):
-                payload = {
-                    "set": name,
-                    "shards": commits.shards[positions.start : positions.stop].tolist(),
-                }
-                tickets.append(Ticket(id=f"{name}/{folder}", group=folder, payload=payload))
+        there = set(disk.list_names(layout.score_set(name)))
+        for positions in bundle_runs(commits):
+            shards = commits.shards[positions.start : positions.stop].tolist()
+            number = f"{bundle_number(shards[0]):05d}"
+            if number in there or bundle_name(shards[0]) not in there:
+                payload = {"set": name, "shards": shards}
+                tickets.append(Ticket(id=f"{name}/{number}", group=number, payload=payload))
     if not tickets:
         return {}
     logger.info("%d bundles of a thousand shards to make", len(tickets))
     stage = Stage(
         name="bundle", work=make_bundle_worker, config={"pool": commits.pool, "fence": fence}
     )
+    if len(tickets) <= FEW_BUNDLES:
+        engine = "inline"
     return dict(execute(stage, tickets, engine=engine).failed)
 
 
@@ -544,7 +536,7 @@ def write_bundle(pool: str, name: str, shards: Sequence[int], fence: int | None 
     """
     layout = PoolLayout(pool)
     path = layout.score_bundle(name, shards[0])
-    folder = disk.join(layout.score_set(name), shard_folder(shards[0]))
+    folder = layout.score_parts(name, shards[0])
     singles = set(disk.list_names(folder, ".parquet"))
     before = Bundle(path) if disk.exists(path) else None
     with staged_file(path, alone=True) as staged:

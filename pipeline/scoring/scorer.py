@@ -16,7 +16,7 @@ from filters.base import Filter, FilterBase, PoolFilter, options_of
 from filters.columns import valid_in_all
 from filters.table import Table
 from manifests import disk, ray_runtime
-from manifests.aligned import has_table, parquet_bytes, write_score_shards
+from manifests.aligned import parquet_bytes
 from manifests.commits import Commits
 from manifests.layout import PoolLayout, shard_name
 from manifests.records import ScoreSetDocument
@@ -30,8 +30,8 @@ from pipeline.pool.score_columns import commit_columns
 from pipeline.progress.state import measure_scored
 from pipeline.scoring.score_sets import (
     PoolSets,
+    count_scores,
     make_bundles,
-    read_metadata,
     read_score_set,
     scored_shards,
     shards_with_rows,
@@ -126,8 +126,8 @@ def _commit(
 # once per worker.
 #
 # A filter that reads columns of others runs in a later pass than those. A shard's columns are
-# committed by their rename into POOL/scores/NAME@ID/; scores.json is written when all shards are
-# there. What is scored already is not scored again, under whatever name of an instance.
+# committed by their rename into POOL/scores/NAME@ID/ and then bundled; scores.json is written when
+# all shards are there. What is scored already is not scored again, under whatever name.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -408,19 +408,7 @@ def _write_document(job: _Job, commits: Commits, seconds: float) -> None:
     of the whole pool have none, so that their bytes are the same each time.
     """
     layout = PoolLayout(commits.pool)
-    metadata = read_metadata(commits, job.name)
-    shards, table = None, None
-    if has_table(len(commits)):
-        table = write_score_shards(
-            commits.pool,
-            job.name,
-            commits.shards,
-            metadata.uids,
-            metadata.rows,
-            metadata.scored,
-        )
-    else:
-        shards = dict(zip(commits.names(), metadata.uids, strict=True))
+    counts = count_scores(commits, job.name)
     instance, filter_ = job.instance, job.instance.filter
     document = ScoreSetDocument(
         name=instance.name,
@@ -429,13 +417,11 @@ def _write_document(job: _Job, commits: Commits, seconds: float) -> None:
         options=options_of(filter_),
         identity=filter_.identity(),
         columns=tuple(instance.columns()),
-        shards=shards,
-        table=table,
         fingerprint=commits.fingerprint,
-        rows=int(metadata.rows.sum()),
-        stored=int(metadata.stored.sum()),
-        scored=int(metadata.scored.sum()),
-        seconds=round(metadata.seconds + seconds, 3),
+        rows=counts.rows,
+        stored=counts.stored,
+        scored=counts.scored,
+        seconds=round(counts.seconds + seconds, 3),
         kind=None if instance.is_own_kind else instance.kind,
         reads=job.reads or None,
         whole_pool=True if job.whole_pool else None,

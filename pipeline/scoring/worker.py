@@ -43,10 +43,15 @@ def make_copier(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]
     """
     layout, fence = PoolLayout(str(config["pool"])), config.get("fence")
     target, names = str(config["target"]), dict(config["columns"])
-    source = AlignedFiles.of_scores(layout.root, str(config["source"]))
+    source = str(config["source"])
+    bundles = AlignedFiles.of_scores(layout.root, source)
 
     def work(ticket: Ticket) -> dict[str, Any]:
-        table, metadata = source.read(ticket.id, list(names))
+        part = layout.score_part(source, ticket.id)
+        if disk.exists(part):  # newer than the bundle
+            table, metadata = disk.read_parquet(part), disk.read_metadata(part)
+        else:
+            table, metadata = bundles.read(ticket.id, list(names))
         renamed = table.select(list(names)).rename_columns(list(names.values()))
         content = parquet_bytes(renamed, metadata)
         scored = int(metadata["scored"])

@@ -7,8 +7,8 @@ The SQL of rules is in expressions, after `connections.py`; what rules and views
 outcomes, after `choose.py`.
 
 Reads what is committed (`manifests/commits`), sidecars, `scores/NAME@ID/`. Writes
-`views/NAME/SHARD.parquet` and `bundle-FOLDER.parquet` (masks), `rules.json` (what each of several
-rules rejects, and alone), `shards.parquet` of a pool of more than 3,000 shards, then
+`views/NAME/bundle-NNNNN.parquet` (the masks of a thousand shards), `rules.json` (what each of
+several rules rejects, and alone), `shards-HASH.parquet` (the rows kept of each shard), then
 `views/NAME.json` (`ViewDocument`).
 
 Public names: `check_views`, `choose_views`, `random_like`, `hash_view`, `is_selected`,

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,23 +28,18 @@ from filters.columns import instance_column
 from manifests import disk
 from manifests.aligned import (
     AlignedFiles,
-    BundleWriter,
-    count_shards,
-    has_table,
-    parquet_bytes,
+    BundlesWriter,
+    remove_view_shards,
     view_names,
     write_view_shards,
 )
 from manifests.columns import SIDECAR, VIEW, shared_name, with_extra
 from manifests.commits import Commits, read_commits
 from manifests.layout import (
-    FLAT_SHARDS,
     NOT_STORED,
-    SHARDS_PER_FOLDER,
     PoolLayout,
     bundle_name,
     random_view_name,
-    shard_folder,
     shard_name,
 )
 from manifests.records import ScoreSetDocument, ViewDocument, ViewRulesDocument, read_document
@@ -53,7 +47,12 @@ from manifests.schema import Recipe, Rule, View
 from pipeline.pool.lease import check_fence
 from pipeline.pool.score_columns import ScoreColumns
 from pipeline.pool.uid_hashes import Bytes, RowsHash, row_bits, row_keys, row_spill, sorted_rows
-from pipeline.scoring.score_sets import PoolSets, complete_score_sets, shards_with_rows
+from pipeline.scoring.score_sets import (
+    PoolSets,
+    bundle_runs,
+    complete_score_sets,
+    shards_with_rows,
+)
 from pipeline.views.choose import Part, Selection, check, choose_parts
 from pipeline.views.row_tests import few_collections, map_units
 from pipeline.views.rules import (
@@ -193,10 +192,8 @@ def list_columns(pool: str) -> list[Column]:
 def _columns_of_set(
     pool: str, set_name: str, document: ScoreSetDocument, shard: str
 ) -> Iterator[Column]:
-    """The columns of a score set; their types are those of its file of `shard`."""
-    files = AlignedFiles.of_scores(pool, set_name)
-    path = files.path(shard)
-    schema = files.bundle(shard).schema if shard_folder(shard) else disk.read_schema(path)
+    """The columns of a score set; their types are those of its bundle of `shard`."""
+    schema = AlignedFiles.of_scores(pool, set_name).bundle(shard).schema
     meanings = document.meanings or {}
     if document.filter_kind in FILTERS:
         filter_class = FILTERS[document.filter_kind]
@@ -233,7 +230,7 @@ def column_lines(columns: Iterable[Column]) -> Iterator[str]:
 # The columns of a pool's shards, from sidecars and score sets, in parts of bounded size.
 
 
-UNIT_SHARDS = 100  # flat shards that one thread works on, at most
+UNIT_SHARDS = 100  # that one thread works on, at most
 UNIT_ROWS = 100_000  # rows of those shards: a million rows give work to ten threads
 PART_ROWS = 200_000  # rows that a thread has in memory, and at least one shard
 KEPT_ROWS = 1_000_000  # a pool of at most so many rows is read once, whatever the passes over it
@@ -241,7 +238,7 @@ ScoreSets = Mapping[str, tuple[str, ScoreSetDocument]]  # instance -> (NAME@ID, 
 
 
 class JoinedColumns:
-    """A pool as the source of `choose_parts`: units of a thousand shards, 100 of the flat ones."""
+    """A pool as the source of `choose_parts`, in units of at most 100 shards."""
 
     def __init__(self, commits: Commits, columns: Collection[str], sets: ScoreSets) -> None:
         self.commits = commits
@@ -347,26 +344,19 @@ class JoinedColumns:
 
 
 def _unit_bounds(commits: Commits) -> list[int]:
-    """Where the units begin and end in the list of shards: a bundle is never cut."""
-    shards = commits.shards
-    flat = int(np.searchsorted(shards, FLAT_SHARDS))
-    rows = int(commits.column("count").slice(0, flat).to_numpy().sum())
-    step = max(1, min(UNIT_SHARDS, UNIT_ROWS * flat // max(1, rows)))
-    bounds = list(range(0, flat, step))
-    folders = shards[flat:] // SHARDS_PER_FOLDER
-    starts = np.flatnonzero(np.diff(folders, prepend=-1)) + flat
-    return [*bounds, *starts.tolist(), len(shards)]
+    """Where the units begin and end in the list of shards."""
+    shards, rows = len(commits), commits.sum("count")
+    step = max(1, min(UNIT_SHARDS, UNIT_ROWS * shards // max(1, rows)))
+    return [*range(0, shards, step), shards]
 
 
 # --------------------------------------------------------------------------------------------------
 # The masks of a view as files: written into a folder that nobody reads, then published.
 #
-# A flat shard has a file of its own, the others share a bundle per thousand. What a killed
-# process left in such a folder is removed before the next view is written.
+# Units are worked on in any order and written in theirs, so that bytes do not depend on threads.
+# What a killed process left in such a folder is removed before the next view is written.
 
 
-PUBLISHERS = 8  # files that are published at a time
-SYNCED_FILES = 64  # more files than that are made to last by one sync of the whole machine
 PARTIAL = ".partial-"
 
 
@@ -378,6 +368,7 @@ class MaskFiles:
         self.commits: Commits = source.commits
         self._layout = PoolLayout(self.commits.pool)
         self._folders = {view: _partial_folder(self._layout, view) for view in views}
+        self._views = {view: ViewMasks(folder) for view, folder in self._folders.items()}
         self.kept = {view: np.zeros(len(self.commits), np.int64) for view in views}
         # One bit a row: what the hash of the rows is made from.
         self._bits: dict[str, list[NDArray[np.uint8]]] = {}
@@ -394,15 +385,9 @@ class MaskFiles:
     def open_sink(self, view: str, unit: int) -> Iterator[UnitMasks]:
         """Where the masks of the shards of one unit go."""
         positions = self._source.shards_of(unit)
-        folder = self._folders[view]
-        name = bundle_name(int(self.commits.shards[positions.start]))
-        unit_masks = UnitMasks(folder, None, view)
-        if not name:
-            yield unit_masks
-        else:
-            with BundleWriter(folder / name, VIEW) as writer:
-                unit_masks.writer = writer
-                yield unit_masks
+        unit_masks = UnitMasks(view)
+        yield unit_masks
+        self._views[view].add(unit, unit_masks.masks)
         self.kept[view][positions.start : positions.stop] = unit_masks.kept
         self._bits[view][positions.start : positions.stop] = unit_masks.bits
 
@@ -413,77 +398,62 @@ class MaskFiles:
         command has taken the lease over: its masks stay.
         """
         folder = self._folders[view]
-        names = sorted(os.listdir(folder))
-        if not disk.is_url(self._layout.root):
-            _make_last([folder / name for name in names])
+        self._views[view].writer.close()
         target = disk.join(self._layout.views, view)
-        if not disk.is_url(target):
-            disk.local_path(target).mkdir(parents=True, exist_ok=True)
-
-        def move(name: str) -> None:
-            path = disk.join(target, name)
+        for name in sorted(os.listdir(folder)):
             check_fence(self.commits.pool, fence)
-            if disk.is_url(path):
-                disk.publish(folder / name, path)
-            else:
-                os.replace(folder / name, disk.local_path(path))
-
-        with ThreadPoolExecutor(PUBLISHERS) as threads:
-            list(threads.map(move, names))
-        disk.sync_folder(target)
+            disk.publish(folder / name, disk.join(target, name))
 
     def remove(self) -> None:
         """Remove what was not published."""
-        for folder in self._folders.values():
+        for view, folder in self._folders.items():
+            self._views[view].writer.close(ValueError("it is not published"))
             shutil.rmtree(folder, ignore_errors=True)
 
 
 class UnitMasks:
     """The masks of consecutive shards."""
 
-    def __init__(self, folder: Path, writer: BundleWriter | None, view: str) -> None:
-        self.writer = writer
+    def __init__(self, view: str) -> None:
+        self.masks: list[tuple[str, pa.Table, dict[str, Any]]] = []  # what a bundle takes
         self.kept: list[int] = []  # rows that are kept, by shard
         self.bits: list[NDArray[np.uint8]] = []  # which ones, one bit a row, by shard
-        self._folder, self._view = folder, view
+        self._view = view
 
     def add(self, shard: str, mask: pa.Table) -> None:
         """The mask of the next shard, of schema VIEW."""
         kept_rows = mask["kept"].to_numpy()
-        kept = int(kept_rows.sum())
-        self.kept.append(kept)
+        self.kept.append(int(kept_rows.sum()))
         self.bits.append(np.packbits(kept_rows))
         # Whose rows these are: masks of two shards or views may keep as many.
-        metadata = {"kept": kept, "shard": shard_name(shard), "view": self._view}
-        if self.writer is not None:
-            self.writer.add(shard, mask, metadata)
-        else:
-            content = parquet_bytes(mask, metadata)
-            path = self._folder / f"{shard_name(shard)}.parquet"
-            with disk.naming(path):
-                path.write_bytes(content)
-                disk.check_size(path, len(content))
+        metadata = {"kept": self.kept[-1], "shard": shard_name(shard), "view": self._view}
+        self.masks.append((shard, mask, metadata))
 
 
-def has_masks(commits: Commits, view: str) -> bool:
+class ViewMasks:
+    """Writes the masks of a view; units that come too early wait."""
+
+    def __init__(self, folder: Path) -> None:
+        self.writer = BundlesWriter(folder, VIEW)
+        self._waiting: dict[int, list[tuple[str, pa.Table, dict[str, Any]]]] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def add(self, unit: int, masks: list[tuple[str, pa.Table, dict[str, Any]]]) -> None:
+        """The masks of a unit."""
+        with self._lock:
+            self._waiting[unit] = masks
+            while self._next in self._waiting:
+                for shard, mask, metadata in self._waiting.pop(self._next):
+                    self.writer.add(shard, mask, metadata)
+                self._next += 1
+
+
+def has_masks(commits: Commits, document: ViewDocument) -> bool:
     """True where every file of a view is there, so that it need not be made again."""
-    layout = PoolLayout(commits.pool)
-    names = set(disk.list_names(disk.join(layout.views, view)))
-    flat = int(np.searchsorted(commits.shards, FLAT_SHARDS))
-    needed = {f"{shard_name(shard)}.parquet" for shard in commits.shards[:flat].tolist()}
-    later = commits.shards[flat:]
-    _, first = np.unique(later // SHARDS_PER_FOLDER, return_index=True)
-    needed |= {bundle_name(shard) for shard in later[first].tolist()}
-    if has_table(len(commits)):
-        needed.add("shards.parquet")
-    return needed <= names
-
-
-def kept_by_shard(commits: Commits, kept: NDArray[np.int64]) -> dict[str, int] | None:
-    """Kept rows by shard for the document of a view; None for a pool that has a file for them."""
-    if has_table(len(commits)):
-        return None
-    return dict(zip(commits.names(), kept.tolist(), strict=True))
+    names = set(disk.list_names(disk.join(PoolLayout(commits.pool).views, document.name)))
+    needed = {bundle_name(int(commits.shards[run.start])) for run in bundle_runs(commits)}
+    return needed | {document.shards.file} <= names
 
 
 def _partial_folder(layout: PoolLayout, view: str) -> Path:
@@ -496,16 +466,6 @@ def _partial_folder(layout: PoolLayout, view: str) -> Path:
     folder = parent / f".{view}{PARTIAL}{secrets.token_hex(4)}"
     folder.mkdir(parents=True)
     return folder
-
-
-def _make_last(files: Sequence[Path]) -> None:
-    """Have the content of files survive a power failure."""
-    if len(files) > SYNCED_FILES:
-        os.sync()
-        return
-    for path in files:
-        with open(path, "rb") as f:
-            os.fsync(f.fileno())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -679,7 +639,7 @@ def choose_views(
             nan_is_missing=can_meet_nan(recipe.views, name, kinds) or None,
         )
         document = read_view(pool, name)
-        if document is not None and inputs.made(document) and has_masks(commits, name):
+        if document is not None and inputs.made(document) and has_masks(commits, document):
             documents[name] = document
             continue
         before[name] = document
@@ -722,7 +682,7 @@ def random_like(
             nan_is_missing=model.nan_is_missing,
         )
         document = read_view(pool, name)
-        if document is not None and inputs.made(document) and has_masks(commits, name):
+        if document is not None and inputs.made(document) and has_masks(commits, document):
             documents[name] = document
         else:
             views.append(View(name=name, rules=(rule,)))
@@ -887,10 +847,8 @@ def write_view(
     disk.sync_folder(layout.views)
     masks.publish(name, fence)
     check_fence(commits.pool, fence)
-    table = None
-    if has_table(len(commits)):
-        rows = commits.column("count").to_numpy()
-        table = write_view_shards(commits.pool, name, commits.shards, rows, kept)
+    remove_view_shards(commits.pool, name)
+    shards = write_view_shards(commits.pool, name, commits.shards, kept)
     disk.remove(layout.view_rules(name))
     if selection.effects:
         effects = ViewRulesDocument(
@@ -909,8 +867,7 @@ def write_view(
         scores=inputs.scores,
         rows_sha256=rows_sha256,
         nan_is_missing=inputs.nan_is_missing,
-        shards=kept_by_shard(commits, kept),
-        table=table,
+        shards=shards,
     )
     check_fence(commits.pool, fence)
     disk.write_json(layout.view_json(name), document.document(), sealed=True)
@@ -930,7 +887,7 @@ def _change_line(before: ViewDocument, after: ViewDocument) -> str:
         old, new = sorted(before.scores.values()), sorted(after.scores.values())
         changes.append(f"scores were {', '.join(old)} and are {', '.join(new)}")
     if before.fingerprint != after.fingerprint:
-        changes.append(f"the pool had {count_shards(before)} shards and has {count_shards(after)}")
+        changes.append(f"the pool had {before.shards.count} shards and has {after.shards.count}")
     return (
         f"view {after.name} changed: {'; '.join(changes)}; "
         f"it kept {before.kept} rows and keeps {after.kept}"
@@ -965,7 +922,7 @@ def selected_view(commits: Commits, name: str, where: str) -> ViewDocument | Non
     document = read_view(commits.pool, name)
     if document is None or document.rows_sha256 is None or not inputs.made(document):
         return None  # a purge has removed some of its rows
-    return document if has_masks(commits, name) else None
+    return document if has_masks(commits, document) else None
 
 
 def write_selected_view(

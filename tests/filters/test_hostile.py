@@ -264,7 +264,7 @@ def test_a_filter_of_a_user(
         assert complete == []  # the next command continues with `caption`
         if expected_status == 3:
             (of_caption,) = [each for each in sets if each.startswith("caption@")]
-            assert disk.exists(PoolLayout(pool).score_columns(of_caption, 0))
+            assert disk.exists(PoolLayout(pool).score_part(of_caption, 0))
             assert [each for each in sets if each.startswith("mine@")] == []
     else:
         assert sorted(complete) == sorted(sets)

@@ -12,11 +12,11 @@ import pytest
 from filters.base import Batch
 from filters.page import Page
 from manifests import disk
-from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views
+from tests.support.bundles import scores_of
 from tests.support.small_pool import jpeg
 
 PAGE = FilterSpec(name="page")
@@ -63,7 +63,7 @@ def test_rules_read_the_page(tmp_path: Path) -> None:
     report = score(pool, recipe.filters, engine="inline")
     ((name, state),) = report["sets"].items()
     assert (state["stored"], state["scored"]) == (5, 5)
-    table = disk.read_parquet(PoolLayout(pool).score_columns(name, 0)).to_pydict()
+    table = scores_of(pool, name, 0).to_pydict()
     assert table["title"] == [*(f"title {row}" for row in range(5)), None]
     assert table["anchor"] == [""] * 5 + [None]
     assert choose_views(pool, recipe)["free"].kept == 2

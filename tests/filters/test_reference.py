@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from filters import user_file
-from manifests import disk, reader
-from manifests.layout import PoolLayout
+from manifests import reader
 from manifests.schema import Recipe
 from pipeline.audit.explain import explain_lines, explain_row
 from pipeline.scoring.score_sets import score_set_names
 from pipeline.views.files import choose_views, column_lines, list_columns
 from tests.support import commands
+from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "extend.md").read_text()
@@ -48,7 +48,7 @@ def test_a_filter_of_a_user_in_fifteen_lines(
     assert commands.score(words) == 0
     assert "mine@" in capsys.readouterr().out
     (name,) = [each for each in score_set_names(pool) if each.startswith("mine@")]
-    values = disk.read_parquet(PoolLayout(pool).score_columns(name, 0))["mine"].to_pylist()
+    values = scores_of(pool, name, 0)["mine"].to_pylist()
     assert values == [0, 0, 0, 0]  # the pictures of the pool have one colour each
     recipe = reader.read_manifest(tmp_path / "r.yaml", Recipe)
     assert choose_views(pool, recipe)["sharp"].kept == 6

@@ -19,7 +19,7 @@ VIEW = {
     "kept": 1,
     "fingerprint": "f",
     "scores": {"clip_score": "clip_score@1"},
-    "shards": {"00000": 1},
+    "shards": {"file": "shards-0.parquet", "count": 1, "sha256": "ab"},
 }
 FETCH = {
     "shards": 1,

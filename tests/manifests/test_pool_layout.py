@@ -18,7 +18,6 @@ from manifests.layout import (
     bundle_name,
     pool_fingerprint,
     read_commit_records,
-    shard_folder,
     shard_name,
     uids_checksum,
 )
@@ -28,33 +27,22 @@ from manifests.layout import (
 def test_paths_of_a_pool(root: str) -> None:
     pool = PoolLayout(root)
     assert pool.sidecar(7) == pool.sidecar("00007") == f"{root}/shards/00007.parquet"
-    assert pool.commit_record(123456) == f"{root}/shards/00123/123456_stats.json"
+    assert pool.commit_record(123456) == f"{root}/shards/123456_stats.json"
     assert pool.pairs_part(3) == f"{root}/pairs/part-00003.parquet"
-    assert pool.score_columns("tokens@1", 0) == f"{root}/scores/tokens@1/00000.parquet"
-    assert pool.view_mask("raw", 0) == f"{root}/views/raw/00000.parquet"
+    assert pool.score_bundle("tokens@1", 999) == f"{root}/scores/tokens@1/bundle-00000.parquet"
+    assert pool.score_part("a@1", 3999) == f"{root}/scores/a@1/00003/03999.parquet"
+    assert pool.view_bundle("raw", 1000) == f"{root}/views/raw/bundle-00001.parquet"
     assert pool.view_json("raw") == f"{root}/views/raw.json"
 
 
-@pytest.mark.parametrize(
-    ("shard", "folder"),
-    [
-        (0, ""), (999, ""), (1000, ""), (2999, ""), (3000, "00003"), (3001, "00003"),
-        (3999, "00003"), (99_999, "00099"), (100_000, "00100"), (12_345_678, "12345"),
-    ],
-)  # fmt: skip
-def test_the_folder_of_a_shard_is_a_function_of_its_number(shard: int, folder: str) -> None:
-    pool, name = PoolLayout("/p"), shard_name(shard)
-    parent = f"/p/shards/{folder}" if folder else "/p/shards"
-    assert shard_folder(shard) == shard_folder(name) == folder
-    assert pool.shard_folder(shard) == parent
-    assert pool.sidecar(shard) == f"{parent}/{name}.parquet"
-    assert pool.sidecar(shard, 2) == f"{parent}/{name}.r2.parquet"
-    assert pool.shard_tar(shard, 1) == f"{parent}/{name}.r1.tar"
-    assert pool.commit_record(name) == f"{parent}/{name}_stats.json"
-    assert pool.tar(commit_record(shard, "x")) == f"{parent}/{name}.tar"
-    inner = f"{folder}/" if folder else ""
-    assert pool.score_columns("a@1", shard) == f"/p/scores/a@1/{inner}{name}.parquet"
-    assert bundle_name(shard) == (f"bundle-{folder}.parquet" if folder else "")
+def test_shards_lie_in_one_folder_and_share_a_bundle_by_the_thousand() -> None:
+    pool = PoolLayout("/p")
+    for shard, bundle in ((0, 0), (999, 0), (1000, 1), (99_999, 99), (12_345_678, 12_345)):
+        name = shard_name(shard)
+        assert pool.sidecar(shard, 2) == f"/p/shards/{name}.r2.parquet"
+        assert pool.shard_tar(shard, 1) == f"/p/shards/{name}.r1.tar"
+        assert pool.tar(commit_record(shard, "x")) == f"/p/shards/{name}.tar"
+        assert bundle_name(shard) == bundle_name(name) == f"bundle-{bundle:05d}.parquet"
 
 
 def commit_record(shard: int, sidecar_sha256: str) -> CommitRecord:

@@ -31,6 +31,7 @@ from pipeline.lock.lock_writer import write_lock
 from pipeline.pool.lease import hold_lease, read_sidecar
 from tests.conftest import draw
 from tests.support import commands, locked_pools, small_pool
+from tests.support.bundles import damage_shard
 
 RECIPE = """
 name: chaos
@@ -193,7 +194,7 @@ def choose(inputs: str, pool: str) -> int:
 
 
 def numbered_pool(inputs: Path, pool: Path) -> None:
-    """Shards of three folders: their score columns and masks are bundled."""
+    """Shards of three bundles."""
     given = list(enumerate(small_pool.rows(12)))
     for i, number in enumerate((2999, 3000, 3001, 4002)):
         small_pool.write_shard(str(pool), number, given[3 * i : 3 * i + 3])
@@ -233,8 +234,8 @@ def damage(inputs: Path, pool: Path) -> None:
     (pool / "shards" / "00001.parquet").unlink()
     record = pool / "shards" / "00002_stats.json"
     record.write_bytes(record.read_bytes()[:-20])
-    flip(next((pool / "scores").glob("caption@*/00001.parquet")), 40)
-    flip(pool / "views" / "long" / "00000.parquet", 40)
+    damage_shard(next((pool / "scores").glob("caption@*/bundle-00000.parquet")), 1)
+    damage_shard(pool / "views" / "long" / "bundle-00000.parquet", 0)
 
 
 def flip(path: Path, offset: int) -> None:
@@ -274,11 +275,9 @@ def build_from_lock(inputs: str, pool: str) -> int:
 
 SCENARIOS = {
     "build": Scenario(nothing, build),
-    "score": Scenario(build_until_fetch, score),
-    "score_bundles": Scenario(numbered_pool, score),
+    "score": Scenario(numbered_pool, score),
     "score_pool": Scenario(build_until_fetch, score_pool),
-    "choose": Scenario(build_until_score, choose),
-    "choose_bundles": Scenario(scored_numbered_pool, choose),
+    "choose": Scenario(scored_numbered_pool, choose),
     "reindex": Scenario(build_all, reindex),
     "extend_index": Scenario(many_shards, extend_index),
     "repair": Scenario(damage, repair, damaged_before=True),
@@ -398,7 +397,7 @@ def whole_pool(inputs: str, pool: str) -> None:
 
 
 def bundled_pool(inputs: str, pool: str) -> None:
-    """A pool whose score columns and masks are bundled, with an index."""
-    prepare("choose_bundles", inputs, pool)
+    """A pool of several bundles, with an index."""
+    prepare("choose", inputs, pool)
     assert choose(inputs, pool) == 0
     assert reindex(inputs, pool) == 0

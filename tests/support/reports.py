@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,6 +16,7 @@ from manifests.records import (
     FinalCounts,
     PoolDocument,
     ScoreSetDocument,
+    ShardTable,
     Threshold,
     ViewDocument,
     read_document,
@@ -22,6 +24,7 @@ from manifests.records import (
 from manifests.schema import Ablation
 from train.ablation.arms import Role
 from train.ablation.conclusions import Results, ScalingTable, TaskSignals
+from tests.support.bundles import write_scores
 from train.reporting import schema
 from train.reporting.data import KEPT, ArmView, PoolColumns
 from train.stats.analysis import TaskRange, TaskResult
@@ -387,7 +390,7 @@ def view_by_hand(arm: str, kept: list[bool], path: str = "/p") -> ArmView:
     """A view of one shard whose rows are all stored; its files do not exist."""
     document = ViewDocument(
         name=arm, rules=(), thresholds={}, funnel=(), kept=sum(kept), fingerprint="", scores={},
-        shards={"00000": sum(kept)},
+        shards=ShardTable(file="shards-0.parquet", count=1, sha256=""),
     )  # fmt: skip
     mask = np.array(kept)
     commits = Commits.of_records(path, [commit_record(len(kept))])
@@ -406,16 +409,14 @@ def complete_pool(pool: str, view: str = "half") -> None:
     """Give a trainer's test pool what a report reads: pool.json, a CLIP score, rules of a view."""
     layout = PoolLayout(pool)
     rows = 0
-    shards = {}
+    shards: dict[int | str, tuple[pa.Table, dict[str, Any]]] = {}
     for name in disk.list_names(layout.shards, "_stats.json"):
         shard = name.removesuffix("_stats.json")
         uids = disk.read_parquet(layout.sidecar(shard), ["uid"])["uid"]
         scores = pa.table({"clip_score": pa.array(np.linspace(0.1, 0.4, len(uids)))})
-        shards[shard] = uids_checksum(uids)
-        disk.write_parquet(
-            layout.score_columns("clip_score@ab", shard), scores, {"uids": shards[shard]}
-        )
+        shards[shard] = scores, {"uids": uids_checksum(uids)}
         rows += len(uids)
+    write_scores(pool, "clip_score@ab", shards)
     score_set = ScoreSetDocument(
         name="clip_score",
         id="ab",
@@ -423,7 +424,6 @@ def complete_pool(pool: str, view: str = "half") -> None:
         options={},
         identity="",
         columns=("clip_score",),
-        shards=shards,
         fingerprint="",
         rows=rows,
         stored=rows,

@@ -16,6 +16,7 @@ from manifests.hashes import phash
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, uids_checksum
 from manifests.records import ScoreSetDocument
 from manifests.schema import TaskSpec
+from tests.support.bundles import write_scores
 
 COLOURS = {"dark_red": (150, 20, 30), "green": (20, 160, 40), "sky_blue": (80, 140, 220)}
 
@@ -115,7 +116,7 @@ def pool_with(folder: Path, images: list[bytes | None], *, hashed: bool = False)
 def write_hashes(layout: PoolLayout, columns: pa.Table, uids: pa.ChunkedArray) -> None:
     """A score set of the filter `picture` with the column phash alone."""
     name, checksum = "picture@0123456789ab", uids_checksum(uids)
-    disk.write_parquet(layout.score_columns(name, 0), columns, {"uids": checksum})
+    write_scores(layout.root, name, {0: (columns, {"uids": checksum})})
     document = ScoreSetDocument(
         name="picture",
         id="0123456789ab",
@@ -123,7 +124,6 @@ def write_hashes(layout: PoolLayout, columns: pa.Table, uids: pa.ChunkedArray) -
         options={},
         identity="",
         columns=("phash",),
-        shards={"00000": checksum},
         fingerprint="",
         rows=len(columns),
         stored=len(columns),

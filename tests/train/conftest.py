@@ -23,6 +23,7 @@ from manifests.layout import SHARD_VERSION, CommitRecord
 from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.schema import Ablation
 from tests.support import ablations
+from tests.support.bundles import write_masks, write_scores
 from tests.support.once import once
 from train.ablation.runner import Outcome, run_all
 
@@ -123,8 +124,7 @@ def write_tokens(
     pool: str, tokenizer: str = "clip", name: str = "tokens@0123456789ab", version: int = 1
 ) -> None:
     """Tokens of every stored row: start, one or more that the caption's words decide, end."""
-    folder = disk.join(pool, "scores", name)
-    checksums = {}
+    shards: dict[int | str, tuple[pa.Table, dict[str, Any]]] = {}
     for shard, table in sidecars(pool).items():
         words = [c.split() if o is not None else None for c, o in zip(
             table["caption"].to_pylist(), table["image_offset"].to_pylist(), strict=True
@@ -135,13 +135,10 @@ def write_tokens(
             else [START, *(int(hashlib.sha256(x.encode()).hexdigest()[:3], 16) for x in w), END]
             for w in words
         ]
-        checksums[shard] = hashlib.sha256("\n".join(table["uid"].to_pylist()).encode()).hexdigest()
+        uids = hashlib.sha256("\n".join(table["uid"].to_pylist()).encode()).hexdigest()
         column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
-        disk.write_parquet(
-            disk.join(folder, f"{shard}.parquet"),
-            column,
-            {"uids": checksums[shard], "rows": len(table)},
-        )
+        shards[shard] = column, {"uids": uids}
+    write_scores(pool, name, shards)
     scores = ScoreSetDocument(
         name="tokens",
         id=name.partition("@")[2],
@@ -149,19 +146,18 @@ def write_tokens(
         options={"tokenizer": tokenizer},
         identity="",
         columns=("tokens",),
-        shards=checksums,
         fingerprint="",
         rows=0,
         stored=0,
         scored=0,
         seconds=0.0,
     )
-    disk.write_json(disk.join(folder, "scores.json"), scores)
+    disk.write_json(disk.join(pool, "scores", name, "scores.json"), scores)
 
 
 def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
     """A view of an even share of each shard's rows, or of those that `keep(shard, row)` names."""
-    kept_rows = {}
+    masks: dict[int | str, pa.Table] = {}
     for number, (shard, table) in enumerate(sidecars(pool).items()):
         stored = [offset is not None for offset in table["image_offset"].to_pylist()]
         wanted = [
@@ -173,27 +169,21 @@ def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
             None if k else "chosen" if s else "not_stored"
             for k, s in zip(kept, stored, strict=True)
         ]
-        path = disk.join(pool, "views", view, f"{shard}.parquet")
-        disk.write_parquet(
-            path,
-            pa.table({"kept": kept, "rule": pa.array(rule, pa.string())}, schema=VIEW),
-            {"kept": sum(kept), "shard": shard, "view": view},
-        )
-        kept_rows[shard] = sum(kept)
+        masks[shard] = pa.table({"kept": kept, "rule": pa.array(rule, pa.string())}, schema=VIEW)
     folder = disk.join(pool, "shards")
     hashes = {
         shard: disk.read_json(disk.join(folder, f"{shard}_stats.json"))["sidecar_sha256"]
-        for shard in kept_rows
+        for shard in masks
     }
     document = ViewDocument(
         name=view,
         rules=(),
         thresholds={},
         funnel=(),
-        kept=sum(kept_rows.values()),
+        kept=sum(sum(mask["kept"].to_pylist()) for mask in masks.values()),
         fingerprint=disk.content_hash(hashes),
         scores={},
-        shards=kept_rows,
+        shards=write_masks(pool, view, masks),
     )
     disk.write_json(disk.join(pool, "views", f"{view}.json"), document)
 

@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.aligned import AlignedFiles, current_view, scored_shards, view_shards
+from manifests.aligned import AlignedFiles, current_view, view_shards
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.disk import to_plain
-from manifests.layout import NOT_STORED, PoolLayout, shard_folder, shard_name, uids_checksum
+from manifests.layout import NOT_STORED, PoolLayout, shard_name, uids_checksum
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from manifests.schema import Balance
 from train.mixture.order import Chances, candidates_for, expected_unique
@@ -183,8 +183,6 @@ def _distinct(*names: str) -> list[str]:
 
 def load_aligned(files: AlignedFiles, shard: str, columns: Sequence[str]) -> pa.Table:
     """Columns of the rows of a shard in a score set or view. ValueError for damage."""
-    if not shard_folder(shard):
-        return load_columns(files.path(shard), columns)
     return load_with_metadata(files, shard, columns)[0]
 
 
@@ -193,9 +191,6 @@ def load_with_metadata(
 ) -> tuple[pa.Table, dict[str, Any]]:
     """As `load_aligned`, with what was written about the rows of the shard."""
     path = files.path(shard)
-    if not shard_folder(shard):
-        metadata = read_with_retries(lambda: files.metadata(shard), path)
-        return load_columns(path, columns), metadata
     try:
         return read_with_retries(lambda: files.read(shard, columns), path)
     except FileNotFoundError:
@@ -207,7 +202,7 @@ class ViewMasks:
 
     def __init__(self, files: ShardFiles | Commits, document: ViewDocument) -> None:
         self.pool, self.document, self.files = files.pool, document, files
-        path = PoolLayout(self.pool).view_shards(document.name)
+        path = PoolLayout(self.pool).view_shards(document.name, document.shards.file)
         self.shards, self.kept = read_with_retries(lambda: view_shards(self.pool, document), path)
         self._masks = AlignedFiles.of_view(self.pool, document.name)
 
@@ -267,9 +262,9 @@ def covers(pool: str, document: ScoreSetDocument, fingerprint: str, shards: Ints
         return True
     if document.whole_pool:  # its values depend on rows that have come or gone
         return False
-    path = PoolLayout(pool).score_shards(f"{document.name}@{document.id}")
-    scored = read_with_retries(lambda: scored_shards(pool, document), path)
-    return bool(np.isin(shards, scored).all())
+    name = f"{document.name}@{document.id}"
+    files, folder = AlignedFiles.of_scores(pool, name), PoolLayout(pool).score_set(name)
+    return read_with_retries(lambda: all(map(files.has, shards.tolist())), folder)
 
 
 def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.Table:

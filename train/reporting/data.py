@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import Commits, read_commits
-from manifests.layout import NOT_STORED, PoolLayout, shard_folder
+from manifests.layout import NOT_STORED, PoolLayout
 from manifests.records import (
     PoolDocument,
     ScoreSetDocument,
@@ -98,10 +98,7 @@ class PoolColumns:
         """A score column of one shard. ValueError where it is of other rows than its shard."""
         files = AlignedFiles.of_scores(self.path, score_set)
         path = files.path(shard)
-        if shard_folder(shard):
-            column = load_aligned(files, shard, [name])[name]
-        else:
-            column = read_columns(path, [name])[name]
+        column = load_aligned(files, shard, [name])[name]
         position = self.commits.position(shard)
         rows = self.commits.column("count")[position].as_py()
         if len(column) != rows:

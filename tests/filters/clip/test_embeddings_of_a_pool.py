@@ -12,17 +12,15 @@ import torch
 from torch import nn
 
 from filters.clip import model as models
-from manifests import disk
-from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
 from pipeline.scoring.scorer import score
+from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool, rows
 
 
 def column(pool: str, sets: dict[str, Any], instance: str, name: str) -> list[Any]:
     (folder,) = (folder for folder in sets if folder.startswith(f"{instance}@"))
-    layout = PoolLayout(pool)
-    tables = [disk.read_parquet(layout.score_columns(folder, shard)) for shard in (0, 1)]
+    tables = [scores_of(pool, folder, shard) for shard in (0, 1)]
     return pa.concat_tables(tables)[name].to_pylist()
 
 

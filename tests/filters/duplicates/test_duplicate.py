@@ -20,6 +20,7 @@ from manifests.schema import FilterSpec
 from pipeline import cross_row
 from pipeline.scoring.scorer import score
 from tests.manifests.test_phash import photograph
+from tests.support.bundles import scores_of
 from tests.support.pool_filters import run_inline
 from tests.support.small_pool import Row, make_pool
 
@@ -257,7 +258,7 @@ def columns_by_uid(pool: str) -> dict[str, dict[str, Any]]:
         table = disk.read_parquet(PoolLayout(pool).sidecar(shard), ["uid"])
         for name in results["sets"]:
             if name.startswith("near"):
-                scores = disk.read_parquet(PoolLayout(pool).score_columns(name, shard))
+                scores = scores_of(pool, name, shard)
                 for column in scores.column_names:
                     table = table.append_column(column, scores[column])
         rows |= {row["uid"]: row for row in table.to_pylist()}

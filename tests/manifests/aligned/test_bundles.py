@@ -1,4 +1,4 @@
-"""Row-aligned files of shards: a bundle gives what the files of its shards would give."""
+"""Row-aligned files: a bundle gives the rows that were written, or an error."""
 
 from __future__ import annotations
 
@@ -13,8 +13,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import aligned, disk
-from manifests.aligned import AlignedFiles, Bundle, BundleWriter, parquet_bytes, write_changed
+from manifests.aligned import (
+    AlignedFiles,
+    Bundle,
+    BundleWriter,
+    parquet_bytes,
+    remove_view_shards,
+    view_shards,
+    write_bundles,
+    write_changed,
+    write_view_shards,
+)
 from manifests.layout import PoolLayout, shard_name
+from manifests.records import ViewDocument
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
 
@@ -51,29 +62,20 @@ def test_every_shard_comes_back_in_one_row_group(tmp_path: Path) -> None:
         bundle.read(3000, ["rul"])
 
 
-def test_only_the_changed_shards_of_a_bundle_are_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_some_shards_of_a_bundle_are_changed(tmp_path: Path) -> None:
     shards = {3000: 30, 3001: 0, 3005: 400, 3006: 7}
     before = Bundle(str(write(tmp_path / "b.parquet", shards)))
-    decoded: list[object] = []
-    read = Bundle.read
-    monkeypatch.setattr(
-        Bundle, "read", lambda bundle, shard: decoded.append(shard) or read(bundle, shard)
-    )
 
     def change(
         shard: int, table: pa.Table, metadata: dict[str, Any]
     ) -> tuple[pa.Table, dict[str, Any]]:
         return table.slice(1), {**metadata, "kept": shard}
 
-    write_changed(before, tmp_path / "c.parquet", {3000, 3006}, change)
-    assert decoded == ["03000", "03001", "03006"]  # that without rows has no bytes to copy
-    monkeypatch.undo()
+    write_changed(before, tmp_path / "c.parquet", {3000: 0, 3006: 0}, change)
     after = Bundle(str(tmp_path / "c.parquet"))
-    assert after.stored_bytes(3005) == before.stored_bytes(3005)
     assert [after.read(shard).num_rows for shard in shards] == [29, 0, 400, 6]
     assert after.read(3000).equals(mask(30).slice(1))
+    assert after.read(3005).equals(mask(400))
     assert [after.metadata(shard)["kept"] for shard in shards] == [3000, 0, 200, 3006]
     assert after.metadata(3006) == {**footer(3006, 7), "kept": 3006, "rows": 6}
 
@@ -84,7 +86,7 @@ def test_a_damaged_shard_is_not_copied(tmp_path: Path) -> None:
     content[20] ^= 1
     path.write_bytes(content)
     with pytest.raises(ValueError, match="the rows of shard 03000 have changed"):
-        write_changed(Bundle(str(path)), tmp_path / "c", {3001}, lambda _, *rest: rest)
+        write_changed(Bundle(str(path)), tmp_path / "c", {3001: 0}, lambda _, *rest: rest)
 
 
 def test_a_bundle_that_was_not_closed_is_damaged(tmp_path: Path) -> None:
@@ -95,7 +97,7 @@ def test_a_bundle_that_was_not_closed_is_damaged(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         stop()
-    with pytest.raises(ValueError, match=r"b\.parquet is damaged: .*run clipmill score"):
+    with pytest.raises(ValueError, match=r"b\.parquet is damaged: .*run clipmill audit repair"):
         Bundle(str(tmp_path / "b.parquet"))
     with pytest.raises(FileNotFoundError):
         Bundle(str(tmp_path / "none.parquet"))
@@ -118,29 +120,63 @@ def test_no_bad_byte_gives_other_rows(tmp_path: Path) -> None:
     assert noticed > len(whole) / 5 / 2  # the rest are statistics and names of the writer
 
 
-def test_files_of_flat_shards_and_bundles_are_read_alike(tmp_path: Path) -> None:
+def test_the_bundles_of_a_view(tmp_path: Path) -> None:
     pool, layout = str(tmp_path), PoolLayout(str(tmp_path))
-    disk.write_bytes(layout.view_mask("v", 2999), parquet_bytes(mask(4), footer(2999, 4)))
-    write(disk.local_path(layout.view_bundle("v", 3000)), {3000: 4})
+    masks = [(shard, mask(4), footer(shard, 4)) for shard in (0, 999, 1000)]
+    write_bundles(f"{pool}/views/v", SCHEMA, masks)
     files = AlignedFiles.of_view(pool, "v")
-    for shard in ("02999", "03000"):
+    for shard, name in ((0, "bundle-00000"), (999, "bundle-00000"), ("01000", "bundle-00001")):
         table, metadata = files.read(shard, ["kept"])
         assert table.equals(mask(4).select(["kept"]))
         assert metadata["kept"] == files.metadata(shard)["kept"] == 2
         assert files.has(shard)
         with pytest.raises(ValueError, match="has no column 'x'"):
             files.read(shard, ["x"])
-    assert files.path(2999).endswith("views/v/02999.parquet")
-    assert files.path(3999).endswith("views/v/bundle-00003.parquet")
-    for missing in (5, 4000):
-        assert not files.has(missing)
-        with pytest.raises(FileNotFoundError):
-            files.read(missing)
+        assert (
+            files.path(shard) == layout.view_bundle("v", shard) == f"{pool}/views/v/{name}.parquet"
+        )
+    assert not files.has(5)
+    assert not files.has(4000)
+    with pytest.raises(ValueError, match="does not have shard 00005"):
+        files.read(5)
+    with pytest.raises(FileNotFoundError):
+        files.read(4000)
+    write_bundles(f"{pool}/views/w", SCHEMA, masks)
+    with pytest.raises(ValueError, match="it has the mask of shard 00000 in view v"):
+        AlignedFiles.of_view(pool, "w").read(0)
 
 
-def test_a_file_of_a_flat_shard_has_the_bytes_of_before(tmp_path: Path) -> None:
-    disk.write_parquet(tmp_path / "a.parquet", mask(3), {"kept": 2})
-    assert (tmp_path / "a.parquet").read_bytes() == parquet_bytes(mask(3), {"kept": 2})
+def test_a_bundle_that_is_published_again_is_opened_again(tmp_path: Path) -> None:
+    folder = str(tmp_path / "views/v")
+    write_bundles(folder, SCHEMA, [(0, mask(4), footer(0, 4)), (1, mask(6), footer(1, 6))])
+    files = AlignedFiles.of_view(str(tmp_path), "v")
+    assert files.read(1)[0].num_rows == 6
+    write_bundles(folder, SCHEMA, [(0, mask(400), footer(0, 400)), (1, mask(60), footer(1, 60))])
+    table, metadata = files.read(1)
+    assert (table.num_rows, metadata["rows"]) == (60, 60)
+
+
+def test_a_view_names_the_file_of_its_shards(tmp_path: Path) -> None:
+    pool, numbers = str(tmp_path), np.array([0, 2999, 300_000])
+    before = write_view_shards(pool, "v", numbers, np.array([1, 2, 3]))
+    table = write_view_shards(pool, "v", numbers, np.array([1, 2, 4]))
+    document = ViewDocument(
+        name="v", rules=(), thresholds={}, funnel=(), kept=7, fingerprint="", scores={},
+        shards=table,
+    )  # fmt: skip
+    remove_view_shards(pool, "v", table.file)
+    assert table.file != before.file
+    assert disk.list_names(tmp_path / "views/v") == [table.file]
+    assert [values.tolist() for values in view_shards(pool, document)] == [
+        [0, 2999, 300_000], [1, 2, 4],
+    ]  # fmt: skip
+    path = tmp_path / "views/v" / table.file
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(ValueError, match="is damaged: its sha256 is not that of its document"):
+        view_shards(pool, document)
+    path.unlink()
+    with pytest.raises(ValueError, match="is missing; make it again"):
+        view_shards(pool, document)
 
 
 def test_threads_that_want_one_bundle_open_it_once(
@@ -154,7 +190,7 @@ def test_threads_that_want_one_bundle_open_it_once(
             time.sleep(0.05)
 
     monkeypatch.setattr(aligned, "Bundle", Slow)
-    files = AlignedFiles(lambda shard: f"{shard}.parquet", lambda shard: f"b{int(shard) // 1000}")
+    files = AlignedFiles(lambda shard: f"b{int(shard) // 1000}")
     with ThreadPoolExecutor(8) as threads:
         shards = [5000 + k for k in range(12)] + [6000 + k for k in range(12)]
         found = list(threads.map(files.bundle, shards))

@@ -9,13 +9,13 @@ import pytest
 from manifests import disk
 from manifests.aligned import current_view, view_names
 from manifests.layout import PoolLayout
-from manifests.records import ViewDocument
+from manifests.records import ShardTable, ViewDocument
 
 
 def write_view(pool: str, name: str, fingerprint: str) -> ViewDocument:
     document = ViewDocument(
         name=name, rules=(), thresholds={}, funnel=(("stored", 1),), kept=1,
-        fingerprint=fingerprint, scores={}, shards={"00000": 1},
+        fingerprint=fingerprint, scores={}, shards=ShardTable(file="s.parquet", count=1, sha256=""),
     )  # fmt: skip
     disk.write_json(PoolLayout(pool).view_json(name), document.document(), sealed=True)
     return document

@@ -39,8 +39,8 @@ def test_the_files_of_a_shard_are_those_that_its_record_names() -> None:
     changed = dataclasses.replace(RECORDS[4], tar="03000.r2.tar", revision=2)
     adopted = dataclasses.replace(RECORDS[0], tar="s3://b/x.tar", adopted=True, revision=1)
     commits = Commits.of_records("s3://p", [changed, adopted])
-    assert commits.tar(3000) == "s3://p/shards/00003/03000.r2.tar"
-    assert commits.sidecar(3000) == "s3://p/shards/00003/03000.r2.parquet"
+    assert commits.tar(3000) == "s3://p/shards/03000.r2.tar"
+    assert commits.sidecar(3000) == "s3://p/shards/03000.r2.parquet"
     assert commits.tar(0) == "s3://b/x.tar"
     assert commits.sidecar(0) == "s3://p/shards/00000.r1.parquet"
 

@@ -1,4 +1,4 @@
-"""Paths of shards for the trainer: from two small files of a large pool's index."""
+"""Paths of shards for the trainer: from two small files of a closed index."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import pytest
 from manifests import disk
 from manifests.commits import Commits, ShardFiles, open_shard_files, update_index
 from tests.support.commit_records import write_record
-from tests.support.folders import make_folders_small
 
 
 @pytest.fixture
-def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    make_folders_small(monkeypatch)
+def pool(tmp_path: Path) -> str:
     for shard in range(7):
         write_record(str(tmp_path), shard)
     write_record(str(tmp_path), 5, revision=2, tar="00005.r2.tar")
@@ -42,7 +40,7 @@ def test_the_paths_are_those_of_the_records(pool: str, monkeypatch: pytest.Monke
         assert files.tar(shard) == commits.tar(shard)
         assert files.sidecar(shard) == commits.sidecar(shard)
     assert files.tar(6) == "s3://b/x.tar"
-    assert files.tar("00005").endswith("/00002/00005.r2.tar")
+    assert files.tar("00005").endswith("/shards/00005.r2.tar")
 
 
 def test_a_lost_file_is_named(pool: str) -> None:

@@ -18,7 +18,6 @@ from manifests.commits import (
     rebuild_index,
     update_index,
 )
-from manifests.commits import index as writer
 from manifests.layout import PoolLayout
 from tests.support.commit_records import commit_record, write_record
 
@@ -60,7 +59,6 @@ def killing(monkeypatch: pytest.MonkeyPatch, n: int, *, after: bool) -> None:
 def test_killed_between_any_two_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, after: bool
 ) -> None:
-    monkeypatch.setattr("manifests.commits.index.FANOUT", 2)  # so that files are merged
     whole = build(str(tmp_path / "whole"), range(7))
     for n in itertools.count(1):
         name = f"{n}-{after}"
@@ -107,12 +105,12 @@ def test_an_error_leaves_the_index_open_with_what_was_added(tmp_path: Path) -> N
 def test_batches_are_few_and_every_row_is_there(tmp_path: Path) -> None:
     pool = str(tmp_path)
     counts = []
-    with IndexWriter(pool, batch_rows=1) as index:
+    with IndexWriter(pool, batch_rows=20, batch_seconds=0.0) as index:
         for shard in range(80):
             index.add(commit_record(shard))
             counts.append(len(disk.list_names(PoolLayout(pool).index, ".parquet")))
             write_record(pool, shard)
-    assert max(counts) <= 3 * 8
+    assert max(counts) == 4
     assert len(disk.list_names(PoolLayout(pool).index, ".parquet")) == 1
     assert index.commits.shards.tolist() == list(range(80))
 
@@ -147,12 +145,17 @@ def test_a_shard_that_is_replaced_is_forgotten_first(tmp_path: Path) -> None:
     assert update_index(pool).record(2).revision == 1
 
 
-def test_only_files_with_a_forgotten_shard_are_written_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(writer, "LARGEST_MERGED", 4)
+def test_only_files_with_a_forgotten_shard_are_written_again(tmp_path: Path) -> None:
     pool = str(tmp_path)
-    build(pool, range(12))
+
+    def killed() -> None:
+        with IndexWriter(pool, batch_rows=4) as index:
+            for shard in range(12):
+                index.add(write_record(pool, shard))
+            raise Killed
+
+    with pytest.raises(Killed):
+        killed()
     with IndexWriter(pool) as index:
         before = set(disk.list_names(PoolLayout(pool).index, ".parquet"))
         index.forget([5])
@@ -177,25 +180,6 @@ def test_an_index_is_made_anew_from_the_records(tmp_path: Path) -> None:
 def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no 'shard'"), IndexWriter(str(tmp_path)) as index:
         index.add({"count": 3})
-
-
-def test_a_record_that_was_replaced_by_one_with_the_same_sidecar_is_indexed(tmp_path: Path) -> None:
-    """The fingerprint of a pool covers its sidecars only."""
-    pool = str(tmp_path)
-    build(pool, range(3))
-    replaced = write_record(pool, 1, tar_sha256="ab" * 32, duration_s=7.0)
-    assert read_commits(pool).record(1) == replaced
-    update_index(pool)
-    assert read_commits(pool).record(1) == replaced
-    document = read_index_document(pool)
-    assert document is not None
-    assert document.totals is not None
-    assert document.totals.duration_s == 8.0
-    before = document.files
-    update_index(pool)
-    document = read_index_document(pool)
-    assert document is not None
-    assert document.files == before
 
 
 def test_an_index_is_not_made_anew_after_the_lease_is_lost(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.aligned import Bundle
 from manifests.commits import IndexWriter, read_commits, update_index
 from manifests.layout import PoolLayout
 from pipeline.audit import counts, integrity
@@ -23,6 +24,7 @@ from pipeline.audit.purge import purge_shard
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import member_block, sidecar_hash
 from tests.support import audited
+from tests.support.bundles import change_shard
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +90,8 @@ def test_every_flipped_bit_of_a_shard_is_noticed(pool: Path, pattern: str) -> No
 def test_no_flipped_bit_changes_a_score_or_a_mask_unnoticed(pool: Path) -> None:
     """Pages carry checksums; what may go unnoticed are statistics and the like, which change no
     value."""
-    for path in [files(pool, "scores/*/00001.parquet")[0], pool / "views/words/00001.parquet"]:
-        before, values = path.read_bytes(), disk.read_parquet(path)
+    for path in [*files(pool, "scores/*/bundle-*")[:1], *files(pool, "views/words/bundle-*")]:
+        before, values = path.read_bytes(), rows_of(path)
         noticed = 0
         for bit in random.Random(2).sample(range(len(before) * 8), 80):
             flipped = bytearray(before)
@@ -98,15 +100,21 @@ def test_no_flipped_bit_changes_a_score_or_a_mask_unnoticed(pool: Path) -> None:
             if any(str(path.relative_to(pool)) in line for line in verify(str(pool))):
                 noticed += 1
             else:
-                assert disk.read_parquet(path).equals(values), bit
+                assert rows_of(path) == values, bit
         path.write_bytes(before)
         assert noticed > 20
 
 
+def rows_of(path: Path) -> list[pa.Table]:
+    bundle = Bundle(str(path))
+    return [bundle.read(shard) for shard in bundle.shards]
+
+
 def exchange_scores(pool: Path) -> str:
-    one, two = files(pool, "scores/*/*.parquet")[:2]
-    two.write_bytes(one.read_bytes())
-    return str(two.relative_to(pool))
+    path = files(pool, "scores/*/bundle-*")[0]
+    first = Bundle(str(path))
+    change_shard(path, 1, lambda _: first.read(0), uids=first.metadata(0)["uids"])
+    return f"{path.relative_to(pool)}: shard 00001: its rows are not those of the sidecar"
 
 
 def other_rows(pool: Path) -> str:
@@ -125,7 +133,7 @@ def other_rows(pool: Path) -> str:
             "sidecar_file_sha256": disk.file_sha256(path),
         },
     )
-    return "00001.parquet: its rows are not those of the sidecar"
+    return "bundle-00000.parquet: shard 00001: its rows are not those of the sidecar"
 
 
 def moved_image(pool: Path) -> str:
@@ -183,8 +191,9 @@ def another_shard(pool: Path) -> str:
 
 
 def mask_of_another_view(pool: Path) -> str:
-    shutil.copy(pool / "views/raw/00000.parquet", pool / "views/words/00000.parquet")
-    return "views/words/00000.parquet: it has the mask of shard 00000 in view raw"
+    name = "bundle-00000.parquet"
+    shutil.copy(pool / "views/raw" / name, pool / "views/words" / name)
+    return f"views/words/{name}: damaged: it has the mask of shard 00000 in view raw"
 
 
 def funnel_that_does_not_end(pool: Path) -> str:
@@ -312,7 +321,7 @@ def test_damage_of_a_part_of_the_index_names_the_shard(pool: Path) -> None:
 
 @pytest.mark.slow
 def test_ray_finds_what_this_process_finds(pool: Path) -> None:
-    for pattern in ("shards/00001.tar", "shards/00002.parquet", "views/words/00000.parquet"):
+    for pattern in ("shards/00001.tar", "shards/00002.parquet", "views/words/bundle-*"):
         path = files(pool, pattern)[0]
         path.write_bytes(path.read_bytes()[:-1])
     lines = verify(str(pool))

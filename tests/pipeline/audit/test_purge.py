@@ -26,6 +26,7 @@ from pipeline.scoring.score_sets import score_set
 from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views
 from tests.support import audited, plans
+from tests.support.bundles import scores_of
 from tests.support.purged import contents, make, members, rows_of
 from tests.support.small_pool import Row, make_pool
 from tests.support.toy_pool_filters import Often
@@ -240,6 +241,6 @@ def test_what_depends_on_other_rows_is_old_after_a_purge(
     assert score(pool, recipe.filters, engine="inline")["failed"] == {}
     assert choose_views(pool, recipe)["rare"].kept == 11
     name, _ = score_set(pool, often)
-    columns = disk.read_parquet(PoolLayout(pool).score_columns(name, 0))["often"].to_pylist()
+    columns = scores_of(pool, name, 0)["often"].to_pylist()
     assert columns == [None, 4, 4, 3]
     assert verify(pool) == []

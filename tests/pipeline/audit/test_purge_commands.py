@@ -23,7 +23,7 @@ from pipeline.audit.integrity import verify
 from pipeline.pool.lease import hold_lease, read_sidecar
 from pipeline.pool.tars import index_tar
 from tests.support import audited, commands
-from tests.support.folders import make_folders_small
+from tests.support.folders import make_bundles_small
 from tests.support.other_tars import pack, picture
 from tests.support.purged import make, members, rows_of
 
@@ -156,7 +156,7 @@ def test_a_damaged_tar_is_not_given_a_new_hash(
 def test_bundles_of_masks_and_scores_and_a_closed_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make_folders_small(monkeypatch)
+    make_bundles_small(monkeypatch)
     pool = make(tmp_path / "pool", 96)
     update_index(pool)
     layout, commits = PoolLayout(pool), read_commits(pool)

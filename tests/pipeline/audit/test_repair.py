@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
+from manifests.aligned import Bundle
 from manifests.commits import read_index_document, update_index
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
@@ -21,6 +22,7 @@ from pipeline.audit.purge import purge_rows
 from pipeline.audit.repair import LOST, repair_lines, repair_pool
 from pipeline.pool.lease import read_commit_record, read_sidecar
 from tests.support import audited
+from tests.support.bundles import damage_shard
 
 
 def built(folder: Path, rows: int = 12) -> str:
@@ -148,17 +150,17 @@ def test_the_rows_of_a_damaged_tar_are_fetched_again(pool: Path) -> None:
 
 
 def test_scores_and_masks_are_removed_and_named(pool: Path) -> None:
-    [columns] = pool.glob("scores/*/00001.parquet")
-    columns.write_bytes(b"no table")
-    (pool / "views/raw/00002.parquet").unlink()
+    [columns] = pool.glob("scores/*/bundle-00000.parquet")
+    damage_shard(columns, 1)
+    (pool / "views/raw/bundle-00000.parquet").unlink()
     lines = repair_lines(repair_pool(str(pool)))
     assert sum("run clipmill score" in line for line in lines) == 1
     assert sum("run clipmill filter" in line for line in lines) == 1
-    assert not columns.exists()
+    assert list(Bundle(str(columns)).shards) == ["00000", "00002"]
     assert verify(str(pool)) == []
     recipe_run.build(recipe_of(pool), str(pool), engine="inline")
-    assert columns.exists()
-    assert (pool / "views/raw/00002.parquet").exists()
+    assert list(Bundle(str(columns)).shards) == ["00000", "00001", "00002"]
+    assert (pool / "views/raw/bundle-00000.parquet").exists()
     assert verify(str(pool)) == []
 
 
@@ -166,8 +168,8 @@ def test_scores_and_masks_are_removed_and_named(pool: Path) -> None:
 def test_a_repair_that_ends_between_two_removals_is_ended_by_the_next(
     pool: Path, monkeypatch: pytest.MonkeyPatch, removals: int
 ) -> None:
-    [columns] = pool.glob("scores/*/00001.parquet")
-    mask = pool / "views/raw/00002.parquet"
+    [columns] = pool.glob("scores/*/bundle-00000.parquet")
+    mask = pool / "views/raw/bundle-00000.parquet"
     for path in (columns, mask):
         path.write_bytes(b"no table")
     remove, removed = disk.remove, []
@@ -238,10 +240,8 @@ def test_documents_of_the_pool_are_made_anew_and_a_changed_recipe_is_named(pool:
 
 def test_what_is_behind_a_missing_sidecar_is_mended_too(pool: Path) -> None:
     (pool / "shards/00001.parquet").unlink()
-    [columns] = pool.glob("scores/caption@*/00001.parquet")
-    content = bytearray(columns.read_bytes())
-    content[40] ^= 1
-    columns.write_bytes(content)
+    [columns] = pool.glob("scores/caption@*/bundle-00000.parquet")
+    damage_shard(columns, 1)
     result = repair_pool(str(pool))
     assert any("scores/caption@" in line for line in result.done)
-    assert not columns.exists()
+    assert "00001" not in Bundle(str(columns)).shards

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.records import ViewDocument
+from manifests.records import ShardTable, ViewDocument
 from pipeline.audit.purge import minus, purge_parquet, purge_shard, without_content
 from pipeline.pool.lease import read_commit_record, read_sidecar
 from pipeline.pool.tars import index_tar
@@ -71,7 +71,7 @@ def test_a_funnel_without_the_purged_rows() -> None:
         kept=4,
         fingerprint="old",
         scores={},
-        shards={"00000": 4},
+        shards=ShardTable(file="shards-0.parquet", count=1, sha256=""),
     )
     changed = minus(document, {"": 1, "a": 1, "b:missing": 1, "not_stored": 5}, "new")
     assert changed.funnel == (("attempted", 10), ("stored", 6), ("a", 4), ("b", 3))

@@ -23,7 +23,8 @@ from pipeline.pool.lease import read_sidecar
 from pipeline.scoring.score_sets import complete_score_sets, read_score_set, score_set
 from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views
-from tests.support.folders import make_folders_small
+from tests.support.bundles import scores_of
+from tests.support.folders import make_bundles_small
 from tests.support.small_pool import Row, make_pool, rows, write_shard
 from tests.support.toy_pool_filters import Near, Often, components
 from train.data.view_rows import covers
@@ -44,7 +45,7 @@ def columns(pool: str, spec: FilterSpec) -> dict[str, dict[str, Any]]:
     values = {}
     for shard in read_commits(pool).names():
         sidecar = read_sidecar(pool, shard, ["key", "uid", "status", "caption"]).to_pylist()
-        table = disk.read_parquet(PoolLayout(pool).score_columns(name, shard)).to_pylist()
+        table = scores_of(pool, name, shard).to_pylist()
         for row, own in zip(sidecar, table, strict=True):
             values[row["key"]] = row | own
     return values
@@ -127,7 +128,7 @@ def test_a_long_chain_over_many_partitions_is_one_group(
 
 @pytest.mark.slow
 def test_a_large_pool_and_one_that_grew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_folders_small(monkeypatch)
+    make_bundles_small(monkeypatch)
     pool = make_pool(tmp_path, rows(20), per_shard=4)
     run(pool, OFTEN)
     name, document = score_set(pool, OFTEN)
@@ -194,7 +195,7 @@ def test_files_of_another_job_are_not_used(tmp_path: Path) -> None:
     name = score(pool, [OFTEN], engine="inline")["sets"].keys()
     (set_name,) = name
     disk.remove(planned.score_set_json(set_name))
-    disk.remove(planned.score_columns(set_name, 0))
+    disk.remove(planned.score_bundle(set_name, 0))
     folder = planned.score_scratch(f"{set_name}-{read_commits(pool).fingerprint}")
     disk.write_json(disk.join(folder, "job.json"), {"form": 0})
     disk.write_bytes(disk.join(folder, "run-route-00000.index"), b"rubbish")
@@ -255,7 +256,7 @@ def test_damage_and_pools_without_rows(tmp_path: Path) -> None:
     sidecar.write_bytes(content)
     run(pool, OFTEN)
     (set_name,) = [n for n in disk.list_names(PoolLayout(pool).scores) if n.startswith("often@")]
-    disk.remove(PoolLayout(pool).score_columns(set_name, 1))
+    disk.remove(PoolLayout(pool).score_bundle(set_name, 1))
     assert any("often@" in line for line in verify(pool))
     disk.remove(PoolLayout(pool).score_set_json(set_name))
     assert read_score_set(pool, set_name) is None

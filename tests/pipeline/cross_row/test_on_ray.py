@@ -34,14 +34,10 @@ def on_ray() -> Iterator[None]:
 
 
 def contents(pool: str) -> dict[str, bytes]:
-    """The file of each shard by the instance."""
+    """The bundle of each instance."""
     layout = PoolLayout(pool)
-    files = {}
-    for name in disk.list_names(layout.scores):
-        for shard in range(SHARDS):
-            instance = name.partition("@")[0]
-            files[f"{instance} {shard}"] = disk.read_bytes(layout.score_columns(name, shard))
-    return files
+    names = disk.list_names(layout.scores)
+    return {name.partition("@")[0]: disk.read_bytes(layout.score_bundle(name, 0)) for name in names}
 
 
 def specs(path: Path, *classes: str) -> list[FilterSpec]:

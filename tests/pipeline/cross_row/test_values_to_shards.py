@@ -32,12 +32,12 @@ def test_columns_of_two_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     work = gather({"job": disk.to_plain(job)})
     ticket = Ticket(id="g", group="g", payload={"number": 0, "shards": [0, 1]})
     assert work(ticket) == {"scored": {"many@1": 2}}
-    path = PoolLayout(pool).score_columns("many@1", 0)
+    path = PoolLayout(pool).score_part("many@1", 0)
     first = disk.read_parquet(path)
     # Rows 2 and 3 are stored and took no part: the default. Row 4 is not stored.
     assert first["many"].to_pylist() == [9, None, 0, 0, None]
     assert first["many_share"].to_pylist() == [0.7, 0.6, None, None, None]
-    second = disk.read_parquet(PoolLayout(pool).score_columns("many@1", 1))
+    second = disk.read_parquet(PoolLayout(pool).score_part("many@1", 1))
     assert second["many"].to_pylist() == [0, 0, 7]
     metadata = disk.read_metadata(path)
     assert metadata["pool"] == commits.fingerprint

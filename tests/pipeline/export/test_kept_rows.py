@@ -12,6 +12,7 @@ from manifests.columns import SIDECAR
 from manifests.layout import PoolLayout
 from pipeline.audit.purge import purge_rows
 from pipeline.export import KeptRows
+from tests.support.bundles import change_shard
 from tests.support.exported import exported_pool, kept_samples
 from tests.support.small_pool import rows, write_shard
 
@@ -47,9 +48,7 @@ def test_stale_views_and_scores(tmp_path: Path, caplog: pytest.LogCaptureFixture
         KeptRows(pool, "wild")
     before = KeptRows(pool, "wide")
     (name,) = before.score_sets
-    path = PoolLayout(pool).score_columns(name, 3)
-    table = disk.read_parquet(path)
-    disk.write_parquet(path, table, {**disk.read_metadata(path), "sidecar": "f" * 64})
+    change_shard(PoolLayout(pool).score_bundle(name, 3), 3, sidecar="f" * 64)
     with pytest.raises(ValueError, match="was scored for other rows"):
         list(before.tables())
     document = disk.read_json(PoolLayout(pool).score_set_json(name))

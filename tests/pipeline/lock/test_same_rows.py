@@ -20,6 +20,7 @@ from pipeline.lock.rebuild import same_rows_lines, write_locked_views, write_sam
 from pipeline.planning.plan_files import read_plan
 from pipeline.pool import uid_hashes
 from tests.support import locked_pools
+from tests.support.bundles import mask_of
 
 
 def kept_links(pool: str, view: str) -> set[int]:
@@ -27,7 +28,7 @@ def kept_links(pool: str, view: str) -> set[int]:
     rows = locked_pools.rows_of(pool, ["link"])
     masks: list[bool] = []
     for shard in read_commits(pool).names():
-        masks += disk.read_parquet(PoolLayout(pool).view_mask(view, shard))["kept"].to_pylist()
+        masks += mask_of(pool, view, shard)["kept"].to_pylist()
     return {row["link"] for row, kept in zip(rows, masks, strict=True) if kept}
 
 

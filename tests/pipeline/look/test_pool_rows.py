@@ -63,7 +63,7 @@ def test_what_is_older_than_the_shards_is_said_and_not_shown(tmp_path: Path) -> 
 
 def test_a_damaged_view_does_not_end_the_page(tmp_path: Path) -> None:
     pool = looked.make(tmp_path / "pool", 20)
-    Path(PoolLayout(pool).view_mask("basic", 1)).write_bytes(b"nothing")
+    Path(PoolLayout(pool).view_bundle("basic", 1)).write_bytes(b"nothing")
     Path(PoolLayout(pool).view_json("top")).write_text("{")
     rows = read_rows(read_commits(pool))
     assert {view.name: view.kept is None for view in rows.views}["basic"]

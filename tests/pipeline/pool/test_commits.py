@@ -18,7 +18,6 @@ from manifests.layout import CommitRecord, PoolLayout, pool_fingerprint, read_co
 from pipeline.pool.lease import read_commit_record, read_sidecar, remove_uncommitted
 from pipeline.pool.shard_writer import ShardWriter
 from tests.support.five_rows import files_of, five_rows, write_five
-from tests.support.folders import make_folders_small
 
 
 class Killed(BaseException):
@@ -114,7 +113,6 @@ def test_leftovers_are_removed_and_what_is_committed_and_refuses_what_is_not_our
 def test_no_record_is_read_where_the_index_has_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_folders_small(monkeypatch)
     pool = str(tmp_path)
     for number in range(7):
         write_five(pool, number)
@@ -132,7 +130,7 @@ def test_no_record_is_read_where_the_index_has_them(
 
     monkeypatch.setattr(CommitRecord, "read", classmethod(counted))
     # Only the record of the shard with an unknown file is compared with it.
-    leftovers = ["00002/00004.r1.tar", "00004/00008.tar", "00004/00009.parquet"]
+    leftovers = ["00004.r1.tar", "00008.tar", "00009.parquet"]
     assert remove_uncommitted(pool) == leftovers
     assert paths == [layout.commit_record(4)]
     assert len(read_commit_records(pool)) == 7

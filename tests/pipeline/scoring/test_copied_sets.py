@@ -24,7 +24,7 @@ def commit(folder: Path, values: list[int], **metadata: object) -> int:
 
 
 def values(pool: Path, name: str = "a@1", column: str = "a") -> list[int]:
-    table = disk.read_parquet(PoolLayout(str(pool)).score_columns(name, 0))
+    table = disk.read_parquet(PoolLayout(str(pool)).score_part(name, 0))
     read: list[int] = table[column].to_pylist()
     return read
 
@@ -40,7 +40,7 @@ def test_columns_of_the_same_rows_stay(tmp_path: Path) -> None:
 def test_columns_of_another_pool_or_damaged_ones_are_replaced(tmp_path: Path) -> None:
     assert commit(tmp_path, [1, 2], pool="before") == 2
     assert commit(tmp_path, [3, 4, 5], pool="now") == 3
-    Path(PoolLayout(str(tmp_path)).score_columns("a@1", 0)).write_bytes(b"PAR1")
+    Path(PoolLayout(str(tmp_path)).score_part("a@1", 0)).write_bytes(b"PAR1")
     assert commit(tmp_path, [6], pool="now") == 1
     assert values(tmp_path) == [6]
 

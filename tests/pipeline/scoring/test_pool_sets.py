@@ -20,7 +20,8 @@ from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring.score_sets import PoolSets, read_score_set
 from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views, column_lines, list_columns
-from tests.support.folders import make_folders_small
+from tests.support.bundles import scores_of
+from tests.support.folders import make_bundles_small
 from tests.support.small_pool import make_pool, rows, write_shard
 from train.data.view_rows import open_masks
 
@@ -77,9 +78,7 @@ def run(pool: str, *specs: FilterSpec, **options: Any) -> dict[str, Any]:
 
 def table(pool: str, instance: str, shard: int = 0) -> dict[str, list[Any]]:
     (name,) = [n for n in disk.list_names(PoolLayout(pool).scores) if n.startswith(instance + "@")]
-    values: dict[str, list[Any]] = disk.read_parquet(
-        PoolLayout(pool).score_columns(name, shard)
-    ).to_pydict()
+    values: dict[str, list[Any]] = scores_of(pool, name, shard).to_pydict()
     return values
 
 
@@ -90,12 +89,10 @@ def recipe(*specs: FilterSpec, rules: Sequence[Rule] = ()) -> Recipe:
     )
 
 
-@pytest.mark.parametrize("is_large", [False, True])
 def test_a_set_under_another_name_is_copied_and_not_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if is_large:
-        make_folders_small(monkeypatch)
+    make_bundles_small(monkeypatch)
     pool = make_pool(tmp_path, rows(20), per_shard=4)
     first = run(pool, WORDS)["words"]
     calls = len(Words.calls)
@@ -107,9 +104,8 @@ def test_a_set_under_another_name_is_copied_and_not_computed_again(
     )  # fmt: skip
     same = ("fingerprint", "rows", "stored", "scored", "seconds")
     assert {key: copy[key] for key in same} == {key: first[key] for key in same}
-    if not is_large:
-        original, renamed = table(pool, "words"), table(pool, "long")
-        assert renamed == {"long": original["words"], "long_twice": original["words_twice"]}
+    original, renamed = table(pool, "words"), table(pool, "long")
+    assert renamed == {"long": original["words"], "long_twice": original["words_twice"]}
     other = FilterSpec(name="half", kind="words", options={"step": 2})
     both = FilterSpec(name="half_too", kind="words", options={"step": 2})
     assert run(pool, other, both)["half"]["id"] != first["id"]

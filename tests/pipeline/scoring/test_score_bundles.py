@@ -14,7 +14,7 @@ from manifests.layout import PoolLayout
 from manifests.schema import FilterSpec
 from pipeline.scoring.score_sets import read_score_set, scored_shards, write_bundle
 from pipeline.scoring.scorer import score
-from tests.support.folders import make_folders_small
+from tests.support.folders import make_bundles_small
 from tests.support.small_pool import make_pool, rows, set_name
 
 SPEC = FilterSpec(name="caption")
@@ -29,32 +29,30 @@ def columns(pool: str) -> list[dict[str, Any]]:
     return values
 
 
-def test_a_large_pool_has_the_columns_of_a_small_one(
+def test_columns_end_in_bundles_that_show_only_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    flat = make_pool(tmp_path / "flat", rows(24), per_shard=3)
-    first = score(flat, [SPEC], engine="inline")["sets"][NAME]
-    make_folders_small(monkeypatch)
-    pool = make_pool(tmp_path / "pool", rows(24), per_shard=3)
+    one = make_pool(tmp_path / "one", rows(15), per_shard=3)
+    first = score(one, [SPEC], engine="inline")["sets"][NAME]
+    assert disk.list_names(PoolLayout(one).score_set(NAME)) == [
+        "bundle-00000.parquet", "scores.json",
+    ]  # fmt: skip
+    expected = columns(one)
+    make_bundles_small(monkeypatch)
+    pool = make_pool(tmp_path / "pool", rows(15), per_shard=3)
     second = score(pool, [SPEC], engine="inline")["sets"][NAME]
     assert disk.list_names(PoolLayout(pool).score_set(NAME)) == [
-        "00000.parquet", "00001.parquet", "00002.parquet", "bundle-00001.parquet",
-        "bundle-00002.parquet", "bundle-00003.parquet", "scores.json", "shards.parquet",
+        "bundle-00000.parquet", "bundle-00001.parquet", "bundle-00002.parquet", "scores.json",
     ]  # fmt: skip
-    assert {k: first[k] for k in ("rows", "stored", "scored", "fingerprint")} == {
-        k: second[k] for k in ("rows", "stored", "scored", "fingerprint")
-    }
-    assert "shards" not in second
-    large = columns(pool)
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    assert columns(pool) == expected
     assert scored_shards(read_commits(pool), NAME).all()
-    monkeypatch.undo()
-    assert columns(flat) == large
 
 
 def test_a_kill_while_a_bundle_is_made_costs_no_score(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_folders_small(monkeypatch)
+    make_bundles_small(monkeypatch)
     pool = make_pool(tmp_path, rows(18), per_shard=3)
 
     def killed(*_: Any) -> None:
@@ -74,6 +72,6 @@ def test_a_kill_while_a_bundle_is_made_costs_no_score(
 def test_a_bundle_of_a_shard_without_columns_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_folders_small(monkeypatch)
+    make_bundles_small(monkeypatch)
     with pytest.raises(ValueError, match="there are no columns of shard 4"):
         write_bundle(str(tmp_path), NAME, [4, 5])

@@ -18,6 +18,7 @@ from manifests.schema import FilterSpec
 from pipeline.executor.tickets import Ticket
 from pipeline.scoring.scorer import score
 from pipeline.scoring.worker import ScoreWorker
+from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool, rows
 
 WIDTH = 512
@@ -87,7 +88,7 @@ def test_a_filter_without_images_gets_all_rows_of_a_shard_at_once(
     specs = [FilterSpec(name="batch_size"), FilterSpec(name="picture")]
     report = score(pool, specs, engine="inline")
     name, of_images = report["sets"]
-    values = disk.read_parquet(PoolLayout(pool).score_columns(name, 0))["batch_size"].to_pylist()
+    values = scores_of(pool, name, 0)["batch_size"].to_pylist()
     assert values == [7] * 7
     assert report["sets"][of_images]["scored"] == 7
 
@@ -114,7 +115,7 @@ def test_a_row_with_a_value_of_another_type_costs_one_value(tmp_path: Path) -> N
     pool = make_pool(tmp_path, [Row(caption="bad" if i == 3 else "x") for i in range(9)])
     report = score(pool, [FilterSpec(name="faulty")], engine="inline")
     ((name, state),) = report["sets"].items()
-    values = disk.read_parquet(PoolLayout(pool).score_columns(name, 0))["faulty"].to_pylist()
+    values = scores_of(pool, name, 0)["faulty"].to_pylist()
     assert values == [1, 1, 1, None, 1, 1, 1, 1, 1]
     assert state["scored"] == 8
 
@@ -127,7 +128,7 @@ def test_lists_keep_the_size_that_the_options_give_them(tmp_path: Path) -> None:
 
     result = worker(Ticket(id="00000", group="0", payload={"sets": ["wide@1"]}))
     assert result == {"scored": {"wide@1": 8}}
-    table = disk.read_parquet(PoolLayout(pool).score_columns("wide@1", 0))
+    table = disk.read_parquet(PoolLayout(pool).score_part("wide@1", 0))
     assert table.schema.field("wide").type == pa.list_(pa.float16(), 4)
     assert table["wide"].to_pylist()[4] is None
     assert table["wide"].to_pylist()[0] == [1, 1, 1, 1]

@@ -17,12 +17,14 @@ from PIL import Image
 from filters import FILTERS
 from filters.base import FREE, Batch, Columns, Filter, with_options
 from manifests import disk, ray_runtime
+from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout, read_commit_records, uids_checksum
 from manifests.schema import FilterSpec
 from pipeline.executor.tickets import Tickets
 from pipeline.pool.lease import read_sidecar
 from pipeline.scoring import score_sets, scorer, worker
+from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write_shard
 
 
@@ -71,8 +73,7 @@ def shade(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def columns(pool: str, name: str, number: str = "00000") -> dict[str, list[Any]]:
-    path = PoolLayout(pool).score_columns(name, number)
-    values: dict[str, list[Any]] = disk.read_parquet(path).to_pydict()
+    values: dict[str, list[Any]] = scores_of(pool, name, number).to_pydict()
     return values
 
 
@@ -89,8 +90,7 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
     for name, state in report["sets"].items():
         assert (state["rows"], state["stored"], state["scored"]) == (23, 19, 19)
         assert state["name"] + "@" + state["id"] == name
-        assert list(state["shards"]) == ["00000", "00001", "00002"]
-        for number, checksum in state["shards"].items():
+        for number in read_commit_records(pool):
             sidecar = read_sidecar(pool, number)
             values = columns(pool, name, number)
             assert list(values) == state["columns"]
@@ -101,8 +101,8 @@ def test_columns_stand_beside_the_sidecar_row_for_row(tmp_path: Path) -> None:
                     a is None or a == b
                     for a, b in zip(values["link_of_it"], sidecar["url"].to_pylist(), strict=True)
                 )
-            metadata = disk.read_metadata(PoolLayout(pool).score_columns(name, number))
-            assert metadata["uids"] == checksum == uids_checksum(sidecar["uid"])
+            metadata = AlignedFiles.of_scores(pool, name).metadata(number)
+            assert metadata["uids"] == uids_checksum(sidecar["uid"])
     words = [
         w
         for number in read_commit_records(pool)
@@ -150,7 +150,7 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
     assert "boom" in report["failed"]["00000"]
     assert report["sets"][name] == {}
     assert score_sets.read_score_set(pool, name) is None
-    assert disk.exists(PoolLayout(pool).score_columns(name, "00001"))
+    assert score_sets.scored_shards(read_commits(pool), name).tolist() == [False, True]
     with pytest.raises(
         ValueError, match=r"filter shade \(shade@\w+\) are not there; run clipmill score"
     ):
@@ -169,7 +169,6 @@ def test_what_is_scored_is_left_alone(tmp_path: Path) -> None:
 def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(20))
     name, _ = only(scorer.score(pool, [SHADE], engine="inline"))
-    untouched = Path(PoolLayout(pool).score_columns(name, "00000")).stat().st_mtime_ns
     write_shard(pool, 2, list(enumerate(rows(5), start=20)))
     with pytest.raises(ValueError, match="of an older state of the pool"):
         score_sets.score_set(pool, SHADE)
@@ -177,8 +176,7 @@ def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
     _, state = only(scorer.score(pool, [SHADE], engine="inline"))
     assert Shade.batches == [4]
     assert state["rows"] == 25
-    assert list(state["shards"]) == ["00000", "00001", "00002"]
-    assert Path(PoolLayout(pool).score_columns(name, "00000")).stat().st_mtime_ns == untouched
+    assert score_sets.scored_shards(read_commits(pool), name).all()
     assert score_sets.score_set(pool, SHADE)[0] == name
 
 
@@ -189,10 +187,8 @@ def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> No
     (tmp_path / "a" / "scores").rename(tmp_path / "b" / "scores")
     _, state = only(scorer.score(other, [SHADE], engine="inline"))
     assert state["scored"] == 10
-    assert (
-        disk.read_metadata(PoolLayout(other).score_columns(name, "00000"))["uids"]
-        == state["shards"]["00000"]
-    )
+    uids = uids_checksum(read_sidecar(other, 0)["uid"])
+    assert AlignedFiles.of_scores(other, name).metadata(0)["uids"] == uids
 
 
 def test_options_make_sets_of_their_own(tmp_path: Path) -> None:
@@ -351,8 +347,8 @@ def test_a_damaged_shard_is_refused_by_name_and_the_others_are_scored(
     assert list(report["failed"]) == ["00001"]
     assert "shard 00001 is damaged: " in report["failed"]["00001"]
     assert f"clipmill audit repair {pool}" in report["failed"]["00001"]
-    assert columns(pool, set_name(SHADE), "00000")["red"]
-    assert not disk.exists(layout.score_columns(set_name(SHADE), 1))
+    scored = score_sets.scored_shards(read_commits(pool), set_name(SHADE))
+    assert scored.tolist() == [True, False]
 
 
 def test_the_tickets_of_a_million_shards_are_made_one_at_a_time(tmp_path: Path) -> None:

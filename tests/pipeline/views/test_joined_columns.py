@@ -12,7 +12,6 @@ from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from pipeline.views import files
 from pipeline.views.files import JoinedColumns
-from tests.support.folders import make_folders_small
 from tests.support.small_pool import make_pool, rows
 
 
@@ -20,14 +19,13 @@ from tests.support.small_pool import make_pool, rows
 def test_every_row_once_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_rows: int
 ) -> None:
-    make_folders_small(monkeypatch)
     monkeypatch.setattr(files, "KEPT_ROWS", kept_rows)
     monkeypatch.setattr(files, "PART_ROWS", 4)
     monkeypatch.setattr(files, "UNIT_SHARDS", 2)
     commits = read_commits(make_pool(tmp_path, rows(26), per_shard=3))
     source = JoinedColumns(commits, {"uid", "status"}, {})
     assert [list(source.shards_of(unit)) for unit in range(source.units)] == [
-        [0, 1], [2], [3], [4, 5], [6, 7], [8],
+        [0, 1], [2, 3], [4, 5], [6, 7], [8],
     ]  # fmt: skip
     assert source.rows == 26
     uids, next_row = [], 0
@@ -43,7 +41,7 @@ def test_every_row_once_in_order(
     assert uids == expected
 
 
-def test_units_of_flat_shards_are_small_enough_for_several_threads(
+def test_units_are_small_enough_for_several_threads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = read_commits(make_pool(tmp_path, rows(26), per_shard=3))

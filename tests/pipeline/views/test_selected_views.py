@@ -20,6 +20,7 @@ from pipeline.views.files import (
     views_not_in,
     write_selected_view,
 )
+from tests.support.bundles import mask_of
 from tests.support.small_pool import make_pool, rows
 
 
@@ -33,10 +34,7 @@ def recipe(*views: View) -> Recipe:
 
 
 def masks(pool: str, name: str) -> pa.Table:
-    return pa.concat_tables(
-        disk.read_parquet(disk.join(pool, "views", name, f"{number}.parquet"))
-        for number in read_commit_records(pool)
-    )
+    return pa.concat_tables(mask_of(pool, name, number) for number in read_commit_records(pool))
 
 
 def test_rows_that_a_program_selects_are_a_view(pool: str) -> None:

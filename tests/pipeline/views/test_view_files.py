@@ -19,6 +19,7 @@ from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring import scorer
 from pipeline.views import files
+from tests.support.bundles import change_shard, mask_of, write_scores
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 
 FILTERS = (FilterSpec(name="caption"), FilterSpec(name="picture"))
@@ -51,10 +52,7 @@ def pool(tmp_path: Path) -> str:
 
 
 def masks(pool: str, name: str) -> pa.Table:
-    return pa.concat_tables(
-        disk.read_parquet(disk.join(pool, "views", name, f"{number}.parquet"))
-        for number in read_commit_records(pool)
-    )
+    return pa.concat_tables(mask_of(pool, name, number) for number in read_commit_records(pool))
 
 
 def test_what_a_view_leaves_on_disk(pool: str) -> None:
@@ -65,7 +63,7 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
         table = masks(pool, name)
         assert table.schema.remove_metadata() == VIEW
         assert table.num_rows == 30
-        assert sum(table["kept"].to_pylist()) == document.kept == sum(document.shards.values())
+        assert sum(table["kept"].to_pylist()) == document.kept
         assert document.funnel[:2] == (("attempted", 30), ("stored", 24))
         assert document.funnel[-1][1] == document.kept
         assert document.fingerprint == pool_fingerprint(read_commit_records(pool))
@@ -209,22 +207,19 @@ def test_a_crash_between_masks_and_document_leaves_no_view(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.choose_views(pool, recipe(LONG))
-    replace, moved = os.replace, []
+    publish, moved = disk.publish, []
 
-    def crash_at_the_second_mask(source: Path, target: Path) -> None:
-        if "views" in Path(target).parts:
-            moved.append(target)
-        if len(moved) == 2:
-            raise KeyboardInterrupt
-        replace(source, target)
+    def crash_after_the_masks(staged: Path, path: str) -> None:
+        moved.append(path)
+        publish(staged, path)
+        raise KeyboardInterrupt
 
     longer = recipe(view("long", ("words", "caption_words > 4")))
     with monkeypatch.context() as patched:
-        patched.setattr(os, "replace", crash_at_the_second_mask)
-        patched.setattr(files, "PUBLISHERS", 1)
+        patched.setattr(disk, "publish", crash_after_the_masks)
         with pytest.raises(KeyboardInterrupt):
             files.choose_views(pool, longer)
-    assert str(moved[0]).endswith("views/long/00000.parquet")
+    assert moved[0].endswith("views/long/bundle-00000.parquet")
     assert not disk.exists(PoolLayout(pool).view_json("long"))
     document = files.choose_views(pool, longer)["long"]
     assert sum(masks(pool, "long")["kept"].to_pylist()) == document.kept
@@ -293,31 +288,10 @@ def test_views_that_the_recipe_no_longer_has_are_named(
     assert files.views_not_in(recipe(RAW, LONG, TOP), pool) == []
 
 
-def exchange_score_files(layout: PoolLayout, name: str) -> None:
-    disk.write_bytes(layout.score_columns(name, 1), disk.read_bytes(layout.score_columns(name, 0)))
-
-
-def score_file_of_an_older_sidecar(layout: PoolLayout, name: str) -> None:
-    path = layout.score_columns(name, 1)
-    table, metadata = disk.read_parquet(path), disk.read_metadata(path)
-    disk.write_parquet(path, table, {**metadata, "sidecar": "0" * 64})
-
-
-def score_file_with_a_row_less(layout: PoolLayout, name: str) -> None:
-    path = layout.score_columns(name, 1)
-    metadata = disk.read_metadata(path)
-    disk.write_parquet(path, disk.read_parquet(path).slice(1), metadata)
-
-
-@pytest.mark.parametrize(
-    "damage",
-    [exchange_score_files, score_file_of_an_older_sidecar, score_file_with_a_row_less],
-)
-def test_scores_of_other_rows_are_refused(
-    pool: str, damage: Callable[[PoolLayout, str], None]
-) -> None:
-    damage(PoolLayout(pool), set_name(FILTERS[0]))
-    with pytest.raises(ValueError, match=r"00001\.parquet was scored for other rows.*; remove .*"):
+@pytest.mark.parametrize("damage", [{"sidecar": "0" * 64}, {"rows": lambda table: table.slice(1)}])
+def test_scores_of_other_rows_are_refused(pool: str, damage: dict[str, Any]) -> None:
+    change_shard(PoolLayout(pool).score_bundle(set_name(FILTERS[0]), 1), 1, **damage)
+    with pytest.raises(ValueError, match=r"00000\.parquet was scored for other rows.*; remove .*"):
         files.choose_views(pool, recipe(LONG))
     assert files.choose_views(pool, recipe(TOP))["bright"].kept == 6  # reads another set
 
@@ -422,17 +396,17 @@ def fill(pool: str, wish: Recipe) -> None:
     layout, records = PoolLayout(pool), read_commit_records(pool)
     for spec in wish.filters:
         name, kinds = set_name(spec), make(spec).columns()
-        start, checksums = 0, {}
+        start, shards = 0, {}
         for shard, record in records.items():
             uids = disk.read_parquet(layout.sidecar(shard), ["uid"])["uid"]
             numbers = range(start, start + len(uids))
             arrays = {}
             for column, kind in kinds.items():
                 arrays[column] = pa.array([VALUES[column](i) for i in numbers], kind)
-            checksums[shard] = uids_checksum(uids)
-            metadata = {"uids": checksums[shard], "sidecar": record.sidecar_sha256}
-            disk.write_parquet(layout.score_columns(name, shard), pa.table(arrays), metadata)
+            metadata = {"uids": uids_checksum(uids), "sidecar": record.sidecar_sha256}
+            shards[int(shard)] = pa.table(arrays), metadata
             start = numbers.stop
+        write_scores(pool, name, shards)
         document = ScoreSetDocument(
             name=spec.name,
             id=name.partition("@")[2],
@@ -440,7 +414,6 @@ def fill(pool: str, wish: Recipe) -> None:
             options={},
             identity="",
             columns=tuple(kinds),
-            shards=checksums,
             fingerprint=pool_fingerprint(records),
             rows=start,
             stored=start,

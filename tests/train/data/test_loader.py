@@ -13,7 +13,9 @@ import pytest
 import torch
 
 from manifests import disk
+from manifests.layout import PoolLayout
 from manifests.schema import Blend
+from tests.support.bundles import change_shard
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
 from train.data.loader import Batch, Loader, StepSamples, copy_tokens
@@ -296,11 +298,13 @@ def test_a_substitute_is_not_in_the_batch_whatever_ranks_and_threads(
 
 def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 16, 1)
-    path = disk.join(pool, "scores", "tokens@0123456789ab", "00000.parquet")
-    table, metadata = disk.read_parquet(path), disk.read_metadata(path)
-    tokens = table["tokens"].to_pylist()
-    tokens[4] = None
-    disk.write_parquet(path, pa.table({"tokens": tokens}, schema=table.schema), metadata)
+
+    def without_one(table: pa.Table) -> pa.Table:
+        tokens = table["tokens"].to_pylist()
+        tokens[4] = None
+        return pa.table({"tokens": tokens}, schema=table.schema)
+
+    change_shard(PoolLayout(pool).score_bundle("tokens@0123456789ab", 0), 0, without_one)
     loader = Loader(blend_of(pool, all=1), settings(samples_seen=16), model())
     (batch,) = loader
     assert batch.substituted == 1

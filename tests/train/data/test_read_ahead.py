@@ -74,7 +74,8 @@ def test_shards_are_read_at_the_same_time(many_shards: str, store: type[SlowStor
     store.reset(wait_s=0.05)
     batches = loader.batches()
     next(batches)
-    assert len({name for _, name, _ in store.reads(".parquet")}) == 16
+    names = {name for _, name, _ in store.reads(".parquet")}
+    assert names == {*(f"{shard:05d}.parquet" for shard in range(16)), "bundle-00000.parquet"}
     assert store.most_at_once >= 16  # one after another it is 1
     batches.close()
 

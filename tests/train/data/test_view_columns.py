@@ -15,6 +15,9 @@ from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from train.data.view_rows import open_view, read_columns
+from tests.support.bundles import write_scores
+from train.data import view_rows
+from train.data.view_rows import ReadFailed, open_view, read_columns
 
 Make = Callable[..., Any]
 
@@ -63,18 +66,15 @@ def test_a_column_may_come_from_a_score_set_of_the_view(make_pool: Make, tmp_pat
     tokens = read_document(layout.score_set_json("tokens@0123456789ab"), ScoreSetDocument)
     scores = dataclasses.replace(tokens, name="clip_score", columns=("clip_score",))
     disk.write_json(layout.score_set_json("clip_score@ab"), scores)
-    for shard in ("00000", "00001"):
-        path = layout.score_columns("clip_score@ab", shard)
-        disk.write_parquet(path, pa.table({"clip_score": [0.1, None, 0.3]}))
+    values = pa.table({"clip_score": [0.1, None, 0.3]})
+    write_scores(pool, "clip_score@ab", {0: (values, {}), 1: (values, {})})
     view = read_document(layout.view_json("all"), ViewDocument)
     view = dataclasses.replace(view, scores={"clip_score": "clip_score@ab"})
     disk.write_json(layout.view_json("all"), view)
     first, _ = read_columns(pool, "all", ["clip_score", "key"])
     assert first.columns.column_names == ["clip_score", "key"]
     assert first.columns["clip_score"].to_pylist() == [0.1, None, 0.3]
-    disk.write_parquet(
-        layout.score_columns("clip_score@ab", "00000"), pa.table({"clip_score": [1.0]})
-    )
+    write_scores(pool, "clip_score@ab", {0: (values.slice(1), {})})
     with pytest.raises(ValueError, match="other rows than its shard"):
         next(read_columns(pool, "all", ["clip_score"]))
 
@@ -97,5 +97,22 @@ def test_one_shard_is_read_at_a_time(tiny_pool: str, monkeypatch: pytest.MonkeyP
     shards = read_columns(tiny_pool, "all", ["key"])
     assert paths == []
     next(shards)
-    assert len(paths) == 2
-    assert all(path.endswith("00000.parquet") for path in paths)
+    assert [path.endswith("shards/00000.parquet") for path in paths] == [True]
+
+
+def test_a_store_that_does_not_answer_is_asked_again(
+    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
+    read, failures = disk.read_parquet, iter([TimeoutError("silent")] * 2)
+
+    def flaky(*arguments: Any) -> pa.Table:
+        if (error := next(failures, None)) is not None:
+            raise error
+        return read(*arguments)
+
+    monkeypatch.setattr(disk, "read_parquet", flaky)
+    assert len(list(read_columns(tiny_pool, "all", ["key"]))) == 3
+    failures = iter([TimeoutError("silent")] * 3)
+    with pytest.raises(ReadFailed, match=r"00000\.parquet could not be read in 3 attempts"):
+        next(read_columns(tiny_pool, "all", ["key"]))

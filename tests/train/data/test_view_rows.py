@@ -15,6 +15,7 @@ import pytest
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
+from tests.support.bundles import change_shard, mask_of, scores_of, write_masks, write_scores
 from train.data import view_rows
 from train.data.view_rows import ViewRows, open_view, read_columns
 
@@ -139,21 +140,17 @@ def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(
 
 def test_a_view_must_fit_its_shard(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 4, 2)
-    view = disk.read_parquet(disk.join(pool, "views", "all", "00000.parquet"))
-    disk.write_parquet(disk.join(pool, "views", "all", "00000.parquet"), view.slice(0, 3))
+    change_shard(PoolLayout(pool).view_bundle("all", 0), 0, lambda mask: mask.slice(0, 3))
     with pytest.raises(ValueError, match="does not fit its shard"):
         open_view(pool, "all").shard(0)
 
 
 def test_a_view_may_not_keep_rows_that_are_not_stored(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 4, 1, failed=1)
-    path, manifest = (
-        disk.join(pool, "views", "all", "00000.parquet"),
-        disk.join(pool, "views", "all.json"),
-    )
-    view = disk.read_parquet(path)
-    disk.write_parquet(path, view.set_column(0, "kept", [[True] * 4]))
-    disk.write_json(manifest, {**disk.read_json(manifest), "shards": {"00000": 4}})
+    mask = mask_of(pool, "all", 0).set_column(0, "kept", [[True] * 4])
+    shards = disk.to_plain(write_masks(pool, "all", {0: mask}))
+    manifest = PoolLayout(pool).view_json("all")
+    disk.write_json(manifest, {**disk.read_json(manifest), "shards": shards})
     with pytest.raises(ValueError, match="keeps rows of shard 00000 that are not stored"):
         open_view(pool, "all").shard(0)
 
@@ -172,14 +169,14 @@ def test_of_several_token_sets_the_highest_version_is_read(make_pool: Make, tmp_
     pool = make_pool(tmp_path / "pool", 4, 1)
     layout = PoolLayout(pool)
     for name, version in (("tokens@ffff", 2), ("tokens@0000", 10), ("tokens@5555", 9)):
-        for file in ("00000.parquet", "scores.json"):
+        for file in ("bundle-00000.parquet", "scores.json"):
             source = disk.join(layout.score_set("tokens@0123456789ab"), file)
             disk.write_bytes(disk.join(layout.score_set(name), file), disk.read_bytes(source))
         scores = read_document(layout.score_set_json(name), ScoreSetDocument)
-        disk.write_json(layout.score_set_json(name), dataclasses.replace(scores, version=version))
+        scores = dataclasses.replace(scores, version=version, id=name.partition("@")[2])
+        disk.write_json(layout.score_set_json(name), scores)
     assert open_view(pool, "all").token_set == "tokens@0000"
-    newest = read_document(layout.score_set_json("tokens@0000"), ScoreSetDocument)
-    disk.write_json(layout.score_set_json("tokens@0000"), dataclasses.replace(newest, shards={}))
+    disk.remove(layout.score_bundle("tokens@0000", 0))
     assert open_view(pool, "all").token_set == "tokens@5555"  # the newest that is complete
 
 
@@ -187,16 +184,12 @@ def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(
     make_pool: Make, tmp_path: Path
 ) -> None:
     pool = make_pool(tmp_path / "pool", 4, 2)
-    folder = disk.join(pool, "scores", "tokens@0123456789ab")
-    path = disk.join(folder, "00001.parquet")
-    disk.write_parquet(path, disk.read_parquet(path), {"uids": "0" * 64})
+    name = "tokens@0123456789ab"
+    change_shard(PoolLayout(pool).score_bundle(name, 1), 1, uids="0" * 64)
     rows = open_view(pool, "all")
     assert len(rows.shard(0).keys) == 4
     with pytest.raises(ValueError, match="made for other rows"):
         rows.shard(1)
-    scores = disk.read_json(disk.join(folder, "scores.json"))
-    disk.write_json(
-        disk.join(folder, "scores.json"), {**scores, "shards": {"00000": scores["shards"]["00000"]}}
-    )
+    write_scores(pool, name, {0: (scores_of(pool, name, 0), {})})
     with pytest.raises(ValueError, match="lack shards that were added since"):
         open_view(pool, "all")

@@ -8,12 +8,14 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.aligned import AlignedFiles, parquet_bytes
+from manifests.aligned import AlignedFiles
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import TaskSpec
 from tests.support import commands
 from tests.support.tasks import changed, pool_with, recompress
+from tests.support.bundles import write_scores
+from tests.support.tasks import changed, draw, pool_with, recompress
 from train.data.view_rows import ShardColumns
 from train.evaluation import overlap
 from train.evaluation.overlap import (
@@ -113,8 +115,7 @@ def test_hashes_of_an_instance_are_found(colours: TaskSpec, tmp_path: Path) -> N
     table, metadata = AlignedFiles.of_scores(pool, name).read("00000", ["phash"])
     Path(layout.scores, name).rename(Path(layout.scores, new))
     disk.write_json(layout.score_set_json(new), renamed.document(), sealed=True)
-    content = parquet_bytes(table.rename_columns(["pic2_phash"]), metadata)
-    Path(AlignedFiles.of_scores(pool, new).path("00000")).write_bytes(content)
+    write_scores(pool, new, {0: (table.rename_columns(["pic2_phash"]), metadata)})
     (image,) = find_shared_images([pool], [colours]).of_task("colours", near=True)
     assert (image.file, image.key) == ("green/1.png", "000000000")
 

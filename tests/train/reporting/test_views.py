@@ -5,12 +5,14 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.schema import Blend
+from manifests.schema import Ablation, Blend
+from tests.support.bundles import change_shard
+from train.ablation.arms import expand_runs
 from train.reporting.data import ArmView, open_views, read_columns
 
 
@@ -58,14 +60,12 @@ def test_a_view_or_pool_that_is_not_there_is_refused(pool: str, tmp_path: Path) 
 
 def test_masks_and_scores_of_other_rows_are_refused(pool: str) -> None:
     layout = PoolLayout(pool)
-    scores = layout.score_columns("clip_score@ab", "00001")
-    disk.write_parquet(scores, pa.table({"clip_score": [0.5]}), {})
+    scores = layout.score_bundle("clip_score@ab", 1)
+    change_shard(scores, 1, lambda table: table.slice(0, 1))
     (half,) = open_views(blend(pool, "half"))
     with pytest.raises(ValueError, match="has 1 rows, its shard 16"):
         half.scores("clip_score")
-    mask = layout.view_mask("half", "00001")
-    short = pa.table({"kept": [True], "rule": pa.array([None], pa.string())})
-    disk.write_parquet(mask, short, {"kept": 1, "shard": "00001", "view": "half"})
+    change_shard(layout.view_bundle("half", 1), 1, lambda mask: mask.slice(0, 1))
     with pytest.raises(ValueError, match="does not fit its shard or its view"):
         open_views(blend(pool, "half"))
 

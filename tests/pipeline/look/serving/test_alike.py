@@ -8,6 +8,7 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
@@ -15,6 +16,7 @@ from pipeline.look.server import Alike
 from pipeline.look.survey import survey_pool
 from pipeline.scoring.score_sets import score_set_names
 from tests.support import looked
+from tests.support.bundles import write_scores
 
 
 def with_embeddings(pool: str) -> np.ndarray:
@@ -22,13 +24,13 @@ def with_embeddings(pool: str) -> np.ndarray:
     (name,) = score_set_names(pool)
     layout = PoolLayout(pool)
     vectors = np.random.default_rng(3).normal(size=(20, 4)).astype(np.float16)
+    files, shards = AlignedFiles.of_scores(pool, name), {}
     for shard in (0, 1):
-        path = layout.score_columns(name, shard)
-        table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+        table, metadata = files.read(shard)
         flat = pa.array(vectors[10 * shard : 10 * shard + 10].reshape(-1))
         column = pa.FixedSizeListArray.from_arrays(flat, 4)
-        kept = table.replace_schema_metadata(None).append_column("embed_image", column)
-        disk.write_parquet(path, kept, metadata)
+        shards[shard] = table.append_column("embed_image", column), metadata
+    write_scores(pool, name, shards)
     path = layout.score_set_json(name)
     document = read_document(path, ScoreSetDocument).document()
     document["columns"] = [*document["columns"], "embed_image"]

@@ -17,7 +17,8 @@ from pipeline.audit.purge import purge_rows, read_criteria
 from pipeline.views import files, row_tests
 from pipeline.views.files import choose_views, hash_view, random_like
 from tests.support import commands
-from tests.support.folders import make_folders_small
+from tests.support.bundles import mask_of
+from tests.support.folders import make_bundles_small
 from tests.support.small_pool import make_pool, rows, write_shard
 
 WIDE = View(name="wide", rules=(Rule(name="wide", where="original_width >= 200"),))
@@ -35,7 +36,7 @@ def expected_hash(pool: str, view: str) -> str:
     commits = read_commits(pool)
     for shard in commits.shards.tolist():
         sidecar = disk.read_parquet(commits.sidecar(shard)).to_pylist()
-        mask = disk.read_parquet(PoolLayout(pool).view_mask(view, shard))["kept"].to_pylist()
+        mask = mask_of(pool, view, shard)["kept"].to_pylist()
         for row, kept in zip(sidecar, mask, strict=True):
             if kept:
                 records.add(bytes.fromhex(row["uid"] + (row["sha256"] or "0" * 64)))
@@ -122,7 +123,7 @@ def test_a_large_pool_a_random_view_and_a_document_without_the_hash(
     disk.write_json(path, plain, sealed=True)
     assert choose_views(flat, recipe(WIDE))["wide"].rows_sha256 is None  # runs name its document
     assert hash_view(flat, "wide") == expected
-    make_folders_small(monkeypatch)
+    make_bundles_small(monkeypatch)
     pool = make_pool(tmp_path / "pool", rows(24), per_shard=3)
     update_index(pool)
     assert choose_views(pool, recipe(WIDE))["wide"].rows_sha256 == expected
