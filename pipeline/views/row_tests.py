@@ -60,9 +60,9 @@ from pipeline.views.rules import (
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Numbers = np.ndarray[Any, np.dtype[Any]]
-# (rows,) of one rule: FALSE, TRUE or MISSING.
+# (rows,) of one rule: 0 where it is false, TRUE or MISSING.
 Answers = np.ndarray[Any, np.dtype[np.uint8]]
-FALSE, TRUE, MISSING = 0, 1, 2
+TRUE, MISSING = 1, 2
 
 
 def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:

@@ -22,9 +22,9 @@ from manifests.records import (
     read_document,
 )
 from manifests.schema import Ablation
+from tests.support.bundles import write_scores
 from train.ablation.arms import Role
 from train.ablation.conclusions import Results, ScalingTable, TaskSignals
-from tests.support.bundles import write_scores
 from train.reporting import schema
 from train.reporting.data import KEPT, ArmView, PoolColumns
 from train.stats.analysis import TaskRange, TaskResult

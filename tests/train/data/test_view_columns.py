@@ -14,7 +14,6 @@ import pytest
 from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
-from train.data.view_rows import open_view, read_columns
 from tests.support.bundles import write_scores
 from train.data import view_rows
 from train.data.view_rows import ReadFailed, open_view, read_columns

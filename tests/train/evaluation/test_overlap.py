@@ -13,9 +13,8 @@ from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import TaskSpec
 from tests.support import commands
-from tests.support.tasks import changed, pool_with, recompress
 from tests.support.bundles import write_scores
-from tests.support.tasks import changed, draw, pool_with, recompress
+from tests.support.tasks import changed, pool_with, recompress
 from train.data.view_rows import ShardColumns
 from train.evaluation import overlap
 from train.evaluation.overlap import (

@@ -7,12 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.schema import Blend
-from manifests.schema import Ablation, Blend
 from tests.support.bundles import change_shard
-from train.ablation.arms import expand_runs
 from train.reporting.data import ArmView, open_views, read_columns
 
 
