@@ -15,8 +15,8 @@ Invariants:
   `tests/pipeline/cross_row/test_on_ray.py`.
 * A killed job is resumed to the same columns; a pool that grew makes all columns old: the same
   file.
-* Near pairs of all partitions end in the components of the whole graph, in memory that follows the
-  number of rows that have one, about 100 bytes each: `tests/pipeline/cross_row/test_components.py`.
+* Near pairs of all partitions end in the components of the whole graph, in memory that follows
+  their number, about 240 bytes each: `tests/pipeline/cross_row/test_components.py`.
 * Memory is that of a partition (PARTITION_BYTES, sorted: twice), not of the pool: figures in
   `docs/filters.md`. Summaries are merged beyond SUMMARY_BYTES:
   `tests/pipeline/cross_row/test_rows_to_partitions.py`.
