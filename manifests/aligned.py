@@ -180,6 +180,21 @@ class BundlesWriter:
         self.close(error)
 
 
+def write_bundles(
+    folder: str, schema: pa.Schema, shards: Iterable[tuple[int | str, pa.Table, Mapping[str, Any]]]
+) -> None:
+    """Write and publish the bundles of a score set or a view.
+
+    shards: of each its number, its rows and what is said of them.
+    """
+    with disk.scratch_folder("clipmill-bundles-") as scratch:
+        with BundlesWriter(Path(scratch), schema) as writer:
+            for shard, table, metadata in shards:
+                writer.add(shard, table, metadata)
+        for file in sorted(Path(scratch).iterdir()):
+            disk.publish(file, disk.join(folder, file.name))
+
+
 class Bundle:
     """An open bundle: its footer. ValueError for a damaged one, FileNotFoundError without one."""
 

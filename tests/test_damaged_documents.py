@@ -91,7 +91,7 @@ def test_a_damaged_document_is_named(
         ("views/words.json", "kept", "all", "ViewDocument.kept is 'all'; it must be a whole"),
         ("views/words.json", "funnel", [["x", 1, 2]], "a list of 2 values"),
         ("views/words.json", "funnel", [None], "ViewDocument.funnel[0] is None; it must be a list"),
-        ("views/words.json", "shards", None, "it needs one of 'shards' and 'table'"),
+        ("views/words.json", "shards", None, "ViewDocument.shards is None"),
         ("scores/*/scores.json", "rows", None, "ScoreSetDocument.rows is None"),
         ("scores/*/scores.json", "columns", "x", "ScoreSetDocument.columns is 'x'"),
         ("shards/00001_stats.json", "count", "8", "CommitRecord.count is '8'"),

@@ -189,7 +189,6 @@ fetch: {max_bytes: 1M, user_agent: "test (+http://clipmill.example)"}
         (WEB, "max_bytes: 1M", "deadline_s: no", "fetch.deadline_s is false; it must be a number"),
         (WEB, "max_bytes: 1M", "allow_ports: [80, yes]", "fetch.allow_ports.1 is true; it must be"),
         (WEB, "max_bytes: 1M", "max_redirects: -1", "max_redirects is -1; it must lie in 0..100"),
-        (WEB, "max_bytes: 1M", "hosts: {a.example: {per_host: yes}}", "per_host is true; it must"),
         (WEB, "{n: int}", "{MD5: string}", "'MD5'"),
         (WEB, "[t.csv]", "['t-{0..3.csv']", "r.yaml: source.paths: the braces of"),
     ],

@@ -69,7 +69,10 @@ def test_every_size_is_measured_as_often_and_a_step_that_fails_leaves_the_others
     assert (name, result["share"], result["sizes"], others) == ("good", 1.0, [4, 8, 16, 32], [])
     out.write_text(out.read_text().replace("cpu_s", "cpu"))
     assert growth.main(words) == 2
-    assert f"error: {out} cannot be shown: StepResult" in capsys.readouterr().err
+    assert (
+        f"error: {out} cannot be shown: GrowthResults.steps['good'] has no 'cpu'"
+        in capsys.readouterr().err
+    )
     assert len(runs) == 9, "a file that is damaged is refused before anything is measured"
     assert growth.main(["--steps", "x"]) == 2
     assert "there is no step 'x'" in capsys.readouterr().err

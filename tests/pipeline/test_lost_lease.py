@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from manifests import disk
+from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
@@ -188,19 +189,21 @@ def test_columns_that_another_worker_wrote_meanwhile_stay(
 ) -> None:
     pool = str(tmp_path / "pool")
     recipe_run.build(recipe, pool, engine="inline", until="fetch")
-    create, contents = disk.create_bytes, {}
+    create, written = disk.create_bytes, []
 
     def second(path: Any, data: bytes) -> None:
-        if "/scores/" in str(path) and path not in contents:
+        if "/scores/" in str(path) and path not in written:
             # The same columns, written at another moment: `seconds` is another one
             create(path, data)
             table, metadata = disk.read_parquet(path), disk.read_metadata(path)
             disk.write_parquet(path, table, {**metadata, "seconds": 12345.0})
-            contents[path] = disk.read_bytes(path)
+            written.append(path)
         create(path, data)
 
     monkeypatch.setattr(disk, "create_bytes", second)
     recipe_run.build(recipe, pool, engine="inline", until="score")
-    assert len(contents) == 2
-    assert {path: disk.read_bytes(path) for path in contents} == contents
+    assert len(written) == 2
+    (name,) = disk.list_names(PoolLayout(pool).scores)
+    columns = AlignedFiles.of_scores(pool, name)
+    assert [columns.metadata(shard)["seconds"] for shard in (0, 1)] == [12345.0, 12345.0]
     assert verify(pool) == []

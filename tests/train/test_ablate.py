@@ -335,7 +335,7 @@ def test_a_plan_of_rounds_says_how_many_runs_are_to_be_expected(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    path = manifest(tmp_path, tiny_pool, data, **{"jobs: 2": "jobs: 2\nstop: {decided: true}"})
+    path = manifest(tmp_path, tiny_pool, data, **{"jobs: 2": "jobs: 2\nstop: {at_least: 2}"})
     words = ["plan", path, "--out", str(tmp_path / "out"), "--scale", "debug"]
     monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))  # no line on other work
     assert commands.ablate(words) == 0

@@ -20,12 +20,12 @@ from manifests.aligned import (
     parquet_bytes,
     remove_view_shards,
     view_shards,
+    write_bundles,
     write_changed,
     write_view_shards,
 )
 from manifests.layout import PoolLayout, shard_name
 from manifests.records import ViewDocument
-from tests.support.bundles import write_bundles
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
 
