@@ -253,7 +253,7 @@ def scaling_svg(cells: Sequence[Cell]) -> str:
     height = HEIGHT + KEY * (len(series) + 1)
     body.append(text_at(LEFT + 18, height - 4, "dashed: the perfect line"))
     drawn = svg(WIDTH, height, body, TITLE)
-    return drawn.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
+    return str(drawn).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1) + "\n"
 
 
 def _x(value: float, x_range: tuple[float, float]) -> float:

@@ -25,7 +25,7 @@ IN_SAMPLE = 3  # points of each scenario
 WRITES = ("write", "pwrite64", "writev")
 # Calls of each scenario when this was written, and some less: far fewer would not be all.
 LEAST = {
-    "build": 200, "score": 80, "score_pool": 300, "choose": 40,
+    "build": 200, "score": 80, "score_pool": 200, "choose": 40,
     "reindex": 10, "extend_index": 100, "repair": 120, "purge": 150, "lock": 5,
     "from_lock": 50,
     "checkpoint": 20, "sharded_checkpoint": 10, "train": 40,

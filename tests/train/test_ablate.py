@@ -93,8 +93,8 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
         "half": Arm(view="web/half"),
     }
     assert results["overlap"] == {"colours": 0, "captions": 0}
-    assert set(results["arms"]["half"]["runs"]["1"]) == {"colours", "captions"}
-    assert math.isfinite(results["comparisons"][0]["difference"])
+    assert set(results["runs"]["half"]["1"]) == {"colours", "captions"}
+    assert math.isfinite(results["tasks"]["colours"]["comparisons"][0]["difference"])
     assert f"next: clipmill report {out}" in printed
 
     # Once more, from the resolved file: nothing is trained again, and the answer is the same.
@@ -269,7 +269,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
     assert "4 runs, 1 of them are finished already" in ended.stderr
     assert (out / "runs/raw/seed-0/run.json").read_bytes() == first
     assert disk.read_json(out / "runs/raw/seed-1/run.json")["resumed_at"] > 0
-    assert len(disk.read_json(out / "results.json")["arms"]["half"]["runs"]) == 2
+    assert len(disk.read_json(out / "results.json")["runs"]["half"]) == 2
 
 
 @pytest.mark.slow

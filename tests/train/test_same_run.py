@@ -93,7 +93,7 @@ def test_initial_weights_that_change_in_place(
     train = {**TRAIN, "init": f"{base}/export"}
     tuned = changed(tiny, train=train, arms={"raw": "web/all"})
     assert command(tuned, out) == 0
-    before = disk.read_json(f"{out}/results.json")["arms"]["raw"]["runs"]
+    before = disk.read_json(f"{out}/results.json")["runs"]["raw"]
 
     other_weights(base)
     one = RunLayout(f"{out}/runs/raw/seed-0")
@@ -113,7 +113,7 @@ def test_initial_weights_that_change_in_place(
     assert command(tuned, out) == 0
     assert asked == ["raw-0", "raw-1"]  # evaluated anew; trained anew
     assert "raw seed 1 is trained anew (initial_files." in caplog.text
-    after = disk.read_json(f"{out}/results.json")["arms"]["raw"]["runs"]
+    after = disk.read_json(f"{out}/results.json")["runs"]["raw"]
     for seed in ("0", "1"):
         assert after[seed]["colours"]["logprob"] != before[seed]["colours"]["logprob"]
 

@@ -9,7 +9,6 @@ import yaml
 from benchmarks.trainer import bench
 from benchmarks.trainer.report_form import read_report
 from manifests import disk
-from tests.support import commands
 from tests.support.other_tars import Members, pack, picture
 
 SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]
@@ -126,12 +125,3 @@ def test_ranks_are_processes_and_a_layout_that_is_not_possible_is_status_3(
     assert "weak scaling, test, fp32, dp, synthetic, 4 samples a rank" in output.out
     assert "error: 3 ranks in layout dp cannot share a global batch of 8" in output.err
     assert plot.read_text().startswith("<svg xmlns=")
-    # The report is one that clipmill size takes a speed from.
-    words = ["--model", "test", "--device", "cpu", "--batch", "8", "--measured", str(path)]
-    assert commands.size([*words, "--ranks", "2", "--set", "precision=fp32", "--json"]) == 0
-    needs = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert needs["samples_per_s"] == pytest.approx(report.cells[1].rates[0])
-    assert needs["speed_source"] == "measured for test, fp32, 2 ranks, batch 4, synthetic"
-    words += ["--set", "precision=bf16"]
-    assert commands.size(words) == 2
-    assert "has no speed of training in bf16 (mode train)" in capsys.readouterr().err
