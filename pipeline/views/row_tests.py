@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from math import ceil
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 import duckdb
 import numpy as np
@@ -36,9 +36,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
+from manifests import disk
 from manifests.records import RuleEffect, Threshold
 from pipeline.progress.view import counted_stage
-from pipeline.shuffle import database
 from pipeline.views.rules import (
     DERIVED,
     TABLE,
@@ -249,8 +249,12 @@ def _is_true(answer: Any) -> Mask:
 
 
 # --------------------------------------------------------------------------------------------------
-# The exact k-th value of any number of values that come in parts: DuckDB holds and sorts them in
-# bounded memory, and spills the others to local disk, 8 bytes a value of 64 bits.
+# The exact k-th value of any number of values that come in parts. They lie in a file of the scratch
+# folder, as many bytes as the values have, and are partitioned where they lie: the system keeps in
+# memory what fits.
+
+
+RANKED_AT_ONCE = 1 << 22  # values that are compared with the one that was found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,10 +271,10 @@ class Ranks:
     """Values by the name of what they are of: `with Ranks() as ranks`. Threads may share it."""
 
     def __init__(self) -> None:
-        self._tables: dict[Hashable, str] = {}
+        self._files: dict[Hashable, tuple[BinaryIO, np.dtype[Any]]] = {}
         self._lock = threading.Lock()
         self._stack = ExitStack()
-        self._connection = self._stack.enter_context(database())
+        self._folder = self._stack.enter_context(disk.scratch_folder("clipmill-ranks-"))
 
     def __enter__(self) -> Ranks:
         return self
@@ -280,34 +284,35 @@ class Ranks:
 
     def add(self, name: Hashable, values: Numbers) -> None:
         """Some more values: (n,) numbers of one type without NaN."""
-        kind = np.float32 if values.dtype == np.float16 else values.dtype  # DuckDB reads no float16
-        part = pa.table({"value": values.astype(kind) + values.dtype.type(0)})  # 0.0 for -0.0
         with self._lock:
-            self._connection.register("part", part)
-            if name in self._tables:
-                self._connection.execute(f"INSERT INTO {self._tables[name]} SELECT * FROM part")
-            else:
-                table = self._tables[name] = f"values_{len(self._tables)}"
-                self._connection.execute(f"CREATE TABLE {table} AS SELECT * FROM part")
+            if name not in self._files:
+                path = self._folder / f"{len(self._files)}.values"
+                self._files[name] = self._stack.enter_context(path.open("wb")), values.dtype
+            file, kind = self._files[name]
+            assert values.dtype == kind
+            file.write(np.ascontiguousarray(values).data)
 
     def find(self, name: Hashable, rank: Callable[[int], int]) -> Ranked | None:
         """The value of rank(count) from below, from 1 to count; None where there is no value."""
-        table = self._tables.get(name)
-        count = self._one(f"SELECT count(*) FROM {table}")[0] if table else 0
-        if not count:
+        if name not in self._files:
             return None
-        wanted = rank(count)
-        assert 1 <= wanted <= count
-        ranked = f"SELECT value AS v FROM {table} ORDER BY value LIMIT 1 OFFSET {wanted - 1}"
-        value, below, equal = self._one(
-            "SELECT any_value(v), count(*) FILTER (value < v), count(*) FILTER (value = v) "
-            f"FROM {table}, ({ranked})"
-        )
-        return Ranked(value=value, count=count, below=below, equal=equal)
-
-    def _one(self, sql: str) -> tuple[Any, ...]:
-        (row,) = self._connection.execute(sql).fetchall()
-        return tuple(row)
+        with self._lock:
+            file, kind = self._files[name]
+            file.flush()
+            count = file.tell() // kind.itemsize
+            if not count:
+                return None
+            position = rank(count) - 1
+            assert 0 <= position < count
+            values = np.memmap(file.name, kind, "r+", shape=(count,))
+            values.partition(position)
+            value = values[position] + kind.type(0)  # 0.0 for -0.0
+            below = equal = 0
+            for start in range(0, count, RANKED_AT_ONCE):
+                part = values[start : start + RANKED_AT_ONCE]
+                below += int(np.count_nonzero(part < value))
+                equal += int(np.count_nonzero(part == value))
+        return Ranked(value=value.item(), count=count, below=below, equal=equal)
 
 
 # --------------------------------------------------------------------------------------------------

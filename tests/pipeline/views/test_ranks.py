@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipeline import shuffle
+from pipeline.views import row_tests
 from pipeline.views.row_tests import Ranked, Ranks
 
 
@@ -64,9 +64,17 @@ def test_an_impossible_rank_is_our_own_mistake() -> None:
             ranks.find("x", lambda count: count + 1)
 
 
-def test_values_beyond_the_memory_are_spilled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shuffle, "MEMORY", "24MB")
-    values = RNG.permutation(5_000_000)
+def test_many_values_are_counted_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_tests, "RANKED_AT_ONCE", 1000)
+    values = RNG.permutation(50_000) // 2
     result = search(values, 0.25)
     assert result is not None
-    assert (result.value, result.below, result.equal) == (3_750_000, 3_750_000, 1)
+    assert (result.value, result.below, result.equal) == (18_750, 37_500, 2)
+
+
+def test_values_may_come_after_a_rank_was_found() -> None:
+    with Ranks() as ranks:
+        ranks.add("x", np.array([5.0, 1.0, 3.0]))
+        assert ranks.find("x", lambda count: 2) == Ranked(value=3.0, count=3, below=1, equal=1)
+        ranks.add("x", np.array([2.0, 3.0]))
+        assert ranks.find("x", lambda count: 3) == Ranked(value=3.0, count=5, below=2, equal=2)
