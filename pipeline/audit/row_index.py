@@ -54,7 +54,7 @@ class Located:
 def write_row_index(commits: Commits) -> int:
     """Write the table anew, and return its number of entries. Under the pool's lease."""
     disk.remove(_path(commits.pool))
-    return _add(commits, commits.shards, None)
+    return _add(commits, commits.shards, None, None)
 
 
 def extend_row_index(commits: Commits, fence: int | None = None) -> int:
@@ -64,16 +64,14 @@ def extend_row_index(commits: Commits, fence: int | None = None) -> int:
     is a warning: it is only a help, and `locate` knows which shards it has.
     """
     try:
-        covered = _covered(commits.pool, commits.shards)
+        ranges = _ranges_of_table(commits.pool)
     except (ValueError, OSError):  # it is damaged, and made anew
-        covered = None
-    if covered is None:
-        if commits.totals.rows < MIN_ROWS:
-            return 0
-        covered = np.zeros(len(commits), np.bool_)
-    missing = commits.shards[~covered]
+        ranges = None
+    if ranges is None and commits.totals.rows < MIN_ROWS:
+        return 0
+    missing = commits.shards[~_covered(ranges, commits.shards)]
     try:
-        return _add(commits, missing, fence) if len(missing) else 0
+        return _add(commits, missing, ranges, fence) if len(missing) else 0
     except (OSError, pa.ArrowException) as error:
         logger.warning(
             "the table of rows was not extended, `audit explain` will be slow: %s", error
@@ -94,10 +92,10 @@ def locate(commits: Commits, name: str) -> Located:
         return Located(shards=(), others=commits.shards, remark=remark)
     remark = "there is no table of rows"
     try:
-        covered = _covered(commits.pool, commits.shards)
-        if covered is not None:
+        ranges = _ranges_of_table(commits.pool)
+        if ranges is not None:
             shards = _look_up(commits.pool, value)
-            others = commits.shards[~covered]
+            others = commits.shards[~_covered(ranges, commits.shards)]
             remark = f"the table of rows lacks {len(others):,} of {len(commits):,} shards"
             return Located(shards=shards, others=others, remark=remark if len(others) else "")
     except (ValueError, OSError) as error:
@@ -126,11 +124,10 @@ def _ranges_of_table(pool: str) -> Integers | None:
     return np.array(metadata["shards"], np.int64).reshape(-1, 2)
 
 
-def _covered(pool: str, shards: Integers) -> npt.NDArray[np.bool_] | None:
-    """(shards,) True where all rows of a shard are in the table; None without a table."""
-    ranges = _ranges_of_table(pool)
+def _covered(ranges: Integers | None, shards: Integers) -> npt.NDArray[np.bool_]:
+    """(shards,) True where a shard is in a range; ranges: see `_ranges_of_table`."""
     if ranges is None:
-        return None
+        return np.zeros(len(shards), np.bool_)
     position = np.searchsorted(ranges[:, 0], shards, side="right") - 1
     last = np.append(ranges[:, 1], -1)  # of position -1: before all ranges
     return np.asarray(shards <= last[position], np.bool_)
@@ -149,10 +146,10 @@ def _hash_of(name: str) -> int | None:
 # --- writing --------------------------------------------------------------------------------------
 
 
-def _add(commits: Commits, shards: Integers, fence: int | None) -> int:
-    """Write the table with some shards more; returns its number of entries."""
+def _add(commits: Commits, shards: Integers, ranges: Integers | None, fence: int | None) -> int:
+    """Write the table with some shards more than those of `ranges`, which are in it already; None
+    begins it anew. Returns its number of entries."""
     path = _path(commits.pool)
-    ranges = _ranges_of_table(commits.pool)
     numbers = [np.asarray(shards, np.int64)]
     if ranges is not None:
         numbers += [np.arange(first, last + 1) for first, last in ranges.tolist()]

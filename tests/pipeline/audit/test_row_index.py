@@ -166,6 +166,16 @@ def test_a_damaged_table_is_told_and_every_sidecar_is_read(
     assert caplog.messages == []
 
 
+def test_a_damaged_table_is_made_anew_with_the_next_shards(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(20))
+    write_row_index(read_commits(pool))
+    whole = table_of(pool).read_bytes()
+    table_of(pool).write_bytes(whole[:-20])
+    assert extend_row_index(read_commits(pool)) > 0
+    assert table_of(pool).read_bytes() == whole
+    check_every_row(pool)
+
+
 def test_a_file_name_is_looked_for_everywhere_and_the_line_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
