@@ -26,7 +26,6 @@ import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -121,13 +120,12 @@ class BundleWriter:
     def __enter__(self) -> BundleWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(whole=kind is None)
+
+    def close(self, *, whole: bool = True) -> None:
+        """End the file. One that is not `whole` cannot be read."""
+        if whole:
             content = {"shards": self._shards, "ranges": self._ranges}
             content["schema"] = str(_as_stored(self._schema))
             plain = {**content, "checksum": disk.content_hash(content)}
@@ -162,22 +160,17 @@ class BundlesWriter:
             self._writer = BundleWriter(self._folder / self._name, self._schema)
         self._writer.add(shard, table, metadata)
 
-    def close(self, error: BaseException | None = None) -> None:
-        """End the last bundle. After an error it cannot be read."""
+    def close(self, *, whole: bool = True) -> None:
+        """End the last bundle. One that is not `whole` cannot be read."""
         if self._writer is not None:
-            self._writer.__exit__(None if error is None else type(error), error, None)
+            self._writer.close(whole=whole)
             self._writer = None
 
     def __enter__(self) -> BundlesWriter:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close(error)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(whole=kind is None)
 
 
 def write_bundles(

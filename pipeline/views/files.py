@@ -407,7 +407,7 @@ class MaskFiles:
     def remove(self) -> None:
         """Remove what was not published."""
         for view, folder in self._folders.items():
-            self._views[view].writer.close(ValueError("it is not published"))
+            self._views[view].writer.close(whole=False)
             shutil.rmtree(folder, ignore_errors=True)
 
 
