@@ -129,23 +129,31 @@ def _groups_with(file: pq.ParquetFile, low: int, high: int) -> range:
     return groups[first : bisect_left(groups, high, key=lambda number: bound(number, "min"))]
 
 
-@contextmanager
-def database() -> Iterator[DuckDBPyConnection]:
-    """A database in one thread with MEMORY, for tables that are given to it; it sees no file but
-    those that it spills into a scratch folder.
+def connect(**config: Any) -> DuckDBPyConnection:
+    """A new database in memory, for rules and for a shuffle: it reaches no file but those that it
+    spills, no network and no Python variable. `config`: settings of DuckDB.
     """
     import duckdb
 
-    with disk.scratch_folder("clipmill-sql-") as folder:
-        config: dict[str, Any] = {
-            "temp_directory": str(folder),
-            "memory_limit": MEMORY,
-            "threads": 1,
-        }
-        with duckdb.connect(":memory:", config=config) as connection:
-            connection.execute("SET python_enable_replacements = false")
-            connection.execute("SET enable_external_access = false")
-            yield connection
+    connection = duckdb.connect(":memory:", config=config)
+    connection.execute("SET python_enable_replacements = false")
+    connection.execute("SET enable_external_access = false")
+    # Else text and parts of a time would be those of the machine's TZ.
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+@contextmanager
+def database() -> Iterator[DuckDBPyConnection]:
+    """A database in one thread with MEMORY, for tables that are given to it; beyond, it spills into
+    a scratch folder.
+    """
+    with (
+        disk.scratch_folder("clipmill-sql-") as folder,
+        connect(temp_directory=str(folder), memory_limit=MEMORY, threads=1) as connection,
+    ):
+        yield connection
 
 
 def stream(tables: Iterable[pa.Table], schema: pa.Schema) -> pa.RecordBatchReader:

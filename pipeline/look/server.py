@@ -35,7 +35,7 @@ from manifests.schema import FilterSpec
 from pipeline.look.page import NoImage, are_current, image_bytes, image_records, thumbnail
 from pipeline.look.survey import NumberColumn, Survey, nearest
 from pipeline.scoring.score_sets import complete_score_sets
-from pipeline.views.rules import connect
+from pipeline.shuffle import connect
 
 # --------------------------------------------------------------------------------------------------
 # Captions that hold a text, over all rows in memory, by DuckDB.

@@ -32,6 +32,7 @@ from manifests.columns import VIEW
 from manifests.layout import NOT_STORED
 from manifests.records import RuleEffect, Threshold, ViewDocument
 from manifests.schema import View
+from pipeline.shuffle import connect
 from pipeline.views.row_tests import (
     MISSING,
     TRUE,
@@ -50,14 +51,7 @@ from pipeline.views.row_tests import (
     sizes_needed,
     stored_answers,
 )
-from pipeline.views.rules import (
-    Step,
-    borrowed_connection,
-    connect,
-    is_selected,
-    parse,
-    steps_of,
-)
+from pipeline.views.rules import Step, borrowed_connection, is_selected, parse, steps_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

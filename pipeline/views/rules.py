@@ -22,9 +22,10 @@ from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.layout import NOT_STORED
 from manifests.schema import Rule, View
+from pipeline.shuffle import connect
 
 # --------------------------------------------------------------------------------------------------
-# DuckDB databases in memory for rules: they reach no file, no network and no Python variable.
+# The database in memory that rules are evaluated in.
 #
 # To open a database costs 20 to 50 ms of CPU, as much as twenty rules over 200,000 rows. So a
 # process has one of one thread; a connection to it costs 0.02 ms, runs in the thread that uses
@@ -38,22 +39,6 @@ _lock = threading.Lock()
 _idle: dict[int, list[duckdb.DuckDBPyConnection]] = {}
 # Process -> the connection that holds its database open. It evaluates nothing.
 _databases: dict[int, duckdb.DuckDBPyConnection] = {}
-
-
-def connect(threads: int | None = None) -> duckdb.DuckDBPyConnection:
-    """A new database in memory.
-
-    threads: that it computes in; by default as many as there are cores.
-    """
-    config: dict[str, Any] = {"enable_external_access": "false"}
-    if threads is not None:
-        config["threads"] = threads
-    connection = duckdb.connect(":memory:", config=config)
-    connection.execute("SET python_enable_replacements = false")
-    # Else text and parts of a time would be those of the machine's TZ.
-    connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    connection.execute("SET lock_configuration = true")
-    return connection
 
 
 @contextmanager

@@ -8,8 +8,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
+from pipeline.shuffle import connect
 from pipeline.views import rules
-from pipeline.views.rules import TABLE, borrowed_connection, connect
+from pipeline.views.rules import TABLE, borrowed_connection
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pytest
 import xxhash
 
+from pipeline.shuffle import connect
 from pipeline.views.row_tests import PartRows, uid_hashes
-from pipeline.views.rules import connect
 
 TABLE = pa.table(
     {"status": ["success", "failed", "success"], "uid": ["a", "b", "c"], "x": [0, 0, None]}

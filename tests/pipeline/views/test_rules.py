@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from manifests.schema import Rule, View
+from pipeline.shuffle import connect
 from pipeline.views import rules
-from pipeline.views.rules import Step, connect
+from pipeline.views.rules import Step
 
 COLUMNS = [
     "status",

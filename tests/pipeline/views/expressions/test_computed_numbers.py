@@ -8,7 +8,8 @@ import pyarrow as pa
 import pytest
 
 from manifests.schema import Rule, View
-from pipeline.views.rules import connect, may_compute_nan, syntax_of
+from pipeline.shuffle import connect
+from pipeline.views.rules import may_compute_nan, syntax_of
 from tests.support.chosen import choose
 
 ROWS = pa.table(

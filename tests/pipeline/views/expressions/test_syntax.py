@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from pipeline.shuffle import connect
 from pipeline.views import rules
 from pipeline.views.rules import (
     Step,
     column_names,
-    connect,
     is_not_top,
     read_all,
     replaced,
