@@ -52,8 +52,8 @@ from pipeline.metadata_join import uid_records, write_uid_array
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import staged_file
 from pipeline.pool.tar_copy import copy_tar_with, copy_with_json
-from pipeline.pool.uid_hashes import uid_spill
 from pipeline.scoring.score_sets import complete_score_sets
+from pipeline.shuffle import Bytes
 from pipeline.views.row_tests import map_units
 from pipeline.views.rules import rule_text
 
@@ -716,13 +716,14 @@ def _write_file(rows: KeptRows, target: Target, uid_column: str) -> tuple[DataFi
 
 
 def _write_uids(rows: KeptRows, staged: Path, uid_column: str) -> int:
-    with uid_spill(rows.document.kept) as spill:
+    def uids() -> Iterator[Bytes]:
         for table in rows.tables([uid_column]):
             try:
-                spill.add(uid_records(table[uid_column]))
+                yield uid_records(table[uid_column])
             except ValueError as error:
                 raise ValueError(f"column {uid_column!r}: {error}") from None
-        return write_uid_array(spill, staged)
+
+    return write_uid_array(uids(), staged)
 
 
 @contextmanager

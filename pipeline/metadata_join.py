@@ -28,7 +28,7 @@ import json
 import logging
 import os
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -48,14 +48,8 @@ from manifests import disk
 from manifests.columns import hex_bytes, refuse_doubled
 from manifests.commits import Commits
 from manifests.layout import uids_checksum
-from pipeline.pool.uid_hashes import (
-    Bytes,
-    RecordSpill,
-    is_first_of_equal,
-    sorted_records,
-)
 from pipeline.progress.view import counted_stage
-from pipeline.shuffle import BATCH_ROWS, database
+from pipeline.shuffle import BATCH_ROWS, UID_BYTES, Bytes, database, insert
 
 # --------------------------------------------------------------------------------------------------
 # Uids as DataComp keeps a subset: a NumPy array of pairs of 64-bit integers, sorted, in a .npy.
@@ -64,7 +58,6 @@ from pipeline.shuffle import BATCH_ROWS, database
 # ours have the same form, and a pool has its `uid` in that form always.
 
 
-UID_BYTES = 16
 PAIR = np.dtype("<u8,<u8")
 READ_ROWS = 2**20  # rows of a .npy that are in memory at a time
 
@@ -74,24 +67,25 @@ def uid_records(uids: pa.ChunkedArray | pa.Array) -> Bytes:
     return hex_bytes(uids, UID_BYTES, "uid")
 
 
-def write_uid_array(spill: RecordSpill, staged: Path) -> int:
-    """Write the uids of a spill, sorted and each once; how many there are."""
-    count = 0
-    with open(staged, "wb") as file:
-        _write_header(file, 0)
-        for records in spill.partitions():
-            keys, _ = sorted_records(records, UID_BYTES)
-            unique = keys[is_first_of_equal(keys)]
-            raw = np.frombuffer(unique.tobytes(), ">u8").astype("<u8")
-            file.write(raw.tobytes())
-            count += len(unique)
-        file.seek(0)
-        _write_header(file, count)
+def write_uid_array(uids: Iterable[Bytes], staged: Path) -> int:
+    """Write uids, (rows, 16) at a time, sorted and each once; how many there are."""
+    with database() as connection, open(staged, "wb") as file:
+        connection.execute("CREATE TABLE uids (uid BLOB)")
+        for records in uids:
+            insert(connection, "uids", records)
+        connection.execute("CREATE TABLE each AS SELECT DISTINCT uid FROM uids")
+        ((count,),) = connection.execute("SELECT count(*) FROM each").fetchall()
+        header = {"descr": PAIR.descr, "fortran_order": False, "shape": (count,)}
+        np.lib.format.write_array_header_1_0(file, header)
+        ordered = connection.sql("SELECT uid FROM each ORDER BY uid")
+        for batch in ordered.to_arrow_reader(BATCH_ROWS):
+            numbers = np.frombuffer(b"".join(batch["uid"].to_pylist()), ">u8")
+            file.write(numbers.astype("<u8").tobytes())
         file.flush()
         os.fsync(file.fileno())
-    expected = _header_bytes() + count * PAIR.itemsize
+        expected = file.tell()
     disk.check_size(staged, expected)
-    return count
+    return int(count)
 
 
 def read_uid_array(path: str) -> Iterator[Bytes]:
@@ -121,20 +115,6 @@ def read_uid_array(path: str) -> Iterator[Bytes]:
 def _is_pairs(array: npt.NDArray[Any]) -> bool:
     return array.ndim == 1 and array.dtype in (PAIR, np.dtype(">u8,>u8"))
 
-
-def _write_header(file: Any, count: int) -> None:
-    """The header of format 1.0 for so many pairs; padded to one length whatever the count."""
-    descr = "[('f0', '<u8'), ('f1', '<u8')]"
-    text = f"{{'descr': {descr}, 'fortran_order': False, 'shape': ({count},), }}"
-    length = _header_bytes() - len(MAGIC) - 2
-    file.write(MAGIC + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n")
-
-
-def _header_bytes() -> int:
-    return 128
-
-
-MAGIC = b"\x93NUMPY\x01\x00"
 
 # --------------------------------------------------------------------------------------------------
 # Keys of rows as records of 16 bytes: uids as they are, other texts by their 128-bit hash.
@@ -214,10 +194,7 @@ class KeyMatch:
 
     def add(self, side: str, keys: Bytes, numbers: Integers) -> None:
         """side: pool, with numbers of rows; or keys, with locations. keys: (rows, 16) bytes."""
-        buffers = [None, pa.py_buffer(np.ascontiguousarray(keys))]
-        column = pa.Array.from_buffers(pa.binary(UID_BYTES), len(keys), buffers)
-        self._connection.register("part", pa.table([column, numbers], ["key", "number"]))
-        self._connection.execute(f"INSERT INTO {side} SELECT * FROM part")
+        insert(self._connection, side, keys, numbers)
 
     def matches(self, counts: MatchCounts) -> Iterator[FileMatches]:
         """The matches of each file that has some, in the order of the files: the first of repeated

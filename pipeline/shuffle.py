@@ -12,6 +12,7 @@ Invariants, in `tests/pipeline/test_shuffle.py`:
 * What goes to a place comes out of it; only the row groups that have it are read.
 * A file is there as a whole or not at all; a lost lease writes nothing.
 * A statement over more rows than its memory spills into a scratch folder, and sees no other file.
+* The hash of rows depends neither on their order nor on how often each is there.
 
 DuckDB decides no order and no hash of what is stored: statements end in ORDER BY of a unique key,
 and hashes are columns that were computed before.
@@ -19,6 +20,7 @@ and hashes are columns that were computed before.
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from manifests import disk
+from manifests.columns import hex_bytes
 from pipeline.pool.lease import check_fence
 
 if TYPE_CHECKING:
@@ -45,6 +48,7 @@ THREADS = 16  # that read footers: a remote store answers each after about 30 ms
 PLACE = "place"
 Places = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
+Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,3 +178,56 @@ def select(
         for name, table in tables.items():
             connection.register(name, table)
         yield from connection.sql(sql).to_arrow_reader(batch_rows)
+
+
+def insert(connection: DuckDBPyConnection, table: str, keys: Bytes, *columns: Any) -> None:
+    """Add rows to a table of a database: each of (rows, width) bytes as a BLOB, then columns."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(keys))]
+    key = pa.Array.from_buffers(pa.binary(keys.shape[1]), len(keys), buffers)
+    arrays = [key, *map(pa.array, columns)]
+    connection.register("part", pa.table(arrays, [str(number) for number in range(len(arrays))]))
+    connection.execute(f"INSERT INTO {table} SELECT * FROM part")
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows by what they are, their uid and the sha256 of the received bytes; and the hash of a set of
+# them. Views, locks and the rows that pools have in common are such sets: each is a flag of rows.
+
+
+UID_BYTES, SHA256_BYTES = 16, 32
+KEY_BYTES = UID_BYTES + SHA256_BYTES
+
+
+def row_keys(uids: pa.Array | pa.ChunkedArray, hashes: pa.Array | pa.ChunkedArray) -> Bytes:
+    """(rows, KEY_BYTES) of two columns of hex digits. ValueError for other values."""
+    binary = hex_bytes(uids, UID_BYTES, "uid"), hex_bytes(hashes, SHA256_BYTES, "sha256")
+    return np.hstack(binary)
+
+
+def of_flags(form: str, flags: int) -> str:
+    """Columns of a statement: `form`, with the name of each flag where it has braces."""
+    return ", ".join(form.format(f"f{number}") for number in range(flags))
+
+
+def create_flagged(connection: DuckDBPyConnection, table: str, flags: int) -> None:
+    """Make a table of rows with their keys and some flags."""
+    connection.execute(f"CREATE TABLE {table} (key BLOB, {of_flags('{} BOOLEAN', flags)})")
+
+
+def hash_flagged(connection: DuckDBPyConnection, table: str, flags: int) -> list[tuple[int, str]]:
+    """(different rows, their hash) of each flag of a table: sha256 over the keys of the rows that
+    have it, each once, ascending.
+    """
+    contents = [hashlib.sha256() for _ in range(flags)]
+    rows, last = [0] * flags, [b""] * flags
+    sql = f"SELECT key, {of_flags('{}', flags)} FROM {table} ORDER BY key"
+    for batch in connection.sql(sql).to_arrow_reader(BATCH_ROWS):
+        for number, content in enumerate(contents):
+            keys = batch["key"].filter(batch[1 + number]).unique().to_pylist()
+            if keys[:1] == [last[number]]:
+                del keys[0]
+            if keys:
+                last[number] = keys[-1]
+            rows[number] += len(keys)
+            content.update(b"".join(keys))
+    return [(count, content.hexdigest()) for count, content in zip(rows, contents, strict=True)]

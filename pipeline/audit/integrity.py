@@ -48,8 +48,8 @@ from pipeline.executor.tickets import Stage, Ticket, Tickets
 from pipeline.external.adopt import tar_changed
 from pipeline.pool.shard_writer import sidecar_hash
 from pipeline.pool.tars import index_tar, local_copy
-from pipeline.pool.uid_hashes import UID_BYTES, compare_uids, uid_spill
 from pipeline.scoring.score_sets import example_row
+from pipeline.shuffle import UID_BYTES, database, insert
 from pipeline.views.files import differing_views, unlisted_views_line, views_not_in
 
 # --------------------------------------------------------------------------------------------------
@@ -361,13 +361,19 @@ def _flags(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
 #
 # What is held per shard is its number and what the score sets and views say of it, as columns.
 # The files of a shard are checked by a ticket, in threads of this process or on Ray. The uids of
-# pairs and attempts are compared by partitions on local disk, see
-# pipeline/pool/uid_hashes.py.
+# pairs and attempts are compared in a database.
 
 
 THREADS = min(4, os.cpu_count() or 1)  # tickets at a time in this process; hashing frees the GIL
 READERS = 8  # columns of uids that are read at a time
 MAX_DAMAGES = 10_000  # that are listed; the rest is counted
+COMPARED = """
+SELECT coalesce(sum(greatest(pairs - 1, 0)), 0), coalesce(sum(greatest(attempts - 1, 0)), 0),
+    sum(pairs) = sum(attempts) AND NOT bool_and(pairs = attempts)
+FROM (
+    SELECT count_if(is_pair) AS pairs, count_if(NOT is_pair) AS attempts FROM uids GROUP BY uid
+)
+"""
 T = TypeVar("T", ViewDocument, ViewRulesDocument, ScoreSetDocument)
 Integers = npt.NDArray[np.int64]
 
@@ -616,20 +622,24 @@ def _uid_problems(commits: Commits, parts: list[str]) -> Iterator[str]:
     if not parts:
         return
     layout = PoolLayout(commits.pool)
-    rows = commits.totals.rows
-    with uid_spill(rows) as pairs, uid_spill(rows) as attempted:
+    with database() as connection:
+        connection.execute("CREATE TABLE uids (uid BLOB, is_pair BOOLEAN)")
         paths = [disk.join(layout.pairs, part) for part in parts]
-        for uids in _read_all(_uids, paths):
-            pairs.add(hex_bytes(uids, UID_BYTES, "uid"))
-        for uids in _read_all(_first_attempts, map(commits.sidecar, commits.names())):
-            attempted.add(hex_bytes(uids, UID_BYTES, "uid"))
-        repeated_pairs, repeated_attempts, same = compare_uids(pairs, attempted)
-        if repeated_pairs:
-            yield f"pairs: {repeated_pairs} uids are there twice"
-        if repeated_attempts:
-            yield f"shards: {repeated_attempts} pairs were attempted twice"
-        if pairs.records == attempted.records and not same:
-            yield "shards: the rows attempted are not the pairs"
+        attempted = map(commits.sidecar, commits.names())
+        for is_pair, read, files in (
+            (True, _uids, paths),
+            (False, _first_attempts, attempted),
+        ):
+            for uids in _read_all(read, files):
+                keys = hex_bytes(uids, UID_BYTES, "uid")
+                insert(connection, "uids", keys, np.full(len(keys), is_pair))
+        ((repeated_pairs, repeated_attempts, differ),) = connection.execute(COMPARED).fetchall()
+    if repeated_pairs:
+        yield f"pairs: {repeated_pairs} uids are there twice"
+    if repeated_attempts:
+        yield f"shards: {repeated_attempts} pairs were attempted twice"
+    if differ:
+        yield "shards: the rows attempted are not the pairs"
 
 
 def _read_all(

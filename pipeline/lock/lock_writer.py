@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,10 @@ from pipeline.lock.lock_file import (
 from pipeline.planning.given_shards import group_count
 from pipeline.planning.plan_files import is_planned, read_plan, read_row_group
 from pipeline.pool.shard_writer import staged_file
-from pipeline.pool.uid_hashes import (
-    RecordSpill,
-    RowsHash,
-    row_bits,
-    row_keys,
-    row_spill,
-    sorted_rows,
-)
+from pipeline.shuffle import create_flagged, database, hash_flagged, insert, row_keys
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 SUFFIX = ".parquet"
 READERS = 4  # shards that are read at a time
@@ -123,12 +119,12 @@ class _LockWriter:
         self.schema = lock_schema(self.extra_columns, list(self.views))
         self._hashes = ColumnHashes(self.schema.names)
         self.outcomes: Counter[str] = Counter()
+        self._kept_rows: Counter[str] = Counter()
 
     def write(self, staged: Path) -> None:
         """Write the rows, then the head."""
-        bits = row_bits(self.commits.totals.stored)
         with (
-            row_spill(bits, len(self.views)) as spill,
+            database() as rows,
             disk.parquet_writer(
                 staged,
                 self.schema,
@@ -138,12 +134,14 @@ class _LockWriter:
                 write_page_checksum=True,
             ) as writer,
         ):
+            create_flagged(rows, "stored", 1 + len(self.views))
             for table in self._row_groups():
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
                 self._hashes.add(table)
                 self._count(table)
-                self._spill(table, spill)
-            text = disk.with_metadata(self.schema, self._head(spill).with_id()).metadata
+                self._add(table, rows)
+            hashes = hash_flagged(rows, "stored", 1 + len(self.views))
+            text = disk.with_metadata(self.schema, self._head(hashes).with_id()).metadata
             writer.add_key_value_metadata({b"clipmill": text[b"clipmill"]})
         with open(staged, "rb") as f:
             os.fsync(f.fileno())
@@ -257,31 +255,24 @@ class _LockWriter:
         for row in table["lock_outcome"].value_counts().to_pylist():
             self.outcomes[row["values"]] += row["counts"]
 
-    def _spill(self, table: pa.Table, spill: RecordSpill) -> None:
-        """Add the stored rows whose bytes are known."""
+    def _add(self, table: pa.Table, rows: DuckDBPyConnection) -> None:
+        """Add the stored rows whose bytes are known, each with the views that keep it."""
         known = pc.and_(pc.equal(table["lock_outcome"], STORED), table["sha256"].is_valid())
         stored = table.filter(known)
-        kept = [stored[VIEW_PREFIX + view].to_numpy() for view in self.views]
-        payload = np.zeros((stored.num_rows, len(kept)), np.uint8)
-        for number, column in enumerate(kept):
-            payload[:, number] = column
-        spill.add(np.hstack([row_keys(stored["uid"], stored["sha256"]), payload]))
+        kept = {view: stored[VIEW_PREFIX + view].combine_chunks() for view in self.views}
+        for view, flags in kept.items():
+            self._kept_rows[view] += flags.true_count
+        keys = row_keys(stored["uid"], stored["sha256"])
+        insert(rows, "stored", keys, np.ones(len(keys), np.bool_), *kept.values())
 
-    def _head(self, spill: RecordSpill) -> LockHead:
-        whole = RowsHash()
-        of_views = {view: RowsHash() for view in self.views}
-        kept = Counter[str]()
-        for keys, payload in sorted_rows(spill):
-            whole.add(keys)
-            for number, view in enumerate(self.views):
-                chosen = payload[:, number] == 1
-                of_views[view].add(keys[chosen])
-                kept[view] += int(chosen.sum())
+    def _head(self, hashes: Sequence[tuple[int, str]]) -> LockHead:
+        """The head. hashes: of all stored rows, then of those of each view."""
+        (_, whole), *of_views = hashes
         views = {}
-        for view, document in self.views.items():
+        for (view, document), (_, digest) in zip(self.views.items(), of_views, strict=True):
             views[view] = LockedView(
-                kept=kept[view],
-                rows_sha256=of_views[view].hexdigest(),
+                kept=self._kept_rows[view],
+                rows_sha256=digest,
                 rules=document.rules,
                 thresholds=document.thresholds,
             )
@@ -296,7 +287,7 @@ class _LockWriter:
             groups=None if self.plan is None else group_count(self.pool),
             rows=sum(self.outcomes.values()),
             outcomes=dict(sorted(self.outcomes.items())),
-            rows_sha256=whole.hexdigest(),
+            rows_sha256=whole,
             views=views,
             versions={name: importlib.metadata.version(name) for name in LIBRARIES},
             columns=self._hashes.hexdigests(),

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,19 +26,20 @@ from pipeline.lock.lock_file import SHOWN_ID, VIEW_PREFIX, LockFile
 from pipeline.planning.given_shards import write_given_plan
 from pipeline.planning.plan_files import is_planned, lock_of_plan
 from pipeline.pool.lease import check_fence
-from pipeline.pool.uid_hashes import (
+from pipeline.shuffle import (
+    BATCH_ROWS,
     Bytes,
-    Keys,
-    RecordSpill,
-    RowsHash,
-    are_in,
-    row_bits,
+    create_flagged,
+    database,
+    hash_flagged,
+    insert,
+    of_flags,
     row_keys,
-    row_spill,
-    sorted_rows,
-    unique_where,
 )
 from pipeline.views.files import selected_view, write_selected_view
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 # --------------------------------------------------------------------------------------------------
 # How the rows of a pool that was built from a lock differ from those of the lock, by reason.
@@ -330,9 +329,16 @@ def _planned_rows(table: pa.Table, lock: str, before: int) -> pa.Table:
 # view from the same locks have the same hash of its rows, whatever their shards are.
 
 
-ORDINAL_BYTES = 8  # number of a row in the pool, counted over all shards
 ALL_ROWS = "locked"  # the view of all rows of a lock that a pool built from it has
 HEX = r"^[0-9a-f]{64}$"
+# Rows of the pool by number, counted over all shards; rows of each lock with a flag a selection.
+POOL = "CREATE TABLE pool (key BLOB, ordinal BIGINT)"
+COMMON = """
+CREATE TABLE common AS SELECT key, {in_all} FROM (
+    SELECT key, lock, {in_one} FROM locked GROUP BY key, lock
+) GROUP BY key;
+CREATE TABLE matched AS SELECT key, {flags}, ordinal FROM pool JOIN common USING (key)
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -350,8 +356,9 @@ class _Match:
     """The rows of one selection: `None` for all rows of the locks, else of a view."""
 
     bits: Bytes  # one bit a row of the pool, lowest first
-    content: RowsHash
-    in_locks: int = 0
+    different: int  # rows
+    rows_sha256: str
+    in_locks: int
 
     def rows(self, start: int, stop: int) -> npt.NDArray[np.bool_]:
         """(stop - start,) which rows of the pool are in it."""
@@ -443,17 +450,17 @@ def _write(
             results[view] = _same_rows(document, document.kept)
     matches = _match(commits, locks, todo) if todo else {}
     for view, match in matches.items():
-        if not match.content.rows and view is not None and skip_empty:
+        if not match.different and view is not None and skip_empty:
             continue
         document = write_selected_view(
             commits,
             names[view],
             _where(locks, view),
             match.rows,
-            match.content.hexdigest(),
+            match.rows_sha256,
             fence,
         )
-        results[view] = _same_rows(document, match.in_locks - match.content.rows + document.kept)
+        results[view] = _same_rows(document, match.in_locks - match.different + document.kept)
     return [results[view] for view in names if view in results]
 
 
@@ -472,54 +479,42 @@ def _same_rows(document: ViewDocument, in_locks: int) -> SameRows:
 def _match(
     commits: Commits, locks: Sequence[LockFile], selections: Sequence[str | None]
 ) -> dict[str | None, _Match]:
-    """The rows of the pool that are in every lock, for each selection. One partition of the rows is
-    in memory at a time, and one bit a row.
+    """The rows of the pool that are in every lock, for each selection. One bit a row is in memory,
+    and what a database holds.
     """
-    rows = commits.totals.rows
-    largest = max([commits.totals.stored, *(lock.head.outcomes.get(STORED, 0) for lock in locks)])
-    bits = row_bits(largest)
-    matches = {}
-    for view in selections:
-        matches[view] = _Match(np.zeros((rows + 7) // 8, np.uint8), RowsHash())
-    with contextlib.ExitStack() as stack:
-        of_pool = stack.enter_context(row_spill(bits, ORDINAL_BYTES))
-        _spill_pool(commits, of_pool)
-        of_locks = []
-        for lock in locks:
-            spill = stack.enter_context(row_spill(bits, len(selections)))
-            _spill_lock(lock, selections, spill)
-            of_locks.append(sorted_rows(spill))
-        for keys, payload in sorted_rows(of_pool):
-            ordinals = np.ascontiguousarray(payload).view("<i8").ravel()
-            parts = [next(partition) for partition in of_locks]
-            for number, match in enumerate(matches.values()):
-                _add(match, number, keys, ordinals, parts)
-    return matches
+    flags = len(selections)
+    with database() as connection:
+        connection.execute(POOL)
+        create_flagged(connection, "locked", flags)
+        connection.execute("ALTER TABLE locked ADD COLUMN lock INTEGER")
+        _add_pool(connection, commits)
+        for number, lock in enumerate(locks):
+            _add_lock(connection, number, lock, selections)
+        in_all = of_flags(f"count_if({{0}}) = {len(locks)} AS {{0}}", flags)
+        in_one = of_flags("bool_or({0}) AS {0}", flags)
+        names = of_flags("{}", flags)
+        connection.execute(COMMON.format(in_all=in_all, in_one=in_one, flags=names))
+        counted = f"SELECT {of_flags('count_if({})', flags)} FROM common"
+        ((*in_locks,),) = connection.execute(counted).fetchall()
+        hashes = hash_flagged(connection, "matched", flags)
+        bits = np.zeros((flags, (commits.totals.rows + 7) // 8), np.uint8)
+        numbered = connection.sql(f"SELECT ordinal, {names} FROM matched")
+        for batch in numbered.to_arrow_reader(BATCH_ROWS):
+            for number, of_selection in enumerate(bits):
+                rows = batch["ordinal"].filter(batch[1 + number]).to_numpy()
+                np.bitwise_or.at(of_selection, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
+    return {
+        view: _Match(bits[number], *hashes[number], in_locks[number])
+        for number, view in enumerate(selections)
+    }
 
 
-def _add(
-    match: _Match,
-    number: int,
-    keys: Keys,
-    ordinals: npt.NDArray[np.int64],
-    parts: Sequence[tuple[Keys, Bytes]],
-) -> None:
-    """Add one partition to the match of selection `number`."""
-    of_locks = [unique_where(locked, flags[:, number] == 1) for locked, flags in parts]
-    common = reduce(lambda left, right: left[are_in(left, right)], of_locks)
-    match.in_locks += len(common)
-    kept = are_in(keys, common)
-    match.content.add(keys[kept])
-    rows = ordinals[kept]
-    np.bitwise_or.at(match.bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
-
-
-def _spill_pool(commits: Commits, spill: RecordSpill) -> None:
-    """The stored rows of a pool with their numbers."""
+def _add_pool(connection: DuckDBPyConnection, commits: Commits) -> None:
+    """Add the stored rows of a pool with their numbers."""
     counts = commits.column("count").to_numpy()
     firsts = np.cumsum(counts) - counts
 
-    def read(position: int) -> Bytes:
+    def read(position: int) -> tuple[Bytes, npt.NDArray[np.int64]]:
         path = commits.sidecar(int(commits.shards[position]))
         table = disk.read_parquet(path, ["uid", "sha256", "status"])
         if table.num_rows != counts[position]:
@@ -528,28 +523,31 @@ def _spill_pool(commits: Commits, spill: RecordSpill) -> None:
         stored = pc.and_(pc.equal(table["status"], "success"), known)
         table = table.filter(stored)
         ordinals = firsts[position] + np.flatnonzero(stored.to_numpy())
-        return np.hstack([row_keys(table["uid"], table["sha256"]), _as_bytes(ordinals)])
+        return row_keys(table["uid"], table["sha256"]), ordinals
 
     positions = iter(range(len(commits)))
     with ThreadPoolExecutor(READERS) as threads:
         while batch := list(itertools.islice(positions, 4 * READERS)):
-            for records in threads.map(read, batch):
-                spill.add(records)
+            for keys, ordinals in threads.map(read, batch):
+                insert(connection, "pool", keys, ordinals)
 
 
-def _as_bytes(numbers: npt.NDArray[Any]) -> Bytes:
-    return numbers.astype("<i8").view(np.uint8).reshape(-1, ORDINAL_BYTES)
-
-
-def _spill_lock(lock: LockFile, selections: Sequence[str | None], spill: RecordSpill) -> None:
-    """The stored rows of a lock, each with the selections that keep it."""
+def _add_lock(
+    connection: DuckDBPyConnection,
+    number: int,
+    lock: LockFile,
+    selections: Sequence[str | None],
+) -> None:
+    """Add the stored rows of a lock, each with the selections that keep it."""
     columns = ["uid", "sha256", "lock_outcome"]
     of_views = [VIEW_PREFIX + view for view in selections if view is not None]
     for table in lock.tables([*columns, *of_views]):
         known = pc.and_(pc.equal(table["lock_outcome"], STORED), table["sha256"].is_valid())
         stored: pa.Table = table.filter(known)
-        flags = np.ones((stored.num_rows, len(selections)), np.uint8)
-        for number, view in enumerate(selections):
-            if view is not None:
-                flags[:, number] = stored[VIEW_PREFIX + view].to_numpy()
-        spill.add(np.hstack([row_keys(stored["uid"], stored["sha256"]), flags]))
+        rows = stored.num_rows
+        flags: list[Any] = []
+        for view in selections:
+            is_kept = np.ones(rows, np.bool_) if view is None else stored[VIEW_PREFIX + view]
+            flags.append(is_kept)
+        keys = row_keys(stored["uid"], stored["sha256"])
+        insert(connection, "locked", keys, *flags, np.full(rows, number, np.int32))

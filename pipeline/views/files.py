@@ -46,12 +46,20 @@ from manifests.records import ScoreSetDocument, ViewDocument, ViewRulesDocument,
 from manifests.schema import Recipe, Rule, View
 from pipeline.pool.lease import check_fence
 from pipeline.pool.score_columns import ScoreColumns
-from pipeline.pool.uid_hashes import Bytes, RowsHash, row_bits, row_keys, row_spill, sorted_rows
 from pipeline.scoring.score_sets import (
     PoolSets,
     bundle_runs,
     complete_score_sets,
     shards_with_rows,
+)
+from pipeline.shuffle import (
+    KEY_BYTES,
+    Bytes,
+    create_flagged,
+    database,
+    hash_flagged,
+    insert,
+    row_keys,
 )
 from pipeline.views.choose import Part, Selection, check, choose_parts
 from pipeline.views.row_tests import few_collections, map_units
@@ -471,32 +479,24 @@ def _partial_folder(layout: PoolLayout, view: str) -> Path:
 # --------------------------------------------------------------------------------------------------
 # The hash of the rows that a view keeps: equal hashes mean the same pairs with the same bytes.
 #
-# It is the hash of a lock's views and of common rows (`pipeline/pool/uid_hashes.py`): sha256 over
-# uid and sha256 of the received bytes of each kept row, in ascending order, each once. So it
-# depends neither on shards and their order, nor on workers, folders, image sizes or the rules
-# that chose the rows. A row whose sha256 is not known has 32 zero bytes there.
+# It is the hash of a lock's views and of common rows (`pipeline/shuffle.py`): sha256 over uid and
+# sha256 of the received bytes of each kept row, in ascending order, each once. So it depends
+# neither on shards and their order, nor on workers, folders, image sizes or the rules that chose
+# the rows. A row whose sha256 is not known has 32 zero bytes there.
 
 
-HASH_UNIT_SHARDS = (
-    16  # shards that a thread reads at a time: 8 MB of records where all rows are kept
-)
+HASH_UNIT_SHARDS = 16  # that a thread reads at a time: 8 MB where all rows are kept
 HEX = r"^[0-9a-f]{64}$"
 UNKNOWN = "0" * 64
 Mask = npt.NDArray[np.bool_]
 KeptRows = Callable[[int], Mask]  # position of a shard -> (rows,) which of its rows are kept
 
 
-def hash_rows(
-    commits: Commits, kept_rows: Mapping[str, KeptRows], kept: int | None = None
-) -> dict[str, str]:
-    """The hash of each of some views, in one pass over the sidecars.
+def hash_rows(commits: Commits, kept_rows: Mapping[str, KeptRows]) -> dict[str, str]:
+    """The hash of each of some views, in one pass over the sidecars and in bounded memory.
 
-    kept: rows that all views together keep at most, if that is known: fewer than are stored need
-    fewer partitions. Memory: one partition of the rows, see `row_spill`. ValueError for a sidecar
-    of other rows.
+    ValueError for a sidecar of other rows.
     """
-    stored = commits.totals.stored
-    at_most = stored if kept is None else min(kept, stored)
     views = list(kept_rows.values())
 
     def read(unit: int) -> Bytes:
@@ -506,14 +506,12 @@ def hash_rows(
             parts.append(_records(commits, position, [kept(position) for kept in views]))
         return np.concatenate(parts)
 
-    hashes = {name: RowsHash() for name in kept_rows}
-    with row_spill(row_bits(at_most), len(views)) as spill:
-        for records in map_units(-(-len(commits) // HASH_UNIT_SHARDS), read, "hash views"):
-            spill.add(records)
-        for keys, flags in sorted_rows(spill):
-            for number, content in enumerate(hashes.values()):
-                content.add(keys[flags[:, number] == 1])
-    return {name: content.hexdigest() for name, content in hashes.items()}
+    with database() as connection:
+        create_flagged(connection, "kept", len(views))
+        for rows in map_units(-(-len(commits) // HASH_UNIT_SHARDS), read, "hash views"):
+            insert(connection, "kept", rows[:, :KEY_BYTES], *rows[:, KEY_BYTES:].T)
+        hashes = hash_flagged(connection, "kept", len(views))
+    return {name: digest for name, (_, digest) in zip(kept_rows, hashes, strict=True)}
 
 
 def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
@@ -521,7 +519,7 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
     flags = np.stack(masks, axis=1).astype(np.uint8)
     chosen: Mask = np.any(flags, axis=1)
     if not chosen.any():
-        return np.zeros((0, 48 + len(masks)), np.uint8)
+        return np.zeros((0, KEY_BYTES + len(masks)), np.uint8)
     path = commits.sidecar(int(commits.shards[position]))
 
     def read_columns(source: Any) -> pa.Table:
@@ -723,14 +721,14 @@ def hash_view(pool: str, view: str) -> str:
     ValueError where there is no such view, or it is older than the shards.
     """
     commits = read_commits(pool)
-    document = current_view_of(commits, view)
+    current_view_of(commits, view)
     masks = AlignedFiles.of_view(pool, view)
 
     def kept_rows(position: int) -> NDArray[np.bool_]:
         column = masks.read(int(commits.shards[position]), ["kept"])[0]["kept"]
         return np.asarray(column.to_numpy(), np.bool_)
 
-    return hash_rows(commits, {view: kept_rows}, document.kept)[view]
+    return hash_rows(commits, {view: kept_rows})[view]
 
 
 def check_view_name(name: str) -> None:
@@ -818,8 +816,7 @@ def _make(
         kept_rows = {name: functools.partial(masks.kept_rows, name) for name in todo}
         hashes: dict[str, str | None] = dict.fromkeys(todo)
         if source.commits.totals.stored <= HASHED_ROWS:
-            kept = sum(selection.kept for selection in selections.values())
-            hashes |= hash_rows(source.commits, kept_rows, kept)
+            hashes |= hash_rows(source.commits, kept_rows)
         for name, inputs in todo.items():
             documents[name] = write_view(
                 masks, name, selections[name], inputs, before[name], fence, hashes[name]

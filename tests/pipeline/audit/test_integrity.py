@@ -223,6 +223,30 @@ def repeated_pairs(pool: Path) -> str:
     return "pairs: 1 uids are there twice"
 
 
+def other_pairs(pool: Path) -> str:
+    path = pool / "pairs/part-00000.parquet"
+    replace_first_uid(path, "0" * 32)
+    return "shards: the rows attempted are not the pairs"
+
+
+def repeated_attempt(pool: Path) -> str:
+    path, record = pool / "shards/00000.parquet", PoolLayout(str(pool)).commit_record(0)
+    replace_first_uid(path, disk.read_parquet(path)["uid"][1].as_py())
+    hashes = {
+        "sidecar_sha256": sidecar_hash(disk.read_parquet(path)),
+        "sidecar_file_sha256": disk.file_sha256(path),
+    }
+    disk.write_json(record, {**disk.read_json(record), **hashes})
+    return "shards: 1 pairs were attempted twice"
+
+
+def replace_first_uid(path: Path, uid: str) -> None:
+    table = disk.read_parquet(path)
+    uids = pa.array([uid, *table["uid"].to_pylist()[1:]])
+    position = table.column_names.index("uid")
+    disk.write_parquet(path, table.set_column(position, "uid", uids), disk.read_metadata(path))
+
+
 @pytest.mark.parametrize(
     "damage",
     [
@@ -237,6 +261,8 @@ def repeated_pairs(pool: Path) -> str:
         no_json,
         lost_pairs,
         repeated_pairs,
+        other_pairs,
+        repeated_attempt,
     ],
 )
 def test_files_that_are_readable_and_wrong(pool: Path, damage: Callable[[Path], str]) -> None:

@@ -18,7 +18,6 @@ from pipeline.lock.lock_file import LockFile
 from pipeline.lock.lock_writer import write_lock
 from pipeline.lock.rebuild import same_rows_lines, write_locked_views, write_same_rows
 from pipeline.planning.plan_files import read_plan
-from pipeline.pool import uid_hashes
 from tests.support import locked_pools
 from tests.support.bundles import mask_of
 
@@ -49,11 +48,11 @@ def labs(tmp_path: Path) -> tuple[str, str, str, str]:
 EXPECTED = {i for i in range(60) if i % 10 != 1 and i % 15 != 2}
 
 
-@pytest.mark.parametrize("bits", [0, 4])
+@pytest.mark.parametrize("batch_rows", [7, 10_000])
 def test_two_labs_have_the_same_rows_and_the_same_hash(
-    labs: tuple[str, str, str, str], bits: int, monkeypatch: pytest.MonkeyPatch
+    labs: tuple[str, str, str, str], batch_rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rebuild, "row_bits", lambda _: bits)
+    monkeypatch.setattr(rebuild, "BATCH_ROWS", batch_rows)
     first, second, a, b = labs
     ours = write_same_rows(first, [a, b])
     theirs = write_same_rows(second, [b, a])
@@ -142,7 +141,3 @@ def test_locks_without_the_view_or_without_common_rows_are_refused(
     assert not disk.exists(PoolLayout(first).view_json("same_rows"))
     with pytest.raises(ValueError, match=r"no committed shards"):
         write_same_rows(str(tmp_path / "none"), locks)
-
-
-def test_partitions_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert uid_hashes.HASH_PARTITION_ROWS * (uid_hashes.KEY_BYTES + rebuild.ORDINAL_BYTES) < 2**25

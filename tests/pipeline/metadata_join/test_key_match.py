@@ -7,7 +7,7 @@ import pytest
 
 from pipeline import metadata_join
 from pipeline.metadata_join import ROW_BITS, KeyMatch, MatchCounts
-from pipeline.pool.uid_hashes import Bytes
+from pipeline.shuffle import Bytes
 
 
 def keys_of(numbers: list[tuple[int, int]]) -> Bytes:

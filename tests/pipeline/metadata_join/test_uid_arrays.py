@@ -11,8 +11,6 @@ import pytest
 
 from pipeline import metadata_join
 from pipeline.metadata_join import read_uid_array, uid_records, write_uid_array
-from pipeline.pool import uid_hashes
-from pipeline.pool.uid_hashes import uid_spill
 
 
 def uids(count: int) -> list[str]:
@@ -26,17 +24,15 @@ def datacomp_array(values: list[str]) -> np.ndarray:  # type: ignore[type-arg]
 
 
 def write(path: Path, values: list[str]) -> int:
-    with uid_spill(len(values)) as spill:
-        for start in range(0, len(values), 7):
-            spill.add(uid_records(pa.array(values[start : start + 7])))
-        return write_uid_array(spill, path)
+    pieces = (uid_records(pa.array(values[i : i + 7])) for i in range(0, len(values), 7))
+    return write_uid_array(pieces, path)
 
 
-@pytest.mark.parametrize(("count", "partition_rows"), [(0, 4), (1, 4), (100, 4), (100, 2**20)])
+@pytest.mark.parametrize(("count", "batch_rows"), [(0, 9), (1, 9), (100, 9), (100, 10_000)])
 def test_the_bytes_are_those_of_numpy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, partition_rows: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, batch_rows: int
 ) -> None:
-    monkeypatch.setattr(uid_hashes, "UID_PARTITION_ROWS", partition_rows)
+    monkeypatch.setattr(metadata_join, "BATCH_ROWS", batch_rows)
     values = [*uids(count), *uids(count // 2)]  # each once
     assert write(tmp_path / "x.npy", values) == count
     array = np.load(tmp_path / "x.npy")
