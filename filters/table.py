@@ -21,7 +21,7 @@ from manifests.columns import EXTRA_TYPES
 LIST_TYPE = re.compile(r"fp16\[([1-9]\d{0,4})\]")
 COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
 PARQUET, UID_LIST = ".parquet", ".npy"
-# Text files, in UTF-8: a header and values in quotes where needed; one JSON object a line.
+# Text files, in UTF-8: a header and values (in a .csv in quotes); one JSON object a line.
 TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 ENDINGS = (PARQUET, UID_LIST, *TEXT_TABLES)
 # The end of a Parquet file has its row groups with their sizes and statistics, that of an .npz the

@@ -16,26 +16,24 @@ Invariants:
 * The array of a subset has the bytes that NumPy writes:
   `tests/pipeline/metadata_join/test_uid_arrays.py`.
 
-Another form of table: its keys and values in `table_files.py`, its paths in `filters/table.py`.
+Another form of table: its rows in `table_files.py`, its paths in `filters/table.py`.
 """
 
 from __future__ import annotations
 
-import csv
 import functools
 import itertools
 import json
 import logging
 import os
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -49,7 +47,11 @@ from manifests.columns import hex_bytes, refuse_doubled
 from manifests.commits import Commits
 from manifests.layout import uids_checksum
 from pipeline.progress.view import counted_stage
-from pipeline.shuffle import BATCH_ROWS, UID_BYTES, Bytes, database, insert
+from pipeline.shuffle import BATCH_ROWS, UID_BYTES, Bytes, blobs, database, insert
+from pipeline.table_files import values
+
+if TYPE_CHECKING:
+    from duckdb import DuckDBPyConnection
 
 # --------------------------------------------------------------------------------------------------
 # Uids as DataComp keeps a subset: a NumPy array of pairs of 64-bit integers, sorted, in a .npy.
@@ -72,7 +74,7 @@ def write_uid_array(uids: Iterable[Bytes], staged: Path) -> int:
     with database() as connection, open(staged, "wb") as file:
         connection.execute("CREATE TABLE uids (uid BLOB)")
         for records in uids:
-            insert(connection, "uids", records)
+            insert(connection, "uids", blobs(records))
         connection.execute("CREATE TABLE each AS SELECT DISTINCT uid FROM uids")
         ((count,),) = connection.execute("SELECT count(*) FROM each").fetchall()
         header = {"descr": PAIR.descr, "fortran_order": False, "shape": (count,)}
@@ -138,228 +140,22 @@ def key_records(column: pa.ChunkedArray | pa.Array, table: Table) -> Bytes:
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, UID_BYTES)
 
 
-# --------------------------------------------------------------------------------------------------
-# Which row of a table each row of a pool has: a join by DuckDB, in bounded memory.
-
-
-NAMED = 10  # keys without a row of the pool that are named
-# Rows of the pool by number, and rows of the table by file (the bits above ROW_BITS) and row.
-JOINED = """
-CREATE TABLE pool (key BLOB, ordinal BIGINT);
-CREATE TABLE keys (key BLOB, location BIGINT)
-"""
-MATCHED = """
-CREATE TABLE firsts AS SELECT key, min(location) AS location FROM keys GROUP BY key;
-CREATE TABLE matches AS SELECT location, ordinal FROM pool JOIN firsts USING (key);
-CREATE TABLE missing AS SELECT key FROM firsts ANTI JOIN pool USING (key)
-"""
-ROW_BITS = 32
 Integers = npt.NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class MatchCounts:
-    """What became of the keys of a table."""
-
-    table_rows: int = 0
-    keys: int = 0  # different ones
-    pool_rows: int = 0
-    matched_rows: int = 0  # rows of the pool that have a row of the table
-    missing: int = 0  # keys that no row of the pool has
-    missing_keys: list[str] = field(default_factory=list)  # the first ones of them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class FileMatches:
-    """The rows of a file that rows of the pool have: (matches,) each."""
-
-    file: int
-    rows: Integers  # ascending
-    ordinals: Integers
-
-
-class KeyMatch:
-    """`with KeyMatch() as match`: `add` the keys of both sides, then `matches` once."""
-
-    def __init__(self) -> None:
-        self._stack = ExitStack()
-
-    def __enter__(self) -> KeyMatch:
-        self._connection = self._stack.enter_context(database())
-        self._connection.execute(JOINED)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def add(self, side: str, keys: Bytes, numbers: Integers) -> None:
-        """side: pool, with numbers of rows; or keys, with locations. keys: (rows, 16) bytes."""
-        insert(self._connection, side, keys, numbers)
-
-    def matches(self, counts: MatchCounts) -> Iterator[FileMatches]:
-        """The matches of each file that has some, in the order of the files: the first of repeated
-        keys counts. `counts` is filled."""
-        self._connection.execute(MATCHED)
-        tables = ("keys", "firsts", "pool", "matches", "missing")
-        sums = ", ".join(f"(SELECT count(*) FROM {table})" for table in tables)
-        (numbers,) = self._connection.execute(f"SELECT {sums}").fetchall()
-        counts.table_rows, counts.keys, counts.pool_rows, counts.matched_rows, counts.missing = (
-            numbers
-        )
-        named = f"SELECT key FROM missing ORDER BY key LIMIT {NAMED}"
-        counts.missing_keys = [key.hex() for (key,) in self._connection.execute(named).fetchall()]
-        ordered = self._connection.sql("SELECT * FROM matches ORDER BY location, ordinal")
-        file = -1
-        rows: list[Integers] = []
-        ordinals: list[Integers] = []
-        for batch in ordered.to_arrow_reader(BATCH_ROWS):
-            files = batch["location"].to_numpy() >> ROW_BITS
-            for number in np.unique(files).tolist():
-                if number != file and rows:
-                    yield _file_matches(file, rows, ordinals)
-                    rows, ordinals = [], []
-                file, here = number, files == number
-                rows.append(batch["location"].to_numpy()[here] & (1 << ROW_BITS) - 1)
-                ordinals.append(batch["ordinal"].to_numpy()[here])
-        if rows:
-            yield _file_matches(file, rows, ordinals)
-
-
-def _file_matches(file: int, rows: list[Integers], ordinals: list[Integers]) -> FileMatches:
-    return FileMatches(file=file, rows=np.concatenate(rows), ordinals=np.concatenate(ordinals))
-
-
-# --------------------------------------------------------------------------------------------------
-# Rows of .csv, .tsv and .jsonl files piece by piece, in UTF-8. A row that cannot be read is an
-# error that names its line: a table that was made for a pool is whole.
-
-
-ROWS = 65_536  # of a piece
-LONGEST_LINE = 1 << 26  # bytes
-JSON_LINES = (".jsonl", ".ndjson")
-Values = list[Any]
-
-
-def read_pieces(path: str, columns: Sequence[str]) -> Iterator[tuple[int, list[Values]]]:
-    """(number of the first row, values of each column) of some rows at a time.
-
-    A value of a .csv or .tsv is a string, None where it is empty. ValueError with the line for a
-    row that is no JSON object, has another number of values than the header, or is not UTF-8.
-    """
-    with ExitStack() as stack:
-        source: Any = stack.enter_context(disk.open_file(path))
-        if isinstance(source, Path):
-            source = stack.enter_context(open(source, "rb"))
-        read = _json_rows if path.endswith(JSON_LINES) else _separated_rows
-        piece: list[Values] = [[] for _ in columns]
-        first = 0
-        for row in read(path, source, columns):
-            for values, value in zip(piece, row, strict=True):
-                values.append(value)
-            if len(piece[0]) == ROWS:
-                yield first, piece
-                first += ROWS
-                piece = [[] for _ in columns]
-        if piece[0]:
-            yield first, piece
-
-
-def _lines(path: str, source: IO[bytes]) -> Iterator[tuple[int, str]]:
-    """(line number from 1 on, the line with its end)."""
-    number = 0
-    while line := source.readline(LONGEST_LINE):
-        number += 1
-        if len(line) == LONGEST_LINE:
-            raise ValueError(f"{path}: line {number} has more than {LONGEST_LINE:,} bytes")
-        if number == 1:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-        try:
-            yield number, line.decode()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}: line {number} is not UTF-8 at its byte {error.start}"
-            ) from None
-
-
-def _json_rows(path: str, source: IO[bytes], columns: Sequence[str]) -> Iterator[Values]:
-    seen: set[str] = set()
-    count = 0
-    for number, line in _lines(path, source):
-        if not line.strip():
-            continue
-        try:
-            row = msgspec.json.decode(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}: line {number} is not JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}: line {number} is no JSON object")
-        seen.update(row)
-        count += 1
-        yield [row.get(name) for name in columns]
-    if count:
-        _require(path, columns, sorted(seen))
-
-
-def _separated_rows(path: str, source: IO[bytes], columns: Sequence[str]) -> Iterator[Values]:
-    numbered = _lines(path, source)
-    line = 0
-
-    def texts() -> Iterator[str]:
-        nonlocal line
-        for number, text in numbered:
-            line = number
-            yield text
-
-    delimiter = "\t" if path.endswith(".tsv") else ","
-    limit = csv.field_size_limit(LONGEST_LINE)
-    try:
-        rows = csv.reader(texts(), delimiter=delimiter, strict=True)
-        header = next(rows, [])
-        _require(path, columns, header)
-        positions = [header.index(name) for name in columns]
-        for row in rows:
-            if not row:  # an empty line
-                continue
-            if len(row) != len(header):
-                raise ValueError(
-                    f"{path}: the row that ends in line {line} has {len(row)} values, and the "
-                    f"header has {len(header)}"
-                )
-            yield [row[position] or None for position in positions]
-    except csv.Error as error:
-        raise ValueError(f"{path}: line {line}: {error}") from None
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _require(path: str, columns: Sequence[str], present: Sequence[str]) -> None:
-    refuse_doubled(path, columns, present)
-    for name in columns:
-        if name not in present:
-            raise ValueError(
-                f"{path} has no column {name!r}{disk.did_you_mean(name, present)}; "
-                f"it has {', '.join(present) or 'none'}"
-            )
-
-
-def text_of(value: Any) -> str | None:
-    """A value as text: strings as they are, other JSON as JSON."""
-    if value is None or isinstance(value, str):
-        return value
-    return json.dumps(value, ensure_ascii=False)
 
 
 # --------------------------------------------------------------------------------------------------
 # Tables of other programs: the keys of a file, and the values of some of its rows.
 #
-# A Parquet file is read row group by row group. An array of the .npz beside it belongs to the row
-# of the same number. That is checked: both have as many rows, and where CLIP scores and
-# embeddings are both there (DataComp's metadata), the scores of some rows are computed and
-# compared.
+# A Parquet file is read row group by row group, a text file some rows at a time. An array of the
+# .npz beside a Parquet file belongs to the row of the same number. That is checked: both have as
+# many rows, and where CLIP scores and embeddings are both there (DataComp's metadata), the scores
+# of some rows are computed and compared.
 
 
 CHECKED_ROWS = 64  # of a file, whose embeddings are compared with their score
 TOLERANCE = 0.02  # of a cosine of fp16 embeddings; that of other rows differs by 0.1 and more
+ROWS = 65_536  # of a text file that are in memory at a time
+JSON_LINES = (".jsonl", ".ndjson")
 # DataComp's column of scores -> its arrays of the .npz
 SCORED_ARRAYS = {
     "clip_b32_similarity_score": ("b32_img", "b32_txt"),
@@ -379,7 +175,8 @@ class TableFile:
         if self.table.of_uid_lists:
             yield from read_uid_array(self.path)
             return
-        for column in self._key_columns():
+        for _, read in self._pieces([self.table.key]):
+            column = read()[self.table.key]
             try:
                 yield key_records(column, self.table)
             except (ValueError, pa.ArrowException) as error:
@@ -388,22 +185,11 @@ class TableFile:
                     f"{self.table.on} in every row"
                 ) from None
 
-    def _key_columns(self) -> Iterator[pa.Array | pa.ChunkedArray]:
-        if self.path.endswith(TEXT_TABLES):
-            for _, (keys,) in read_pieces(self.path, [self.table.key]):
-                yield pa.array(map(text_of, keys), pa.string())
-            return
-        for number in range(self._footer.num_row_groups):
-            yield self._group(number, [self.table.key])[self.table.key]
-
     def read_values(self, rows: Rows) -> Iterator[tuple[int, pa.Table]]:
         """(position in `rows`, columns of `take`) of ascending rows, piece by piece."""
         if self.table.of_uid_lists:
             (name,) = self.table.take
             yield 0, pa.table({name: pa.array(np.ones(len(rows), np.bool_))})
-            return
-        if self.path.endswith(TEXT_TABLES):
-            yield from self._text_values(rows)
             return
         arrays = self._arrays()
         sources = {}
@@ -411,34 +197,47 @@ class TableFile:
             if name not in arrays:
                 sources[name] = source
         start = first = 0
-        for number in range(self._footer.num_row_groups):
-            count = self._footer.row_group(number).num_rows
+        for count, read in self._pieces(list(dict.fromkeys(sources.values()))):
             stop = int(np.searchsorted(rows, first + count))
             if stop > start:
                 wanted = rows[start:stop]
-                table = self._group(number, list(sources.values())).take(pa.array(wanted - first))
+                table = read().take(pa.array(wanted - first))
                 yield start, self._typed(table, sources, arrays, wanted)
             start, first = stop, first + count
 
-    def _text_values(self, rows: Rows) -> Iterator[tuple[int, pa.Table]]:
-        """`read_values` of a .csv, .tsv or .jsonl file."""
-        sources = self.table.source_columns()
-        for name, form in self.table.take.items():
-            if is_array(form):
+    def _pieces(self, columns: list[str]) -> Iterator[tuple[int, Callable[[], pa.Table]]]:
+        """(rows, what reads some columns of them) of each row group, or of ROWS rows of a text
+        file, whose values are text or JSON. ValueError for a row of it that cannot be read.
+        """
+        if not self.path.endswith(TEXT_TABLES):
+            for number in range(self._footer.num_row_groups):
+                rows = self._footer.row_group(number).num_rows
+                yield rows, functools.partial(self._group, number, columns)
+            return
+        numbered = enumerate(values(self.path, columns), 1)
+        while piece := list(itertools.islice(numbered, ROWS)):
+            damaged = [number for number, row in piece if row is None]
+            if damaged:
+                raise ValueError(f"{self.path}: its row {damaged[0]:,} cannot be read")
+            yield len(piece), functools.partial(self._text_table, columns, piece)
+
+    def _text_table(self, columns: list[str], piece: Sequence[tuple[int, Any]]) -> pa.Table:
+        """Rows of a text file as a table. ValueError for a column with values of several types."""
+        arrays = []
+        for position, name in enumerate(columns):
+            column = [row[position] for _, row in piece]
+            if not self.path.endswith(JSON_LINES):
+                column = [value or None for value in column]
+            try:
+                arrays.append(pa.array(column))
+            except UnicodeEncodeError:
+                raise ValueError(f"{self.path}: column {name!r} is not UTF-8") from None
+            except (pa.ArrowException, OverflowError) as error:
+                text = " ".join(str(error).split())[:160]
                 raise ValueError(
-                    f"{self.path} has no arrays: {name} is {form}, which belongs to a Parquet file"
-                )
-        names = list(dict.fromkeys(sources.values()))
-        start = 0
-        for first, values in read_pieces(self.path, names):
-            stop = int(np.searchsorted(rows, first + len(values[0])))
-            if stop > start:
-                wanted = rows[start:stop]
-                columns = {}
-                for column, value in zip(names, values, strict=True):
-                    columns[column] = [value[row] for row in (wanted - first).tolist()]
-                yield start, self._typed(_text_table(self.path, columns), sources, {}, wanted)
-            start = stop
+                    f"{self.path}: column {name!r} has values of several types: {text}"
+                ) from None
+        return pa.table(arrays, columns)
 
     @functools.cached_property
     def _footer(self) -> Any:
@@ -454,7 +253,7 @@ class TableFile:
                     raise ValueError(
                         f"{self.path} has no column {name!r}{disk.did_you_mean(name, known)}"
                     )
-            return file.read_row_group(number, list(dict.fromkeys(columns)), use_threads=False)
+            return file.read_row_group(number, columns, use_threads=False)
 
         table: pa.Table = disk.read_with(self.path, read)
         return table
@@ -469,8 +268,7 @@ class TableFile:
         columns = {}
         for name, kind in self.table.columns().items():
             if name in arrays:
-                flat = pa.array(arrays[name][rows].reshape(-1))
-                columns[name] = pa.FixedSizeListArray.from_arrays(flat, type=kind)
+                columns[name] = blobs(arrays[name][rows].view(np.uint8))
                 continue
             form = self.table.take[name].rpartition(":")[2]
             try:
@@ -494,6 +292,10 @@ class TableFile:
                 wanted[name] = self.table.source_columns()[name]
         if not wanted:
             return {}
+        if self.path.endswith(TEXT_TABLES):
+            raise ValueError(
+                f"{self.path} has no arrays: {', '.join(wanted)} must be of a Parquet file"
+            )
         path = self.table.arrays_beside(self.path)
         rows = self._footer.num_rows
         arrays = {}
@@ -541,20 +343,6 @@ class TableFile:
                 )
 
 
-def _text_table(path: str, columns: dict[str, list[Any]]) -> pa.Table:
-    """Values of a text file as Arrow columns. ValueError for values of several types."""
-    arrays = {}
-    for name, values in columns.items():
-        try:
-            arrays[name] = pa.array(values)
-        except (pa.ArrowException, OverflowError) as error:
-            text = " ".join(str(error).split())[:160]
-            raise ValueError(
-                f"{path}: column {name!r} has values of several types: {text}"
-            ) from None
-    return pa.table(arrays)
-
-
 def _checked_array(
     array: npt.NDArray[Any], name: str, rows: int, width: int
 ) -> npt.NDArray[np.float16]:
@@ -590,18 +378,43 @@ def _cast(column: pa.ChunkedArray, form: str, kind: pa.DataType) -> pa.Array:
 # --------------------------------------------------------------------------------------------------
 # The columns of a table for the rows of a pool, shard by shard.
 #
-# Three passes: the uids of pool and table are matched; each file of the table is read once, and
-# the values of its matched rows go to partitions of consecutive shards on local disk; each
-# partition is sorted and cut into shards. Memory is bounded by a partition and by the arrays of
-# one .npz.
+# A database matches the keys of pool and table; each file of the table is read once more, and the
+# values of its matched rows go into the database, which gives them back in the order of the rows
+# of the pool.
 
 
 READERS = 4  # sidecars that are read at a time
-PARTITION_BYTES = 128 * 2**20  # of values that are sorted in memory
-MAX_PARTITIONS = 512  # files that are open at once
-TEXT_BYTES = 64  # of a string, about
-ORDINAL_COLUMN = "__ordinal"
+NAMED = 10  # keys without a row of the pool that are named
+ROW_BITS = 32
+ORDINAL = "__ordinal"
+# Rows of the pool by number, and rows of the table by file (the bits above ROW_BITS) and row. The
+# first of repeated keys counts.
+KEYS = """
+CREATE TABLE pool (key BLOB, __ordinal BIGINT);
+CREATE TABLE keys (key BLOB, location BIGINT)
+"""
+MATCHED = """
+CREATE TABLE firsts AS SELECT key, min(location) AS location FROM keys GROUP BY key;
+CREATE TABLE matches AS SELECT location, __ordinal FROM pool JOIN firsts USING (key);
+CREATE TABLE missing AS SELECT key FROM firsts ANTI JOIN pool USING (key)
+"""
+MATCHES_OF = """
+SELECT location - {first} AS row, __ordinal FROM matches
+WHERE location >= {first} AND location < {end} ORDER BY ALL
+"""
 logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class MatchCounts:
+    """What became of the keys of a table."""
+
+    table_rows: int = 0
+    keys: int = 0  # different ones
+    pool_rows: int = 0
+    matched_rows: int = 0  # rows of the pool that have a row of the table
+    missing: int = 0  # keys that no row of the pool has
+    missing_keys: list[str] = field(default_factory=list)  # the first ones of them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -615,7 +428,7 @@ class ShardColumns:
 
 
 class TableJoin:
-    """`with TableJoin(commits, positions, table) as join: for each in join.shards(): …`."""
+    """`for each in TableJoin(commits, positions, table).shards()`, then `counts`."""
 
     def __init__(self, commits: Commits, positions: Integers, table: Table) -> None:
         """positions: of the shards in `commits`."""
@@ -626,13 +439,6 @@ class TableJoin:
         self._ends: Integers = np.cumsum(counts)
         self._starts: Integers = self._ends - counts
         self._uids: list[tuple[str, int]] = []  # of each shard: checksum, stored rows
-        self._stack = ExitStack()
-
-    def __enter__(self) -> TableJoin:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
 
     def shards(self) -> Iterator[ShardColumns]:
         """The columns of each shard, in the order of `positions`.
@@ -641,27 +447,27 @@ class TableJoin:
         """
         if not len(self._positions):
             return
-        folder = self._stack.enter_context(disk.scratch_folder("clipmill-join-"))
-        bounds = self._partition_bounds()
-        with KeyMatch() as match:
-            self._add_keys(match)
-            self._spill_values(match, folder, bounds)
-        for number, (first, last) in enumerate(itertools.pairwise(bounds)):
-            yield from self._of_partition(folder / f"{number}.arrow", first, last)
+        with database() as connection:
+            connection.execute(KEYS)
+            self._add_pool(connection)
+            self._add_keys(connection)
+            self._match(connection)
+            self._add_values(connection)
+            yield from self._of_shards(connection)
 
     # --- keys -------------------------------------------------------------------------------------
 
-    def _add_keys(self, match: KeyMatch) -> None:
-        self._add_pool(match)
+    def _add_keys(self, connection: DuckDBPyConnection) -> None:
         with counted_stage("read keys", len(self._files), brief=True) as counter:
             for number, file in enumerate(self._files):
                 first = number << ROW_BITS
                 for keys in file.read_keys():
-                    match.add("keys", keys, np.arange(first, first + len(keys)))
+                    locations = np.arange(first, first + len(keys))
+                    insert(connection, "keys", blobs(keys), locations)
                     first += len(keys)
                 counter.ended(str(number), {})
 
-    def _add_pool(self, match: KeyMatch) -> None:
+    def _add_pool(self, connection: DuckDBPyConnection) -> None:
         """The uids of the stored rows with their numbers."""
         on, name = self._table.on, self._table.name
 
@@ -694,62 +500,59 @@ class TableJoin:
         with ThreadPoolExecutor(READERS) as threads:
             while batch := list(itertools.islice(numbers, 4 * READERS)):
                 for keys, ordinals, uids, stored_rows in threads.map(read, batch):
-                    match.add("pool", keys, ordinals)
+                    insert(connection, "pool", blobs(keys), ordinals)
                     self._uids.append((uids, stored_rows))
+
+    def _match(self, connection: DuckDBPyConnection) -> None:
+        """Match the keys, and fill `counts`."""
+        connection.execute(MATCHED)
+
+        def count(table: str) -> int:
+            return int(connection.table(table).shape[0])
+
+        named = f"SELECT key FROM missing ORDER BY key LIMIT {NAMED}"
+        self.counts = MatchCounts(
+            table_rows=count("keys"),
+            keys=count("firsts"),
+            pool_rows=count("pool"),
+            matched_rows=count("matches"),
+            missing=count("missing"),
+            missing_keys=[key.hex() for (key,) in connection.execute(named).fetchall()],
+        )
 
     # --- values -----------------------------------------------------------------------------------
 
-    def _partition_bounds(self) -> list[int]:
-        """Numbers of shards at which the partitions begin, and the end."""
-        row_bytes = sum(_width(kind) for kind in self._table.columns().values())
-        total = int(self._ends[-1]) * row_bytes
-        size = max(PARTITION_BYTES, total // MAX_PARTITIONS + 1)
-        partition = self._starts * row_bytes // size
-        starts = np.flatnonzero(np.diff(partition, prepend=-1))
-        return [*starts.tolist(), len(self._positions)]
+    def _add_values(self, connection: DuckDBPyConnection) -> None:
+        """Read each file once and keep the values of its matched rows."""
+        kinds = self._table.columns().items()
+        stored = [(name, kind if is_plain(kind) else pa.binary()) for name, kind in kinds]
+        schema = pa.schema([(ORDINAL, pa.int64()), *stored])
+        connection.register("part", schema.empty_table())
+        connection.execute("CREATE TABLE taken AS SELECT * FROM part")
+        with counted_stage("read values", len(self._files), brief=True) as counter:
+            for number, file in enumerate(self._files):
+                bounds = {"first": number << ROW_BITS, "end": number + 1 << ROW_BITS}
+                matches = connection.sql(MATCHES_OF.format(**bounds)).to_arrow_table()
+                ordinals = matches[ORDINAL].to_numpy()
+                for start, table in file.read_values(matches["row"].to_numpy()):
+                    here = ordinals[start : start + len(table)]
+                    insert(connection, "taken", here, *table.columns)
+                counter.ended(str(number), {})
 
-    def _spill_values(self, match: KeyMatch, folder: Path, bounds: Sequence[int]) -> None:
-        """Read each file once and write its values to the partitions of their shards."""
-        first_rows = self._starts[list(bounds[:-1])]
-        kinds = {ORDINAL_COLUMN: pa.int64(), **self._table.columns()}
-        schema = pa.schema(list(kinds.items()))
-        with (
-            ExitStack() as stack,
-            counted_stage("read values", len(self._files), brief=True) as counter,
-        ):
-            writers: dict[int, Any] = {}
-            for file_matches in match.matches(self.counts):
-                for start, table in self._files[file_matches.file].read_values(file_matches.rows):
-                    ordinals = file_matches.ordinals[start : start + len(table)]
-                    table = table.add_column(0, ORDINAL_COLUMN, pa.array(ordinals))
-                    partitions = np.searchsorted(first_rows, ordinals, side="right") - 1
-                    for number in np.unique(partitions).tolist():
-                        if number not in writers:
-                            path = str(folder / f"{number}.arrow")
-                            sink = stack.enter_context(pa.OSFile(path, "wb"))
-                            writer = pa.ipc.new_stream(sink, schema)
-                            writers[number] = stack.enter_context(writer)
-                        here = partitions == number
-                        part = table if here.all() else table.filter(pa.array(here))
-                        writers[number].write_table(part.cast(schema))
-                counter.ended(str(file_matches.file), {})
-
-    def _of_partition(self, path: Path, first: int, last: int) -> Iterator[ShardColumns]:
-        schema = pa.schema([(ORDINAL_COLUMN, pa.int64()), *self._table.columns().items()])
-        table = schema.empty_table()
-        if path.exists():
-            with pa.OSFile(str(path), "rb") as source:
-                table = pa.ipc.open_stream(source).read_all()
-            path.unlink()
-        ordinals = table[ORDINAL_COLUMN].to_numpy()
-        order = np.argsort(ordinals, kind="stable")
-        ordinals = ordinals[order]
-        values = table.drop_columns([ORDINAL_COLUMN]).combine_chunks()
-        for number in range(first, last):
-            start, end = int(self._starts[number]), int(self._ends[number])
-            low, high = np.searchsorted(ordinals, [start, end])
+    def _of_shards(self, connection: DuckDBPyConnection) -> Iterator[ShardColumns]:
+        reader = connection.sql(f"SELECT * FROM taken ORDER BY {ORDINAL}")
+        batches = reader.to_arrow_reader(BATCH_ROWS)
+        rows = batches.schema.empty_table()
+        for number, (start, end) in enumerate(zip(self._starts, self._ends, strict=True)):
+            while not len(rows) or rows[ORDINAL][-1].as_py() < end:
+                if (batch := next(batches, None)) is None:
+                    break
+                rows = pa.concat_tables([rows, pa.Table.from_batches([batch])])
+            count = int(np.searchsorted(rows[ORDINAL].to_numpy(), end))
             index = np.full(end - start, -1, np.int64)
-            index[ordinals[low:high] - start] = order[low:high]
+            index[rows[ORDINAL].to_numpy()[:count] - start] = np.arange(count)
+            values = self._restored(rows.slice(0, count))
+            rows = rows.slice(count)
             uids, stored = self._uids[number]
             yield ShardColumns(
                 position=int(self._positions[number]),
@@ -758,8 +561,18 @@ class TableJoin:
                 stored=stored,
             )
 
+    def _restored(self, rows: pa.Table) -> pa.Table:
+        """Rows of the database with the types of the columns."""
+        columns: dict[str, Any] = {}
+        for name, kind in self._table.columns().items():
+            if is_plain(kind):
+                columns[name] = rows[name].combine_chunks()
+            else:
+                flat = np.frombuffer(b"".join(rows[name].to_pylist()), np.float16)
+                columns[name] = pa.FixedSizeListArray.from_arrays(pa.array(flat), type=kind)
+        return pa.table(columns).cast(pa.schema(list(self._table.columns().items())))
 
-def _width(kind: pa.DataType) -> int:
-    if pa.types.is_fixed_size_list(kind):
-        return int(kind.list_size) * 2
-    return TEXT_BYTES if pa.types.is_string(kind) else 8
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether DuckDB has a type; vectors of fp16 are bytes there."""
+    return not pa.types.is_fixed_size_list(kind)

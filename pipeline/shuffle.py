@@ -180,12 +180,16 @@ def select(
         yield from connection.sql(sql).to_arrow_reader(batch_rows)
 
 
-def insert(connection: DuckDBPyConnection, table: str, keys: Bytes, *columns: Any) -> None:
-    """Add rows to a table of a database: each of (rows, width) bytes as a BLOB, then columns."""
-    buffers = [None, pa.py_buffer(np.ascontiguousarray(keys))]
-    key = pa.Array.from_buffers(pa.binary(keys.shape[1]), len(keys), buffers)
-    arrays = [key, *map(pa.array, columns)]
-    connection.register("part", pa.table(arrays, [str(number) for number in range(len(arrays))]))
+def blobs(rows: Bytes) -> pa.Array:
+    """(rows, width) bytes as a column."""
+    buffers = [None, pa.py_buffer(np.ascontiguousarray(rows))]
+    return pa.Array.from_buffers(pa.binary(rows.shape[1]), len(rows), buffers)
+
+
+def insert(connection: DuckDBPyConnection, table: str, *columns: Any) -> None:
+    """Add rows to a table of a database."""
+    names = [str(number) for number in range(len(columns))]
+    connection.register("part", pa.table(list(columns), names))
     connection.execute(f"INSERT INTO {table} SELECT * FROM part")
 
 

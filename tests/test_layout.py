@@ -51,9 +51,9 @@ ORDER = {
         "concepts", "targets", "wordnet", "__init__",
     ],
     "pipeline": [
-        "progress", "executor", "pool", "shuffle", "images", "metadata_join", "cross_row",
-        "scoring", "views", "archives", "crawl", "planning", "fetch", "external", "audit",
-        "look", "lock", "export", "recipe_run", "ablation_run", "build", "score", "filter",
+        "progress", "executor", "pool", "shuffle", "table_files", "images", "metadata_join",
+        "cross_row", "scoring", "views", "archives", "crawl", "planning", "fetch", "external",
+        "audit", "look", "lock", "export", "recipe_run", "ablation_run", "build", "score", "filter",
     ],
     "train": [
         "rng", "late_torch", "mixture", "model", "store", "config", "transforms",

@@ -49,7 +49,7 @@ from pipeline.external.adopt import tar_changed
 from pipeline.pool.shard_writer import sidecar_hash
 from pipeline.pool.tars import index_tar, local_copy
 from pipeline.scoring.score_sets import example_row
-from pipeline.shuffle import UID_BYTES, database, insert
+from pipeline.shuffle import UID_BYTES, blobs, database, insert
 from pipeline.views.files import differing_views, unlisted_views_line, views_not_in
 
 # --------------------------------------------------------------------------------------------------
@@ -632,7 +632,7 @@ def _uid_problems(commits: Commits, parts: list[str]) -> Iterator[str]:
         ):
             for uids in _read_all(read, files):
                 keys = hex_bytes(uids, UID_BYTES, "uid")
-                insert(connection, "uids", keys, np.full(len(keys), is_pair))
+                insert(connection, "uids", blobs(keys), np.full(len(keys), is_pair))
         ((repeated_pairs, repeated_attempts, differ),) = connection.execute(COMPARED).fetchall()
     if repeated_pairs:
         yield f"pairs: {repeated_pairs} uids are there twice"

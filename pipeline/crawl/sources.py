@@ -25,7 +25,8 @@ from manifests.schema import SOURCES, Source
 from pipeline.archives.warc import pairs_of_warc_record, rows_of_warc
 from pipeline.archives.wat import RecordPair, batches_of_wat, pairs_of_wat_record
 from pipeline.crawl import tables as image_folders
-from pipeline.crawl.tables import ENDINGS, Row, file_table, is_table, url_table
+from pipeline.crawl.tables import Row, file_table, url_table
+from pipeline.table_files import ENDINGS, is_table
 
 # --------------------------------------------------------------------------------------------------
 # What identifies the content of a source file, so that a changed file of equal size is noticed.

@@ -21,7 +21,6 @@ from manifests.layout import CommitRecord, PoolLayout
 from manifests.schema import Fetch, Source
 from manifests.text import valid_text
 from pipeline.crawl.sources import file_stamp, has_stamp
-from pipeline.crawl.tables import as_int, cast_value, python_values
 from pipeline.executor.tickets import Ticket
 from pipeline.images import header
 from pipeline.images.header import RejectedImage
@@ -29,6 +28,7 @@ from pipeline.images.transform import limits_of
 from pipeline.pool.lease import read_commit_record
 from pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
 from pipeline.pool.tars import Member, index_tar, local_copy
+from pipeline.table_files import as_int, cast_value, python_values
 
 # --------------------------------------------------------------------------------------------------
 # Error messages of img2dataset as reasons.

@@ -42,7 +42,7 @@ from pipeline.lock.lock_file import (
 from pipeline.planning.given_shards import group_count
 from pipeline.planning.plan_files import is_planned, read_plan, read_row_group
 from pipeline.pool.shard_writer import staged_file
-from pipeline.shuffle import create_flagged, database, hash_flagged, insert, row_keys
+from pipeline.shuffle import blobs, create_flagged, database, hash_flagged, insert, row_keys
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -263,7 +263,7 @@ class _LockWriter:
         for view, flags in kept.items():
             self._kept_rows[view] += flags.true_count
         keys = row_keys(stored["uid"], stored["sha256"])
-        insert(rows, "stored", keys, np.ones(len(keys), np.bool_), *kept.values())
+        insert(rows, "stored", blobs(keys), np.ones(len(keys), np.bool_), *kept.values())
 
     def _head(self, hashes: Sequence[tuple[int, str]]) -> LockHead:
         """The head. hashes: of all stored rows, then of those of each view."""

@@ -29,6 +29,7 @@ from pipeline.pool.lease import check_fence
 from pipeline.shuffle import (
     BATCH_ROWS,
     Bytes,
+    blobs,
     create_flagged,
     database,
     hash_flagged,
@@ -529,7 +530,7 @@ def _add_pool(connection: DuckDBPyConnection, commits: Commits) -> None:
     with ThreadPoolExecutor(READERS) as threads:
         while batch := list(itertools.islice(positions, 4 * READERS)):
             for keys, ordinals in threads.map(read, batch):
-                insert(connection, "pool", keys, ordinals)
+                insert(connection, "pool", blobs(keys), ordinals)
 
 
 def _add_lock(
@@ -550,4 +551,4 @@ def _add_lock(
             is_kept = np.ones(rows, np.bool_) if view is None else stored[VIEW_PREFIX + view]
             flags.append(is_kept)
         keys = row_keys(stored["uid"], stored["sha256"])
-        insert(connection, "locked", keys, *flags, np.full(rows, number, np.int32))
+        insert(connection, "locked", blobs(keys), *flags, np.full(rows, number, np.int32))

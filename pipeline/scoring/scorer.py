@@ -58,12 +58,12 @@ def join_table(
     """
     assert isinstance(instance.filter, Table)
     started = time.perf_counter()
-    with TableJoin(commits, np.flatnonzero(lacking), instance.filter) as join:
-        for columns in join.shards():
-            seconds = round(time.perf_counter() - started, 3)
-            started = time.perf_counter()
-            _commit(commits, name, instance, columns, seconds, fence)
-        counts = join.counts
+    join = TableJoin(commits, np.flatnonzero(lacking), instance.filter)
+    for columns in join.shards():
+        seconds = round(time.perf_counter() - started, 3)
+        started = time.perf_counter()
+        _commit(commits, name, instance, columns, seconds, fence)
+    counts = join.counts
     if counts.table_rows:
         logger.info("%s", match_line(name, counts, instance.filter))
     return counts

@@ -55,6 +55,7 @@ from pipeline.scoring.score_sets import (
 from pipeline.shuffle import (
     KEY_BYTES,
     Bytes,
+    blobs,
     create_flagged,
     database,
     hash_flagged,
@@ -509,7 +510,7 @@ def hash_rows(commits: Commits, kept_rows: Mapping[str, KeptRows]) -> dict[str, 
     with database() as connection:
         create_flagged(connection, "kept", len(views))
         for rows in map_units(-(-len(commits) // HASH_UNIT_SHARDS), read, "hash views"):
-            insert(connection, "kept", rows[:, :KEY_BYTES], *rows[:, KEY_BYTES:].T)
+            insert(connection, "kept", blobs(rows[:, :KEY_BYTES]), *rows[:, KEY_BYTES:].T)
         hashes = hash_flagged(connection, "kept", len(views))
     return {name: digest for name, (_, digest) in zip(kept_rows, hashes, strict=True)}
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from manifests.columns import EXTRA_TYPES
-from pipeline.crawl.tables import cast_value
+from pipeline.table_files import cast_value
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline import shuffle
-from pipeline.shuffle import create_flagged, database, hash_flagged, insert, row_keys
+from pipeline.shuffle import blobs, create_flagged, database, hash_flagged, insert, row_keys
 
 
 def columns(numbers: list[int]) -> tuple[pa.Array, pa.Array]:
@@ -37,7 +37,7 @@ def test_the_hash_is_that_of_the_sorted_records_with_the_flag(
         for start in range(0, 400, 64):
             part = np.array(numbers[start : start + 64])
             flags = (np.ones(len(part), bool), part % 3 == 0, np.zeros(len(part), np.uint8))
-            insert(connection, "t", row_keys(*columns(part.tolist())), *flags)
+            insert(connection, "t", blobs(row_keys(*columns(part.tolist()))), *flags)
         hashes = hash_flagged(connection, "t", 3)
     assert hashes == [
         expected_hash(numbers),
@@ -52,7 +52,7 @@ def test_records_that_end_in_zeros_are_told_apart() -> None:
     with database() as connection:
         create_flagged(connection, "t", 1)
         for _ in range(2):
-            insert(connection, "t", keys, np.ones(3, bool))
+            insert(connection, "t", blobs(keys), np.ones(3, bool))
         ((rows, digest),) = hash_flagged(connection, "t", 1)
     assert (rows, digest) == (3, hashlib.sha256(keys.tobytes()).hexdigest())
 

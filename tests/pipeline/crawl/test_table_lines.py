@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.crawl import tables
-from pipeline.crawl.tables import bounded_lines
+from pipeline import table_files as tables
+from pipeline.table_files import bounded_lines
 
 LONG = "x" * 300
 TABLES = {

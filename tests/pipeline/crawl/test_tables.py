@@ -20,8 +20,6 @@ from pipeline.crawl.sources import parts
 from pipeline.crawl.tables import url_table
 from tests.support.url_tables import FORMATS, left, read, table, texts, write
 
-DEEP = "[" * 100_000 + "]" * 100_000  # nested deeper than a JSON parser goes
-
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_tables_in_every_format_give_the_same_pairs(tmp_path: Path, name: str) -> None:
@@ -177,7 +175,7 @@ def test_a_captions_list_of_other_columns_is_told_to_rename_them(
     assert "did you mean" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ['"\\ud800"', '{"a": "\\ud800"}', DEEP, '["\\udc00x", 1]'])
+@pytest.mark.parametrize("text", ['"\\ud800"', '{"a": "\\ud800"}', '["\\udc00x", 1]'])
 def test_an_extra_value_that_no_column_can_hold_is_null(text: str, tmp_path: Path) -> None:
     row = f'{{"url": "http://p.test/1", "caption": "c", "n": {json.dumps(text)}}}'
     (tmp_path / "t.json").write_text(f"[{row}, {row.replace(json.dumps(text), text)}]")

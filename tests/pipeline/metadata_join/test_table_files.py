@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from filters.table import Table
+from pipeline import metadata_join
 from pipeline.metadata_join import TableFile
 from tests.support.datacomp import write_metadata
 
@@ -40,9 +41,7 @@ def test_keys_and_values_of_some_rows_over_row_groups(tmp_path: Path) -> None:
     values = pa.concat_tables(table for _, table in pieces)
     assert values["original_width"].to_pylist() == [200 + row for row in rows.tolist()]
     assert values["faces"].to_pylist()[:4] == ["[[0.1, 0.2, 0.3, 0.4]]"] * 3 + ["[]"]
-    assert values.schema.field("l14_img").type == pa.list_(pa.float16(), 8)
-    stored = np.array(values["l14_img"].to_pylist(), np.float16)
-    assert (stored == arrays["l14_img"][rows]).all()
+    assert values["l14_img"].to_pylist() == [row.tobytes() for row in arrays["l14_img"][rows]]
     expected = (arrays["l14_img"].astype(float) * arrays["l14_txt"].astype(float)).sum(axis=1)
     assert values["l14"].to_numpy() == pytest.approx(expected[rows], abs=1e-5)
 
@@ -100,3 +99,54 @@ def test_a_list_of_uids_is_a_column_of_true(tmp_path: Path) -> None:
     assert [bytes(key).hex() for piece in file.read_keys() for key in piece] == sorted(UIDS)
     ((start, values),) = file.read_values(np.arange(4))
     assert (start, values["listed"].to_pylist()) == (0, [True] * 4)
+
+
+ROW = f"{UIDS[0]},1,"
+LINE = f'{{"uid": "{UIDS[0]}", "n": 1, "text": '
+HUGE = "1" + "0" * 30
+# A text file, and what its columns n (int) and text (string) are; or a part of the error.
+TEXTS: list[tuple[str, str | bytes, list[tuple[Any, Any]] | str]] = [
+    ("a.csv", f"uid,n,text\n{ROW}é\n", [(1, "é")]),
+    ("a.csv", f"\ufeffuid,n,text\r\n{ROW}a\r\n\r\n{ROW}\r\n", [(1, "a"), (1, None)]),
+    ("a.csv", f'uid,n,text\n{UIDS[0]},,"a\n,""b"""\n', [(None, 'a\n,"b"')]),
+    ("a.csv", f"uid,n,text\n{UIDS[0]},-9223372036854775808,NaN\n", [(-(2**63), "NaN")]),
+    ("a.csv", f"uid,n,text\n{UIDS[0]},{HUGE},a\n", "column 'n' is not of type int"),
+    ("a.csv", f"uid,n,text\n{ROW}a\n{ROW}a,b\n", "its row 2 cannot be read"),
+    ("a.csv", f'uid,n,text\n{ROW}a\n{ROW}"b\n{ROW}c\n', "its row 2 cannot be read"),
+    ("a.csv", f"uid,n,text\n{ROW}caf".encode() + b"\xe9\n", "column 'text' is not UTF-8"),
+    ("a.csv", f"uid,n,text,n\n{ROW}a,2\n", "has two columns 'n'"),
+    ("a.csv", f"uid,text\n{UIDS[0]},a\n", "has no column 'n'"),
+    ("a.tsv", f'uid\tn\ttext\n{UIDS[0]}\t1\t"a\n', [(1, '"a')]),
+    ("a.jsonl", f'\n{LINE}"é"}}\n  \n{LINE}null}}\n', [(1, "é"), (1, None)]),
+    ("a.jsonl", f'{LINE}""}}\n', [(1, "")]),
+    ("a.jsonl", f'{LINE}"a"}}\n{{"uid": "{UIDS[1]}"}}\n', [(1, "a"), (None, None)]),
+    ("a.jsonl", f"{LINE}5}}\n", [(1, "5")]),
+    ("a.jsonl", f'{LINE}5}}\n{LINE}"a"}}\n', "column 'text' has values of several types"),
+    ("a.jsonl", f"{LINE}{HUGE}}}\n", "column 'text' has values of several types"),
+    ("a.jsonl", f'{LINE}"a"}}\n{{]\n', "its row 2 cannot be read"),
+    ("a.jsonl", f'{LINE}"a"}}\n[1]\n', "its row 2 cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "expected"), TEXTS)
+def test_text_files(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    content: str | bytes,
+    expected: list[tuple[Any, Any]] | str,
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    file = TableFile(Table(paths=(str(path),), take={"n": "int", "text": "string"}), str(path))
+    if isinstance(expected, str):
+        with pytest.raises(ValueError, match=rf"a\.\w+.*{expected}"):
+            list(file.read_values(np.arange(5)))
+        return
+    for rows in (1, 100):
+        monkeypatch.setattr(metadata_join, "ROWS", rows)
+        assert sum(len(piece) for piece in file.read_keys()) == len(expected)
+        pieces = list(file.read_values(np.arange(len(expected))))
+        assert [start for start, _ in pieces] == list(range(0, len(expected), rows))
+        values = pa.concat_tables(table for _, table in pieces).to_pylist()
+        assert [(row["n"], row["text"]) for row in values] == expected

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from filters.table import Table
@@ -28,25 +29,26 @@ def uids_of(pool: str) -> list[str]:
     return uids
 
 
-@pytest.mark.parametrize("partition_bytes", [200, 2**27])
+@pytest.mark.parametrize("batch_rows", [4, 10_000])
 def test_values_go_to_the_rows_with_their_uids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_rows: int
 ) -> None:
-    monkeypatch.setattr(metadata_join, "PARTITION_BYTES", partition_bytes)
+    monkeypatch.setattr(metadata_join, "BATCH_ROWS", batch_rows)
     pool = make_pool(tmp_path / "pool", rows(43), per_shard=6)
     uids = uids_of(pool)
     order = np.random.default_rng(0).permutation(43)
     given = [uids[i] for i in order if i % 9 != 5] + ["00" * 16, "00" * 15 + "01"]
-    first, second = given[:20], given[20:]
+    first, second = given[:20], [*given[20:], *given[:5], given[-3]]  # the first of each counts
     arrays = {}
     for name, part in (("0", first), ("1", second)):
         made = write_metadata(tmp_path / "meta", name, part, seed=int(name))["l14_img"]
-        arrays |= dict(zip(part, made, strict=True))
+        for uid, array in zip(part, made, strict=True):
+            arrays.setdefault(uid, array)
     commits = read_commits(pool)
     positions = np.arange(len(commits))[1:]  # the first shard is not asked for
     table = Table(paths=(str(tmp_path / "meta"),), take=TAKE)
-    with TableJoin(commits, positions, table) as join:
-        shards = list(join.shards())
+    join = TableJoin(commits, positions, table)
+    shards = list(join.shards())
     assert [shard.position for shard in shards] == positions.tolist()
     for shard in shards:
         sidecar = disk.read_parquet(commits.sidecar(int(commits.shards[shard.position])))
@@ -62,8 +64,16 @@ def test_values_go_to_the_rows_with_their_uids(
                 assert value["score"] is not None
             else:
                 assert value == {"score": None, "l14_img": None, "text": None}
-    assert join.counts.keys == len(given)
-    assert {"00" * 16, "00" * 15 + "01"} <= set(join.counts.missing_keys)
+    asked = set[str]()
+    for shard in shards:
+        sidecar = disk.read_parquet(commits.sidecar(int(commits.shards[shard.position])))
+        stored_uids = sidecar["uid"].filter(pc.equal(sidecar["status"], "success"))
+        asked |= set(stored_uids.to_pylist())
+    counts = join.counts
+    assert (counts.table_rows, counts.keys) == (len(given) + 6, len(given))
+    assert (counts.pool_rows, counts.matched_rows) == (len(asked), len(asked & set(given)))
+    assert counts.missing == len(set(given) - asked)
+    assert counts.missing_keys == sorted(set(given) - asked)[:10]
 
 
 def test_a_pool_whose_uids_are_in_another_column(tmp_path: Path) -> None:
@@ -75,8 +85,7 @@ def test_a_pool_whose_uids_are_in_another_column(tmp_path: Path) -> None:
     disk.write_parquet(path, sidecar.append_column("datacomp_uid", pa.array(theirs_or_null)))
     write_metadata(tmp_path / "meta", "0", theirs)
     table = Table(paths=(str(tmp_path / "meta"),), take={"text": "string"}, on="datacomp_uid")
-    with TableJoin(read_commits(pool), np.array([0]), table) as join:
-        (shard,) = join.shards()
+    (shard,) = TableJoin(read_commits(pool), np.array([0]), table).shards()
     texts = shard.table["text"].to_pylist()
     assert texts[0] == "a text 0000"
     assert texts[7] is None
@@ -85,16 +94,12 @@ def test_a_pool_whose_uids_are_in_another_column(tmp_path: Path) -> None:
         ("caption", "column 'caption' of .* does not have 32 hex digits"),
     ):
         wrong = Table(paths=(str(tmp_path / "meta"),), take={"text": "string"}, on=on)
-        with (
-            TableJoin(read_commits(pool), np.array([0]), wrong) as join,
-            pytest.raises(ValueError, match=message),
-        ):
-            list(join.shards())
+        with pytest.raises(ValueError, match=message):
+            list(TableJoin(read_commits(pool), np.array([0]), wrong).shards())
 
 
 def test_no_shard_needs_no_table(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", rows(4))
     write_metadata(tmp_path / "meta", "0", ["ab" * 16])
     table = Table(paths=(str(tmp_path / "meta"),), take=TAKE)
-    with TableJoin(read_commits(pool), np.zeros(0, np.int64), table) as join:
-        assert list(join.shards()) == []
+    assert list(TableJoin(read_commits(pool), np.zeros(0, np.int64), table).shards()) == []

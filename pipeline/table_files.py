@@ -1,0 +1,418 @@
+"""Files of tables that other programs wrote: their rows, and values as the types of a column."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import math
+import re
+import zlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain, islice
+from pathlib import Path
+from typing import IO, Any, AnyStr, TextIO
+
+import fsspec
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from manifests import disk
+from manifests.columns import refuse_doubled
+from manifests.text import valid_text
+
+# --------------------------------------------------------------------------------------------------
+# Lines of a text file in bounded memory: a line without end costs itself.
+
+
+LONGEST_LINE = 1 << 26  # characters or bytes, as many as the longest field of a .csv has
+
+
+def bounded_lines(stream: IO[AnyStr]) -> Iterator[AnyStr | None]:
+    """The lines of a file with their ends; None for one of more than LONGEST_LINE characters."""
+    while line := stream.readline(LONGEST_LINE):
+        if len(line) < LONGEST_LINE or _ends(line):
+            yield line
+            continue
+        while (rest := stream.readline(LONGEST_LINE)) and not _ends(rest):
+            pass
+        yield None
+
+
+def _ends(line: str | bytes) -> bool:
+    return line[-1:] in ("\n", "\r", b"\n")
+
+
+# --------------------------------------------------------------------------------------------------
+# Rows of parquet, csv, tsv, json, jsonl and txt files, in bounded memory; a bad row costs itself.
+#
+# Memory is bounded by a batch of rows, whatever the size of the file and of its lines; only a .json
+# file is held whole.
+
+
+# All but .parquet also with .gz behind.
+ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")
+ROWS = 10_000  # of a batch
+PROBE = 1000  # rows within which a column must have come
+LARGEST_JSON = 1 << 29  # characters of a .json file
+BETWEEN = re.compile(r"[ \t\r\n,]*")  # values of a .json file
+NOT_TEXT = "\ud800"  # stands for a value that is not valid UTF-8: no column can hold it
+UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a text, also of one in UTF-32
+Values = Sequence[Any]
+csv.field_size_limit(1 << 26)
+
+
+def is_table(path: str) -> bool:
+    """True where a name ends as a table's does."""
+    if path.endswith(".parquet.gz"):
+        return False
+    return path.endswith(ENDINGS) or path.removesuffix(".gz").endswith(ENDINGS)
+
+
+def values(path: str, columns: Sequence[str]) -> Generator[Values | None]:
+    """Some columns of a table, row by row in their order; None for a row that cannot be read.
+
+    A column may be named twice. ValueError where a column is missing; the message names the nearest
+    one. OSError or EOFError where the file cannot be unpacked. A value that is not valid text holds
+    a lone surrogate (such as NOT_TEXT).
+    """
+    try:
+        yield from _values(path, columns)
+    except zlib.error as error:  # it is no OSError
+        raise gzip.BadGzipFile(f"{path} cannot be unpacked: {error}") from None
+
+
+def _values(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
+    kind = Path(path.removesuffix(".gz")).suffix
+    if kind == ".parquet":
+        with (
+            disk.naming_table(path),
+            fsspec.open(path, "rb") as file,
+            pq.ParquetFile(file) as table,
+        ):
+            require_columns(path, columns, table.schema_arrow.names)
+            for batch in table.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(columns))):
+                lists = [python_values(batch.column(name)) for name in columns]
+                yield from zip(*lists, strict=True)
+        return
+    if kind == ".txt" and len(columns) > 1:
+        raise ValueError(
+            f"{path} is read as a list of URLs, one per line: it has no captions and no other "
+            "columns. For such a list write caption_column: null and no extra_columns; for a table "
+            f"give it another ending ({', '.join(ENDINGS[:-1])})"
+        )
+    with fsspec.open(path, "rb", compression="infer") as stream:
+        if stream.read(2) in UTF_16:
+            raise ValueError(
+                f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE"
+            )
+        stream.seek(0)
+        if kind in (".jsonl", ".ndjson"):
+            yield from _pick_columns(path, _json_lines(bounded_lines(stream)), columns)
+            return
+        # A byte that is not UTF-8 becomes a lone surrogate, by which its value is known as damaged.
+        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+        if kind == ".txt":
+            for line in bounded_lines(text):
+                if line is None:
+                    yield None
+                elif url := line.strip():
+                    yield (url,)
+        elif kind == ".json":
+            yield from _pick_columns(path, _json_rows(path, text), columns)
+        elif kind == ".tsv":
+            yield from _tsv_rows(path, text, columns)
+        else:
+            yield from _csv_rows(path, text, columns)
+
+
+class MissingColumn(ValueError):
+    """A table lacks a column `name`. `close`: the column that may have been meant, or None."""
+
+    def __init__(self, message: str, name: str, close: str | None) -> None:
+        super().__init__(message)
+        self.name = name
+        self.close = close
+
+
+def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -> None:
+    """MissingColumn for the first of `columns` that is not `present`. ValueError for one that is
+    there twice."""
+    refuse_doubled(path, columns, present)
+    for name in columns:
+        if name in present:
+            continue
+        hint, close = "", None
+        if f'"{name}"' in present:
+            hint = "; a .tsv is read without quotation marks: name the file .csv, with commas"
+        else:
+            same = [other for other in present if other.lower() == name.lower()]
+            close = same[0] if same else disk.closest(name, present)
+            hint = f"; did you mean {close!r}?" if close else ""
+        if any(valid_text(other) != other for other in present):
+            hint = "; its header is not UTF-8: write the table as UTF-8"
+        names = ", ".join(map(repr, present)) or "none"
+        message = f"{path} has no column {name!r}{hint} (it has {names})"
+        raise MissingColumn(message, name, close)
+
+
+def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
+    """The values of an Arrow column. NOT_TEXT for each that Python cannot hold: text that is not
+    UTF-8, a date outside the years 1 to 9999."""
+    python: list[Any] = []
+    try:
+        return list(column.to_pylist())
+    except (ValueError, OverflowError):
+        for scalar in column:
+            try:
+                python.append(scalar.as_py())
+            except (ValueError, OverflowError):
+                python.append(NOT_TEXT)
+    return python
+
+
+# --- csv and tsv -----------------------------------------------------------------------------
+
+
+def _tsv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Values | None]:
+    """A .tsv has no quoting: a quotation mark is a character as any other, and a line is a row."""
+    lines = bounded_lines(text)
+    header = (next(lines, None) or "").rstrip("\r\n").split("\t")
+    require_columns(path, columns, header)
+    positions = [header.index(name) for name in columns]
+    for line in lines:
+        row = [] if line is None else line.rstrip("\r\n").split("\t")
+        if len(row) == len(header):
+            yield [row[position] for position in positions]
+        elif row != [""]:  # an empty line is no row
+            yield None
+
+
+class _Lines:
+    """Lines of a file. Those since `start_row` can be given back. csv.Error for one without end."""
+
+    def __init__(self, text: TextIO) -> None:
+        self._lines: Iterator[str | None] = bounded_lines(text)
+        self._row: list[str | None] = []
+
+    def __iter__(self) -> _Lines:
+        return self
+
+    def __next__(self) -> str:
+        line = next(self._lines)
+        self._row.append(line)
+        if line is None:
+            raise csv.Error("a line is too long")
+        return line
+
+    def start_row(self) -> None:
+        self._row.clear()
+
+    def has_open_quote(self) -> bool:
+        """True where the row went to the end of the file because a quotation mark never closed."""
+        if len(self._row) < 2 or sum(line.count('"') for line in self._row if line) % 2 == 0:
+            return False
+        following = next(self._lines, None)
+        if following is not None:
+            self._lines = chain([following], self._lines)
+        return following is None
+
+    def give_back(self) -> None:
+        """Read the lines of the row again, except its first."""
+        self._lines = chain(self._row[1:], self._lines)
+        self._row = []
+
+
+def _csv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Values | None]:
+    """A quotation mark that never closes would swallow all rows behind it: then only the row in
+    which it stands is damaged, and the lines behind it are read again."""
+    lines = _Lines(text)
+    rows = csv.reader(lines)
+    try:
+        header = next(rows, [])
+    except csv.Error:
+        header = []
+    require_columns(path, columns, header)
+    positions = [header.index(name) for name in columns]
+    while True:
+        lines.start_row()
+        try:
+            row = next(rows)
+            swallowed = lines.has_open_quote()
+        except StopIteration:
+            return
+        except csv.Error:  # a field of more than 64 MiB
+            swallowed = True
+        if swallowed:
+            lines.give_back()
+            rows = csv.reader(lines)
+            yield None
+        elif row:  # an empty line is no row
+            complete = len(row) == len(header)
+            yield [row[position] for position in positions] if complete else None
+
+
+# --- json ------------------------------------------------------------------------------------
+
+
+def _json_lines(lines: Iterable[bytes | None]) -> Iterator[Any]:
+    """The JSON value of each line; None where it is not JSON or has no end."""
+    for line in lines:
+        if line is None:
+            yield None
+        elif line.strip():
+            value = None
+            with suppress(ValueError, RecursionError):
+                value = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
+            yield value
+
+
+def _pick_columns(
+    path: str, objects: Iterable[Any], columns: Sequence[str]
+) -> Iterator[Values | None]:
+    """A column is missing where none of the first PROBE rows has it: one row may do without."""
+    seen: set[str] = set()
+    for number, row in enumerate(objects, 1):
+        if isinstance(row, dict):
+            seen.update(row)
+            yield [row.get(name) for name in columns]
+        else:
+            yield None
+        if number == PROBE:
+            require_columns(path, columns, sorted(seen))
+    if seen:
+        require_columns(path, columns, sorted(seen))
+
+
+def _json_rows(path: str, text: TextIO) -> Iterator[Any]:
+    """The rows of a JSON file: the members of an array, or objects one after the other.
+
+    One object alone is a row. Where its values are lists or objects it is a table by columns (as
+    pandas writes it). ValueError where the file is no JSON, or a value of it cannot be decoded.
+    """
+    content = text.read(LARGEST_JSON + 1).strip()
+    if len(content) > LARGEST_JSON:
+        raise ValueError(
+            f"{path} has more than {LARGEST_JSON:,} characters: write it as jsonl, one row a line"
+        )
+    is_array = content.startswith("[")
+    if is_array and not content.endswith("]"):
+        raise ValueError(f"{path} ends in the middle of its array")
+    decoded = _json_values(path, content, is_array)
+    head = list(islice(decoded, 2))
+    if len(head) == 1 and not is_array and isinstance(head[0], dict) and head[0]:
+        columns = [list(v.values()) if isinstance(v, dict) else v for v in head[0].values()]
+        if all(isinstance(column, list) for column in columns):
+            if len({len(column) for column in columns}) != 1:
+                raise ValueError(f"{path} is one object whose columns differ in length")
+            for row in zip(*columns, strict=True):
+                yield dict(zip(head[0], row, strict=True))
+            return
+    yield from chain(head, decoded)
+
+
+def _json_values(path: str, content: str, is_array: bool) -> Iterator[Any]:
+    """The members of an array, or values one after the other, one at a time."""
+    decoder, position, end = json.JSONDecoder(), int(is_array), len(content) - is_array
+    while (position := BETWEEN.match(content, position).end()) < end:  # type: ignore[union-attr]
+        try:
+            value, position = decoder.raw_decode(content, position)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is no JSON from its character {position:,} on: {error}"
+            ) from None
+        yield value
+
+
+# --------------------------------------------------------------------------------------------------
+# Values of any table as the types of EXTRA_TYPES: what is not of a type becomes None, and nothing
+# raises.
+
+
+YES, NO = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
+INT64 = 1 << 63
+
+
+def as_text(value: Any) -> str | None:
+    """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text:
+    bytes that are not UTF-8, half of a surrogate pair.
+    """
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return value if valid_text(value) == value else None
+    if isinstance(value, (bytes, bytearray)):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (Mapping, list, tuple)):
+        return as_json(value)
+    return str(value)
+
+
+def as_json(value: Any) -> str | None:
+    """JSON text. Text that is JSON already stays as it is, other text becomes a JSON string."""
+    if value is None:
+        return None
+    if isinstance(value, str):
+        if valid_text(value) != value:
+            return None
+        with suppress(msgspec.DecodeError, RecursionError):
+            msgspec.json.decode(value)
+            return value
+        return None if not value.strip() else json.dumps(value, ensure_ascii=False)
+    try:
+        return msgspec.json.encode(value, enc_hook=str).decode()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return None
+
+
+def as_int(value: Any) -> int | None:
+    """A whole number of 64 bits. "3.0" is one, 3.7 is not."""
+    with suppress(TypeError, ValueError, OverflowError):
+        if isinstance(value, int) or str(value).strip().lstrip("+-").isdecimal():
+            number = int(value)
+        elif float(value).is_integer():
+            number = int(float(value))
+        else:
+            return None
+        return number if -INT64 <= number < INT64 else None
+    return None
+
+
+def as_float(value: Any) -> float | None:
+    """A number. NaN becomes None."""
+    with suppress(TypeError, ValueError, OverflowError):
+        number = float(value)
+        return None if math.isnan(number) else number
+    return None
+
+
+def as_bool(value: Any) -> bool | None:
+    """True or False: also 1, 0, yes, no, t, f, in any case."""
+    if isinstance(value, float) and value in (0.0, 1.0):
+        return bool(value)
+    text = (as_text(value) or "").strip().lower()
+    if text in YES:
+        return True
+    return False if text in NO else None
+
+
+CASTS: dict[str, Callable[[Any], Any]] = {
+    "string": as_text,
+    "int": as_int,
+    "float": as_float,
+    "bool": as_bool,
+    "json": as_json,
+}
+
+
+def cast_value(value: Any, type_name: str) -> Any:
+    """A value as a type of EXTRA_TYPES; None where it is not of that type."""
+    return CASTS[type_name](value)
