@@ -5,6 +5,7 @@ A filter's file of a user installs this: it is executed in every worker of a job
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import cross_row, shuffle
+from pipeline.executor.tickets import Stage, Ticket
 
 METHODS = ("summarise", "combine", "route", "judge", "links", "judge_groups")
 # Before a ticket of a phase has written anything; before and behind a file of an exchange; before
@@ -46,16 +48,40 @@ def mark(marks: Path, point: str, times: int) -> None:
         (marks / f"{point}.{number}").touch()
 
 
+def die_at(marks: str, point: str) -> None:
+    """Kill this process where the point has a mark."""
+    for path in sorted(Path(marks).glob(f"{point}.*")):
+        try:
+            path.unlink()
+        except FileNotFoundError:  # another worker was faster
+            continue
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dying_stage(marks: str, *, name: str, work: Any, config: Any, **options: Any) -> Stage:
+    """A stage whose workers die at a ticket, once for each mark with the name of its factory."""
+    factory = [work.__module__, work.__qualname__]
+    config = {"of": factory, "marks": marks, "config": config}
+    return Stage(name=name, work=dying, config=config, **options)
+
+
+def dying(config: dict[str, Any]) -> Callable[[Ticket], Any]:
+    """Factory of `dying_stage`."""
+    module, name = config["of"]
+    work = getattr(importlib.import_module(module), name)(config["config"])
+
+    def die_or_work(ticket: Ticket) -> Any:
+        die_at(config["marks"], name)
+        return work(ticket)
+
+    return die_or_work
+
+
 def install(marks: str, *classes: type) -> None:
     """Kill this process at the points that have a mark."""
 
     def die(point: str) -> None:
-        for path in sorted(Path(marks).glob(f"{point}.*")):
-            try:
-                path.unlink()
-            except FileNotFoundError:  # another worker was faster
-                continue
-            os.kill(os.getpid(), signal.SIGKILL)
+        die_at(marks, point)
 
     for each in classes:
         for name in METHODS:

@@ -5,6 +5,7 @@ is left behind.
 from __future__ import annotations
 
 import random
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from manifests.layout import PoolLayout
 from manifests.schema import Source
 from pipeline.crawl import crawler
 from pipeline.crawl.crawler import crawl
+from pipeline.executor import tickets
+from tests.support import self_kills
 
 
 def tables(folder: Path, seed: int = 0, parts: int = 5, rows: int = 400) -> Source:
@@ -136,17 +139,26 @@ def test_a_step_that_fails_is_named_and_nothing_counts(
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_and_killed_workers_leave_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker dies at a ticket of each step: it is replaced, and the ticket runs again."""
     from manifests import ray_runtime
 
     monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", 300)
     monkeypatch.setattr(crawler, "FEW", 0)
-    source = tables(tmp_path / "in")
+    monkeypatch.setattr(tickets, "RETRY_PAUSE_S", 0.0)
+    source, marks = tables(tmp_path / "in"), tmp_path / "marks"
     try:
         for engine in ("inline", "ray"):
+            if engine == "ray":
+                for step in ("scatter", "gather", "write"):
+                    self_kills.mark(marks, step, 1)
+                monkeypatch.setattr(crawler, "Stage", partial(self_kills.dying_stage, str(marks)))
             crawl(source, str(tmp_path / engine), engine, workers=2)  # type: ignore[arg-type]
     finally:
         ray_runtime.disconnect()
+    assert not list(marks.iterdir())
     assert rows(str(tmp_path / "inline")) == rows(str(tmp_path / "ray"))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Fetch, Recipe, Source
+from pipeline.executor import tickets
 from pipeline.planning import planner
 from pipeline.planning.plan_files import read_plan, retries_of_shard, rows_of_shard
 from pipeline.planning.planner import add_retries, settings_hash, write_plan
+from tests.support import self_kills
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
 from tests.support.reference_plan import Expected, plan_of
@@ -285,17 +288,27 @@ def test_files_of_another_job_are_not_taken(
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_workers_leave_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_and_killed_workers_leave_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker dies at a ticket of each step: it is replaced, and the ticket runs again."""
     from manifests import ray_runtime
 
     monkeypatch.setattr(planner, "ROWS_PER_TICKET", 20)
     monkeypatch.setattr(planner, "FEW", 0)
+    monkeypatch.setattr(tickets, "RETRY_PAUSE_S", 0.0)
+    marks = tmp_path / "marks"
     try:
         for engine in ("inline", "ray"):
             write_pairs(tmp_path / engine, pairs(urls(90, 9)))
+            if engine == "ray":
+                for step in ("sort_pairs", "merge_runs"):
+                    self_kills.mark(marks, step, 1)
+                monkeypatch.setattr(planner, "Stage", partial(self_kills.dying_stage, str(marks)))
             assert write_plan(str(tmp_path / engine), recipe(8), engine=engine, workers=2) == {}  # type: ignore[arg-type]
     finally:
         ray_runtime.disconnect()
+    assert not list(marks.iterdir())
     assert contents(tmp_path / "inline") == contents(tmp_path / "ray")
 
 
