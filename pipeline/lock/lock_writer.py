@@ -39,8 +39,7 @@ from pipeline.lock.lock_file import (
     LockHead,
     lock_schema,
 )
-from pipeline.planning.given_shards import group_count
-from pipeline.planning.plan_files import is_planned, read_plan, read_row_group
+from pipeline.planning.plan_files import group_count, is_planned, read_plan, read_row_group
 from pipeline.pool.shard_writer import staged_file
 from pipeline.shuffle import blobs, create_flagged, database, hash_flagged, insert, row_keys
 

@@ -23,8 +23,8 @@ from manifests.layout import PoolLayout
 from manifests.records import DriftDocument, ViewDocument
 from manifests.schema import SOURCES, STORED_IMAGE_SETTINGS, Fetch, Recipe, Source, refuse_unused
 from pipeline.lock.lock_file import SHOWN_ID, VIEW_PREFIX, LockFile
-from pipeline.planning.given_shards import write_given_plan
 from pipeline.planning.plan_files import is_planned, lock_of_plan
+from pipeline.planning.planner import write_given_plan
 from pipeline.pool.lease import check_fence
 from pipeline.shuffle import (
     BATCH_ROWS,

@@ -366,6 +366,12 @@ def check_unchanged(
         )
 
 
+def group_count(pool: str) -> int | None:
+    """How many host groups the plan of a pool has; None where each shard is a group of its own."""
+    groups: int | None = read_rounds(pool)[0].metadata["groups"]
+    return groups
+
+
 def lock_of_plan(pool: str) -> tuple[str, dict[str, Any]] | None:
     """(id of the lock that a plan was made of, the identity of its recipe); None without a lock."""
     if not is_planned(pool):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,7 @@ KEYS_PER_SHARD = 10_000  # a key is the number shard * KEYS_PER_SHARD + position
 ORDER = "__order_key"
 RETRY_OF, RETRIED = pa.schema([("retry_of", pa.string())]), pa.schema([("key", pa.int64())])
 ADDED = ("shard", "position")  # columns of PLAN that the rows of the exchange do not have
+NUMBERED = ("part", "row", *ADDED)  # and those that a lock does not have
 Config = dict[str, Any]
 
 
@@ -362,7 +364,6 @@ MERGED = (
 
 def merge_runs(config: Config) -> Work:
     """Factory: the rows of some cells become a file of the plan. Payload: number, a FilePart."""
-    schema = plan_schema(config)
     fields = [*run_schema(config), (ORDER, pa.uint64()), (PLACE, pa.uint64())]
     bounds, exchange = config["bounds"], exchange_of(config)
 
@@ -370,30 +371,37 @@ def merge_runs(config: Config) -> Work:
         part = ticket.payload
         tables = exchange.tables(bounds[part["first_cell"]], bounds[part["end_cell"]])
         rows = stream(tables, pa.schema(fields))
-        ids = []
-        path = shards_file(config["folder"], part["number"])
-        with disk.scratch_folder("clipmill-plan-") as scratch:
-            staged = Path(scratch) / "shards.parquet"
-            with disk.parquet_writer(
-                staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True
-            ) as writer:
-                first = config["first_shard"] + part["first_shard"]
-                batches = select(
-                    MERGED.format(skip=part["skip"], rows=sum(part["sizes"])), rows=rows
-                )
-                for shard, table in enumerate(_cut(batches, part["sizes"]), start=first):
-                    table = _with_places(table, shard).select(schema.names).cast(schema)
-                    retried = table["retry_of"].combine_chunks() if config["round"] else None
-                    uids = table["uid"].combine_chunks()
-                    ids.append(shard_id(uids, retried, config["settings"]))
-                    writer.write_table(table, row_group_size=table.num_rows)
-                metadata = {**part, "ids": ids, "job": config["job"]}
-                footer = disk.with_metadata(schema, metadata).metadata
-                writer.add_key_value_metadata(footer)
+        merged = select(MERGED.format(skip=part["skip"], rows=sum(part["sizes"])), rows=rows)
+        with _shards_file(config, part, _cut(merged, part["sizes"])) as (staged, path):
             publish_new(config["pool"], staged, path, config["fence"])
         return {}
 
     return work
+
+
+@contextmanager
+def _shards_file(
+    config: Config, part: Config, tables: Iterable[pa.Table], *, numbered: bool = False
+) -> Iterator[tuple[Path, str]]:
+    """(a new file of the plan, its path): the rows of consecutive shards, with `part` in its
+    footer. numbered: ids cover the numbers of the shards.
+    """
+    schema, ids = plan_schema(config), []
+    first = config["first_shard"] + part["first_shard"]
+    with disk.scratch_folder("clipmill-plan-") as scratch:
+        staged = Path(scratch) / "shards.parquet"
+        with disk.parquet_writer(
+            staged, schema, compression="zstd", write_statistics=False, write_page_checksum=True
+        ) as writer:
+            for shard, table in enumerate(tables, start=first):
+                table = _with_places(table, shard).select(schema.names).cast(schema)
+                retried = table["retry_of"].combine_chunks() if config["round"] else None
+                decides = config["settings"] + (f"\n{shard}" if numbered else "")
+                ids.append(shard_id(table["uid"].combine_chunks(), retried, decides))
+                writer.write_table(table, row_group_size=table.num_rows)
+            metadata = {**part, "ids": ids, "job": config["job"]}
+            writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
+        yield staged, shards_file(config["folder"], part["number"])
 
 
 def _cut(batches: Iterator[pa.RecordBatch], sizes: Sequence[int]) -> Iterator[pa.Table]:
@@ -422,7 +430,7 @@ def _with_places(rows: pa.Table, shard: int) -> pa.Table:
 # in the same bytes.
 
 
-FORM = 2  # of the files of a plan
+FORM = 3  # of the files of a plan
 ROWS_PER_TICKET = 500_000  # of a run, and of a file of the plan
 BYTES_PER_TICKET = 256 * 2**20  # of the same in memory; a ticket needs about three times that
 FEW = 500_000  # rows up to which starting workers would take longer than the work
@@ -459,18 +467,9 @@ def write_plan(
             "run the stage crawl to its end first"
         )
     rows = parts["pairs"].to_numpy()
-    rows_per_shard = recipe.fetch.rows_per_shard
     by_host = SOURCES[recipe.source.kind].images == "web"
-    metadata = {
-        "version": PLAN_VERSION,
-        "form": FORM,
-        "pairs": pairs_hash(parts),
-        "recipe_hash": identity.recipe_hash(recipe),
-        "recipe": identity.recipe_identity(recipe),
-        # None: each shard is a group of its own
-        "groups": host_groups(int(rows.sum()), rows_per_shard) if by_host else None,
-        "round": 0,
-    }
+    groups = host_groups(int(rows.sum()), recipe.fetch.rows_per_shard) if by_host else None
+    metadata = _metadata(recipe, pairs_hash(parts), groups)
     per_ticket = _rows_per_ticket(int(rows.sum()), int(parts["bytes"].to_numpy().sum()))
     config = _config(pool, recipe, metadata, 0, per_ticket) | {"fence": fence}
     check_fence(pool, fence)
@@ -531,7 +530,68 @@ def _round_plain(each: Round) -> dict[str, Any]:
     return {**disk.to_plain(each), "metadata": needed}
 
 
+def write_given_plan(
+    pool: str,
+    recipe: Recipe,
+    shards: Iterable[tuple[int, pa.Table]],
+    lock: str,
+    groups: int | None,
+    fence: int | None = None,
+) -> None:
+    """Plan shards as a lock gives them: (host group, rows) of each, in the order of their numbers.
+
+    Rows have the columns of PLAN but NUMBERED, the recipe's extra columns and LOCKED. `lock`: its
+    id. `groups`: how many host groups there are; None where each shard is a group of its own. The
+    files are written one after another in this process. ValueError for no row; LeaseLost where
+    another command has taken the lease over.
+    """
+    metadata = {**_metadata(recipe, lock, groups), "lock": lock}
+    config = _config(pool, recipe, metadata, 0, ROWS_PER_TICKET) | {"fence": fence}
+    waiting = iter(shards)
+    first_shards: list[int] = []
+    planned = rows = 0
+
+    def next_file(part: Config) -> Iterator[pa.Table]:
+        nonlocal rows
+        for group, table in waiting:
+            part["groups"].append(group)
+            part["sizes"].append(table.num_rows)
+            numbers = pa.array(np.arange(rows, rows + table.num_rows))
+            table = table.append_column("part", pa.array(np.zeros(table.num_rows, np.int32)))
+            rows += table.num_rows
+            yield table.append_column("row", numbers)
+            if sum(part["sizes"]) >= ROWS_PER_TICKET or len(part["sizes"]) == SHARDS_PER_FILE:
+                return
+
+    while True:
+        part: Config = {"number": len(first_shards), "first_shard": planned}
+        part |= {"groups": [], "sizes": []}
+        with _shards_file(config, part, next_file(part), numbered=True) as (staged, path):
+            if not part["sizes"]:
+                break
+            check_fence(pool, fence)
+            disk.publish(staged, path)
+        first_shards.append(planned)
+        planned += len(part["sizes"])
+    if not rows:
+        raise ValueError(f"lock {lock} has no rows")
+    _commit(config, metadata, first_shards)
+
+
 # --- before the shuffle -------------------------------------------------------------------------
+
+
+def _metadata(recipe: Recipe, pairs: str, groups: int | None) -> Config:
+    """What plan.json says of what round 0 is made of. groups: None where each shard is one."""
+    return {
+        "version": PLAN_VERSION,
+        "form": FORM,
+        "pairs": pairs,
+        "recipe_hash": identity.recipe_hash(recipe),
+        "recipe": identity.recipe_identity(recipe),
+        "groups": groups,
+        "round": 0,
+    }
 
 
 def _rows_per_ticket(rows: int, size: int) -> int:
@@ -674,7 +734,7 @@ def _shuffle(
     merging = Tickets(np.arange(len(parts)), merge_ticket)
     if failed := run("plan: merge", merge_runs, _left(merging, _merged(config, len(parts)))):
         return failed
-    _commit(config, metadata, group_rows, groups, parts)
+    _commit(config, metadata, [part.first_shard for part in parts])
     return {}
 
 
@@ -702,26 +762,21 @@ def _merged(config: Config, count: int) -> npt.NDArray[np.bool_]:
 def _commit(
     config: Config,
     metadata: dict[str, Any],
-    group_rows: Integers,
-    shard_groups: Integers,
-    parts: Sequence[FilePart],
+    first_shards: Sequence[int],
 ) -> None:
     """Write shards.parquet and, of a round of retries, retried.parquet; then plan.json."""
     folder = config["folder"]
-    shards = pa.concat_tables([SHARDS.empty_table(), *_shard_tables(config, parts)])
+    shards = pa.concat_tables([SHARDS.empty_table(), *_shard_tables(config, len(first_shards))])
     check_fence(config["pool"], config["fence"])
     disk.write_parquet(disk.join(folder, "shards.parquet"), shards)
     if config["round"]:
-        _write_retried(config, len(parts))
-    counts = np.bincount(shard_groups, minlength=len(group_rows))
+        _write_retried(config, len(first_shards))
     document = {
         **metadata,
         "shards": len(shards),
-        "rows": int(group_rows.sum()),
+        "rows": int(shards["rows"].to_numpy().sum()),
         "first_shard": config["first_shard"],
-        "files": [part.first_shard for part in parts],  # the first shard of each file
-        "group_rows": group_rows.tolist() if metadata["groups"] else None,
-        "group_shards": counts.tolist() if metadata["groups"] else None,
+        "files": first_shards,  # of each file
     }
     check_fence(config["pool"], config["fence"])
     disk.write_json(plan_json(folder), document, sealed=True)
@@ -729,9 +784,9 @@ def _commit(
     logger.info("planned %d pairs as %d shards", document["rows"], len(shards))
 
 
-def _shard_tables(config: Config, parts: Sequence[FilePart]) -> Iterator[pa.Table]:
+def _shard_tables(config: Config, files: int) -> Iterator[pa.Table]:
     """The rows of SHARDS of each file of a round, from their footers."""
-    paths = [shards_file(config["folder"], number) for number in range(len(parts))]
+    paths = [shards_file(config["folder"], number) for number in range(files)]
     with ThreadPoolExecutor(THREADS) as threads:
         for number, footer in enumerate(threads.map(disk.read_metadata, paths)):
             count = len(footer["sizes"])

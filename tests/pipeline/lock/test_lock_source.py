@@ -21,8 +21,13 @@ from pipeline.lock.rebuild import (
     recipe_of_lock,
     write_lock_plan,
 )
-from pipeline.planning.given_shards import group_count
-from pipeline.planning.plan_files import is_planned, lock_of_plan, read_plan, rows_of_shard
+from pipeline.planning.plan_files import (
+    group_count,
+    is_planned,
+    lock_of_plan,
+    read_plan,
+    rows_of_shard,
+)
 from tests.support import locked_pools
 
 AGENT = "user_agent=me/1 (me@lab.example)"

@@ -12,9 +12,9 @@ from manifests import disk
 from manifests.columns import LOCKED, PLAN
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
-from pipeline.planning import given_shards
-from pipeline.planning.given_shards import group_count, write_given_plan
+from pipeline.planning import planner
 from pipeline.planning.plan_files import (
+    group_count,
     is_planned,
     lock_of_plan,
     read_plan,
@@ -22,7 +22,7 @@ from pipeline.planning.plan_files import (
     read_shard,
     rows_of_shard,
 )
-from pipeline.planning.planner import add_retries
+from pipeline.planning.planner import add_retries, write_given_plan
 from pipeline.pool.lease import LeaseLost
 
 RECIPE = Recipe(
@@ -31,7 +31,7 @@ RECIPE = Recipe(
 
 
 def shard(first: int, count: int, sha256: str | None = "ab") -> pa.Table:
-    names = [n for n in [*PLAN.names, *LOCKED.names] if n not in given_shards.NUMBERED]
+    names = [n for n in [*PLAN.names, *LOCKED.names] if n not in planner.NUMBERED]
     rows: list[dict[str, Any]] = []
     for i in range(first, first + count):
         row = dict.fromkeys(names) | {"uid": f"{i:032x}", "url": f"http://x.test/{i}"}
@@ -70,8 +70,8 @@ def test_shards_and_rows_stay_as_they_are_given(tmp_path: Path) -> None:
 
 
 def test_many_shards_become_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(given_shards, "SHARDS_PER_FILE", 3)
-    monkeypatch.setattr(given_shards, "ROWS_PER_TICKET", 10)
+    monkeypatch.setattr(planner, "SHARDS_PER_FILE", 3)
+    monkeypatch.setattr(planner, "ROWS_PER_TICKET", 10)
     pool = write(tmp_path, [1, 1, 1, 1, 8, 2, 20, 1])
     files = disk.list_names(PoolLayout(pool).plan_round(0), ".parquet")
     assert files[:4] == [f"shards-{i:05d}.parquet" for i in range(4)]
@@ -103,7 +103,7 @@ def test_a_command_that_lost_its_lease_plans_nothing(
         if len(checks) > before:
             raise LeaseLost("taken over")
 
-    monkeypatch.setattr(given_shards, "check_fence", check)
+    monkeypatch.setattr(planner, "check_fence", check)
     with pytest.raises(LeaseLost, match="taken over"):
         write_given_plan(str(tmp_path), RECIPE, [(0, shard(0, 3))], "the-lock", 2, 7)
     assert checks == [(str(tmp_path), 7)] * (before + 1)
