@@ -48,7 +48,7 @@ PARTS = pa.schema(
         ("uids", pa.string()),  # digest of the uids in their order, see uids_digest
         ("wat", pa.string()),  # the source file
         ("source_id", pa.string()),
-        ("content", pa.string()),  # of the source file, JSON, see content.py
+        ("content", pa.string()),  # of the source file, JSON, see `file_content`
         ("parts", pa.int64()),  # how many there are
     ]
 )

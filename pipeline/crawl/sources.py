@@ -103,8 +103,7 @@ def _remote_stamp(path: str) -> dict[str, Any]:
 
 ROWS = 10_000  # of a batch
 HEAD = 1 << 16  # bytes in which the first record of an archive begins
-READ_VERSION = 2  # of what is read out of a part; a part of another version is read again
-TSV_VERSION = 3  # a .tsv is read without quoting
+READ_VERSION = 4  # of what is read out of a part; a part of another version is read again
 Batches = Iterator[pa.RecordBatch]
 Content = Mapping[str, Any]
 
@@ -156,9 +155,8 @@ def source_id(source: Source, path: str) -> str:
     size = None
     if not disk.is_url(path) and disk.local_path(path).is_file():
         size = disk.local_path(path).stat().st_size
-    version = TSV_VERSION if path.removesuffix(".gz").endswith(".tsv") else READ_VERSION
     keys = [getattr(source, name) for name in reader_of(source).keys]
-    return disk.content_hash([version, source.kind, name, size, keys, source.extra_columns])
+    return disk.content_hash([READ_VERSION, source.kind, name, size, keys, source.extra_columns])
 
 
 def source_files(source: Source) -> dict[str, list[str]]:

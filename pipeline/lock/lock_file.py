@@ -52,7 +52,7 @@ class LockedView:
     """A view of the pool, as far as its rows are in the lock."""
 
     kept: int
-    rows_sha256: str  # see RowsHash
+    rows_sha256: str  # see `hash_flagged`
     rules: tuple[dict[str, Any], ...]
     thresholds: dict[str, Threshold]
 
@@ -71,7 +71,7 @@ class LockHead:
     groups: int | None  # host groups of the plan
     rows: int
     outcomes: dict[str, int]
-    rows_sha256: str  # of the stored rows, see RowsHash
+    rows_sha256: str  # of the stored rows, see `hash_flagged`
     views: dict[str, LockedView]
     versions: dict[str, str]  # of what decides the bytes of a stored image
     columns: dict[str, str]  # sha256 of the values of each column

@@ -326,11 +326,6 @@ def rows_of_shard(pool: str, shard: int) -> list[Pair]:
     return read_shard(pool, shard)[0]
 
 
-def retries_of_shard(pool: str, shard: int) -> list[str | None]:
-    """For each row of a shard the key of the row that it fetches again, or None."""
-    return read_shard(pool, shard)[1]
-
-
 # --------------------------------------------------------------------------------------------------
 # What a plan was made of: the pairs and the recipe, and whether they are the same now.
 

@@ -15,7 +15,7 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.layout import CommitRecord, read_commit_records
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
-from pipeline.planning.plan_files import PlannedShard, retries_of_shard, rows_of_shard
+from pipeline.planning.plan_files import PlannedShard, read_shard, rows_of_shard
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring import scorer
@@ -73,7 +73,7 @@ def image_bytes(width: int, shade: int) -> bytes:
 
 def write_shard(pool: str, task: PlannedShard) -> CommitRecord:
     """Every fifth link is dead, every eleventh host silent; a retry finds the picture."""
-    retried = retries_of_shard(pool, task.shard)
+    retried = read_shard(pool, task.shard)[1]
     with ShardWriter(pool, task.shard, task.id, str(task.group)) as writer:
         for row, pair in enumerate(rows_of_shard(pool, task.shard)):
             number = pair.link or 0

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests.schema import SOURCES, Source
+from manifests.schema import Source
 from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl
 from pipeline.crawl.sources import parts
@@ -92,11 +92,6 @@ def test_a_readme_beside_a_table_does_no_harm(tmp_path: Path) -> None:
     assert [Path(path).name for path in parts(source)] == ["captions.csv"]
 
 
-def test_every_kind_that_is_crawled_has_a_reader() -> None:
-    crawled = {kind for kind, row in SOURCES.items() if row.images != "tars"}
-    assert set(sources.READERS) == crawled - {"lock"}  # it has a plan already
-
-
 def test_the_id_of_a_part_follows_its_path_its_size_and_what_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("url,caption\nhttp://p.test/1,a\n")
@@ -111,16 +106,6 @@ def test_the_id_of_a_part_follows_its_path_its_size_and_what_is_read(tmp_path: P
     path.write_text("url,caption\nhttp://p.test/1,ab\n")
     others.append(sources.source_id(source, str(path)))
     assert len({first, *others}) == 5
-
-
-def test_parts_of_a_tsv_that_was_read_with_quoting_are_read_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    source = Source(kind="table", paths=("a.tsv", "a.csv"))
-    before = [sources.source_id(source, path) for path in ("a.tsv", "a.tsv.gz", "a.csv")]
-    monkeypatch.setattr(sources, "TSV_VERSION", sources.READ_VERSION)
-    after = [sources.source_id(source, path) for path in ("a.tsv", "a.tsv.gz", "a.csv")]
-    assert [one == other for one, other in zip(before, after, strict=True)] == [False, False, True]
 
 
 @pytest.mark.parametrize("kind", ["wat", "warc"])

@@ -51,13 +51,6 @@ def test_a_list_of_urls_has_no_captions(tmp_path: Path, name: str) -> None:
         read(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-def test_no_caption_column_means_no_captions(tmp_path: Path, name: str) -> None:
-    rows, counts = read(table(tmp_path / name), caption_column=None)
-    assert {row["caption"] for row in rows} == {""}
-    assert counts == {"links": 7, "pairs": 5, "scheme": 1, "bad_url": 1}
-
-
 def test_columns_by_other_names_and_folders_of_tables(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     table(tmp_path / "in/a.parquet", ("n", "URL", "TEXT"))
@@ -203,13 +196,3 @@ def test_each_reason_has_the_first_row_as_its_example(tmp_path: Path) -> None:
         "empty_alt": "t.csv row 3: 'http://p.test/c'",
         "damaged": "t.csv row 4",
     }
-
-
-def test_a_captions_list_brings_its_other_columns(tmp_path: Path) -> None:
-    (tmp_path / "captions.csv").write_text("file,caption,label\na.jpg,an a,1\n")
-    source = Source(
-        kind="files", paths=(str(tmp_path / "captions.csv"),), extra_columns={"label": "int"}
-    )
-    crawl(source, str(tmp_path / "pool"), "inline")
-    rows = disk.read_parquet(str(tmp_path / "pool/pairs/part-00000.parquet")).to_pylist()
-    assert [(row["url"], row["label"]) for row in rows] == [(str(tmp_path / "a.jpg"), 1)]

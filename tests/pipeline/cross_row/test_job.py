@@ -11,8 +11,6 @@ from manifests import disk
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec
 from pipeline import cross_row
-from pipeline.scoring.score_sets import score_set
-from pipeline.scoring.scorer import score
 from tests.support.small_pool import make_pool, rows
 from tests.support.toy_pool_filters import Near, Often
 
@@ -49,20 +47,3 @@ def test_tickets_and_partitions_follow_from_the_size(
     assert many.identity() != small.identity()
     monkeypatch.setattr(cross_row, "MOST_PARTITIONS", 2)
     assert planned(pool, {"": ("caption",)}).partitions == 2
-
-
-def test_stored_rows_come_with_the_columns_that_are_read(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(10))
-    score(pool, [FilterSpec(name="caption")], engine="inline")
-    name, _ = score_set(pool, FilterSpec(name="caption"))
-    reader = cross_row.ShardRows(planned(pool, {"": ("url", "uid"), name: ("caption_words",)}))
-    record = read_commits(pool).record(0)
-    table, numbers = reader.read(record)
-    assert table.column_names == ["uid", "url", "caption_words"]
-    assert numbers.tolist() == [0, 1, 2, 3, 5, 6, 7, 8]
-    assert table["caption_words"].to_pylist() == [1, 2, 3, 4, 6, 7, 1, 2]
-    missing = cross_row.ShardRows(planned(pool, {"": ()}))
-    missing._of_sets = {"other@1": ["x"]}
-    missing._files = {"other@1": reader._files[name].of_scores(pool, "other@1")}
-    with pytest.raises(ValueError, match="does not have the columns of shard 00000"):
-        missing.read(record)

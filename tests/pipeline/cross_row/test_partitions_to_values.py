@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -11,15 +10,6 @@ from pipeline import cross_row as values
 
 def uids(*numbers: int) -> pa.Array:
     return pa.array([f"{number:032x}" for number in numbers])
-
-
-def test_rows_are_sorted_by_group_uid_and_place() -> None:
-    places = np.array([0, 9, 1, 2], np.uint64)
-    table = pa.table({"uid": uids(3, 1, 2, 1), "group": ["b", "b", "a", "b"], values.ID: places})
-    rows, ids = values._sorted(table, ("group",))
-    assert ids.tolist() == [1, 2, 9, 0]
-    assert rows["uid"].to_pylist() == uids(2, 1, 1, 3).to_pylist()
-    assert rows.column_names == ["uid", "group"]
 
 
 @pytest.mark.parametrize(

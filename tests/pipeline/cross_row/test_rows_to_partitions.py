@@ -13,7 +13,6 @@ import pytest
 from filters import FILTERS, instances_of
 from filters.base import PoolFilter
 from filters.concepts import add_counts, count_entries, merge_counts
-from filters.duplicates import Duplicate
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec
@@ -42,14 +41,6 @@ def test_a_linked_filter_leaves_its_rows_twice(
         ids = table[cross_row.ID].to_numpy()
         assert len(np.unique(ids)) == table.num_rows == 16
         assert (ids >> np.uint64(32)).tolist() == [0] * 8 + [1] * 8
-
-
-def test_a_state_is_there_for_filters_with_summaries_only() -> None:
-    assert Often().summarised
-    assert Duplicate(on="embedding").summarised
-    assert not Near().summarised
-    assert not Duplicate(on="sha256").summarised
-    assert not Duplicate(on="perceptual").summarised
 
 
 class Counted(Often):
@@ -104,18 +95,3 @@ def test_summaries_of_many_shards_take_the_memory_of_a_few(
     assert state.tolist() == expected.tolist() == [30] * 50_000
     assert kept > 18_000_000
     assert merged < 12_000_000
-
-
-def test_an_error_of_a_filter_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def boom(*_: Any) -> None:
-        raise KeyError("a\nb")
-
-    monkeypatch.setitem(FILTERS, "often", Often)
-    monkeypatch.setattr(Often, "judge", boom)
-    pool = make_pool(tmp_path, rows(5))
-    instance = instances_of([FilterSpec(name="often")])["often"]
-    assert isinstance(instance.filter, PoolFilter)
-    job = plan_job(read_commits(pool), "often@1", instance, {"": ("caption",)}, None)
-    worker = cross_row.PoolWorker({"job": disk.to_plain(job)})
-    with pytest.raises(ValueError, match=r"filter often: judge raised KeyError: 'a\\nb'"):
-        worker.call("judge", None, None)

@@ -16,12 +16,10 @@ from manifests.columns import PAIRS, SIDECAR, with_extra
 from manifests.layout import PoolLayout, read_commit_records
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline.audit import integrity
-from pipeline.planning.plan_files import rows_of_shard
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.pool.tars import index_tar
 from pipeline.views import files
-from tests.support import plans
 from tests.support.pairs import write_part
 
 COLUMNS = {"similarity": "float", "NSFW": "string", "boxes": "json"}
@@ -49,16 +47,6 @@ def write_pairs(pool: Path) -> list[dict[str, Any]]:
     ]
     write_part(pool, pa.Table.from_pylist(rows, with_extra(PAIRS, COLUMNS)))
     return rows
-
-
-def test_they_travel_from_the_pairs_through_the_plan(tmp_path: Path) -> None:
-    rows = write_pairs(tmp_path)
-    plans.planned(str(tmp_path), recipe())
-    planned = {pair.uid: pair.extra for pair in rows_of_shard(str(tmp_path), 0)}
-    assert planned == {row["uid"]: values for row, values in zip(rows, VALUES, strict=True)}
-    [task] = plans.retried(str(tmp_path), recipe(), ["000000001"])
-    [again] = rows_of_shard(str(tmp_path), task.shard)
-    assert again.extra == planned[again.uid]
 
 
 def make_pool(pool: Path) -> str:

@@ -12,9 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from manifests.schema import Fetch
-from pipeline.external.adopt import group_samples, size_of
-from pipeline.images.header import RejectedImage
+from pipeline.external.adopt import group_samples
 from pipeline.pool.tars import Member
 from tests.support import commands
 from tests.support.other_tars import Members, pack, picture, rows, take
@@ -28,19 +26,6 @@ def test_samples_need_not_lie_together_and_a_repeated_member_begins_another() ->
         ("b", ["jpg", "txt"]),
         ("a", ["jpg"]),
     ]
-
-
-@pytest.mark.parametrize(
-    ("fetch", "reason"),
-    [({"max_pixels": 23}, "too_many_pixels"), ({"min_image_size": 5}, "too_small"), ({}, None)],
-)
-def test_the_size_is_read_from_the_header(fetch: dict[str, Any], reason: str | None) -> None:
-    if reason is None:
-        assert size_of(picture(6, 4, "PNG"), Fetch(**fetch)) == (6, 4)
-        return
-    with pytest.raises(RejectedImage) as bad:
-        size_of(picture(6, 4), Fetch(**fetch))
-    assert bad.value.reason == reason
 
 
 DEEP = b"[" * 100_000 + b"]" * 100_000

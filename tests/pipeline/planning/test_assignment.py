@@ -16,13 +16,6 @@ from pipeline.planning.planner import (
 )
 
 
-def test_the_last_shard_of_a_group_is_short_and_an_empty_group_has_none() -> None:
-    groups, sizes = shard_sizes(np.array([5, 0, 4, 1, 8]), 4)
-    assert groups.tolist() == [0, 0, 2, 3, 4, 4]
-    assert sizes.tolist() == [4, 1, 4, 1, 4, 4]
-    assert [array.tolist() for array in shard_sizes(np.array([0]), 4)] == [[], []]
-
-
 @settings(deadline=None, max_examples=200)
 @given(
     st.lists(st.integers(0, 60), min_size=1, max_size=30),
@@ -71,8 +64,3 @@ def test_slices_divide_the_keys_evenly(slices: int) -> None:
     widths = np.diff(np.array(bounds, dtype=object))
     assert len(widths) == (slices if slices > 16 else 1)
     assert max(widths) - min(widths) <= 1
-
-
-def test_fewer_rows_in_cells_than_in_shards_are_refused() -> None:
-    with pytest.raises(AssertionError, match="8 rows"):
-        file_parts(np.array([4, 4]), np.array([], np.int64), 4)

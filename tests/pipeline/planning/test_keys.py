@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pyarrow as pa
 import pytest
-import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +13,6 @@ from pipeline.planning.planner import (
     host_hashes,
     host_of,
     order_keys,
-    uid_hashes,
 )
 
 URLS = [
@@ -67,15 +64,3 @@ def test_any_text_is_hashed_as_one_by_one(texts: list[str]) -> None:
     for url, uid in zip(urls, uids.to_pylist(), strict=True):
         expected.append(host_hash(host_of(url) or uid))
     assert host_hashes(pa.array(urls, pa.string()), uids).tolist() == expected
-
-
-def test_uids_are_hashed_as_the_library_does() -> None:
-    uids = pa.array([*uids_of(["a", "b"]).to_pylist(), "ü"])
-    expected = [xxhash.xxh3_64_intdigest(uid.encode(), seed=7) for uid in uids.to_pylist()]
-    assert uid_hashes(uids, 7).tolist() == expected
-
-
-def test_what_is_no_text_is_refused() -> None:
-    with pytest.raises((pa.ArrowNotImplementedError, TypeError)):
-        host_hashes(pa.array([1, 2]), pa.array(["a", "b"]))
-    assert order_keys(pa.array(["x" * 32])).dtype == np.uint64

@@ -15,10 +15,8 @@ from pipeline.planning.plan_files import (
     read_plan,
     read_shard,
     read_ticket,
-    retries_of_shard,
-    rows_of_shard,
 )
-from pipeline.planning.planner import settings_hash, write_plan
+from pipeline.planning.planner import add_retries, settings_hash, write_plan
 from tests.support import audited
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
@@ -55,25 +53,6 @@ def test_shards_rows_and_tickets(tmp_path: Path) -> None:
         assert [pair.uid for pair in rows] == TABLE["uid"].take(each.rows).to_pylist()
         assert retry_of == [None] * len(rows)
         assert (rows, retry_of) == read_shard(pool, number)
-        assert read_ticket({"shard": number}, pool)[0] == rows
-
-
-def test_rounds_of_retries_follow_the_plan(tmp_path: Path) -> None:
-    pool = with_pairs(tmp_path)
-    first = planned(pool, RECIPE)
-    keys = ["000000002", "000030000"]
-    old = retried(pool, RECIPE, keys)
-    assert planned(pool, RECIPE) == [*first, *old]
-    assert retried(pool, RECIPE, keys) == [], "they are planned already"
-    new = retried(pool, RECIPE, [*keys, "000010001", f"{old[0].shard:05d}0000"])
-    assert planned(pool, RECIPE) == [*first, *old, *new]
-    found = [key for shard in new for key in retries_of_shard(pool, shard.shard)]
-    assert sorted(map(str, found)) == ["000010001", f"{old[0].shard:05d}0000"]
-    for shard in new:
-        for pair, key in zip(*read_shard(pool, shard.shard), strict=True):
-            assert rows_of_shard(pool, int(str(key)[:-4]))[int(str(key)[-4:])] == pair
-    again = retried(pool, RECIPE, [f"{new[-1].shard:05d}0000"])
-    assert [shard.shard for shard in again] == [len(first) + len(old) + len(new)]
 
 
 def test_what_is_not_in_a_plan_is_refused(tmp_path: Path) -> None:
@@ -84,6 +63,8 @@ def test_what_is_not_in_a_plan_is_refused(tmp_path: Path) -> None:
     for shard in (99, -1):
         with pytest.raises(ValueError, match=f"no shard {shard}; its plan has"):
             read_shard(pool, shard)
+    with pytest.raises(ValueError, match="1 of the keys to retry"):
+        add_retries(pool, RECIPE, ["000000000", "000000999"])
 
 
 def test_a_flipped_bit_in_the_rows_of_a_plan_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from manifests.columns import PAIRS, with_extra
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor import tickets
 from pipeline.planning import planner
-from pipeline.planning.plan_files import read_plan, retries_of_shard, rows_of_shard
+from pipeline.planning.plan_files import read_plan, read_shard, rows_of_shard
 from pipeline.planning.planner import add_retries, settings_hash, write_plan
 from tests.support import self_kills
 from tests.support.pairs import pairs, urls, write_part
@@ -73,7 +73,7 @@ def test_a_plan_holds_every_pair_in_fetch_order(tmp_path: Path, scheme: str, siz
     check(pool, whole, expected)
     first = rows_of_shard(pool, 0)[0]
     assert first.caption == whole["caption"][expected[0].rows[0]].as_py()
-    assert retries_of_shard(pool, 0) == [None] * expected[0].shard.size
+    assert read_shard(pool, 0)[1] == [None] * expected[0].shard.size
     assert not disk.list_names(disk.join(pool, "plan", ".shuffle"))
 
 
@@ -108,8 +108,7 @@ def test_golden_plan(
     assert found == (GOLDEN_FILES if of_files else GOLDEN)
 
 
-@pytest.mark.parametrize("rows_per_shard", [1, 7, 1000])
-@pytest.mark.parametrize("hosts", [1, 7, 600])
+@pytest.mark.parametrize(("rows_per_shard", "hosts"), [(1, 600), (7, 1), (7, 7), (1000, 7)])
 def test_any_shape_is_planned_as_row_by_row(
     tmp_path: Path, rows_per_shard: int, hosts: int, sizes: str
 ) -> None:
@@ -149,12 +148,6 @@ def test_a_url_of_any_length_travels(tmp_path: Path, url: str, sizes: str) -> No
     shards = planned(str(tmp_path), recipe())
     planned_urls = [p.url for s in shards for p in rows_of_shard(str(tmp_path), s.shard)]
     assert sorted(planned_urls) == sorted([*urls(50, 9), url])
-
-
-def test_one_row(tmp_path: Path) -> None:
-    write_pairs(tmp_path, pairs(urls(1, 1)))
-    [shard] = planned(str(tmp_path), recipe())
-    assert (shard.shard, shard.group, shard.size) == (0, 0, 1)
 
 
 def test_a_uid_that_comes_twice_stays_twice_in_the_order_of_the_pairs(
@@ -312,15 +305,6 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
     assert contents(tmp_path / "inline") == contents(tmp_path / "ray")
 
 
-def test_resuming_leaves_the_plan_as_it_is(tmp_path: Path) -> None:
-    write_pairs(tmp_path, pairs(urls(30, 9)))
-    write_plan(str(tmp_path), recipe())
-    before = contents(tmp_path)
-    other = recipe(user_agent="another/1 (me@b.example)", connect_to={"a.test": "127.0.0.1:80"})
-    assert write_plan(str(tmp_path), other) == {}
-    assert contents(tmp_path) == before
-
-
 @pytest.mark.parametrize(
     "manners",
     [
@@ -341,28 +325,31 @@ def test_manners_may_change_in_the_middle_of_a_pool(
     assert settings_hash(recipe(**manners).fetch) == settings_hash(recipe(per_host=2).fetch)
     key = f"{shards[0].shard:05d}0000"
     [retry] = retried(str(tmp_path), recipe(**manners), [key])
-    assert retries_of_shard(str(tmp_path), retry.shard) == [key]
+    assert read_shard(str(tmp_path), retry.shard)[1] == [key]
 
 
-def test_a_part_whose_name_has_a_quotation_mark(tmp_path: Path) -> None:
-    pool = tmp_path / "it's a pool"
-    write_pairs(pool, pairs(urls(30, 9)), pairs(urls(3, 2)))
-    assert sum(shard.size for shard in planned(str(pool), recipe())) == 33
-
-
-def test_another_recipe_is_refused_with_what_changed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "count", "version", "message"),
+    [
+        (recipe(image_size=224), 30, 2, r"fetch\.image_size was 256 and is 224.*another folder"),
+        (recipe(), 31, 2, "not those that this pool was planned from"),
+        (recipe(), 30, 3, "planned by plan version 2, this is version 3"),
+    ],
+)
+def test_a_plan_of_something_else_is_refused_with_what_changed(
+    tmp_path: Path,
+    asked: Recipe,
+    count: int,
+    version: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     write_pairs(tmp_path, pairs(urls(30, 9)))
     write_plan(str(tmp_path), recipe())
-    with pytest.raises(ValueError, match=r"fetch\.image_size was 256 and is 224.*another folder"):
-        write_plan(str(tmp_path), recipe(image_size=224))
-
-
-def test_other_pairs_are_refused(tmp_path: Path) -> None:
-    write_pairs(tmp_path, pairs(urls(30, 9)))
-    write_plan(str(tmp_path), recipe())
-    write_pairs(tmp_path, pairs(urls(31, 9)))
-    with pytest.raises(ValueError, match="not those that this pool was planned from"):
-        write_plan(str(tmp_path), recipe())
+    write_pairs(tmp_path, pairs(urls(count, 9)))
+    monkeypatch.setattr(planner, "PLAN_VERSION", version)
+    with pytest.raises(ValueError, match=message):
+        write_plan(str(tmp_path), asked)
 
 
 def test_an_unfinished_crawl_is_not_planned(tmp_path: Path) -> None:
@@ -391,9 +378,7 @@ def test_retries_become_shards_of_their_own_and_can_be_retried_again(
     assert list(read_plan(pool)) == [*tasks, *new]
     asked: dict[str, str] = {}
     for task in new:
-        for key, pair in zip(
-            retries_of_shard(pool, task.shard), rows_of_shard(pool, task.shard), strict=True
-        ):
+        for pair, key in zip(*read_shard(pool, task.shard), strict=True):
             assert key is not None
             asked[key] = pair.uid
             old = next(t for t in tasks if t.shard == int(key[:-4]))
@@ -401,7 +386,7 @@ def test_retries_become_shards_of_their_own_and_can_be_retried_again(
             assert rows_of_shard(pool, old.shard)[int(key[-4:])] == pair
     assert set(asked) == set(keys)
     again = retried(pool, recipe(), [f"{new[0].shard:05d}0000"])
-    assert retries_of_shard(pool, again[0].shard) == [f"{new[0].shard:05d}0000"]
+    assert read_shard(pool, again[0].shard)[1] == [f"{new[0].shard:05d}0000"]
     assert planned(pool, recipe()) == [*tasks, *new, *again]
     assert retried(pool, recipe(), []) == []
     assert retried(pool, recipe(), keys) == [], "they are planned already"
@@ -430,32 +415,5 @@ def test_a_plan_of_files_has_full_shards_and_its_retries_too(tmp_path: Path, siz
     keys = [f"{s.shard:05d}{i:04d}" for s in shards for i in range(5)]
     new = retried(pool, files_recipe(), keys)
     assert [(s.shard, s.group, s.size) for s in new] == [(5, 5, 20), (6, 6, 5)]
-    retry_of = [*retries_of_shard(pool, 5), *retries_of_shard(pool, 6)]
+    retry_of = [*read_shard(pool, 5)[1], *read_shard(pool, 6)[1]]
     assert sorted(map(str, retry_of)) == keys
-
-
-def test_a_pool_of_files_that_was_planned_by_groups_goes_on_with_its_plan(tmp_path: Path) -> None:
-    """Pools of files had host groups by uid, and so many short shards."""
-    write_pairs(tmp_path, file_pairs(95))
-    pool = str(tmp_path)
-    with pytest.MonkeyPatch.context() as patch:
-        kind = replace(planner.SOURCES["image_folder"], images="web")
-        patch.setattr(planner, "SOURCES", {**planner.SOURCES, "image_folder": kind})
-        old = planned(pool, files_recipe())
-    assert [(s.group, s.size) for s in old] != [(i, min(20, 95 - 20 * i)) for i in range(5)]
-    before = contents(tmp_path)
-    assert planned(pool, files_recipe()) == old
-    assert contents(tmp_path) == before
-    new = retried(pool, files_recipe(), [f"{s.shard:05d}0000" for s in old])
-    assert {s.group for s in new} == {s.group for s in old}
-
-
-def test_what_is_not_in_the_plan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no plan"):
-        read_plan(str(tmp_path))
-    write_pairs(tmp_path, pairs(urls(30, 9)))
-    write_plan(str(tmp_path), recipe())
-    with pytest.raises(ValueError, match="no shard 99"):
-        rows_of_shard(str(tmp_path), 99)
-    with pytest.raises(ValueError, match="1 of the keys to retry"):
-        add_retries(str(tmp_path), recipe(), ["000000000", "000000999"])

@@ -9,7 +9,7 @@ import pytest
 from manifests import disk
 from pipeline.executor.tickets import Ticket
 from pipeline.planning import planner
-from pipeline.planning.plan_files import read_plan, read_rounds, retries_of_shard
+from pipeline.planning.plan_files import read_plan, read_rounds, read_shard
 from pipeline.planning.planner import add_retries, retried_keys, sort_pairs, write_plan
 from pipeline.pool.lease import read_sidecar
 from tests.support import audited
@@ -38,7 +38,7 @@ def test_without_keys_all_transient_rows_are_retried_once(
     assert len(expected) > 3
     assert add_retries(pool, audited.RECIPE) == {}
     new = list(read_plan(pool))[len(shards) :]
-    keys = [key for shard in new for key in retries_of_shard(pool, shard.shard)]
+    keys = [key for shard in new for key in read_shard(pool, shard.shard)[1]]
     assert sorted(map(str, keys)) == sorted(expected)
     before = sorted(path.name for path in (tmp_path / "plan").rglob("*.parquet"))
     assert add_retries(pool, audited.RECIPE) == {}, "nothing is left to retry"
