@@ -51,7 +51,7 @@ from pipeline.audit.counts import recipe_of_pool
 from pipeline.metadata_join import uid_records, write_uid_array
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import staged_file
-from pipeline.pool.tar_copy import copy_tar_with, copy_with_json
+from pipeline.pool.tar_copy import copy_tar_with
 from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.shuffle import Bytes
 from pipeline.views.row_tests import map_units
@@ -323,17 +323,17 @@ def _write_shard(
     metadata = _metadata(sidecar)
     if not (made_of.items() <= metadata.items() and disk.exists(tar)):
         with staged_file(tar) as staged:
-            copy, table = copy_tar_with(
-                rows.commits.tar(shard), staged, table, kept, record.tar_sha256
+            kept_rows = table.filter(pa.array(kept))
+            kept_rows = rows.with_scores(shard, kept_rows, pa.array(kept))
+            copy = copy_tar_with(
+                rows.commits.tar(shard),
+                staged,
+                table,
+                kept,
+                record.tar_sha256,
+                _scores_of(rows, kept_rows),
             )
-            table = rows.with_scores(shard, table, pa.array(kept))
-            if scores := _scores_of(rows, table):
-                plain = staged.with_name(f"{staged.name}.plain")
-                staged.rename(plain)
-                try:
-                    table, copy = copy_with_json(plain, staged, table, scores)
-                finally:
-                    plain.unlink()
+            table = copy.moved(kept_rows)
             check()
             disk.publish(staged, tar)
         metadata = {

@@ -55,7 +55,7 @@ from pipeline.cross_row import remove_transient
 from pipeline.planning.plan_files import is_planned, read_plan
 from pipeline.pool.lease import check_fence, remove_uncommitted
 from pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
-from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
+from pipeline.pool.tar_copy import copy_tar_without
 from pipeline.scoring.score_sets import complete_score_sets
 
 # --------------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def purge_shard(
         return replace_shard(pool, shard, rows, fence=fence)
     with staged_file(layout.shard_tar(shard)) as staged:
         copy = copy_tar_without(layout.tar(record), staged, table, purged, record.tar_sha256)
-        rows = moved_offsets(rows, copy.removed)
+        rows = copy.moved(rows)
         tar = TarFile(name=f"{shard_name(shard)}.tar", bytes=copy.bytes, sha256=copy.sha256)
         return replace_shard(pool, shard, rows, tar, staged_tar=staged, fence=fence)
 

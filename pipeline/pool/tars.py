@@ -32,6 +32,11 @@ class Member:
     offset: int
     length: int
 
+    @property
+    def end(self) -> int:
+        """Where the next header begins."""
+        return self.offset + self.length + -self.length % BLOCK
+
 
 def end_mark(length: int) -> bytes:
     """The zeros behind the last member of a tar that has `length` bytes before them."""
@@ -132,9 +137,10 @@ def _check_header(header: bytes, path: str, offset: int) -> None:
     """ValueError for a wrong checksum: the sum of the header's bytes, its own field as blanks."""
     with contextlib.suppress(ValueError):
         blanked = header[:148] + b" " * 8 + header[156:]
-        signed = sum(b - 256 if b > 127 else b for b in blanked)  # what some old writers did
         _number(header[124:136])
-        if _number(header[148:156]) in (sum(blanked), signed):
+        difference = sum(blanked) - _number(header[148:156])
+        # Some old writers took bytes for signed ones.
+        if difference == 0 or difference == 256 * sum(byte > 127 for byte in blanked):
             return
     raise ValueError(f"{path} is damaged, or no tar: the header at byte {offset} is wrong")
 

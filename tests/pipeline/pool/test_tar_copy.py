@@ -14,7 +14,7 @@ from manifests import disk
 from manifests.layout import PoolLayout
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
-from pipeline.pool.tar_copy import copy_tar_without, moved_offsets
+from pipeline.pool.tar_copy import copy_tar_without
 from pipeline.pool.tars import index_tar
 from tests.support.small_pool import make_pool, rows
 
@@ -45,7 +45,7 @@ def test_the_other_members_keep_their_bytes(tmp_path: Path, chosen: list[int]) -
     with tarfile.open(target) as opened:  # what another reader sees
         assert [m.name for m in opened] == list(members(target))
     data = target.read_bytes()
-    moved = moved_offsets(table, copy.removed).filter(pa.array(~mask)).to_pylist()
+    moved = copy.moved(table.filter(pa.array(~mask))).to_pylist()
     for row in moved:
         if row["image_name"]:
             assert data[row["image_offset"] :][: row["image_length"]] == before[row["image_name"]]
@@ -82,9 +82,9 @@ def test_a_tar_of_another_program_loses_every_member_of_a_sample(tmp_path: Path)
     copy = copy_tar_without(str(source), target, table, mask_of(3, [0]), sha256)
     left = {f"b/{'x' * 150}.jpg", "c/3.jpg", "c/3.extra"}
     assert members(target).keys() == left
-    moved = moved_offsets(table, copy.removed).to_pylist()
+    moved = copy.moved(table.slice(1)).to_pylist()
     data = target.read_bytes()
-    for row in moved[1:]:
+    for row in moved:
         assert data[row["image_offset"] :][: row["image_length"]].decode() == row["image_name"]
     copy_tar_without(str(source), target, table, mask_of(3, [1]), sha256)
     assert members(target).keys() == {"a/1.jpg", "a/1.txt", "a/1.cls", "c/3.jpg", "c/3.extra"}
