@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 from cyclopts import Parameter
@@ -14,12 +15,12 @@ from manifests.text import printable
 from pipeline.audit import repair as repair_module
 from pipeline.audit.explain import explain_lines, explain_row, trace_images, trace_lines
 from pipeline.audit.integrity import audit_lines, audit_plain, audit_pool
-from pipeline.audit.purge import purge_lines, purge_rows, read_criteria, would_purge
+from pipeline.audit.purge import purge_lines, purge_rows, read_criteria
 from pipeline.audit.repair import repair_lines, repair_pool
 from pipeline.audit.watch import watch_pool, watched_lines
 from pipeline.lock.lock_writer import lock_lines, write_lock
 from pipeline.lock.rebuild import same_rows_lines, write_same_rows
-from pipeline.pool.lease import hold_lease
+from pipeline.pool.lease import Lease, hold_lease
 from pipeline.progress.view import shown_progress
 
 AUDIT = make_app(
@@ -122,11 +123,8 @@ def purge(
         dry_run: Count and name what it would remove, and change nothing.
     """
     rows = read_criteria(criteria)
-    if dry_run:
-        result = would_purge(pool, rows, used_by)
-    else:
-        with hold_lease(pool) as lease:
-            result = purge_rows(pool, rows, used_by=used_by, fence=lease.fence)
+    with nullcontext(Lease(pool)) if dry_run else hold_lease(pool) as lease:
+        result = purge_rows(pool, rows, used_by=used_by, dry_run=dry_run, fence=lease.fence)
     _print_lines(purge_lines(result))
     _print_json(disk.to_plain(result), as_json)
     return 0

@@ -24,7 +24,7 @@ and `add` after.
 
 from __future__ import annotations
 
-from manifests.commits.commits import Commits, CommitTotals
+from manifests.commits.commits import Commits, CommitTotals, in_threads
 from manifests.commits.index import (
     IndexDocument,
     IndexWriter,
@@ -42,6 +42,7 @@ __all__ = [
     "IndexDocument",
     "IndexWriter",
     "ShardFiles",
+    "in_threads",
     "open_shard_files",
     "read_commits",
     "read_index_document",

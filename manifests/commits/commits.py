@@ -5,13 +5,15 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import itertools
 import json
 import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +37,9 @@ COUNTS = pa.map_(REPEATED, pa.int64())
 SHA256_BYTES = 32
 SHA256 = re.compile("[0-9a-f]{64}")
 CHUNK = 4_096  # rows that are Python objects at a time
+READERS = 8  # files that are read at a time
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 @functools.cache
@@ -360,6 +365,16 @@ class Commits:
             content.update(text[: len(text) - 1] if start + HASHED_ROWS >= len(self) else text)
         content.update(b"]")
         return content.hexdigest()[:digits]
+
+
+def in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """The results of some calls in order, such as one a shard; few of them are in memory at a
+    time. The first error ends it.
+    """
+    waiting = iter(items)
+    with ThreadPoolExecutor(READERS) as threads:
+        while batch := list(itertools.islice(waiting, 4 * READERS)):
+            yield from threads.map(work, batch)
 
 
 def _entries(counts: pa.MapArray) -> tuple[pa.Array, pa.Array, NDArray[np.int64]]:

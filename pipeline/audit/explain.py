@@ -17,14 +17,13 @@ import pyarrow.compute as pc
 
 from manifests import disk
 from manifests.aligned import AlignedFiles, view_names
-from manifests.commits import Commits, read_commits
+from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import NOT_STORED, PoolLayout, shard_name
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Rule, Source, View
 from manifests.text import printable
 from pipeline.audit.counts import recipe_of_pool
-from pipeline.audit.purge import PURGED
-from pipeline.audit.purge_records import purge_line, purges_of_name, purges_of_uid
+from pipeline.audit.purge import PURGED, purge_line, purges_of_name, purges_of_uid
 from pipeline.audit.row_index import locate
 from pipeline.crawl.sources import pairs_of_record, reads_records, source_files
 from pipeline.planning.plan_files import is_planned, rows_of_shard
@@ -334,12 +333,7 @@ def _attempted_matches(commits: Commits, name: str, shards: Iterable[int]) -> li
     def look(shard: int) -> list[Match]:
         return _matches(commits.sidecar(shard), name, shard_name(shard))
 
-    waiting = iter(shards)
-    matches: list[Match] = []
-    with ThreadPoolExecutor(READERS) as threads:
-        while batch := list(itertools.islice(waiting, 8 * READERS)):
-            matches += itertools.chain.from_iterable(threads.map(look, batch))
-    return matches
+    return list(itertools.chain.from_iterable(in_threads(look, shards)))
 
 
 def _waiting_matches(pool: str, name: str) -> Iterator[Match]:

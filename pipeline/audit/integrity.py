@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -22,7 +20,7 @@ import pyarrow.parquet as pq
 from manifests import disk
 from manifests.aligned import AlignedFiles, view_names, view_shards
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW, hex_bytes
-from manifests.commits import Commits, read_commits
+from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import (
     COMMIT_SUFFIX,
     NOT_STORED,
@@ -365,7 +363,6 @@ def _flags(column: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
 
 
 THREADS = min(4, os.cpu_count() or 1)  # tickets at a time in this process; hashing frees the GIL
-READERS = 8  # columns of uids that are read at a time
 MAX_DAMAGES = 10_000  # that are listed; the rest is counted
 COMPARED = """
 SELECT coalesce(sum(greatest(pairs - 1, 0)), 0), coalesce(sum(greatest(attempts - 1, 0)), 0),
@@ -630,7 +627,7 @@ def _uid_problems(commits: Commits, parts: list[str]) -> Iterator[str]:
             (True, _uids, paths),
             (False, _first_attempts, attempted),
         ):
-            for uids in _read_all(read, files):
+            for uids in in_threads(read, files):
                 keys = hex_bytes(uids, UID_BYTES, "uid")
                 insert(connection, "uids", blobs(keys), np.full(len(keys), is_pair))
         ((repeated_pairs, repeated_attempts, differ),) = connection.execute(COMPARED).fetchall()
@@ -640,16 +637,6 @@ def _uid_problems(commits: Commits, parts: list[str]) -> Iterator[str]:
         yield f"shards: {repeated_attempts} pairs were attempted twice"
     if differ:
         yield "shards: the rows attempted are not the pairs"
-
-
-def _read_all(
-    read: Callable[[str], pa.ChunkedArray], paths: Iterable[str]
-) -> Iterator[pa.ChunkedArray]:
-    """A column of each file; few of them are in memory at a time."""
-    waiting = iter(paths)
-    with ThreadPoolExecutor(READERS) as threads:
-        while batch := list(itertools.islice(waiting, 4 * READERS)):
-            yield from threads.map(read, batch)
 
 
 def _uids(path: str) -> pa.ChunkedArray:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
+import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +34,7 @@ from manifests.aligned import (
     write_view_shards,
 )
 from manifests.columns import REASONS
-from manifests.commits import Commits, IndexWriter, read_commits
+from manifests.commits import Commits, IndexWriter, in_threads, read_commits
 from manifests.layout import (
     NOT_STORED,
     AblationLayout,
@@ -41,14 +44,6 @@ from manifests.layout import (
 )
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from pipeline.audit.counts import recipe_of_pool, write_pool_json
-from pipeline.audit.purge_records import (
-    PurgeRecord,
-    hashes_of_urls,
-    now,
-    selectors_of,
-    was_purged,
-    write_record,
-)
 from pipeline.audit.row_index import locate
 from pipeline.crawl.parts import write_parts
 from pipeline.cross_row import remove_transient
@@ -66,11 +61,9 @@ from pipeline.scoring.score_sets import complete_score_sets
 PURGED = "purged"
 KEPT_COLUMNS = ("uid", "key", "retry_of")  # of a tombstone in a sidecar
 KEPT_IN_PLAN = ("uid", "part", "row", "shard", "position", "retry_of")
-THREADS = 4  # files that are written again at a time; Arrow, zlib and hashlib free the GIL
+THREADS = 4  # shards that are written again at a time; Arrow and hashlib free the GIL
 Mask = npt.NDArray[np.bool_]
 Plain = dict[str, Any]
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def rows_with(table: pa.Table, uids: pa.Array) -> Mask:
@@ -174,7 +167,7 @@ def purge_scores(
             disk.write_bytes(path, parquet_bytes(*changed))
 
     check_fence(pool, fence)
-    in_threads(rewrite, purged)
+    deque(in_threads(rewrite, purged), 0)
     return sum(scored.values())
 
 
@@ -211,13 +204,8 @@ def _rewrite_bundles(
             check_fence(pool, fence)
             disk.publish(staged, path)
 
-    in_threads(rewrite, filter(disk.exists, sorted({files.path(shard) for shard in shards})))
-
-
-def in_threads(work: Callable[[T], R], items: Iterable[T]) -> list[R]:
-    """The results of some calls, several at a time. The first error ends it."""
-    with ThreadPoolExecutor(THREADS) as threads:
-        return list(threads.map(work, items))
+    paths = filter(disk.exists, sorted({files.path(shard) for shard in shards}))
+    deque(in_threads(rewrite, paths), 0)
 
 
 # --- pairs and plan -------------------------------------------------------------------------------
@@ -294,7 +282,6 @@ def minus(document: Any, decided: Mapping[str, int], fingerprint: str) -> Any:
 # have such a row are opened.
 
 
-READERS = 8  # files that are read at a time
 FEW_DOMAINS = 32  # each is first looked for as a text, in 0.2 µs a URL
 LOOKED_UP = 1_000  # uids that are looked up one by one; of more, the columns are read
 HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>\[[^\]]*\]|[^/?#:]*)"
@@ -339,7 +326,7 @@ def find_rows(commits: Commits, criteria: Criteria) -> FoundRows:
     if criteria.keys() - {"uid"}:
         sidecars = [commits.sidecar(name) for name in commits.names()]
         files = [*sidecars, *_pair_files(PoolLayout(commits.pool))]
-        matching = _in_threads(lambda path: _matching(path, criteria), files)
+        matching = in_threads(lambda path: _matching(path, criteria), files)
         uids = _distinct([uids, *matching])
         return locate_rows(commits, uids, commits.shards.tolist(), files[len(sidecars) :])
     return locate_rows(commits, uids, *_candidates(commits, uids))
@@ -369,14 +356,14 @@ def locate_rows(
         has = has_content(table, chosen)
         return chosen, has, table["uid"].filter(pa.array(has)).combine_chunks()
 
-    sidecars = _in_threads(lambda shard: look(commits.sidecar(shard), "reason"), shards)
+    sidecars = in_threads(lambda shard: look(commits.sidecar(shard), "reason"), shards)
     for shard, (chosen, has, present) in zip(shards, sidecars, strict=True):
         if has.any() or (tombstones and chosen.any()):
             rows.add(shard, chosen)
             there.append(present)
     touched = []
     for path, (chosen, has, present) in zip(
-        files, _in_threads(lambda path: look(path, "url"), files), strict=True
+        files, in_threads(lambda path: look(path, "url"), files), strict=True
     ):
         if has.any() or (tombstones and chosen.any()):
             touched.append(path)
@@ -492,14 +479,6 @@ def _distinct(columns: Sequence[pa.Array]) -> pa.Array:
     return values.take(pc.sort_indices(values))
 
 
-def _in_threads(work: Callable[[T], R], items: Sequence[T]) -> Iterator[R]:
-    """The results of some calls in order; few of them are in memory at a time."""
-    waiting = iter(items)
-    with ThreadPoolExecutor(READERS) as threads:
-        while batch := list(itertools.islice(waiting, 4 * READERS)):
-            yield from threads.map(work, batch)
-
-
 # --------------------------------------------------------------------------------------------------
 # The runs, ablations and reports that used views of a pool, found by their documents on disk.
 
@@ -582,21 +561,33 @@ def _draws(path: Path, pool: str, views: Collection[str]) -> bool:
 
 SHOWN_URLS = 10  # of a dry run
 KINDS = ("url", "domain", "sha256", "uid")
+HASHED = ("url", "domain")  # kinds of selectors that no tombstone has
+PURGES = "purges"
 HEX = {"sha256": re.compile(r"[0-9a-f]{64}"), "uid": re.compile(r"[0-9a-f]{32}")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PurgeRecord:
+    """POOL/purges/*.json: what was purged when, and by which kinds of selectors, without the
+    content. Of a URL or a domain only the sha256 is kept, so that a person who asks for that URL
+    learns that it was purged.
+    """
+
+    at: str  # when it began, UTC
+    selectors: dict[str, int]  # kind -> how many were given
+    hashes: tuple[str, ...]  # sha256 of `KIND=VALUE`: of the kinds HASHED, and the rows' URLs
+    uids: tuple[str, ...]  # of the rows that were purged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
     """POOL/purge.json: a purge that has begun. It has no content of the rows."""
 
-    uids: tuple[str, ...]
+    record: PurgeRecord  # of what it removes
     fingerprint: str  # of the pool before
     views: dict[str, dict[str, int]]  # view -> rule -> rows that it decided; "" for rows kept
     scored: dict[str, int]  # score set -> scored rows of the shards that have some of these uids
     adopted: tuple[str, ...]  # tars outside of the pool that keep the images
-    at: str  # this and what follows: see PurgeRecord
-    selectors: dict[str, int]
-    hashes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -643,6 +634,7 @@ def purge_rows(
     criteria: Mapping[str, set[str]],
     *,
     used_by: Sequence[str] = (),
+    dry_run: bool = False,
     fence: int | None = None,
 ) -> Purge:
     """Remove the images, captions and URLs of rows from tars, sidecars, pairs, plan and scores.
@@ -651,52 +643,37 @@ def purge_rows(
     sets and views stay what they were without these rows, and get the new fingerprint. Score sets
     whose values depend on other rows, and views whose rules read one, keep the old fingerprint:
     they are old and must be made again. All attempts and pairs of a uid go together. Under the
-    pool's lease. ValueError where there is no pool, and where nothing matches, now or in an earlier
-    purge.
+    pool's lease, unless it is a dry run, which writes nothing. ValueError where there is no pool,
+    and where nothing matches, now or in an earlier purge.
     """
     commits = _commits(pool, used_by)
     path = _journal(pool)
-    if disk.exists(path):
+    if not dry_run and disk.exists(path):
         remove_uncommitted(pool)  # what the killed purge had replaced and not removed
         _finish(commits, read_document(path, Journal), None, fence)
         commits = read_commits(pool)
     rows = find_rows(commits, criteria)
     if not len(rows.uids):
         _refuse_unknown(pool, criteria)
-        return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=())
+        return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=(), dry_run=dry_run)
     journal = _begin(commits, rows, criteria)
-    check_fence(pool, fence)
-    disk.write_json(path, journal, sealed=True)
-    replaced = _finish(commits, journal, rows, fence)
+    shards, urls = len(rows.shards), tuple[str, ...]()
+    if dry_run:
+        urls = tuple(sorted(_urls(commits, rows))[:SHOWN_URLS])
+    else:
+        check_fence(pool, fence)
+        disk.write_json(path, journal, sealed=True)
+        shards = _finish(commits, journal, rows, fence)
     views = {view: rules[""] for view, rules in journal.views.items() if "" in rules}
     return Purge(
-        rows=len(journal.uids),
-        shards=replaced,
+        rows=len(journal.record.uids),
+        shards=shards,
         views=views,
         old=_old(pool),
         runs=tuple(find_users(pool, views, used_by)),
         adopted=journal.adopted,
-    )
-
-
-def would_purge(pool: str, criteria: Mapping[str, set[str]], used_by: Sequence[str] = ()) -> Purge:
-    """What `purge_rows` would do. Nothing is written. ValueErrors are the same."""
-    commits = _commits(pool, used_by)
-    rows = find_rows(commits, criteria)
-    if not len(rows.uids):
-        _refuse_unknown(pool, criteria)
-        return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=(), dry_run=True)
-    journal = _begin(commits, rows, criteria)
-    views = {view: rules[""] for view, rules in journal.views.items() if "" in rules}
-    return Purge(
-        rows=len(journal.uids),
-        shards=len(rows.shards),
-        views=views,
-        old=_old(pool),
-        runs=tuple(find_users(pool, views, used_by)),
-        adopted=journal.adopted,
-        dry_run=True,
-        urls=tuple(sorted(_urls(commits, rows))[:SHOWN_URLS]),
+        dry_run=dry_run,
+        urls=urls,
     )
 
 
@@ -715,7 +692,8 @@ def _refuse_unknown(pool: str, criteria: Mapping[str, set[str]]) -> None:
     """ValueError for selectors of which no earlier purge had one either."""
     if not any(criteria.values()):
         raise ValueError("there are no selectors: their files are empty")
-    if was_purged(pool, criteria):
+    hashes, uids = set(_hashes(criteria)), criteria.get("uid", set())
+    if any(hashes & set(each.hashes) or uids & set(each.uids) for each in _records(pool)):
         return
     words = [f"{kind}={value}" for kind, values in criteria.items() for value in sorted(values)]
     more = f" (and {len(words) - 3} more)" if len(words) > 3 else ""
@@ -732,7 +710,7 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
     rows: where its rows are; None where a purge was killed, which has done a part of it.
     """
     pool = commits.pool
-    layout, uids = PoolLayout(pool), pa.array(journal.uids, pa.string())
+    layout, uids = PoolLayout(pool), pa.array(journal.record.uids, pa.string())
     if rows is None:
         rows = locate_rows(commits, uids, tombstones=True)
     replaced = 0
@@ -749,17 +727,16 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
     def purge_file(path: str) -> None:
         purge_parquet(path, uids, drop and path.startswith(layout.pairs), pool=pool, fence=fence)
 
-    in_threads(purge_file, rows.files)
+    deque(in_threads(purge_file, rows.files), 0)
     if drop and rows.files:
         write_parts(pool)
     recipe = recipe_of_pool(pool)
     if recipe is not None:
         write_pool_json(pool, recipe, {}, commits)
     disk.remove(layout.progress_json)  # what the last build showed has names of hosts
-    record = PurgeRecord(
-        at=journal.at, selectors=journal.selectors, hashes=journal.hashes, uids=journal.uids
-    )
-    write_record(pool, record)
+    record = journal.record  # ended again after a kill, it has the same name
+    name = f"{record.at.replace(':', '')}-{disk.content_hash(record.uids)}.json"
+    disk.write_json(disk.join(pool, PURGES, name), record, sealed=True)
     disk.remove(_journal(pool))
     return replaced
 
@@ -788,6 +765,44 @@ def purge_lines(result: Purge) -> list[str]:
     return lines
 
 
+def purges_of_uid(pool: str, uid: str) -> list[dict[str, Any]]:
+    """The purges that removed a row: {"at", "by": kinds of selectors, "rows"}."""
+    return [_shown(record) for record in _records(pool) if uid in record.uids]
+
+
+def purges_of_name(pool: str, name: str) -> list[dict[str, Any]]:
+    """The purges whose selectors named a URL, or a domain that it lies in."""
+    criteria = {"url": {name}}
+    if match := re.match(HOST, name):
+        labels = match["host"].lower().split(".")
+        criteria["domain"] = {".".join(labels[first:]) for first in range(len(labels))}
+    wanted = set(_hashes(criteria))
+    return [_shown(record) for record in _records(pool) if wanted & set(record.hashes)]
+
+
+def purge_line(purge: Mapping[str, Any]) -> str:
+    """A purge for a terminal."""
+    return f"purged  {purge['at']} by {' and '.join(purge['by'])}, with {purge['rows']:,} rows"
+
+
+def _shown(record: PurgeRecord) -> dict[str, Any]:
+    return {"at": record.at, "by": sorted(record.selectors), "rows": len(record.uids)}
+
+
+def _records(pool: str) -> Iterator[PurgeRecord]:
+    folder = disk.join(pool, PURGES)
+    for name in disk.list_names(folder, ".json"):
+        yield read_document(disk.join(folder, name), PurgeRecord)
+
+
+def _hashes(criteria: Criteria) -> Iterator[str]:
+    """The hashes of the selectors that no tombstone names."""
+    for kind in HASHED:
+        for value in criteria.get(kind, ()):
+            text = f"{kind}={value}".encode("utf-8", "surrogatepass")
+            yield hashlib.sha256(text).hexdigest()
+
+
 def _old(pool: str) -> tuple[str, ...]:
     """The score sets that depend on other rows of the pool, and the views that read one."""
     sets = complete_score_sets(pool)
@@ -811,14 +826,17 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
     positions = np.searchsorted(commits.shards, np.array(list(rows.shards), np.int64))
     records = commits.table.select(["tar", "adopted"]).take(pa.array(positions))
     adopted = records["tar"].filter(pc.fill_null(records["adopted"], False)).to_pylist()
-    selectors, hashes = selectors_of(criteria)
+    hashes = set(_hashes(criteria))
     if criteria.keys() & {"uid", "sha256"}:  # a person who asks for the URL learns it too
-        hashes = tuple(sorted({*hashes, *hashes_of_urls(_urls(commits, rows))}))
-    return Journal(
-        at=now(),
-        selectors=selectors,
-        hashes=hashes,
+        hashes.update(_hashes({"url": _urls(commits, rows)}))
+    record = PurgeRecord(
+        at=datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        selectors={kind: len(values) for kind, values in sorted(criteria.items())},
+        hashes=tuple(sorted(hashes)),
         uids=tuple(rows.uids.to_pylist()),
+    )
+    return Journal(
+        record=record,
         fingerprint=commits.fingerprint,
         views={view: _decided(pool, view, rows.shards) for view in view_names(pool)},
         scored={name: _scored(layout, name, rows.shards) for name in sets},

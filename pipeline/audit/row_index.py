@@ -10,10 +10,8 @@ hash that leads to a shard without it.
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +23,7 @@ import xxhash
 
 from manifests import disk
 from manifests.columns import hex_bytes
-from manifests.commits import Commits
+from manifests.commits import Commits, in_threads
 from manifests.layout import PoolLayout
 from pipeline.pool.lease import check_fence
 from pipeline.progress.view import counted_stage
@@ -34,7 +32,6 @@ from pipeline.shuffle import select, stream
 VERSION = 3
 MIN_ROWS = 100_000  # below, reading every sidecar takes less than a second
 ROW_GROUP = 2**16
-READERS = 8  # sidecars that are read at a time
 UID_DIGITS = 32
 ENTRIES = pa.schema([("hash", pa.uint64()), ("shard", pa.int32())])
 Integers = npt.NDArray[np.int64]
@@ -160,10 +157,13 @@ def _add(commits: Commits, shards: Integers, ranges: Integers | None, fence: int
         disk.scratch_folder("clipmill-rows-") as folder,
     ):
 
+        def entries(shard: int) -> pa.Table:
+            return _entries(commits, shard)
+
         def tables() -> Iterator[pa.Table]:
             if ranges is not None:
                 yield from _entries_of_table(path)
-            for shard, table in zip(shards, _all_entries(commits, shards), strict=True):
+            for shard, table in zip(shards, in_threads(entries, shards.tolist()), strict=True):
                 counter.ended(str(shard), {})
                 yield table
 
@@ -192,14 +192,6 @@ def _entries_of_table(path: str) -> Iterator[pa.Table]:
     ):
         for batch in file.iter_batches(ROW_GROUP):
             yield pa.Table.from_batches([batch])
-
-
-def _all_entries(commits: Commits, shards: Integers) -> Iterator[pa.Table]:
-    """The entries of each shard, by uid and by URL. A few sidecars are in memory at a time."""
-    waiting = iter(shards.tolist())
-    with ThreadPoolExecutor(READERS) as threads:
-        while batch := list(itertools.islice(waiting, 2 * READERS)):
-            yield from threads.map(lambda shard: _entries(commits, shard), batch)
 
 
 def _entries(commits: Commits, shard: int) -> pa.Table:

@@ -57,7 +57,7 @@ NOW = 1_800_000_000.0
 VOLATILE = ("lease.json", "progress.json")
 # Modules whose durations are written down.
 CLOCKS = (
-    "pipeline.audit.purge_records",
+    "pipeline.audit.purge",
     "pipeline.recipe_run", "pipeline.fetch.download", "pipeline.pool.shard_writer",
     "pipeline.scoring.scorer", "pipeline.scoring.worker",
 )  # fmt: skip

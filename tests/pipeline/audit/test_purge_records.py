@@ -12,8 +12,7 @@ from manifests.commits import read_commits
 from manifests.schema import Recipe, Source, View
 from pipeline.audit import purge as purge_module
 from pipeline.audit.explain import explain_lines, explain_row
-from pipeline.audit.purge import purge_rows, read_criteria
-from pipeline.audit.purge_records import purges_of_name, purges_of_uid
+from pipeline.audit.purge import purge_rows, purges_of_name, purges_of_uid, read_criteria
 from pipeline.views.files import choose_views, write_selected_view
 from tests.support import commands
 from tests.support.exported import exported_pool
