@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from manifests import ray_runtime
-from pipeline.executor import ray_actors
+from pipeline.executor import stage as executor
 from pipeline.executor import tickets as outcomes
-from pipeline.executor.ray_actors import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
+from pipeline.executor.stage import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
 from pipeline.executor.tickets import Outcomes, Report, Stage, Ticket, TicketQueue, Work
 from pipeline.progress.state import Measure, StageCounter, WorkerReport
 
@@ -188,7 +188,7 @@ def test_a_gpu_that_no_cluster_will_ever_have_is_refused(
 ) -> None:
     monkeypatch.setattr(ray_runtime, "is_one_machine", lambda: False)
     monkeypatch.setattr(ray_runtime, "has_autoscaler", lambda: autoscaler)
-    monkeypatch.setattr(ray_actors, "STATUS_WAIT_S", 0.0)
+    monkeypatch.setattr(executor, "STATUS_WAIT_S", 0.0)
     ray.node_resources = nodes
     stage = Stage(name="score", work=echo, gpus=1)
     if refused:
@@ -208,9 +208,9 @@ def test_tickets_end_where_ray_has_lost_its_only_node(
     monkeypatch.setattr(ActorPool, "wait", lambda pool, timeout_s: [])
     tickets = [Ticket(id=f"t{i:03d}", group=f"g{i % 7}") for i in range(250)]
     outcomes = Outcomes("s", StageCounter("s", 250))
-    ray_actors.run_on_ray(Stage(name="s", work=echo), tickets, None, outcomes)
+    executor.run_on_ray(Stage(name="s", work=echo), tickets, None, outcomes)
     assert (outcomes.report.done, outcomes.report.failures) == (0, 250)
-    assert set(outcomes.report.failed.values()) == {ray_actors.RAY_HAS_ENDED}
+    assert set(outcomes.report.failed.values()) == {executor.RAY_HAS_ENDED}
 
 
 @pytest.mark.parametrize(
@@ -239,15 +239,15 @@ def test_a_stage_that_waits_says_every_minute_for_what(
 
     monkeypatch.setattr(ray_runtime, "connect", lambda: None)
     monkeypatch.setattr(ray_runtime, "is_one_machine", lambda: False)
-    monkeypatch.setattr(ray_actors, "_check_gpus", lambda stage: None)
-    monkeypatch.setattr(ray_actors, "_now", lambda: float(next(clock)))
+    monkeypatch.setattr(executor, "_check_gpus", lambda stage: None)
+    monkeypatch.setattr(executor, "_now", lambda: float(next(clock)))
     monkeypatch.setattr(ActorPool, "wait", wait)
     if not loading:
         monkeypatch.setattr(ActorPool, "loading_workers", lambda pool: 0)
     stage = Stage(name="score", work=echo, gpus=1)
     outcomes = Outcomes("score", StageCounter("score", 1))
     with pytest.raises(KeyboardInterrupt):
-        ray_actors.run_on_ray(stage, [Ticket(id="t", group="g")], None, outcomes)
+        executor.run_on_ray(stage, [Ticket(id="t", group="g")], None, outcomes)
     assert [i for i in range(1, len(lines)) if lines[i] > lines[i - 1]] == [6, 12, 18, 24]
     assert caplog.messages[1] == line
 
@@ -328,7 +328,7 @@ def test_workers_that_start_on_a_node_that_dies_do_not_end_the_stage(
     for _ in range(18):
         step(pool)
     assert pool.outcomes.report == Report(done=1)
-    monkeypatch.setattr(ray_actors, "MAX_LOST_STARTS", 5)
+    monkeypatch.setattr(executor, "MAX_LOST_STARTS", 5)
     ray.deaths = ["ready"] * 5
     pool = actor_pool()
     for _ in range(4):
@@ -358,7 +358,7 @@ def test_a_ticket_whose_worker_died_waits_like_one_that_raised(
 
 def telling_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> ActorPool:
     """Ready workers that may be asked at any time; the ticket t0 is running."""
-    monkeypatch.setattr(ray_actors, "ASK_EVERY_S", 0.0)
+    monkeypatch.setattr(executor, "ASK_EVERY_S", 0.0)
     counter = StageCounter("s", 2)
     queue = TicketQueue([Ticket(id="t0", group="a")])
     stage = Stage(name="s", work=Telling, tells=True)
