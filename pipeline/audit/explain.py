@@ -7,7 +7,6 @@ import json
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +19,7 @@ from manifests.aligned import AlignedFiles, view_names
 from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import NOT_STORED, PoolLayout, shard_name
 from manifests.records import ViewDocument, read_document
-from manifests.schema import Rule, Source, View
+from manifests.schema import Source
 from manifests.text import printable
 from pipeline.audit.counts import recipe_of_pool
 from pipeline.audit.purge import PURGED, purge_line, purges_of_name, purges_of_uid
@@ -28,8 +27,7 @@ from pipeline.audit.row_index import locate
 from pipeline.crawl.sources import pairs_of_record, reads_records, source_files
 from pipeline.planning.plan_files import is_planned, rows_of_shard
 from pipeline.scoring.score_sets import complete_score_sets
-from pipeline.views.choose import rule_outcomes
-from pipeline.views.rules import columns_of, is_selected, rule_text
+from pipeline.views.choose import rule_outcomes, with_derived
 
 # --------------------------------------------------------------------------------------------------
 # From a member of a tar back to the record of the WAT or WARC that its link was read from.
@@ -40,7 +38,6 @@ from pipeline.views.rules import columns_of, is_selected, rule_text
 
 BLOCK = 512  # bytes of a tar header, which lies before its member
 NAME = 100  # bytes of it
-READERS = 8  # files that are open at once
 SHOWN = 20  # problems that are printed
 COLUMNS = ["key", "status", "image_name", "image_offset", "json_offset", "json_length"]
 
@@ -74,16 +71,24 @@ def trace_images(pool: str, count: int, seed: int = 0) -> Trace:
     files = source_files(recipe.source)
     commits = read_commits(pool)
     drawn = _drawn(commits, count, seed)
-    with ThreadPoolExecutor(READERS) as threads:
-        groups = threads.map(lambda item: _members(commits, *item), drawn.items())
-        members = [member for group in groups for member in group]
-        origins = threads.map(lambda each: _origin(recipe.source, files, each), members)
-        outcomes = list(origins)
+    groups = in_threads(lambda item: _members(commits, *item), drawn.items())
+    members = list(itertools.chain.from_iterable(groups))
+
+    def look(member: tuple[str, Mapping[str, Any], str | None]) -> str | None:
+        name, values, problem = member
+        problem = problem or _record_problem(recipe.source, files, values)
+        return problem and f"{name}: {problem}"
+
+    outcomes = list(in_threads(look, members))
+    problems = tuple(problem for problem in outcomes if problem is not None)
+    traced = [
+        values for (_, values, _), problem in zip(members, outcomes, strict=True) if not problem
+    ]
     return Trace(
         asked=len(members),
-        traced=sum(outcome.problem is None for outcome in outcomes),
-        archives=len({outcome.file for outcome in outcomes if outcome.problem is None}),
-        problems=tuple(outcome.problem for outcome in outcomes if outcome.problem is not None),
+        traced=len(traced),
+        archives=len({values["wat"] for values in traced}),
+        problems=problems,
     )
 
 
@@ -137,50 +142,31 @@ def _drawn(commits: Commits, count: int, seed: int) -> dict[int, list[int]]:
     return drawn
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Member:
-    """A member of a tar, what its {key}.json says, or what is wrong with it."""
-
-    name: str  # for a message
-    values: Mapping[str, Any]
-    problem: str | None = None
-
-
-def _members(commits: Commits, shard: int, numbers: Sequence[int]) -> Iterator[_Member]:
-    """What the tar of a shard holds for some of its stored rows."""
+def _members(
+    commits: Commits, shard: int, numbers: Sequence[int]
+) -> list[tuple[str, Mapping[str, Any], str | None]]:
+    """What the tar of a shard holds for some of its stored rows: (a name for messages, what its
+    {key}.json says, what is wrong with it).
+    """
     table = disk.read_parquet(commits.sidecar(shard), COLUMNS)
     stored = table.filter(pc.equal(table["status"], "success"))
     path = commits.tar(shard)
     members = []
     for row in stored.take(pa.array(numbers, pa.int64())).to_pylist():
-        member = f"{path} member {row['image_name']}"
         header = disk.read_bytes(path, row["image_offset"] - BLOCK, NAME)
         name = header.rstrip(b"\0").decode("utf-8", "replace")
-        text = disk.read_bytes(path, row["json_offset"], row["json_length"])
+        values: Mapping[str, Any] = {}
         try:
-            values = json.loads(text)
+            values = json.loads(disk.read_bytes(path, row["json_offset"], row["json_length"]))
+            is_same = name == row["image_name"] and values.get("key") == row["key"]
+            problem = f"the tar has {name} with the JSON of {values.get('key')}"
         except ValueError:
-            members.append(_Member(name=member, values={}, problem="its JSON cannot be read"))
-            continue
-        is_same = name == row["image_name"] and values.get("key") == row["key"]
-        problem = None if is_same else f"the tar has {name} with the JSON of {values.get('key')}"
-        members.append(_Member(name=member, values=values, problem=problem))
-    return iter(members)
+            is_same, problem = False, "its JSON cannot be read"
+        members.append((f"{path} member {row['image_name']}", values, None if is_same else problem))
+    return members
 
 
 # --- in the archive -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Outcome:
-    file: str | None
-    problem: str | None
-
-
-def _origin(source: Source, files: Mapping[str, Sequence[str]], member: _Member) -> _Outcome:
-    problem = member.problem or _record_problem(source, files, member.values)
-    file = member.values.get("wat")
-    return _Outcome(file=file, problem=None if problem is None else f"{member.name}: {problem}")
 
 
 def _record_problem(
@@ -363,27 +349,21 @@ def _pair(pool: str, match: Match) -> dict[str, Any] | None:
 
 
 def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
-    pool, layout = commits.pool, PoolLayout(commits.pool)
+    pool = commits.pool
     assert match.shard is not None
     rows = {"": disk.read_parquet(commits.sidecar(match.shard)).slice(match.row, 1)}
-    sidecar = _row(rows[""], 0)
     scores = {}
     for name in complete_score_sets(pool):
         columns = _aligned(AlignedFiles.of_scores(pool, name), match.shard)
         if columns is not None:
             rows[name] = columns.slice(match.row, 1)
         scores[name] = {} if columns is None else _row(columns, match.row)
-    views = {}
-    for view in view_names(pool):
-        views[view] = _decision(layout, view, match, sidecar, scores)
-        if "note" not in views[view] and views[view]["rule"] != NOT_STORED:
-            views[view]["rules"] = _rules(layout, view, rows)
     return {
         "shard": match.shard,
         "row": match.row,
-        "sidecar": sidecar,
+        "sidecar": _row(rows[""], 0),
         "scores": scores,
-        "views": views,
+        "views": {view: _decision(pool, view, match, rows) for view in view_names(pool)},
     }
 
 
@@ -399,70 +379,42 @@ def _row(table: pa.Table, row: int) -> dict[str, Any]:
     return dict(table.slice(row, 1).to_pylist()[0])
 
 
-def _decision(
-    layout: PoolLayout,
-    view: str,
-    match: Match,
-    sidecar: Mapping[str, Any],
-    scores: Mapping[str, Mapping[str, Any]],
-) -> dict[str, Any]:
-    """Whether a view keeps a row; if not, the first rule that fails, with the values that it
-    read."""
-    assert match.shard is not None
-    mask = _aligned(AlignedFiles.of_view(layout.root, view), match.shard)
-    if mask is None:
-        return {"kept": False, "rule": None, "note": "the view is older than this shard"}
-    outcome = _row(mask, match.row)
-    if outcome["kept"] or outcome["rule"] == NOT_STORED:
-        return outcome
-    document = read_document(layout.view_json(view), ViewDocument)
-    failed = outcome["rule"].removesuffix(":missing")
-    rule = next(rule for rule in document.rules if rule["name"] == failed)
-    where = rule.get("where")
-    if is_selected(document.rules):
-        return {**outcome, "note": f"it is not {where}"}
-    if where is None:
-        return {
-            **outcome,
-            "note": f"not among the rows drawn at random by {failed} ({rule_text(rule)})",
-        }
-    values = dict(sidecar)
-    for folder in document.scores.values():
-        values |= scores.get(folder, {})
-    only_rule = [View(name=view, rules=(Rule(name=failed, where=where),))]
-    columns = sorted(columns_of(only_rule, view, values) - {"status"})
-    sql = _without_spaces(where)
-    thresholds = {}
-    for call, threshold in document.thresholds.items():
-        if _without_spaces(call) in sql:
-            thresholds[call] = threshold.value
-    return {
-        **outcome,
-        "where": where,
-        "thresholds": thresholds,
-        "values": {column: values[column] for column in columns},
-    }
-
-
-def _rules(layout: PoolLayout, view: str, rows: Mapping[str, pa.Table]) -> list[dict[str, str]]:
-    """What each rule of a view says of a row, whatever the other rules say.
+def _decision(pool: str, view: str, match: Match, rows: Mapping[str, pa.Table]) -> dict[str, Any]:
+    """Whether a view keeps a row, or the first rule that fails; and what each rule says of the
+    row, whatever the others say, with the values and thresholds that it compares.
 
     rows: the row of the sidecar (key "") and of each score set.
     """
-    document = read_document(layout.view_json(view), ViewDocument)
+    assert match.shard is not None
+    mask = _aligned(AlignedFiles.of_view(pool, view), match.shard)
+    if mask is None:
+        return {"kept": False, "rule": None, "note": "the view is older than this shard"}
+    decision = _row(mask, match.row)
+    if decision["rule"] == NOT_STORED:
+        return decision
+    document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
     table = rows[""].replace_schema_metadata(None)
     for name in document.scores.values():
         for column in rows[name].column_names if name in rows else ():
             if column not in table.column_names:
                 table = table.append_column(column, rows[name][column])
+    known = {name.lower(): value for name, value in _row(with_derived(table), 0).items()}
+    first = (decision["rule"] or "").removesuffix(":missing")
     rules = []
     for outcome in rule_outcomes(table, document):
-        state = "not known for one row alone"
+        state = "rejects" if outcome.name == first else "not known for one row alone"
         if outcome.rejected is not None and outcome.missing is not None:
             state = "rejects" if outcome.rejected[0] else "keeps"
             state = "missing" if outcome.missing[0] else state
-        rules.append({"name": outcome.name, "rule": outcome.text, "outcome": state})
-    return rules
+        names = sorted(outcome.columns - {"status"})
+        values = {column: known[column.lower()] for column in names}
+        sql = _without_spaces(outcome.text)
+        for call, threshold in document.thresholds.items():
+            if _without_spaces(call) in sql:
+                values[call] = threshold.value
+        rule = {"name": outcome.name, "rule": outcome.text, "outcome": state, "values": values}
+        rules.append(rule)
+    return {**decision, "rules": rules}
 
 
 def _without_spaces(sql: str) -> str:
@@ -504,9 +456,13 @@ def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
         for name, columns in attempt["scores"].items():
             yield from _column_lines("score", columns, title=name)
         for name, decision in attempt["views"].items():
-            yield f"view    {name}: {_decision_text(decision)}"
+            reason = f": {note}" if (note := decision.get("note")) else f" by {decision['rule']}"
+            yield f"view    {name}: {'kept' if decision['kept'] else f'not kept{reason}'}"
             for rule in decision.get("rules", ()):
-                yield f"          {rule['outcome']:<8} {rule['name']}: {rule['rule']}"
+                facts = [rule["rule"]]
+                for column, value in rule["values"].items():
+                    facts.append(f"{column} = {'NULL' if value is None else _short(value)}")
+                yield f"          {rule['outcome']:<8} {rule['name']}: {'; '.join(facts)}"
 
 
 def _column_lines(
@@ -526,16 +482,3 @@ def _short(value: Any) -> str:
     if isinstance(value, list):
         return f"{len(value)} values"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
-
-
-def _decision_text(decision: Mapping[str, Any]) -> str:
-    if decision["kept"]:
-        return "kept"
-    if "where" not in decision:
-        return f"not kept: {decision.get('note') or decision['rule']}"
-    facts = []
-    for name, value in decision["values"].items():
-        facts.append(f"{name} = {'NULL' if value is None else _short(value)}")
-    for call, value in decision["thresholds"].items():
-        facts.append(f"{call} = {_short(value)}")
-    return f"not kept by {decision['rule']}: {decision['where']}; {', '.join(facts)}"

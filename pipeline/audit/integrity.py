@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,13 +57,7 @@ from pipeline.views.files import differing_views, unlisted_views_line, views_not
 
 
 PARTS = ("image", "text", "json")  # members of a sample
-MEMBER_COLUMNS = [
-    "status",
-    "caption",
-    "image_name",
-    *(f"{part}_offset" for part in PARTS),
-    *(f"{part}_length" for part in PARTS),
-]
+MEMBER_COLUMNS = ["status", "image_name", "image_offset", "image_length"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,11 +126,20 @@ class ShardChecker:
 
     def _part(self, file: str) -> list[Damage]:
         """Columns and number of rows of a part of the pairs."""
-        name = f"pairs/{file}"
-        table, metadata, problem = _parquet(self.layout, name, PAIRS.names, may_have_more=True)
-        if not problem and table.num_rows != metadata["pairs"]:
-            problem = f"{name}: has {table.num_rows} rows, its footer says {metadata['pairs']}"
-        return [Damage(kind="pairs", line=problem, name=file)] if problem else []
+        name, problem = f"pairs/{file}", ""
+        try:
+            data = io.BytesIO(disk.read_bytes(disk.join(self.layout.pairs, file)))
+            table = pq.read_table(data, page_checksum_verification=True)
+            pairs = disk.read_metadata(disk.join(self.layout.pairs, file)).get("pairs")
+            if table.column_names[: len(PAIRS)] != PAIRS.names:
+                problem = f"damaged: its columns are {table.column_names}, not {PAIRS.names}"
+            elif table.num_rows != pairs:
+                problem = f"has {table.num_rows} rows, its footer says {pairs}"
+        except FileNotFoundError:
+            problem = "missing"
+        except Exception as error:  # a damaged footer makes Arrow raise all kinds of errors
+            problem = f"damaged: {' '.join(str(error).split())[:120]}"
+        return [Damage(kind="pairs", line=f"{name}: {problem}", name=file)] if problem else []
 
     def _scores(self, shard: int, rows: ShardRows) -> Iterator[Damage]:
         for name, columns in self.columns.items():
@@ -208,34 +210,12 @@ def read_record(path: str) -> CommitRecord | str:
     return record
 
 
-def _parquet(
-    layout: PoolLayout, name: str, columns: Sequence[str], *, may_have_more: bool = False
-) -> tuple[pa.Table, dict[str, Any], str]:
-    """(table, metadata, "") of a file of the pool, or (None, {}, a line that says what is wrong
-    with it).
-
-    may_have_more: there may be further columns behind `columns`.
-    """
-    try:
-        data = io.BytesIO(disk.read_bytes(disk.join(layout.root, name)))
-        table = pq.read_table(data, page_checksum_verification=True)
-        compared = table.column_names[: len(columns) if may_have_more else None]
-        if compared != list(columns):
-            problem = f"its columns are {table.column_names}, not {list(columns)}"
-            return None, {}, f"{name}: damaged: {problem}"
-        footer = pq.read_metadata(data).metadata or {}
-        metadata = json.loads(footer.get(b"clipmill", b"{}"))
-        return table, metadata, ""
-    except FileNotFoundError:
-        return None, {}, f"{name}: missing"
-    except Exception as error:  # a damaged footer makes Arrow raise all kinds of errors
-        return None, {}, f"{name}: damaged: {' '.join(str(error).split())[:120]}"
-
-
 def _aligned(
     layout: PoolLayout, files: AlignedFiles, shard: int, columns: Sequence[str]
 ) -> tuple[pa.Table, dict[str, Any], str]:
-    """Like `_parquet`, of the rows of a shard in a score set or view."""
+    """(table, metadata, "") of the rows of a shard in a score set or view, or (None, {}, a line
+    that says what is wrong with it).
+    """
     name = inside(layout, files.path(shard))
     try:
         table, metadata = files.read(shard)
@@ -301,32 +281,16 @@ def _tar(layout: PoolLayout, record: CommitRecord, table: pa.Table | None) -> li
             members = {(m.name, m.offset, m.length) for m in index_tar(name, path)}
             if table is None:
                 return []
-            rows = table.select(MEMBER_COLUMNS).to_pylist()
-            with open(path, "rb") as f:
-                for row in rows:
-                    if problem := _member_problem(row, members, f):
-                        return [f"{name}: {problem}"]
+            for row in table.select(MEMBER_COLUMNS).to_pylist():
+                image = (row["image_name"], row["image_offset"], row["image_length"])
+                if row["status"] == "success" and image not in members:
+                    return [f"{name}: {row['image_name']} does not lie where the sidecar says"]
     except ValueError as error:
         return [str(error) if str(error).startswith(name) else f"{name}: {error}"]
     listed = sum(len(table) - table[f"{part}_offset"].null_count for part in PARTS)
     if not is_adopted and listed != len(members):
         return [f"{name}: has {len(members)} members, the sidecar lists {listed}"]
     return []
-
-
-def _member_problem(
-    row: Mapping[str, Any], members: set[tuple[str, int, int]], f: io.BufferedReader
-) -> str:
-    """What is wrong with the members of a row, "" if nothing is."""
-    if row["status"] != "success":
-        return ""
-    if (row["image_name"], row["image_offset"], row["image_length"]) not in members:
-        return f"{row['image_name']} does not lie where the sidecar says"
-    if row["text_offset"] is not None:
-        f.seek(row["text_offset"])
-        if f.read(row["text_length"]) != row["caption"].encode():
-            return f"the caption of {row['image_name']} is not that of the sidecar"
-    return ""
 
 
 def _score_problem(table: pa.Table, metadata: Mapping[str, Any], rows: ShardRows) -> str:
@@ -394,23 +358,6 @@ class _Findings:
         self.damages.append(damage)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _View:
-    """A complete view: its shards in order, and the rows that it keeps of each."""
-
-    name: str
-    shards: Integers
-    kept: Integers
-    is_stale: bool
-
-    def kept_of(self, shard: int) -> int | None:
-        """The rows that it keeps of a shard; None where it does not have it."""
-        position = int(np.searchsorted(self.shards, shard))
-        if position == len(self.shards) or self.shards[position] != shard:
-            return None
-        return int(self.kept[position])
-
-
 def verify(pool: str, *, engine: Engine = "inline") -> list[str]:
     """One line for each file that is missing, damaged or stale; [] if there is none.
 
@@ -438,8 +385,7 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
     fingerprint = None if commits is None else commits.fingerprint
     _pool_documents(layout, findings)
     sets = dict(_score_sets(layout, findings))
-    views = list(_views(layout, fingerprint, findings))
-    stale = [view.name for view in views if view.is_stale]
+    views, stale = _views(layout, fingerprint, findings)
     for name, document in sets.items():
         if _report_stale(f"scores/{name}", name, document, fingerprint, findings):
             stale.append(name)
@@ -452,8 +398,12 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
     )
 
     def payload(shard: int) -> dict[str, Any]:
-        kept = {view.name: view.kept_of(shard) for view in views}
-        return {"shard": shard, "views": {k: v for k, v in kept.items() if v is not None}}
+        kept = {}
+        for name, (of_view, counts) in views.items():
+            position = int(np.searchsorted(of_view, shard))
+            if position < len(of_view) and of_view[position] == shard:
+                kept[name] = int(counts[position])
+        return {"shard": shard, "views": kept}
 
     def ticket(position: int) -> Ticket:
         if position < len(shards):
@@ -554,8 +504,13 @@ def _score_sets(layout: PoolLayout, findings: _Findings) -> Iterator[tuple[str, 
             yield folder, document
 
 
-def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> Iterator[_View]:
-    """The complete views."""
+def _views(
+    layout: PoolLayout, fingerprint: str | None, findings: _Findings
+) -> tuple[dict[str, tuple[Integers, Integers]], list[str]]:
+    """{complete view: (its shards in order, the rows that it keeps of each)}, and which are
+    stale.
+    """
+    views, stale = {}, []
     for view in view_names(layout.root):
         name = f"views/{view}"
         path = layout.view_json(view)
@@ -565,20 +520,21 @@ def _views(layout: PoolLayout, fingerprint: str | None, findings: _Findings) -> 
             _document(f"{name}/rules.json", view, rules, ViewRulesDocument, findings)
         if document is None:
             continue
-        is_stale = _report_stale(name, view, document, fingerprint, findings)
+        if _report_stale(name, view, document, fingerprint, findings):
+            stale.append(view)
         try:
-            shards, kept = view_shards(layout.root, document)
+            views[view] = view_shards(layout.root, document)
         except ValueError as error:
             findings.add(Damage(kind="view", line=f"{name}: {error}", name=view))
             continue
-        in_shards = int(kept.sum())
+        in_shards = int(views[view][1].sum())
         if not document.kept == document.funnel[-1][1] == in_shards:
             line = (
                 f"{name}.json: damaged: it keeps {document.kept} rows, its funnel "
                 f"{document.funnel[-1][1]}, its shards {in_shards}"
             )
             findings.add(Damage(kind="view", line=line, name=view))
-        yield _View(view, shards, kept, is_stale)
+    return views, stale
 
 
 def _report_stale(

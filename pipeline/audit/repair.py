@@ -13,7 +13,13 @@ import pyarrow as pa
 from manifests import disk
 from manifests.aligned import Bundle, BundleWriter
 from manifests.columns import SIDECAR, with_extra
-from manifests.commits import Commits, IndexWriter, read_index_document, rebuild_index
+from manifests.commits import (
+    Commits,
+    IndexWriter,
+    read_files,
+    read_index_document,
+    rebuild_index,
+)
 from manifests.layout import (
     CommitRecord,
     PoolLayout,
@@ -151,38 +157,30 @@ def _records(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[
 
     A shard that the index does not have loses its record: the build fetches it again.
     """
-    layout = PoolLayout(pool)
-    for damage in wrong:
-        if damage.kind != "record" or damage.shard is None:
-            continue
-        path = layout.commit_record(damage.shard)
-        record = _indexed(pool, damage.shard)
+    damaged = [each.shard for each in wrong if each.kind == "record" and each.shard is not None]
+    indexed = _indexed(pool) if damaged else None
+    for shard in damaged:
+        path = PoolLayout(pool).commit_record(shard)
+        record = None if indexed is None else indexed.get(shard)
         check_fence(pool, fence)
         if record is not None:
             disk.write_json(path, record.to_plain(), sealed=True)
-            yield f"{shard_name(damage.shard)}: commit record written again from the index"
+            yield f"{shard_name(shard)}: commit record written again from the index"
         else:
             disk.remove(path)
             yield (
-                f"{shard_name(damage.shard)}: commit record removed, the index does not have it; "
+                f"{shard_name(shard)}: commit record removed, the index does not have it; "
                 "run clipmill build with the pool's recipe again"
             )
 
 
-def _indexed(pool: str, shard: int) -> CommitRecord | None:
-    """The record of a shard as the files of the index have it; None without it."""
+def _indexed(pool: str) -> Commits | None:
+    """The records that the files of the index have; None where they cannot be read."""
     try:
         document = read_index_document(pool)
-        if document is None:
-            return None
-        for file in document.files:
-            path = disk.join(PoolLayout(pool).index, file.name)
-            rows = disk.read_parquet(path, where=[("shard", "=", shard)])
-            if rows.num_rows:
-                return Commits(pool, rows).record(shard)
+        return None if document is None else Commits(pool, read_files(pool, document)[1])
     except (ValueError, OSError):
         return None
-    return None
 
 
 # --- sidecars and tars ----------------------------------------------------------------------------
@@ -204,19 +202,12 @@ def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | Non
             if shard in own:
                 record, lost = rebuild_sidecar(pool, shard, recipe, fence)
                 index.add(record)
-                yield _sidecar_line(shard, lost)
+                line = f"{shard_name(shard)}: sidecar rebuilt from the tar and the plan"
+                more = f"; {lost} rows that are not stored have the reason {LOST}: "
+                yield f"{line}{more}`build --retry transient`" if lost else line
         todo = [shard for shard in fetched if shard in own]
         if todo and recipe is not None and is_planned(pool):
             yield from _fetch_again(pool, recipe, todo, index, engine, fence)
-
-
-def _sidecar_line(shard: int, lost: int) -> str:
-    line = f"{shard_name(shard)}: sidecar rebuilt from the tar and the plan"
-    if lost:
-        line += (
-            f"; {lost} rows that are not stored have the reason {LOST}: `build --retry transient`"
-        )
-    return line
 
 
 def _fetch_again(
@@ -284,7 +275,8 @@ def rebuild_sidecar(
         pair = pairs[position]
         is_purged = pair.url is None and pair.locked_outcome is None
         row_reason = PURGED if is_purged else reason
-        values = _of_pair(pair, schema.names)
+        values = {**disk.to_plain(pair), **(pair.extra or {})}
+        values = {name: value for name, value in values.items() if name in schema.names}
         values |= {"reason": row_reason, "retry_of": retried[position]}
         complete.append({**outcome_row(values, schema, stored=False), "key": key})
         lost += row_reason == LOST
@@ -308,11 +300,6 @@ def _stored_rows(tar: str, names: Sequence[str]) -> dict[str, dict[str, Any]]:
                 values = json.loads(f.read(member.length))
                 row |= {name: value for name, value in values.items() if name in row}
     return rows
-
-
-def _of_pair(pair: Pair, names: Sequence[str]) -> dict[str, Any]:
-    plain = {**disk.to_plain(pair), **(pair.extra or {})}
-    return {name: value for name, value in plain.items() if name in names}
 
 
 # --- score columns and masks ----------------------------------------------------------------------

@@ -3,7 +3,6 @@ answer."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import random
 import shutil
@@ -156,26 +155,6 @@ def moved_image(pool: Path) -> str:
     return "shards/00001.tar: 000010"
 
 
-def other_caption_in_the_tar(pool: Path) -> str:
-    """A tar with another caption, whose size and hash the commit record has: only the text
-    betrays it."""
-    row = next(
-        row
-        for row in disk.read_parquet(pool / "shards/00001.parquet").to_pylist()
-        if row["status"] == "success"
-    )
-    tar = pool / "shards/00001.tar"
-    data = bytearray(tar.read_bytes())
-    start, length = row["text_offset"], row["text_length"]
-    assert bytes(data[start : start + length]) == row["caption"].encode()
-    data[start : start + length] = b"x" * length
-    tar.write_bytes(data)
-    path = PoolLayout(str(pool)).commit_record(1)
-    sha256 = hashlib.sha256(data).hexdigest()
-    disk.write_json(path, {**disk.read_json(path), "tar_sha256": sha256})
-    return f"shards/00001.tar: the caption of {row['image_name']} is not that of the sidecar"
-
-
 def wrong_counts(pool: Path) -> str:
     record = disk.read_json(PoolLayout(str(pool)).commit_record(1))
     disk.write_json(
@@ -253,7 +232,6 @@ def replace_first_uid(path: Path, uid: str) -> None:
         exchange_scores,
         other_rows,
         moved_image,
-        other_caption_in_the_tar,
         wrong_counts,
         another_shard,
         mask_of_another_view,

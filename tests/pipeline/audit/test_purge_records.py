@@ -90,7 +90,8 @@ def test_a_row_that_a_selected_view_does_not_keep(tmp_path: Path) -> None:
         commits, "even", "in the even rows", lambda start, stop: np.arange(start, stop) % 2 == 0
     )
     decision = explain_row(pool, row_of(pool, 0, 1)["uid"])["attempts"][0]["views"]["even"]
-    assert decision["note"] == "it is not in the even rows"
+    [rule] = decision["rules"]
+    assert (rule["rule"], rule["outcome"]) == ("in the even rows", "rejects")
 
 
 def test_a_stray_folder_is_no_view_and_a_stray_file_has_a_remedy(
