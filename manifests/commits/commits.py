@@ -32,8 +32,7 @@ from manifests.layout import CommitRecord, PoolLayout, shard_name
 KEYS = ("shard", "revision")  # every table has these
 REPEATED = pa.dictionary(pa.int32(), pa.string())  # a text that many shards share
 REPEATED_FIELDS = ("group", "engine", "engine_version", "manners")
-REASON_KEYS = "reasons.key_value.key"  # as Parquet calls it
-COUNTS = pa.map_(REPEATED, pa.int64())
+COUNTS = pa.map_(pa.string(), pa.int64())
 SHA256_BYTES = 32
 SHA256 = re.compile("[0-9a-f]{64}")
 CHUNK = 4_096  # rows that are Python objects at a time
@@ -73,13 +72,6 @@ def schema() -> pa.Schema:
     """The columns of a table of commit records."""
     columns = {name: _arrow_type(name, kind) for name, kind in _fields().items()}
     return pa.schema(columns.items())
-
-
-def dictionaries(columns: Iterable[str]) -> list[str]:
-    """What Parquet must be told to read as dictionaries, of these columns."""
-    present = set(columns)
-    names = [name for name in REPEATED_FIELDS if name in present]
-    return [*names, REASON_KEYS] if "reasons" in present else names
 
 
 def to_table(records: Sequence[CommitRecord]) -> pa.Table:
@@ -123,7 +115,7 @@ def _counts(values: list[dict[str, int]]) -> pa.Array:
     items = [count for value in values for count in value.values()]
     return pa.MapArray.from_arrays(
         pa.array(ends, pa.int32()),
-        pa.array(keys, pa.string()).dictionary_encode(),
+        pa.array(keys, pa.string()),
         pa.array(items, pa.int64()),
     )
 
@@ -161,21 +153,8 @@ def conform(table: pa.Table, columns: Iterable[str]) -> pa.Table:
         kind = schema().field(name).type
         if name not in table.column_names:
             raise ValueError(f"it has no column {name!r}")
-        if table[name].type == kind:
-            arrays.append(table[name])
-        elif kind == COUNTS and pa.types.is_map(table[name].type):
-            arrays.append(_with_dictionary(table[name]))
-        else:
-            arrays.append(table[name].cast(kind))
+        arrays.append(table[name].cast(kind))
     return pa.Table.from_arrays(arrays, schema=pa.schema([schema().field(name) for name in names]))
-
-
-def _with_dictionary(counts: pa.ChunkedArray) -> pa.ChunkedArray:
-    chunks = []
-    for chunk in counts.chunks:
-        keys = chunk.keys.dictionary_encode() if chunk.keys.type != REPEATED else chunk.keys
-        chunks.append(pa.MapArray.from_arrays(chunk.offsets, keys, chunk.items))
-    return pa.chunked_array(chunks, COUNTS)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -357,14 +336,10 @@ class Commits:
 
     def hash_of(self, name: str, digits: int = FINGERPRINT_DIGITS) -> str:
         """What `disk.content_hash` gives for the list of a column of hashes, in shard order."""
-        content = hashlib.sha256(b"[")
-        for start in range(0, len(self), HASHED_ROWS):
-            hexes = _hex_digits(self.table[name].slice(start, HASHED_ROWS))
-            texts = pc.binary_join_element_wise('"', hexes, '",', "")
-            text = memoryview(texts.buffers()[2])
-            content.update(text[: len(text) - 1] if start + HASHED_ROWS >= len(self) else text)
-        content.update(b"]")
-        return content.hexdigest()[:digits]
+        column = self.table[name]
+        parts = (_hex_digits(column.slice(at, HASHED_ROWS)) for at in _starts(len(column)))
+        texts = (pc.binary_join_element_wise(',"', part, '"', "") for part in parts)
+        return _hash_of_json("[]", texts)[:digits]
 
 
 def in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
@@ -383,25 +358,34 @@ def _entries(counts: pa.MapArray) -> tuple[pa.Array, pa.Array, NDArray[np.int64]
     """
     offsets = np.asarray(counts.offsets, np.int64)
     first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
-    keys = pc.cast(counts.keys.slice(first, length), pa.string())
-    return keys, counts.items.slice(first, length), offsets - first
+    return counts.keys.slice(first, length), counts.items.slice(first, length), offsets - first
 
 
 def sidecars_hash(shards: NDArray[np.int64], sidecars: pa.ChunkedArray) -> str:
     """What `disk.content_hash` gives for {name: sidecar_sha256}: its keys are in text order."""
     names = pc.utf8_lpad(pc.cast(pa.array(shards), pa.string()), SHARD_DIGITS, "0")
     order = pc.sort_indices(names)  # 100000 comes before 99999
-    content = hashlib.sha256(b"{")
-    for start in range(0, len(order), HASHED_ROWS):
-        chosen = order.slice(start, HASHED_ROWS)
-        pairs = pc.binary_join_element_wise(
-            '"', names.take(chosen), '":"', _hex_digits(sidecars.take(chosen)), '",', ""
-        )
-        text = memoryview(pairs.buffers()[2])
-        is_last = start + HASHED_ROWS >= len(order)
-        content.update(text[: len(text) - 1] if is_last else text)
-    content.update(b"}")
-    return content.hexdigest()[:FINGERPRINT_DIGITS]
+
+    def texts() -> Iterator[pa.StringArray]:
+        for start in _starts(len(order)):
+            chosen = order.slice(start, HASHED_ROWS)
+            digits = _hex_digits(sidecars.take(chosen))
+            yield pc.binary_join_element_wise(',"', names.take(chosen), '":"', digits, '"', "")
+
+    return _hash_of_json("{}", texts())[:FINGERPRINT_DIGITS]
+
+
+def _starts(rows: int) -> range:
+    return range(0, rows, HASHED_ROWS)
+
+
+def _hash_of_json(brackets: str, parts: Iterable[pa.StringArray]) -> str:
+    """sha256 of a JSON list or object whose members are in `parts`, each behind a comma."""
+    content = hashlib.sha256(brackets[0].encode())
+    for number, part in enumerate(parts):
+        content.update(memoryview(part.buffers()[2])[0 if number else 1 :])
+    content.update(brackets[1].encode())
+    return content.hexdigest()
 
 
 def _hex_digits(hashes: pa.Array | pa.ChunkedArray) -> pa.StringArray:

@@ -20,11 +20,10 @@ import pyarrow.parquet as pq
 from manifests import disk
 from manifests.commits.commits import (
     KEYS,
-    REASON_KEYS,
+    REPEATED_FIELDS,
     Commits,
     CommitTotals,
     conform,
-    dictionaries,
     schema,
     to_table,
 )
@@ -45,16 +44,8 @@ from manifests.layout import (
 # is damage, named with its remedy.
 
 
-INDEX_VERSION = 2
-DICTIONARY_COLUMNS = (
-    "group",
-    "engine",
-    "engine_version",
-    "manners",
-    "version",
-    "revision",
-    "fence",
-)
+INDEX_VERSION = 3
+REPEATED_COLUMNS = (*REPEATED_FIELDS, "version", "revision", "fence", "reasons.key_value.key")
 TRIES = 5  # of a reader while a writer replaces files
 
 
@@ -133,7 +124,7 @@ def write_file(pool: str, table: pa.Table) -> IndexFile:
         compression="zstd",
         write_page_checksum=True,
         # Hashes and names of tasks do not repeat.
-        use_dictionary=[*DICTIONARY_COLUMNS, REASON_KEYS],
+        use_dictionary=list(REPEATED_COLUMNS),
     )
     content = sink.getvalue()
     sha256 = hashlib.sha256(content).hexdigest()
@@ -149,9 +140,8 @@ def read_file(pool: str, file: IndexFile, columns: Sequence[str]) -> pa.Table:
     if len(content) != file.bytes or hashlib.sha256(content).hexdigest() != file.sha256:
         raise damaged(pool, path, "its sha256 is not the one in index.json")
     try:
-        names = pq.read_schema(pa.BufferReader(content)).names
-        present = [name for name in columns if name in names]
-        parquet = pq.ParquetFile(pa.BufferReader(content), read_dictionary=dictionaries(names))
+        parquet = pq.ParquetFile(pa.BufferReader(content))
+        present = [name for name in columns if name in parquet.schema_arrow.names]
         table = conform(parquet.read(present), columns)
     except (pa.ArrowException, ValueError) as error:
         raise damaged(pool, path, str(error)) from None

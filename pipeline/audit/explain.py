@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -281,36 +282,24 @@ def _matches(path: str, name: str, shard: str | None) -> list[Match]:
     available = disk.read_schema(path).names
     columns = [column for column in NAMING_COLUMNS if column in available]
     table = disk.read_parquet(path, columns)
-    mask = pc.equal(table["uid"], name)
+    escaped = re.escape(name)  # a value is `name`, or a path or URL whose last part is `name`
+    mask = np.zeros(table.num_rows, np.bool_)
     for column in columns:
-        mask = pc.or_(mask, _names(table[column], name))
+        fits = pc.match_substring_regex(table[column], f"(^|/){escaped}$|/{escaped}[?#]")
+        mask |= np.asarray(pc.fill_null(fits, False).to_numpy(), np.bool_)
     matches = []
-    for row in pc.indices_nonzero(pc.fill_null(mask, False)).to_pylist():
+    for row in np.flatnonzero(mask).tolist():
         values = table.slice(row, 1).to_pylist()[0]
         matches.append(
             Match(
                 uid=values["uid"],
                 url=values["url"],
                 shard=shard,
-                row=int(row),
+                row=row,
                 key=values.get("key"),
             )
         )
     return matches
-
-
-def _names(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
-    """(rows,) True where a value is `name` or a path or URL whose last part is `name`."""
-    tests = [
-        pc.equal(column, name),
-        pc.ends_with(column, f"/{name}"),
-        pc.match_substring(column, f"/{name}?"),
-        pc.match_substring(column, f"/{name}#"),
-    ]
-    mask = tests[0]
-    for test in tests[1:]:
-        mask = pc.or_(mask, test)
-    return pc.fill_null(mask, False)
 
 
 def _attempted_matches(commits: Commits, name: str, shards: Iterable[int]) -> list[Match]:

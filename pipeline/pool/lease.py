@@ -49,19 +49,8 @@ from pipeline.pool.tars import BLOCK
 # record are leftovers of a build that was stopped.
 
 
+SHARDS = PoolLayout("").shards.strip("/")
 SHARD_FILE = re.compile(r"^(\d{5,})(\.r\d+)?\.(tar|parquet)$")
-# Where files are written beside their place, and nobody else looks for what was left there.
-PARTIAL_FOLDERS = (
-    "",
-    "index/",
-    "index/*/",
-    "plan/",
-    "plan/*/",
-    "scores/*/",
-    "scores/*/*/",
-    "views/",
-    "views/*/",
-)
 
 
 def read_commit_record(pool: str, shard: int | str) -> CommitRecord | None:
@@ -149,12 +138,14 @@ def remove_partial_files(pool: str) -> list[str]:
     for path in sorted(root.glob("views/.*.partial-*")):  # masks in the making
         shutil.rmtree(path, ignore_errors=True)
         removed.append(str(path.relative_to(root)))
-    for folder in PARTIAL_FOLDERS:
-        for path in sorted(root.glob(f"{folder}.*.partial.*")):
-            if path.is_file() and "lease" not in path.name:
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if Path(folder, name) != root / SHARDS]
+        for name in files:
+            if name.startswith(".") and ".partial." in name and "lease" not in name:
+                path = Path(folder, name)
                 path.unlink(missing_ok=True)
                 removed.append(str(path.relative_to(root)))
-    return removed
+    return sorted(removed)
 
 
 def _committed_files(commits: Commits) -> set[str]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import Commits
-from manifests.layout import CommitRecord, PoolLayout
+from manifests.layout import CommitRecord, PoolLayout, shard_name
 from manifests.records import ScoreSetDocument
 from pipeline.pool.lease import check_fence
 
@@ -36,18 +36,9 @@ class ScoreColumns:
         values of the sidecar, the uids among them. It is compared instead of a checksum of the uid
         column, which would have to be read for it.
         """
-        shard = int(self._commits.shards[position])
-        table, metadata = self._files.read(shard, columns)
         sidecar = self._commits.column("sidecar_sha256")[position].as_py().hex()
         rows = self._commits.column("count")[position].as_py()
-        if metadata.get("sidecar") != sidecar or table.num_rows != rows:
-            path = self._files.path(shard)
-            folder = path.rpartition("/")[0]
-            raise ValueError(
-                f"{path} was scored for other rows than those of its shard (checksum of the uids); "
-                f"remove {folder} and run clipmill score again"
-            )
-        return table
+        return _read(self._files, int(self._commits.shards[position]), sidecar, rows, columns)
 
 
 def read_scores(files: AlignedFiles, record: CommitRecord, columns: Sequence[str]) -> pa.Table:
@@ -55,13 +46,20 @@ def read_scores(files: AlignedFiles, record: CommitRecord, columns: Sequence[str
 
     ValueError where they are missing or of other rows.
     """
-    if files.has(record.shard):
-        table, metadata = files.read(record.shard, columns)
-        if metadata.get("sidecar") == record.sidecar_sha256 and table.num_rows == record.count:
+    return _read(files, int(record.shard), record.sidecar_sha256, record.count, columns)
+
+
+def _read(
+    files: AlignedFiles, shard: int, sidecar: str, rows: int, columns: Sequence[str]
+) -> pa.Table:
+    if files.has(shard):
+        table, metadata = files.read(shard, columns)
+        if metadata.get("sidecar") == sidecar and table.num_rows == rows:
             return table
+    path = files.path(shard)
     raise ValueError(
-        f"{files.path(record.shard)} does not have the columns of shard {record.shard} as it is "
-        "committed now; run clipmill score again"
+        f"{path} does not have the columns of shard {shard_name(shard)} as it is committed now; "
+        f"run clipmill score again; if that does nothing, remove {path.rpartition('/')[0]} first"
     )
 
 

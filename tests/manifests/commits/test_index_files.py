@@ -89,8 +89,8 @@ def test_an_index_json_that_is_none_is_named(pool: str, text: str) -> None:
 def test_an_index_of_a_newer_program_is_refused(pool: str) -> None:
     document = read_index_document(pool)
     assert document is not None
-    write_document(pool, dataclasses.replace(document, version=3))
-    with pytest.raises(ValueError, match=r"has version 3; this clipmill reads up to 2"):
+    write_document(pool, dataclasses.replace(document, version=4))
+    with pytest.raises(ValueError, match=r"has version 4; this clipmill reads up to 3"):
         read_index_document(pool)
 
 

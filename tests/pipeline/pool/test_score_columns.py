@@ -32,7 +32,7 @@ def test_columns_of_the_rows_and_of_others(tmp_path: Path) -> None:
         read_scores(files, other.record(1), ["caption_words"])
     (tmp_path / "b" / "scores").symlink_to(tmp_path / "a" / "scores")
     of_others = replace(document, fingerprint=other.fingerprint)
-    with pytest.raises(ValueError, match="was scored for other rows than those of its shard"):
+    with pytest.raises(ValueError, match="does not have the columns of shard 00001 as it is"):
         ScoreColumns(other, name, of_others).read(1, ["caption_words"])
     write_shard(pool, 2, list(enumerate(rows(3), start=20)))
     grown = read_commits(pool)

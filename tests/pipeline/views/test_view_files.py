@@ -291,7 +291,7 @@ def test_views_that_the_recipe_no_longer_has_are_named(
 @pytest.mark.parametrize("damage", [{"sidecar": "0" * 64}, {"rows": lambda table: table.slice(1)}])
 def test_scores_of_other_rows_are_refused(pool: str, damage: dict[str, Any]) -> None:
     change_shard(PoolLayout(pool).score_bundle(set_name(FILTERS[0]), 1), 1, **damage)
-    with pytest.raises(ValueError, match=r"00000\.parquet was scored for other rows.*; remove .*"):
+    with pytest.raises(ValueError, match=r"00000\.parquet does not have the columns.* remove .*"):
         files.choose_views(pool, recipe(LONG))
     assert files.choose_views(pool, recipe(TOP))["bright"].kept == 6  # reads another set
 
