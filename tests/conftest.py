@@ -35,7 +35,6 @@ LONGEST_FIRST = (
     "tests/examples/miniweb/test_photo_web.py",
     "tests/test_null_web.py",
     "tests/pipeline/test_object_store.py",
-    "tests/pipeline/pool/test_kills_and_faults.py",
     "tests/train/formats/test_parity.py",
     "tests/pipeline/fetch/test_download.py",
     "tests/pipeline/executor/test_stage.py",

@@ -12,7 +12,7 @@ Invariants:
   `tests/manifests/commits/test_writer.py`.
 * A closed index is read without a listing, an open one is completed from one. What a person does
   to a record is named by `clipmill audit verify` and taken up by `clipmill audit reindex`:
-  `tests/manifests/commits/test_reading.py`.
+  `tests/manifests/commits/test_index_files.py`.
 * A damaged byte, a missing file and two different records of a shard are errors that name
   `clipmill audit reindex`: `tests/manifests/commits/test_index_files.py`.
 * The fingerprint is that of the records as a dict: `tests/manifests/commits/test_commits.py`.

@@ -8,15 +8,15 @@ only.
 Invariants:
 
 * Tickets of one group start in order, and only one worker has tickets of it at a time:
-  `tests/pipeline/executor/test_schedule.py`.
+  `tests/pipeline/executor/test_tickets.py`.
 * Every ticket is counted in `Report.done` or `Report.failures`; a failed try is repeated once,
   after a pause, a try that was lost with its node five times:
-  `tests/pipeline/executor/test_outcomes.py`, `tests/pipeline/executor/test_stage.py`.
+  `tests/pipeline/executor/test_tickets.py`, `tests/pipeline/executor/test_stage.py`.
 * A worker that dies is replaced; three in a row that die before they are ready end the stage,
   unless their node died: `tests/pipeline/executor/test_ray_actors.py`. Kills on a real Ray:
   `tests/test_ray_kills.py`; on several nodes: `tests/test_nodes.py`.
 * Only JSON and the name of the factory cross to a worker:
-  `tests/pipeline/executor/test_worker.py`.
+  `tests/pipeline/executor/test_tickets.py`.
 
 A new stage is a factory at the top level of a module, `work(config) -> Callable[[Ticket], dict]`,
 passed to `execute(Stage(name=..., work=...), tickets, engine=...)`. A new engine is a function

@@ -15,8 +15,8 @@ Invariants:
   (`tests/pipeline/pool/test_record_spill.py`).
 * Of two commands one gets the lease, and the workers of a lost one publish nothing
   (`tests/pipeline/pool/test_lease.py`).
-* Every row has one outcome (`tests/pipeline/pool/test_rows.py`); a damaged tar is an error with
-  its offset (`tests/pipeline/pool/test_tars.py`).
+* Every row has one outcome (`tests/pipeline/pool/test_shard_writer.py`); a damaged tar is an error
+  with its offset (`tests/pipeline/pool/test_tars.py`).
 * A new column of the sidecar: `manifests/columns.py`, a new `SHARD_VERSION`, new hashes in the
   golden test.
 """

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not file_calls.available(), reason="this machine has no seccomp listeners"),
 ]
-IN_SAMPLE = 3  # points of each scenario
+IN_SAMPLE = 5  # points of each scenario
 WRITES = ("write", "pwrite64", "writev")
 # Calls of each scenario when this was written, and some less: far fewer would not be all.
 LEAST = {

@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not file_calls.available(), reason="this machine has no seccomp listeners"),
 ]
-IN_SAMPLE = 3  # operations for each fault
+IN_SAMPLE = 5  # operations for each fault
 MESSAGES = {"EIO": "Input/output error", "ENOSPC": "No space left"}
 
 

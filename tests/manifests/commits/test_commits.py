@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 
-import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
 from manifests.commits import Commits
+from manifests.commits.commits import conform, schema, to_records, to_table
 from manifests.layout import SHARD_VERSION
 from tests.support.commit_records import commit_record
 
@@ -78,6 +81,47 @@ def test_the_first_shard_with_a_reason() -> None:
     assert COMMITS.first_with("decode") is None
 
 
-def test_a_table_out_of_order_is_our_own_mistake() -> None:
-    with pytest.raises(AssertionError, match="not in order"):
-        Commits("/p", COMMITS.table.take(np.array([1, 0])))
+# --------------------------------------------------------------------------------------------------
+# Commit records as columns and back: nothing is lost, and what does not fit is named.
+
+
+STAMP = {"size": 3, "mtime_ns": 10**18, "etag": None}
+MANNERS = {"per_host": 2, "user_agent": "é (mailto:a@b.example)"}
+ODD_RECORDS = [
+    commit_record(0),
+    commit_record(3000, reasons={}, fence=7, manners=MANNERS),
+    commit_record(
+        100_000, tar="s3://bucket/a b.tar", adopted=True, tar_stamp=STAMP, revision=2, engine="e",
+        engine_version="1", duration_s=0.25,
+    ),
+]  # fmt: skip
+
+
+def test_records_and_columns_are_inverses() -> None:
+    table = to_table(ODD_RECORDS)
+    assert table.schema == schema()
+    assert table["shard"].to_pylist() == [0, 3000, 100_000]
+    assert table["tar_sha256"][0].as_py().hex() == ODD_RECORDS[0].tar_sha256
+    assert list(to_records(table)) == ODD_RECORDS
+    assert list(to_records(table.slice(1, 1))) == ODD_RECORDS[1:2]
+    assert to_table([]).num_rows == 0
+
+
+def test_columns_survive_parquet() -> None:
+    sink = io.BytesIO()
+    pq.write_table(to_table(ODD_RECORDS), sink)
+    read = conform(pq.read_table(pa.BufferReader(sink.getvalue())), schema().names)
+    assert read.schema == schema()
+    assert list(to_records(read)) == ODD_RECORDS
+
+
+def test_a_column_that_a_file_lacks_is_named() -> None:
+    table = to_table(ODD_RECORDS[:1]).drop_columns(["count"])
+    with pytest.raises(ValueError, match="it has no column 'count'"):
+        conform(table, schema().names)
+
+
+@pytest.mark.parametrize("value", ["x", "", "G" * 64, "A" * 64, "a" * 63])
+def test_a_hash_that_is_none_is_named(value: str) -> None:
+    with pytest.raises(ValueError, match=r"record of shard 00003 has tar_sha256 .* not a sha256"):
+        to_table([commit_record(2), commit_record(3, tar_sha256=value)])

@@ -9,16 +9,25 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.commits import read_commits, rebuild_index, update_index
+from manifests.commits import (
+    Commits,
+    IndexWriter,
+    ShardFiles,
+    open_shard_files,
+    read_commits,
+    read_index_document,
+    rebuild_index,
+    update_index,
+)
 from manifests.commits.commits import to_table
 from manifests.commits.index import (
     IndexDocument,
     newest_rows,
     read_files,
-    read_index_document,
     write_document,
     write_file,
 )
+from manifests.layout import CommitRecord, PoolLayout
 from tests.support.commit_records import commit_record, write_record
 
 REINDEX = r"run clipmill audit reindex "
@@ -34,15 +43,6 @@ def pool(tmp_path: Path) -> str:
 
 def files(pool: str) -> list[Path]:
     return sorted(Path(pool, "index").glob("*.parquet"))
-
-
-def test_a_file_is_named_by_its_content(pool: str) -> None:
-    (path,) = files(pool)
-    assert path.name == f"commits-{disk.file_sha256(path)[:16]}.parquet"
-    document = read_index_document(pool)
-    assert document is not None
-    assert (document.closed, document.shards, len(document.files)) == (True, 4, 1)
-    assert document.fingerprint == read_commits(pool).fingerprint
 
 
 def test_every_bad_byte_of_the_index_is_noticed(pool: str) -> None:
@@ -68,15 +68,6 @@ def _same_json(text: bytes, other: bytes) -> bool:
         return bool(json.loads(text) == json.loads(other))
     except ValueError:
         return False
-
-
-def test_a_missing_file_is_named(pool: str) -> None:
-    (path,) = files(pool)
-    path.unlink()
-    with pytest.raises(ValueError, match=rf"{path.name} is not there; {REINDEX}"):
-        read_commits(pool)
-    assert len(rebuild_index(pool)) == 4
-    assert len(read_commits(pool)) == 4
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense"])
@@ -124,8 +115,138 @@ def test_a_file_that_a_writer_merged_meanwhile_is_found_in_the_new_index(pool: s
     assert (read.shards, table.num_rows) == (5, 5)
 
 
-def test_some_columns(pool: str) -> None:
+# --------------------------------------------------------------------------------------------------
+# Paths of shards for the trainer: from two small files of a closed index.
+
+
+@pytest.fixture
+def renamed(tmp_path: Path) -> str:
+    for shard in range(7):
+        write_record(str(tmp_path), shard)
+    write_record(str(tmp_path), 5, revision=2, tar="00005.r2.tar")
+    write_record(str(tmp_path), 6, tar="s3://b/x.tar", adopted=True)
+    return str(tmp_path)
+
+
+def test_the_paths_are_those_of_the_records(renamed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = open_shard_files(renamed)
+    assert isinstance(commits, Commits)
+    update_index(renamed)
+    read: list[str] = []
+    read_bytes = disk.read_bytes
+
+    def counting(path: str, *rest: int) -> bytes:
+        read.append(str(path))
+        return read_bytes(path, *rest)
+
+    monkeypatch.setattr(disk, "read_bytes", counting)
+    files = open_shard_files(renamed)
+    assert isinstance(files, ShardFiles)
+    assert len(read) <= 2
+    assert files.fingerprint == commits.fingerprint
+    for shard in range(7):
+        assert files.tar(shard) == commits.tar(shard)
+        assert files.sidecar(shard) == commits.sidecar(shard)
+    assert files.tar(6) == "s3://b/x.tar"
+    assert files.tar("00005").endswith("/shards/00005.r2.tar")
+
+
+def test_a_lost_file_is_named(renamed: str) -> None:
+    update_index(renamed)
+    for path in Path(renamed, "index").glob("*.parquet"):
+        path.unlink()
+    for read in (open_shard_files, read_commits):
+        with pytest.raises(ValueError, match=r"is not there; run clipmill audit reindex "):
+            read(renamed)
+    assert len(rebuild_index(renamed)) == len(read_commits(renamed)) == 7
+
+
+# --------------------------------------------------------------------------------------------------
+# `read_commits` gives what is committed: by a closed index, an open one, and none.
+
+
+def counted_reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    paths: list[str] = []
+    read = CommitRecord.read.__func__  # type: ignore[attr-defined]
+
+    def counting(cls: type[CommitRecord], path: str) -> CommitRecord:
+        paths.append(path)
+        return read(cls, path)
+
+    monkeypatch.setattr(CommitRecord, "read", classmethod(counting))
+    return paths
+
+
+def test_a_pool_without_an_index_is_read_from_its_records(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    assert len(read_commits(pool)) == 0
+    for shard in (100_000, 2, 99_999, 3000):
+        write_record(pool, shard)
+    assert read_commits(pool).shards.tolist() == [2, 3000, 99_999, 100_000]
+    assert not (tmp_path / "index").exists()
+    some = read_commits(pool, ["tar"])
+    assert some.tar(2) == f"{pool}/shards/00002.tar"
+    assert some.fingerprint == read_commits(pool).fingerprint
+
+
+@pytest.mark.parametrize("count", [0, 1, 5])
+def test_a_closed_index_reads_no_record_and_lists_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    pool = str(tmp_path)
+    for shard in range(count):
+        write_record(pool, shard)
+    closed = update_index(pool)
+    paths = counted_reads(monkeypatch)
+    monkeypatch.setattr(disk, "list_names", None)
+    commits = read_commits(pool)
+    assert commits.shards.tolist() == list(range(count))
+    assert list(commits.records()) == list(closed.records())
+    assert (commits.fingerprint, commits.totals) == (closed.fingerprint, closed.totals)
+    assert paths == []
+
+
+def test_an_open_index_is_completed_from_a_listing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = str(tmp_path)
+    for shard in range(6):
+        write_record(pool, shard)
+    with pytest.raises(KeyboardInterrupt), IndexWriter(pool):
+        raise KeyboardInterrupt
     document = read_index_document(pool)
     assert document is not None
-    _, table = read_files(pool, document, ["tar"])
-    assert table.column_names == ["shard", "revision", "tar"]
+    assert not document.closed
+    for shard in (6, 7, 8):
+        write_record(pool, shard)
+    paths = counted_reads(monkeypatch)
+    assert read_commits(pool).shards.tolist() == list(range(9))
+    Path(PoolLayout(pool).commit_record(1)).unlink()
+    assert 1 not in read_commits(pool)
+    assert {Path(path).name[:5] for path in paths} == {"00006", "00007", "00008"}
+
+
+def test_what_a_person_does_to_records_is_seen_when_the_index_is_made_anew(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    for shard in range(3):
+        write_record(pool, shard)
+    before = update_index(pool)
+    Path(PoolLayout(pool).commit_record(1)).unlink()
+    write_record(pool, 7)
+    write_record(pool, 2, count=6, successes=3)
+    assert read_commits(pool).fingerprint == before.fingerprint
+    now = rebuild_index(pool)
+    assert now.shards.tolist() == read_commits(pool).shards.tolist() == [0, 2, 7]
+    assert now.record(2).count == 6
+    assert now.fingerprint != before.fingerprint
+    assert now.totals.rows == 16
+
+
+def test_a_record_of_another_shard_and_one_without_a_number_are_named(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    disk.write_json(PoolLayout(pool).commit_record(3), commit_record(4).to_plain())
+    with pytest.raises(ValueError, match=r"00003_stats\.json is the commit record of shard 00004"):
+        read_commits(pool)
+    disk.write_json(tmp_path / "b/shards/my_stats.json", {})
+    with pytest.raises(ValueError, match=r"my_stats\.json is not a commit record.*no shard number"):
+        read_commits(str(tmp_path / "b"))

@@ -115,15 +115,6 @@ def test_batches_are_few_and_every_row_is_there(tmp_path: Path) -> None:
     assert index.commits.shards.tolist() == list(range(80))
 
 
-def test_a_batch_is_written_when_it_is_late(tmp_path: Path) -> None:
-    pool = str(tmp_path)
-    with IndexWriter(pool, batch_seconds=0.0) as index:
-        index.add(write_record(pool, 0))
-        document = read_index_document(pool)
-        assert document is not None
-        assert document.shards == 1
-
-
 def test_a_shard_that_is_replaced_is_forgotten_first(tmp_path: Path) -> None:
     pool = str(tmp_path)
     build(pool, range(5))
@@ -164,17 +155,6 @@ def test_only_files_with_a_forgotten_shard_are_written_again(tmp_path: Path) -> 
         index.forget([100, 4, 6, 7])  # nothing is left of the file
         assert set(disk.list_names(PoolLayout(pool).index, ".parquet")) == kept
     assert index.commits.shards.tolist() == list(range(12))
-
-
-def test_an_index_is_made_anew_from_the_records(tmp_path: Path) -> None:
-    pool = str(tmp_path)
-    assert len(rebuild_index(pool)) == 0
-    before = build(pool, range(5))
-    (tmp_path / "index/index.json").write_text("nonsense")
-    (tmp_path / "index/commits-0.parquet").write_text("rubbish")
-    after = rebuild_index(pool)
-    assert list(after.records()) == list(before.records())
-    assert len(disk.list_names(PoolLayout(pool).index)) == 2
 
 
 def test_a_record_that_is_none_is_refused(tmp_path: Path) -> None:

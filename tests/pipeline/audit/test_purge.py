@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -158,53 +157,6 @@ def test_views_and_the_runs_that_drew_from_them_are_named(small: Path, tmp_path:
     assert any("study/runs/one" in line for line in purge_lines(result))
     with pytest.raises(ValueError, match="is not a folder"):
         purge_rows(pool, {"uid": {next(iter(rows_of(pool)))}}, used_by=[str(tmp_path / "none")])
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.slow
-def test_a_purge_that_is_killed_is_ended_by_the_next(
-    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = list(rows_of(str(small)).values())
-    chosen = [row for row in rows if row["image_name"]][::5]
-    names = ("write_bytes", "write_json", "publish", "remove", "create_file", "replace_json")
-    calls = {name: getattr(disk, name) for name in names}
-    state = {"left": 0}
-
-    def counted(name: str) -> Any:
-        def call(*arguments: Any, **options: Any) -> Any:
-            state["left"] -= 1
-            if state["left"] < 0:
-                raise Killed
-            return calls[name](*arguments, **options)
-
-        return call
-
-    for name in names:
-        monkeypatch.setattr(disk, name, counted(name))
-    ended = 0
-    for kill in range(0, 200, 4):
-        pool = str(shutil.copytree(small, tmp_path / f"pool-{kill}"))
-        state["left"] = kill
-        try:
-            purge_rows(pool, {"url": {row["url"] for row in chosen}})
-            ended += 1
-        except Killed:
-            state["left"] = 10**6
-            purge_rows(pool, {"url": {row["url"] for row in chosen}})
-        state["left"] = 10**6
-        everything = list(contents(pool))
-        for row in chosen:
-            assert not any(row["url"].encode() in content for content in everything), kill
-        assert verify(pool) == [], kill
-        assert count_pool(pool).fetch.reasons["purged"] == len(chosen), kill
-        shutil.rmtree(pool)
-        if ended:
-            break
-    assert ended
 
 
 def test_what_depends_on_other_rows_is_old_after_a_purge(

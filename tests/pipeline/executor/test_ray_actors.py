@@ -126,10 +126,6 @@ def echo(config: dict[str, Any]) -> Work:
     return lambda ticket: ticket.payload
 
 
-def refuse(config: dict[str, Any]) -> Work:
-    raise ValueError("no such model")
-
-
 class Telling:
     """Work that tells of a running ticket and a slow host."""
 
@@ -250,22 +246,6 @@ def test_a_stage_that_waits_says_every_minute_for_what(
         executor.run_on_ray(stage, [Ticket(id="t", group="g")], None, outcomes)
     assert [i for i in range(1, len(lines)) if lines[i] > lines[i - 1]] == [6, 12, 18, 24]
     assert caplog.messages[1] == line
-
-
-def test_tickets_run_and_idle_workers_end(ray: FakeRay) -> None:
-    pool = actor_pool(tickets=2)
-    for _ in range(4):
-        step(pool)
-    assert pool.outcomes.report == Report(done=2)
-    assert not pool.busy
-    assert not ray.killed
-    pool.release_idle()
-    assert len(ray.killed) == 1
-
-
-def test_a_factory_that_refuses_its_config_ends_the_stage(ray: FakeRay) -> None:
-    with pytest.raises(ValueError, match="no such model"):
-        step(actor_pool(refuse))
 
 
 def test_workers_that_die_before_they_are_ready_are_replaced_a_few_times(ray: FakeRay) -> None:

@@ -245,14 +245,6 @@ def test_a_worker_that_is_killed_with_two_tickets_under_way(on: Run) -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.ray
-def test_a_worker_that_is_killed_once_costs_nothing_but_time(on: Run) -> None:
-    tickets = [("a", {"sleep": 0.6}), ("a", {"sleep": 0.3, "do": "die", "once": 1}), ("a", {})]
-    report, _, results = on("ray", obedient, tickets, concurrency=2)
-    assert report.failed == {}
-    assert set(results) == {"0", "1", "2"}
-
-
 # --- mistakes -------------------------------------------------------------------------------------
 
 
@@ -297,12 +289,6 @@ def test_a_factory_that_kills_its_worker_ends_the_stage(on: Run, tmp_path: Path)
     with pytest.raises(RuntimeError, match="3 workers in a row died before they were ready"):
         on("ray", deadly, [("a", {})])
     assert (tmp_path / "log").read_text().count("factory") == 3
-
-
-@pytest.mark.ray
-def test_asking_for_more_than_the_machine_has_is_refused(on: Run) -> None:
-    with pytest.raises(ValueError, match="asks for 64 GPU per worker and this machine has"):
-        on("ray", obedient, [("a", {})], gpus=64)
 
 
 @pytest.mark.ray

@@ -14,7 +14,7 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits, update_index
-from manifests.layout import CommitRecord, PoolLayout, pool_fingerprint, read_commit_records
+from manifests.layout import CommitRecord, PoolLayout, read_commit_records
 from pipeline.pool.lease import read_commit_record, read_sidecar, remove_uncommitted
 from pipeline.pool.shard_writer import ShardWriter
 from tests.support.five_rows import files_of, five_rows, write_five
@@ -165,15 +165,6 @@ def test_the_statistics_of_another_program_are_no_commit_record(tmp_path: Path) 
         ):
             function(str(tmp_path))
     assert (tmp_path / "shards/00000.tar").read_bytes() == b"precious"
-
-
-def test_the_fingerprint_changes_with_every_shard(tmp_path: Path) -> None:
-    seen = {pool_fingerprint(read_commit_records(str(tmp_path)))}
-    for number in range(3):
-        write_five(str(tmp_path), number)
-        seen.add(pool_fingerprint(read_commit_records(str(tmp_path))))
-    assert len(seen) == 4
-    assert list(read_commit_records(str(tmp_path))) == ["00000", "00001", "00002"]
 
 
 # --- two writers ----------------------------------------------------------------------------------

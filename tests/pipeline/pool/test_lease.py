@@ -25,9 +25,9 @@ from pipeline.pool.lease import (
     check_fence,
     hold_lease,
 )
-from tests.support.killed_children import start_child
 
-ROUNDS = 20
+ROUNDS = 10
+PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def take_and_wait(pool: str, pipe: Connection) -> None:
@@ -45,7 +45,8 @@ def start(pool: str, count: int) -> list[tuple[Any, Connection]]:
     processes = []
     for _ in range(count):
         ours, theirs = multiprocessing.Pipe()
-        process = start_child(take_and_wait, pool, theirs)
+        process = PROCESSES.Process(target=take_and_wait, args=(pool, theirs))
+        process.start()
         processes.append((process, ours))
     return processes
 

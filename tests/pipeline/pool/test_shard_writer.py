@@ -9,17 +9,20 @@ import json
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 import webdataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from manifests import disk
-from manifests.columns import SIDECAR
+from manifests.columns import SIDECAR, with_extra
 from manifests.layout import SHARD_VERSION, PoolLayout, read_commit_records
+from manifests.text import valid_text
 from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import ShardWriter
+from pipeline.pool.shard_writer import ShardWriter, json_array, outcome_row
 from pipeline.pool.tars import index_tar
 from tests.support.five_rows import Row, five_rows, write_five
 
@@ -177,3 +180,117 @@ def test_the_books_of_a_writer_must_balance(tmp_path: Path) -> None:
         with pytest.raises(AssertionError, match="1 of 2 outcomes"):
             writer.commit(2)
     assert read_commit_records(str(tmp_path)) == {}
+
+
+# --------------------------------------------------------------------------------------------------
+# The text of a column is byte for byte that of json.dumps.
+
+
+TEXTS = [
+    None, "", "plain", 'a "quote"', "back\\slash", "tab\t", "\x7f", "ü", "🐱", "a\n", "/", "~ ",
+]  # fmt: skip
+
+
+def as_json(values: list[Any]) -> bytes:
+    return json.dumps(values, separators=(",", ":")).encode()
+
+
+@settings(deadline=None)
+@given(st.lists(st.one_of(st.none(), st.sampled_from(TEXTS), st.text(max_size=20)), max_size=30))
+def test_text_is_escaped_as_json_does(values: list[str | None]) -> None:
+    values = [v if v is None else v.encode("utf-8", "replace").decode() for v in values]
+    column = pa.chunked_array([values[:3], values[3:]], pa.string())
+    assert json_array(column) == as_json(values)
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([1, None, -(2**63), 2**63 - 1], pa.int64()),
+        ([None, None], pa.int32()),
+        ([True, None, False], pa.bool_()),
+        ([1.5, None, 1e300, 0.1], pa.float64()),
+        ([[1, 2], None, []], pa.list_(pa.int64())),
+        ([], pa.string()),
+        ([None], pa.string()),
+        (TEXTS, pa.large_string()),
+    ],
+)
+def test_other_types_too(values: list[Any], kind: pa.DataType) -> None:
+    assert json_array(pa.chunked_array([values], kind)) == as_json(values)
+
+
+# --------------------------------------------------------------------------------------------------
+# One value that no file can hold costs at most its own row, never the shard.
+
+
+# What aiohttp makes of `caf\xe9` in a header, and json.loads of "\ud800".
+HALVES = ("caf\udce9", "a \ud800 b", "\udfff")
+FILLED_IN = ("key", "status", "reason", "class", "image_name")
+TEXT_COLUMNS = [f.name for f in SIDECAR if f.type == pa.string() and f.name not in FILLED_IN]
+INTEGERS = [f.name for f in SIDECAR if pa.types.is_integer(f.type)]
+WRITTEN_HERE = ("image_", "text_", "json_")
+
+
+@pytest.mark.parametrize("bad", HALVES)
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_bad_byte_in_every_text_through_commit_and_read_back(
+    bad: str, stored: bool, tmp_path: Path
+) -> None:
+    record: dict[str, Any] = {
+        **dict.fromkeys(TEXT_COLUMNS, bad),
+        "reason": None if stored else "dns",
+    }
+    record["mine"] = bad
+    columns = {"mine": "string"}
+    with ShardWriter(str(tmp_path), 0, "task", "0", columns) as writer:
+        writer.add(0, record, b"image" if stored else None, {"title": bad, "deep": [{bad: bad}]})
+        writer.add(1, {"url": "http://a.test/", "caption": "fine"}, b"image")
+        commit = writer.commit(2)
+    assert commit.successes == 1 + stored
+    good = valid_text(bad)
+    good.encode()
+    row, neighbour = read_sidecar(str(tmp_path), 0).to_pylist()
+    assert {row[name] for name in (*TEXT_COLUMNS, "mine")} == {good}
+    assert neighbour["caption"] == "fine"
+    if stored:
+        data = Path(PoolLayout(str(tmp_path)).tar(commit)).read_bytes()
+        members = {
+            m.name: data[m.offset :][: m.length] for m in index_tar(f"{tmp_path}/shards/00000.tar")
+        }
+        assert members["000000000.txt"].decode() == good
+        document = json.loads(members["000000000.json"])
+        assert document["final_url"] == document["title"] == good
+        assert document["deep"] == [{good: good}]
+
+
+@pytest.mark.parametrize("name", [n for n in INTEGERS if not n.startswith(WRITTEN_HERE)])
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1])
+def test_an_integer_that_its_column_cannot_hold_costs_its_row(
+    name: str, value: int, tmp_path: Path
+) -> None:
+    with ShardWriter(str(tmp_path), 0, "task", "0") as writer:
+        writer.add(0, {"url": "u", "caption": "c", name: value}, b"image")
+        writer.add(
+            1, {"url": "u", "reason": "dns", "error_message": "no answer", name: value}, None
+        )
+        writer.add(2, {"url": "u", "caption": "c"}, b"image")
+        commit = writer.commit(3)
+    assert (commit.successes, commit.reasons) == (1, {"decode_error": 1, "dns": 1})
+    rows = read_sidecar(str(tmp_path), 0).to_pylist()
+    assert [row[name] for row in rows[:2]] == [None, None]
+    assert rows[0]["error_message"] == f"{name}: more than the column can hold"
+    assert rows[0]["image_name"] is rows[0]["image_offset"] is None
+    assert rows[1]["error_message"] == f"no answer; {name}: more than the column can hold"
+    assert next(m.name for m in index_tar(f"{tmp_path}/shards/00000.tar")) == "000000002.jpg"
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [("original_width", 32), ("http_status", 16), ("link", 32), ("votes", 64)]
+)
+def test_the_largest_and_the_smallest_integer_fit(name: str, bits: int) -> None:
+    schema = with_extra(SIDECAR, {"votes": "int"})
+    for value in (2 ** (bits - 1) - 1, -(2 ** (bits - 1))):
+        assert outcome_row({name: value}, schema, stored=True)[name] == value
+    row = outcome_row({name: 2 ** (bits - 1)}, schema, stored=True)
+    assert (row[name], row["status"], row["reason"]) == (None, "failed_to_resize", "decode_error")
