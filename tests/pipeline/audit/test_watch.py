@@ -104,9 +104,3 @@ def test_a_command_that_failed_says_why(tmp_path: Path) -> None:
         watched = watch_pool(pool, Shown())
     assert (watched.ending, watched.is_fine) == ("failed", False)
     assert list(watched_lines(pool, watched))[-1].endswith("failed: ValueError: no \x1b weights")
-
-
-@pytest.mark.parametrize("content", ["", "{", '{"version": 1, "pid": "x"}'])
-def test_a_damaged_progress_file_is_as_none(tmp_path: Path, content: str) -> None:
-    (tmp_path / "progress.json").write_text(content)
-    assert watch_pool(str(tmp_path), Shown()).ending == "idle"

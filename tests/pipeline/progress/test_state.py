@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
 
-from manifests import disk
 from pipeline.progress.state import (
     MAX_HOSTS,
     MIN_LOST_S,
@@ -20,7 +18,6 @@ from pipeline.progress.state import (
     measure_commit,
     measure_links,
     measure_scored,
-    state_from_plain,
 )
 from tests.support.command_states import command_state, stage_state
 from tests.support.commit_records import commit_record
@@ -29,8 +26,7 @@ RESULT = {"count": 100, "successes": 80, "tar_bytes": 5_000, "reasons": {"dns": 
 
 
 class Clock:
-    def __init__(self) -> None:
-        self.now = 1_000.0
+    now = 1_000.0
 
     def __call__(self) -> float:
         return self.now
@@ -67,6 +63,7 @@ def test_rows_reasons_and_bytes_add_up(clock: Clock) -> None:
 
 
 def test_the_time_left_follows_from_the_tickets_of_this_run(clock: Clock) -> None:
+    assert counter_of(clock, total=0).state().left_s == 0.0
     # 10 tickets are left of a pool that has thousands: those of earlier runs do not count.
     counter = counter_of(clock, total=10)
     assert counter.state().left_s is None
@@ -101,6 +98,7 @@ def test_rows_of_running_tickets_are_counted_once(clock: Clock) -> None:
     clock.now += 10.0
     counter.reported("w", report.to_json())
     state = counter.state()
+    assert (state.running, state.oldest, state.oldest_s) == (2, "a", 10.0)
     assert (state.rows, state.stored, state.bytes, state.reasons) == (51, 50, 500, {"dns": 1})
     assert state.left_s == pytest.approx(10.0 * (2 - 0.51) / 0.51, rel=0.01)
     assert [host.host for host in state.hosts] == ["dead.example"]
@@ -109,15 +107,6 @@ def test_rows_of_running_tickets_are_counted_once(clock: Clock) -> None:
     assert counter.state().rows == 101
     counter.retried("b")
     assert counter.state().rows == 100
-
-
-def test_the_ticket_that_runs_longest_is_named(clock: Clock) -> None:
-    counter = counter_of(clock)
-    counter.started("old")
-    clock.now += 30.0
-    counter.started("new")
-    state = counter.state()
-    assert (state.running, state.oldest, state.oldest_s) == (2, "old", 30.0)
 
 
 def test_an_ended_stage_stands_still_and_has_the_rate_of_its_whole_time(clock: Clock) -> None:
@@ -129,31 +118,13 @@ def test_an_ended_stage_stands_still_and_has_the_rate_of_its_whole_time(clock: C
     assert (state.seconds, state.rows_per_s, state.left_s, state.ended) == (400.0, 1.0, 0.0, True)
 
 
-def test_a_stage_without_tickets_has_no_time_left(clock: Clock) -> None:
-    counter = counter_of(clock, total=0)
-    clock.now += 10.0
-    assert counter.state().left_s == 0.0
-
-
-def test_a_worker_that_tells_nonsense_is_an_error_of_the_caller(clock: Clock) -> None:
-    with pytest.raises(ValueError, match="Expecting value"):
-        counter_of(clock).reported("w", "no json")
-    with pytest.raises(KeyError):
-        counter_of(clock).reported("w", json.dumps({}))
-
-
 # --- hosts ----
-
-
-def test_hosts_that_lose_nothing_are_not_there() -> None:
-    losses = HostLosses()
-    losses.add("fast.example", 0.2, None)
-    losses.add("fast.example", SLOW_S, "http_4xx")  # an answer, and in time
-    assert losses.worst() == ()
 
 
 def test_the_worst_host_comes_first_with_its_last_reason() -> None:
     losses = HostLosses()
+    losses.add("fast.example", 0.2, None)
+    losses.add("fast.example", SLOW_S, "http_4xx")  # an answer, and in time
     losses.add("slow.example", SLOW_S + 3, None)
     losses.add("dead.example", 20.0, "deadline")
     losses.add("dead.example", 0.0, "host_busy")
@@ -196,20 +167,3 @@ def test_the_current_stage_is_the_one_that_runs_else_the_last_one() -> None:
     assert command_state(running, ended).current == running
     assert command_state(ended).current == ended
     assert command_state(stages=()).current is None
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        None,
-        [],
-        {},
-        {"version": 99},
-        {**disk.to_plain(command_state()), "stages": [{"name": "x"}]},
-        {**disk.to_plain(command_state()), "pid": "many"},
-        {**disk.to_plain(command_state()), "stages": 7},
-    ],
-)
-def test_what_is_no_state_is_refused(document: object) -> None:
-    with pytest.raises((ValueError, TypeError)):
-        state_from_plain(document)

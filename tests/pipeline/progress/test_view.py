@@ -14,8 +14,15 @@ from pipeline.executor.stage import execute
 from pipeline.executor.tickets import Stage, Ticket, Work
 from pipeline.progress import view
 from pipeline.progress.state import CommandState, Measure, StageState
-from pipeline.progress.view import LogLines, View, counted_stage, read_state, shown_progress
-from tests.support.terminals import terminal
+from pipeline.progress.view import (
+    LogLines,
+    View,
+    counted_stage,
+    read_state,
+    shown_progress,
+    write_state,
+)
+from tests.support.command_states import command_state
 
 
 class BrokenScreen:
@@ -142,18 +149,6 @@ def test_a_closed_or_missing_stderr_changes_nothing(
         run_tickets(sleep=0.05)
 
 
-def test_a_terminal_that_hangs_up_in_the_middle_ends_nothing(
-    fast: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    with terminal(20) as shown:
-        monkeypatch.setattr(sys, "stderr", shown.stream)
-        with shown_progress():
-            run_tickets(sleep=0.1)
-            shown.hang_up()
-            run_tickets(sleep=0.1)
-
-
 def test_a_screen_that_blocks_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     class Blocking(LogLines):
         def show(self, state: CommandState) -> None:
@@ -194,15 +189,33 @@ def test_stages_that_have_ended_are_bounded() -> None:
     view_.close("finished")
 
 
-def test_a_stage_without_tickets_and_a_command_without_stages_end(fast: None) -> None:
-    run_tickets(count=0)
-    with shown_progress():
-        pass
-    with shown_progress(), counted_stage("empty", 0):
-        time.sleep(0.1)
+# --------------------------------------------------------------------------------------------------
+# progress.json is whole or not there, and killed writers leave one partial file at most.
 
 
-def test_a_stage_logs_its_last_line(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    run_tickets()
-    assert [message.split(",")[0] for message in caplog.messages] == ["work: 4 of 4 tasks"]
+def test_a_state_is_read_as_it_was_written(tmp_path: Path) -> None:
+    assert read_state(str(tmp_path)) is None
+    write_state(str(tmp_path), command_state(pid=1))
+    write_state(str(tmp_path), command_state(pid=2))
+    assert read_state(str(tmp_path)) == command_state(pid=2)
+    assert os.listdir(tmp_path) == ["progress.json"]
+
+
+def test_a_killed_writer_leaves_a_file_that_the_next_one_takes(tmp_path: Path) -> None:
+    (tmp_path / ".progress.json.partial").write_text("{half")
+    write_state(str(tmp_path), command_state())
+    assert os.listdir(tmp_path) == ["progress.json"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{", "[]", "7", "{}", '{"version": 1}', '{"version": 2}', '{"version": 2, "pid": "x"}'],
+)
+def test_a_damaged_file_is_no_state(tmp_path: Path, content: str) -> None:
+    (tmp_path / "progress.json").write_text(content)
+    assert read_state(str(tmp_path)) is None
+
+
+def test_an_object_store_has_a_state_too() -> None:
+    write_state("memory://progress-test", command_state())
+    assert read_state("memory://progress-test") == command_state()
