@@ -16,7 +16,7 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
-from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
+from manifests.schema import Recipe, Rule, Source, View
 from pipeline import recipe_run
 from pipeline.audit.integrity import verify
 from pipeline.crawl.crawler import crawl
@@ -40,18 +40,8 @@ PLACES = (
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    source = tmp_path_factory.mktemp("source")
-    for i in range(7):
-        (source / f"{i}.jpg").write_bytes(audited.image_bytes(30 + i, i))
-    table = "\n".join(f"{i}.jpg,image number {i}" for i in range(7))
-    (source / "captions.csv").write_text(f"file,caption\n{table}\n")
-    return Recipe(
-        name="local",
-        source=Source(kind="files", paths=(str(source / "captions.csv"),)),
-        fetch=Fetch(rows_per_shard=4),
-        filters=(FilterSpec(name="caption"),),
-        views=(View(name="wide", rules=(Rule(name="wide", where="original_width > 32"),)),),
-    )
+    view = View(name="wide", rules=(Rule(name="wide", where="original_width > 32"),))
+    return audited.local_recipe(tmp_path_factory.mktemp("local"), 7, views=(view,))
 
 
 def take_over(pool: str) -> None:

@@ -130,3 +130,21 @@ def retry_transient(pool: str) -> None:
         keys += [row["key"] for row in rows if row["class"] == "transient"]
     for task in plans.retried(pool, RECIPE, keys):
         write_shard(pool, task)
+
+
+def local_recipe(folder: Path, rows: int = 9, missing: int = 0, **changes: Any) -> Recipe:
+    """A recipe of local files in a folder `source`; the last `missing` of them are not there."""
+    source = folder / "source"
+    source.mkdir(parents=True, exist_ok=True)
+    for i in range(rows - missing):
+        (source / f"{i}.jpg").write_bytes(image_bytes(30 + i, i))
+    table = "\n".join(f"{i}.jpg,image number {i}" for i in range(rows))
+    (source / "captions.csv").write_text(f"file,caption\n{table}\n")
+    values: dict[str, Any] = {
+        "name": "local",
+        "source": Source(kind="files", paths=(str(source / "captions.csv"),)),
+        "fetch": Fetch(rows_per_shard=4),
+        "filters": (FilterSpec(name="caption"),),
+        "views": (View(name="raw"),),
+    }
+    return Recipe(**{**values, **changes})

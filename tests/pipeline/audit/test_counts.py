@@ -15,7 +15,7 @@ from manifests.schema import Recipe, Source
 from pipeline.audit.counts import count_pool, write_pool_json
 from pipeline.external.adopt import adopt_tars, tar_tickets
 from pipeline.pool.shard_writer import member_block
-from tests.support import audited, commands, plans
+from tests.support import audited, commands
 
 
 @pytest.fixture
@@ -34,18 +34,6 @@ def test_the_counts_of_a_whole_pool(pool: str) -> None:
     assert counts.views["raw"].kept == fetch.stored == 18
     assert list(counts.scores.values()) == [ScoreCounts(rows=24, stored=18, scored=18)]
     assert (counts.complete, counts.problems) == (True, ())
-
-
-def test_a_pool_on_its_way_is_not_complete(tmp_path: Path) -> None:
-    pool = str(tmp_path)
-    audited.write_pairs(pool)
-    assert count_pool(pool).complete is False
-    assert count_pool(pool).fetch.planned == 0
-    tasks = plans.planned(pool, audited.RECIPE)
-    audited.write_shard(pool, tasks[0])
-    counts = count_pool(pool)
-    assert (counts.fetch.shards, counts.fetch.planned) == (1, len(tasks))
-    assert (counts.complete, counts.problems) == (False, ())
 
 
 def test_a_row_that_was_retried_counts_once(pool: str) -> None:
@@ -124,11 +112,6 @@ def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
     (tmp_path / "a.tar").unlink()
     (tmp_path / "b.tar").unlink()
     assert "there is no tar at" in count_pool(pool).problems[0]
-
-
-def test_a_folder_that_is_no_pool(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has neither pairs nor committed shards"):
-        count_pool(str(tmp_path))
 
 
 def test_pool_json_can_be_made_again(pool: str) -> None:

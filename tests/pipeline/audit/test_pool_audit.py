@@ -11,7 +11,7 @@ from manifests import disk
 from manifests.columns import PAIRS
 from manifests.layout import PoolLayout
 from manifests.schema import Recipe, Rule, Source, View
-from pipeline.audit.integrity import audit_lines, audit_plain, audit_pool
+from pipeline.audit.integrity import audit_lines, audit_pool
 from pipeline.external.adopt import adopt_tars, tar_tickets
 from pipeline.pool.shard_writer import member_block
 from pipeline.views.files import choose_views
@@ -25,20 +25,6 @@ def pool(tmp_path: Path) -> str:
     return audited.make(tmp_path / "pool")
 
 
-def test_a_whole_pool(pool: str) -> None:
-    audit = audit_pool(pool)
-    assert audit.is_fine
-    text = "\n".join(audit_lines(audit))
-    assert "crawl   26 links of 1 parts = 24 pairs + 2 dropped" in text
-    assert "24 attempted = 18 stored + 6 not stored" in text
-    assert "http_4xx" in text
-    assert "attempted 24 → stored 18 → big" in text
-    assert text.endswith("\nall counts are consistent")
-    plain = audit_plain(audit)
-    assert plain["fetch"]["stored"] == 18
-    assert (plain["complete"], plain["problems"], plain["damaged"]) == (True, [], [])
-
-
 def test_a_pool_on_its_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = str(tmp_path)
     audited.write_pairs(pool)
@@ -46,6 +32,8 @@ def test_a_pool_on_its_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert "no shard is planned yet: run clipmill build" in capsys.readouterr().out
     tasks = plans.planned(pool, audited.RECIPE)
     audited.write_shard(pool, tasks[0])
+    fetch = audit_pool(pool).counts.fetch  # type: ignore[union-attr]
+    assert (fetch.shards, fetch.planned) == (1, len(tasks))
     assert commands.audit([pool]) == 3
     assert f"{len(tasks) - 1} shards are missing: run clipmill build" in capsys.readouterr().out
 
@@ -112,11 +100,14 @@ def test_adopted_tars_that_changed_or_went_away_are_problems(tmp_path: Path) -> 
         adopt_tars({"pool": pool})(ticket)
     assert audit_pool(pool).is_fine
     tar.write_bytes(members.replace(b"words", b"sword") + bytes(1024))  # of the same size
-    audit = audit_pool(pool)
+    audit = audit_pool(pool, verify_files=True)
     assert not audit.is_fine
+    assert audit.damaged == (f"{tar}: damaged: another sha256",)
     [problem] = audit.problems
     assert problem.startswith(f"{tar}: changed since shard 00000 was adopted from it: ")
-    assert audit_lines(audit)[-2:] == [f"WRONG   {problem}", "1 problem found"]
+    assert audit_lines(audit)[-3:] == [
+        f"WRONG   {problem}", f"WRONG   {audit.damaged[0]}", "2 problems found",
+    ]  # fmt: skip
     tar.unlink()
     assert audit_pool(pool).problems == (f"{tar}: missing; shard 00000 was adopted from it",)
 
@@ -142,7 +133,14 @@ def test_verify_as_a_command(pool: str, capsys: pytest.CaptureFixture[str]) -> N
     assert commands.audit(["verify", pool, "--json"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[-2] == "all counts are consistent and all files are intact"
-    assert json.loads(out[-1])["damaged"] == []
+    for line in (
+        "crawl   26 links of 1 parts = 24 pairs + 2 dropped",
+        "        24 attempted = 18 stored + 6 not stored",
+    ):
+        assert line in out
+    plain = json.loads(out[-1])
+    assert (plain["complete"], plain["problems"], plain["damaged"]) == (True, [], [])
+    assert plain["fetch"]["stored"] == 18
     tar = Path(pool) / "shards/00001.tar"
     tar.write_bytes(tar.read_bytes()[:-1])
     assert commands.audit(["verify", pool]) == 3
@@ -164,3 +162,34 @@ def test_a_folder_that_is_no_pool(tmp_path: Path, capsys: pytest.CaptureFixture[
         assert captured.out == ""
         assert captured.err.startswith("error: ")
         assert captured.err.count("\n") == 1
+
+
+# --------------------------------------------------------------------------------------------------
+# `clipmill audit` as a command: statuses, one line for a mistake, JSON at the end.
+
+
+@pytest.mark.parametrize("row", ["none.jpg", "f" * 32])
+def test_a_row_that_is_not_there_is_a_mistake(
+    row: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = make_pool(tmp_path, [Row(caption="a cat"), Row(caption="a dog", reason="http_4xx")])
+    assert commands.audit(["explain", pool, row]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["explain", "POOL", ""], "ROW is empty; give a uid"),
+        (["explain", "POOL", "x", "--engine", "ray"], "Unknown option: --engine"),
+        (["POOL", "--engine", "inline"], "Unknown option: --engine"),
+        (["lock", "POOL", ""], "parquet"),
+    ],
+)
+def test_no_option_is_ignored(
+    tmp_path: Path, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = make_pool(tmp_path, [Row(caption="a cat")])
+    assert commands.audit([pool if word == "POOL" else word for word in words]) == 2
+    assert message in capsys.readouterr().err

@@ -13,21 +13,30 @@ from filters import FILTERS
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
-from manifests.records import ViewDocument, read_document
+from manifests.records import ShardTable, ViewDocument, read_document
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from pipeline.audit import purge as purge_module
 from pipeline.audit.counts import count_pool
+from pipeline.audit.explain import explain_lines, explain_row
 from pipeline.audit.integrity import verify
-from pipeline.audit.purge import purge_lines, purge_rows, read_criteria
-from pipeline.fetch.download import Downloader
-from pipeline.planning.plan_files import read_plan
+from pipeline.audit.purge import (
+    find_users,
+    minus,
+    purge_lines,
+    purge_rows,
+    purges_of_name,
+    purges_of_uid,
+    read_criteria,
+)
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring.score_sets import score_set
 from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views
-from tests.support import audited, plans
+from pipeline.views.files import choose_views, write_selected_view
+from tests.support import audited, commands
 from tests.support.bundles import scores_of
+from tests.support.exported import exported_pool
 from tests.support.purged import contents, make, members, rows_of
-from tests.support.small_pool import Row, make_pool
+from tests.support.small_pool import Row, make_pool, rows
 from tests.support.toy_pool_filters import Often
 
 ROWS = 240
@@ -116,24 +125,6 @@ def test_other_words_are_refused(word: str) -> None:
         read_criteria([word])
 
 
-def test_a_row_that_waits_is_never_fetched(tmp_path: Path) -> None:
-    pool = str(tmp_path / "pool")
-    rows = audited.write_pairs(pool, 5)
-    tasks = plans.planned(pool, audited.RECIPE)
-    result = purge_rows(pool, {"url": {row["url"] for row in rows}})
-    assert result.rows == 5
-    config = {"pool": pool, "fetch": disk.to_plain(audited.RECIPE.fetch), "source_kind": "wat"}
-    downloader = Downloader({**config, "decoders": 1})
-    try:
-        shards = np.arange(len(tasks))
-        for ticket in read_plan(pool).tickets(shards):
-            downloader(ticket)
-    finally:
-        downloader.close()
-    assert count_pool(pool).fetch.reasons == {"purged": 5}
-    assert all(row["url"] is None for row in rows_of(pool).values())
-
-
 def test_a_pair_without_a_plan_is_dropped_and_counted(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     rows = audited.write_pairs(pool, 5)
@@ -196,3 +187,165 @@ def test_what_depends_on_other_rows_is_old_after_a_purge(
     columns = scores_of(pool, name, 0)["often"].to_pylist()
     assert columns == [None, 4, 4, 3]
     assert verify(pool) == []
+
+
+# --------------------------------------------------------------------------------------------------
+# The content of rows goes, everything beside it stays.
+
+
+def test_a_funnel_without_the_purged_rows() -> None:
+    document = ViewDocument(
+        name="v",
+        rules=({"name": "a"}, {"name": "b"}),
+        thresholds={},
+        funnel=(("attempted", 10), ("stored", 9), ("a", 6), ("b", 4)),
+        kept=4,
+        fingerprint="old",
+        scores={},
+        shards=ShardTable(file="shards-0.parquet", count=1, sha256=""),
+    )
+    changed = minus(document, {"": 1, "a": 1, "b:missing": 1, "not_stored": 5}, "new")
+    assert changed.funnel == (("attempted", 10), ("stored", 6), ("a", 4), ("b", 3))
+    assert (changed.kept, changed.fingerprint) == (3, "new")
+
+
+# --------------------------------------------------------------------------------------------------
+# Runs, ablations and reports that drew from a view are found by their documents.
+
+
+def run(folder: Path, pool: str, view: str, name: str = "blend.json") -> None:
+    blend = {"pools": {"web": pool}, "views": {f"web/{view}": 1.0}}
+    disk.write_json(folder / name, blend if name == "blend.json" else {"blend": blend})
+
+
+def test_runs_their_ablations_and_reports(tmp_path: Path) -> None:
+    pool = str(tmp_path / "pool")
+    run(tmp_path / "study/runs/a/seed-0", pool, "raw")
+    run(tmp_path / "study/runs/a/seed-1", pool, "other")
+    run(tmp_path / "single", pool, "raw", "run.json")
+    run(tmp_path / "elsewhere", "/other/place", "raw")
+    disk.write_json(tmp_path / "study/ablation.json", {})
+    (tmp_path / "study/report.html").write_text("")
+    expected = {
+        str(tmp_path / "study/runs/a/seed-0"),
+        str(tmp_path / "study"),
+        str(tmp_path / "study/report.html"),
+        str(tmp_path / "single"),
+    }
+    assert set(find_users(pool, ["raw"], [])) == expected
+    assert set(find_users(pool, ["raw"], [str(tmp_path / "single")])) == {str(tmp_path / "single")}
+    assert list(find_users(pool, [], [])) == []
+    assert list(find_users(pool, ["raw"], [str(tmp_path / "none")])) == []
+
+
+def test_pools_hidden_folders_and_damaged_documents_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = tmp_path / "pool"
+    run(pool / "shards/00003/deep", str(pool), "raw")
+    run(tmp_path / ".hidden", str(pool), "raw")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken/run.json").write_text("{")
+    disk.write_json(tmp_path / "list/run.json", [1])
+    assert list(find_users(str(pool), ["raw"], [])) == []
+
+
+# --------------------------------------------------------------------------------------------------
+# What was purged is known without its content; a row of a selected view and stray files too.
+
+
+def row_of(pool: str, shard: int, row: int) -> dict[str, str]:
+    sidecar = disk.read_parquet(read_commits(pool).sidecar(shard), ["uid", "url"])
+    values: dict[str, str] = sidecar.to_pylist()[row]
+    return values
+
+
+def test_a_purged_url_uid_and_host_are_explained_without_their_content(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = make_pool(tmp_path / "pool", rows(20))
+    by_url, by_host, by_uid = row_of(pool, 0, 1), row_of(pool, 0, 2), row_of(pool, 1, 3)
+    host = by_host["url"].split("/")[2]
+    purge_rows(pool, read_criteria([f"url={by_url['url']}", f"domain={host}"]))
+    purge_rows(pool, read_criteria([f"uid={by_uid['uid']}"]))
+    for name in (by_url["url"], by_host["url"], f"https://www.{host}/another.jpg"):
+        (purge,) = explain_row(pool, name)["purged"]
+        assert (purge["by"], purge["rows"]) == (["domain", "url"], 2)
+        assert purge["at"].endswith("Z")
+    (line,) = explain_lines(explain_row(pool, by_url["url"]))
+    assert "by domain and url, with 2 rows" in line
+    assert "http" not in line
+    history = explain_row(pool, by_uid["uid"])
+    assert [purge["by"] for purge in history["purged"]] == [["uid"]]
+    assert any(line.startswith("purged") for line in explain_lines(history))
+    assert explain_row(pool, by_host["uid"])["purged"][0]["by"] == ["domain", "url"]
+    assert explain_row(pool, row_of(pool, 1, 5)["uid"])["purged"] == []
+    for path in Path(pool, "purges").iterdir():
+        for text in (by_url["url"], host):
+            assert text not in path.read_text()
+    assert commands.audit(["explain", pool, by_url["url"]]) == 0
+    assert "purged" in capsys.readouterr().out
+    assert commands.audit(["explain", pool, "https://never.example/x.jpg"]) == 2
+    assert purges_of_name(pool, "not a url") == purges_of_uid(pool, "ab" * 16) == []
+
+
+def test_a_row_that_was_purged_by_its_uid_is_explained_by_its_url(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", rows(20))
+    row = row_of(pool, 0, 1)
+    purge_rows(pool, read_criteria([f"uid={row['uid']}"]))
+    (purge,) = explain_row(pool, row["url"])["purged"]
+    assert purge["by"] == ["uid"]
+    for path in Path(pool, "purges").iterdir():
+        assert row["url"] not in path.read_text()
+
+
+def test_a_killed_purge_leaves_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make_pool(tmp_path / "pool", rows(10))
+    row = row_of(pool, 0, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(purge_module.disk, "remove", _killed_at_the_journal)
+        with pytest.raises(KeyboardInterrupt):
+            purge_rows(pool, read_criteria([f"url={row['url']}"]))
+    with pytest.raises(ValueError, match=r"no row of .* matches"):  # the first one is ended
+        purge_rows(pool, read_criteria(["url=https://other.example/"]))
+    assert len(disk.list_names(disk.join(pool, "purges"))) == 1
+    assert len(explain_row(pool, row["url"])["purged"]) == 1
+
+
+def _killed_at_the_journal(path: str) -> None:
+    if str(path).endswith("purge.json"):
+        raise KeyboardInterrupt
+    Path(path).unlink(missing_ok=True)
+
+
+def test_a_row_that_a_selected_view_does_not_keep(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", rows(10))
+    commits = read_commits(pool)
+    write_selected_view(
+        commits, "even", "in the even rows", lambda start, stop: np.arange(start, stop) % 2 == 0
+    )
+    decision = explain_row(pool, row_of(pool, 0, 1)["uid"])["attempts"][0]["views"]["even"]
+    [rule] = decision["rules"]
+    assert (rule["rule"], rule["outcome"]) == ("in the even rows", "rejects")
+
+
+def test_a_stray_folder_is_no_view_and_a_stray_file_has_a_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = exported_pool(tmp_path / "pool")
+    stray = Path(pool, "views", "stray.json")
+    stray.mkdir()
+    assert commands.audit(["verify", pool]) == 0
+    recipe = Recipe(
+        name="r", source=Source(kind="files", paths=("x.csv",)), views=(View(name="raw"),)
+    )
+    choose_views(pool, recipe)
+    uid = row_of(pool, 0, 0)["uid"]
+    assert set(explain_row(pool, uid)["attempts"][0]["views"]) == {"raw", "wide"}
+    stray.rmdir()
+    stray.write_text("{}")
+    capsys.readouterr()
+    assert commands.audit([pool]) == 3
+    output = capsys.readouterr().out
+    assert "views/stray.json is no ViewDocument" in output
+    assert "make the view again with clipmill filter, or remove it" in output

@@ -17,7 +17,7 @@ from manifests.commits import open_shard_files, read_commits, read_index_documen
 from manifests.layout import PoolLayout, pool_fingerprint, read_commit_records
 from manifests.records import ScoreSetDocument, ViewDocument
 from manifests.records import read_document as read_json
-from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
+from manifests.schema import Recipe, Source, View
 from pipeline import recipe_run
 from pipeline.audit.integrity import verify
 from pipeline.pool.lease import hold_lease, read_sidecar
@@ -86,17 +86,6 @@ def test_a_dry_run_says_what_a_purge_then_does(
         k: v for k, v in done.items() if k not in changed
     }
     assert purge(pool, capsys, f"uid={row['uid']}", "--dry-run")["rows"] == 0
-
-
-def test_the_second_purge_of_a_row_finds_nothing(
-    pool: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    row = next(row for row in rows_of(pool).values() if row["image_name"])
-    first = purge(pool, capsys, f"uid={row['uid']}")
-    assert (first["rows"], first["shards"]) == (1, 1)
-    before = files(pool)
-    assert purge(pool, capsys, f"uid={row['uid']}", f"url={row['url']}")["rows"] == 0
-    assert files(pool) == before
 
 
 def test_a_pool_that_is_being_written_is_left_alone(
@@ -206,27 +195,10 @@ def test_bundles_of_masks_and_scores_and_a_closed_index(
 # --- and then a build -----------------------------------------------------------------------------
 
 
-def local_recipe(folder: Path, rows: int = 9) -> Recipe:
-    """A recipe of local files."""
-    source = folder / "source"
-    source.mkdir(exist_ok=True)
-    for i in range(rows):
-        (source / f"{i}.jpg").write_bytes(audited.image_bytes(30 + i, i))
-    table = "\n".join(f"{i}.jpg,image number {i}" for i in range(rows))
-    (source / "captions.csv").write_text(f"file,caption\n{table}\n")
-    return Recipe(
-        name="local",
-        source=Source(kind="files", paths=(str(source / "captions.csv"),)),
-        fetch=Fetch(rows_per_shard=4),
-        filters=(FilterSpec(name="caption"),),
-        views=(View(name="raw"),),
-    )
-
-
 def test_a_build_does_not_fetch_a_purged_row_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, pool = local_recipe(tmp_path), str(tmp_path / "pool")
+    recipe, pool = audited.local_recipe(tmp_path), str(tmp_path / "pool")
     recipe_run.build(recipe, pool, engine="inline")
     chosen = list(rows_of(pool).values())[4]
     assert purge(pool, capsys, f"url={chosen['url']}")["rows"] == 1
@@ -244,7 +216,7 @@ def test_a_build_does_not_fetch_a_purged_row_again(
 def test_a_row_that_waits_to_be_fetched_is_never_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    recipe, pool = local_recipe(tmp_path), str(tmp_path / "pool")
+    recipe, pool = audited.local_recipe(tmp_path), str(tmp_path / "pool")
     recipe_run.build(recipe, pool, engine="inline", until="plan")
     (tmp_path / "pool/shards").mkdir(exist_ok=True)
     pairs = pq.read_table(PoolLayout(pool).pairs_part(0)).to_pylist()

@@ -13,7 +13,7 @@ from manifests import disk
 from manifests.aligned import Bundle
 from manifests.commits import read_index_document, update_index
 from manifests.layout import PoolLayout
-from manifests.schema import Fetch, FilterSpec, Recipe, Source, View
+from manifests.schema import Fetch, Recipe
 from pipeline import recipe_run
 from pipeline.audit import repair
 from pipeline.audit.counts import count_pool
@@ -25,29 +25,12 @@ from tests.support import audited
 from tests.support.bundles import damage_shard
 
 
-def built(folder: Path, rows: int = 12) -> str:
-    """A pool of local files; the last of them is missing."""
-    source = folder / "source"
-    source.mkdir()
-    for i in range(rows - 1):
-        (source / f"{i}.jpg").write_bytes(audited.image_bytes(30 + i, i))
-    table = "\n".join(f"{i}.jpg,image {i}" for i in range(rows))
-    (source / "captions.csv").write_text(f"file,caption\n{table}\n")
-    recipe = Recipe(
-        name="mended",
-        source=Source(kind="files", paths=(str(source / "captions.csv"),)),
-        fetch=Fetch(rows_per_shard=5),
-        filters=(FilterSpec(name="caption"),),
-        views=(View(name="raw"),),
-    )
-    pool = str(folder / "pool")
-    recipe_run.build(recipe, pool, engine="inline")
-    return pool
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(built(tmp_path_factory.mktemp("built")))
+    folder = tmp_path_factory.mktemp("built")
+    recipe = audited.local_recipe(folder, 12, missing=1, fetch=Fetch(rows_per_shard=5))
+    recipe_run.build(recipe, str(folder / "pool"), engine="inline")
+    return folder / "pool"
 
 
 @pytest.fixture
@@ -164,33 +147,6 @@ def test_scores_and_masks_are_removed_and_named(pool: Path) -> None:
     assert verify(str(pool)) == []
 
 
-@pytest.mark.parametrize("removals", range(5))
-def test_a_repair_that_ends_between_two_removals_is_ended_by_the_next(
-    pool: Path, monkeypatch: pytest.MonkeyPatch, removals: int
-) -> None:
-    [columns] = pool.glob("scores/*/bundle-00000.parquet")
-    mask = pool / "views/raw/bundle-00000.parquet"
-    for path in (columns, mask):
-        path.write_bytes(b"no table")
-    remove, removed = disk.remove, []
-
-    def stop(path: str) -> None:
-        if "/scores/" in path or "/views/" in path:
-            if len(removed) == removals:
-                raise KeyboardInterrupt
-            removed.append(path)
-        remove(path)
-
-    monkeypatch.setattr(repair.disk, "remove", stop)
-    with pytest.raises(KeyboardInterrupt):
-        repair_pool(str(pool))
-    monkeypatch.undo()
-    repair_pool(str(pool))
-    assert not columns.exists()
-    assert not mask.exists()
-    assert verify(str(pool)) == []
-
-
 def recipe_of(pool: Path) -> Recipe:
     recipe: Recipe = disk.from_plain(Recipe, disk.read_json(pool / "recipe.json"))
     return recipe
@@ -232,7 +188,7 @@ def test_documents_of_the_pool_are_made_anew_and_a_changed_recipe_is_named(pool:
     assert '"stored": 11' in document.read_text()
     recipe = pool / "recipe.json"
     before = recipe.read_text()
-    recipe.write_text(before.replace('"mended"', '"changed"'))
+    recipe.write_text(before.replace('"local"', '"changed"'))
     [line] = repair_pool(str(pool)).left
     assert line.startswith("recipe.json: damaged: ")
     assert "was changed after clipmill wrote it" in line

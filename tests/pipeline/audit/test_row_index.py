@@ -5,16 +5,20 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from manifests import disk
 from manifests.commits import Commits, read_commits, update_index
 from pipeline.audit import explain, row_index
 from pipeline.audit.explain import explain_row
+from pipeline.audit.purge import find_rows
 from pipeline.audit.row_index import extend_row_index, locate, write_row_index
 from pipeline.pool.lease import LeaseLost, read_sidecar
+from tests.support import audited
 from tests.support.small_pool import make_pool, rows
 
 
@@ -59,7 +63,8 @@ def test_every_uid_url_and_key_leads_to_its_shard(
     assert write_row_index(commits) == 80
     check_every_row(pool)
     assert locate(commits, "0" * 32).shards == ()
-    assert locate(commits, "https://nowhere.example/").shards == ()
+    for url in ("https://nowhere.example/", "http://\udcff.example/"):  # of a terminal: no UTF-8
+        assert locate(commits, url).shards == ()
 
 
 @pytest.mark.parametrize("name", ["dog.jpg", "g" * 32, "12", "999990000", "", "\udcff"])
@@ -70,12 +75,6 @@ def test_other_names_may_be_in_any_shard(tmp_path: Path, name: str) -> None:
     assert located.shards == ()
     assert located.others.tolist() == commits.shards.tolist()
     assert located.remark
-
-
-def test_a_url_of_a_terminal_that_is_no_utf_8_is_a_name(tmp_path: Path) -> None:
-    commits = read_commits(make_pool(tmp_path, rows(5)))
-    write_row_index(commits)
-    assert locate(commits, "http://\udcff.example/").shards == ()
 
 
 def test_a_table_is_extended_by_what_it_lacks(tmp_path: Path) -> None:
@@ -176,15 +175,37 @@ def test_a_damaged_table_is_made_anew_with_the_next_shards(tmp_path: Path) -> No
     check_every_row(pool)
 
 
-def test_a_file_name_is_looked_for_everywhere_and_the_line_says_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+# --------------------------------------------------------------------------------------------------
+# Rows are found by what fits them, in the files that have them, with few files opened.
+
+
+def sidecar_rows(pool: str) -> list[tuple[int, int, dict[str, Any]]]:
+    commits = read_commits(pool)
+    rows = []
+    for shard in commits.shards.tolist():
+        for number, row in enumerate(disk.read_parquet(commits.sidecar(shard)).to_pylist()):
+            rows.append((shard, number, row))
+    return rows
+
+
+def test_the_row_index_spares_the_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(explain, "MANY_SHARDS", 1)
-    caplog.set_level(logging.INFO)
-    pool = make_pool(tmp_path, rows(20))
-    write_row_index(read_commits(pool))
-    name = read_sidecar(pool, 0)["image_name"].drop_null()[0].as_py()
-    explain_row(pool, name)
-    (line,) = caplog.messages
-    assert "neither a uid nor a URL nor a tar key" in line
-    assert "reindex" not in line
+    pool = audited.make(tmp_path / "pool")
+    commits = update_index(pool)
+    shard, _, row = sidecar_rows(pool)[13]
+    slow = find_rows(commits, {"uid": {row["uid"]}})
+    write_row_index(commits)
+    read, opened = disk.read_parquet, []
+
+    def counted(path: Any, *args: Any, **options: Any) -> pa.Table:
+        opened.append(str(path))
+        return read(path, *args, **options)
+
+    monkeypatch.setattr(disk, "read_parquet", counted)
+    fast = find_rows(commits, {"uid": {row["uid"]}})
+    assert fast.uids.equals(slow.uids)
+    assert (list(fast.shards), fast.files) == (list(slow.shards), slow.files)
+    sidecars = [path for path in opened if "/shards/" in path]
+    assert sidecars == [commits.sidecar(shard)]
+    assert find_rows(commits, {"uid": {"1" * 32}}).uids.to_pylist() == []
