@@ -3,6 +3,7 @@ contradict each other."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import logging
 import platform
@@ -119,12 +120,7 @@ def write_pool_json(
     sources = read_parts(pool)["source_id"].to_pylist()
     libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
     document = PoolDocument(
-        crawl=counts.crawl,
-        fetch=counts.fetch,
-        scores=counts.scores,
-        views=counts.views,
-        complete=counts.complete,
-        problems=counts.problems,
+        **{field.name: getattr(counts, field.name) for field in dataclasses.fields(counts)},
         recipe=recipe.name,
         recipe_hash=identity.recipe_hash(recipe),
         source=disk.content_hash(sources) if sources else commits.hash_of("tar_sha256"),

@@ -10,7 +10,7 @@ from typing import Literal
 
 from pipeline.pool.lease import LeaseOwner, LeaseWatch
 from pipeline.progress.state import CommandState
-from pipeline.progress.view import Screen, read_state, screen_for, stage_line
+from pipeline.progress.view import LogLines, read_state, screen_for, stage_line
 
 LOOK_EVERY_S = 2.0
 Ending = Literal["idle", "finished", "failed", "killed"]
@@ -30,7 +30,7 @@ class Watched:
         return self.ending in ("idle", "finished") and not any(stage.failed for stage in stages)
 
 
-def watch_pool(pool: str, screen: Screen | None = None) -> Watched:
+def watch_pool(pool: str, screen: LogLines | None = None) -> Watched:
     """Show what the command does that holds the pool's lease, until it has ended.
 
     Returns at once where none holds it, after a minute where a process of another machine might.

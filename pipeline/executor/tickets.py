@@ -91,12 +91,11 @@ class TicketQueue:
         self._order = np.argsort(groups, kind="stable")
         self._end = np.cumsum(sizes)
         self._next = self._end - sizes
-        # Groups that no worker has, with tickets left, are in one of four containers. Unstarted
+        # Groups that no worker has, with tickets left, are in one of three containers. Unstarted
         # ones: the longest group starts first, so that the stage ends sooner.
         self._fresh = np.lexsort((first, -sizes))
         self._fresh_position = 0
         self._released: list[int] = []  # the next one is at the end
-        self._suspected: list[int] = []  # whose next ticket must run alone
         self._waiting: list[tuple[float, int]] = []  # heap by the time of a retry
         self._running: dict[Hashable, list[Ticket]] = {}
         self._group_of: dict[str, int] = {}  # of running tickets and of those that are tried again
@@ -107,7 +106,7 @@ class TicketQueue:
     @property
     def free_groups(self) -> int:
         """Number of groups that no worker has and that have tickets left."""
-        started = len(self._released) + len(self._suspected) + len(self._waiting)
+        started = len(self._released) + len(self._waiting)
         return len(self._fresh) - self._fresh_position + started
 
     def has_unstarted(self) -> bool:
@@ -198,14 +197,11 @@ class TicketQueue:
 
     def _free_group(self, *, busy: bool, now: float) -> int | None:
         """A free group, taken out of its container. A suspect is not for a busy worker."""
-        while self._waiting and self._waiting[0][0] <= now and self._suspect(self._waiting[0][1]):
-            self._suspected.append(heapq.heappop(self._waiting)[1])
-        if self._suspected and not busy:
-            return self._suspected.pop()
-        if self._released:
-            return self._released.pop()
-        if self._waiting and self._waiting[0][0] <= now:
-            return heapq.heappop(self._waiting)[1]
+        while self._waiting and self._waiting[0][0] <= now:
+            self._released.insert(0, heapq.heappop(self._waiting)[1])
+        for position in reversed(range(len(self._released))):
+            if not (busy and self._suspect(self._released[position])):
+                return self._released.pop(position)
         if self._fresh_position < len(self._fresh):
             self._fresh_position += 1
             return int(self._fresh[self._fresh_position - 1])
@@ -245,8 +241,6 @@ class TicketQueue:
             return
         if group in self._not_before:
             heapq.heappush(self._waiting, (self._not_before.pop(group), group))
-        elif self._suspect(group):
-            self._suspected.append(group)
         else:
             self._released.append(group)
 

@@ -28,7 +28,7 @@ from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, revised_na
 from manifests.schema import ROWS_PER_SHARD_LIMIT
 from manifests.text import valid_text
 from pipeline.pool.lease import check_fence, publication_lock, read_commit_record
-from pipeline.pool.tars import BLOCK, end_mark
+from pipeline.pool.tars import BLOCK
 
 # --------------------------------------------------------------------------------------------------
 # A column of a table as the JSON array that `json.dumps` writes, made by Arrow and not row by
@@ -419,6 +419,9 @@ def _integers_out_of_range(values: Mapping[str, Any], schema: pa.Schema) -> list
 # Rows to a tar with reproducible bytes, and to the rows of its sidecar.
 
 
+RECORD = 20 * BLOCK  # a tar's length is a multiple of it
+
+
 class ShardWriter:
     """Collects the rows of one shard in any order and commits them; images wait in a local file.
 
@@ -565,3 +568,8 @@ def member_block(name: str, data: bytes) -> bytes:
     info = tarfile.TarInfo(name)
     info.size, info.mode = len(data), 0o644
     return info.tobuf(tarfile.USTAR_FORMAT) + data + bytes(-len(data) % BLOCK)
+
+
+def end_mark(length: int) -> bytes:
+    """The zeros behind the last member of a tar that has `length` bytes before them."""
+    return bytes(2 * BLOCK + -(length + 2 * BLOCK) % RECORD)

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.text import valid_text
-from pipeline.pool.shard_writer import member_block
-from pipeline.pool.tars import BLOCK, CHUNK, Member, end_mark, index_tar, local_copy
+from pipeline.pool.shard_writer import end_mark, member_block
+from pipeline.pool.tars import BLOCK, CHUNK, Member, index_tar, local_copy
 
 PARTS = ("image", "text", "json")  # members of a sample
 UNSAFE = re.compile(r"\\|^[A-Za-z]:")  # what other systems read as a folder or a drive

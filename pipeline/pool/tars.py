@@ -13,7 +13,6 @@ from typing import IO
 from manifests import disk
 
 BLOCK = 512  # of a tar
-RECORD = 20 * BLOCK  # a tar's length is a multiple of it
 CHUNK = 2**20
 COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -36,11 +35,6 @@ class Member:
     def end(self) -> int:
         """Where the next header begins."""
         return self.offset + self.length + -self.length % BLOCK
-
-
-def end_mark(length: int) -> bytes:
-    """The zeros behind the last member of a tar that has `length` bytes before them."""
-    return bytes(2 * BLOCK + -(length + 2 * BLOCK) % RECORD)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import json
 import logging
 import os
 import shlex
@@ -14,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from manifests import disk
 from manifests.layout import PoolLayout
@@ -93,19 +92,8 @@ REMOTE_EVERY_S = 15.0  # a put is paid for
 
 
 def write_state(pool: str, state: CommandState) -> None:
-    """Write progress.json, whole or not at all, over the one of before.
-
-    The name of the partial file does not change, so that killed commands leave at most one.
-    """
-    path = PoolLayout(pool).progress_json
-    if disk.is_url(path):
-        disk.write_json(path, state)
-        return
-    target = disk.local_path(path)
-    partial = target.with_name(f".{target.name}.partial")
-    with open(partial, "w") as f:
-        json.dump(disk.to_plain(state), f)
-    os.replace(partial, target)
+    """Write progress.json, whole or not at all, over the one of before."""
+    disk.write_json(PoolLayout(pool).progress_json, state)
 
 
 def read_state(pool: str) -> CommandState | None:
@@ -128,18 +116,10 @@ SHOWN_REASONS, SHOWN_HOSTS = 8, 5
 logger = logging.getLogger("pipeline.progress")
 
 
-class Screen(Protocol):
-    """Shows states until it is closed."""
-
-    def show(self, state: CommandState) -> None: ...
-
-    def stage_ended(self, stage: StageState) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class LogLines:
-    """At most one line in LINE_EVERY_S, and one for each stage that has ended."""
+    """A screen: it shows states until it is closed. This one logs at most one line in LINE_EVERY_S,
+    and one for each stage that has ended.
+    """
 
     def __init__(self) -> None:
         self._last = time.monotonic()
@@ -160,7 +140,7 @@ class LogLines:
         """Nothing is open."""
 
 
-class Bars:
+class Bars(LogLines):
     """Rich's progress bars, a stage each, and what the last stage does. Log lines and what is
     printed appear above them."""
 
@@ -241,7 +221,7 @@ class Bars:
                 handler.setStream(sys.stderr)
 
 
-def screen_for(stream: IO[str] | None) -> Screen:
+def screen_for(stream: IO[str] | None) -> LogLines:
     """Bars where the stream is a terminal that can draw them, else log lines."""
     with contextlib.suppress(ValueError, OSError):  # ValueError: it is closed
         if stream is not None and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb":
@@ -266,7 +246,7 @@ MAX_MESSAGE = 400
 class View:
     """The stages of one command. `pool` is where its state is written; None: it is only shown."""
 
-    def __init__(self, pool: str | None, screen: Screen | None) -> None:
+    def __init__(self, pool: str | None, screen: LogLines | None) -> None:
         self._pool, self._screen = pool, screen
         self._started = time.time()
         self._ended: list[StageState] = []
@@ -344,7 +324,7 @@ class View:
     def _show(self) -> None:
         self._with_screen(lambda screen: screen.show(self.state()))
 
-    def _with_screen(self, action: Callable[[Screen], None]) -> None:
+    def _with_screen(self, action: Callable[[LogLines], None]) -> None:
         screen = self._screen
         if screen is None:
             return

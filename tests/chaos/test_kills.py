@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -50,17 +49,11 @@ def points(calls: list[str], name: str) -> list[Point]:
     return some(every, name, IN_SAMPLE)
 
 
-@pytest.mark.parametrize(
-    ("module", "name"),
-    [
-        *((chaos_pools, name) for name in chaos_pools.SCENARIOS),
-        *((chaos_runs, name) for name in chaos_runs.SCENARIOS),
-    ],
-)
+@pytest.mark.parametrize("name", [*chaos_pools.SCENARIOS, *chaos_runs.SCENARIOS])
 def test_what_is_killed_anywhere_is_resumed_to_the_same_bytes(
-    server: CommandServer, inputs: Path, tmp_path: Path, module: Any, name: str
+    server: CommandServer, inputs: Path, tmp_path: Path, name: str
 ) -> None:
-    trial = Trial(server, module, name, inputs, tmp_path)
+    trial = Trial(server, name, inputs, tmp_path)
     calls, expected, at_end = trial.whole()
     assert len(calls) >= LEAST[name]
     tried = killed = 0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import chaos_pools, file_calls
+from tests.support import file_calls
 from tests.support.forked_commands import CommandServer
 from tests.support.trials import Trial, problems_of, some
 
@@ -33,7 +33,7 @@ def server() -> Iterator[CommandServer]:
 def test_a_fault_at_any_operation_of_a_build_is_said_and_made_good(
     server: CommandServer, tmp_path: Path, fault: str
 ) -> None:
-    trial = Trial(server, chaos_pools, "build", tmp_path / "inputs", tmp_path)
+    trial = Trial(server, "build", tmp_path / "inputs", tmp_path)
     calls, expected, at_end = trial.whole()
     every = [(n, fault) for n in range(1, len(calls) + 1)]
     if fault not in MESSAGES:

@@ -135,17 +135,7 @@ def command(entry: str, *words: str) -> int:
     return commands.run(entry, words)
 
 
-# --- what is killed -------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """A pool and a command that changes it. `inputs` has captions.csv and recipe.yaml."""
-
-    prepare: Callable[[Path, Path], None]  # (inputs, pool): fill the pool before the command
-    run: Callable[[str, str], int]  # (inputs, pool) -> exit status
-    damaged_before: bool = False  # the pool may be damaged until the command has ended
-    end_status: int = 0
+# --- commands -------------------------------------------------------------------------------------
 
 
 def write_inputs(inputs: Path) -> None:
@@ -273,33 +263,6 @@ def build_from_lock(inputs: str, pool: str) -> int:
     return command("build", "--from-lock", str(Path(inputs).parent / "their.lock.parquet"), *words)
 
 
-SCENARIOS = {
-    "build": Scenario(nothing, build),
-    "score": Scenario(numbered_pool, score),
-    "score_pool": Scenario(build_until_fetch, score_pool),
-    "choose": Scenario(scored_numbered_pool, choose),
-    "reindex": Scenario(build_all, reindex),
-    "extend_index": Scenario(many_shards, extend_index),
-    "repair": Scenario(damage, repair, damaged_before=True),
-    "purge": Scenario(build_all, purge),
-    "lock": Scenario(build_all, lock),
-    "from_lock": Scenario(lock_elsewhere, build_from_lock),
-}
-
-
-def prepare(name: str, inputs: str, pool: str) -> None:
-    make_comparable()
-    if not Path(inputs).exists():
-        write_inputs(Path(inputs))
-    Path(pool).mkdir(parents=True)
-    SCENARIOS[name].prepare(Path(inputs), Path(pool))
-
-
-def run(name: str, inputs: str, pool: str) -> int:
-    """The command of a scenario."""
-    return SCENARIOS[name].run(inputs, pool)
-
-
 # --- what is there afterwards ---------------------------------------------------------------------
 
 
@@ -315,19 +278,6 @@ def visible_problems(pool: str) -> list[str]:
         if rows != record.count:
             problems.append(f"{shard}: {rows} rows of {record.count}")
     return problems
-
-
-def leftovers(pool: str) -> list[str]:
-    """Files and folders that are no part of a pool."""
-    names = []
-    for path in sorted(Path(pool).rglob("*")):
-        if "lease" in path.name:  # claims, and what a process that was killed asking for it left
-            continue
-        is_hidden = path.name.startswith(".")
-        is_empty = path.is_dir() and not any(path.iterdir())
-        if is_hidden or ".partial" in path.name or is_empty:
-            names.append(str(path.relative_to(pool)))
-    return names
 
 
 def state(pool: str) -> dict[str, Any]:
@@ -354,18 +304,43 @@ def problems_at_end(pool: str) -> list[str]:
     return [*verify(pool), *count_pool(pool).problems]
 
 
-def resume(name: str, inputs: str, pool: str) -> dict[str, Any]:
-    """Look at what a killed command left, run it again, and look at the result."""
-    scenario = SCENARIOS[name]
-    before = [] if scenario.damaged_before else visible_problems(pool)
-    status = scenario.run(inputs, pool)
-    return {
-        "visible": before,
-        "status": status,
-        "problems": problems_at_end(pool),
-        "leftovers": leftovers(pool),
-        "state": state(pool),
-    }
+# --- what is killed -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """A pool or a run, a command that changes it, and how to look at it. `inputs` has captions.csv
+    and recipe.yaml.
+    """
+
+    prepare: Callable[[Path, Path], None]  # (inputs, folder): fill the folder before the command
+    run: Callable[[str, str], int]  # (inputs, folder) -> exit status
+    damaged_before: bool = False  # it may be damaged until the command has ended
+    visible: Callable[[str], list[str]] = visible_problems
+    problems: Callable[[str], list[str]] = problems_at_end
+    state: Callable[[str], dict[str, Any]] = state
+
+
+SCENARIOS = {
+    "build": Scenario(nothing, build),
+    "score": Scenario(numbered_pool, score),
+    "score_pool": Scenario(build_until_fetch, score_pool),
+    "choose": Scenario(scored_numbered_pool, choose),
+    "reindex": Scenario(build_all, reindex),
+    "extend_index": Scenario(many_shards, extend_index),
+    "repair": Scenario(damage, repair, damaged_before=True),
+    "purge": Scenario(build_all, purge),
+    "lock": Scenario(build_all, lock),
+    "from_lock": Scenario(lock_elsewhere, build_from_lock),
+}
+
+
+def prepare(scenario: Scenario, inputs: str, folder: str) -> None:
+    make_comparable()
+    if not Path(inputs).exists():
+        write_inputs(Path(inputs))
+    Path(folder).mkdir(parents=True)
+    scenario.prepare(Path(inputs), Path(folder))
 
 
 # --- on a store -----------------------------------------------------------------------------------
@@ -393,11 +368,11 @@ def look_at_store(pool: str) -> dict[str, Any]:
 
 def whole_pool(inputs: str, pool: str) -> None:
     """A built pool with everything in it."""
-    prepare("purge", inputs, pool)
+    prepare(SCENARIOS["purge"], inputs, pool)
 
 
 def bundled_pool(inputs: str, pool: str) -> None:
     """A pool of several bundles, with an index."""
-    prepare("choose", inputs, pool)
+    prepare(SCENARIOS["choose"], inputs, pool)
     assert choose(inputs, pool) == 0
     assert reindex(inputs, pool) == 0

@@ -9,8 +9,7 @@ import dataclasses
 import hashlib
 import json
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from safetensors.torch import load_file
 from manifests import disk
 from manifests.records import CheckpointRecord, DamagedSamples
 from tests.support import commands
+from tests.support.chaos_pools import Scenario
 from tests.train.conftest import build_pool
 from train.parallel import checkpoint
 from train.parallel.checkpoint import Saver
@@ -33,14 +33,6 @@ SETTINGS = (
 )  # fmt: skip
 STEPS = 6
 VOLATILE = ("log.jsonl", "run.json")
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """A run folder and what writes into it."""
-
-    prepare: Callable[[str, str], None]  # (inputs, folder)
-    run: Callable[[str, str], int]
 
 
 def contents(step: int) -> tuple[dict[str, Any], dict[str, Any], CheckpointRecord]:
@@ -58,34 +50,30 @@ def contents(step: int) -> tuple[dict[str, Any], dict[str, Any], CheckpointRecor
     return weights, moments, record
 
 
-def save_whole(_: str, folder: str, *steps: int) -> int:
-    return save_by(ALONE, folder, steps)
-
-
-def save_sharded(_: str, folder: str, *steps: int) -> int:
+def save_steps(ranks: Ranks, folder: str, *steps: int) -> int:
+    """Save checkpoints as a training does; those of ranks with a mesh are sharded."""
     warnings.simplefilter("ignore")  # torch says that there is no process group
-    return save_by(SHARDED, folder, steps)
-
-
-def save_by(ranks: Ranks, folder: str, steps: tuple[int, ...]) -> int:
     checkpoint.clean(folder)
-    for step in steps or (3,):
+    for step in steps:
         saver = Saver(folder, ranks)
         saver.save(*contents(step))
         saver.finish()
     return 0
 
 
-def two_whole(inputs: str, folder: str) -> None:
-    save_whole(inputs, folder, 1, 2)
+def saving(ranks: Ranks) -> Scenario:
+    """A third checkpoint beside two."""
+    return Scenario(
+        lambda _, folder: save_steps(ranks, str(folder), 1, 2),
+        lambda _, folder: save_steps(ranks, folder, 3),
+        visible=partial(visible_problems, (2, 3)),
+        problems=partial(problems_at_end, 3),
+        state=state,
+    )
 
 
-def two_sharded(inputs: str, folder: str) -> None:
-    save_sharded(inputs, folder, 1, 2)
-
-
-def pool_beside(inputs: str, folder: str) -> None:
-    pool = Path(inputs).parent / "trained_pool"
+def pool_beside(inputs: Path, folder: Path) -> None:
+    pool = inputs.parent / "trained_pool"
     if not pool.exists():
         build_pool(pool)
 
@@ -96,40 +84,12 @@ def train(inputs: str, folder: str) -> int:
     return commands.train(["--mix", f"{pool}/all=1", "--out", folder, "--set", *SETTINGS])
 
 
-SCENARIOS = {
-    "checkpoint": Scenario(two_whole, save_whole),
-    "sharded_checkpoint": Scenario(two_sharded, save_sharded),
-    "train": Scenario(pool_beside, train),
-}
-
-
-def prepare(name: str, inputs: str, folder: str) -> None:
-    Path(folder).mkdir(parents=True)
-    SCENARIOS[name].prepare(inputs, folder)
-
-
-def run(name: str, inputs: str, folder: str) -> int:
-    return SCENARIOS[name].run(inputs, folder)
-
-
-def visible_problems(name: str, folder: str) -> list[str]:
-    """A checkpoint that has been there before, or a newer one, can be loaded."""
-    saved = checkpoint.saved_steps(folder)
-    latest = checkpoint.latest(folder)
-    if name == "train":
-        whole = latest is not None or not saved
-        return [] if whole else [f"none of the checkpoints {saved} can be loaded"]
-    if latest is None or latest.step not in (2, 3):
-        return [f"{saved}: {latest and latest.step} is loaded"]
-    return []
-
-
-def leftovers(folder: str) -> list[str]:
-    names = []
-    for path in sorted(Path(folder).rglob("*")):
-        if path.name.startswith(".") or ".partial" in path.name:
-            names.append(str(path.relative_to(folder)))
-    return names
+def visible_problems(steps: tuple[int, ...], folder: str) -> list[str]:
+    """A checkpoint of one of these steps can be loaded; without steps, one if any was saved."""
+    saved, latest = checkpoint.saved_steps(folder), checkpoint.latest(folder)
+    if latest is None:
+        return [f"none of the checkpoints {saved} can be loaded"] if saved or steps else []
+    return [f"{saved}: {latest.step} is loaded"] if steps and latest.step not in steps else []
 
 
 def state(folder: str) -> dict[str, Any]:
@@ -154,23 +114,20 @@ def state(folder: str) -> dict[str, Any]:
     return files
 
 
-def problems_at_end(folder: str) -> list[str]:
-    """Whether the last checkpoint of a finished run can be loaded."""
+def problems_at_end(step: int, folder: str) -> list[str]:
+    """Whether the last checkpoint can be loaded."""
     latest = checkpoint.latest(folder)
-    return [] if latest is not None and latest.step in (3, STEPS) else ["the last step is lost"]
+    return [] if latest is not None and latest.step == step else ["the last step is lost"]
 
 
-def resume(name: str, inputs: str, folder: str) -> dict[str, Any]:
-    """Look at what a killed command left, run it again, and look at the result."""
-    before = visible_problems(name, folder)
-    status = SCENARIOS[name].run(inputs, folder)
-    latest = checkpoint.latest(folder)
-    expected = STEPS if name == "train" else 3
-    problems = [] if latest is not None and latest.step == expected else ["the last step is lost"]
-    return {
-        "visible": before,
-        "status": status,
-        "problems": problems,
-        "leftovers": leftovers(folder),
-        "state": state(folder),
-    }
+SCENARIOS = {
+    "checkpoint": saving(ALONE),
+    "sharded_checkpoint": saving(SHARDED),
+    "train": Scenario(
+        pool_beside,
+        train,
+        visible=partial(visible_problems, ()),
+        problems=partial(problems_at_end, STEPS),
+        state=state,
+    ),
+}

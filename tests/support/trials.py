@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import random
 import shutil
@@ -19,36 +20,78 @@ Point = tuple[int, str]  # number of a call, how it ends
 class Trial:
     """A copy of the prepared files for each run of the command, always at the same path."""
 
-    def __init__(
-        self, server: CommandServer, module: Any, name: str, inputs: Path, folder: Path
-    ) -> None:
-        self.server, self.module, self.name, self.inputs = server, module, name, str(inputs)
+    def __init__(self, server: CommandServer, name: str, inputs: Path, folder: Path) -> None:
+        self.server, self.name, self.inputs = server, name, str(inputs)
         self.template, self.work = folder / "template", folder / "work"
-        server.run(module.prepare, name, self.inputs, str(self.template))
+        server.run(prepare, name, self.inputs, str(self.template))
 
     def watch(self, n: int, how: str) -> Ended:
         """Run the command; its n-th change of a file ends in `how`."""
         shutil.rmtree(self.work, ignore_errors=True)
         shutil.copytree(self.template, self.work)
-        return self.server.watch(
-            self.work, n, how, self.module.run, self.name, self.inputs, str(self.work)
-        )
+        return self.server.watch(self.work, n, how, run, self.name, self.inputs, str(self.work))
 
     def whole(self) -> tuple[list[str], dict[str, Any], list[str]]:
         """(calls of an undisturbed run, what is there afterwards, what it leaves behind)."""
         ended = self.watch(0, "kill")
         assert (ended.watched.outcome, ended.value) == ("exit 0", 0), ended.output
-        state = self.server.run(self.module.state, str(self.work))
-        problems = self.server.run(self.module.problems_at_end, str(self.work))
-        assert not problems, problems
-        return ended.watched.calls, state, self.server.run(self.module.leftovers, str(self.work))
+        end = self.server.run(look, self.name, str(self.work))
+        assert not end["problems"], end["problems"]
+        return ended.watched.calls, end["state"], end["leftovers"]
 
     def resume(self) -> dict[str, Any]:
         """Look at what is there, run the command again, look at the result."""
-        result: dict[str, Any] = self.server.run(
-            self.module.resume, self.name, self.inputs, str(self.work)
-        )
+        result: dict[str, Any] = self.server.run(resume, self.name, self.inputs, str(self.work))
         return result
+
+
+# --- in children ----------------------------------------------------------------------------------
+
+
+def scenario_of(name: str) -> Any:
+    """The scenario of a name."""
+    pools, runs = (importlib.import_module(f"tests.support.chaos_{x}") for x in ("pools", "runs"))
+    return {**pools.SCENARIOS, **runs.SCENARIOS}[name]
+
+
+def prepare(name: str, inputs: str, folder: str) -> None:
+    importlib.import_module("tests.support.chaos_pools").prepare(scenario_of(name), inputs, folder)
+
+
+def run(name: str, inputs: str, folder: str) -> int:
+    """The command of a scenario."""
+    status: int = scenario_of(name).run(inputs, folder)
+    return status
+
+
+def look(name: str, folder: str) -> dict[str, Any]:
+    """What is there when the command has ended."""
+    scenario = scenario_of(name)
+    return {
+        "problems": scenario.problems(folder),
+        "leftovers": leftovers(folder),
+        "state": scenario.state(folder),
+    }
+
+
+def resume(name: str, inputs: str, folder: str) -> dict[str, Any]:
+    """Look at what a killed command left, run it again, and look at the result."""
+    scenario = scenario_of(name)
+    visible = [] if scenario.damaged_before else scenario.visible(folder)
+    status = scenario.run(inputs, folder)
+    return {"visible": visible, "status": status, **look(name, folder)}
+
+
+def leftovers(folder: str) -> list[str]:
+    """Files and folders that are no part of a pool or a run."""
+    names = []
+    for path in sorted(Path(folder).rglob("*")):
+        if "lease" in path.name:  # claims, and what a process that was killed asking for it left
+            continue
+        is_empty = path.is_dir() and not any(path.iterdir())
+        if path.name.startswith(".") or ".partial" in path.name or is_empty:
+            names.append(str(path.relative_to(folder)))
+    return names
 
 
 def problems_of(

@@ -16,11 +16,11 @@ from pipeline.audit import watch
 from pipeline.audit.watch import watch_pool, watched_lines
 from pipeline.pool.lease import LeaseWatch, hold_lease
 from pipeline.progress.state import CommandState, StageState
-from pipeline.progress.view import write_state
+from pipeline.progress.view import LogLines, write_state
 from tests.support.command_states import command_state, stage_state
 
 
-class Shown:
+class Shown(LogLines):
     """A screen that keeps what it is given."""
 
     def __init__(self) -> None:
