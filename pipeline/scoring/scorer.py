@@ -21,7 +21,7 @@ from manifests.commits import Commits
 from manifests.layout import PoolLayout, shard_name
 from manifests.records import ScoreSetDocument
 from manifests.schema import FilterSpec, Recipe
-from pipeline.cross_row import compute, plan_job
+from pipeline.cross_row import compute, plan_job, remove_transient
 from pipeline.executor.stage import Engine, execute
 from pipeline.executor.tickets import Stage, Ticket, Tickets
 from pipeline.metadata_join import MatchCounts, ShardColumns, TableJoin
@@ -323,7 +323,8 @@ def _score_pool(run: _Run, job: _Job) -> dict[str, str]:
     the tickets that failed."""
     lacking = lacking_shards(run.commits, job.name, job.whole_pool)
     logger.info("%s: %d of %d shards to score", job.name, int(lacking.sum()), len(run.commits))
-    if not lacking.any():
+    if not lacking.any():  # a command that was killed at its end has left its scratch files
+        remove_transient(run.pool, run.fence, f"scores-{job.name}-")
         return {}
     if note := job.instance.filter.note():
         logger.info("%s: %s", job.name, note)
