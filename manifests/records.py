@@ -68,8 +68,6 @@ class ViewDocument:
     # some of its rows.
     rows_sha256: str | None = None
     shards: ShardTable  # rows kept of each
-    # True where a rule could meet NaN, which it counts as missing. None where no rule could.
-    nan_is_missing: bool | None = None
 
     def document(self) -> dict[str, Any]:
         """The JSON document, without what is None."""

@@ -54,7 +54,7 @@ from pipeline.pool.shard_writer import staged_file
 from pipeline.pool.tar_copy import copy_tar_with
 from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.shuffle import Bytes
-from pipeline.views.row_tests import map_units
+from pipeline.views.choose import map_units
 from pipeline.views.rules import rule_text
 
 # --------------------------------------------------------------------------------------------------

@@ -39,8 +39,8 @@ from manifests.commits import read_commits, update_index
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline.scoring.scorer import score
+from pipeline.views import choose as choose_module
 from pipeline.views import files as files_module
-from pipeline.views import row_tests
 from pipeline.views.files import choose_views
 from pipeline.views.rules import columns_of
 
@@ -147,7 +147,7 @@ def choose_again(folder: Path) -> dict[str, Any]:
 
 def choose_with_one_thread(folder: Path) -> dict[str, Any]:
     """The same view again with one thread."""
-    row_tests.THREADS = 1
+    choose_module.THREADS = 1
     return choose_again(folder)
 
 

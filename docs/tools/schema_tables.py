@@ -34,8 +34,8 @@ from manifests.schema import (
     TaskSpec,
 )
 from manifests.schema.ablation import Arm
-from pipeline.views.files import DERIVED_COLUMNS
 from pipeline.views.files import MEANINGS as SIDECAR_MEANINGS
+from pipeline.views.rules import DERIVED
 
 MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text())
 CLASSES: dict[str, type] = {
@@ -147,5 +147,5 @@ def column_table(name: str) -> str:
 def derived_table() -> str:
     """The columns that rules may read beside those on disk."""
     rows = [("column", "type", "what it is")]
-    rows += [(f"`{name}`", str(kind), meaning) for name, kind, meaning in DERIVED_COLUMNS]
+    rows += [(f"`{name}`", str(one.type), one.meaning) for name, one in DERIVED.items()]
     return table(*rows)

@@ -1,8 +1,9 @@
 """Columns and rules to masks: SQL and Arrow. This module opens no file and knows no worker.
 
-The steps of a view are evaluated in order, each only for the rows that are left. A row's `rule` is
-the first step that is not true for it, or `NAME:missing` if the step reads a NULL that it does not
-speak of (see `rules`).
+DuckDB evaluates every rule: one query for some rows has the answers of all rules of all views, each
+rule once. What a view makes of them, the first rule that is not true and what each rule rejects, is
+sums of bytes. A row's `rule` is the first step that is not true for it, or `NAME:missing` if the
+step reads a NULL that it does not speak of (see `rules`).
 
 `top(column, share)` is a number that is computed first, over all stored rows of the pool with a
 value: the k-th largest with k = ceil(share × number of such rows). So `clip_score >=
@@ -20,38 +21,358 @@ thresholds (see `Ranks`) and once for the masks; one part per thread is in memor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from typing import Protocol
+import gc
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from functools import cached_property, partial
+from math import ceil
+from typing import Any, BinaryIO, Protocol, TypeVar
 
+import duckdb
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
 
+from manifests import disk
 from manifests.columns import VIEW
 from manifests.layout import NOT_STORED
 from manifests.records import RuleEffect, Threshold, ViewDocument
 from manifests.schema import View
-from pipeline.shuffle import connect
-from pipeline.views.row_tests import (
-    MISSING,
-    TRUE,
-    Codes,
-    Mask,
-    PartRows,
-    RowTest,
-    ViewCounts,
-    check_steps,
-    compile_views,
-    drawn,
-    map_units,
-    outcomes,
-    row_test,
-    size_limits,
-    sizes_needed,
-    stored_answers,
+from pipeline.progress.view import counted_stage
+from pipeline.views.rules import (
+    DERIVED,
+    TABLE,
+    TOO_DEEP,
+    Step,
+    borrowed_connection,
+    columns_on_disk,
+    evaluation_error,
+    is_selected,
+    long_lists,
+    parse,
+    quoted,
+    step_of,
+    steps_of,
+    to_sql,
 )
-from pipeline.views.rules import Step, borrowed_connection, is_selected, parse, steps_of
+
+# --------------------------------------------------------------------------------------------------
+# Some rows of a pool and the database that evaluates rules over them.
+
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Hashes = np.ndarray[Any, np.dtype[np.uint64]]
+Numbers = np.ndarray[Any, np.dtype[Any]]
+# (rows,) of one rule: 0 where it is false, TRUE or MISSING.
+Answers = np.ndarray[Any, np.dtype[np.uint8]]
+TRUE, MISSING = 1, 2
+
+
+def uid_hashes(uids: Sequence[str], seed: int) -> Hashes:
+    """(rows,) xxh3_64 of each uid with `seed`. The one source of randomness of views."""
+    hashes = (xxhash.xxh3_64_intdigest(uid.encode(), seed) for uid in uids)
+    return np.fromiter(hashes, np.uint64, len(uids))
+
+
+def _readable(table: pa.Table) -> pa.Table:
+    """The table with 32-bit floats in place of those of 16 bits, which DuckDB cannot read, and NULL
+    in place of NaN, which DuckDB orders above every number."""
+    for index, each in enumerate(table.schema):
+        kind, column = _wide(each.type), table.column(index)
+        if kind != each.type:
+            column = column.cast(kind)
+        if pa.types.is_floating(kind):
+            is_nan = pc.is_nan(column)
+            if pc.any(is_nan).as_py():
+                column = pc.if_else(is_nan, pa.scalar(None, kind), column)
+        if column is not table.column(index):
+            table = table.set_column(index, each.with_type(kind), column)
+    return table
+
+
+def _wide(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(_wide(kind.value_type), kind.list_size)
+    if pa.types.is_list(kind):
+        return pa.list_(_wide(kind.value_type))
+    return pa.float32() if pa.types.is_float16(kind) else kind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowTest:
+    """One step. Either `sql` or `limit` is set."""
+
+    step: Step
+    sql: str | None = None
+    not_null: tuple[str, ...] = ()  # columns; where one is NULL, the answer of the SQL is MISSING
+    lists: Mapping[str, pa.Table] = field(default_factory=dict)  # tables that the SQL names
+    limit: int | None = None  # stored rows with a smaller hash pass
+    # Rows of the pool with the hash `limit` that pass too.
+    ties: frozenset[int] = field(default_factory=frozenset)
+
+
+class PartRows:
+    """The joined columns of some consecutive rows."""
+
+    def __init__(
+        self, connection: duckdb.DuckDBPyConnection, table: pa.Table, first_row: int = 0
+    ) -> None:
+        """first_row: number of its first row in the pool."""
+        self.connection, self.table, self.first_row = connection, table, first_row
+        columns = set(table.column_names)
+        self.derived = {
+            name: derived.sql
+            for name, derived in DERIVED.items()
+            if columns.issuperset(derived.sources)
+        }
+        self.known = columns | set(self.derived)
+        self.stored: Mask = _is_true(pc.equal(table["status"], "success"))
+        self._is_alive = "row_is_alive"  # no column of the table begins so
+        while any(name.lower().startswith(self._is_alive) for name in self.known):
+            self._is_alive += "_"
+        self._hashes: dict[int, Hashes] = {}
+
+    @cached_property
+    def readable(self) -> pa.Table:
+        """The rows as rules see them in DuckDB."""
+        return _readable(self.table)
+
+    def answers(self, tests: Sequence[RowTest], alive: Mask) -> list[Answers]:
+        """The answers of tests with SQL, in one query. They are not evaluated for rows that are not
+        alive, nor where a column is NULL. An error may be that of any of them.
+        """
+        columns: list[str] = []
+        lists: dict[str, pa.Table] = {}
+        for number, test in enumerate(tests):
+            lists |= test.lists
+            known = "".join(f" AND {quoted(name)} IS NOT NULL" for name in test.not_null)
+            columns.append(
+                f"CASE WHEN {self._is_alive}{known} THEN CAST(({test.sql}) AS UTINYINT) "
+                f"ELSE {MISSING}::UTINYINT END AS answer_{number}"
+            )
+        answers = []
+        for column in self._of_alive(", ".join(columns), alive, lists):
+            known_column = pc.fill_null(column, MISSING) if column.null_count else column
+            answers.append(known_column.to_numpy())
+        return answers
+
+    def evaluate(self, sql: str, alive: Mask) -> pa.ChunkedArray:
+        """`sql` for each row. It is not evaluated for rows that are not alive; they are NULL."""
+        (answer,) = self._of_alive(f"CASE WHEN {self._is_alive} THEN ({sql}) END AS answer", alive)
+        return answer
+
+    def _of_alive(
+        self, columns: str, alive: Mask, lists: Mapping[str, pa.Table] | None = None
+    ) -> list[pa.ChunkedArray]:
+        table = self.readable.append_column(self._is_alive, pa.array(alive))
+        with self._registered(table, lists or {}):
+            return list(self._select(columns).to_arrow_table().columns)
+
+    @contextmanager
+    def _registered(self, table: pa.Table, lists: Mapping[str, pa.Table]) -> Iterator[None]:
+        """DuckDB sees a table of rows, and in the body the tables that long lists became."""
+        self.connection.register(TABLE, table)
+        try:
+            for name, values in lists.items():
+                self.connection.register(name, values)
+            yield
+        finally:
+            for name in lists:
+                self.connection.unregister(name)
+
+    def values_of_stored(self, sql: str) -> tuple[pa.DataType, Numbers | None]:
+        """(type of `sql`, its values of the stored rows without NULL and NaN; None where it is no
+        number). A column of numbers is not given to DuckDB."""
+        if sql in self.table.column_names and _is_number(self.table.schema.field(sql).type):
+            answer = self.table[sql].filter(pa.array(self.stored)).drop_null()
+        else:
+            answer = self.evaluate(sql, self.stored).drop_null()
+        if pa.types.is_decimal(answer.type):  # a column times 0.5 is a decimal
+            answer = answer.cast(pa.float64())
+        if not _is_number(answer.type):
+            return answer.type, None
+        values = answer.to_numpy()
+        return answer.type, values[~np.isnan(values)]
+
+    def types_of(self, expressions: Sequence[str], lists: Mapping[str, pa.Table]) -> list[str]:
+        """DuckDB's types of some expressions over the columns. An error may be that of any.
+
+        lists: tables that they name.
+        """
+        columns = [f"({sql}) AS answer_{number}" for number, sql in enumerate(expressions)]
+        with self._registered(self.readable, lists):
+            return [str(kind) for kind in self._select(", ".join(columns)).types]
+
+    def with_derived(self) -> pa.Table:
+        """The columns of the table and those that are derived from them."""
+        self.connection.register(TABLE, self.table)
+        columns = [self._select(name).to_arrow_table().column(0) for name in self.derived]
+        table = self.table
+        for name, column in zip(self.derived, columns, strict=True):
+            table = table.append_column(name, column)
+        return table
+
+    def _select(self, columns: str) -> Any:
+        derived = "".join(f", {text} AS {name}" for name, text in self.derived.items())
+        return self.connection.sql(f"SELECT {columns} FROM (SELECT *{derived} FROM {TABLE})")
+
+    def stored_hashes(self, seed: int) -> Hashes:
+        """(stored rows,) `uid_hashes` of the stored rows, computed once per seed."""
+        if seed not in self._hashes:
+            uids = self.table["uid"].filter(pa.array(self.stored)).to_pylist()
+            self._hashes[seed] = uid_hashes(uids, seed)
+        return self._hashes[seed]
+
+    def of_stored(self, values: Mask) -> Mask:
+        """(rows,) from (stored rows,); False for the others."""
+        mask = np.zeros(len(self.stored), np.bool_)
+        mask[self.stored] = values
+        return mask
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
+
+
+def _is_true(answer: Any) -> Mask:
+    """True where a boolean column is true; NULL counts as false."""
+    mask: Mask = pc.fill_null(answer, False).to_numpy(zero_copy_only=False)
+    return mask
+
+
+# --------------------------------------------------------------------------------------------------
+# The exact k-th value of any number of values that come in parts. They lie in a file of the scratch
+# folder, as many bytes as the values have, and are partitioned where they lie: the system keeps in
+# memory what fits.
+
+
+RANKED_AT_ONCE = 1 << 22  # values that are compared with the one that was found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranked:
+    """The value of a rank; of `count` values `below` are less than it, `equal` equal it."""
+
+    value: int | float
+    count: int
+    below: int
+    equal: int
+
+
+class Ranks:
+    """Values by the name of what they are of: `with Ranks() as ranks`. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._files: dict[Hashable, tuple[BinaryIO, np.dtype[Any]]] = {}
+        self._lock = threading.Lock()
+        self._stack = ExitStack()
+        self._folder = self._stack.enter_context(disk.scratch_folder("clipmill-ranks-"))
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def add(self, name: Hashable, values: Numbers) -> None:
+        """Some more values: (n,) numbers of one type without NaN."""
+        with self._lock:
+            if name not in self._files:
+                path = self._folder / f"{len(self._files)}.values"
+                self._files[name] = self._stack.enter_context(path.open("wb")), values.dtype
+            file, kind = self._files[name]
+            assert values.dtype == kind
+            file.write(np.ascontiguousarray(values).data)
+
+    def find(self, name: Hashable, rank: Callable[[int], int]) -> Ranked | None:
+        """The value of rank(count) from below, from 1 to count; None where there is no value."""
+        if name not in self._files:
+            return None
+        with self._lock:
+            file, kind = self._files[name]
+            file.flush()
+            count = file.tell() // kind.itemsize
+            if not count:
+                return None
+            position = rank(count) - 1
+            assert 0 <= position < count
+            values = np.memmap(file.name, kind, "r+", shape=(count,))
+            values.partition(position)
+            value = values[position] + kind.type(0)  # 0.0 for -0.0
+            below = equal = 0
+            for start in range(0, count, RANKED_AT_ONCE):
+                part = values[start : start + RANKED_AT_ONCE]
+                below += int(np.count_nonzero(part < value))
+                equal += int(np.count_nonzero(part == value))
+        return Ranked(value=value.item(), count=count, below=below, equal=equal)
+
+
+# --------------------------------------------------------------------------------------------------
+# Units of work in as many threads as there are cores, their results in order.
+
+
+T = TypeVar("T")
+THREADS = max(1, os.cpu_count() or 1)
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Fewer garbage collections in the body: a full one looks at the objects of all imported
+    modules, takes 0.1 s, and finds nothing here.
+    """
+    usual = gc.get_threshold()
+    gc.set_threshold(100 * usual[0], *usual[1:])
+    try:
+        yield
+    finally:
+        gc.collect(1)  # of what the body made; else the old limits start a full one at once
+        gc.set_threshold(*usual)
+
+
+def map_units(units: int, work: Callable[[int], T], stage: str = "choose") -> Iterator[T]:
+    """work(0), work(1), …: a few of them at a time, in threads. The first error ends the rest.
+
+    DuckDB, Arrow and NumPy release Python's lock for most of their time.
+    """
+    with counted_stage(stage, units, brief=True) as counter:
+        for unit, result in enumerate(_results(units, work)):
+            counter.ended(str(unit), {})
+            yield result
+
+
+def _results(units: int, work: Callable[[int], T]) -> Iterator[T]:
+    if units <= 1 or THREADS == 1:
+        yield from map(work, range(units))
+        return
+    running: deque[Future[T]] = deque()
+    threads = ThreadPoolExecutor(THREADS, thread_name_prefix="views")
+    try:
+        for unit in range(units):
+            running.append(threads.submit(work, unit))
+            if len(running) >= 2 * THREADS:
+                yield running.popleft().result()
+        while running:
+            yield running.popleft().result()
+    finally:
+        threads.shutdown(cancel_futures=True)
+
+
+# --------------------------------------------------------------------------------------------------
+# The steps of a view as tests of single rows: thresholds are numbers, random draws are limits.
+#
+# What is a number for the whole pool (the k-th value of a column, the k-th hash) is found here,
+# in passes over the parts of the pool.
+
+
+KEPT, UNSTORED, FIRST_STEP = 0, 1, 2  # codes of outcomes; each step has two: failed, missing
+Codes = np.ndarray[Any, np.dtype[Any]]  # of as few bits as the codes of a view need
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,28 +396,6 @@ class Source(Protocol):
         ...
 
 
-class Sink(Protocol):
-    """Takes the masks of one unit and view, shard by shard in order."""
-
-    def add(self, shard: str, mask: pa.Table) -> None:
-        """mask: of schema VIEW."""
-        ...
-
-
-OpenSink = Callable[[str, int], AbstractContextManager[Sink]]  # (view, unit)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Selection:
-    """What a view keeps. `effects`: of each of several rules, over all stored rows; () for one
-    rule."""
-
-    thresholds: dict[str, Threshold]
-    funnel: tuple[tuple[str, int], ...]
-    kept: int
-    effects: tuple[RuleEffect, ...] = ()
-
-
 class InMemorySource:
     """Tables as one part."""
 
@@ -111,6 +410,341 @@ class InMemorySource:
     def parts(self, unit: int, columns: Sequence[str] | None = None) -> Iterator[Part]:
         """The one part."""
         yield self._part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Top:
+    """One top(column, share)."""
+
+    step: Step  # the first that has it
+    call: str  # as the rule spells it
+    column: str
+    share: Fraction
+
+
+def sizes_needed(steps: Iterable[Step]) -> set[str]:
+    """The views whose size the random steps need."""
+    return {step.random_like for step in steps if step.random_like is not None}
+
+
+def check_steps(rows: PartRows, steps: Sequence[Step]) -> list[_Top]:
+    """The calls of top() in some steps. ValueError for SQL that would fail on any rows.
+
+    rows: none, with all columns.
+    """
+    tops: list[_Top] = []
+
+    def threshold(step: Step, call: str, column: str, share: Fraction) -> int | float:
+        tops.append(_Top(step=step, call=call, column=column, share=share))
+        kind, _ = _numbers(rows, tops[-1])  # refuses text before any row is read
+        return 0 if pa.types.is_integer(kind) else 0.0
+
+    with_sql = [step for step in steps if step.where is not None]
+    _check_types(rows, [_where_test(rows, step, partial(threshold, step)) for step in with_sql])
+    return tops
+
+
+def _check_types(rows: PartRows, tests: Sequence[RowTest]) -> None:
+    """ValueError for the first test with SQL that is not boolean."""
+    if not tests:
+        return
+    try:
+        lists = {name: values for test in tests for name, values in test.lists.items()}
+        kinds = rows.types_of([str(test.sql) for test in tests], lists)
+    except duckdb.Error as error:
+        if len(tests) == 1:
+            raise evaluation_error(tests[0].step, error) from None
+        half = len(tests) // 2
+        _check_types(rows, tests[:half])
+        _check_types(rows, tests[half:])
+        return
+    for test, kind in zip(tests, kinds, strict=True):
+        if kind != "BOOLEAN":
+            raise test.step.error(f"it gives {kind}, not true or false")
+
+
+def compile_views(
+    rows: PartRows, views: Mapping[str, Sequence[Step]], source: Source, sizes: Mapping[str, int]
+) -> dict[str, tuple[list[RowTest], dict[str, Threshold]]]:
+    """The tests of each view and its resolved thresholds, by the call as the rule spells it.
+
+    sizes: of the views that random steps name.
+    """
+    tops = {name: check_steps(rows, steps) for name, steps in views.items()}
+    wanted: dict[tuple[str, Fraction], _Top] = {}
+    for of_view in tops.values():
+        wanted |= {(top.column, top.share): top for top in of_view}
+    draws = set()
+    for steps in views.values():
+        for step in steps:
+            if step.random_like is not None:
+                draws.add((step.seed, sizes[step.random_like]))
+    ranked = _find_tops(rows, source, wanted)
+    drawn = size_limits(source, draws)
+    compiled = {}
+    for name, steps in views.items():
+        thresholds = {}
+        for top in tops[name]:
+            thresholds[top.call] = _threshold(ranked[top.column, top.share], top.share)
+        tests = [row_test(rows, step, thresholds, drawn, sizes) for step in steps]
+        compiled[name] = tests, thresholds
+    return compiled
+
+
+class ViewCounts:
+    """Counts of one view over some rows; `+` joins them."""
+
+    def __init__(self, tests: int) -> None:
+        self.left = np.zeros(tests + 1, np.int64)  # stored rows, then rows after each test
+        self.rejected = np.zeros(tests, np.int64)  # of the stored rows
+        self.alone = np.zeros(tests, np.int64)  # of them those that no other test rejects
+        self.known = np.ones(tests, np.bool_)  # the test can be evaluated on all stored rows
+
+    def __iadd__(self, other: ViewCounts) -> ViewCounts:
+        self.left += other.left
+        self.rejected += other.rejected
+        self.alone += other.alone
+        self.known &= other.known
+        return self
+
+    def effects(self, steps: Sequence[Step]) -> tuple[RuleEffect, ...]:
+        """What each of several steps rejects of all stored rows, and what it alone rejects."""
+        if len(steps) < 2:
+            return ()
+        all_known, effects = bool(self.known.all()), []
+        for i, step in enumerate(steps):
+            rejected = int(self.rejected[i]) if self.known[i] else None
+            alone = int(self.alone[i]) if all_known else None
+            effects.append(RuleEffect(rule=step.name, rejected=rejected, alone=alone))
+        return tuple(effects)
+
+
+Outcomes = dict[str, tuple[Codes, ViewCounts]]
+
+
+def outcomes(rows: PartRows, views: Mapping[str, Sequence[RowTest]]) -> Outcomes:
+    """For each view ((rows,) the outcome of each row, counts of them)."""
+    answers = stored_answers(rows, [test for tests in views.values() for test in tests])
+    return {name: _outcome_codes(rows, tests, answers) for name, tests in views.items()}
+
+
+def _outcome_codes(
+    rows: PartRows, tests: Sequence[RowTest], answers: Mapping[str | None, Answers]
+) -> tuple[Codes, ViewCounts]:
+    """answers: `stored_answers` of the tests, and of others."""
+    alive = rows.stored.copy()
+    kind = np.min_scalar_type(FIRST_STEP + 2 * len(tests))
+    codes: Codes = np.full(len(alive), KEPT, kind)
+    codes[~alive] = UNSTORED
+    counts = ViewCounts(len(tests))
+    counts.left[0] = np.count_nonzero(alive)
+    times = np.zeros(len(alive), kind)  # how many tests reject a row
+    for number, test in enumerate(tests):
+        answer = drawn(rows, test) if test.sql is None else answers.get(test.sql)
+        if answer is None:
+            counts.known[number] = False
+            answer = _answers_of_left(rows, test, alive)
+        passed = answer == TRUE
+        if counts.known[number]:
+            rejected = rows.stored & ~passed
+            counts.rejected[number] = np.count_nonzero(rejected)
+            times += rejected
+        failed = alive & ~passed
+        codes += failed * (kind.type(FIRST_STEP + 2 * number) + (answer == MISSING))
+        alive &= passed
+        counts.left[number + 1] = np.count_nonzero(alive)
+    of_one = codes[times == 1]  # where all are known, the only one that rejects is the first
+    counts.alone[:] = np.bincount((of_one - FIRST_STEP) // 2, minlength=len(tests))
+    return codes, counts
+
+
+def stored_answers(rows: PartRows, tests: Sequence[RowTest]) -> dict[str | None, Answers]:
+    """The answers for all stored rows by the SQL of a test. Tests without SQL, and those that fail
+    on a stored row (a cast of a text, say), are not among them."""
+    by_sql = {test.sql: test for test in tests if test.sql is not None}
+    if not by_sql:
+        return {}
+    try:
+        return dict(zip(by_sql, rows.answers(list(by_sql.values()), rows.stored), strict=True))
+    except duckdb.Error:
+        if len(by_sql) == 1:
+            return {}
+    several = list(by_sql.values())
+    half = len(several) // 2
+    return stored_answers(rows, several[:half]) | stored_answers(rows, several[half:])
+
+
+def _answers_of_left(rows: PartRows, test: RowTest, alive: Mask) -> Answers:
+    """The answers for the rows that are left. ValueError where the test fails on one of them."""
+    try:
+        return rows.answers([test], alive)[0]
+    except duckdb.Error as error:
+        raise evaluation_error(test.step, error) from None
+
+
+# --- one step -----------------------------------------------------------------------------------
+
+
+def _where_test(
+    rows: PartRows, step: Step, threshold: Callable[[str, str, Fraction], int | float]
+) -> RowTest:
+    """A step with SQL as a test of rows.
+
+    threshold: (call, column, share) -> number, for each top().
+    """
+    try:
+        expression = parse(step, rows.known)
+        tree, lists = long_lists(expression, rows.table.schema)
+        types_of = partial(rows.types_of, lists=lists)
+        sql = to_sql(replace(expression, tree=tree), step, threshold, types_of)
+    except duckdb.Error as error:
+        raise evaluation_error(step, error) from None
+    except RecursionError:
+        raise step.error(TOO_DEEP) from None
+    return RowTest(step=step, sql=sql, not_null=tuple(sorted(expression.not_null)), lists=lists)
+
+
+def row_test(
+    rows: PartRows,
+    step: Step,
+    thresholds: Mapping[str, Threshold],
+    drawn: Mapping[tuple[int, int], tuple[int, frozenset[int]]],
+    sizes: Mapping[str, int],
+) -> RowTest:
+    """A step as a test of rows: thresholds by call, limits of draws by (seed, size)."""
+    if step.sample is not None:
+        return RowTest(step=step, limit=int(Fraction(str(step.sample)) * 2**64))
+    if step.random_like is not None:
+        limit, ties = drawn[step.seed, sizes[step.random_like]]
+        return RowTest(step=step, limit=limit, ties=ties)
+    return _where_test(rows, step, lambda call, *_: thresholds[call].value)
+
+
+def drawn(rows: PartRows, test: RowTest) -> Answers:
+    """The answers of a test with a limit: TRUE or FALSE."""
+    assert test.limit is not None
+    mask = np.zeros_like(rows.stored)
+    if test.limit:  # a limit of 2^64 does not fit its type
+        mask = rows.of_stored(rows.stored_hashes(test.step.seed) <= np.uint64(test.limit - 1))
+        inside = [tie - rows.first_row for tie in test.ties]
+        mask[[tie for tie in inside if 0 <= tie < len(mask)]] = True
+    return mask.view(np.uint8)
+
+
+# --- numbers of the whole pool --------------------------------------------------------------------
+
+
+def _find_tops(
+    rows: PartRows, source: Source, tops: Mapping[tuple[str, Fraction], _Top]
+) -> dict[tuple[str, Fraction], Ranked]:
+    """The k-th largest value of each column over the stored rows. NULL and NaN do not count."""
+    columns = {"status"}
+    by_column: dict[str, _Top] = {}
+    for top in tops.values():
+        by_column.setdefault(top.column, top)
+        step = Step(name=top.step.name, where=top.column, view=top.step.view)
+        columns |= columns_on_disk(parse(step, rows.known).columns)
+    with Ranks() as ranks:
+
+        def work(unit: int) -> None:
+            with borrowed_connection() as connection:
+                for part in source.parts(unit, sorted(columns)):
+                    part_rows = PartRows(connection, part.table, part.first_row)
+                    for column, top in by_column.items():
+                        ranks.add(column, _numbers(part_rows, top)[1])
+
+        deque(map_units(source.units, work), maxlen=0)
+        thresholds = {}
+        for (column, share), top in tops.items():
+            ranked = ranks.find(column, partial(_rank_from_above, share))
+            if ranked is None:
+                raise top.step.error(f"no stored row has a value for {top.call}")
+            thresholds[column, share] = ranked
+    return thresholds
+
+
+def _rank_from_above(share: Fraction, count: int) -> int:
+    return count - ceil(share * count) + 1
+
+
+def _numbers(rows: PartRows, top: _Top) -> tuple[pa.DataType, Numbers]:
+    """(type of a column, (n,) its values of the stored rows without NULL and NaN)."""
+    try:
+        kind, numbers = rows.values_of_stored(top.column)
+    except duckdb.Error as error:
+        raise evaluation_error(top.step, error) from None
+    if numbers is None:
+        raise top.step.error(f"{top.call} needs a number, and {top.column} is {kind}")
+    return kind, numbers
+
+
+def _threshold(ranked: Ranked, share: Fraction) -> Threshold:
+    kept = ranked.count - ranked.below
+    return Threshold(
+        value=ranked.value,
+        asked=float(share),
+        share=kept / ranked.count,
+        kept=kept,
+        rows=ranked.count,
+    )
+
+
+def size_limits(
+    source: Source, draws: Collection[tuple[int, int]]
+) -> dict[tuple[int, int], tuple[int, frozenset[int]]]:
+    """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""
+    seeds = {seed for seed, _ in draws}
+    draws_made = {}
+    with Ranks() as ranks:
+
+        def work(unit: int) -> None:
+            with borrowed_connection() as connection:
+                for part in source.parts(unit, ["status", "uid"]):
+                    rows = PartRows(connection, part.table, part.first_row)
+                    for seed in seeds:
+                        ranks.add(seed, rows.stored_hashes(seed))
+
+        deque(map_units(source.units, work), maxlen=0)
+        for seed, size in draws:
+            ranked = ranks.find(seed, partial(min, size))
+            assert ranked is not None
+            last, missing = int(ranked.value), size - ranked.below
+            if missing == ranked.equal:
+                draws_made[seed, size] = last + 1, frozenset[int]()
+            else:
+                draws_made[seed, size] = last, _first_ties(source, seed, last, missing)
+    return draws_made
+
+
+def _first_ties(source: Source, seed: int, last: int, count: int) -> frozenset[int]:
+    """The first `count` rows with the hash `last`: by uid, then by their place in the pool."""
+    ties: list[tuple[str, int]] = []
+    with borrowed_connection() as connection:
+        for unit in range(source.units):
+            for part in source.parts(unit, ["status", "uid"]):
+                rows = PartRows(connection, part.table, part.first_row)
+                same = rows.of_stored(rows.stored_hashes(seed) == np.uint64(last))
+                for row in np.flatnonzero(same).tolist():
+                    ties.append((str(part.table["uid"][row]), part.first_row + row))
+    return frozenset(row for _, row in sorted(ties)[:count])
+
+
+# --------------------------------------------------------------------------------------------------
+# The views of a pool: thresholds, then the masks.
+
+
+TakeMask = Callable[[str, str, pa.Table], None]  # (view, shard, its mask of schema VIEW)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What a view keeps. `effects`: of each of several rules, over all stored rows; () for one
+    rule."""
+
+    thresholds: dict[str, Threshold]
+    funnel: tuple[tuple[str, int], ...]
+    kept: int
+    effects: tuple[RuleEffect, ...] = ()
 
 
 def check(views: Sequence[View], schema: pa.Schema) -> None:
@@ -129,10 +763,10 @@ def choose_parts(
     source: Source,
     views: Sequence[View],
     names: Sequence[str],
-    open_sink: OpenSink,
+    take: TakeMask,
     sizes: Mapping[str, int] | None = None,
 ) -> dict[str, Selection]:
-    """Select the rows of each view in `names`; the masks go to the sinks.
+    """Select the rows of each view in `names`; the masks go to `take`, shard by shard in order.
 
     sizes: rows kept by views that `random_like` names, if known. ValueError for a rule that is no
     boolean expression over the columns, that could answer differently the next time, or that leaves
@@ -150,7 +784,7 @@ def choose_parts(
             todo = {**dict.fromkeys(needed), **todo}
             continue
         of_ready = {name: steps[name] for name in ready}
-        for name, selection in _apply(source, of_ready, names, open_sink, known_sizes).items():
+        for name, selection in _apply(source, of_ready, names, take, known_sizes).items():
             selections[name] = selection
             known_sizes.setdefault(name, selection.kept)
             del todo[name]
@@ -161,7 +795,7 @@ def _apply(
     source: Source,
     steps: Mapping[str, Sequence[Step]],
     names: Sequence[str],
-    open_sink: OpenSink,
+    take: TakeMask,
     sizes: Mapping[str, int],
 ) -> dict[str, Selection]:
     """The selections of some views whose random rows can be drawn, in one pass over the rows."""
@@ -170,19 +804,26 @@ def _apply(
         compiled = compile_views(rows, steps, source, sizes)
     tests = {name: of_view for name, (of_view, _) in compiled.items()}
 
-    def work(unit: int) -> dict[str, ViewCounts]:
-        return _work_on_unit(source, unit, tests, names, open_sink)
+    def work(unit: int) -> list[tuple[dict[str, int], Outcomes]]:
+        with borrowed_connection() as connection:
+            of_parts = []
+            for part in source.parts(unit):
+                rows = PartRows(connection, part.table, part.first_row)
+                of_parts.append((part.sizes, outcomes(rows, tests)))
+            return of_parts
 
     counts = {name: ViewCounts(len(steps[name])) for name in steps}
-    for of_unit in map_units(source.units, work):
-        for name in steps:
-            counts[name] += of_unit[name]
+    for of_parts in map_units(source.units, work):
+        for shard_sizes, of_views in of_parts:
+            for name, (codes, of_view) in of_views.items():
+                counts[name] += of_view
+                if name in names:
+                    _take_masks(take, name, shard_sizes, codes, tests[name])
     selections = {}
     for name in steps:
         funnel = _funnel(name, steps[name], source.rows, counts[name].left.tolist())
-        thresholds = compiled[name][1]
         selections[name] = Selection(
-            thresholds=thresholds,
+            thresholds=compiled[name][1],
             funnel=funnel,
             kept=funnel[-1][1],
             effects=counts[name].effects(steps[name]),
@@ -190,39 +831,17 @@ def _apply(
     return selections
 
 
-def _work_on_unit(
-    source: Source,
-    unit: int,
-    tests: Mapping[str, Sequence[RowTest]],
-    names: Sequence[str],
-    open_sink: OpenSink,
-) -> dict[str, ViewCounts]:
-    """Write the masks of a unit; the counts of each view."""
-    counts = {name: ViewCounts(len(of_view)) for name, of_view in tests.items()}
-    with ExitStack() as stack:
-        connection = stack.enter_context(borrowed_connection())
-        sinks = {}
-        for name in tests:
-            if name in names:
-                sinks[name] = stack.enter_context(open_sink(name, unit))
-        for part in source.parts(unit):
-            rows = PartRows(connection, part.table, part.first_row)
-            for name, (codes, of_part) in outcomes(rows, tests).items():
-                counts[name] += of_part
-                if name in sinks:
-                    _add_masks(sinks[name], part, codes, tests[name])
-    return counts
-
-
-def _add_masks(sink: Sink, part: Part, codes: Codes, tests: Sequence[RowTest]) -> None:
+def _take_masks(
+    take: TakeMask, view: str, sizes: Mapping[str, int], codes: Codes, tests: Sequence[RowTest]
+) -> None:
     rules: list[str | None] = [None, NOT_STORED]
     for test in tests:
         rules += [test.step.name, f"{test.step.name}:missing"]
     rule = pa.array(rules, pa.string()).take(pa.array(codes))
     whole = pa.Table.from_arrays([pa.array(codes == 0), rule], schema=VIEW)
     start = 0
-    for shard, size in part.sizes.items():
-        sink.add(shard, whole.slice(start, size))
+    for shard, size in sizes.items():
+        take(view, shard, whole.slice(start, size))
         start += size
 
 
@@ -247,18 +866,6 @@ def _funnel(
 #
 # The thresholds are those of the view's document. Masks say which rule rejects a row first; this
 # module says of every rule which rows it rejects, so that rules can be compared.
-#
-# What rules and views amount to. It reads what is committed and writes nothing.
-#
-# Invariants:
-#
-# * A rule rejects what it rejected when the view was made:
-#   `tests/pipeline/views/outcomes/test_rule_outcomes.py`.
-# * Two pools with the same rows have the same hash of a view:
-#   `tests/pipeline/views/outcomes/test_view_hash.py`.
-
-
-FEW_ROWS = 10_000  # more are evaluated in as many threads as there are cores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,7 +882,8 @@ class RuleOutcome:
 
 def with_derived(table: pa.Table) -> pa.Table:
     """A table of sidecar columns with the derived columns that rules may read, such as aspect."""
-    return PartRows(connect(), table).with_derived()
+    with borrowed_connection() as connection:
+        return PartRows(connection, table).with_derived()
 
 
 def rule_outcomes(
@@ -286,16 +894,12 @@ def rule_outcomes(
     table: the columns that the rules read, `status`, and `uid` for random rules. sizes: rows that
     other views keep, for rules that are `random_like` them; None: `table` is not the whole pool.
     """
-    few = table.num_rows <= FEW_ROWS
-    with borrowed_connection() if few else nullcontext(connect()) as connection:
+    steps = [step_of(rule) for rule in document.rules]
+    with borrowed_connection() as connection:
         rows = PartRows(connection, table)
-        outcomes: list[RuleOutcome] = []
         tests: dict[int, RowTest] = {}
-        for number, plain in enumerate(document.rules):
-            step = Step(**{key: value for key, value in plain.items() if key != "like"})
-            outcomes.append(RuleOutcome(name=step.name, text=step.text()))
-            if is_selected(document.rules):  # a program selected the rows; `where` is prose
-                continue
+        # A program selected the rows of some views; their `where` is prose.
+        for number, step in enumerate(() if is_selected(document.rules) else steps):
             try:
                 test = _test(rows, document, number, step, sizes)
             except ValueError:  # it reads a column that is not there
@@ -303,21 +907,18 @@ def rule_outcomes(
             if test is not None:  # else a draw of a size that is not known
                 tests[number] = test
         answers = stored_answers(rows, list(tests.values()))
-        for number, outcome in enumerate(outcomes):
-            if (test := tests.get(number)) is None:
-                yield outcome
-                continue
-            answer = drawn(rows, test) if test.sql is None else answers.get(test.sql)
-            if answer is None:  # it fails on some row
-                yield outcome
-                continue
-            rejected, missing = rows.stored & (answer != TRUE), rows.stored & (answer == MISSING)
-            columns = _columns(rows, test.step)
-            yield replace(outcome, columns=columns, rejected=rejected, missing=missing)
-
-
-def _columns(rows: PartRows, step: Step) -> frozenset[str]:
-    return parse(rows.connection, step, rows.known).columns if step.where else frozenset()
+        for number, step in enumerate(steps):
+            outcome = RuleOutcome(name=step.name, text=step.text())
+            if (test := tests.get(number)) is not None:
+                answer = drawn(rows, test) if test.sql is None else answers.get(test.sql)
+                if answer is not None:  # else it fails on some row
+                    outcome = replace(
+                        outcome,
+                        columns=parse(step, rows.known).columns if step.where else frozenset(),
+                        rejected=rows.stored & (answer != TRUE),
+                        missing=rows.stored & (answer == MISSING),
+                    )
+            yield outcome
 
 
 def _test(
@@ -335,5 +936,5 @@ def _test(
     size = document.funnel[2][1] if number == 0 else sizes.get(step.random_like)
     if not size or size > int(np.count_nonzero(rows.stored)):
         return None
-    limits = size_limits(InMemorySource({"0": rows.table}), {(step.seed, size): step})
+    limits = size_limits(InMemorySource({"0": rows.table}), {(step.seed, size)})
     return row_test(rows, step, {}, limits, {step.random_like: size})

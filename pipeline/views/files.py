@@ -11,7 +11,6 @@ import shutil
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,11 +61,17 @@ from pipeline.shuffle import (
     insert,
     row_keys,
 )
-from pipeline.views.choose import Part, Selection, check, choose_parts
-from pipeline.views.row_tests import few_collections, map_units
+from pipeline.views.choose import (
+    Part,
+    Selection,
+    check,
+    choose_parts,
+    few_collections,
+    map_units,
+)
 from pipeline.views.rules import (
+    DERIVED,
     SELECTED,
-    can_meet_nan,
     columns_of,
     is_selected,
     rule_text,
@@ -115,11 +120,6 @@ MEANINGS = {
     "elapsed_ms": "time of the request, milliseconds",
     "attempts": "requests that were made",
 }
-DERIVED_COLUMNS = (
-    ("aspect", pa.float64(), "longer over shorter side of the image as received, 1 or more"),
-    ("url_host", pa.string(), "host of url, lower case"),
-    ("page_host", pa.string(), "host of page_url, lower case"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,8 +188,8 @@ def list_columns(pool: str) -> list[Column]:
                 meaning=MEANINGS.get(field.name, "an extra column of the recipe"),
             )
         )
-    for name, kind, meaning in DERIVED_COLUMNS:
-        columns.append(Column(name=name, type=str(kind), source="derived", meaning=meaning))
+    for name, one in DERIVED.items():
+        columns.append(Column(name=name, type=str(one.type), source="derived", meaning=one.meaning))
     first = next(commits.names())
     for set_name, document in complete_score_sets(pool).items():
         if document.fingerprint != commits.fingerprint:
@@ -360,10 +360,8 @@ def _unit_bounds(commits: Commits) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The masks of a view as files: written into a folder that nobody reads, then published.
-#
-# Units are worked on in any order and written in theirs, so that bytes do not depend on threads.
-# What a killed process left in such a folder is removed before the next view is written.
+# The masks of a view as files: written into a folder that nobody reads, then published. What a
+# killed process left in such a folder is removed before the next view is written.
 
 
 PARTIAL = ".partial-"
@@ -372,33 +370,29 @@ PARTIAL = ".partial-"
 class MaskFiles:
     """The masks of some views in the making, each in a folder of its own."""
 
-    def __init__(self, source: JoinedColumns, views: Sequence[str]) -> None:
-        self._source = source
-        self.commits: Commits = source.commits
-        self._layout = PoolLayout(self.commits.pool)
+    def __init__(self, commits: Commits, views: Iterable[str]) -> None:
+        self.commits = commits
+        self._layout = PoolLayout(commits.pool)
         self._folders = {view: _partial_folder(self._layout, view) for view in views}
-        self._views = {view: ViewMasks(folder) for view, folder in self._folders.items()}
-        self.kept = {view: np.zeros(len(self.commits), np.int64) for view in views}
-        # One bit a row: what the hash of the rows is made from.
-        self._bits: dict[str, list[NDArray[np.uint8]]] = {}
-        for view in views:
-            self._bits[view] = [np.zeros(0, np.uint8)] * len(self.commits)
-        self._rows = np.asarray(self.commits.column("count").to_numpy(), np.int64)
+        self._writers = {view: BundlesWriter(one, VIEW) for view, one in self._folders.items()}
+        self.kept: dict[str, list[int]] = {view: [] for view in self._folders}  # by shard
+        # One bit a row, by shard: what the hash of the rows is made from.
+        self._bits: dict[str, list[NDArray[np.uint8]]] = {view: [] for view in self._folders}
+        self._rows = commits.column("count").to_pylist()
+
+    def add(self, view: str, shard: str, mask: pa.Table) -> None:
+        """The mask of the next shard of a view, of schema VIEW."""
+        kept_rows = mask["kept"].to_numpy()
+        kept = int(kept_rows.sum())
+        self.kept[view].append(kept)
+        self._bits[view].append(np.packbits(kept_rows))
+        # Whose rows these are: masks of two shards or views may keep as many.
+        self._writers[view].add(shard, mask, {"kept": kept, "shard": shard, "view": view})
 
     def kept_rows(self, view: str, position: int) -> NDArray[np.bool_]:
         """(rows,) which rows of the shard at a position of `commits` a view keeps."""
         bits = self._bits[view][position]
-        return np.unpackbits(bits, count=int(self._rows[position])).astype(np.bool_)
-
-    @contextmanager
-    def open_sink(self, view: str, unit: int) -> Iterator[UnitMasks]:
-        """Where the masks of the shards of one unit go."""
-        positions = self._source.shards_of(unit)
-        unit_masks = UnitMasks(view)
-        yield unit_masks
-        self._views[view].add(unit, unit_masks.masks)
-        self.kept[view][positions.start : positions.stop] = unit_masks.kept
-        self._bits[view][positions.start : positions.stop] = unit_masks.bits
+        return np.unpackbits(bits, count=self._rows[position]).astype(np.bool_)
 
     def publish(self, view: str, fence: int | None = None) -> None:
         """Move the masks of a view to their place. The document must not be there yet.
@@ -407,7 +401,7 @@ class MaskFiles:
         command has taken the lease over: its masks stay.
         """
         folder = self._folders[view]
-        self._views[view].writer.close()
+        self._writers[view].close()
         target = disk.join(self._layout.views, view)
         for name in sorted(os.listdir(folder)):
             check_fence(self.commits.pool, fence)
@@ -416,46 +410,8 @@ class MaskFiles:
     def remove(self) -> None:
         """Remove what was not published."""
         for view, folder in self._folders.items():
-            self._views[view].writer.close(whole=False)
+            self._writers[view].close(whole=False)
             shutil.rmtree(folder, ignore_errors=True)
-
-
-class UnitMasks:
-    """The masks of consecutive shards."""
-
-    def __init__(self, view: str) -> None:
-        self.masks: list[tuple[str, pa.Table, dict[str, Any]]] = []  # what a bundle takes
-        self.kept: list[int] = []  # rows that are kept, by shard
-        self.bits: list[NDArray[np.uint8]] = []  # which ones, one bit a row, by shard
-        self._view = view
-
-    def add(self, shard: str, mask: pa.Table) -> None:
-        """The mask of the next shard, of schema VIEW."""
-        kept_rows = mask["kept"].to_numpy()
-        self.kept.append(int(kept_rows.sum()))
-        self.bits.append(np.packbits(kept_rows))
-        # Whose rows these are: masks of two shards or views may keep as many.
-        metadata = {"kept": self.kept[-1], "shard": shard_name(shard), "view": self._view}
-        self.masks.append((shard, mask, metadata))
-
-
-class ViewMasks:
-    """Writes the masks of a view; units that come too early wait."""
-
-    def __init__(self, folder: Path) -> None:
-        self.writer = BundlesWriter(folder, VIEW)
-        self._waiting: dict[int, list[tuple[str, pa.Table, dict[str, Any]]]] = {}
-        self._next = 0
-        self._lock = threading.Lock()
-
-    def add(self, unit: int, masks: list[tuple[str, pa.Table, dict[str, Any]]]) -> None:
-        """The masks of a unit."""
-        with self._lock:
-            self._waiting[unit] = masks
-            while self._next in self._waiting:
-                for shard, mask, metadata in self._waiting.pop(self._next):
-                    self.writer.add(shard, mask, metadata)
-                self._next += 1
 
 
 def has_masks(commits: Commits, document: ViewDocument) -> bool:
@@ -567,15 +523,11 @@ class Inputs:
     rules: tuple[dict[str, Any], ...]
     scores: dict[str, str]  # filter -> NAME@ID
     fingerprint: str
-    nan_is_missing: bool | None = None  # None where no rule can meet NaN
 
     def made(self, document: ViewDocument | None) -> bool:
         """True if `document` was made from these inputs."""
         return document is not None and self == Inputs(
-            rules=document.rules,
-            scores=document.scores,
-            fingerprint=document.fingerprint,
-            nan_is_missing=document.nan_is_missing,
+            rules=document.rules, scores=document.scores, fingerprint=document.fingerprint
         )
 
 
@@ -615,42 +567,28 @@ def choose_views(
     """
     commits = shards_with_rows(pool, commits)
     wanted = [view.name for view in recipe.views] if names is None else list(names)
-    documents: dict[str, ViewDocument] = {}
-    before: dict[str, ViewDocument | None] = {}
-    todo: dict[str, Inputs] = {}
-    columns: set[str] = set()
+    inputs: dict[str, Inputs] = {}
+    columns: dict[str, set[str]] = {}
     sets: dict[str, Any] = {}
     # What clipmill filter columns lists: extra columns are the pool's, whatever this recipe names.
-    sidecar = disk.read_schema(commits.sidecar(int(commits.shards[0])))
+    in_sidecars = disk.read_schema(commits.sidecar(int(commits.shards[0]))).names
     pool_sets = PoolSets(commits, specs_of_recipe(recipe))
     scored = ScoredColumns(pool_sets.instances)
-    kinds = {**scored.kinds, **dict(zip(sidecar.names, sidecar.types, strict=True))}
     for name in wanted:
         recipe.view(name)
-        used, instances = scored.columns_of_view(recipe, name, sidecar.names)
+        columns[name], instances = scored.columns_of_view(recipe, name, in_sidecars)
         for instance in instances:
             if instance not in sets:
                 sets[instance] = pool_sets.require(instance)
-        inputs = Inputs(
+        inputs[name] = Inputs(
             rules=rules_of(recipe.views, name),
             scores={instance: sets[instance][0] for instance in instances},
             fingerprint=commits.fingerprint,
-            nan_is_missing=can_meet_nan(recipe.views, name, kinds) or None,
         )
-        document = read_view(pool, name)
-        if document is not None and inputs.made(document) and has_masks(commits, document):
-            documents[name] = document
-            continue
-        before[name] = document
-        todo[name] = inputs
-        columns |= used
-    if todo:
-        sizes = {name: document.kept for name, document in documents.items()}
-        source = JoinedColumns(commits, columns, sets)
-        documents |= _make(source, recipe.views, todo, before, sizes, fence)
+    documents = _make(commits, recipe.views, inputs, columns, sets, {}, fence)
     if names is None and (unlisted := views_not_in(recipe, pool)):
         logger.warning("%s", unlisted_views_line(recipe, unlisted))
-    return {name: documents[name] for name in wanted}
+    return documents
 
 
 @few_collections()
@@ -665,31 +603,17 @@ def random_like(
     """
     commits = shards_with_rows(pool)
     model = current_view_of(commits, view)
-    documents: dict[str, ViewDocument] = {}
-    todo: dict[str, Inputs] = {}
-    before: dict[str, ViewDocument | None] = {}
+    inputs: dict[str, Inputs] = {}
     views = []
     for seed in [None] if seeds is None else seeds:
         name = random_view_name(view, seed)
         rule = Rule(name="random", random_like=view, seed=seed or 0)
+        views.append(View(name=name, rules=(rule,)))
         plain = {"name": "random", "random_like": view, "seed": seed or 0}
         rules = ({**plain, "like": rules_hash(model.rules)},)
-        inputs = Inputs(
-            rules=rules,
-            scores=model.scores,
-            fingerprint=commits.fingerprint,
-            nan_is_missing=model.nan_is_missing,
-        )
-        document = read_view(pool, name)
-        if document is not None and inputs.made(document) and has_masks(commits, document):
-            documents[name] = document
-        else:
-            views.append(View(name=name, rules=(rule,)))
-            todo[name], before[name] = inputs, document
-    if todo:
-        source = JoinedColumns(commits, {"status", "uid"}, {})
-        documents |= _make(source, views, todo, before, {view: model.kept}, fence)
-    return documents
+        inputs[name] = Inputs(rules=rules, scores=model.scores, fingerprint=commits.fingerprint)
+    columns = {name: {"status", "uid"} for name in inputs}
+    return _make(commits, views, inputs, columns, {}, {view: model.kept}, fence)
 
 
 def read_view(pool: str, name: str) -> ViewDocument | None:
@@ -798,33 +722,48 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
 
 
 def _make(
-    source: JoinedColumns,
+    commits: Commits,
     views: Sequence[View],
-    todo: Mapping[str, Inputs],
-    before: Mapping[str, ViewDocument | None],
+    inputs: Mapping[str, Inputs],
+    columns: Mapping[str, set[str]],
+    sets: ScoreSets,
     sizes: Mapping[str, int],
     fence: int | None,
 ) -> dict[str, ViewDocument]:
-    """Select the rows of the views in `todo` and write them: masks first, then NAME.json.
+    """The documents of the views in `inputs`. Those that were made from other inputs, or lack a
+    file, are made: masks first, then NAME.json.
 
-    After a crash in between the view does not exist. Where a rule cannot work, or leaves no row,
-    the views of before stay as they are.
+    columns: to read for each. sizes: rows that views keep, if known. After a crash in between a
+    view does not exist. Where a rule cannot work, or leaves no row, the views of before stay as
+    they are.
     """
-    masks = MaskFiles(source, list(todo))
-    documents = {}
+    documents: dict[str, ViewDocument] = {}
+    before: dict[str, ViewDocument | None] = {}  # of the views to make
+    for name, given in inputs.items():
+        document = read_view(commits.pool, name)
+        if document is not None and given.made(document) and has_masks(commits, document):
+            documents[name] = document
+        else:
+            before[name] = document
+    if not before:
+        return documents
+    sizes = {**sizes, **{name: document.kept for name, document in documents.items()}}
+    used = set[str]().union(*(columns[name] for name in before))
+    source = JoinedColumns(commits, used, sets)
+    masks = MaskFiles(commits, before)
     try:
-        selections = choose_parts(source, views, list(todo), masks.open_sink, sizes)
-        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in todo}
-        hashes: dict[str, str | None] = dict.fromkeys(todo)
-        if source.commits.totals.stored <= HASHED_ROWS:
-            hashes |= hash_rows(source.commits, kept_rows)
-        for name, inputs in todo.items():
+        selections = choose_parts(source, views, list(before), masks.add, sizes)
+        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in before}
+        hashes: dict[str, str | None] = dict.fromkeys(before)
+        if commits.totals.stored <= HASHED_ROWS:
+            hashes |= hash_rows(commits, kept_rows)
+        for name, old in before.items():
             documents[name] = write_view(
-                masks, name, selections[name], inputs, before[name], fence, hashes[name]
+                masks, name, selections[name], inputs[name], old, fence, hashes[name]
             )
     finally:
         masks.remove()
-    return documents
+    return {name: documents[name] for name in inputs}
 
 
 def write_view(
@@ -839,7 +778,7 @@ def write_view(
     """Publish the masks of a view, then its document. before: the document of an earlier one.
     rows_sha256: hash of its rows; None where it is computed when somebody asks for it."""
     commits = masks.commits
-    layout, kept = PoolLayout(commits.pool), masks.kept[name]
+    layout, kept = PoolLayout(commits.pool), np.array(masks.kept[name], np.int64)
     check_fence(commits.pool, fence)
     disk.remove(layout.view_json(name))  # an old document must never describe new masks
     disk.sync_folder(layout.views)
@@ -864,7 +803,6 @@ def write_view(
         fingerprint=inputs.fingerprint,
         scores=inputs.scores,
         rows_sha256=rows_sha256,
-        nan_is_missing=inputs.nan_is_missing,
         shards=shards,
     )
     check_fence(commits.pool, fence)
@@ -897,14 +835,13 @@ def _rule_changes(before: Sequence[dict[str, Any]], after: Sequence[dict[str, An
     old = {rule["name"]: rule_text(rule) for rule in before}
     new = {rule["name"]: rule_text(rule) for rule in after}
     changes = []
-    for name, text in old.items():
+    for name in {**old, **new}:
         if name not in new:
-            changes.append(f"rule {name} ({text}) is gone")
-        elif text != new[name]:
-            changes.append(f"rule {name} was ({text}) and is ({new[name]})")
-    for name, text in new.items():
-        if name not in old:
-            changes.append(f"rule {name} ({text}) is new")
+            changes.append(f"rule {name} ({old[name]}) is gone")
+        elif name not in old:
+            changes.append(f"rule {name} ({new[name]}) is new")
+        elif old[name] != new[name]:
+            changes.append(f"rule {name} was ({old[name]}) and is ({new[name]})")
     if not changes and list(old) != list(new):
         return ["the order of its rules"]
     return changes or ["the view that it is random_like has other rules"]
@@ -939,33 +876,29 @@ def write_selected_view(
     """
     check_view_name(name)
     source = JoinedColumns(commits, {"status"}, {})
-    masks = MaskFiles(source, [name])
-    stored_rows = kept_rows = 0
+    masks = MaskFiles(commits, [name])
+    stored_rows = 0
     try:
         for unit in range(source.units):
-            with masks.open_sink(name, unit) as sink:
-                for part in source.parts(unit):
-                    stored = pc.equal(part.table["status"], "success").to_numpy()
-                    stop = part.first_row + part.table.num_rows
-                    kept = stored & selects(part.first_row, stop)
-                    stored_rows, kept_rows = stored_rows + stored.sum(), kept_rows + kept.sum()
-                    outcomes = np.where(kept, 0, np.where(stored, 1, 2))
-                    names = pa.array([None, SELECTED, NOT_STORED], pa.string())
-                    columns = [pa.array(kept), names.take(pa.array(outcomes))]
-                    mask = pa.Table.from_arrays(columns, schema=VIEW)
-                    start = 0
-                    for shard, size in part.sizes.items():
-                        sink.add(shard, mask.slice(start, size))
-                        start += size
+            for part in source.parts(unit):
+                stored = pc.equal(part.table["status"], "success").to_numpy()
+                stop = part.first_row + part.table.num_rows
+                kept = stored & selects(part.first_row, stop)
+                stored_rows += int(stored.sum())
+                outcomes = np.where(kept, 0, np.where(stored, 1, 2))
+                names = pa.array([None, SELECTED, NOT_STORED], pa.string())
+                columns = [pa.array(kept), names.take(pa.array(outcomes))]
+                mask = pa.Table.from_arrays(columns, schema=VIEW)
+                start = 0
+                for shard, size in part.sizes.items():
+                    masks.add(name, shard, mask.slice(start, size))
+                    start += size
+        kept_rows = sum(masks.kept[name])
         if not kept_rows:
             raise ValueError(f"view {name!r} keeps nothing: no row of the pool is {where}")
         check_fence(commits.pool, fence)
-        steps = (
-            ("attempted", source.rows),
-            ("stored", int(stored_rows)),
-            (SELECTED, int(kept_rows)),
-        )
-        selection = Selection(thresholds={}, funnel=steps, kept=int(kept_rows))
+        steps = (("attempted", source.rows), ("stored", stored_rows), (SELECTED, kept_rows))
+        selection = Selection(thresholds={}, funnel=steps, kept=kept_rows)
         inputs = _selected_inputs(commits, where)
         before = read_view(commits.pool, name)
         if rows_sha256 is None:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from filters import FILTERS
 from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.layout import NOT_STORED
-from manifests.schema import Rule, View
+from manifests.schema import View
 from pipeline.shuffle import connect
 
 # --------------------------------------------------------------------------------------------------
@@ -66,61 +66,23 @@ def borrowed_connection() -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 # --------------------------------------------------------------------------------------------------
-# DuckDB's errors about a rule as what is wrong with the rule and how to mend it.
-#
-# Pure functions from texts to texts. A message that is not known here is shown without the name
-# of its class, without DuckDB's list of candidates and without its excerpt of the SQL.
+# What is wrong with a rule, as one line: DuckDB's words without the name of their class, its list
+# of candidates and its excerpt of the SQL.
 
 
 LIST_COLUMNS = "clipmill filter columns POOL lists them"
 PAIRS_ONLY = frozenset(PAIRS.names) - frozenset(SIDECAR.names)
 EXAMPLE = "write one condition, as in caption_words >= 4 AND aspect <= 3"
-# What other languages write, and what SQL writes.
-SQL_WORDS = {"&&": "AND", "=>": ">=", "=<": "<=", "!": "NOT", "len": "length"}
-COMPARISONS = ("=", "!=", "<", "<=", ">", ">=")
-CLOSE_FUNCTION = 0.6  # similarity of two names, from 0 to 1
 CLOSE_QUOTED = 0.8  # a text in double quotes is rather a text than a misspelt column
-NEEDS_MORE = re.compile(
-    r"(?:\b(?:and|or|not|like|in|is|between)|[-+*/<>=|,(\[])\s*$", re.IGNORECASE
-)
-QUOTED_TEXT = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
 DOUBLE_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
-NUMBERS = re.compile(r"^(U?(TINY|SMALL|BIG|HUGE)?INT(EGER)?|FLOAT|DOUBLE|DECIMAL.*|INT\d+)$")
-
-_NEAR = re.compile(r'syntax error at or near "(.*)"$')
-_NO_FUNCTION = re.compile(r"Function with name (\S+) does not exist")
-_NO_TYPE = re.compile(r"Type with name (\S+) does not exist")
-_NO_TABLE = re.compile(r'Referenced table "(.*?)" not found')
-_COMPARED = re.compile(r"Cannot compare values of type (.+?) and type (.+?) - an explicit cast")
-_ARGUMENTS = re.compile(r"No function matches the given name and argument types '(\S+?)\((.*?)\)'")
-_CANDIDATE = re.compile(r"\(([^()]*)\) -> \w+")
+TOO_DEEP = (
+    "it is nested too deeply to be read; write fewer parentheses and shorter chains of operators, "
+    "or several rules"
+)
 _NOT_CONVERTED = re.compile(
     r"Could not convert string '(.*)' to (\w+)(?: when casting from source column (\w+))?"
 )
-_PATTERN = re.compile(r"(missing [\])]|no argument for repetition|invalid escape|bad repetition).*")
 _ERROR_CLASS = re.compile(r"^(?:[A-Z]\w* )+Error: ")
-
-
-def syntax_problem(message: str, sql: str) -> str:
-    """What is wrong with a rule that DuckDB's parser refuses. `message`: the parser's."""
-    if not sql.strip():
-        return f"it is empty; {EXAMPLE}"
-    if message.startswith("unterminated quoted identifier"):
-        return "a double quote is not closed; a text stands in single quotes, as in 'cat'"
-    if message.startswith("unterminated"):
-        return "a single quote is not closed; a quote inside a text is written twice: 'it''s'"
-    bare = QUOTED_TEXT.sub("", sql)
-    for left, right, name in (("(", ")", "parenthesis"), ("[", "]", "bracket")):
-        difference = bare.count(left) - bare.count(right)
-        if difference > 0:
-            return f"a {name} is not closed: {right!r} is missing"
-        if difference < 0:
-            return f"there is one {name} too many: {right!r} without {left!r}"
-    if NEEDS_MORE.search(sql):
-        return f"it ends too early, after {sql.split()[-1]!r}; {EXAMPLE}"
-    near = _NEAR.match(message)
-    problem = f"it cannot be read at {near[1]!r}" if near else message
-    return f"it is no SQL expression: {problem}; {EXAMPLE}"
 
 
 def unknown_column(column: str, sql: str, known: Iterable[str]) -> str:
@@ -145,59 +107,14 @@ def unknown_column(column: str, sql: str, known: Iterable[str]) -> str:
     return f"there is no column {column!r}{disk.did_you_mean(column, known)}; {LIST_COLUMNS}"
 
 
-def binding_problem(error: Exception, functions: Iterable[str]) -> str:
-    """What is wrong with a rule that DuckDB can read and not evaluate. `functions`: their names."""
+def binding_problem(error: Exception) -> str:
+    """What is wrong with a rule that DuckDB can read and not evaluate."""
     message = " ".join(str(error).split("\n\nLINE")[0].split())
-    message = _ERROR_CLASS.sub("", message)
-    if match := _NO_FUNCTION.search(message):
-        return _unknown_function(match[1], functions)
-    if match := _NO_TYPE.search(message):
-        return f"there is no type {match[1]!r}; types are INTEGER, DOUBLE, VARCHAR, BOOLEAN, …"
-    if match := _NO_TABLE.search(message):
-        return f"it names a table {match[1]!r}; write the name of a column alone; {LIST_COLUMNS}"
-    if match := _COMPARED.search(message):
-        left, right = _type_name(match[1]), _type_name(match[2])
-        return (
-            f"it compares {left} with {right}; a text stands in single quotes, a number without, "
-            "and TRY_CAST(column AS DOUBLE) reads a number from a text"
-        )
-    if match := _ARGUMENTS.search(message):
-        return _wrong_arguments(match[1], match[2], message)
+    message = _ERROR_CLASS.sub("", message).split(" Candidate")[0]
     if match := _NOT_CONVERTED.search(message):
         cast = f"TRY_CAST({match[3] or 'column'} AS {match[2]})"
         return f"the text {match[1]!r} is no {match[2]}; {cast} is NULL for such a row"
-    if match := _PATTERN.match(message):
-        return f"it has a regular expression that cannot be read: {message}"
-    return message.split(" Candidate")[0].split(" Did you mean")[0]
-
-
-def _unknown_function(name: str, functions: Iterable[str]) -> str:
-    is_operator = not re.search(r"\w", name)
-    kind, shown = ("operator", name) if is_operator else ("function", f"{name}()")
-    known = COMPARISONS if is_operator else sorted(functions)
-    meant = SQL_WORDS.get(name.lower()) or disk.closest(name.lower(), known, CLOSE_FUNCTION)
-    if meant:
-        return f"there is no {kind} {shown}; did you mean {meant!r}?"
-    return f"there is no {kind} {shown} in DuckDB's SQL"
-
-
-def _wrong_arguments(name: str, given: str, message: str) -> str:
-    if name in SQL_WORDS:
-        return f"the operator {name} is not for such values; did you mean {SQL_WORDS[name]!r}?"
-    types = " and ".join(_type_name(kind) for kind in given.split(", ")) or "nothing"
-    if not re.search(r"\w", name) or len(candidates := _CANDIDATE.findall(message)) > 4:
-        operator = {"~~": "LIKE", "!~~": "NOT LIKE"}.get(name, name)
-        return f"{operator} cannot be used on {types}"
-    takes = " or ".join(f"{name}({arguments})" for arguments in candidates)
-    return f"{name}() cannot be used on {types}; it is {takes.replace(', /', '')}"
-
-
-def _type_name(kind: str) -> str:
-    """An SQL type in words: a number, a text; others as they are."""
-    plain = kind.removesuffix("_LITERAL")
-    if NUMBERS.match(plain):
-        return "a number"
-    return "a text" if plain in ("VARCHAR", "STRING") else plain
+    return message
 
 
 # --------------------------------------------------------------------------------------------------
@@ -261,7 +178,19 @@ def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
 def rules_of(views: Sequence[View], name: str) -> tuple[dict[str, Any], ...]:
     """The steps as plain values for NAME.json. Equal values decide equally, and the other way
     round."""
-    return tuple(_plain_rule(views, step) for step in steps_of(views, name))
+    rules = []
+    for step in steps_of(views, name):
+        rule: dict[str, Any] = {"name": step.name}
+        if step.where is not None:
+            rule["where"] = step.where
+        elif step.sample is not None:
+            rule |= {"sample": step.sample, "seed": step.seed}
+        else:
+            assert step.random_like is not None
+            like = rules_hash(rules_of(views, step.random_like))
+            rule |= {"random_like": step.random_like, "seed": step.seed, "like": like}
+        rules.append(rule)
+    return tuple(rules)
 
 
 def rules_hash(rules: Sequence[dict[str, Any]]) -> str:
@@ -270,10 +199,14 @@ def rules_hash(rules: Sequence[dict[str, Any]]) -> str:
     return disk.content_hash(rules)
 
 
-def rule_text(rule: dict[str, Any]) -> str:
+def step_of(rule: Mapping[str, Any]) -> Step:
+    """The step of a rule of NAME.json."""
+    return Step(**{key: value for key, value in rule.items() if key != "like"})
+
+
+def rule_text(rule: Mapping[str, Any]) -> str:
     """A rule of NAME.json as a person reads it."""
-    fields = {key: value for key, value in rule.items() if key != "like"}
-    return Step(**fields).text()
+    return step_of(rule).text()
 
 
 def selected_rules(where: str) -> tuple[dict[str, Any], ...]:
@@ -285,20 +218,6 @@ def selected_rules(where: str) -> tuple[dict[str, Any], ...]:
 def is_selected(rules: Sequence[dict[str, Any]]) -> bool:
     """Whether `selected_rules` gave these rules. No SQL expression begins with the word `in`."""
     return len(rules) == 1 and str(rules[0].get("where", "")).startswith(SELECTED_WORD)
-
-
-def _plain_rule(views: Sequence[View], step: Step) -> dict[str, Any]:
-    if step.where is not None:
-        return {"name": step.name, "where": step.where}
-    if step.sample is not None:
-        return {"name": step.name, "sample": step.sample, "seed": step.seed}
-    assert step.random_like is not None
-    return {
-        "name": step.name,
-        "random_like": step.random_like,
-        "seed": step.seed,
-        "like": rules_hash(rules_of(views, step.random_like)),
-    }
 
 
 def _steps_of_view(views: Sequence[View], name: str, outer: tuple[str, ...]) -> Iterator[Step]:
@@ -313,42 +232,29 @@ def _steps_of_view(views: Sequence[View], name: str, outer: tuple[str, ...]) -> 
             f"there are {', '.join(by_name)}"
         )
     for rule in by_name[name].rules:
-        yield from _steps_of_rule(views, rule, (*outer, name))
-
-
-def _steps_of_rule(views: Sequence[View], rule: Rule, outer: tuple[str, ...]) -> Iterator[Step]:
-    if rule.view is not None:
-        for step in _steps_of_view(views, rule.view, outer):
-            yield Step(
-                name=f"{rule.name}.{step.name}",
-                where=step.where,
-                random_like=step.random_like,
-                sample=step.sample,
-                seed=step.seed,
-            )
-        return
-    if rule.random_like is not None and rule.random_like in {view.name for view in views}:
-        list(_steps_of_view(views, rule.random_like, outer))  # raises for a circle
-    yield Step(
-        name=rule.name,
-        where=rule.where,
-        random_like=rule.random_like,
-        sample=rule.sample,
-        seed=rule.seed,
-    )
+        if rule.view is not None:
+            for step in _steps_of_view(views, rule.view, (*outer, name)):
+                yield replace(step, name=f"{rule.name}.{step.name}")
+            continue
+        if rule.random_like in by_name:
+            list(_steps_of_view(views, rule.random_like, (*outer, name)))  # raises for a circle
+        yield Step(
+            name=rule.name,
+            where=rule.where,
+            random_like=rule.random_like,
+            sample=rule.sample,
+            seed=rule.seed,
+        )
 
 
 # --------------------------------------------------------------------------------------------------
-# DuckDB's syntax trees of rules: read many at a time, kept, and walked without recursion.
-#
-# DuckDB's parser takes 0.3 ms for one rule, and 0.05 ms a rule where one query asks for all of
-# them.
+# DuckDB's syntax trees of rules: kept, because each is asked for several times, and walked without
+# recursion. DuckDB's parser takes 0.3 ms for one rule.
 
 
 Tree = dict[str, Any]
 
-KEPT_TEXTS = 4096  # expressions whose trees stay in memory
-KEPT_CHARACTERS = 2**20  # of all of them; a tree takes about 100 times as much
+KEPT_TREES = 2048  # expressions whose trees stay in memory; a tree takes 100 times their text
 NULL_OPERATORS = frozenset({"OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL", "OPERATOR_COALESCE"})
 FORBIDDEN = {
     "SUBQUERY": "a subquery",
@@ -365,10 +271,6 @@ BESIDE_AN_EXPRESSION = (
     "qualify",
     "sample",
 )
-TOO_DEEP = (
-    "it is nested too deeply to be read; write fewer parentheses and shorter chains of operators, "
-    "or several rules"
-)
 
 
 @dataclass(slots=True)
@@ -381,7 +283,6 @@ class Syntax:
     null_aware: set[str] = field(default_factory=set)  # inside IS NULL, IS NOT NULL, coalesce()
     calls: list[Tree] = field(default_factory=list)  # of functions, outer ones first
     forbidden: list[Tree] = field(default_factory=list)
-    casts: bool = False  # a value is cast to another type
     operations: int = 0  # comparisons, functions and the like
 
     @property
@@ -391,68 +292,44 @@ class Syntax:
         return node
 
 
-class _Kept:
-    """The trees of the expressions that were read last, for all threads."""
-
-    def __init__(self) -> None:
-        self._syntax: OrderedDict[str, Syntax] = OrderedDict()
-        self._characters = 0
-        self._lock = threading.Lock()
-
-    def get(self, sql: str) -> Syntax | None:
-        with self._lock:
-            return self._syntax.get(sql)
-
-    def put(self, sql: str, syntax: Syntax) -> None:
-        with self._lock:
-            if sql in self._syntax:
-                return
-            self._syntax[sql] = syntax
-            self._characters += len(sql)
-            while len(self._syntax) > 1 and (
-                len(self._syntax) > KEPT_TEXTS or self._characters > KEPT_CHARACTERS
-            ):
-                self._characters -= len(self._syntax.popitem(last=False)[0])
-
-
-_kept = _Kept()
-
-
-def read_all(connection: duckdb.DuckDBPyConnection, expressions: Iterable[str]) -> None:
-    """Read many expressions with one query, so that `syntax_of` has them. Wrong ones are left to
-    it."""
-    missing = [sql for sql in dict.fromkeys(expressions) if _kept.get(sql) is None]
-    for sql, answer in zip(missing, _serialized(connection, missing), strict=True):
-        try:
-            _kept.put(sql, _syntax(answer, sql, Step(name="", where=sql)))
-        except ValueError:
-            continue
-
-
-def syntax_of(connection: duckdb.DuckDBPyConnection, sql: str, step: Step | None = None) -> Syntax:
+@functools.lru_cache(maxsize=KEPT_TREES)
+def syntax_of(sql: str) -> Syntax:
     """The syntax of `SELECT sql`. Its trees must not be changed. ValueError if that is not one
     expression."""
-    syntax = _kept.get(sql)
-    if syntax is None:
-        (answer,) = _serialized(connection, [sql])
-        syntax = _syntax(answer, sql, step or Step(name="", where=sql))
-        _kept.put(sql, syntax)
-    return syntax
+    if not sql.strip():
+        raise ValueError(f"it is empty; {EXAMPLE}")
+    parsed = json.loads(_answer_of_parser("SELECT json_serialize_sql(?)", f"SELECT {sql}"))
+    if parsed["error"]:
+        message = str(parsed["error_message"])
+        is_deep = message.startswith("Max expression depth")
+        raise ValueError(TOO_DEEP if is_deep else f"it is no SQL expression: {message}; {EXAMPLE}")
+    node: Tree = parsed["statements"][0]["node"]
+    is_one_expression = (
+        len(parsed["statements"]) == 1
+        and node["type"] == "SELECT_NODE"
+        and len(node["select_list"]) == 1
+        and not node["select_list"][0]["alias"]
+        and node["from_table"]["type"] == "EMPTY"
+        and not any(node.get(key) for key in BESIDE_AN_EXPRESSION)
+    )
+    if not is_one_expression:
+        raise ValueError("it must be one SQL expression and nothing beside it")
+    return _examined(node)
 
 
-def text_of_tree(connection: duckdb.DuckDBPyConnection, node: Tree) -> str:
+def text_of_tree(node: Tree) -> str:
     """A syntax tree as SQL, without its SELECT."""
     statement = json.dumps({"error": False, "statements": [{"node": node}]})
-    text = connection.execute("SELECT json_deserialize_sql(?)", [statement]).fetchall()[0][0]
-    return str(text).removeprefix("SELECT ")
+    return _answer_of_parser("SELECT json_deserialize_sql(?)", statement).removeprefix("SELECT ")
 
 
-@functools.lru_cache(maxsize=1024)
-def text_of_argument(statement: str) -> str:
-    """`text_of_tree` of a short tree as JSON: thresholds are asked for their text again and
-    again."""
+def _text_of_expression(node: Tree) -> str:
+    return text_of_tree({**syntax_of("1").tree, "select_list": [node]})
+
+
+def _answer_of_parser(query: str, text: str) -> str:
     with borrowed_connection() as connection:
-        return text_of_tree(connection, json.loads(statement))
+        return str(connection.execute(query, [text]).fetchall()[0][0])
 
 
 def walk(value: Any, *, into: Callable[[Tree], bool] | None = None) -> Iterator[Tree]:
@@ -508,38 +385,6 @@ def replaced(value: Any, other: Callable[[Tree], Tree | None]) -> Any:
     return {key: replaced(inner, other) for key, inner in value.items()}
 
 
-def _serialized(connection: duckdb.DuckDBPyConnection, expressions: Sequence[str]) -> list[str]:
-    """The JSON that DuckDB's parser gives for each SELECT."""
-    if not expressions:
-        return []
-    query = "SELECT json_serialize_sql(text) FROM (SELECT unnest(?::VARCHAR[]) AS text)"
-    statements = [f"SELECT {sql}" for sql in expressions]
-    return [str(text) for (text,) in connection.execute(query, [statements]).fetchall()]
-
-
-def _syntax(answer: str, sql: str, step: Step) -> Syntax:
-    try:
-        parsed = json.loads(answer)
-    except RecursionError:
-        raise step.error(TOO_DEEP) from None
-    if parsed["error"]:
-        message = str(parsed["error_message"])
-        is_deep = message.startswith("Max expression depth")
-        raise step.error(TOO_DEEP if is_deep else syntax_problem(message, sql))
-    node: Tree = parsed["statements"][0]["node"]
-    is_one_expression = (
-        len(parsed["statements"]) == 1
-        and node["type"] == "SELECT_NODE"
-        and len(node["select_list"]) == 1
-        and not node["select_list"][0]["alias"]
-        and node["from_table"]["type"] == "EMPTY"
-        and not any(node.get(key) for key in BESIDE_AN_EXPRESSION)
-    )
-    if not is_one_expression:
-        raise step.error("it must be one SQL expression and nothing beside it")
-    return _examined(node)
-
-
 def _examined(tree: Tree) -> Syntax:
     syntax, lambda_names = Syntax(tree), set()
     for node in walk(tree["select_list"]):
@@ -549,8 +394,6 @@ def _examined(tree: Tree) -> Syntax:
             syntax.columns.add(str(node["column_names"][-1]).lower())
         elif kind == "FUNCTION":
             syntax.calls.append(node)
-        elif kind == "CAST":
-            syntax.casts = True
         elif kind == "LAMBDA":
             lambda_names |= column_names(node["lhs"])
         elif kind in FORBIDDEN:
@@ -580,23 +423,11 @@ COMPARED = {
 }
 DISTINCT = ("COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM")
 CHOICES = ("COMPARE_IN", "COMPARE_NOT_IN")
-# Functions that give NaN for finite numbers, and some that give it for no number.
-_GIVE_NAN = "/ ^ ** acos acosh asin atanh fdiv fmod gamma ln log log10 log2 pow power sqrt"
-GIVE_NAN = frozenset(_GIVE_NAN.split())
 GIVE_NUMBERS = frozenset({"abs", "ceil", "floor", "greatest", "least", "len", "length", "round"})
 NULL_FOR_NAN = "nullif(1, CAST('nan' AS DOUBLE))"
 
 
-def may_compute_nan(syntax: Syntax) -> bool:
-    """True where an expression has NaN for finite numbers, or reads one from something else."""
-    return syntax.casts or any(call["function_name"].lower() in GIVE_NAN for call in syntax.calls)
-
-
-def without_nan(
-    connection: duckdb.DuckDBPyConnection,
-    tree: Tree,
-    types_of: Callable[[Sequence[str]], Sequence[str]],
-) -> Tree:
+def without_nan(tree: Tree, types_of: Callable[[Sequence[str]], Sequence[str]]) -> Tree:
     """A SELECT in which what comparisons compare is NULL where it would be NaN.
 
     types_of: the types of expressions over the columns.
@@ -604,14 +435,12 @@ def without_nan(
     operands = list(_computed(tree["select_list"]))
     if not operands:
         return tree
-    empty_select = syntax_of(connection, "1").tree
-    texts = [text_of_tree(connection, {**empty_select, "select_list": [n]}) for n in operands]
-    kinds = types_of(texts)
+    kinds = types_of([_text_of_expression(node) for node in operands])
     is_float = set()
     for node, kind in zip(operands, kinds, strict=True):
         if kind in FLOATS:
             is_float.add(id(node))
-    call = syntax_of(connection, NULL_FOR_NAN).expression
+    call = syntax_of(NULL_FOR_NAN).expression
 
     def guarded(node: Tree) -> Tree | None:
         if id(node) not in is_float:
@@ -665,25 +494,38 @@ _HOST = (
     r"nullif(lower(regexp_extract({}, "
     r"'^[A-Za-z][A-Za-z0-9+.-]*://(?:[^/?#@]*@)?(\[[^\]/?#]*\]|[^/?#:]*)', 1)), '')"
 )
-# Columns that no file holds: (SQL, the sidecar's columns that it reads). greatest() and least()
-# skip a NULL, hence the CASE.
-DERIVED: dict[str, tuple[str, tuple[str, ...]]] = {
-    "aspect": (
+
+
+@dataclass(frozen=True, slots=True)
+class Derived:
+    """A column that no file holds."""
+
+    sql: str
+    sources: tuple[str, ...]  # the sidecar's columns that it reads
+    type: pa.DataType
+    meaning: str
+
+
+DERIVED = {
+    "aspect": Derived(  # greatest() and least() skip a NULL, hence the CASE
         "CASE WHEN original_width > 0 AND original_height > 0 THEN "
         "greatest(original_width, original_height)::DOUBLE / "
         "least(original_width, original_height) END",
         ("original_width", "original_height"),
+        pa.float64(),
+        "longer over shorter side of the image as received, 1 or more",
     ),
-    "url_host": (_HOST.format("url"), ("url",)),
-    "page_host": (_HOST.format("page_url"), ("page_url",)),
+    "url_host": Derived(_HOST.format("url"), ("url",), pa.string(), "host of url, lower case"),
+    "page_host": Derived(
+        _HOST.format("page_url"), ("page_url",), pa.string(), "host of page_url, lower case"
+    ),
 }
-TEXTS = {"url_host": pa.string(), "page_host": pa.string()}  # those of them that are texts
 # Functions of the clock, the session or the program that duckdb_functions() calls consistent, or
 # does not list.
 CLOCKS = frozenset(
     {"age", "current_localtime", "current_localtimestamp", "current_timestamp", "user", "version"}
 )
-LONG_LIST = 20  # values after IN, and of = in an OR; as many and more are a table
+LONG_LIST = 20  # values after IN; as many and more are a table
 # Operations of one rule that DuckDB evaluates; on 20,000 rows these take 5 s.
 MOST_OPERATIONS = 10_000
 # Functions of many rules that depend on their arguments alone. To list all functions takes 50 ms.
@@ -710,61 +552,41 @@ def columns_of(views: Sequence[View], name: str, known: Iterable[str]) -> set[st
     `known`: the columns that can be read. ValueError for a rule that reads another one or is no
     expression.
     """
-    steps = steps_of(views, name)
-    with borrowed_connection() as connection:
-        read_all(connection, wheres(steps))
-        return _columns_of_steps(connection, views, steps, {*known, *DERIVED})
-
-
-def _columns_of_steps(
-    connection: duckdb.DuckDBPyConnection,
-    views: Sequence[View],
-    steps: Sequence[Step],
-    known: set[str],
-) -> set[str]:
+    known = {*known, *DERIVED}
     columns = {"status"}
-    for step in steps:
+    for step in steps_of(views, name):
         if step.where is not None:
-            for column in parse(connection, step, known).columns:
-                columns |= set(DERIVED[column][1]) if column in DERIVED else {column}
+            columns |= columns_on_disk(parse(step, known).columns)
             continue
         columns.add("uid")
         if step.random_like is not None:
-            like = steps_of(views, step.random_like)
-            columns |= _columns_of_steps(connection, views, like, known)
+            columns |= columns_of(views, step.random_like, known)
     return columns
 
 
-def can_meet_nan(views: Sequence[View], name: str, kinds: Mapping[str, pa.DataType]) -> bool:
-    """True where a rule of a view, or of one that it is random like, reads a column of floats or
-    may compute NaN. kinds: of the columns that can be read."""
-    if any(pa.types.is_floating(kinds[column]) for column in columns_of(views, name, kinds)):
-        return True
-    for step in steps_of(views, name):
-        if step.random_like is not None and can_meet_nan(views, step.random_like, kinds):
-            return True
-    with borrowed_connection() as connection:
-        for where in wheres(steps_of(views, name)):
-            if may_compute_nan(syntax_of(connection, where)):
-                return True
-    return False
+def columns_on_disk(columns: Iterable[str]) -> set[str]:
+    """Columns with the sources of the derived ones in their place."""
+    on_disk: set[str] = set()
+    for column in columns:
+        on_disk |= set(DERIVED[column].sources) if column in DERIVED else {column}
+    return on_disk
 
 
-def wheres(steps: Iterable[Step]) -> list[str]:
-    """The SQL of those steps that have some."""
-    return [step.where for step in steps if step.where is not None]
-
-
-def parse(connection: duckdb.DuckDBPyConnection, step: Step, known: Iterable[str]) -> Expression:
+def parse(step: Step, known: Iterable[str]) -> Expression:
     """The expression of a step. ValueError for what no rule may contain and for columns not in
     `known`."""
     assert step.where is not None
-    syntax = syntax_of(connection, step.where, step)
+    try:
+        syntax = syntax_of(step.where)
+    except ValueError as error:
+        raise step.error(str(error)) from None
+    except RecursionError:
+        raise step.error(TOO_DEEP) from None
     for node in syntax.forbidden:
         kind = FORBIDDEN[node["class"]]
         raise step.error(f"{kind} is not allowed in a rule; it looks at one row")
     for call in syntax.calls:
-        _check_function(connection, step, call)
+        _check_function(step, call)
     spelling: dict[str, str] = {}
     for name in sorted(known):
         other = spelling.setdefault(name.lower(), name)
@@ -783,7 +605,6 @@ def parse(connection: duckdb.DuckDBPyConnection, step: Step, known: Iterable[str
 
 
 def to_sql(
-    connection: duckdb.DuckDBPyConnection,
     expression: Expression,
     step: Step,
     threshold: Callable[[str, str, Fraction], int | float],
@@ -801,12 +622,11 @@ def to_sql(
     def constant(node: Tree) -> Tree | None:
         if not is_top(node):
             return None
-        value = threshold(*parse_top(connection, step, node))
+        value = threshold(*parse_top(step, node))
         kind = "HUGEINT" if isinstance(value, int) else "DOUBLE"
-        return syntax_of(connection, f"CAST('{value!r}' AS {kind})").expression
+        return syntax_of(f"CAST('{value!r}' AS {kind})").expression
 
-    tree = without_nan(connection, replaced(expression.tree, constant), types_of)
-    return text_of_tree(connection, tree)
+    return text_of_tree(without_nan(replaced(expression.tree, constant), types_of))
 
 
 def quoted(column: str) -> str:
@@ -814,67 +634,32 @@ def quoted(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
-def long_lists(
-    connection: duckdb.DuckDBPyConnection, expression: Expression, schema: pa.Schema
-) -> tuple[Expression, dict[str, pa.Table]]:
-    """The expression with tables in place of long lists after IN, and of long chains of = and OR;
-    the tables by name.
+def long_lists(expression: Expression, schema: pa.Schema) -> tuple[Tree, dict[str, pa.Table]]:
+    """The tree of the expression with tables in place of long lists after IN; the tables by name.
 
     DuckDB joins rows with a table. Inside a CASE it compares each row with each value of a list,
     and each query reads the list again: 13 s for 20,000 texts and a million rows.
     """
-    kinds = {**TEXTS, **{each.name.lower(): each.type for each in schema}}
+    kinds = {name: derived.type for name, derived in DERIVED.items()}
+    kinds |= {each.name.lower(): each.type for each in schema}
     tables: dict[str, pa.Table] = {}
-    equalities = 0  # that became one table
 
     def joined(node: Tree) -> Tree | None:
-        nonlocal equalities
         if is_top(node) or node.get("class") == "LAMBDA":
             return node  # the text of top() is shown; a lambda has names of its own
-        if node.get("type") == "CONJUNCTION_OR":
-            choices, others = _choices(node["children"])
-            lists = [table_of(*choice) for choice in choices]
-            if not lists or None in lists:
-                return None
-            equalities += len(node["children"]) - len(others)
-            children = [*lists, *replaced(others, joined)]
-            return {**node, "children": children} if len(children) > 1 else children[0]
-        if node.get("type") == "COMPARE_IN":
-            return table_of(*node["children"])
-        return None
-
-    def table_of(column: Tree, *constants: Tree) -> Tree | None:
+        if node.get("type") != "COMPARE_IN":
+            return None
+        column, *constants = node["children"]
         values = _values(column, constants, kinds)
         if values is None or len(constants) < LONG_LIST:
             return None
         name = f"list_{disk.content_hash(values.to_pylist())}"
         tables[name] = pa.table({"value": values})
-        subquery = syntax_of(connection, f"1 IN (SELECT value FROM {name})").expression
+        subquery = syntax_of(f"1 IN (SELECT value FROM {name})").expression
         return {**subquery, "child": column}
 
-    tree = {**expression.tree, "select_list": replaced(expression.tree["select_list"], joined)}
-    return replace(expression, tree=tree, operations=expression.operations - equalities), tables
-
-
-def _choices(children: Sequence[Tree]) -> tuple[list[list[Tree]], list[Tree]]:
-    """(a column and the constants that it is compared with by =, for each column with many; the
-    other tests) of the tests of an OR."""
-    by_column: dict[str, list[Tree]] = {}
-    places: dict[str, list[int]] = {}
-    for place, child in enumerate(children):
-        if child["type"] != "COMPARE_EQUAL":
-            continue
-        column, constant = child["left"], child["right"]
-        if column["class"] == "CONSTANT":
-            column, constant = constant, column
-        if column["class"] == "COLUMN_REF" and constant["class"] == "CONSTANT":
-            name = str(column["column_names"][-1]).lower()
-            by_column.setdefault(name, [column]).append(constant)
-            places.setdefault(name, []).append(place)
-    many = [name for name, choice in by_column.items() if len(choice) > LONG_LIST]
-    taken = {place for name in many for place in places[name]}
-    others = [child for place, child in enumerate(children) if place not in taken]
-    return [by_column[name] for name in many], others
+    tree = expression.tree
+    return {**tree, "select_list": replaced(tree["select_list"], joined)}, tables
 
 
 def _values(
@@ -896,22 +681,13 @@ def _values(
     return None
 
 
-def parse_top(
-    connection: duckdb.DuckDBPyConnection, step: Step, call: Tree
-) -> tuple[str, str, Fraction]:
+def parse_top(step: Step, call: Tree) -> tuple[str, str, Fraction]:
     """(the call as text, its column as SQL, its share) of a top(column, share)."""
-    arguments = [
-        argument.get("expression", argument)
-        for argument in call.get("arguments") or call.get("children") or []
-    ]
+    arguments = _arguments(call)
     nested = any(is_top(node) for node in walk(arguments))
     if len(arguments) != 2 or nested:
         raise step.error("top() takes a column and a share, as in top(clip_score, 0.30)")
-    empty_select = syntax_of(connection, "1").tree
-    column, share_text = (
-        text_of_argument(json.dumps({**empty_select, "select_list": [argument]}))
-        for argument in arguments
-    )
+    column, share_text = (_text_of_expression(argument) for argument in arguments)
     try:
         share = Fraction(share_text)
     except ValueError:
@@ -925,18 +701,23 @@ def parse_top(
 
 def evaluation_error(step: Step, error: duckdb.Error) -> ValueError:
     """What DuckDB says about a rule that it can read and not evaluate, as an error of the step."""
-    return step.error(binding_problem(error, _allowed_functions()))
+    return step.error(binding_problem(error))
 
 
-def _check_function(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> None:
+def _arguments(call: Tree) -> list[Tree]:
+    arguments = call.get("arguments") or call.get("children") or []
+    return [argument.get("expression", argument) for argument in arguments]
+
+
+def _check_function(step: Step, node: Tree) -> None:
     """ValueError for the call of a function that no rule may contain."""
     name = str(node["function_name"]).lower()
     if name.startswith("regexp_"):
-        _check_pattern(connection, step, node)
+        _check_pattern(step, node)
     if name in CONSISTENT:
         return
     if name == "top":
-        parse_top(connection, step, node)
+        parse_top(step, node)
         return
     refusal = _refused_functions().get(name)
     if refusal == "unstable":
@@ -948,21 +729,21 @@ def _check_function(connection: duckdb.DuckDBPyConnection, step: Step, node: Tre
         raise step.error(f"{name}() looks at many rows; a rule looks at one")
 
 
-def _check_pattern(connection: duckdb.DuckDBPyConnection, step: Step, node: Tree) -> None:
+def _check_pattern(step: Step, node: Tree) -> None:
     """ValueError for a constant pattern that is no regular expression: DuckDB compiles it only
     where a row meets it."""
-    arguments = [
-        argument.get("expression", argument)
-        for argument in node.get("arguments") or node.get("children") or []
-    ]
-    for pattern in arguments[1:2]:
+    for pattern in _arguments(node)[1:2]:
         literal = pattern.get("literal")
         text = literal.get("text") if isinstance(literal, dict) else None
         if isinstance(text, str):
             try:
-                connection.execute("SELECT regexp_matches('', $1)", [text]).fetchall()
+                with borrowed_connection() as connection:
+                    connection.execute("SELECT regexp_matches('', $1)", [text]).fetchall()
             except duckdb.Error as error:
-                raise evaluation_error(step, error) from None
+                problem = binding_problem(error)
+                raise step.error(
+                    f"it has a regular expression that cannot be read: {problem}"
+                ) from None
 
 
 @functools.cache
@@ -973,12 +754,6 @@ def _functions() -> list[tuple[str, str, str | None, str | None]]:
     )
     with borrowed_connection() as connection:
         return connection.execute(query).fetchall()
-
-
-def _allowed_functions() -> set[str]:
-    """Names of the functions that a rule may call."""
-    names = {name for name, kind, *_ in _functions() if kind in ("scalar", "macro")}
-    return (names | {"top"}) - _refused_functions().keys()
 
 
 @functools.cache

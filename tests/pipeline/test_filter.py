@@ -154,7 +154,7 @@ views:
 ONE_COMMAND = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.views import row_tests as unit_threads
+from pipeline.views import choose as unit_threads
 from tests.support import commands
 unit_threads.THREADS = int(sys.argv[2])
 pool, recipe, *views = sys.argv[3:]

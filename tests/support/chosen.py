@@ -1,16 +1,27 @@
-"""What views keep of rows in memory."""
+"""Views and recipes in few words, and what views keep of rows in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from manifests.records import RuleEffect, Threshold
-from manifests.schema import View
-from pipeline.views.choose import InMemorySource, choose_parts
+from manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from pipeline.views import choose as choosing
+
+
+def view(name: str, *rules: tuple[str, str] | Rule) -> View:
+    """A view of rules; those that are pairs are (name, SQL)."""
+    made = [rule if isinstance(rule, Rule) else Rule(name=rule[0], where=rule[1]) for rule in rules]
+    return View(name=name, rules=tuple(made))
+
+
+def recipe(*views: View, filters: tuple[FilterSpec, ...] = ()) -> Recipe:
+    """A recipe whose source does not matter."""
+    source = Source(kind="files", paths=("x.csv",))
+    return Recipe(name="r", source=source, filters=filters, views=views)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +34,13 @@ class Chosen:
     effects: tuple[RuleEffect, ...]
     tables: dict[str, pa.Table]
 
+    def column(self, name: str) -> list[object]:
+        """`kept` or `rule` of all rows."""
+        return [value for table in self.tables.values() for value in table[name].to_pylist()]
+
 
 def choose(
-    tables: Mapping[str, pa.Table],
+    rows: Mapping[str, pa.Table] | choosing.Source,
     views: Sequence[View],
     names: Sequence[str] | None = None,
     *,
@@ -34,17 +49,12 @@ def choose(
     """The rows of each view in `names` (default: all), of the joined columns of shards."""
     masks: dict[str, dict[str, pa.Table]] = {}
 
-    class Sink:
-        def __init__(self, view: str) -> None:
-            self._masks = masks.setdefault(view, {})
-
-        def add(self, shard: str, mask: pa.Table) -> None:
-            self._masks[shard] = mask
+    def take(view: str, shard: str, mask: pa.Table) -> None:
+        masks.setdefault(view, {})[shard] = mask
 
     wanted = [view.name for view in views] if names is None else list(names)
-    selections = choose_parts(
-        InMemorySource(tables), views, wanted, lambda view, _: nullcontext(Sink(view)), sizes
-    )
+    source = choosing.InMemorySource(rows) if isinstance(rows, Mapping) else rows
+    selections = choosing.choose_parts(source, views, wanted, take, sizes)
     chosen = {}
     for name, one in selections.items():
         chosen[name] = Chosen(

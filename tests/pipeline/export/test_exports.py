@@ -105,7 +105,7 @@ def test_a_killed_folder_is_finished(
         copied.append(tar)
         return copy(tar, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pipeline.views.row_tests.THREADS", 1)
+    monkeypatch.setattr("pipeline.views.choose.THREADS", 1)
     to = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(export, "copy_tar_with", until_third)

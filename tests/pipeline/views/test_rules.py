@@ -1,17 +1,20 @@
-"""The SQL of a rule: which columns it reads, which NULLs it speaks of, and that it reaches
-nothing else."""
+"""The SQL of a rule: its steps, the columns that it reads, what it may not contain, and that it
+reaches nothing else. A mistake is one line that names view, rule and expression."""
 
 from __future__ import annotations
 
-from fractions import Fraction
+import os
 
+import duckdb
 import pyarrow as pa
 import pytest
 
+from manifests.columns import SIDECAR
 from manifests.schema import Rule, View
-from pipeline.shuffle import connect
 from pipeline.views import rules
-from pipeline.views.rules import Step
+from pipeline.views.choose import check
+from pipeline.views.rules import TABLE, Step, borrowed_connection, rule_text, rules_of, steps_of
+from tests.support.chosen import choose, view
 
 COLUMNS = [
     "status",
@@ -23,41 +26,122 @@ COLUMNS = [
     "original_width",
     "original_height",
 ]
+SCHEMA = pa.schema(
+    [*SIDECAR, ("words", pa.int32()), ("score", pa.float32()), ("tokens", pa.list_(pa.uint16()))]
+)
 
 
-def view(name: str, *steps: tuple[str, str] | Rule) -> View:
-    made = [s if isinstance(s, Rule) else Rule(name=s[0], where=s[1]) for s in steps]
-    return View(name=name, rules=tuple(made))
+# --- databases ------------------------------------------------------------------------------------
 
 
-def parse(where: str) -> rules.Expression:
-    known = [*COLUMNS, *rules.DERIVED]
-    return rules.parse(connect(), Step(name="r", where=where), known)
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "FROM read_text('/etc/hostname')",
+        "COPY (SELECT 1) TO '/tmp/clipmill-never.csv'",
+        "SET enable_external_access = true",
+        "INSTALL httpfs",
+        "FROM COLUMNS",
+    ],
+)
+def test_the_database_reaches_no_file_and_no_variable(sql: str) -> None:
+    with borrowed_connection() as connection, pytest.raises(duckdb.Error):
+        connection.execute(sql).fetchall()
+
+
+def test_a_connection_is_used_again_without_rows_and_not_after_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rules, "_idle", {})
+    with borrowed_connection() as first, borrowed_connection() as second:
+        assert first is not second
+        first.register(TABLE, pa.table({"a": [1]}))
+    with borrowed_connection() as again:
+        assert again is first  # the last that was given back
+        with pytest.raises(duckdb.CatalogException, match=TABLE):
+            again.execute(f"FROM {TABLE}")
+    with pytest.raises(ValueError, match="bad rule"), borrowed_connection() as connection:
+        raise ValueError("bad rule")
+    with pytest.raises(duckdb.ConnectionException):
+        connection.execute("SELECT 1")
+    monkeypatch.setattr(os, "getpid", lambda: 0)  # as a child of this process
+    with borrowed_connection() as of_child:
+        assert of_child is not second
+
+
+# --- steps ----------------------------------------------------------------------------------------
+
+BASIC = view("basic", ("words", "words > 2"))
+HALF = view("half", Rule(name="part", sample=0.5, seed=3))
+ALIKE = view("alike", Rule(name="random", random_like="basic", seed=1))
+ALL = view(
+    "all",
+    Rule(name="first", view="basic"),
+    Rule(name="second", view="half"),
+    Rule(name="third", view="alike"),
+)
+
+
+def test_steps_plain_rules_and_their_text() -> None:
+    views = (ALL, BASIC, HALF, ALIKE)
+    assert steps_of(views, "all") == (
+        Step(name="first.words", where="words > 2"),
+        Step(name="second.part", sample=0.5, seed=3),
+        Step(name="third.random", random_like="basic", seed=1),
+    )
+    first, second, third = rules_of(views, "all")
+    assert first == {"name": "first.words", "where": "words > 2"}
+    assert second == {"name": "second.part", "sample": 0.5, "seed": 3}
+    assert third | {"like": ""} == {
+        "name": "third.random", "random_like": "basic", "seed": 1, "like": "",
+    }  # fmt: skip
+    texts = [rule_text(rule) for rule in (first, second, third)]
+    assert texts == ["words > 2", "sample 0.5, seed 3", "random_like basic, seed 1"]
+
+
+def test_plain_rules_are_the_same_exactly_when_they_decide_the_same() -> None:
+    harder = view("basic", ("words", "words > 3"))
+    for user in (view("v", Rule(name="basic", view="basic")), ALIKE):
+        assert rules_of([BASIC, user], user.name) == rules_of([user, BASIC], user.name)
+        assert rules_of([BASIC, user], user.name) != rules_of([harder, user], user.name)
+
+
+A_IS_B, B_IS_A = view("a", Rule(name="b", view="b")), view("b", Rule(name="a", view="a"))
+
+
+@pytest.mark.parametrize(
+    ("views", "message"),
+    [
+        ([A_IS_B, B_IS_A], "in a circle: a -> b -> a"),
+        ([view("a", Rule(name="r", random_like="a"))], "in a circle: a -> a"),
+        ([view("a", Rule(name="b", random_like="b")), B_IS_A], "in a circle: a -> b -> a"),
+        ([view("a", Rule(name="x", view="basik")), BASIC], "view 'a': there is no view 'basik'; d"),
+        ([view("a", Rule(name="x", random_like="basik")), BASIC], "there is no view 'basik'"),
+        ([view("a", ("x", "words > 1"), ("x", "words > 2"))], "two rules named 'x'"),
+        ([view("a", ("not_stored", "words > 1"))], "cannot be named 'not_stored'"),
+        ([view("a", ("x:y", "words > 1"))], "cannot be named 'x:y'"),
+    ],
+)
+def test_views_that_name_each_other_wrongly(views: list[View], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check(views, SCHEMA)
+
+
+# --- columns --------------------------------------------------------------------------------------
 
 
 def test_the_columns_to_read() -> None:
+    top = ("clip", "score >= top(score + words, 0.3)")
     views = [
         view("basic", ("shape", "ASPECT <= 3"), ("host", "page_host != 'x'")),
-        view(
-            "random",
-            Rule(name="r", random_like="basic"),
-            ("clip", "score >= top(score + words, 0.3)"),
-        ),
+        view("random", Rule(name="r", random_like="basic"), top),
     ]
     basic = {"status", "original_width", "original_height", "page_url"}
     assert rules.columns_of(views, "basic", COLUMNS) == basic
     assert rules.columns_of(views, "random", COLUMNS) == basic | {"uid", "score", "words"}
+    assert rules.columns_of([HALF], "half", COLUMNS) == {"status", "uid"}
     with pytest.raises(ValueError, match="no column 'score'"):
-        rules.columns_of(
-            views,
-            "random",
-            ["status", "uid", "page_url", "original_width", "original_height", "words"],
-        )
-
-
-def test_a_sample_reads_the_uid() -> None:
-    half = view("half", Rule(name="half", sample=0.5))
-    assert rules.columns_of([half], "half", COLUMNS) == {"status", "uid"}
+        rules.columns_of(views, "random", [name for name in COLUMNS if name != "score"])
 
 
 @pytest.mark.parametrize(
@@ -77,60 +161,44 @@ def test_a_sample_reads_the_uid() -> None:
 def test_the_columns_of_a_rule_and_those_that_must_not_be_null(
     where: str, columns: set[str], not_null: set[str]
 ) -> None:
-    expression = parse(where)
+    expression = rules.parse(Step(name="r", where=where), [*COLUMNS, *rules.DERIVED])
     assert (expression.columns, expression.not_null) == (columns, not_null)
 
 
-def test_a_threshold_takes_the_place_of_top() -> None:
-    connection, step = connect(), Step(name="r", where="score >= top(score, 0.3)")
-    calls = []
-
-    def threshold(call: str, column: str, share: Fraction) -> float:
-        calls.append((call, column, share))
-        return 0.25
-
-    expression = rules.parse(connection, step, COLUMNS)
-    sql = rules.to_sql(connection, expression, step, threshold, lambda texts: [])
-    assert calls == [("top(score, 0.3)", "score", Fraction(3, 10))]
-    assert connection.sql(f"SELECT {sql} FROM (SELECT 0.25::DOUBLE AS score)").fetchall() == [
-        (True,)
-    ]
+NUMBERS, TEXTS = ", ".join(map(str, range(21))), ", ".join(f"'{n}'" for n in range(30))
 
 
-def test_a_long_list_becomes_a_table() -> None:
-    schema = pa.schema([("words", pa.int32()), ("text", pa.string()), ("score", pa.float32())])
-    numbers, texts = ", ".join(map(str, range(21))), ", ".join(f"'{n}'" for n in range(30))
-    connection = connect()
-    for where, values in [
-        (f"words IN ({numbers}, 5)", list(range(21))),
-        (f"NOT WORDS IN ({numbers})", list(range(21))),
-        (f"page_host NOT IN ({texts})", [str(n) for n in range(30)]),
-        (f"text = 'a' OR text IN ({texts})", [str(n) for n in range(30)]),
+@pytest.mark.parametrize(
+    ("where", "values"),
+    [
+        (f"words IN ({NUMBERS}, 5)", list(range(21))),
+        (f"NOT WORDS IN ({NUMBERS})", list(range(21))),
+        (f"page_host NOT IN ({TEXTS})", [str(n) for n in range(30)]),
+        (f"text = 'a' OR text IN ({TEXTS})", [str(n) for n in range(30)]),
         ("words IN (1, 2)", None),
-        (f"score IN ({numbers})", None),
-        (f"text IN ({texts}, NULL)", None),
-        (f"words IN ({numbers}, 1.5)", None),
-        (f"words IN ({numbers}, {2**63})", None),
-        (f"words + 1 IN ({numbers})", None),
-        (f"len(list_filter([1], lambda words: words IN ({numbers}))) = 1", None),
-        ("score > 1 OR " + " OR ".join(f"words = {n}" for n in range(20)), list(range(20))),
-        (" OR ".join(f"'{n}' = text" for n in range(30)), [str(n) for n in range(30)]),
-        (" OR ".join(f"words = {n}" for n in range(19)), None),
-        (" OR ".join(f"score = {n}" for n in range(30)), None),
-        (f"words >= top(CASE WHEN words IN ({numbers}) THEN 1 END, 0.5)", None),
-    ]:
-        syntax = rules.syntax_of(connection, where)
-        expression = rules.Expression(
-            tree=syntax.tree, columns=frozenset(), not_null=frozenset(), operations=1
-        )
-        short, tables = rules.long_lists(connection, expression, schema)
-        if values is None:
-            assert not tables
-            assert short.tree == syntax.tree
-            continue
+        (f"score IN ({NUMBERS})", None),
+        (f"text IN ({TEXTS}, NULL)", None),
+        (f"words IN ({NUMBERS}, 1.5)", None),
+        (f"words IN ({NUMBERS}, {2**63})", None),
+        (f"words + 1 IN ({NUMBERS})", None),
+        (f"len(list_filter([1], lambda words: words IN ({NUMBERS}))) = 1", None),
+        (f"words >= top(CASE WHEN words IN ({NUMBERS}) THEN 1 END, 0.5)", None),
+    ],
+)
+def test_a_long_list_becomes_a_table(where: str, values: list[object] | None) -> None:
+    schema = pa.schema([("words", pa.int32()), ("text", pa.string()), ("score", pa.float32())])
+    expression = rules.parse(Step(name="r", where=where), [*schema.names, *rules.DERIVED])
+    tree, tables = rules.long_lists(expression, schema)
+    if values is None:
+        assert not tables
+        assert tree == expression.tree
+    else:
         ((name, table),) = tables.items()
         assert table["value"].to_pylist() == values
-        assert f'(SELECT "value" FROM {name})' in rules.text_of_tree(connection, short.tree)
+        assert f'(SELECT "value" FROM {name})' in rules.text_of_tree(tree)
+
+
+# --- what is no rule ------------------------------------------------------------------------------
 
 
 def test_functions_that_are_not_looked_up_are_consistent_in_this_duckdb() -> None:
@@ -145,20 +213,94 @@ def test_functions_that_are_not_looked_up_are_consistent_in_this_duckdb() -> Non
         assert name not in rules._refused_functions()
 
 
-@pytest.mark.parametrize(
-    ("where", "message"),
-    [
-        (
-            "word > 1",
-            r"no column 'word'; did you mean 'words'\?; clipmill filter columns POOL lists them",
-        ),
-        ("random() < 0.5", r"write \{r: \{sample: 0\.5, seed: 0\}\}"),
-        ("pg_conf_load_time() > fetched_at", r"pg_conf_load_time\(\) can give another answer"),
-        ("version() = 'v2.0.0'", r"version\(\) can give another answer the next time"),
-        ("words > (SELECT 1)", "a subquery is not allowed"),
-        ("words >", "it ends too early, after '>'"),
-    ],
-)
-def test_what_a_rule_may_not_contain(where: str, message: str) -> None:
+BESIDE = "one SQL expression and nothing beside it"
+UNSTABLE = "can give another answer the next time"
+# (rule, what its message has after the view, the rule and the expression)
+WRONG = [
+    # a text in double quotes
+    ('caption = "Shirt"', """"Shirt" stands in double quotes, which name a column.*: 'Shirt'$"""),
+    ('caption = "it\'s"', "a text stands in single quotes: 'it''s'$"),
+    ('"Wrds" > 4', "no such column; did you mean 'words'\\?; a text stands in"),
+    # columns
+    ("not caption_url", "filter caption gives the column 'caption_url' with other options only"),
+    ("word > 1", "no column 'word'; did you mean 'words'\\?; clipmill filter columns POOL lists"),
+    ("license IS NULL", "'license' comes from the filter page; put page into the filters"),
+    ("pool.words > 4", 'table "pool" not found'),
+    # syntax
+    ("", "it is empty; write one condition, as in caption_words >= 4"),
+    ("words >", 'it is no SQL expression: syntax error at or near ">"; write one condition'),
+    ("words > 1) OR (words > 2", 'it is no SQL expression: syntax error at or near "\\)"; write'),
+    ("caption = 'it's'", "it is no SQL expression: unterminated string literal"),
+    ("words > 1; SELECT 1", BESIDE),
+    ("words > 1 AS x", BESIDE),
+    ("words > 1, words > 2", BESIDE),
+    ("words > 1 LIMIT 3", BESIDE),
+    ("words FROM read_text('/etc/passwd')", BESIDE),
+    # functions, operators and types
+    ("words", "it gives INTEGER, not true or false"),
+    ("NULL", "not true or false"),
+    ("caption > 4", "Cannot compare values of type VARCHAR and type INTEGER"),
+    ("lenght(caption) > 4", "lenght does not exist! Did you mean \"length\"\\?"),
+    ("status && caption", "No function matches .*'&&\\(VARCHAR, VARCHAR\\)'"),
+    ("CAST(caption AS NUMBR) = 3", "Type with name NUMBR does not exist"),
+    ("caption + 1 > 3", "No function matches .*'\\+\\(VARCHAR, INTEGER_LITERAL\\)'"),
+    ("regexp_matches(caption, '[')", "a regular expression that cannot be read: missing \\]"),
+    ("caption ~ '('", "missing \\)"),
+    # what looks at more than one row, or gives other answers later
+    ("words > (SELECT 1)", "a subquery is not allowed"),
+    ("EXISTS (FROM read_text('/etc/passwd'))", "a subquery is not allowed"),
+    ("max(words) > 1", "looks at many rows"),
+    ("row_number() OVER () > 1", "a window function is not allowed"),
+    ("COLUMNS(*) > 1", "is not allowed"),
+    ("words > ?", "a parameter is not allowed"),
+    ("random() > 0.5", f"{UNSTABLE}; for random rows write {{mine: {{sample"),
+    ("uuid() > 'a'", UNSTABLE),
+    ("now() > '2020-01-01'", UNSTABLE),
+    ("ago(INTERVAL 1 DAY) > '2020-01-01'", UNSTABLE),
+    ("age(TIMESTAMP '2020-01-01') > INTERVAL 1 DAY", UNSTABLE),
+    ("pg_conf_load_time() > fetched_at", UNSTABLE),
+    ("version() = 'v2.0.0'", UNSTABLE),
+    ("current_date > '2020-01-01'", "no column 'current_date'|another answer"),
+    # top()
+    ("score >= top(score)", "top\\(\\) takes a column and a share"),
+    ("score >= top(score, 30)", "the share of top\\(\\) is 30"),
+    ("score >= top(score, 0)", "the share of top\\(\\) is 0"),
+    ("score >= top(score, words)", "the share of top\\(\\) is words"),
+    ("score >= top(scor, 0.3)", "no column 'scor'; did you mean 'score'"),
+    ("score >= top(top(score, 0.1), 0.3)", "top\\(\\) takes a column and a share"),
+    ("url >= top(url, 0.3)", "top\\(url, 0\\.3\\) needs a number, and url is string"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("where", "message"), WRONG, ids=[where for where, _ in WRONG])
+def test_what_is_no_rule_is_told_in_one_line(where: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        check([BASIC, view("v", ("ok", "words > 2"), ("mine", where))], SCHEMA)
+    line = str(caught.value)
+    assert line.startswith(f"view 'v', rule 'mine' ({where}): ")
+    assert "\n" not in line
+    assert not any(word in line for word in (" Error:", "Candidate", "LINE 1"))
+
+
+def test_a_value_that_cannot_be_converted_is_told_with_a_cast_that_can() -> None:
+    table = pa.table({"status": ["success"], "caption": ["a cat"]})
+    message = r"the text 'a cat' is no INT32; TRY_CAST\(caption AS INT32\) is NULL for such a row"
     with pytest.raises(ValueError, match=message):
-        parse(where)
+        choose({"0": table}, [view("v", ("r", "CAST(caption AS INTEGER) > 4"))])
+
+
+def test_large_rules_are_cheap_or_refused_in_one_short_line() -> None:
+    """A list of thousands of values, hundreds of rules, thousands of operations, any depth."""
+    rows = pa.table({"status": ["success"] * 50, "c": [f"c{number}" for number in range(50)]})
+    listed = ", ".join(f"'c{number}'" for number in range(10, 20_010))
+    assert choose({"0": rows}, [view("v", ("r", f"c IN ({listed})"))])["v"].kept == 40
+    many = view("many", *[(f"r{number}", f"words > -{number}") for number in range(1, 301)])
+    check([many, view("chain", ("r", "words" + " + 1" * 50 + " > 1"))], SCHEMA)
+    for where, message in [
+        (" OR ".join(f"url LIKE '%{n}'" for n in range(10_001)), "10,002 operations, and may have"),
+        ("(" * 3000 + "words > 1" + ")" * 3000, "nested too deeply"),
+        *(("words" + " + 1" * n + " > 1", "too deeply|nesting depth") for n in (100, 300, 5000)),
+    ]:
+        with pytest.raises(ValueError, match=message) as raised:
+            check([view("v", ("r", where))], SCHEMA)
+        assert len(str(raised.value)) < 700

@@ -4,62 +4,68 @@ made twice."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters import make
-from manifests import disk, reader
+from manifests import disk
+from manifests.aligned import view_shards
 from manifests.columns import VIEW
-from manifests.layout import PoolLayout, pool_fingerprint, read_commit_records, uids_checksum
-from manifests.records import ScoreSetDocument, ViewDocument, read_document
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from manifests.commits import read_commits
+from manifests.layout import PoolLayout, pool_fingerprint, read_commit_records
+from manifests.records import ViewDocument, read_document
+from manifests.schema import FilterSpec, Recipe, Rule, View
+from pipeline.audit.integrity import verify
 from pipeline.scoring import scorer
+from pipeline.views import choose as choosing
 from pipeline.views import files
-from tests.support.bundles import change_shard, mask_of, write_scores
+from tests.support import chosen
+from tests.support.bundles import change_shard, mask_of
+from tests.support.chosen import view
+from tests.support.folders import make_bundles_small
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
+from train.data.view_rows import read_columns
 
 FILTERS = (FilterSpec(name="caption"), FilterSpec(name="picture"))
-
-
-def recipe(*wanted: View, filters: tuple[FilterSpec, ...] = FILTERS) -> Recipe:
-    return Recipe(
-        name="r", source=Source(kind="files", paths=("x.csv",)), filters=filters, views=wanted
-    )
-
-
-def view(name: str, *rules: tuple[str, str] | Rule) -> View:
-    return View(
-        name=name,
-        rules=tuple(r if isinstance(r, Rule) else Rule(name=r[0], where=r[1]) for r in rules),
-    )
-
-
 RAW = view("raw")
 LONG = view("long", ("words", "caption_words > 3"), ("wide", "aspect < 1.6"))
 TOP = view("bright", ("bright", "brightness >= top(brightness, 0.25)"))
 ALIKE = view("alike", Rule(name="random", random_like="bright"))
+WIDE = view("wide", ("wide", "original_width >= 200"))
+
+
+def recipe(*wanted: View, filters: tuple[FilterSpec, ...] = FILTERS) -> Recipe:
+    return chosen.recipe(*wanted, filters=filters)
 
 
 @pytest.fixture
-def pool(tmp_path: Path) -> str:
-    made = make_pool(tmp_path, rows(30))
-    scorer.score(made, FILTERS, engine="inline")
-    return made
+def plain_pool(tmp_path: Path) -> str:
+    return make_pool(tmp_path, rows(30))
+
+
+@pytest.fixture
+def pool(plain_pool: str) -> str:
+    scorer.score(plain_pool, FILTERS, engine="inline")
+    return plain_pool
 
 
 def masks(pool: str, name: str) -> pa.Table:
     return pa.concat_tables(mask_of(pool, name, number) for number in read_commit_records(pool))
 
 
+def document_of(pool: str, name: str) -> ViewDocument:
+    return read_document(PoolLayout(pool).view_json(name), ViewDocument)
+
+
 def test_what_a_view_leaves_on_disk(pool: str) -> None:
-    made = files.choose_views(pool, recipe(RAW, LONG, TOP, ALIKE))
-    assert list(made) == ["raw", "long", "bright", "alike"]
+    half = view("half", Rule(name="half", sample=0.5, seed=3), ("words", "caption_words > 1"))
+    made = files.choose_views(pool, recipe(RAW, LONG, TOP, ALIKE, half))
+    assert list(made) == ["raw", "long", "bright", "alike", "half"]
     for name, document in made.items():
-        assert read_document(PoolLayout(pool).view_json(name), ViewDocument) == document
+        assert document_of(pool, name) == document
         table = masks(pool, name)
         assert table.schema.remove_metadata() == VIEW
         assert table.num_rows == 30
@@ -72,104 +78,108 @@ def test_what_a_view_leaves_on_disk(pool: str) -> None:
     assert made["bright"].thresholds["top(brightness, 0.25)"].rows == 24
     assert made["bright"].kept == made["alike"].kept == 6
     assert made["long"].rules[0] == {"name": "words", "where": "caption_words > 3"}
-    expected = [
-        "not_stored"
-        if i % 5 == 4
-        else "words"
-        if i % 7 < 3
-        else "wide"
-        if max(100 + 10 * i, 200) / min(100 + 10 * i, 200) >= 1.6
-        else None
-        for i in range(30)
-    ]
+    assert made["half"].rules[0] == {"name": "half", "sample": 0.5, "seed": 3}
+    assert 0 < made["half"].funnel[2][1] < 24
+    expected: list[str | None] = []
+    for i in range(30):
+        sides = 100 + 10 * i, 200
+        wide = "wide" if max(sides) / min(sides) >= 1.6 else None
+        expected.append("not_stored" if i % 5 == 4 else "words" if i % 7 < 3 else wide)
     assert masks(pool, "long")["rule"].to_pylist() == expected
+    lines = files.funnel_lines({"bright": made["bright"]})
+    assert lines[0] == "view bright: 6 of 30 rows kept"
+    assert lines[3].split() == ["bright", "6", "20.00%"]
+    assert "which keeps 25.0000% of 24 rows" in lines[4]
 
 
-def test_a_view_is_made_again_only_when_something_changed(pool: str) -> None:
+def test_a_view_is_made_again_only_when_something_changed(
+    pool: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What changed is told in one line for each view."""
     first = files.choose_views(pool, recipe(RAW, LONG, ALIKE, TOP))
     stamp = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
 
-    def made_again(new: Recipe) -> set[str]:
+    def changes(new: Recipe) -> dict[str, str]:
+        caplog.clear()
         files.choose_views(pool, new)
         now = {name: Path(pool, "views", f"{name}.json").stat().st_mtime_ns for name in first}
         changed = {name for name in first if now[name] != stamp[name]}
         stamp.update(now)
-        return changed
+        lines = {}
+        for record in caplog.records:
+            if record.levelname == "WARNING":
+                _, name, _, line = record.getMessage().split(" ", 3)
+                lines[name] = line
+        assert lines.keys() == changed
+        return lines
 
-    assert made_again(recipe(RAW, LONG, ALIKE, TOP)) == set()
+    assert changes(recipe(RAW, LONG, ALIKE, TOP)) == {}
     longer = view("long", ("words", "caption_words > 4"), ("wide", "aspect < 1.6"))
-    assert made_again(recipe(RAW, longer, ALIKE, TOP)) == {"long"}
+    (line,) = changes(recipe(RAW, longer, ALIKE, TOP)).values()
+    assert line.startswith("rule words was (caption_words > 3) and is (caption_words > 4); it kept")
     darker = view("bright", ("bright", "brightness >= top(brightness, 0.5)"))
-    assert made_again(recipe(RAW, longer, ALIKE, darker)) == {"alike", "bright"}
+    lines = changes(recipe(RAW, longer, ALIKE, darker))
+    assert lines["bright"].endswith("it kept 6 rows and keeps 12")
+    assert lines["alike"].startswith("the view that it is random_like has other rules; ")
+    for rules, message in [
+        (longer.rules[::-1], "the order of its rules; "),
+        (longer.rules[1:], "rule words (caption_words > 4) is gone; "),
+        (longer.rules, "rule words (caption_words > 4) is new; "),
+    ]:
+        lines = changes(recipe(RAW, view("long", *rules), ALIKE, darker))
+        assert lines["long"].startswith(message)
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
     scorer.score(pool, FILTERS, engine="inline")
-    assert made_again(recipe(RAW, longer, ALIKE, darker)) == {"raw", "long", "alike", "bright"}
+    lines = changes(recipe(RAW, longer, ALIKE, darker))
+    assert lines.keys() == {"raw", "long", "alike", "bright"}
+    assert lines["long"].startswith("the pool had 3 shards and has 4; it kept")
 
 
-def test_a_view_says_whether_its_rules_can_meet_nan(pool: str) -> None:
-    """Also one that is random like such a view. No column of `words` can have NaN."""
-    words = view("words", ("words", "caption_words > 3"))
-    views = recipe(TOP, words, ALIKE)
-    made = files.choose_views(pool, views)
-    assert {name: document.nan_is_missing for name, document in made.items()} == {
-        "bright": True,
-        "words": None,
-        "alike": True,
-    }
-    assert "nan_is_missing" not in Path(pool, "views", "words.json").read_text()
+def test_cuts_bundles_and_threads_change_no_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_bundles_small(monkeypatch)
+    top = view("top", ("top", "original_width >= top(original_width, 0.25)"))
+    like = view("like", Rule(name="random", random_like="top", seed=1))
+    outcomes, content = [], []
+    for number, (size, threads) in enumerate([(15, 1), (3, 1), (3, 4)]):
+        monkeypatch.setattr(choosing, "THREADS", threads)
+        monkeypatch.setattr(files, "UNIT_SHARDS", 1)
+        pool = make_pool(tmp_path / str(number), rows(15), per_shard=size)
+        made = files.choose_views(pool, recipe(WIDE, top, like))
+        outcomes.append({name: masks(pool, name)["rule"].to_pylist() for name in made})
+        for name, document in made.items():
+            assert int(view_shards(pool, document)[1].sum()) == document.kept
+            shards = list(read_columns(pool, name, ["uid"]))
+            assert sum(int(shard.kept.sum()) for shard in shards) == document.kept
+        assert verify(pool) == []
+        folder = Path(pool, "views/top")
+        content.append({path.name: path.read_bytes() for path in folder.iterdir()})
+        hidden = [path for path in folder.parent.iterdir() if path.name.startswith(".")]
+        assert hidden == []
+    assert outcomes[0] == outcomes[1] == outcomes[2]
+    assert content[1] == content[2]
+    bundles = sorted(name for name in content[1] if name.startswith("bundle"))
+    assert bundles == [f"bundle-0000{number}.parquet" for number in range(3)]
 
 
-def test_some_views_of_a_recipe(pool: str) -> None:
-    assert list(files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])) == ["long"]
-    assert disk.list_names(disk.join(pool, "views"), ".json") == ["long.json"]
-    with pytest.raises(ValueError, match="has no view 'short'; it has raw, long, bright"):
-        files.choose_views(pool, recipe(RAW, LONG, TOP), ["short"])
-
-
-@pytest.mark.slow
-def test_the_cut_into_shards_changes_no_row(tmp_path: Path) -> None:
-    kept = []
-    for size in (3, 10, 30):
-        pool = make_pool(tmp_path / str(size), rows(30), per_shard=size)
-        scorer.score(pool, FILTERS, engine="inline")
-        files.choose_views(pool, recipe(LONG, TOP, ALIKE))
-        kept.append(
-            {name: masks(pool, name)["rule"].to_pylist() for name in ("long", "bright", "alike")}
-        )
-    assert kept[0] == kept[1] == kept[2]
-
-
-def test_a_random_view_on_demand_is_the_one_that_a_recipe_makes(pool: str) -> None:
+def test_random_views_on_demand(pool: str) -> None:
+    """The same as that of a recipe, one for each seed, none of what is not there or is old."""
+    with pytest.raises(ValueError, match=r"view 'bright' is not in .*; run clipmill filter"):
+        files.random_like(pool, "bright")
     files.choose_views(pool, recipe(TOP, ALIKE))
     (document,) = files.random_like(pool, "bright").values()
     assert document.name == "random_like_bright"
+    assert document.rules == document_of(pool, "alike").rules
     assert masks(pool, "random_like_bright") == masks(pool, "alike")
-    alike = read_document(PoolLayout(pool).view_json("alike"), ViewDocument)
-    assert document.rules == alike.rules
-    path = Path(pool, "views", "random_like_bright.json")
-    stamp = path.stat().st_mtime_ns
-    files.random_like(pool, "bright")
-    assert path.stat().st_mtime_ns == stamp
-
-
-def test_each_seed_has_a_random_view_of_its_own(pool: str) -> None:
-    files.choose_views(pool, recipe(TOP, ALIKE))
     names = [f"random_like_bright.seed-{seed}" for seed in (0, 1, 2)]
-    documents = files.random_like(pool, "bright", [0, 1, 2])
-    assert list(documents) == names
+    assert list(files.random_like(pool, "bright", [0, 1, 2])) == names
     assert masks(pool, names[0])["kept"] == masks(pool, "alike")["kept"]
     assert masks(pool, names[1])["kept"] != masks(pool, "alike")["kept"]
-    assert len({document.kept for document in documents.values()}) == 1
     stamp = Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns
     files.random_like(pool, "bright", [1, 3])
     assert Path(pool, "views", f"{names[1]}.json").stat().st_mtime_ns == stamp
     assert files.views_not_in(recipe(TOP, ALIKE), pool) == []
-
-
-def test_a_random_view_of_what_is_not_there_or_is_old(pool: str) -> None:
-    with pytest.raises(ValueError, match=r"view 'bright' is not in .*; run clipmill filter"):
-        files.random_like(pool, "bright")
-    files.choose_views(pool, recipe(TOP))
     write_shard(pool, 3, list(enumerate(rows(5), start=30)))
     with pytest.raises(ValueError, match="view 'bright' is older than the shards"):
         files.random_like(pool, "bright")
@@ -178,29 +188,28 @@ def test_a_random_view_of_what_is_not_there_or_is_old(pool: str) -> None:
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [
-        (
-            view("v", ("clip", "clip_score > 0.3")),
-            "'clip_score' of filter clip_score, which recipe 'r' does not list",
-        ),
+        (view("v", ("clip", "clip_score > 0.3")), "'clip_score' of filter clip_score, which"),
         (view("v", ("lang", "langage = 'en'")), "no column 'langage'; did you mean 'language'"),
-        (
-            view("v", ("words", "caption_words > 99")),
-            "view 'v' keeps nothing: rule 'words' .* none of the 24 rows",
-        ),
+        (view("v", ("w", "caption_words > 99")), "view 'v' keeps nothing: rule 'w' .* of the 24"),
         (view("../v"), "a view cannot be named '../v'"),
     ],
-)
+)  # fmt: skip
 def test_views_that_cannot_be_made(pool: str, wanted: View, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         files.choose_views(pool, recipe(wanted))
     assert disk.list_names(disk.join(pool, "views")) == []
 
 
-def test_a_failed_change_leaves_the_old_view(pool: str) -> None:
+def test_a_failed_change_leaves_the_old_view_and_a_damaged_document_is_made_again(
+    pool: str, caplog: pytest.LogCaptureFixture
+) -> None:
     before = files.choose_views(pool, recipe(LONG))["long"]
     with pytest.raises(ValueError, match="keeps nothing"):
         files.choose_views(pool, recipe(view("long", ("words", "caption_words > 99"))))
-    assert read_document(PoolLayout(pool).view_json("long"), ViewDocument) == before
+    assert document_of(pool, "long") == before
+    Path(PoolLayout(pool).view_json("long")).write_text("{}")
+    assert files.choose_views(pool, recipe(LONG))["long"] == before
+    assert "view long is made again: " in caplog.text
 
 
 def test_a_crash_between_masks_and_document_leaves_no_view(
@@ -225,51 +234,20 @@ def test_a_crash_between_masks_and_document_leaves_no_view(
     assert sum(masks(pool, "long")["kept"].to_pylist()) == document.kept
 
 
-@pytest.mark.slow
-def test_a_view_that_changed_is_told_in_one_line(
-    pool: str, caplog: pytest.LogCaptureFixture
+def test_a_view_that_lacks_a_file_is_made_again(
+    plain_pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files.choose_views(pool, recipe(LONG, TOP, ALIKE))
-    caplog.clear()
-    longer = view("long", ("words", "caption_words > 4"), ("wide", "aspect < 1.6"))
-    brighter = view("bright", ("bright", "brightness >= top(brightness, 0.5)"))
-    files.choose_views(pool, recipe(longer, brighter, ALIKE))
-    lines = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(lines) == 3
-    assert lines[0].startswith(
-        "view long changed: rule words was (caption_words > 3) and is (caption_words > 4); it kept "
-    )
-    assert lines[1].startswith("view bright changed: rule bright was (brightness >= top(brigh")
-    assert lines[1].endswith("it kept 6 rows and keeps 12")
-    assert "view alike changed: the view that it is random_like has other rules" in lines[2]
-    write_shard(pool, 3, list(enumerate(rows(5), start=30)))
-    scorer.score(pool, FILTERS, engine="inline")
-    caplog.clear()
-    files.choose_views(pool, recipe(longer))
-    assert "view long changed: the pool had 3 shards and has 4; it kept" in caplog.text
-
-
-def test_rules_that_are_new_gone_or_in_another_order_are_told(
-    pool: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = [("words", "caption_words > 3"), ("wide", "aspect < 1.6")]
-    steps = [
-        (first[::-1], "view v changed: the order of its rules; it kept "),
-        (first[:1], "view v changed: rule wide (aspect < 1.6) is gone; it kept "),
-        (first, "view v changed: rule wide (aspect < 1.6) is new; it kept "),
-    ]
-    files.choose_views(pool, recipe(view("v", *first)))
-    for rules, message in steps:
-        caplog.clear()
-        files.choose_views(pool, recipe(view("v", *rules)))
-        assert message in caplog.text
-
-
-def test_a_damaged_document_is_made_again(pool: str, caplog: pytest.LogCaptureFixture) -> None:
-    first = files.choose_views(pool, recipe(LONG))
-    Path(PoolLayout(pool).view_json("long")).write_text("{}")
-    assert files.choose_views(pool, recipe(LONG)) == first
-    assert "view long is made again: " in caplog.text
+    make_bundles_small(monkeypatch)
+    document = files.choose_views(plain_pool, recipe(WIDE))["wide"]
+    bundle = Path(PoolLayout(plain_pool).view_bundle("wide", 2))
+    damaged = bytearray(bundle.read_bytes())
+    damaged[40] ^= 1
+    bundle.write_bytes(damaged)
+    with pytest.raises(ValueError, match=r"bundle-00001\.parquet is damaged"):
+        list(read_columns(plain_pool, "wide", ["uid"]))
+    bundle.unlink()
+    assert files.choose_views(plain_pool, recipe(WIDE))["wide"] == document
+    assert len(list(read_columns(plain_pool, "wide", ["uid"]))) == 3
 
 
 def test_views_that_the_recipe_no_longer_has_are_named(
@@ -278,8 +256,9 @@ def test_views_that_the_recipe_no_longer_has_are_named(
     files.choose_views(pool, recipe(RAW, LONG, TOP))
     files.random_like(pool, "long")
     files.random_like(pool, "bright")
+    (Path(pool) / "views/all (copy of May).json").write_text("{}")  # of a person
     caplog.clear()
-    files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])
+    assert list(files.choose_views(pool, recipe(RAW, LONG, TOP), ["long"])) == ["long"]
     assert "does not have" not in caplog.text
     files.choose_views(pool, recipe(RAW, LONG))
     assert "views that recipe 'r' does not have stay in the pool: bright, random_like_bright;" in (
@@ -296,36 +275,22 @@ def test_scores_of_other_rows_are_refused(pool: str, damage: dict[str, Any]) -> 
     assert files.choose_views(pool, recipe(TOP))["bright"].kept == 6  # reads another set
 
 
-def test_a_sample_is_written_with_its_share_and_seed(pool: str) -> None:
-    half = view("half", Rule(name="half", sample=0.5, seed=3), ("words", "caption_words > 1"))
-    document = files.choose_views(pool, recipe(half))["half"]
-    assert document.rules[0] == {"name": "half", "sample": 0.5, "seed": 3}
-    assert 0 < document.funnel[2][1] < 24
+def test_a_filter_that_is_not_scored_yet(plain_pool: str) -> None:
+    message = r"scores of filter caption \(caption@\w+\) are not there; run clipmill score"
+    with pytest.raises(ValueError, match=message):
+        files.choose_views(plain_pool, recipe(LONG))
 
 
-def test_a_filter_that_is_not_scored_yet(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(10))
-    with pytest.raises(
-        ValueError,
-        match=r"scores of filter caption \(caption@\w+\) are not there; run clipmill score",
-    ):
-        files.choose_views(pool, recipe(LONG))
-    with pytest.raises(ValueError, match="has no committed shard"):
-        files.choose_views(str(tmp_path / "nowhere"), recipe(RAW))
+NO_NAMES = ["..", "a/b", "", ".hidden", "a b", "/etc/x", "v" * 101, "a.json"]
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         (recipe(RAW, filters=(FilterSpec(name="captoin"),)), "did you mean 'caption'"),
-        (recipe(view("v", ("w", "caption_words >"))), "it ends too early, after '>'"),
-        (recipe(view("v", ("w", "caption_words"))), "not true or false"),
-        (recipe(view("v", ("w", "url > 5"))), "rule 'w'"),
-        (
-            recipe(view("v", ("w", "language = 'en'"))),
-            "of filter language, which recipe 'r' does not list",
-        ),
-        (recipe(view("v", Rule(name="x", view="nowhere"))), "no view 'nowhere'"),
+        (recipe(view("v", ("w", "caption_words >"))), "it is no SQL expression"),
+        (recipe(view("v", ("w", "language = 'en'"))), "of filter language, which recipe 'r' does"),
+        *[(recipe(RAW, view(name)), r"be named '.*': use letters, digits") for name in NO_NAMES],
     ],
 )
 def test_a_recipe_is_checked_before_there_is_a_pool(wrong: Recipe, message: str) -> None:
@@ -333,133 +298,16 @@ def test_a_recipe_is_checked_before_there_is_a_pool(wrong: Recipe, message: str)
         files.check_views(wrong)
 
 
-def test_a_good_recipe_passes_the_check() -> None:
-    files.check_views(recipe(RAW, LONG, TOP, ALIKE))
-
-
-# The baselines of DataComp that text, size and CLIP score decide, as a person writes them.
-BASELINES: dict[str, tuple[str, str]] = {
-    "no_filter": ("[tokens]", "  no_filter: []"),
-    "basic": (
-        "[caption, language]",
-        """  basic:
-    - english: language = 'en'
-    - length: caption_words > 2 AND caption_chars > 5
-    - side: least(original_width, original_height) >= 200
-    - shape: aspect <= 3""",
-    ),
-    "clip_l14_30": (
-        "[clip_score: {model: ViT-L-14-quickgelu, pretrained: openai}]",
-        '  clip_l14_30: [{clip: "clip_score >= top(clip_score, 0.30)"}]',
-    ),
-    "laion2b": (
-        "[language, clip_score: {model: ViT-B-32-quickgelu, pretrained: openai}]",
-        "  laion2b: [{english: language = 'en'}, {clip: clip_score >= 0.28}]",
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", BASELINES)
-def test_datacomps_baselines_are_at_most_six_lines(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    filters, text = BASELINES[name]
-    assert len(text.splitlines()) <= 6
-    path = tmp_path / "recipe.yaml"
-    path.write_text(
-        f"name: r\nsource: {{kind: files, paths: [x.csv]}}\nfilters: {filters}\nviews:\n{text}\n"
-    )
-    wish = reader.read_manifest(path, Recipe)
-    files.check_views(wish)
-    for spec in wish.filters:
-        set_name(spec)
-    given = [row for row in rows(40) if row.reason is None]
-    pool = make_pool(tmp_path / "pool", given, per_shard=20)
-    fill(pool, wish)
-    kept = masks(pool, name)["kept"].to_pylist() if files.choose_views(pool, wish) else []
-    assert kept == [DECIDED[name](i) for i in range(len(given))]
-
-
-VALUES: dict[str, Callable[[int], Any]] = {
-    "caption_words": lambda i: i,
-    "caption_chars": lambda i: 3 * i,
-    "language": lambda i: "de" if i % 2 else "en",
-    "language_score": lambda i: 1.0,
-    "clip_score": lambda i: i / 100,
-    "tokens": lambda i: [i],
-}
-
-
-def fill(pool: str, wish: Recipe) -> None:
-    """Score sets with the values above for the i-th row of the pool."""
-    layout, records = PoolLayout(pool), read_commit_records(pool)
-    for spec in wish.filters:
-        name, kinds = set_name(spec), make(spec).columns()
-        start, shards = 0, {}
-        for shard, record in records.items():
-            uids = disk.read_parquet(layout.sidecar(shard), ["uid"])["uid"]
-            numbers = range(start, start + len(uids))
-            arrays = {}
-            for column, kind in kinds.items():
-                arrays[column] = pa.array([VALUES[column](i) for i in numbers], kind)
-            metadata = {"uids": uids_checksum(uids), "sidecar": record.sidecar_sha256}
-            shards[int(shard)] = pa.table(arrays), metadata
-            start = numbers.stop
-        write_scores(pool, name, shards)
-        document = ScoreSetDocument(
-            name=spec.name,
-            id=name.partition("@")[2],
-            version=1,
-            options={},
-            identity="",
-            columns=tuple(kinds),
-            fingerprint=pool_fingerprint(records),
-            rows=start,
-            stored=start,
-            scored=start,
-            seconds=0.0,
-        )
-        disk.write_json(layout.score_set_json(name), document)
-
-
-def _side(i: int) -> int:
-    return 100 + 10 * (i // 4 * 5 + i % 4)  # original_width of the i-th row that is stored
-
-
-DECIDED: dict[str, Any] = {
-    "no_filter": lambda i: True,
-    "basic": lambda i: i % 2 == 0 and i > 2 and _side(i) >= 200 and _side(i) / 200 <= 3,
-    "clip_l14_30": lambda i: i >= 32 - 10,  # ceil(0.30 × 32) rows
-    "laion2b": lambda i: i % 2 == 0 and i >= 28,
-}
-
-
-def test_the_funnel_for_a_person(pool: str) -> None:
-    lines = files.funnel_lines(files.choose_views(pool, recipe(TOP)))
-    assert lines[0] == "view bright: 6 of 30 rows kept"
-    assert lines[1].split() == ["attempted", "30", "100.00%"]
-    assert lines[3].split() == ["bright", "6", "20.00%"]
-    assert "which keeps 25.0000% of 24 rows" in lines[4]
-
-
-def test_a_file_that_a_person_left_beside_the_views_does_no_harm(pool: str) -> None:
-    files.choose_views(pool, recipe(RAW))
-    (Path(pool) / "views/all (copy of May).json").write_text("{}")
-    assert files.views_not_in(recipe(RAW), pool) == []
-    files.choose_views(pool, recipe(RAW, LONG))
-
-
 def test_the_names_of_masks_last_before_the_document_is_there(
-    pool: str, monkeypatch: pytest.MonkeyPatch
+    plain_pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A power failure must not leave a document without its masks, or an old one with new masks."""
-    files.choose_views(pool, recipe(RAW))
+    files.choose_views(plain_pool, recipe(RAW))
     calls: list[str] = []
     fsync, replace, unlink = os.fsync, os.replace, Path.unlink
 
     def name(path: Any) -> str:
-        return os.path.relpath(path, f"{pool}/views")
+        return os.path.relpath(path, f"{plain_pool}/views")
 
     def synced(number: int) -> None:
         calls.append("sync " + name(os.readlink(f"/proc/self/fd/{number}")))
@@ -473,18 +321,48 @@ def test_the_names_of_masks_last_before_the_document_is_there(
         calls.append("remove " + name(path))
         unlink(path, missing_ok)
 
-    write_shard(pool, 3, [(30, rows(1)[0])])
+    write_shard(plain_pool, 3, [(30, rows(1)[0])])
     monkeypatch.setattr(os, "fsync", synced)
     monkeypatch.setattr(os, "replace", renamed)
     monkeypatch.setattr(Path, "unlink", removed)
-    files.choose_views(pool, recipe(RAW))
+    files.choose_views(plain_pool, recipe(RAW))
     first, last = calls.index("remove raw.json"), calls.index("rename raw.json")
     masks = [i for i, call in enumerate(calls) if call.startswith("rename raw/")]
     assert first < calls.index("sync .", first) < min(masks)
     assert max(masks) < calls.index("sync raw", max(masks)) < last
 
 
-@pytest.mark.parametrize("name", ["..", "a/b", "", ".hidden", "a b", "/etc/x", "v" * 101, "a.json"])
-def test_a_view_that_is_no_file_name_is_refused_before_there_is_a_pool(name: str) -> None:
-    with pytest.raises(ValueError, match=r"a view cannot be named '.*': use letters, digits"):
-        files.check_views(recipe(RAW, view(name)))
+# --- views of rows that a program selects ---------------------------------------------------------
+
+
+def test_rows_that_a_program_selects_are_a_view(plain_pool: str) -> None:
+    commits = read_commits(plain_pool)
+    asked: list[tuple[int, int]] = []
+
+    def select(start: int, stop: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        asked.append((start, stop))
+        return np.arange(start, stop) % 2 == 0
+
+    where = "in every second row"
+    assert files.selected_view(commits, "even", where) is None
+    made = files.write_selected_view(commits, "even", where, select, "ab" * 32)
+    assert (asked[0][0], asked[-1][1]) == (0, 30)
+    assert made.funnel == (("attempted", 30), ("stored", 24), ("selected", 12))
+    assert made.rows_sha256 == "ab" * 32
+    expected = [None if i % 2 == 0 else "selected" for i in range(30)]
+    expected[4::5] = ["not_stored"] * 6
+    assert masks(plain_pool, "even")["rule"].to_pylist() == expected
+    assert sum(masks(plain_pool, "even")["kept"].to_pylist()) == made.kept == 12
+    assert files.selected_view(commits, "even", where) == made
+    assert files.selected_view(commits, "even", "in another") is None
+    named = view("rule", ("selected", "original_width >= 200"))
+    by_rule = files.choose_views(plain_pool, recipe(named))["rule"]
+    kept = np.asarray(masks(plain_pool, "rule")["kept"])
+    same = files.write_selected_view(commits, "same", where, lambda a, b: kept[a:b])
+    assert same.rows_sha256 == by_rule.rows_sha256 == files.hash_view(plain_pool, "same")
+    assert files.views_not_in(recipe(view("raw")), plain_pool) == ["rule"], "that of a recipe"
+    with pytest.raises(ValueError, match=r"'none' keeps nothing: no row of the pool is in none"):
+        files.write_selected_view(commits, "none", "in none", lambda a, b: kept[a:b] & False, "ab")
+    assert not disk.exists(PoolLayout(plain_pool).view_json("none"))
+    with pytest.raises(ValueError, match=r"a view cannot be named '\.\./x'"):
+        files.write_selected_view(commits, "../x", where, select, "ab" * 32)

@@ -9,25 +9,21 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.commits import read_commits, update_index
+from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
-from manifests.schema import Recipe, Rule, Source, View
 from pipeline.audit.purge import purge_rows, read_criteria
-from pipeline.views import files, row_tests
+from pipeline.views import choose as choosing
+from pipeline.views import files
 from pipeline.views.files import choose_views, hash_view, random_like
 from tests.support import commands
 from tests.support.bundles import mask_of
-from tests.support.folders import make_bundles_small
+from tests.support.chosen import recipe, view
 from tests.support.small_pool import make_pool, rows, write_shard
 
-WIDE = View(name="wide", rules=(Rule(name="wide", where="original_width >= 200"),))
-SAME_ROWS = View(name="other", rules=(Rule(name="at_least", where="original_width > 199"),))
-ALL = View(name="raw")
-
-
-def recipe(*views: View) -> Recipe:
-    return Recipe(name="r", source=Source(kind="files", paths=("x.csv",)), views=views)
+WIDE = view("wide", ("wide", "original_width >= 200"))
+SAME_ROWS = view("other", ("at_least", "original_width > 199"))
+ALL = view("raw")
 
 
 def expected_hash(pool: str, view: str) -> str:
@@ -53,7 +49,7 @@ def test_other_shards_orders_names_and_rules_give_the_same_hash(
     assert chosen["wide"].rows_sha256 == chosen["other"].rows_sha256 == expected
     assert chosen["raw"].rows_sha256 == expected_hash(first, "raw") != expected
     assert read_document(PoolLayout(first).view_json("wide"), ViewDocument) == chosen["wide"]
-    monkeypatch.setattr(row_tests, "THREADS", 1)
+    monkeypatch.setattr(choosing, "THREADS", 1)
     monkeypatch.setattr(files, "HASH_UNIT_SHARDS", 1)
     second = str(tmp_path / "b")
     for shard, start in enumerate(range(39, -1, -4)):
@@ -108,26 +104,6 @@ def _with_unknown(pool: str) -> str:
             known = len(row["sha256"] or "") == 64
             records.add(bytes.fromhex(row["uid"] + (row["sha256"] if known else "0" * 64)))
     return hashlib.sha256(b"".join(sorted(records))).hexdigest()
-
-
-def test_a_large_pool_a_random_view_and_a_document_without_the_hash(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flat = make_pool(tmp_path / "flat", rows(24), per_shard=3)
-    expected = choose_views(flat, recipe(WIDE))["wide"].rows_sha256
-    drawn = random_like(flat, "wide", [4])["random_like_wide.seed-4"]
-    assert drawn.rows_sha256 == expected_hash(flat, "random_like_wide.seed-4")
-    path = PoolLayout(flat).view_json("wide")
-    plain = disk.read_json(path)
-    del plain["rows_sha256"]
-    disk.write_json(path, plain, sealed=True)
-    assert choose_views(flat, recipe(WIDE))["wide"].rows_sha256 is None  # runs name its document
-    assert hash_view(flat, "wide") == expected
-    make_bundles_small(monkeypatch)
-    pool = make_pool(tmp_path / "pool", rows(24), per_shard=3)
-    update_index(pool)
-    assert choose_views(pool, recipe(WIDE))["wide"].rows_sha256 == expected
-    assert hash_view(pool, "wide") == expected
 
 
 def test_the_command_and_a_purge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
