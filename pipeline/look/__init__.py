@@ -1,20 +1,16 @@
 """A pool as a page: one HTML file, or a small server.
 
 A pool as one HTML page: what became of its links, what each rule does, a threshold to move,
-images. It only reads.
+images. It only reads: commit records, sidecars, score sets, views, tars. Writes nothing.
 
-The server is in serving, after `page_data.py`. Reads what is committed: commit records, sidecars,
-score sets, views, tars. Writes nothing.
+Invariants, all in `tests/pipeline/look`:
 
-Invariants:
+* All numbers sum to the counts of accounting: `test_survey.py`, `test_page.py`.
+* A rule of the page, pasted into a recipe, keeps as many rows as the page says: `test_numbers.py`.
+* A caption is text, whatever it holds: `test_page.py`.
+* Another site gets nothing from the server, no request becomes a path, and a purged row is not
+  given out any more: `test_server.py`.
 
-* All numbers sum to the counts of accounting: `tests/pipeline/look/test_view_effects.py`,
-  `tests/pipeline/look/test_pool_totals.py`, `tests/pipeline/look/test_value_tables.py`,
-  `tests/pipeline/look/test_sections.py`.
-* A rule of the page, pasted into a recipe, keeps as many rows as the page says:
-  `tests/pipeline/look/test_number_columns.py`.
-* A caption is text, whatever it holds: `tests/pipeline/look/test_document.py`.
-
-A new section: a function in `sections.py`, its line in `document.py`, its data in `page_data.py`,
-a test.
+A new section: its numbers in `survey.py`, its data in `page.py`, its part of
+`templates/pool.html`, a test.
 """

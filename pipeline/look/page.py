@@ -26,7 +26,6 @@ from pipeline.look.survey import (
     NumberColumn,
     PoolRows,
     Survey,
-    ValueLine,
     beside_thresholds,
     bin_counts,
     copies,
@@ -34,7 +33,9 @@ from pipeline.look.survey import (
     example_groups,
     histogram,
     ladder,
+    pool_funnel,
     positions,
+    reason_lines,
     sql_name,
     threshold_at,
     value_tables,
@@ -64,8 +65,10 @@ def render(survey: Survey, data: Mapping[str, Any]) -> str:
         data=data,
         json=_json(data),
         name=pool_name(survey),
-        stored=survey.counts.fetch.stored,
-        size=_bytes(survey.totals.bytes),
+        fetch=survey.counts.fetch,
+        funnel_of_pool=pool_funnel(survey.counts),
+        reasons=reason_lines(survey.counts, survey.rows.table),
+        size=_bytes(survey.counts.fetch.bytes),
         problems=_problems(survey),
         sliding=_sliding(survey),
         empty_columns=[one.name for one in columns if not len(one.values)],
@@ -80,7 +83,7 @@ def pool_name(survey: Survey) -> str:
 
 def _problems(survey: Survey) -> list[str]:
     """What is wrong, a line each."""
-    problems = [*survey.totals.problems]
+    problems = [*survey.counts.problems, *survey.rows.problems]
     for effects in survey.effects.values():
         if effects.disagrees:
             problems.append(
@@ -182,11 +185,8 @@ def are_current(rows: PoolRows, shards: Iterable[int]) -> bool:
         known = rows.commits.column("sidecar_sha256")[position].as_py().hex()
         return isinstance(record, dict) and record.get("sidecar_sha256") == known
 
-    different = sorted(set(shards))
-    if len(different) < 2 or not disk.is_url(layout.root):
-        return all(map(check, different))
     with ThreadPoolExecutor(READERS) as threads:  # a store answers each after about 30 ms
-        return all(threads.map(check, different))
+        return all(threads.map(check, sorted(set(shards))))
 
 
 def image_bytes(rows: PoolRows, row: int) -> bytes:
@@ -302,13 +302,14 @@ def page_data(
     for image, uri in zip(images, uris.values(), strict=False):
         image["src"] = uri
     index = {row: number for number, row in enumerate(shown)}
+    kept = {name: view.kept for name, view in survey.detailed.items() if view.kept is not None}
     return {
         "server": bounds is None,
         "stored": int(survey.rows.stored.sum()),
         "rows": survey.rows.table.num_rows,
         "views": [_view(survey, name) for name in survey.detailed],
         "columns": columns,
-        "values": _values(survey),
+        "values": list(value_tables(survey.rows, kept)),
         "images": images,
         "similar": similar,
         "copies": [_group(group, index) for group in of_copies],
@@ -451,29 +452,4 @@ def _group(group: Group, index: dict[int, int]) -> dict[str, Any]:
         "of": group.of,
         "survivors": [index[row] for row in group.survivors if row in index],
         "images": images,
-    }
-
-
-def _values(survey: Survey) -> list[dict[str, Any]]:
-    kept = {name: view.kept for name, view in survey.detailed.items() if view.kept is not None}
-    shown = []
-    for values in value_tables(survey.rows, kept):
-        if not any(line.stored for line in values.lines):
-            continue
-        lines = [_line(line) for line in values.lines]
-        if values.null.rows:
-            lines.append({**_line(values.null), "name": "(no value)"})
-        if values.other.rows:
-            rest = values.distinct - len(values.lines)
-            lines.append({**_line(values.other), "name": f"({rest:,} other values)"})
-        shown.append({"column": values.column, "distinct": values.distinct, "lines": lines})
-    return shown
-
-
-def _line(line: ValueLine) -> dict[str, Any]:
-    return {
-        "name": printable(line.value or ""),
-        "rows": line.rows,
-        "stored": line.stored,
-        "kept": dict(line.kept),
     }

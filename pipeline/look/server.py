@@ -1,21 +1,12 @@
-"""A small server on 127.0.0.1 for the page of a large pool.
-
-The page of a pool from a small server on 127.0.0.1.
-
-Invariants:
-
-* Another site gets nothing, and no request becomes a path:
-  `tests/pipeline/look/serving/test_server.py`.
-* A purged row is not given out any more: `tests/pipeline/look/serving/test_answers.py`.
-"""
+"""A small server on 127.0.0.1 for the page of a large pool."""
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from decimal import Decimal, InvalidOperation
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -128,8 +119,7 @@ class TextModel:
 # What is most like an image or a text: the nearest embeddings by cosine, over a sample of the
 # stored rows.
 #
-# faiss is used where it is installed; otherwise NumPy multiplies the whole sample, 1 ms per
-# 10,000 rows of 512 values.
+# NumPy multiplies the whole sample, 1 ms per 10,000 rows of 512 values.
 
 
 MOST_VALUES = 50_000_000  # of all embeddings in memory, 200 MB
@@ -144,7 +134,6 @@ class Alike:
         self, name: str, rows: NDArray[np.int64], vectors: Vectors, text_model: TextModel
     ) -> None:
         self.name, self.rows, self._vectors, self.text_model = name, rows, vectors, text_model
-        self._index = _faiss_index(vectors)
 
     @classmethod
     def of_survey(cls, survey: Survey) -> Alike | None:
@@ -198,9 +187,6 @@ class Alike:
 
     def _order(self, wanted: Vectors, most: int) -> NDArray[np.int64]:
         """Positions of the `most` nearest vectors, the nearest first."""
-        if self._index is not None:
-            _, places = self._index.search(wanted[None], min(most, len(self.rows)))
-            return np.asarray(places[0], np.int64)
         likeness = self._vectors @ wanted
         some = np.argpartition(-likeness, min(most, len(likeness)) - 1)[:most]
         return some[np.argsort(-likeness[some], kind="stable")]
@@ -229,17 +215,6 @@ def _normalised(values: pa.FixedSizeListArray) -> Vectors:
     return scaled
 
 
-def _faiss_index(vectors: Vectors) -> Any:
-    """An exact index by inner product; None without faiss."""
-    try:
-        import faiss  # type: ignore[import-not-found,import-untyped,unused-ignore]
-    except ImportError:
-        return None
-    index = faiss.IndexFlatIP(vectors.shape[1])
-    index.add(vectors)
-    return index
-
-
 # --------------------------------------------------------------------------------------------------
 # What the server answers: counts at a threshold, captions that hold a text, images, neighbours.
 #
@@ -265,9 +240,7 @@ class Answers:
 
     def __init__(self, survey: Survey) -> None:
         self.survey = survey
-        self._counts: OrderedDict[tuple[str, str], NDArray[np.int32]] = OrderedDict()
-        self._sums: dict[tuple[str, str], int] = {}
-        self._lock = threading.Lock()
+        self._below = functools.lru_cache(CACHED_COUNTS)(self._counts_below)
         self._search = CaptionSearch(survey)
         self.alike = Alike.of_survey(survey)
 
@@ -280,14 +253,14 @@ class Answers:
         scope = self._scope(view, column)
         text = _checked_number(value)
         rank = numbers.below(text)
-        below = self._below(numbers, view)
+        below, scope_rows = self._below(column, view)
         low, high = nearest(numbers, scope, rank, NEAR_THRESHOLD)
         records = self._records([*low, *high], column)
         return {
             "threshold": text,
             "below": int(below[rank]),
             "values": int(below[-1]),
-            "rows": self._scope_rows(view, column, scope),
+            "rows": scope_rows,
             "low": records[: len(low)],
             "high": records[len(low) :],
         }
@@ -335,27 +308,14 @@ class Answers:
             raise ValueError(f"the page has no view {view!r}")
         return self.survey.scope(view, column)
 
-    def _scope_rows(self, view: str, column: str, scope: NDArray[np.bool_]) -> int:
-        """Rows of a scope, counted once: 4 ms for a million rows."""
-        key = column, view
-        if key not in self._sums:
-            self._sums[key] = int(scope.sum())
-        return self._sums[key]
-
-    def _below(self, column: NumberColumn, view: str) -> NDArray[np.int32]:
-        """(values + 1,) rows of the scope before each place in the order of a column."""
-        key = column.name, view
-        with self._lock:
-            if key in self._counts:
-                self._counts.move_to_end(key)
-                return self._counts[key]
-        counts = np.zeros(len(column.rows) + 1, np.int32)
-        np.cumsum(self._scope(view, column.name)[column.rows], dtype=np.int32, out=counts[1:])
-        with self._lock:
-            self._counts[key] = counts
-            while len(self._counts) > CACHED_COUNTS:
-                self._counts.popitem(last=False)
-        return counts
+    def _counts_below(self, column: str, view: str) -> tuple[NDArray[np.int32], int]:
+        """((values + 1,) rows of the scope before each place in the order of a column, rows of
+        the scope)."""
+        scope = self._scope(view, column)
+        rows = self._column(column).rows
+        counts = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(scope[rows], dtype=np.int32, out=counts[1:])
+        return counts, int(scope.sum())
 
     def _records(self, rows: Iterable[int], *columns: str) -> list[dict[str, Any]]:
         records = image_records(self.survey, rows, columns)
@@ -461,7 +421,9 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _route(self, path: str, parameters: Parameters) -> None:
         routes: dict[str, Callable[[Parameters], dict[str, Any]]] = {
-            "/count": self._count,
+            "/count": lambda given: self.answers.count(
+                given["column"], given.get("view", ""), given["value"]
+            ),
             "/search": lambda given: self.answers.search(given["text"], given.get("view", "")),
             "/similar": lambda given: self.answers.similar(
                 _whole(given, "shard"), _whole(given, "row")
@@ -478,9 +440,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(200, routes[path](parameters))
         else:
             self._send(404, {"error": "there is no such page"})
-
-    def _count(self, given: Parameters) -> dict[str, Any]:
-        return self.answers.count(given["column"], given.get("view", ""), given["value"])
 
     def _send(self, status: int, answer: dict[str, Any]) -> None:
         self._send_bytes(status, "application/json", json.dumps(answer, allow_nan=False).encode())

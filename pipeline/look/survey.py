@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import xxhash
 from numpy.typing import NDArray
 
@@ -28,7 +27,7 @@ from manifests.text import printable
 from pipeline.audit.counts import count_pool
 from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.views.choose import rule_outcomes, with_derived
-from pipeline.views.files import list_columns
+from pipeline.views.files import JoinedColumns, list_columns
 from pipeline.views.rules import columns_of
 
 # --------------------------------------------------------------------------------------------------
@@ -101,12 +100,18 @@ def read_rows(commits: Commits, view: str | None = None, most_rows: int = MOST_R
     shards = _sample(commits, most_rows)
     current = {n: d for n, d in documents.items() if d.fingerprint == commits.fingerprint}
     scores = _current_scores(commits, problems)
-    sets = _chosen_sets(scores, current.values(), problems)
+    sets = _chosen_sets(commits, scores, current.values(), problems)
     names = _sidecar_columns(commits, current.values(), sets)
     tables = []
     if len(shards):
+        from_sets: dict[str, tuple[str, ScoreSetDocument]] = {}
+        for name, of_set in sets.items():
+            from_sets[name] = name, replace(scores[name], columns=tuple(of_set))
+        wanted = [*names, *(column for of_set in sets.values() for column in of_set)]
+        joined = JoinedColumns(commits, wanted, from_sets)
+        at = np.searchsorted(commits.shards, shards).tolist()
         with ThreadPoolExecutor(READERS) as threads:
-            tables = list(threads.map(lambda s: _read_shard(commits, s, names, sets), shards))
+            tables = [_widened(one.select(wanted)) for one in threads.map(joined.read_shard, at)]
     first_rows = np.cumsum([0, *(table.num_rows for table in tables)])
     empty = pa.table({name: pa.array([], SIDECAR.field(name).type) for name in SHOWN})
     table = with_derived(pa.concat_tables(tables) if tables else empty)
@@ -176,6 +181,7 @@ def _current_scores(commits: Commits, problems: list[str]) -> dict[str, ScoreSet
 
 
 def _chosen_sets(
+    commits: Commits,
     current: Mapping[str, ScoreSetDocument],
     documents: Collection[ViewDocument],
     problems: list[str],
@@ -191,6 +197,9 @@ def _chosen_sets(
         if len(columns) < len(current[name].columns):
             problems.append(f"columns of scores {name} are in another score set too: one is shown")
         taken |= set(columns)
+        # tokens and embeddings are read where needed
+        schema = AlignedFiles.of_scores(commits.pool, name).bundle(next(commits.names())).schema
+        columns = [one for one in columns if not pa.types.is_nested(schema.field(one).type)]
         if columns:
             chosen[name] = columns
     return chosen
@@ -229,32 +238,12 @@ def _columns_of_rules(document: ViewDocument, known: Collection[str]) -> set[str
     return columns
 
 
-def _read_shard(
-    commits: Commits, shard: int, names: list[str], sets: Mapping[str, list[str]]
-) -> pa.Table:
-    """The columns of one shard. ValueError where its files do not belong together."""
-    path = commits.sidecar(shard)
-
-    def read(source: Any) -> pa.Table:
-        return pq.ParquetFile(source, page_checksum_verification=True).read(names)
-
-    table = disk.read_with(path, read).replace_schema_metadata(None)
-    record = commits.record(shard)
-    if table.num_rows != record.count:
-        raise ValueError(f"{path} does not have the rows of its commit record; verify it")
-    for name, columns in sets.items():
-        scores, metadata = AlignedFiles.of_scores(commits.pool, name).read(shard, columns)
-        if scores.num_rows != record.count or metadata.get("sidecar") != record.sidecar_sha256:
-            raise ValueError(
-                f"scores {name} of shard {shard_name(shard)} are of other rows than those of the "
-                "shard; run clipmill score again"
-            )
-        for field_ in scores.schema:
-            column = scores[field_.name]
-            if field_.type == pa.float16():  # DuckDB does not read it
-                column = column.cast(pa.float32())
-            if not pa.types.is_nested(field_.type):  # tokens and embeddings are read where needed
-                table = table.append_column(field_.name, column)
+def _widened(table: pa.Table) -> pa.Table:
+    """16-bit floats with 32 bits: DuckDB does not read them, nor does JSON hold them."""
+    for index, each in enumerate(table.schema):
+        if each.type == pa.float16():
+            column = table.column(index).cast(pa.float32())
+            table = table.set_column(index, each.name, column)
     return table
 
 
@@ -714,48 +703,29 @@ class ReasonLine:
     example: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolTotals:
-    """Counts of the whole pool, whichever rows were read."""
-
-    funnel: tuple[tuple[str, int], ...]
-    reasons: tuple[ReasonLine, ...]
-    problems: tuple[str, ...]
-    shards: int
-    planned: int
-    bytes: int
-    complete: bool
-    retries: int
+def pool_funnel(counts: PoolCounts) -> list[tuple[str, int]]:
+    """Links, pairs, attempted and stored rows."""
+    steps = []
+    if counts.crawl is not None:
+        steps += [("links", counts.crawl.links), ("pairs", counts.crawl.pairs)]
+    return [*steps, ("attempted", counts.fetch.attempted), ("stored", counts.fetch.stored)]
 
 
-def totals_of_pool(counts: PoolCounts, rows: PoolRows) -> PoolTotals:
-    """The counts as steps and reasons; the examples are from the rows that were read.
+def reason_lines(counts: PoolCounts, table: pa.Table) -> list[ReasonLine]:
+    """The reasons by their counts; the examples are from the rows that were read.
 
     links = pairs + crawl's reasons; attempted = stored + the other reasons.
     """
-    fetch = counts.fetch
-    steps: list[tuple[str, int]] = []
     lines = []
     if counts.crawl is not None:
-        steps += [("links", counts.crawl.links), ("pairs", counts.crawl.pairs)]
         for reason, count in sorted(counts.crawl.reasons.items(), key=_by_count):
             lines.append(ReasonLine(reason=reason, kind=CRAWL, count=count))
-    steps += [("attempted", fetch.attempted), ("stored", fetch.stored)]
-    examples = _examples(rows.table)
-    for reason, count in sorted(fetch.reasons.items(), key=_by_count):
+    examples = _examples(table)
+    for reason, count in sorted(counts.fetch.reasons.items(), key=_by_count):
         example = examples.get(reason, "")
         kind = REASONS.get(reason, "unknown")
         lines.append(ReasonLine(reason=reason, kind=kind, count=count, example=example))
-    return PoolTotals(
-        funnel=tuple(steps),
-        reasons=tuple(lines),
-        problems=(*counts.problems, *rows.problems),
-        shards=fetch.shards,
-        planned=fetch.planned,
-        bytes=fetch.bytes,
-        complete=counts.complete,
-        retries=fetch.retries,
-    )
+    return lines
 
 
 def _by_count(item: tuple[str, int]) -> tuple[int, str]:
@@ -788,29 +758,12 @@ VALUES_NOT_SHOWN = frozenset(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueLine:
-    """Rows with one value. `kept`: by view."""
+def value_tables(rows: PoolRows, kept: Mapping[str, Mask]) -> Iterator[dict[str, Any]]:
+    """A table of each column of text or of truth values that has a stored value: {column,
+    distinct, lines}, each line {name, rows, stored, kept: by view}. The lines sum to all rows.
 
-    value: str | None  # None: NULL, or all values that are not listed
-    rows: int
-    stored: int
-    kept: Mapping[str, int]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ValueTable:
-    """The values of a column by frequency; `lines`, `null` and `other` sum to all rows."""
-
-    column: str
-    distinct: int
-    lines: tuple[ValueLine, ...]
-    null: ValueLine
-    other: ValueLine
-
-
-def value_tables(rows: PoolRows, kept: Mapping[str, Mask]) -> Iterator[ValueTable]:
-    """A table of each column of text or of truth values. kept: (rows,) by view."""
+    kept: (rows,) by view.
+    """
     names = [name for name in FIRST if name in rows.table.column_names]
     names += [name for name in rows.table.column_names if name not in names]
     for name in names:
@@ -818,10 +771,12 @@ def value_tables(rows: PoolRows, kept: Mapping[str, Mask]) -> Iterator[ValueTabl
         is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
         is_shown = name not in VALUES_NOT_SHOWN and not name.endswith("_group")
         if is_shown and (is_text or pa.types.is_boolean(kind)):
-            yield _value_table(rows, name, kept)
+            table = _value_table(rows, name, kept)
+            if table["distinct"] and table["lines"][0]["stored"]:
+                yield table
 
 
-def _value_table(rows: PoolRows, name: str, kept: Mapping[str, Mask]) -> ValueTable:
+def _value_table(rows: PoolRows, name: str, kept: Mapping[str, Mask]) -> dict[str, Any]:
     column = rows.table[name]
     if pa.types.is_boolean(column.type):
         column = pc.cast(column, pa.string())
@@ -830,32 +785,28 @@ def _value_table(rows: PoolRows, name: str, kept: Mapping[str, Mask]) -> ValueTa
         encoded = encoded.combine_chunks()
     values = encoded.dictionary.to_pylist()
     codes = encoded.indices.fill_null(len(values)).to_numpy(zero_copy_only=False)
-    counts = {}
-    masks: dict[str, Mask | None] = {"": None, "stored": rows.stored, **_prefixed(kept)}
-    for scope, mask in masks.items():
-        of_scope = codes if mask is None else codes[mask]
-        counts[scope] = np.bincount(of_scope, minlength=len(values) + 1)
-    total, stored = counts[""], counts["stored"]
-    order = np.lexsort((np.arange(len(values)), -total[:-1], -stored[:-1]))
-    listed = order[:SHOWN_VALUES].tolist()
 
-    def line(value: str | None, places: list[int]) -> ValueLine:
-        of_views = {view: int(counts[f"view:{view}"][places].sum()) for view in kept}
-        all_rows, stored_rows = int(total[places].sum()), int(stored[places].sum())
-        return ValueLine(value=value, rows=all_rows, stored=stored_rows, kept=of_views)
+    def counts(of_scope: NDArray[Any]) -> NDArray[np.int64]:
+        return np.bincount(of_scope, minlength=len(values) + 1)
 
-    return ValueTable(
-        column=name,
-        distinct=len(values),
-        lines=tuple(line(str(values[number]), [number]) for number in listed),
-        null=line(None, [len(values)]),
-        other=line(None, order[SHOWN_VALUES:].tolist()),
-    )
+    total, stored = counts(codes), counts(codes[rows.stored])
+    of_views = {view: counts(codes[mask]) for view, mask in kept.items()}
+    order = np.lexsort((np.arange(len(values)), -total[:-1], -stored[:-1])).tolist()
+    listed, others = order[:SHOWN_VALUES], order[SHOWN_VALUES:]
 
+    def line(name: str, places: list[int]) -> dict[str, Any]:
+        return {
+            "name": name,
+            "rows": int(total[places].sum()),
+            "stored": int(stored[places].sum()),
+            "kept": {view: int(of_view[places].sum()) for view, of_view in of_views.items()},
+        }
 
-def _prefixed(kept: Mapping[str, Mask]) -> dict[str, Mask | None]:
-    """No view can be called as one of the other scopes."""
-    return {f"view:{view}": mask for view, mask in kept.items()}
+    lines = [line(printable(str(values[number])), [number]) for number in listed]
+    lines.append(line("(no value)", [len(values)]))
+    lines.append(line(f"({len(others):,} other values)", others))
+    shown = [one for one in lines if one["rows"]]
+    return {"column": name, "distinct": len(values), "lines": shown}
 
 
 # --------------------------------------------------------------------------------------------------
@@ -987,7 +938,6 @@ class Survey:
 
     pool: str
     counts: PoolCounts
-    totals: PoolTotals
     rows: PoolRows
     columns: Mapping[str, NumberColumn]
     detailed: Mapping[str, PoolView]
@@ -1032,7 +982,6 @@ def _survey(pool: str, view: str | None, most_rows: int) -> Survey:
     return Survey(
         pool=pool,
         counts=counts,
-        totals=totals_of_pool(counts, rows),
         rows=rows,
         columns=columns,
         detailed=detailed,

@@ -266,7 +266,7 @@ class JoinedColumns:
         self._kept: dict[int, list[Part]] | None = {} if self.rows <= KEPT_ROWS else None
         self._lock = threading.Lock()
         self.schema = pa.schema([])
-        self.schema = self._read_shard(0, None).schema
+        self.schema = self.read_shard(0).schema
 
     def shards_of(self, unit: int) -> range:
         """Positions in `commits` of the shards of a unit."""
@@ -293,7 +293,7 @@ class JoinedColumns:
         first = self.shards_of(unit).start
         rows = 0
         for position in self.shards_of(unit):
-            tables.append(self._read_shard(position, columns))
+            tables.append(self.read_shard(position, columns))
             rows += tables[-1].num_rows
             if rows >= PART_ROWS:
                 yield self._part(first, tables)
@@ -312,8 +312,8 @@ class JoinedColumns:
             sizes=dict(zip(names, sizes, strict=True)),
         )
 
-    def _read_shard(self, position: int, columns: Sequence[str] | None) -> pa.Table:
-        """The columns of one shard, side by side."""
+    def read_shard(self, position: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """The columns of the shard at a position of `commits`, side by side."""
         shard = int(self.commits.shards[position])
         sidecar = self.commits.sidecar(shard)
         names = self._sidecar_columns

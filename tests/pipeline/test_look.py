@@ -55,7 +55,7 @@ def test_a_mistake_is_one_line(
 def test_a_large_pool_is_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It stops at once; tests of its answers lie in tests/pipeline/look/serving."""
+    """It stops at once; tests of its answers lie in tests/pipeline/look/test_server.py."""
     pool = small_pool.make_pool(tmp_path / "pool", small_pool.rows(10))
     served: list[tuple[str, int]] = []
 

@@ -1,4 +1,5 @@
-"""A threshold of the page, pasted into a recipe, keeps as many rows as the page says."""
+"""A threshold of the page, pasted into a recipe, keeps as many rows as the page says; every value
+is in one bin of a histogram."""
 
 from __future__ import annotations
 
@@ -9,16 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests.schema import Rule, View
 from pipeline.look.survey import (
     NumberColumn,
+    bin_counts,
     counts_below,
+    histogram,
     number_column,
     positions,
     sql_name,
     threshold_at,
 )
-from tests.support.chosen import choose
+from tests.support.chosen import choose, view
 
 SEVEN = np.float32(0.7)
 GENERATOR = np.random.default_rng(5)
@@ -32,6 +34,9 @@ COLUMNS: dict[str, pa.Array] = {
     "tail": pa.array([1e-300, -1e300, 5.0, 1e300, 0.0, -0.0]),
     "holes": pa.array([0.5, None, nan, inf, -inf, 0.25, 0.5, None, 2.0]),
     "one": pa.array([4.25, 4.25]),
+    "far": pa.array([*GENERATOR.normal(size=1_000), 1e9]),
+    "widest": pa.array([1.7e308, -1.7e308]),
+    "whole, widest": pa.array([2**62, -(2**62)]),
 }  # fmt: skip
 
 
@@ -47,16 +52,14 @@ def kept_by(values: pa.Array, rule: str) -> int:
     )
     extra = pa.table({"c": values.slice(0, 1), "more": [True], "status": ["success"]})
     both = pa.concat_tables([table, extra])
-    where = f"more OR coalesce({rule}, false)"
-    view = View(name="v", rules=(Rule(name="r", where=where),))
-    return choose({"0": both}, [view])["v"].kept - 1
+    return choose({"0": both}, [view("v", ("r", f"more OR coalesce({rule}, false)"))])["v"].kept - 1
 
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_the_rule_keeps_what_the_page_counts(name: str) -> None:
     values = COLUMNS[name]
     column = column_of(values)
-    places = positions(column, 12)
+    places = positions(column, 8)
     scope = np.ones(len(values), np.bool_)
     below = counts_below(column, scope, places)
     for place, count in zip(places.tolist(), below.tolist(), strict=True):
@@ -67,31 +70,46 @@ def test_the_rule_keeps_what_the_page_counts(name: str) -> None:
         assert kept_by(values, column.rule(threshold, at_least=False)) == count
 
 
-def test_thresholds_are_short() -> None:
+@pytest.mark.parametrize("name", COLUMNS)
+def test_every_value_is_in_one_bin(name: str) -> None:
+    values = COLUMNS[name]
+    column = column_of(values)
+    shown = histogram(column)
+    assert shown is not None
+    assert list(shown.edges) == sorted(shown.edges)
+    assert np.isfinite(shown.edges).all()
+    for scope in (np.ones(len(values), np.bool_), np.arange(len(values)) % 3 == 0):
+        counts = bin_counts(column, shown, scope)
+        assert sum(counts) == scope[column.rows].sum()
+        inside = scope[column.rows] & (column.values >= shown.edges[1])
+        assert sum(counts[1:]) == (inside.sum() if len(counts) > 1 else 0)
+    if name == "far":  # one value does not flatten the others
+        assert (shown.edges[-1] < 5, shown.cut_above, shown.cut_below) == (True, True, True)
+
+
+def test_a_column_without_a_finite_value_has_no_histogram_and_no_threshold() -> None:
+    empty = column_of(pa.array([None, None], pa.int32()))
+    assert histogram(empty) is None
+    assert histogram(column_of(pa.array([inf]))) is None
+    assert positions(empty, 5).tolist() == []
+
+
+def test_thresholds_are_short_and_a_bounded_number() -> None:
     column = column_of(COLUMNS["float32"])
     texts = [threshold_at(column, place) for place in positions(column, 20).tolist()]
     assert max(map(len, texts)) <= 8, texts
-    assert threshold_at(column_of(COLUMNS["small"]), 0) == "-2"
+    small = column_of(COLUMNS["small"])
+    assert threshold_at(small, 0) == "-2"
     assert threshold_at(column_of(pa.array([3, 17, 25])), 1) == "10"
-
-
-def test_a_slider_has_every_value_or_a_bounded_number_of_ranks() -> None:
-    column = column_of(COLUMNS["small"])
-    assert positions(column, 100).tolist() == [0, 1, 3, 6]
-    wide = column_of(pa.array(np.arange(10_000.0)))
-    places = positions(wide, 100)
+    assert positions(small, 100).tolist() == [0, 1, 3, 6], "every value"
+    places = positions(column_of(pa.array(np.arange(10_000.0))), 100)
     assert len(places) == 100
     assert np.diff(places).max() <= 102
-    assert positions(column_of(pa.array([None], pa.float32())), 5).tolist() == []
 
 
-def test_null_and_nan_are_counted_apart() -> None:
+def test_null_and_nan_are_counted_apart_and_a_scope_counts_only_its_rows() -> None:
     column = column_of(COLUMNS["holes"])
     assert (column.nulls, column.nans, len(column.values)) == (2, 1, 6)
-    assert column.rule("0.5", at_least=True) == "c >= 0.5"
-
-
-def test_a_scope_counts_only_its_rows() -> None:
     column = column_of(pa.array([5, 1, 3, 2]))
     scope = np.array([True, False, True, False])
     assert counts_below(column, scope, positions(column, 9)).tolist() == [0, 0, 0, 1]
