@@ -12,8 +12,7 @@ Invariants:
 
 * Columns are aligned with the sidecar; a bad row costs one value:
   `tests/pipeline/scoring/test_scorer.py`.
-* A set under another name is copied, a filter that reads others runs after them:
-  `tests/pipeline/scoring/test_pool_sets.py`.
+* A filter that reads others runs after them: `tests/pipeline/scoring/test_pool_sets.py`.
 * A mistake of a filter ends the shard with one line:
   `tests/pipeline/scoring/test_score_worker.py`.
 * What is scored is not scored again; options that depend on the machine are fixed before the ID

@@ -9,7 +9,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -402,16 +402,6 @@ READERS = 16  # footers that are read at a time: a remote store answers each aft
 FEW_BUNDLES = 8  # that are made in this process: workers would take longer to start
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetCounts:
-    """Sums of what the bundles of a score set say of the shards."""
-
-    rows: int
-    stored: int
-    scored: int
-    seconds: float
-
-
 def scored_shards(commits: Commits, name: str, fingerprint: str | None = None) -> NDArray[np.bool_]:
     """(shards,) True where the set has columns of the shard as it is committed now.
 
@@ -428,19 +418,14 @@ def scored_shards(commits: Commits, name: str, fingerprint: str | None = None) -
     return scored
 
 
-def count_scores(commits: Commits, name: str) -> SetCounts:
-    """The counts of a complete set."""
+def count_scores(commits: Commits, name: str) -> Counter[str]:
+    """The sums over a complete set: rows, stored, scored, seconds."""
     counts: Counter[str] = Counter()
     for positions, by_shard in _metadata(commits, name):
         for position in positions:
             metadata = by_shard[int(commits.shards[position])]
             counts.update({key: metadata[key] for key in ("rows", "stored", "scored", "seconds")})
-    return SetCounts(
-        rows=counts["rows"],
-        stored=counts["stored"],
-        scored=counts["scored"],
-        seconds=float(counts["seconds"]),
-    )
+    return counts
 
 
 Metadata = Mapping[int, Mapping[str, Any]]  # shard -> what is written about its rows

@@ -36,7 +36,7 @@ from pipeline.scoring.score_sets import (
     scored_shards,
     shards_with_rows,
 )
-from pipeline.scoring.worker import ScoreWorker, make_copier
+from pipeline.scoring.worker import ScoreWorker
 
 # --------------------------------------------------------------------------------------------------
 # The columns of a table of another program as a score set: joined by uid and committed.
@@ -127,7 +127,7 @@ def _commit(
 #
 # A filter that reads columns of others runs in a later pass than those. A shard's columns are
 # committed by their rename into POOL/scores/NAME@ID/ and then bundled; scores.json is written when
-# all shards are there. What is scored already is not scored again, under whatever name.
+# all shards are there. What is scored already is not scored again.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,11 +217,7 @@ def _job(sets: PoolSets, name: str, jobs: Mapping[str, _Job], engine: Engine) ->
     """The set of an instance that is to be made. ValueError for a filter that cannot work."""
     filter_ = sets.instances[name].filter
     filter_.check()
-    try:
-        filter_.check_reach()  # before Ray starts
-    except ValueError:
-        if not _is_copied(sets, name):
-            raise
+    filter_.check_reach()  # before Ray starts
     sources = sets.sources(name)
     reads = sets.reads_of(name)
     set_name = sets.plan(name, filter_.resolved(gpu=_has_gpu(filter_, engine)))
@@ -236,52 +232,25 @@ def _job(sets: PoolSets, name: str, jobs: Mapping[str, _Job], engine: Engine) ->
     )
 
 
-def _is_copied(sets: PoolSets, name: str) -> bool:
-    """Whether another instance has columns of this one's id, which are copied without a model."""
-    ids = {each.partition("@")[2] for each in sets.possible_names(name)}
-    others = [each.partition("@") for each in disk.list_names(PoolLayout(sets.pool).scores)]
-    return any(other != name and set_id in ids for other, _, set_id in others)
-
-
 # --- one pass -------------------------------------------------------------------------------------
 
 
 def _make_sets(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
-    """Make the sets of one level: copy, score, bundle, then write the documents. Returns {shard:
-    reason} of the shards that failed."""
-    first_of_id: dict[str, _Job] = {}
+    """Make the sets of one level: score, bundle, then write the documents. Returns {shard: reason}
+    of the shards that failed."""
     for job in jobs:
-        first_of_id.setdefault(job.set_id, job)
-    first = list(first_of_id.values())
-    for each in first:
-        if failed := _copy_from_pool(run, each):
-            return failed
-    tables = [job for job in first if isinstance(job.instance.filter, Table)]
-    for job in tables:
-        lacking = lacking_shards(run.commits, job.name, job.whole_pool)
-        counts = join_table(run.commits, job.name, job.instance, lacking, run.fence)
-        assert isinstance(job.instance.filter, Table)
-        run.joined[job.name] = shown_counts(counts, job.instance.filter)
-    row_local = [job for job in first if isinstance(job.instance.filter, Filter)]
+        if isinstance(job.instance.filter, Table):
+            lacking = lacking_shards(run.commits, job.name, job.whole_pool)
+            counts = join_table(run.commits, job.name, job.instance, lacking, run.fence)
+            run.joined[job.name] = shown_counts(counts, job.instance.filter)
+    row_local = [job for job in jobs if isinstance(job.instance.filter, Filter)]
     if row_local and (failed := _score_rows(run, row_local)):
         return failed
-    for job in first:
+    for job in jobs:
         is_pool = isinstance(job.instance.filter, PoolFilter)
         if is_pool and (failed := _score_pool(run, job)):
             return failed
-    if failed := _complete(run, first):
-        return failed
-    later = [job for job in jobs if job not in first]
-    for job in later:
-        if failed := _copy_from_pool(run, job):
-            return failed
-    return _complete(run, later)
-
-
-def _complete(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
-    """Bundle the columns of complete sets and write their documents."""
-    failed = make_bundles(run.commits, [job.name for job in jobs], run.engine, run.fence)
-    if failed:
+    if failed := make_bundles(run.commits, [job.name for job in jobs], run.engine, run.fence):
         return failed
     check_fence(run.pool, run.fence)
     for job in jobs:
@@ -342,47 +311,6 @@ def lacking_shards(commits: Commits, name: str, whole_pool: bool) -> np.ndarray[
     return ~scored_shards(commits, name, commits.fingerprint if whole_pool else None)
 
 
-def _copy_from_pool(run: _Run, job: _Job) -> dict[str, str]:
-    """Copy the columns that another instance of the same filter and id has, under their new names.
-
-    Returns {shard: reason} of the shards that failed.
-    """
-    lacking = lacking_shards(run.commits, job.name, job.whole_pool)
-    own_kind = job.instance.filter.name
-    for source in disk.list_names(PoolLayout(run.pool).scores):
-        if source == job.name or source.partition("@")[2] != job.set_id or not lacking.any():
-            continue
-        document = _document_or_none(run.pool, source)
-        if document is None:
-            continue
-        there = lacking & ~lacking_shards(run.commits, source, job.whole_pool)
-        if not there.any():
-            continue
-        new_names = job.instance.column_names().values()
-        names = dict(zip(document.columns, new_names, strict=True))
-        logger.info("%s: copied from %s (filter %s)", job.name, source, own_kind)
-        config = {"pool": run.pool, "source": source, "target": job.name, "columns": names}
-        stage = Stage(
-            name="copy scores",
-            work=make_copier,
-            config={**config, "fence": run.fence},
-            measure=measure_scored,
-        )
-        tickets = _tickets(run.commits, {job.name: there})
-        if failed := dict(execute(stage, tickets, engine=run.engine).failed):
-            return failed
-        lacking &= ~there
-    return {}
-
-
-def _document_or_none(pool: str, name: str) -> ScoreSetDocument | None:
-    """scores.json of a set; None without one and for a damaged one."""
-    try:
-        return read_score_set(pool, name)
-    except ValueError:
-        return None
-
-
 # --- tickets and documents ------------------------------------------------------------------------
 
 
@@ -419,10 +347,10 @@ def _write_document(job: _Job, commits: Commits, seconds: float) -> None:
         identity=filter_.identity(),
         columns=tuple(instance.columns()),
         fingerprint=commits.fingerprint,
-        rows=counts.rows,
-        stored=counts.stored,
-        scored=counts.scored,
-        seconds=round(counts.seconds + seconds, 3),
+        rows=counts["rows"],
+        stored=counts["stored"],
+        scored=counts["scored"],
+        seconds=round(float(counts["seconds"]) + seconds, 3),
         kind=None if instance.is_own_kind else instance.kind,
         reads=job.reads or None,
         whole_pool=True if job.whole_pool else None,

@@ -1,4 +1,4 @@
-"""The worker that scores a shard: images in chunks, filters, sets that are copied."""
+"""The worker that scores a shard: images in chunks, and the filters of a pass."""
 
 from __future__ import annotations
 
@@ -30,36 +30,6 @@ from manifests.aligned import AlignedFiles, parquet_bytes
 from manifests.layout import CommitRecord, PoolLayout, uids_checksum
 from pipeline.executor.tickets import Ticket
 from pipeline.pool.score_columns import commit_columns, read_scores
-
-# --------------------------------------------------------------------------------------------------
-# A score set under another name of an instance: its columns are copied, not computed again.
-
-
-def make_copier(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
-    """Factory of the stage that copies the columns of shards to a set of another instance.
-
-    config: {"pool", "fence", "source": NAME@ID, "target": NAME@ID, "columns": {name: new name}}. A
-    ticket's id is the name of a shard.
-    """
-    layout, fence = PoolLayout(str(config["pool"])), config.get("fence")
-    target, names = str(config["target"]), dict(config["columns"])
-    source = str(config["source"])
-    bundles = AlignedFiles.of_scores(layout.root, source)
-
-    def work(ticket: Ticket) -> dict[str, Any]:
-        part = layout.score_part(source, ticket.id)
-        if disk.exists(part):  # newer than the bundle
-            table, metadata = disk.read_parquet(part), disk.read_metadata(part)
-        else:
-            table, metadata = bundles.read(ticket.id, list(names))
-        renamed = table.select(list(names)).rename_columns(list(names.values()))
-        content = parquet_bytes(renamed, metadata)
-        scored = int(metadata["scored"])
-        commit_columns(layout, target, ticket.id, content, metadata, scored, fence)
-        return {"scored": {target: scored}}
-
-    return work
-
 
 # --------------------------------------------------------------------------------------------------
 # The stored rows of a shard in chunks with their images, decoded once for all filters.
@@ -429,42 +399,33 @@ def _usable(
     filter_: Filter, rows: pa.Table, captions: Sequence[str | None], images: Images
 ) -> list[int]:
     """Indices of the rows that have what the filter needs."""
-    has_json = [True] * len(captions)
+    usable = np.ones(len(captions), np.bool_)
+    if "image" in filter_.needs:
+        usable &= [image is not None for image in images or [None] * len(captions)]
+    if "caption" in filter_.needs:
+        usable &= [caption is not None for caption in captions]
     if "json" in filter_.needs:
-        has_json = rows["json"].is_valid().to_pylist()
-    usable = []
-    for i, caption in enumerate(captions):
-        has_image = images is not None and images[i] is not None
-        lacks_image = "image" in filter_.needs and not has_image
-        lacks_caption = "caption" in filter_.needs and caption is None
-        if not lacks_image and not lacks_caption and has_json[i]:
-            usable.append(i)
-    return usable
+        usable &= rows["json"].is_valid().to_numpy()
+    indices: list[int] = np.flatnonzero(usable).tolist()
+    return indices
 
 
 def _scores(instance: Instance, filter_: Filter, batch: Batch) -> dict[str, pa.Array]:
-    """A filter's columns for a batch. If it raises, row by row, so that one row costs one row."""
-    kinds = filter_.columns()
+    """A filter's columns for a batch. If it raises, row by row: NULL for each row for which it
+    raises again. It raises for good if it raises for all of many rows."""
+    count, kinds = len(batch.captions), filter_.columns()
     try:
-        return arrow_columns(instance.name, filter_.score(batch), kinds, len(batch.captions))
+        return arrow_columns(instance.name, filter_.score(batch), kinds, count)
     except WrongColumns:
         raise
     except Exception as error:
         logger.warning(
             "filter %s raised on %d rows, which are now scored one by one: %s",
             instance.name,
-            len(batch.captions),
+            count,
             error_line(error),
         )
-    return _scores_one_by_one(instance, filter_, batch)
-
-
-def _scores_one_by_one(instance: Instance, filter_: Filter, batch: Batch) -> dict[str, pa.Array]:
-    """NULL for each row for which the filter raises. It raises for good if it raises for all of
-    many rows."""
-    count = len(batch.captions)
-    kinds = filter_.columns()
-    parts: dict[str, list[pa.Array]] = {column: [] for column in kinds}
+    rows: list[dict[str, pa.Array]] = []
     failures = 0
     for i in range(count):
         row = Batch(
@@ -474,7 +435,7 @@ def _scores_one_by_one(instance: Instance, filter_: Filter, batch: Batch) -> dic
             columns={name: column.slice(i, 1) for name, column in batch.columns.items()},
         )
         try:
-            scores = arrow_columns(instance.name, filter_.score(row), kinds, 1)
+            rows.append(arrow_columns(instance.name, filter_.score(row), kinds, 1))
         except WrongColumns:
             raise
         except Exception as error:
@@ -485,7 +446,5 @@ def _scores_one_by_one(instance: Instance, filter_: Filter, batch: Batch) -> dic
             if failures <= SHOWN:
                 uid = row.rows["uid"][0].as_py()
                 logger.warning("filter %s: uid %s: %s", instance.name, uid, error_line(error))
-            scores = {column: pa.nulls(1, kind) for column, kind in kinds.items()}
-        for column, array in scores.items():
-            parts[column].append(array)
-    return {column: pa.concat_arrays(arrays) for column, arrays in parts.items()}
+            rows.append({column: pa.nulls(1, kind) for column, kind in kinds.items()})
+    return {column: pa.concat_arrays([row[column] for row in rows]) for column in kinds}

@@ -67,17 +67,8 @@ def test_all_views_and_their_funnels(
 def test_one_view_at_a_scale_as_json(
     pool: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        pool,
-        "--recipe",
-        str(tmp_path / "r.yaml"),
-        "--views",
-        "long",
-        "--scale",
-        "strict",
-        "--json",
-    ]
-    assert commands.filter_pool(words) == 0
+    words = [pool, "--recipe", str(tmp_path / "r.yaml"), "--views", "long"]
+    assert commands.filter_pool([*words, "--scale", "strict", "--json"]) == 0
     documents = json.loads(capsys.readouterr().out)
     assert {name: document["kept"] for name, document in documents.items()} == {"long": 2}
 
@@ -235,12 +226,8 @@ def test_a_pool_whose_columns_a_rule_cannot_tell_apart_is_refused(
     words = [str(timed_pool / "pool"), "--recipe", str(tmp_path / "r.yaml")]
     capsys.readouterr()
     assert commands.score([*words, "--engine", "inline"]) == 0
-    (tmp_path / "r.yaml").write_text(
-        (tmp_path / "r.yaml")
-        .read_text()
-        .replace("{mine: {table", "{table")
-        .replace("}}}}]", "}}}]")
-    )
+    plain = (tmp_path / "r.yaml").read_text().replace("{mine: {table", "{table")
+    (tmp_path / "r.yaml").write_text(plain.replace("}}}}]", "}}}]"))
     for main, more in ((commands.filter_pool, []), (commands.score, ["--engine", "inline"])):
         capsys.readouterr()
         assert main([*words, *more]) == 2

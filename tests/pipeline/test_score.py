@@ -44,21 +44,10 @@ def test_filters_without_a_recipe_and_one_json_line(
 
 
 def test_an_option_from_the_command_line(pool: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [
-        pool,
-        "--filters",
-        "clip_score",
-        "--engine",
-        "inline",
-        "--set",
-        "clip_score.model=ViT-B-32",
-    ]
-    assert (
-        commands.score(
-            [*words, "--set", "clip_score.batch_size=0", "--set", "clip_score.pretrained=x"]
-        )
-        == 2
-    )
+    words = [pool, "--filters", "clip_score", "--engine", "inline"]
+    for option in ("model=ViT-B-32", "pretrained=x"):
+        words += ["--set", f"clip_score.{option}"]
+    assert commands.score([*words, "--set", "clip_score.batch_size=0"]) == 2
     assert "batch_size is 0" in capsys.readouterr().err
     assert commands.score([*words, "--set", "clip_score.pretraind=x"]) == 2
     assert "did you mean 'pretrained'" in capsys.readouterr().err

@@ -41,12 +41,15 @@ def test_a_chunk_has_few_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chunks(table, []) == []
 
 
+def opened(pool: str) -> tuple[PoolLayout, pa.Table, CommitRecord]:
+    layout = PoolLayout(pool)
+    return layout, read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
+
+
 def test_stored_rows_come_with_their_images(tmp_path: Path) -> None:
     given = rows(7)
     given[1] = Row(caption="x", image=b"no picture")
-    pool = make_pool(tmp_path, given)
-    layout = PoolLayout(pool)
-    table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
+    layout, table, record = opened(make_pool(tmp_path, given))
     assert worker.stored_positions(table).tolist() == [0, 1, 2, 3, 5, 6]
     ((positions, images),) = worker.chunks(layout, table, record, decoded=True)
     assert positions.tolist() == [0, 1, 2, 3, 5, 6]
@@ -109,54 +112,34 @@ def test_an_animation_says_how_many_frames_it_has(kind: str, frames: int) -> Non
 
 
 def test_images_are_prepared_where_they_are_decoded(tmp_path: Path) -> None:
+    """With the decoded array, which is for `prepare` only: a filter may draw into an image."""
     given = rows(5)
     given[1] = Row(caption="x", image=b"no picture")
-    pool = make_pool(tmp_path, given)
-    layout = PoolLayout(pool)
-    table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
+    layout, table, record = opened(make_pool(tmp_path, given))
     prepared: list[tuple[Image.Image, int]] = []
 
     def prepare(image: Image.Image) -> None:
+        assert np.array_equal(getattr(image, PIXELS), np.asarray(image))
         prepared.append((image, threading.get_ident()))
 
     ((_, images),) = worker.chunks(layout, table, record, True, [prepare])
-    assert {id(image) for image, _ in prepared} == {id(image) for image in images or [] if image}
+    assert images is not None
+    assert {id(image) for image, _ in prepared} == {id(image) for image in images if image}
     assert len(prepared) == 3
     assert all(thread != threading.get_ident() for _, thread in prepared)
-
-
-def test_a_decoded_array_is_for_prepare_only(tmp_path: Path) -> None:
-    """A filter may draw into an image while it scores."""
-    buffer = io.BytesIO()
-    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)
-    Image.fromarray(noise).save(buffer, "JPEG")
-    pool = make_pool(tmp_path, [Row(caption="x", image=buffer.getvalue())])
-    layout = PoolLayout(pool)
-    table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
-    seen = []
-
-    def prepare(image: Image.Image) -> None:
-        seen.append(np.array_equal(getattr(image, PIXELS), np.asarray(image)))
-
-    ((_, images),) = worker.chunks(layout, table, record, True, [prepare])
-    assert seen == [True]
-    assert images is not None
-    assert not hasattr(images[0], PIXELS)
+    assert not any(hasattr(image, PIXELS) for image in images)
 
 
 def test_a_tar_of_another_content_is_refused(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(3))
-    layout = PoolLayout(pool)
-    record = CommitRecord.read(layout.commit_record(0))
+    layout, table, record = opened(make_pool(tmp_path, rows(3)))
     tar = Path(layout.shard_tar(0))
     tar.write_bytes(tar.read_bytes()[:-512])
     with pytest.raises(ValueError, match=r"shard 00000 is damaged: .*clipmill audit repair "):
-        next(worker.chunks(layout, read_sidecar(pool, 0), record, decoded=True))
+        next(worker.chunks(layout, table, record, decoded=True))
 
 
 @pytest.mark.parametrize("decoded", [True, False])
 def test_a_shard_without_a_stored_row_has_no_chunk(tmp_path: Path, decoded: bool) -> None:
-    pool = make_pool(tmp_path, [Row(caption="x", reason="dns"), Row(caption="y", reason="dns")])
-    layout = PoolLayout(pool)
-    table, record = read_sidecar(pool, 0), CommitRecord.read(layout.commit_record(0))
+    given = [Row(caption="x", reason="dns"), Row(caption="y", reason="dns")]
+    layout, table, record = opened(make_pool(tmp_path, given))
     assert list(worker.chunks(layout, table, record, decoded=decoded)) == []

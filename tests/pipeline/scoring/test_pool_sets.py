@@ -1,4 +1,4 @@
-"""Instances through a pool: their sets, what they read, and what is copied instead of computed."""
+"""Instances through a pool: their sets, and what they read."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from filters.base import Batch, Columns, Filter
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from manifests.schema import FilterSpec, Recipe
 from pipeline.scoring.score_sets import PoolSets, read_score_set
 from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views, column_lines, list_columns
+from tests.support import chosen
 from tests.support.bundles import scores_of
-from tests.support.folders import make_bundles_small
-from tests.support.small_pool import make_pool, rows, write_shard
+from tests.support.small_pool import make_pool, rows
 from train.data.view_rows import open_masks
 
 
@@ -82,42 +82,13 @@ def table(pool: str, instance: str, shard: int = 0) -> dict[str, list[Any]]:
     return values
 
 
-def recipe(*specs: FilterSpec, rules: Sequence[Rule] = ()) -> Recipe:
-    source = Source(kind="files", paths=("x.csv",))
-    return Recipe(
-        name="r", source=source, filters=specs, views=(View(name="v", rules=tuple(rules)),)
-    )
-
-
-def test_a_set_under_another_name_is_copied_and_not_computed_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_bundles_small(monkeypatch)
-    pool = make_pool(tmp_path, rows(20), per_shard=4)
-    first = run(pool, WORDS)["words"]
-    calls = len(Words.calls)
-    assert calls == 5
-    copy = run(pool, LONG)["long"]
-    assert len(Words.calls) == calls
-    assert (copy["id"], copy["kind"], copy["columns"]) == (
-        first["id"], "words", ["long", "long_twice"],
-    )  # fmt: skip
-    same = ("fingerprint", "rows", "stored", "scored", "seconds")
-    assert {key: copy[key] for key in same} == {key: first[key] for key in same}
-    original, renamed = table(pool, "words"), table(pool, "long")
-    assert renamed == {"long": original["words"], "long_twice": original["words_twice"]}
-    other = FilterSpec(name="half", kind="words", options={"step": 2})
-    both = FilterSpec(name="half_too", kind="words", options={"step": 2})
-    assert run(pool, other, both)["half"]["id"] != first["id"]
-    assert len(Words.calls) == 2 * calls  # of two equal ones in a recipe, one was computed
-    write_shard(pool, 5, list(enumerate(rows(4), start=20)))
-    run(pool, WORDS, LONG)
-    assert len(Words.calls) == 2 * calls + 1  # and of a pool that grew, the new shard once
+def recipe(*specs: FilterSpec, rules: Sequence[tuple[str, str]] = ()) -> Recipe:
+    return chosen.recipe(chosen.view("v", *rules), filters=specs)
 
 
 def test_rules_read_the_columns_of_instances(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(20))
-    rules = (Rule(name="enough", where="long >= 2"), Rule(name="few", where="words_twice < 10"))
+    rules = (("enough", "long >= 2"), ("few", "words_twice < 10"))
     of_both = recipe(WORDS, LONG, rules=rules)
     with pytest.raises(ValueError, match=r"scores of filter long \(long@\w+\) are not there"):
         choose_views(pool, of_both)
@@ -136,7 +107,7 @@ def test_rules_read_the_columns_of_instances(tmp_path: Path) -> None:
     assert "long_twice" in lines
     assert "and twice as many" in lines
     with pytest.raises(ValueError, match="uses column 'words' of filter words, which recipe 'r'"):
-        choose_views(pool, recipe(LONG, rules=[Rule(name="a", where="words > 1")]))
+        choose_views(pool, recipe(LONG, rules=[("a", "words > 1")]))
 
 
 def test_columns_that_are_read_run_first_and_decide_the_id(tmp_path: Path) -> None:
@@ -145,11 +116,14 @@ def test_columns_that_are_read_run_first_and_decide_the_id(tmp_path: Path) -> No
     assert sets["ratio"]["reads"] == {"words": f"words@{sets['words']['id']}"}
     twice = table(pool, "words")["words_twice"]
     assert table(pool, "ratio")["ratio"] == [None if v is None else v / 4 for v in twice]
+    long = FilterSpec(name="ratio", options={"of": "long"})
+    run(pool, LONG)
+    assert run(pool, long)["ratio"]["scored"] == 16, "one set in the pool is enough to read"
     calls = len(Words.calls)
     stepped = FilterSpec(name="words", options={"step": 2})
     other = run(pool, stepped, RATIO)
     assert other["ratio"]["id"] != sets["ratio"]["id"]
-    assert len(Words.calls) == 2 * calls
+    assert len(Words.calls) == calls + 2
     # Both sets of words are in the pool: the recipe says which one is meant.
     assert (
         PoolSets(read_commits(pool), [WORDS, RATIO]).require("ratio")[1].id == sets["ratio"]["id"]
@@ -157,13 +131,6 @@ def test_columns_that_are_read_run_first_and_decide_the_id(tmp_path: Path) -> No
     with pytest.raises(ValueError, match=r"has several score sets of it \(words@\w+, words@"):
         run(pool, RATIO)
     assert run(pool, RATIO, recipe=recipe(stepped, RATIO))["ratio"]["id"] == other["ratio"]["id"]
-
-
-def test_one_set_in_the_pool_is_enough_to_read(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(10))
-    run(pool, LONG)
-    ratio = FilterSpec(name="ratio", options={"of": "long"})
-    assert run(pool, ratio)["ratio"]["scored"] == 8
 
 
 @pytest.mark.parametrize(

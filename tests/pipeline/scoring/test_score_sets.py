@@ -1,62 +1,68 @@
-"""Names and documents of score sets, and the filters that a command asks for."""
+"""Score sets: names, documents, files and bundles, the filters that a command asks for, and what a
+pool without a stored row is told."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from manifests import disk
+from manifests.aligned import AlignedFiles, parquet_bytes
+from manifests.columns import PAIRS
+from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, FilterSpec, Recipe, Source
-from pipeline.scoring import score_sets, scorer
-from tests.support.small_pool import make_pool, rows, set_name, write_shard
+from pipeline.pool.score_columns import commit_columns
+from pipeline.scoring import score_sets
+from pipeline.scoring.score_sets import filter_specs, reasons_text, scored_shards, shards_with_rows
+from pipeline.scoring.scorer import score
+from pipeline.views import files
+from tests.support import chosen
+from tests.support.folders import make_bundles_small
+from tests.support.pairs import write_part
+from tests.support.small_pool import Row, make_pool, rows, set_name, write_shard
 
 CAPTION, PICTURE = FilterSpec(name="caption"), FilterSpec(name="picture")
 TOKENS = FilterSpec(name="tokens", options={"tokenizer": "clip"})
-RECIPE = Recipe(name="r", source=Source(kind="files", paths=("x.csv",)), filters=(CAPTION, TOKENS))
+RECIPE = chosen.recipe(chosen.view("raw"), filters=(CAPTION, TOKENS))
+NAME = set_name(CAPTION)
 
 
-def test_a_set_is_complete_once_its_document_is_there(tmp_path: Path) -> None:
+def test_a_set_is_complete_once_its_document_is_there_and_of_the_rows_of_the_pool(
+    tmp_path: Path,
+) -> None:
     pool = make_pool(tmp_path, rows(10))
     assert score_sets.complete_score_sets(pool) == {}
-    assert score_sets.read_score_set(pool, set_name(CAPTION)) is None
-    scorer.score(pool, [CAPTION, PICTURE], engine="inline")
+    assert score_sets.read_score_set(pool, NAME) is None
+    with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run clipmill score"):
+        score_sets.score_set(pool, CAPTION)
+    score(pool, [CAPTION, PICTURE], engine="inline")
     documents = score_sets.complete_score_sets(pool)
-    assert list(documents) == [set_name(CAPTION), set_name(PICTURE)]
-    assert documents[set_name(CAPTION)].columns == ("caption_words", "caption_chars")
+    assert list(documents) == [NAME, set_name(PICTURE)]
+    assert documents[NAME].columns == ("caption_words", "caption_chars")
     disk.remove(PoolLayout(pool).score_set_json(set_name(PICTURE)))
-    assert list(score_sets.complete_score_sets(pool)) == [set_name(CAPTION)]
-
-
-def test_a_damaged_document_is_named(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(10))
-    path = PoolLayout(pool).score_set_json(set_name(CAPTION))
-    disk.write_json(path, {"name": "caption"})
+    assert list(score_sets.complete_score_sets(pool)) == [NAME]
+    name, document = score_sets.score_set(pool, CAPTION)
+    assert (name, document.stored) == (NAME, 8)
+    write_shard(pool, 1, list(enumerate(rows(5), start=10)))
+    with pytest.raises(ValueError, match="are of an older state of the pool"):
+        score_sets.score_set(pool, CAPTION)
+    disk.write_json(PoolLayout(pool).score_set_json(NAME), {"name": "caption"})
     with pytest.raises(ValueError, match=r"scores\.json is no ScoreSetDocument"):
         score_sets.complete_score_sets(pool)
 
 
-def test_scores_of_an_older_state_are_not_the_scores_of_the_pool(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(10))
-    with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run clipmill score"):
-        score_sets.score_set(pool, CAPTION)
-    scorer.score(pool, [CAPTION], engine="inline")
-    name, document = score_sets.score_set(pool, CAPTION)
-    assert (name, document.stored) == (set_name(CAPTION), 8)
-    write_shard(pool, 1, list(enumerate(rows(5), start=10)))
-    with pytest.raises(ValueError, match="are of an older state of the pool"):
-        score_sets.score_set(pool, CAPTION)
+# --- filters --------------------------------------------------------------------------------------
 
 
 def test_the_filters_of_a_recipe_some_of_them_and_changes() -> None:
-    assert score_sets.filter_specs(RECIPE, [], {}) == list(RECIPE.filters)
-    assert score_sets.filter_specs(RECIPE, ["tokens"], {"tokens.tokenizer": "x"}) == [
-        FilterSpec(name="tokens", options={"tokenizer": "x"})
-    ]
-    assert score_sets.filter_specs(None, ["caption"], {}) == [CAPTION]
+    assert filter_specs(RECIPE, [], {}) == list(RECIPE.filters)
+    changed = FilterSpec(name="tokens", options={"tokenizer": "x"})
+    assert filter_specs(RECIPE, ["tokens"], {"tokens.tokenizer": "x"}) == [changed]
+    assert filter_specs(None, ["caption"], {}) == [CAPTION]
 
 
 def test_the_opt_out_filter_of_a_recipe_has_the_agent_of_the_recipe() -> None:
@@ -67,7 +73,7 @@ def test_the_opt_out_filter_of_a_recipe_has_the_agent_of_the_recipe() -> None:
             fetch=Fetch(user_agent="mybot/1.0 (+https://x.example)"),
             filters=(FilterSpec(name="optout", options=options),),
         )
-        (spec,) = score_sets.filter_specs(recipe, [], {})
+        (spec,) = filter_specs(recipe, [], {})
         return spec.options["user_agent"]
 
     assert agent() == "mybot/1.0 (+https://x.example)"
@@ -75,23 +81,131 @@ def test_the_opt_out_filter_of_a_recipe_has_the_agent_of_the_recipe() -> None:
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("recipe", "names", "changes", "message"),
     [
-        (
-            lambda: score_sets.filter_specs(RECIPE, ["language"], {}),
-            "has no filter 'language'.*; it has caption, tokens",
-        ),
-        (lambda: score_sets.filter_specs(None, [], {}), "no filter to score by"),
-        (
-            lambda: score_sets.filter_specs(None, ["tokens"], {"shade.offset": 1}),
-            "--set shade.offset: write FILTER.OPTION",
-        ),
-        (
-            lambda: score_sets.filter_specs(None, ["tokens"], {"tokens": 1}),
-            "--set tokens: write FILTER.OPTION",
-        ),
+        (RECIPE, ["language"], {}, "has no filter 'language'.*; it has caption, tokens"),
+        (None, [], {}, "no filter to score by"),
+        (None, ["tokens"], {"shade.offset": 1}, "--set shade.offset: write FILTER.OPTION"),
+        (None, ["tokens"], {"tokens": 1}, "--set tokens: write FILTER.OPTION"),
     ],
 )
-def test_filters_that_cannot_be_meant(call: Callable[[], Any], message: str) -> None:
+def test_filters_that_cannot_be_meant(
+    recipe: Recipe | None, names: list[str], changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
-        call()
+        filter_specs(recipe, names, changes)
+
+
+# --- files and bundles ----------------------------------------------------------------------------
+
+
+def commit(folder: Path, values: list[int], **metadata: object) -> int:
+    written = {"uids": "u", "sidecar": "s", "rows": 2, "stored": 2, **metadata}
+    content = parquet_bytes(pa.table({"a": values}), {**written, "scored": len(values)})
+    return commit_columns(PoolLayout(str(folder)), "a@1", 0, content, written, len(values), None)
+
+
+def test_columns_of_the_same_rows_stay_and_others_are_replaced(tmp_path: Path) -> None:
+    path = PoolLayout(str(tmp_path)).score_part("a@1", 0)
+    assert commit(tmp_path, [1, 2]) == 2
+    assert commit(tmp_path, [5]) == 2
+    assert disk.read_parquet(path)["a"].to_pylist() == [1, 2]
+    assert commit(tmp_path, [5], sidecar="other") == 1
+    assert disk.read_parquet(path)["a"].to_pylist() == [5]
+    assert commit(tmp_path, [3, 4, 5], pool="now") == 3
+    Path(path).write_bytes(b"PAR1")
+    assert commit(tmp_path, [6], pool="now") == 1
+    assert disk.read_parquet(path)["a"].to_pylist() == [6]
+
+
+def columns(pool: str) -> list[dict[str, Any]]:
+    files = AlignedFiles.of_scores(pool, NAME)
+    values: list[dict[str, Any]] = []
+    for shard in read_commits(pool).names():
+        values += files.read(shard)[0].to_pylist()
+    return values
+
+
+def test_columns_end_in_bundles_that_show_only_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = make_pool(tmp_path / "one", rows(15), per_shard=3)
+    first = score(one, [CAPTION], engine="inline")["sets"][NAME]
+    assert disk.list_names(PoolLayout(one).score_set(NAME)) == [
+        "bundle-00000.parquet", "scores.json",
+    ]  # fmt: skip
+    expected = columns(one)
+    make_bundles_small(monkeypatch)
+    pool = make_pool(tmp_path / "pool", rows(15), per_shard=3)
+    second = score(pool, [CAPTION], engine="inline")["sets"][NAME]
+    assert disk.list_names(PoolLayout(pool).score_set(NAME)) == [
+        "bundle-00000.parquet", "bundle-00001.parquet", "bundle-00002.parquet", "scores.json",
+    ]  # fmt: skip
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    assert columns(pool) == expected
+    assert scored_shards(read_commits(pool), NAME).all()
+
+
+def test_a_kill_while_a_bundle_is_made_costs_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_bundles_small(monkeypatch)
+    pool = make_pool(tmp_path, rows(18), per_shard=3)
+
+    def killed(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    for target in ("publish", "remove"):
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.scoring.score_sets.disk." + target, killed)
+            with pytest.raises(KeyboardInterrupt):
+                score(pool, [CAPTION], engine="inline")
+        assert scored_shards(read_commits(pool), NAME).all()
+        assert score_sets.read_score_set(pool, NAME) is None
+    assert score(pool, [CAPTION], engine="inline")["failed"] == {}
+    assert len(columns(pool)) == 18
+
+
+def test_a_bundle_of_a_shard_without_columns_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_bundles_small(monkeypatch)
+    with pytest.raises(ValueError, match="there are no columns of shard 4"):
+        score_sets.write_bundle(str(tmp_path), NAME, [4, 5])
+
+
+# --- pools without rows ---------------------------------------------------------------------------
+
+
+def test_a_pool_that_lost_all_rows_names_the_reasons_and_a_row(tmp_path: Path) -> None:
+    lost = [Row(caption="x", reason="missing_file") for _ in range(8)]
+    pool = make_pool(tmp_path, [*lost, Row(caption="x", reason="dns")], per_shard=5)
+    expected = (
+        r"none of the 9 rows is stored: missing_file 8, dns 1; "
+        r"an example of missing_file: row 000000000: https://img0\.example/0\.jpg"
+    )
+    with pytest.raises(ValueError, match=expected):
+        shards_with_rows(pool)
+    with pytest.raises(ValueError, match=expected):
+        files.choose_views(pool, RECIPE)
+    with pytest.raises(ValueError, match=expected):
+        score(pool, [CAPTION], engine="inline")
+
+
+def test_a_source_whose_rows_were_all_refused_is_not_told_to_build_first(tmp_path: Path) -> None:
+    reasons = {"bad_url": 7700, "no_caption": 27}
+    write_part(tmp_path, PAIRS.empty_table(), links=7727, reasons=reasons)
+    expected = "none of the 7727 rows of the source became a pair: bad_url 7700, no_caption 27"
+    with pytest.raises(ValueError, match=expected):
+        files.choose_views(str(tmp_path), RECIPE)
+
+
+def test_a_folder_that_is_no_pool(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no committed shard; build it first"):
+        shards_with_rows(str(tmp_path))
+
+
+def test_the_most_frequent_reasons_come_first_and_the_rest_is_counted() -> None:
+    reasons = {"a": 1, "b": 9, "c": 3, "d": 3, "e": 2, "f": 1, "g": 1}
+    assert reasons_text(reasons) == "b 9, c 3, d 3, e 2, a 1 and 2 other reasons"
+    assert reasons_text({"dns": 2}) == "dns 2"

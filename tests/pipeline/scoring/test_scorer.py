@@ -157,27 +157,24 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
         score_sets.score_set(pool, SHADE)
 
 
-def test_what_is_scored_is_left_alone(tmp_path: Path) -> None:
+def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(20))
     name, state = only(scorer.score(pool, [SHADE], engine="inline"))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "scores").rglob("*")}
     assert only(scorer.score(pool, [SHADE], engine="inline")) == (name, state)
     assert Shade.setups == 1
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "scores").rglob("*")} == before
-
-
-def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(20))
-    name, _ = only(scorer.score(pool, [SHADE], engine="inline"))
     write_shard(pool, 2, list(enumerate(rows(5), start=20)))
-    with pytest.raises(ValueError, match="of an older state of the pool"):
-        score_sets.score_set(pool, SHADE)
     Shade.batches.clear()
     _, state = only(scorer.score(pool, [SHADE], engine="inline"))
     assert Shade.batches == [4]
     assert state["rows"] == 25
     assert score_sets.scored_shards(read_commits(pool), name).all()
-    assert score_sets.score_set(pool, SHADE)[0] == name
+    shifted = FilterSpec(name="shade", options={"offset": 1000.0})
+    second, state = only(scorer.score(pool, [shifted], engine="inline"))
+    assert second != name, "options make sets of their own"
+    assert state["options"] == {"offset": 1000.0}
+    assert columns(pool, second)["red"][0] == columns(pool, name)["red"][0] + 1000
 
 
 def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> None:
@@ -189,16 +186,6 @@ def test_scores_of_another_sidecar_are_not_taken_for_these(tmp_path: Path) -> No
     assert state["scored"] == 10
     uids = uids_checksum(read_sidecar(other, 0)["uid"])
     assert AlignedFiles.of_scores(other, name).metadata(0)["uids"] == uids
-
-
-def test_options_make_sets_of_their_own(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(5))
-    shifted = FilterSpec(name="shade", options={"offset": 1000.0})
-    first, _ = only(scorer.score(pool, [SHADE], engine="inline"))
-    second, state = only(scorer.score(pool, [shifted], engine="inline"))
-    assert first != second
-    assert state["options"] == {"offset": 1000.0}
-    assert columns(pool, second)["red"][0] == columns(pool, first)["red"][0] + 1000
 
 
 def test_a_far_away_pool(tmp_path: Path) -> None:
@@ -248,11 +235,6 @@ def test_wrong_specs_are_told_before_any_work(
     assert not (tmp_path / "scores").exists()
 
 
-def test_an_empty_pool(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="has no committed shard; build it first"):
-        scorer.score(str(tmp_path), [SHADE], engine="inline")
-
-
 # --- options that depend on the machine -----------------------------------------------------------
 
 
@@ -289,35 +271,23 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     return lambda is_there: monkeypatch.setattr(torch.cuda, "is_available", lambda: is_there)
 
 
-def test_precision_is_resolved_before_the_id_of_the_scores_is_made(
+def test_precision_is_resolved_before_the_id_and_auto_takes_what_another_machine_made(
     tmp_path: Path, gpu: Callable[[bool], None]
 ) -> None:
-    spec = FilterSpec(name="precise")
-    names = []
-    for is_there, bits in ((False, 32), (True, 16)):
-        gpu(is_there)
-        pool = make_pool(tmp_path / str(bits), rows(5))
-        name, document = only(scorer.score(pool, [spec], engine="inline"))
-        assert columns(pool, name)["bits"][0] == bits
-        assert document["options"]["precision"] == {32: "fp32", 16: "bf16"}[bits]
-        names.append(name)
-    assert names[0] != names[1]
-
-
-def test_auto_takes_the_scores_that_another_kind_of_machine_made(
-    tmp_path: Path, gpu: Callable[[bool], None]
-) -> None:
-    pool = make_pool(tmp_path, rows(5))
-    spec = FilterSpec(name="precise")
+    pool, spec = make_pool(tmp_path, rows(5)), FilterSpec(name="precise")
     gpu(True)
-    name, _ = only(scorer.score(pool, [spec], engine="inline"))
+    name, document = only(scorer.score(pool, [spec], engine="inline"))
+    assert columns(pool, name)["bits"][0] == 16
+    assert document["options"]["precision"] == "bf16"
     gpu(False)
     assert score_sets.score_set(pool, spec)[0] == name
     assert only(scorer.score(pool, [spec], engine="inline"))[0] == name
     exact = FilterSpec(name="precise", options={"precision": "fp32"})
     with pytest.raises(ValueError, match="are not there"):
         score_sets.score_set(pool, exact)
-    assert only(scorer.score(pool, [exact], engine="inline"))[0] != name
+    exact_name, _ = only(scorer.score(pool, [exact], engine="inline"))
+    assert exact_name != name
+    assert columns(pool, exact_name)["bits"][0] == 32
 
 
 def test_a_device_that_is_named_needs_no_look_at_the_machine(gpu: Callable[[bool], None]) -> None:
