@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_FLOOR, Context, Decimal
 from math import isfinite
@@ -22,13 +23,12 @@ from manifests.columns import REASONS, SIDECAR
 from manifests.commits import Commits, read_commits
 from manifests.layout import PoolLayout, shard_name
 from manifests.records import PoolCounts, ScoreSetDocument, ViewDocument, read_document
-from manifests.schema import Rule, View
 from manifests.text import printable
 from pipeline.audit.counts import count_pool
 from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.views.choose import rule_outcomes, with_derived
 from pipeline.views.files import JoinedColumns, list_columns
-from pipeline.views.rules import columns_of
+from pipeline.views.rules import DERIVED, columns_on_disk, parse, quoted, step_of
 
 # --------------------------------------------------------------------------------------------------
 # The rows of a pool in memory: the columns that the page shows, of all shards or of a sample.
@@ -221,20 +221,12 @@ def _sidecar_columns(
 
 def _columns_of_rules(document: ViewDocument, known: Collection[str]) -> set[str]:
     """The columns that the rules read; of rules that cannot be read any more, none."""
-    rules = []
-    for number, rule in enumerate(document.rules):
-        if rule.get("where") is not None:
-            rules.append(Rule(name=f"rule{number}", where=rule["where"]))
-    try:
-        return columns_of([View(name="v", rules=tuple(rules))], "v", known)
-    except ValueError:
-        pass  # prose of a selected view, or a column that is not there any more
     columns: set[str] = set()
-    for one in rules:
-        try:
-            columns |= columns_of([View(name="v", rules=(one,))], "v", known)
-        except ValueError:
-            continue
+    for step in map(step_of, document.rules):
+        if step.where is not None:
+            # Not prose of a selected view, nor a column that is not there any more.
+            with suppress(ValueError):
+                columns |= columns_on_disk(parse(step, [*known, *DERIVED]).columns)
     return columns
 
 
@@ -332,7 +324,7 @@ def sql_name(column: str) -> str:
     """A column in a rule, quoted where it is no plain word."""
     if column.isascii() and column.isidentifier():
         return column
-    return '"' + column.replace('"', '""') + '"'
+    return quoted(column)
 
 
 def number_columns(rows: PoolRows) -> Iterator[NumberColumn]:
@@ -610,21 +602,9 @@ def nearest(
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(rows of a scope just below a rank in the order of a column, rows from it on), each the
     nearest first."""
-    return (
-        tuple(_walk(column.rows[:rank][::-1], scope, count)),
-        tuple(_walk(column.rows[rank:], scope, count)),
-    )
-
-
-def _walk(numbers: NDArray[np.int32], scope: Mask, count: int) -> list[int]:
-    """The first rows of a scope, looked for in longer and longer stretches."""
-    chosen: list[int] = []
-    start, length = 0, 4 * count
-    while start < len(numbers) and len(chosen) < count:
-        part = numbers[start : start + length]
-        chosen += part[scope[part]].tolist()
-        start, length = start + length, 4 * length
-    return chosen[:count]
+    below, above = column.rows[:rank][::-1], column.rows[rank:]
+    low, high = (numbers[scope[numbers]][:count].tolist() for numbers in (below, above))
+    return tuple(low), tuple(high)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -681,8 +661,7 @@ def _edges(low: float, high: float, bins: int, *, whole: bool) -> list[float]:
 
 def bin_counts(column: NumberColumn, shown: Histogram, scope: Mask) -> list[int]:
     """Rows of a scope in each bin. scope: (rows of the table,)."""
-    ends = np.concatenate([[0], np.cumsum(scope[column.rows], dtype=np.int64)])
-    counts: list[int] = np.diff(ends[shown.places]).tolist()
+    counts: list[int] = np.diff(counts_below(column, scope, shown.places)).tolist()
     return counts
 
 

@@ -193,23 +193,11 @@ class PoolSets:
         what = read if columns_too else f"the columns of filter {read}"
         givers = [other for other, each in FILTERS.items() if read in each.adds]
         giver = f"the filter {givers[0]}" if givers else "the filter that gives it"
-        close = disk.did_you_mean(read, self._readable(columns_too), cutoff=0.7)
+        close = disk.did_you_mean(read, self.instances, cutoff=0.7)
         raise ValueError(
             f"filter {name} reads {what}, which {self.pool} does not have; put {giver} into the "
             f"recipe, before {name}, or score it first{close}"
         )
-
-    def _readable(self, columns_too: bool) -> list[str]:
-        """Names that a filter may read."""
-        names = [*self.instances]
-        names += [document.name for document in self._current_sets.values()]
-        if columns_too:
-            names += self._sidecar_columns
-            for document in self._current_sets.values():
-                names += document.columns
-            for instance in self.instances.values():
-                names += instance.columns()
-        return names
 
     def depends_on_pool(self, name: str) -> bool:
         """True where the values of a row depend on other rows of the pool."""

@@ -112,7 +112,7 @@ class RowTest:
     step: Step
     sql: str | None = None
     not_null: tuple[str, ...] = ()  # columns; where one is NULL, the answer of the SQL is MISSING
-    lists: Mapping[str, pa.Table] = field(default_factory=dict)  # tables that the SQL names
+    lists: Mapping[str, str] = field(default_factory=dict)  # SQL of columns that `sql` names
     limit: int | None = None  # stored rows with a smaller hash pass
     # Rows of the pool with the hash `limit` that pass too.
     ties: frozenset[int] = field(default_factory=frozenset)
@@ -149,7 +149,7 @@ class PartRows:
         alive, nor where a column is NULL. An error may be that of any of them.
         """
         columns: list[str] = []
-        lists: dict[str, pa.Table] = {}
+        lists: dict[str, str] = {}
         for number, test in enumerate(tests):
             lists |= test.lists
             known = "".join(f" AND {quoted(name)} IS NOT NULL" for name in test.not_null)
@@ -169,23 +169,11 @@ class PartRows:
         return answer
 
     def _of_alive(
-        self, columns: str, alive: Mask, lists: Mapping[str, pa.Table] | None = None
+        self, columns: str, alive: Mask, lists: Mapping[str, str] | None = None
     ) -> list[pa.ChunkedArray]:
         table = self.readable.append_column(self._is_alive, pa.array(alive))
-        with self._registered(table, lists or {}):
-            return list(self._select(columns).to_arrow_table().columns)
-
-    @contextmanager
-    def _registered(self, table: pa.Table, lists: Mapping[str, pa.Table]) -> Iterator[None]:
-        """DuckDB sees a table of rows, and in the body the tables that long lists became."""
         self.connection.register(TABLE, table)
-        try:
-            for name, values in lists.items():
-                self.connection.register(name, values)
-            yield
-        finally:
-            for name in lists:
-                self.connection.unregister(name)
+        return list(self._select(columns, lists).to_arrow_table().columns)
 
     def values_of_stored(self, sql: str) -> tuple[pa.DataType, Numbers | None]:
         """(type of `sql`, its values of the stored rows without NULL and NaN; None where it is no
@@ -201,14 +189,14 @@ class PartRows:
         values = answer.to_numpy()
         return answer.type, values[~np.isnan(values)]
 
-    def types_of(self, expressions: Sequence[str], lists: Mapping[str, pa.Table]) -> list[str]:
+    def types_of(self, expressions: Sequence[str], lists: Mapping[str, str]) -> list[str]:
         """DuckDB's types of some expressions over the columns. An error may be that of any.
 
-        lists: tables that they name.
+        lists: SQL of columns that they name.
         """
         columns = [f"({sql}) AS answer_{number}" for number, sql in enumerate(expressions)]
-        with self._registered(self.readable, lists):
-            return [str(kind) for kind in self._select(", ".join(columns)).types]
+        self.connection.register(TABLE, self.readable)
+        return [str(kind) for kind in self._select(", ".join(columns), lists).types]
 
     def with_derived(self) -> pa.Table:
         """The columns of the table and those that are derived from them."""
@@ -219,9 +207,13 @@ class PartRows:
             table = table.append_column(name, column)
         return table
 
-    def _select(self, columns: str) -> Any:
+    def _select(self, columns: str, lists: Mapping[str, str] | None = None) -> Any:
         derived = "".join(f", {text} AS {name}" for name, text in self.derived.items())
-        return self.connection.sql(f"SELECT {columns} FROM (SELECT *{derived} FROM {TABLE})")
+        rows = f"SELECT *{derived} FROM {TABLE}"
+        if lists:
+            answers = "".join(f", {text} AS {name}" for name, text in lists.items())
+            rows = f"SELECT *{answers} FROM ({rows})"
+        return self.connection.sql(f"SELECT {columns} FROM ({rows})")
 
     def stored_hashes(self, seed: int) -> Hashes:
         """(stored rows,) `uid_hashes` of the stored rows, computed once per seed."""
@@ -449,7 +441,7 @@ def _check_types(rows: PartRows, tests: Sequence[RowTest]) -> None:
     if not tests:
         return
     try:
-        lists = {name: values for test in tests for name, values in test.lists.items()}
+        lists = {name: sql for test in tests for name, sql in test.lists.items()}
         kinds = rows.types_of([str(test.sql) for test in tests], lists)
     except duckdb.Error as error:
         if len(tests) == 1:
@@ -594,7 +586,7 @@ def _where_test(
     """
     try:
         expression = parse(step, rows.known)
-        tree, lists = long_lists(expression, rows.table.schema)
+        tree, lists = long_lists(expression.tree)
         types_of = partial(rows.types_of, lists=lists)
         sql = to_sql(replace(expression, tree=tree), step, threshold, types_of)
     except duckdb.Error as error:

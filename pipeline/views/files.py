@@ -6,13 +6,9 @@ import functools
 import logging
 import os
 import re
-import secrets
-import shutil
-import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -360,11 +356,7 @@ def _unit_bounds(commits: Commits) -> list[int]:
 
 
 # --------------------------------------------------------------------------------------------------
-# The masks of a view as files: written into a folder that nobody reads, then published. What a
-# killed process left in such a folder is removed before the next view is written.
-
-
-PARTIAL = ".partial-"
+# The masks of a view as files: written into a folder that nobody reads, then published.
 
 
 class MaskFiles:
@@ -373,7 +365,15 @@ class MaskFiles:
     def __init__(self, commits: Commits, views: Iterable[str]) -> None:
         self.commits = commits
         self._layout = PoolLayout(commits.pool)
-        self._folders = {view: _partial_folder(self._layout, view) for view in views}
+        parent = None
+        if not disk.is_url(self._layout.root):
+            parent = disk.local_path(self._layout.views)
+            parent.mkdir(parents=True, exist_ok=True)
+        self._scratch = disk.scratch_folder(".masks.partial-", parent)
+        folder = self._scratch.__enter__()
+        self._folders = {view: folder / str(number) for number, view in enumerate(views)}
+        for each in self._folders.values():
+            each.mkdir()
         self._writers = {view: BundlesWriter(one, VIEW) for view, one in self._folders.items()}
         self.kept: dict[str, list[int]] = {view: [] for view in self._folders}  # by shard
         # One bit a row, by shard: what the hash of the rows is made from.
@@ -409,9 +409,9 @@ class MaskFiles:
 
     def remove(self) -> None:
         """Remove what was not published."""
-        for view, folder in self._folders.items():
-            self._writers[view].close(whole=False)
-            shutil.rmtree(folder, ignore_errors=True)
+        for writer in self._writers.values():
+            writer.close(whole=False)
+        self._scratch.__exit__(None, None, None)
 
 
 def has_masks(commits: Commits, document: ViewDocument) -> bool:
@@ -419,18 +419,6 @@ def has_masks(commits: Commits, document: ViewDocument) -> bool:
     names = set(disk.list_names(disk.join(PoolLayout(commits.pool).views, document.name)))
     needed = {bundle_name(int(commits.shards[run.start])) for run in bundle_runs(commits)}
     return needed | {document.shards.file} <= names
-
-
-def _partial_folder(layout: PoolLayout, view: str) -> Path:
-    """An empty folder for the masks of a view; those of killed processes are removed."""
-    if disk.is_url(layout.root):
-        return Path(tempfile.mkdtemp(prefix="clipmill-view-"))
-    parent = disk.local_path(layout.views)
-    for old in parent.glob(f".{view}{PARTIAL}*"):
-        shutil.rmtree(old, ignore_errors=True)
-    folder = parent / f".{view}{PARTIAL}{secrets.token_hex(4)}"
-    folder.mkdir(parents=True)
-    return folder
 
 
 # --------------------------------------------------------------------------------------------------

@@ -525,7 +525,7 @@ DERIVED = {
 CLOCKS = frozenset(
     {"age", "current_localtime", "current_localtimestamp", "current_timestamp", "user", "version"}
 )
-LONG_LIST = 20  # values after IN; as many and more are a table
+LONG_LIST = 20  # values after IN; as many and more are compared outside of the rule's CASE
 # Operations of one rule that DuckDB evaluates; on 20,000 rows these take 5 s.
 MOST_OPERATIONS = 10_000
 # Functions of many rules that depend on their arguments alone. To list all functions takes 50 ms.
@@ -634,51 +634,29 @@ def quoted(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
-def long_lists(expression: Expression, schema: pa.Schema) -> tuple[Tree, dict[str, pa.Table]]:
-    """The tree of the expression with tables in place of long lists after IN; the tables by name.
+def long_lists(tree: Tree) -> tuple[Tree, dict[str, str]]:
+    """The tree with a column in place of each long list after IN; the SQL of these columns by name.
 
-    DuckDB joins rows with a table. Inside a CASE it compares each row with each value of a list,
-    and each query reads the list again: 13 s for 20,000 texts and a million rows.
+    DuckDB joins rows with the values of a list. Inside a CASE it compares each row with each value:
+    30 s for 20,000 texts and a million rows.
     """
-    kinds = {name: derived.type for name, derived in DERIVED.items()}
-    kinds |= {each.name.lower(): each.type for each in schema}
-    tables: dict[str, pa.Table] = {}
+    lists: dict[str, str] = {}
 
-    def joined(node: Tree) -> Tree | None:
+    def listed(node: Tree) -> Tree | None:
         if is_top(node) or node.get("class") == "LAMBDA":
             return node  # the text of top() is shown; a lambda has names of its own
         if node.get("type") != "COMPARE_IN":
             return None
-        column, *constants = node["children"]
-        values = _values(column, constants, kinds)
-        if values is None or len(constants) < LONG_LIST:
+        column, *values = node["children"]
+        constants = [value for value in values if value["class"] == "CONSTANT"]
+        if column["class"] != "COLUMN_REF" or not LONG_LIST <= len(constants) == len(values):
             return None
-        name = f"list_{disk.content_hash(values.to_pylist())}"
-        tables[name] = pa.table({"value": values})
-        subquery = syntax_of(f"1 IN (SELECT value FROM {name})").expression
-        return {**subquery, "child": column}
+        sql = _text_of_expression(node)
+        name = f"list_{disk.content_hash(sql)}"
+        lists[name] = sql
+        return syntax_of(name).expression
 
-    tree = expression.tree
-    return {**tree, "select_list": replaced(tree["select_list"], joined)}, tables
-
-
-def _values(
-    column: Tree, constants: Sequence[Tree], kinds: Mapping[str, pa.DataType]
-) -> pa.Array | None:
-    """The constants that a column is compared with; None where they are not all texts for a column
-    of texts, or whole numbers for one of whole numbers."""
-    literals = [constant.get("literal") for constant in constants]
-    known = [literal for literal in literals if isinstance(literal, dict)]
-    if column["class"] != "COLUMN_REF" or len(known) < len(literals):
-        return None
-    kind = kinds.get(str(column["column_names"][-1]).lower(), pa.null())
-    texts = [str(literal["text"]) for literal in known]
-    are = {literal["kind"] for literal in known}
-    if pa.types.is_string(kind) and are == {"STRING"}:
-        return pa.array(texts, kind).unique()
-    if pa.types.is_signed_integer(kind) and are == {"INTEGER"} and max(map(len, texts)) <= 18:
-        return pa.array([int(text) for text in texts], pa.int64()).unique()
-    return None
+    return {**tree, "select_list": replaced(tree["select_list"], listed)}, lists
 
 
 def parse_top(step: Step, call: Tree) -> tuple[str, str, Fraction]:
