@@ -8,7 +8,6 @@ from typing import Any
 
 from filters.base import FilterBase, PoolFilter, check_options, options_of
 from filters.caption import Caption
-from filters.caption_file import CaptionFile
 from filters.captioner import Captioner
 from filters.clip.filters import ClipLoss, ClipScore, Embed, Head
 from filters.columns import RESERVED, Instance, check_instance_name
@@ -20,7 +19,7 @@ from filters.language import Language
 from filters.optout import Optout
 from filters.page import Page
 from filters.picture import Pdq, Picture
-from filters.table import Table
+from filters.table import CaptionFile, Table
 from filters.targets import Targets
 from filters.text_overlap import TextOverlap
 from filters.tokens import Tokens

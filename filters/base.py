@@ -11,7 +11,9 @@ from __future__ import annotations
 import abc
 import dataclasses
 import importlib.util
-from collections.abc import Mapping, Sequence
+import operator
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,6 +32,20 @@ FREE: dict[str, Any] = {"free": True}
 # Metadata of an option that a filter got after pools had been scored by it: at its default it is
 # not part of the id, so that those pools stay as they are.
 LATER: dict[str, Any] = {"later": True}
+# Metadata of the path of a file or a folder: a worker may start in another folder, so it is made
+# absolute. The default and a URL stay. The second kind is a file that must be there; its hash, in
+# place of the path, is part of the id.
+PLACE: dict[str, Any] = {"free": True, "place": True}
+FILE: dict[str, Any] = {**PLACE, "file": True}
+# Metadata of numbers: the limits that `least`, `above`, `most` and `below` name.
+BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
+    "least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
+SHARE: dict[str, Any] = {"above": 0, "most": 1}
+BETWEEN_0_AND_1: dict[str, Any] = {"above": 0, "below": 1}
 # What `Filter.needs` may have.
 NEEDS = frozenset({"image", "caption", "row", "json"})
 # The column of `PoolFilter.judge_groups` that names the group of a row.
@@ -63,6 +79,26 @@ class FilterBase(abc.ABC):
     meanings: ClassVar[dict[str, str]] = {}  # one line for each column of `adds`
     device: str = "cpu"  # cpu, cuda, or auto: cuda where there is one
 
+    def __post_init__(self) -> None:
+        """ValueError for a number beyond the bounds of its option, and for a file that is not
+        there."""
+        for option in _options(self):
+            value = getattr(self, option.name)
+            if value is None or value == option.default:
+                continue
+            if option.metadata.get("place"):
+                value = _absolute(value)
+                setattr(self, option.name, value)
+            if option.metadata.get("file") and not os.path.isfile(value):
+                raise ValueError(f"filter {self.name}: there is no file {value} ({option.name})")
+            bounds = {kind: option.metadata[kind] for kind in BOUNDS if kind in option.metadata}
+            if not all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items()):
+                limits = [f"{BOUNDS[kind][0]} {bound}" for kind, bound in bounds.items()]
+                raise ValueError(
+                    f"filter {self.name}: {option.name} is {value}; it must be "
+                    f"{' and '.join(limits)}"
+                )
+
     @property
     def reads(self) -> tuple[str, ...]:
         """What the filter reads of other filters' columns; see the two kinds. A class may set a
@@ -77,11 +113,13 @@ class FilterBase(abc.ABC):
         return dict(self.adds)
 
     def identity(self) -> str:
-        """A hash or a name of what the filter reads beside its options. It loads no model.
+        """A hash or a name of what the filter reads beside its options: the files that it names.
+        It loads no model.
 
         ValueError if that does not exist.
         """
-        return ""
+        paths = [getattr(self, each.name) for each in _options(self) if each.metadata.get("file")]
+        return ":".join(disk.file_sha256(path) for path in paths if path is not None)
 
     def check(self) -> None:  # noqa: B027 - most options are checked by the dataclass itself
         """ValueError for options that cannot work together. It loads no weights and needs no
@@ -215,9 +253,8 @@ def set_id(filter_: FilterBase, reads: Sequence[str] = ()) -> str:
     reads: ids of the score sets that it reads, in the order of `filter_.reads`.
     """
     assert len(filter_.alternatives()) == 1, f"{filter_.name} must be resolved first"
-    assert dataclasses.is_dataclass(filter_)
     options = options_of(filter_)
-    for option in dataclasses.fields(filter_):
+    for option in _options(filter_):
         is_default = options.get(option.name) == option.default
         if option.metadata.get("free") or (option.metadata.get("later") and is_default):
             options.pop(option.name, None)
@@ -228,10 +265,28 @@ def set_id(filter_: FilterBase, reads: Sequence[str] = ()) -> str:
     return disk.content_hash(parts)
 
 
+def described(
+    **columns: tuple[pa.DataType, str],
+) -> tuple[dict[str, pa.DataType], dict[str, str]]:
+    """`adds` and `meanings` of a filter, from (type, meaning) of each column."""
+    adds = {name: kind for name, (kind, _) in columns.items()}
+    return adds, {name: meaning for name, (_, meaning) in columns.items()}
+
+
 def options_of(filter_: FilterBase) -> dict[str, Any]:
     """All options with their values, defaults too."""
-    assert dataclasses.is_dataclass(filter_)
-    return {f.name: getattr(filter_, f.name) for f in dataclasses.fields(filter_) if f.init}
+    return {option.name: getattr(filter_, option.name) for option in _options(filter_)}
+
+
+def _options(filter_: Any) -> list[dataclasses.Field[Any]]:
+    return [each for each in dataclasses.fields(filter_) if each.init]
+
+
+def _absolute(path: Any) -> Any:
+    """A path, or each of several."""
+    if isinstance(path, str):
+        return path if disk.is_url(path) else os.path.abspath(path)
+    return tuple(map(_absolute, path))
 
 
 def with_options(filter_: Any, **options: Any) -> Any:
@@ -239,18 +294,33 @@ def with_options(filter_: Any, **options: Any) -> Any:
     return type(filter_)(**{**options_of(filter_), **options})
 
 
-def package_folder(package: str, name: str) -> Path:
+def require(name: str, package: str, extra: str) -> None:
+    """ValueError where a package that filter `name` needs is not installed. It is not imported."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(
+            f"filter {name} needs the package {package}, which is not installed: "
+            f"pip install -e '.[{extra}]'"
+        )
+
+
+def package_folder(package: str, name: str, extra: str = "score") -> Path:
     """The folder of an installed package. The package is not imported (open_clip imports torch).
 
     ValueError for filter `name` if it is not installed.
     """
+    require(name, package, extra)
     spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        raise ValueError(
-            f"filter {name} needs the package {package}, which is not installed: "
-            "pip install -e '.[score]'"
-        )
+    assert spec is not None
+    assert spec.submodule_search_locations
     return Path(spec.submodule_search_locations[0])
+
+
+def read_text(path: str, what: str) -> str:
+    """The text of a UTF-8 file. ValueError where it cannot be read; `what` says what it holds."""
+    try:
+        return Path(disk.local_path(path)).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the {what} {path} cannot be read: {error}") from None
 
 
 def check_options(filter_class: type, options: Mapping[str, Any], name: str) -> None:

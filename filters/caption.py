@@ -18,19 +18,16 @@ A measure is a function over an Arrow array of captions here, and a column of
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from filters.base import FREE, LATER, Batch, Columns, Filter
-from manifests import disk
+from filters.base import FILE, LATER, Batch, Columns, Filter, described, read_text
 
 # --------------------------------------------------------------------------------------------------
 # What can be counted in captions, a whole batch at a time. Arrow's own functions count characters
@@ -170,11 +167,7 @@ class WordList:
     def read(cls, path: str) -> WordList:
         """The list of a file, one word or phrase a line; blank lines and lines that begin with #
         are skipped. ValueError with the path for what is no list."""
-        try:
-            text = Path(disk.local_path(path)).read_text(encoding="utf-8-sig")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"the word list {path} cannot be read: {error}") from None
-        lines = [line.strip() for line in text.splitlines()]
+        lines = [line.strip() for line in read_text(path, "word list").splitlines()]
         try:
             return cls([line for line in lines if line and not line.startswith("#")])
         except ValueError as error:
@@ -211,60 +204,30 @@ class Caption(Filter):
     caption as whole words.
     """
 
-    name: ClassVar[str] = "caption"
-    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "caption_words": pa.int32(),
-        "caption_chars": pa.int32(),
-        "caption_fasttext_words": pa.int32(),
-        "caption_top_word": pa.float32(),
-        "caption_top_3gram": pa.float32(),
-        "caption_special": pa.float32(),
-        "caption_url": pa.bool_(),
-        "caption_boilerplate": pa.string(),
-        "caption_listed": pa.int32(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "caption_words": "words of the caption, separated by whitespace",
-        "caption_chars": "characters (code points) of the caption",
-        "caption_fasttext_words": "words as fastText's tokenizer counts them",
-        "caption_top_word": "share of the most frequent word, 0 if no word is repeated",
-        "caption_top_3gram": "share of the most frequent run of three words, 0 if none is repeated",
-        "caption_special": "share of characters that are no letter, mark, digit or space",
-        "caption_url": "whether a web address stands in the caption",
-        "caption_boilerplate": (
-            "file_name, counter or placeholder if the whole caption is one, else ''"
-        ),
-        "caption_listed": "how many words of the user's list stand in the caption",
-    }
+    name = "caption"
+    needs = frozenset({"caption"})
+    adds, meanings = described(
+        caption_words=(pa.int32(), "words of the caption, separated by whitespace"),
+        caption_chars=(pa.int32(), "characters (code points) of the caption"),
+        caption_fasttext_words=(pa.int32(), "words as fastText's tokenizer counts them"),
+        caption_top_word=(pa.float32(), "share of the most frequent word, 0 if none is repeated"),
+        caption_top_3gram=(pa.float32(), "share of the most frequent 3 words, 0 if unrepeated"),
+        caption_special=(pa.float32(), "share of characters but letters, marks, digits, spaces"),
+        caption_url=(pa.bool_(), "whether a web address stands in the caption"),
+        caption_boilerplate=(pa.string(), "file_name, counter, placeholder or ''"),
+        caption_listed=(pa.int32(), "how many words of the user's list stand in the caption"),
+    )
     detail: bool = field(default=False, metadata=LATER)
-    words: str | None = field(default=None, metadata=FREE)  # identity() says what is in it
+    words: str | None = field(default=None, metadata=FILE)
     word_list: Any = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.words is not None:
-            self.words = os.path.abspath(self.words)  # a worker may start in another folder
-            if not os.path.isfile(self.words):
-                raise ValueError(
-                    f"filter caption: there is no file {self.words}; "
-                    "give a list with one word or phrase a line"
-                )
-
     def columns(self) -> dict[str, pa.DataType]:
-        columns = {}
-        for column, kind in self.adds.items():
-            if column in LENGTH:
-                wanted = True
-            elif column == LISTED:
-                wanted = self.words is not None
-            else:
-                wanted = self.detail
-            if wanted:
-                columns[column] = kind
+        columns = dict(self.adds)
+        if self.words is None:
+            del columns[LISTED]
+        if not self.detail:
+            columns = {name: columns[name] for name in columns if name in (*LENGTH, LISTED)}
         return columns
-
-    def identity(self) -> str:
-        return "" if self.words is None else disk.file_sha256(self.words)
 
     def check(self) -> None:
         if self.words is not None:

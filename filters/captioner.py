@@ -15,8 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +23,8 @@ import xxhash
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters.base import FREE, Batch, Columns
-from filters.clip.model import LOCAL, ModelFilter, run_batches
+from filters.base import Batch, Columns, described, require
+from filters.clip.model import BATCH, LOCAL, ModelFilter, run_batches
 from manifests import disk, hub
 
 if TYPE_CHECKING:
@@ -67,17 +66,13 @@ def draw(logits_RV: Tensor, temperature: float, uniform_R: Uniforms) -> Tensor:
     return token_R.clamp_max(logits_RV.shape[1] - 1)
 
 
-NEEDED = "filter captioner needs the package transformers for {}: pip install -e '.[captions]'"
-
-
 class TransformersWriter:
     """Writes captions by the model in a folder: BLIP, GIT, a vision encoder with a text decoder, or
     a chat model that sees images. ValueError for another one.
     """
 
     def __init__(self, folder: str, device: str, half: bool, search: Search, prompt: str) -> None:
-        if find_spec("transformers") is None:
-            raise ValueError(NEEDED.format(folder))
+        require("captioner", "transformers", "captions")
         import torch
         import transformers
 
@@ -196,16 +191,17 @@ class Captioner(ModelFilter):
     is bf16 on a GPU and fp32 elsewhere.
     """
 
-    name: ClassVar[str] = "captioner"
-    needs: ClassVar[frozenset[str]] = frozenset({"image"})
-    adds: ClassVar[dict[str, pa.DataType]] = {"captioner": pa.string()}
-    meanings: ClassVar[dict[str, str]] = {"captioner": "the caption that the filter's model writes"}
-    batch_size: int = field(default=32, metadata=FREE)
+    name = "captioner"
+    needs = frozenset({"image"})
+    adds, meanings = described(
+        captioner=(pa.string(), "the caption that the filter's model writes"),
+    )
+    batch_size: int = field(default=32, metadata=BATCH)
     prompt: str = ""
-    beams: int = 1
-    max_tokens: int = 30
-    min_tokens: int = 1
-    temperature: float = 0.0
+    beams: int = field(default=1, metadata={"least": 1})
+    max_tokens: int = field(default=30, metadata={"least": 1})
+    min_tokens: int = field(default=1, metadata={"least": 0})
+    temperature: float = field(default=0.0, metadata={"least": 0})
     seed: int = 0
     writer: Any = field(default=None, init=False, repr=False, compare=False)
     limits: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -217,21 +213,15 @@ class Captioner(ModelFilter):
                 f"filter captioner: model is {self.model}; name a model of transformers as "
                 "hf:ORG/NAME or local-dir:FOLDER"
             )
-        for option, least in (("beams", 1), ("max_tokens", 1), ("min_tokens", 0)):
-            if getattr(self, option) < least:
-                raise ValueError(
-                    f"filter captioner: {option} is {getattr(self, option)}; "
-                    f"it must be at least {least}"
-                )
         if self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"filter captioner: min_tokens is {self.min_tokens} and max_tokens "
                 f"{self.max_tokens}; it must not be larger"
             )
-        if self.temperature < 0 or (self.temperature and self.beams > 1):
+        if self.temperature and self.beams > 1:
             raise ValueError(
                 f"filter captioner: temperature is {self.temperature} with {self.beams} beams; it "
-                "must be at least 0, and 0 with several beams"
+                "must be 0 with several beams"
             )
         if self.seed and not self.temperature:
             raise ValueError(

@@ -6,7 +6,6 @@ cluster are compared. Near rows on both sides of a border between clusters are n
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 from collections.abc import Iterator
@@ -15,8 +14,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
+
+from filters.base import require
+from filters.columns import unit_vectors
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -36,32 +39,36 @@ class Clusters:
     centroids: Floats
 
 
-def vectors(column: pa.Array | pa.ChunkedArray) -> tuple[Floats, NDArray[np.bool_]]:
-    """((rows, width) of length 1, which rows have an embedding). The others are zero.
-
-    A row of NULL, of NaN or of zeros has none. ValueError for a column of another type.
-    """
-    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if not pa.types.is_fixed_size_list(array.type):
-        raise ValueError(
-            f"embeddings are of type {array.type}; lists of a fixed size are needed, as the filter "
-            "embed stores them"
-        )
-    width = array.type.list_size
-    there = np.asarray(array.is_valid())
-    rows = np.zeros((len(array), width), np.float32)
-    rows[there] = array.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-    usable: NDArray[np.bool_] = there & np.isfinite(lengths[:, 0]) & (lengths[:, 0] > 0)
-    rows[~usable] = 0
-    np.divide(rows, lengths, out=rows, where=usable[:, None])
-    return rows, usable
-
-
 def uid_hashes(uids: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
     """(rows,) a 64-bit hash of each uid."""
     hashes = [xxhash.xxh3_64_intdigest(uid.encode()) for uid in uids.to_pylist()]
     return np.array(hashes, np.uint64)
+
+
+def drawn(rows: pa.Table, column: str, share: float) -> pa.Table:
+    """(count, hash, vector) of the rows that a hash of their uid draws for the sample.
+
+    The first row is no vector; it has the count of all rows with an embedding.
+    """
+    vectors = rows[column].combine_chunks()
+    _, usable = unit_vectors(vectors)
+    hashes = uid_hashes(rows["uid"])
+    chosen = np.flatnonzero(usable & (hashes <= np.uint64(share * (2**64 - 2**11))))
+    return pa.table(
+        {
+            "count": pa.array([int(usable.sum()), *([0] * len(chosen))], pa.int64()),
+            "hash": pa.array(np.concatenate([[0], hashes[chosen]]).astype(np.uint64)),
+            "vector": pa.concat_arrays([pa.nulls(1, vectors.type), vectors.take(chosen)]),
+        }
+    )
+
+
+def sample_of(summaries: pa.Table) -> tuple[Floats, int]:
+    """(the sample in the order of its hashes, rows with an embedding) of all that was `drawn`."""
+    chosen = summaries.filter(pc.is_valid(summaries["vector"]))
+    # Not sort_by: Arrow cannot sort a table that has lists.
+    in_order = chosen["vector"].take(pc.sort_indices(chosen["hash"]))
+    return unit_vectors(in_order)[0], pc.sum(summaries["count"]).as_py() or 0
 
 
 def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: str) -> Clusters:
@@ -120,11 +127,7 @@ def _kmeans(sample: Floats, clusters: int, seed: int, device: str) -> Floats:
 
 def check_faiss(name: str, device: str) -> None:
     """ValueError where faiss, or its GPU half, is not there."""
-    if importlib.util.find_spec("faiss") is None:
-        raise ValueError(
-            f"filter {name} needs faiss for embeddings, which is not installed: "
-            "pip install -e '.[cpu]'"
-        )
+    require(name, "faiss", "cpu")
     if device == "cuda" and not hasattr(_faiss(), "StandardGpuResources"):
         raise ValueError(
             f"filter {name}: device is cuda, but the installed faiss has no GPU half: "

@@ -131,6 +131,30 @@ def aligned(
     return values.take(pa.array(index, mask=index < 0))
 
 
+def unit_vectors(
+    column: pa.Array | pa.ChunkedArray,
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+    """((rows, width) of length 1, which rows have an embedding). The others are zero.
+
+    A row of NULL, of NaN or of zeros has none. ValueError for a column of another type.
+    """
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if not pa.types.is_fixed_size_list(array.type):
+        raise ValueError(
+            f"embeddings are of type {array.type}; lists of a fixed size are needed, as the filter "
+            "embed stores them"
+        )
+    width = array.type.list_size
+    there = np.asarray(array.is_valid())
+    rows = np.zeros((len(array), width), np.float32)
+    rows[there] = array.drop_null().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
+    lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+    usable: NDArray[np.bool_] = there & np.isfinite(lengths[:, 0]) & (lengths[:, 0] > 0)
+    rows[~usable] = 0
+    np.divide(rows, lengths, out=rows, where=usable[:, None])
+    return rows, usable
+
+
 def valid_in_all(columns: Sequence[pa.Array | pa.ChunkedArray]) -> int:
     """How many rows have a value in every column."""
     is_valid = None

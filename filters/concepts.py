@@ -8,7 +8,7 @@ They read the files that the options name and write none.
 Invariants:
 
 * One automaton finds what a search for each entry finds:
-  `tests/filters/concepts/test_matcher.py`.
+  `tests/filters/concepts/test_concept.py`.
 * A row is kept with the probability that MetaCLIP's sampling gives it, whatever the shards,
   partitions and workers: `tests/filters/concepts/test_balance.py`.
 * A list that changes changes the id: `tests/filters/concepts/test_concept.py`.
@@ -19,7 +19,6 @@ test of the same name.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import os
@@ -27,8 +26,7 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +34,18 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from filters.base import FREE, Batch, Columns, Filter, PoolFilter
+from filters.base import (
+    BETWEEN_0_AND_1,
+    FILE,
+    FREE,
+    Batch,
+    Columns,
+    Filter,
+    PoolFilter,
+    described,
+    read_text,
+    require,
+)
 from filters.columns import partition_of
 from manifests import disk
 
@@ -57,14 +66,8 @@ COUNTS = pa.schema([("entry", pa.int32()), ("rows", pa.int64())])
 def count_entries(lists: pa.Array | pa.ChunkedArray) -> pa.Table:
     """Rows of each entry in a column of lists, as a table COUNTS by entry; NULL lists count as
     empty."""
-    numbers = pc.list_flatten(lists)
-    if isinstance(numbers, pa.ChunkedArray):
-        numbers = numbers.combine_chunks()
-    counts = np.bincount(numbers.to_numpy(zero_copy_only=False).astype(np.int64))
-    entries = np.flatnonzero(counts)
-    return pa.table(
-        {"entry": entries.astype(np.int32), "rows": counts[entries].astype(np.int64)}, COUNTS
-    )
+    entries = pc.list_flatten(lists)
+    return merge_counts(pa.table({"entry": entries, "rows": np.ones(len(entries), np.int64)}))
 
 
 def merge_counts(tables: pa.Table) -> pa.Table:
@@ -154,34 +157,23 @@ class Balance(PoolFilter):
     A row that was not matched has NULL.
     """
 
-    name: ClassVar[str] = "balance"
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "balance_probability": pa.float32(),
-        "balance_keep": pa.bool_(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "balance_probability": "probability that one of the row's concepts keeps it, 0 to 1",
-        "balance_keep": "whether the row is kept by MetaCLIP's balancing",
-    }
+    name = "balance"
+    adds, meanings = described(
+        balance_probability=(pa.float32(), "probability that one of the row's concepts keeps it"),
+        balance_keep=(pa.bool_(), "whether the row is kept by MetaCLIP's balancing"),
+    )
     of: str = field(default="concept", metadata=FREE)  # the id of its columns is part of ours
-    t: int | None = None
-    tail_share: float | None = None
-    seed: int = 0
+    t: int | None = field(default=None, metadata={"least": 1})
+    tail_share: float | None = field(default=None, metadata=BETWEEN_0_AND_1)
+    seed: int = field(default=0, metadata={"least": 0, "most": 2**64 - 1})
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if (self.t is None) == (self.tail_share is None):
             raise ValueError(
                 "filter balance needs either t or tail_share, as in {balance: {t: 20000}} or "
                 "{balance: {tail_share: 0.06}}"
             )
-        if self.t is not None and self.t < 1:
-            raise ValueError(f"filter balance: t is {self.t}; it must be at least 1")
-        if self.tail_share is not None and not 0 < self.tail_share < 1:
-            raise ValueError(
-                f"filter balance: tail_share is {self.tail_share}; it must lie between 0 and 1"
-            )
-        if not 0 <= self.seed < 2**64:
-            raise ValueError(f"filter balance: seed is {self.seed}; it must be 0 to 2^64 - 1")
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -234,33 +226,17 @@ def read_entries(path: str) -> list[str]:
     The position of an entry is its number in every column. ValueError for another form, for a
     list without an entry, and for an empty or a repeated entry.
     """
-    file = disk.local_path(path)
-    try:
-        text = Path(file).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"the list of entries {path} cannot be read: {error}") from None
-    entries = _from_json(text, path) if str(path).endswith(".json") else text.split("\n")
-    if entries and not str(path).endswith(".json"):
-        entries = [line.removesuffix("\r") for line in entries]
-        if entries[-1] == "":
-            entries.pop()
-    check_entries(entries, path)
-    return entries
-
-
-def _from_json(text: str, path: str) -> list[str]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"the list of entries {path} is not JSON: {error}") from None
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise ValueError(f"the list of entries {path} must be a JSON list of strings")
-    return value
-
-
-def check_entries(entries: list[str], path: str) -> None:
-    """ValueError for a list that is empty, and for an empty or a repeated entry."""
-    if not entries:
+    text = read_text(path, "list of entries")
+    if path.endswith(".json"):
+        try:
+            entries = json.loads(text)
+        except ValueError as error:
+            raise ValueError(f"the list of entries {path} is not JSON: {error}") from None
+        if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
+            raise ValueError(f"the list of entries {path} must be a JSON list of strings")
+    else:
+        entries = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+    if not entries or entries == [""]:
         raise ValueError(f"the list of entries {path} is empty")
     first: dict[str, int] = {}
     for number, entry in enumerate(entries):
@@ -271,6 +247,7 @@ def check_entries(entries: list[str], path: str) -> None:
                 f"the list of entries {path}: {entry!r} is entry {first[entry] + 1} and entry "
                 f"{number + 1}; remove one of them"
             )
+    return entries
 
 
 # --------------------------------------------------------------------------------------------------
@@ -363,9 +340,9 @@ class Matcher:
         """entries: at least one, none empty. ignore_case: entries and captions are case-folded; of
         entries that become equal the first one counts.
 
-        ValueError where pyahocorasick is not installed.
+        ValueError where the package ahocorasick (pyahocorasick) is not installed.
         """
-        check_installed()
+        require("concept", "ahocorasick", "concepts")
         import ahocorasick
 
         self.ignore_case = ignore_case
@@ -402,15 +379,6 @@ class Matcher:
             yield f" {text} "
 
 
-def check_installed() -> None:
-    """ValueError where pyahocorasick is not installed."""
-    if importlib.util.find_spec("ahocorasick") is None:
-        raise ValueError(
-            "filter concept needs the package pyahocorasick, which is not installed: "
-            "pip install -e '.[concepts]'"
-        )
-
-
 # --------------------------------------------------------------------------------------------------
 # The concepts of a caption: which entries of the user's list occur in it, as MetaCLIP matches
 # them.
@@ -422,37 +390,22 @@ class Concept(Filter):
     concept_count: how many.
 
     entries: a text file with one entry a line, or a JSON list. rule: `spaces` is MetaCLIP 1's rule,
-    `scripts` that of MetaCLIP 2, see `matcher.py`. ignore_case: MetaCLIP compares as it is written.
+    `scripts` that of MetaCLIP 2. ignore_case: MetaCLIP compares as it is written.
     """
 
-    name: ClassVar[str] = "concept"
-    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "concept_entries": pa.list_(pa.int32()),
-        "concept_count": pa.int32(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "concept_entries": "numbers of the listed entries that occur in the caption, from 0",
-        "concept_count": "how many listed entries occur in the caption",
-    }
-    entries: str = field(metadata=FREE)  # identity() says what is in it
+    name = "concept"
+    needs = frozenset({"caption"})
+    adds, meanings = described(
+        concept_entries=(pa.list_(pa.int32()), "numbers of the caption's entries, from 0"),
+        concept_count=(pa.int32(), "how many listed entries occur in the caption"),
+    )
+    entries: str = field(metadata=FILE)
     rule: Rule = "spaces"
     ignore_case: bool = False
     matcher: Any = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.entries = os.path.abspath(self.entries)  # a worker may start in another folder
-        if not os.path.isfile(self.entries):
-            raise ValueError(
-                f"filter concept: there is no file {self.entries}; "
-                "give a list of entries, one a line or as JSON"
-            )
-
-    def identity(self) -> str:
-        return disk.file_sha256(self.entries)
-
     def check(self) -> None:
-        check_installed()
+        require(self.name, "ahocorasick", "concepts")
         read_entries(self.entries)
 
     def setup(self) -> None:
@@ -496,29 +449,41 @@ class Nouns:
     """Words and the most likely synset of each."""
 
     def __init__(self, lemmas: Mapping[str, str], forms: Mapping[str, str]) -> None:
-        """lemmas: noun -> wnid. forms: irregular form -> wnid, "" if it is no form of a noun."""
+        """lemmas: noun -> wnid, n and eight digits; words are joined by `_`. forms: irregular form
+        -> wnid of its first base that is a noun, "" if none is."""
         self.lemmas, self.forms = lemmas, forms
 
     @classmethod
     def read(cls, path: str) -> Nouns:
-        """A list as `wordnet.py` writes it; the third column may be missing (lemma).
+        """The nouns of WordNet's `index.noun`, and the irregular forms of `noun.exc` beside it.
 
-        ValueError for a line of another form and for a list without a noun.
+        The order of senses in the index is that of their counts in tagged texts, so the first one
+        is the most likely. ValueError for a line of another form and for an index without a noun.
         """
-        lemmas: dict[str, str] = {}
-        forms: dict[str, str] = {}
+        lemmas = {}
         for number, line in enumerate(_lines(path), 1):
-            word, *rest = line.split("\t")
-            kind = rest[1] if len(rest) == 2 else "lemma"
-            has_synset = bool(rest) and (WNID.fullmatch(rest[0]) or (kind, rest[0]) == ("form", ""))
-            if not word or not has_synset or kind not in ("lemma", "form") or len(rest) > 2:
-                raise ValueError(
-                    f"{path}, line {number}: {line!r} is not `word TAB wnid`; make the list with "
-                    "python filters/wordnet.py"
-                )
-            (lemmas if kind == "lemma" else forms)[word] = rest[0]
+            if line.startswith(" "):  # the licence at the top
+                continue
+            # lemma, part of speech, synsets, pointers, the symbols of the pointers, senses, senses
+            # with a count, offsets
+            fields = line.split()
+            try:
+                synsets, pointers = int(fields[2]), int(fields[3])
+                offsets = fields[6 + pointers :]
+                is_noun = fields[1] == "n" and len(offsets) == synsets > 0
+                wnid = f"n{int(offsets[0]):08d}"
+            except (IndexError, ValueError):
+                is_noun = False
+            if not is_noun:
+                raise ValueError(f"{path}, line {number}: no noun of WordNet: {line!r}")
+            lemmas[fields[0]] = wnid
         if not lemmas:
             raise ValueError(f"{path} holds no noun")
+        forms: dict[str, str] = {}
+        for form, *bases in map(str.split, _lines(exceptions_beside(path))):
+            if bases and form not in lemmas:
+                wnids = [lemmas[base] for base in bases if base in lemmas]
+                forms.setdefault(form, wnids[0] if wnids else "")
         return cls(lemmas, forms)
 
     def synset(self, word: str) -> str | None:
@@ -540,6 +505,11 @@ class Nouns:
         return None
 
 
+def exceptions_beside(path: str) -> str:
+    """The list of irregular forms that belongs to an index."""
+    return disk.join(os.path.dirname(path), "noun.exc")
+
+
 def read_wnids(path: str) -> frozenset[str]:
     """The set of a file with one wnid a line. ValueError for another line and for no wnid."""
     wnids = []
@@ -554,51 +524,40 @@ def read_wnids(path: str) -> frozenset[str]:
 
 def _lines(path: str) -> list[str]:
     """The lines that are not blank, without white space at their right."""
-    try:
-        text = Path(disk.local_path(path)).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    return [line.rstrip("\r ") for line in text.split("\n") if line.strip()]
+    lines = read_text(path, "list").split("\n")
+    return [line.rstrip("\r ") for line in lines if line.strip()]
 
 
 @dataclass(kw_only=True)
 class Synset(Filter):
     """synset_match: whether a word of the caption is a noun whose most likely synset is in the set.
 
-    mapping: nouns and their synsets, made by `python filters/wordnet.py`. wnids: the set,
+    nouns: the file `index.noun` of a WordNet database, with `noun.exc` beside it. wnids: the set,
     one wnid a line; DataComp's is that of ImageNet-21k. Words lie between white space and keep
     their marks: `dog,` is no noun. DataComp compares synsets by offset alone, so that a verb's may
     equal a noun's of the set; here only nouns count.
     """
 
-    name: ClassVar[str] = "synset"
-    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {"synset_match": pa.bool_()}
-    meanings: ClassVar[dict[str, str]] = {
-        "synset_match": "whether the most likely synset of a word of the caption is in the set"
-    }
-    mapping: str = field(metadata=FREE)  # identity() says what is in both files
-    wnids: str = field(metadata=FREE)
-    nouns: Any = field(default=None, init=False, repr=False, compare=False)
+    name = "synset"
+    needs = frozenset({"caption"})
+    adds, meanings = described(
+        synset_match=(pa.bool_(), "whether a word's most likely synset is in the set"),
+    )
+    nouns: str = field(metadata=FILE)
+    wnids: str = field(metadata=FILE)
+    lexicon: Any = field(default=None, init=False, repr=False, compare=False)
     wanted: Any = field(default=None, init=False, repr=False, compare=False)
     known: dict[str, bool] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.mapping = os.path.abspath(self.mapping)  # a worker may start in another folder
-        self.wnids = os.path.abspath(self.wnids)
-        for path in (self.mapping, self.wnids):
-            if not os.path.isfile(path):
-                raise ValueError(f"filter synset: there is no file {path}")
-
     def identity(self) -> str:
-        return f"{disk.file_sha256(self.mapping)}:{disk.file_sha256(self.wnids)}"
+        forms = read_text(exceptions_beside(self.nouns), "list")
+        return f"{disk.content_hash(forms)}:{super().identity()}"
 
     def check(self) -> None:
-        Nouns.read(self.mapping)
-        read_wnids(self.wnids)
+        self.setup()
 
     def setup(self) -> None:
-        self.nouns, self.wanted = Nouns.read(self.mapping), read_wnids(self.wnids)
+        self.lexicon, self.wanted = Nouns.read(self.nouns), read_wnids(self.wnids)
 
     def score(self, batch: Batch) -> Columns:
         matches = [any(map(self.is_wanted, caption.split())) for caption in batch.captions]
@@ -610,5 +569,5 @@ class Synset(Filter):
         if answer is None:
             if len(self.known) >= CACHED_WORDS:
                 self.known.clear()
-            answer = self.known[word] = self.nouns.synset(word) in self.wanted
+            answer = self.known[word] = self.lexicon.synset(word) in self.wanted
         return answer

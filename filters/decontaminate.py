@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters import clusters
-from filters.base import FREE, Batch, Columns, Filter
+from filters.base import PLACE, SHARE, Batch, Columns, Filter, described
+from filters.columns import unit_vectors
 from filters.duplicates import RADII, OtherPool
 from filters.near_hashes import content_hash, read_images
 from manifests import disk
@@ -37,31 +36,27 @@ class Decontaminate(Filter):
     all bits.
     """
 
-    name: ClassVar[str] = "decontaminate"
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "decontaminate_match": pa.string(),
-        "decontaminate_distance": pa.float32(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "decontaminate_match": "the evaluation image that the row shows; empty where there is none",
-        "decontaminate_distance": "bits or 1 - cosine to the nearest evaluation image",
-    }
+    name = "decontaminate"
+    adds, meanings = described(
+        decontaminate_match=(pa.string(), "the evaluation image that the row shows, '' if none"),
+        decontaminate_distance=(pa.float32(), "bits or 1 - cosine to the nearest evaluation image"),
+    )
 
-    against: tuple[str, ...] | str = field(metadata=FREE)  # identity() covers what is there
+    against: tuple[str, ...] | str = field(metadata=PLACE)  # identity() covers what is there
     on: Literal["perceptual", "embedding"] = "perceptual"
     column: str | None = None
-    radius: int | None = None
-    threshold: float = THRESHOLD
+    radius: int | None = field(default=None, metadata={"least": 0})
+    threshold: float = field(default=THRESHOLD, metadata=SHARE)
     quality: float = PDQ_QUALITY
     names: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     references: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        given = (self.against,) if isinstance(self.against, str) else tuple(self.against)
-        if not given:
+        if isinstance(self.against, str):
+            self.against = (self.against,)
+        if not self.against:
             raise ValueError("filter decontaminate: against is empty; name images or a pool")
-        # A worker may start in another folder.
-        self.against = tuple(each if disk.is_url(each) else os.path.abspath(each) for each in given)
+        super().__post_init__()
         of_hashes = self.on == "perceptual"
         given_options = {
             "radius": self.radius is None or of_hashes,
@@ -74,15 +69,6 @@ class Decontaminate(Filter):
                     f"filter decontaminate: {option} is {getattr(self, option)}; it does not "
                     f"belong to on: {self.on} with the column {self.compared}"
                 )
-        if self.radius is not None and self.radius < 0:
-            raise ValueError(
-                f"filter decontaminate: radius is {self.radius}; it must be at least 0"
-            )
-        if not 0 < self.threshold <= 1:
-            raise ValueError(
-                f"filter decontaminate: threshold is {self.threshold}; it is a cosine above 0, at "
-                "most 1"
-            )
 
     @property
     def compared(self) -> str:
@@ -148,7 +134,7 @@ class Decontaminate(Filter):
             )
         values = pa.concat_arrays(columns)
         if self.on == "embedding":
-            self.references = clusters.vectors(values)[0]
+            self.references = unit_vectors(values)[0]
         else:
             self.references = as_words(values)
         logger.info("decontaminate: %d images to compare with", len(names))
@@ -193,7 +179,7 @@ class Decontaminate(Filter):
         if isinstance(column, pa.ChunkedArray):
             column = column.combine_chunks()
         if self.on == "embedding":
-            rows, usable = clusters.vectors(column)
+            rows, usable = unit_vectors(column)
             distance, nearest = _nearest(rows, self.references, _cosine_distances)
             limit, farthest = 1 - self.threshold, 2.0
             limit += 1e-6  # a cosine of fp32 vectors is known to about so much

@@ -22,10 +22,9 @@ in `route` and its near pairs in `links`.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -33,8 +32,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from filters import clusters
-from filters.base import FREE, GROUP, Columns, PoolFilter, options_of
-from filters.columns import mixed, partition_of
+from filters.base import GROUP, PLACE, SHARE, Columns, PoolFilter, described, options_of
+from filters.columns import mixed, partition_of, unit_vectors
 from filters.near_hashes import LINKS, Numbers, collapse, joined, links_of, near_labels
 from manifests import disk
 from manifests.aligned import AlignedFiles
@@ -267,34 +266,28 @@ class Duplicate(PoolFilter):
     value has NULL.
     """
 
-    name: ClassVar[str] = "duplicate"
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "duplicate_group": pa.string(),
-        "duplicate_size": pa.int32(),
-        "duplicate_survivor": pa.bool_(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "duplicate_group": "smallest uid of the rows that show the same image",
-        "duplicate_size": "rows of the group",
-        "duplicate_survivor": "true for one row of each group: by `best`, else by uid",
-    }
+    name = "duplicate"
+    adds, meanings = described(
+        duplicate_group=(pa.string(), "smallest uid of the rows that show the same image"),
+        duplicate_size=(pa.int32(), "rows of the group"),
+        duplicate_survivor=(pa.bool_(), "true for one row of each group: by `best`, else by uid"),
+    )
 
     on: Literal["sha256", "perceptual", "embedding"]
     column: str | None = None
     best: str | None = None
-    radius: int | None = None
-    threshold: float = 0.99
+    radius: int | None = field(default=None, metadata={"least": 0})
+    threshold: float = field(default=0.99, metadata=SHARE)
     quality: float = PDQ_QUALITY
     quality_column: str | None = None
-    against: str | None = field(default=None, metadata=FREE)  # identity() covers what is there
-    clusters: int | None = None
-    sample: float = 0.1
+    against: str | None = field(default=None, metadata=PLACE)  # identity() covers what is there
+    clusters: int | None = field(default=None, metadata={"least": 1})
+    sample: float = field(default=0.1, metadata=SHARE)
     seed: int = 0
     device: Literal["cpu", "cuda"] = "cpu"
 
     def __post_init__(self) -> None:
-        if self.against is not None and not disk.is_url(self.against):
-            self.against = os.path.abspath(self.against)  # a worker may start in another folder
+        super().__post_init__()
         defaults = {each.name: each.default for each in fields(self)}
         for option, on in BELONGS.items():
             value = getattr(self, option)
@@ -307,21 +300,6 @@ class Duplicate(PoolFilter):
             raise ValueError(
                 f"filter duplicate: quality is {self.quality}, but {self.compared} has no column "
                 "of qualities; name one in quality_column"
-            )
-        if self.radius is not None and self.radius < 0:
-            raise ValueError(f"filter duplicate: radius is {self.radius}; it must be at least 0")
-        if not 0 < self.threshold <= 1:
-            raise ValueError(
-                f"filter duplicate: threshold is {self.threshold}; it is a cosine above 0, at most "
-                "1; a distance of 0.01 is threshold: 0.99"
-            )
-        if not 0 < self.sample <= 1:
-            raise ValueError(
-                f"filter duplicate: sample is {self.sample}; it is a share of the rows above 0"
-            )
-        if self.clusters is not None and self.clusters < 1:
-            raise ValueError(
-                f"filter duplicate: clusters is {self.clusters}; it must be at least 1"
             )
         if self.best == FARTHEST and self.on != "embedding":
             raise ValueError("filter duplicate: best: hard needs the clusters of on: embedding")
@@ -386,37 +364,18 @@ class Duplicate(PoolFilter):
         return self.on == "embedding"
 
     def summarise(self, rows: pa.Table) -> pa.Table:
-        """How many rows there are, and a sample of them, drawn by their uids."""
-        column = rows[self.compared].combine_chunks()
-        _, usable = clusters.vectors(column)
-        hashes = clusters.uid_hashes(rows["uid"])
-        drawn = np.flatnonzero(usable & (hashes <= np.uint64(self.sample * (2**64 - 2**11))))
-        # The first row has the count; it is no vector.
-        nothing = pa.nulls(1, column.type)
-        return pa.table(
-            {
-                "count": pa.array([int(usable.sum()), *([0] * len(drawn))], pa.int64()),
-                "hash": pa.array(np.concatenate([[0], hashes[drawn]]).astype(np.uint64)),
-                "vector": pa.concat_arrays([nothing, column.take(pa.array(drawn))]),
-            }
-        )
+        return clusters.drawn(rows, self.compared, self.sample)
 
     def combine(self, summaries: pa.Table) -> Any:
-        if not summaries.num_columns:
-            return None
-        count = pc.sum(summaries["count"]).as_py() or 0
-        drawn = summaries.filter(pc.is_valid(summaries["vector"]))
-        # Not sort_by: Arrow cannot sort a table that has lists.
-        drawn = drawn.take(pc.sort_indices(drawn["hash"]))
-        vectors, _ = clusters.vectors(drawn["vector"])
-        return clusters.train(vectors, count, self.clusters, self.seed, self.device)
+        sample, count = clusters.sample_of(summaries)
+        return clusters.train(sample, count, self.clusters, self.seed, self.device)
 
     def route(self, rows: pa.Table, state: Any, partitions: int) -> Route:
         if self.best is not None and self.best != FARTHEST:
             as_score(rows[self.best], self.best)  # its type is refused before anything is searched
         there = np.flatnonzero(np.asarray(rows[self.compared].is_valid()))
         if self.on == "embedding":
-            vectors, usable = clusters.vectors(rows[self.compared])
+            vectors, usable = unit_vectors(rows[self.compared])
             there = np.flatnonzero(usable)
             cluster = clusters.assign(vectors[there], state.centroids).astype(np.uint64)
             return there, (mixed(cluster) % np.uint64(partitions)).astype(np.int64)
@@ -472,7 +431,7 @@ class Duplicate(PoolFilter):
         return links_of(kept["uid"], collapse(kept[self.compared], labels_of))
 
     def _embedding_labels(self, rows: pa.Table, state: Any) -> NDArray[np.int64]:
-        vectors, _ = clusters.vectors(rows[self.compared])
+        vectors, _ = unit_vectors(rows[self.compared])
         cluster = clusters.assign(vectors, state.centroids)
         labels = np.arange(len(rows))
         order = np.argsort(cluster, kind="stable")
@@ -510,7 +469,7 @@ class Duplicate(PoolFilter):
             return as_score(rows[self.best], self.best)
         if self.on != "embedding":
             return None
-        vectors, _ = clusters.vectors(rows[self.compared])
+        vectors, _ = unit_vectors(rows[self.compared])
         own = state.centroids[clusters.assign(vectors, state.centroids)]
         return pa.array(-np.einsum("re,re->r", vectors, own))
 
@@ -549,8 +508,8 @@ class Duplicate(PoolFilter):
         return of_row
 
     def _near_embeddings(self, rows: pa.Table, other: pa.Table, state: Any) -> Bools:
-        vectors, _ = clusters.vectors(rows[self.compared])
-        others, usable = clusters.vectors(other[self.compared])
+        vectors, _ = unit_vectors(rows[self.compared])
+        others, usable = unit_vectors(other[self.compared])
         others = others[usable]
         if others.shape[1] != vectors.shape[1]:
             raise ValueError(f"against: {self.compared} of {self.against} has another width")

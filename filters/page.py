@@ -21,8 +21,8 @@ class Page(Filter):
     not have them. A sample without such a member, as another program may have written, has NULL.
     """
 
-    name: ClassVar[str] = "page"
-    needs: ClassVar[frozenset[str]] = frozenset({"json"})
+    name = "page"
+    needs = frozenset({"json"})
     adds: ClassVar[dict[str, pa.DataType]] = dict.fromkeys(NAMES, pa.string())
     meanings: ClassVar[dict[str, str]] = {
         "title": "title attribute of the image, '' if it has none",

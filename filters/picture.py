@@ -4,14 +4,13 @@ alike; with `detail`, whether it is sharp, plain or animated."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters.base import LATER, Batch, Columns, Filter
+from filters.base import LATER, Batch, Columns, Filter, described
 from manifests.hashes import PDQ_BYTES, pdq, phash
 
 # --------------------------------------------------------------------------------------------------
@@ -26,16 +25,12 @@ class Pdq(Filter):
     is so plain that its bits are noise.
     """
 
-    name: ClassVar[str] = "pdq"
-    needs: ClassVar[frozenset[str]] = frozenset({"image"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "pdq": pa.binary(PDQ_BYTES),
-        "pdq_quality": pa.int8(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "pdq": "256-bit perceptual hash PDQ, 32 bytes; copies differ in at most 31 bits",
-        "pdq_quality": "how varied the image is, 0 to 100; below 50 its hash is noise",
-    }
+    name = "pdq"
+    needs = frozenset({"image"})
+    adds, meanings = described(
+        pdq=(pa.binary(PDQ_BYTES), "256-bit perceptual hash PDQ; copies differ in at most 31 bits"),
+        pdq_quality=(pa.int8(), "how varied the image is, 0 to 100; below 50 its hash is noise"),
+    )
 
     def score(self, batch: Batch) -> Columns:
         assert batch.images is not None
@@ -75,30 +70,19 @@ class Picture(Filter):
     a fetch that re-encodes images keeps only the first one.
     """
 
-    name: ClassVar[str] = "picture"
-    needs: ClassVar[frozenset[str]] = frozenset({"image"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "brightness": pa.float32(),
-        "contrast": pa.float32(),
-        "entropy": pa.float32(),
-        "edges": pa.float32(),
-        "colour": pa.float32(),
-        "phash": pa.int64(),
-        "picture_sharpness": pa.float32(),
-        "picture_uniform": pa.float32(),
-        "picture_frames": pa.int32(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "brightness": "mean luma, 0 to 1",
-        "contrast": "standard deviation of the luma, 0 to 0.5",
-        "entropy": "bits of the luma histogram, 0 to 8; a drawing or a blank is below 4",
-        "edges": "share of neighbouring pixels that differ by more than a tenth",
-        "colour": "mean distance of the largest and smallest channel, 0 for grey images",
-        "phash": "64-bit perceptual hash; bit_count(xor(a, b)) is the distance of two",
-        "picture_sharpness": "variance of the luma's Laplacian; blurred images are low",
-        "picture_uniform": "share of pixels of nearly the median luma, near 1 for a blank",
-        "picture_frames": "frames of the stored file, above 1 if it is animated",
-    }
+    name = "picture"
+    needs = frozenset({"image"})
+    adds, meanings = described(
+        brightness=(pa.float32(), "mean luma, 0 to 1"),
+        contrast=(pa.float32(), "standard deviation of the luma, 0 to 0.5"),
+        entropy=(pa.float32(), "bits of the luma histogram, 0 to 8; below 4 for drawings"),
+        edges=(pa.float32(), "share of neighbouring pixels that differ by more than a tenth"),
+        colour=(pa.float32(), "mean distance of the largest and smallest channel, 0 for grey"),
+        phash=(pa.int64(), "64-bit perceptual hash; bit_count(xor(a, b)) is the distance of two"),
+        picture_sharpness=(pa.float32(), "variance of the luma's Laplacian, low where blurred"),
+        picture_uniform=(pa.float32(), "share of pixels of nearly the median luma; blanks have 1"),
+        picture_frames=(pa.int32(), "frames of the stored file, above 1 if it is animated"),
+    )
     detail: bool = field(default=False, metadata=LATER)
 
     def columns(self) -> dict[str, pa.DataType]:

@@ -1,20 +1,20 @@
-"""Columns of tables that other programs made, joined by a key: nothing is computed again."""
+"""Columns of tables that other programs made, joined by a key: nothing is computed again. Captions
+that another program wrote are such a column."""
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
 import io
-import os
 import re
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import pyarrow as pa
 
-from filters.base import FREE, FilterBase
+from filters.base import FREE, PLACE, FilterBase, described
 from manifests import disk
 from manifests.columns import EXTRA_TYPES
 
@@ -42,11 +42,11 @@ class Table(FilterBase):
     rows with one uid the first counts, in the order of the files.
     """
 
-    name: ClassVar[str] = "table"
+    name = "table"
     hashed_keys: ClassVar[bool] = False  # keys are texts of any length, not 32 hex digits
     blank_is_null: ClassVar[bool] = False  # of texts
     adds: ClassVar[dict[str, pa.DataType]] = {}
-    paths: tuple[str, ...] | str = field(metadata=FREE)  # identity() covers what is in them
+    paths: tuple[str, ...] | str = field(metadata=PLACE)  # identity() covers what is in them
     take: dict[str, str]
     key: str = "uid"
     on: str = "uid"
@@ -54,11 +54,9 @@ class Table(FilterBase):
     def __post_init__(self) -> None:
         if not self.paths or not self.take:
             raise ValueError("filter table needs paths and take, as in {take: {score: float}}")
-        paths = []
-        given = (self.paths,) if isinstance(self.paths, str) else self.paths
-        for path in given:  # the command may be repeated from another folder
-            paths.append(path if disk.is_url(path) else os.path.abspath(path))
-        self.paths = tuple(paths)
+        if isinstance(self.paths, str):
+            self.paths = (self.paths,)
+        super().__post_init__()
         for name, form in self.take.items():
             if not COLUMN_NAME.fullmatch(name):
                 raise ValueError(
@@ -113,6 +111,42 @@ class Table(FilterBase):
                 size, end = _end_of(path)
                 content.update(f"{path.rpartition('/')[2]}\0{size}\0".encode() + end)
         return content.hexdigest()
+
+
+@dataclass(kw_only=True)
+class CaptionFile(Table):
+    """caption_file: the text that a file has for a row; NULL where it has none or a blank one.
+
+    paths: files, folders and patterns of .parquet, .csv, .tsv or .jsonl files. by: the column of
+    the pool's sidecars that says which row a text is for: `uid`, `url` (as the crawl wrote it) or
+    `sha256` (of the image's bytes as they were received: every row with this image has the text).
+    key: the column of the files that has the same values (default: the name of `by`). column: the
+    column of the texts. Of several rows with one key the first counts, in the order of the files.
+    """
+
+    name = "caption_file"
+    blank_is_null: ClassVar[bool] = True
+    adds, meanings = described(
+        caption_file=(pa.string(), "the text that a file has for the row"),
+    )
+    by: Literal["uid", "url", "sha256"] = "uid"
+    key: str = ""
+    column: str = "caption"
+    take: dict[str, str] = field(init=False, default_factory=dict, metadata=FREE)
+    on: str = field(init=False, default="uid", metadata=FREE)
+
+    def __post_init__(self) -> None:
+        self.key = self.key or self.by
+        self.on = self.by
+        self.take = {"caption_file": f"{self.column}:string"}
+        self.hashed_keys = self.by != "uid"  # type: ignore[misc]
+        for path in (self.paths,) if isinstance(self.paths, str) else self.paths:
+            if path.endswith(UID_LIST):
+                raise ValueError(
+                    f"filter caption_file: {path} has no captions; give a file that ends in "
+                    f"{', '.join([PARQUET, *TEXT_TABLES])}"
+                )
+        super().__post_init__()
 
 
 def is_array(form: str) -> bool:

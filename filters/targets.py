@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters.base import FREE, Columns, PoolFilter
-from filters.clusters import assign, check_faiss, train, uid_hashes, vectors
-from filters.columns import partition_of
-from manifests import disk
+from filters.base import FILE, FREE, SHARE, Columns, PoolFilter, described
+from filters.clusters import assign, check_faiss, drawn, sample_of, train
+from filters.columns import partition_of, unit_vectors
 
 Floats = NDArray[np.float32]
 
@@ -38,62 +35,32 @@ class Targets(PoolFilter):
     sample: share of the rows on which the k-means is trained, drawn by a hash of their uid.
     """
 
-    name: ClassVar[str] = "targets"
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "targets_cluster": pa.int32(),
-        "targets_in_target": pa.bool_(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "targets_cluster": "number of the nearest cluster of the pool's embeddings",
-        "targets_in_target": "whether that cluster is the nearest one of a target image",
-    }
-    targets: str = field(metadata=FREE)  # identity() says what is in it
+    name = "targets"
+    adds, meanings = described(
+        targets_cluster=(pa.int32(), "number of the nearest cluster of the pool's embeddings"),
+        targets_in_target=(pa.bool_(), "whether that cluster is the nearest one of a target image"),
+    )
+    targets: str = field(metadata=FILE)
     key: str | None = None
     on: str = field(default="embed_image", metadata=FREE)  # the id of its set is part of ours
-    clusters: int = 100_000
-    sample: float = 1.0
+    clusters: int = field(default=100_000, metadata={"least": 1})
+    sample: float = field(default=1.0, metadata=SHARE)
     seed: int = 0
     device: Literal["cpu", "cuda"] = field(default="cpu", metadata=FREE)
-
-    def __post_init__(self) -> None:
-        self.targets = os.path.abspath(self.targets)  # a worker may start in another folder
-        if not os.path.isfile(self.targets):
-            raise ValueError(
-                f"filter targets: there is no file {self.targets}; "
-                "give embeddings as .npy, .npz or .parquet"
-            )
-        if self.clusters < 1:
-            raise ValueError(f"filter targets: clusters is {self.clusters}; it must be at least 1")
-        if not 0 < self.sample <= 1:
-            raise ValueError(
-                f"filter targets: sample is {self.sample}; it must lie in (0, 1], as a share"
-            )
 
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.on,)
-
-    def identity(self) -> str:
-        return disk.file_sha256(self.targets)
 
     def check(self) -> None:
         check_faiss("targets", self.device)
         read_embeddings(self.targets, self.key)
 
     def summarise(self, rows: pa.Table) -> pa.Table:
-        """The rows of the sample: their hashes and embeddings."""
-        column = rows[self.on].combine_chunks()
-        _, is_usable = vectors(column)
-        hashes = uid_hashes(rows["uid"])
-        drawn = np.flatnonzero(is_usable & (hashes <= np.uint64(self.sample * (2**64 - 2**11))))
-        return pa.table(
-            {"hash": pa.array(hashes[drawn]), "vector": column.take(pa.array(drawn, pa.int64()))}
-        )
+        return drawn(rows, self.on, self.sample)
 
     def combine(self, summaries: pa.Table) -> TargetClusters:
-        # Not sort_by: Arrow cannot sort a table that has lists.
-        in_order = summaries["vector"].take(pc.sort_indices(summaries["hash"]))
-        sample, _ = vectors(in_order)
+        sample, _ = sample_of(summaries)
         wanted = read_embeddings(self.targets, self.key)
         if len(sample) and sample.shape[1] != wanted.shape[1]:
             raise ValueError(
@@ -111,12 +78,12 @@ class Targets(PoolFilter):
         self, rows: pa.Table, state: Any, partitions: int
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows that have an embedding, by their uid."""
-        _, is_usable = vectors(rows[self.on])
+        _, is_usable = unit_vectors(rows[self.on])
         numbers = np.flatnonzero(is_usable).astype(np.int64)
         return numbers, partition_of(rows["uid"], partitions)[numbers]
 
     def judge(self, rows: pa.Table, state: TargetClusters) -> Columns:
-        own, _ = vectors(rows[self.on])
+        own, _ = unit_vectors(rows[self.on])
         cluster = assign(own, state.centroids)
         return {
             "targets_cluster": cluster.astype(np.int32),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from filters.base import Batch, Columns, Filter, package_folder
+from filters.base import Batch, Columns, Filter, described, package_folder, require
 from manifests import disk
 
 WORD = re.compile(r"[^\W_]+")
@@ -31,32 +30,28 @@ class TextOverlap(Filter):
     (Chinese, English, Japanese and other Latin scripts); nothing is downloaded.
     """
 
-    name: ClassVar[str] = "text_overlap"
-    needs: ClassVar[frozenset[str]] = frozenset({"image", "caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "text_overlap": pa.float32(),
-        "text_overlap_area": pa.float32(),
-        "text_overlap_text": pa.string(),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "text_overlap": "share of the caption's letters and digits that are painted in the image",
-        "text_overlap_area": "share of the image that text covers",
-        "text_overlap_text": "the text that is read in the image, lines joined by spaces",
-    }
+    name = "text_overlap"
+    needs = frozenset({"image", "caption"})
+    adds, meanings = described(
+        text_overlap=(pa.float32(), "share of the caption's letters and digits in the image"),
+        text_overlap_area=(pa.float32(), "share of the image that text covers"),
+        text_overlap_text=(pa.string(), "the text that is read in the image, in one line"),
+    )
     reader: Any = field(default=None, init=False, repr=False, compare=False)
 
     def identity(self) -> str:
         """Version and weights of the package."""
-        check_installed()
+        self.check()
         models = sorted((package_folder("rapidocr", self.name) / "models").glob("*.onnx"))
         hashes = {path.name: disk.file_sha256(path) for path in models}
         return disk.content_hash([importlib.metadata.version("rapidocr"), hashes], 64)
 
     def check(self) -> None:
-        check_installed()
+        for package in ("rapidocr", "onnxruntime"):
+            require(self.name, package, "ocr")
 
     def setup(self) -> None:
-        check_installed()
+        self.check()
         from rapidocr import RapidOCR
 
         engine = "EngineConfig.onnxruntime"
@@ -92,16 +87,6 @@ class TextOverlap(Filter):
         lines = [] if result.txts is None else list(result.txts)
         boxes = [] if result.boxes is None else list(result.boxes)
         return lines, boxes
-
-
-def check_installed() -> None:
-    """ValueError where the packages are not installed."""
-    for package in ("rapidocr", "onnxruntime"):
-        if importlib.util.find_spec(package) is None:
-            raise ValueError(
-                f"filter text_overlap needs the package {package}, which is not installed: "
-                "pip install -e '.[ocr]'"
-            )
 
 
 def overlap(caption: str, text: str) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
-from filters.base import Batch, Columns, Filter, package_folder
+from filters.base import Batch, Columns, Filter, described, package_folder
 from manifests import disk
 from manifests.clip_tokenizer import simple_tokenizer, with_long_words
 
@@ -26,10 +26,11 @@ class Tokens(Filter):
     A longer caption is cut at 77 tokens and keeps the end-of-text, as in open_clip.
     """
 
-    name: ClassVar[str] = "tokens"
-    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {"tokens": pa.list_(pa.uint16())}
-    meanings: ClassVar[dict[str, str]] = {"tokens": "the caption as CLIP's tokens, at most 77"}
+    name = "tokens"
+    needs = frozenset({"caption"})
+    adds, meanings = described(
+        tokens=(pa.list_(pa.uint16()), "the caption as CLIP's tokens, at most 77"),
+    )
     tokenizer: Literal["clip"] = "clip"
     coder: Any = field(default=None, init=False, repr=False, compare=False)
 

@@ -251,7 +251,7 @@ def _check_variable(name: str, path: str, key: str) -> None:
 OPEN_CLIP = "open_clip:"
 # Options of filters that name files: their paths are relative to the manifest.
 FILE_OPTIONS = (
-    "against", "captions", "entries", "mapping", "paths", "targets", "weights", "wnids", "words",
+    "against", "captions", "entries", "nouns", "paths", "targets", "weights", "wnids", "words",
 )  # fmt: skip
 # Options that name weights, by files of these endings or as local-dir:FOLDER, or else by a name.
 WEIGHTS_OPTIONS = ("model", "pretrained")

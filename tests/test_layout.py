@@ -47,8 +47,8 @@ ORDER = {
     "filters": [
         "base", "columns", "user_file", "text_overlap", "caption",
         "faces", "language", "optout", "page", "picture", "table", "tokens", "clip",
-        "caption_file", "captioner", "clusters", "near_hashes", "duplicates", "decontaminate",
-        "concepts", "targets", "wordnet", "__init__",
+        "captioner", "clusters", "near_hashes", "duplicates", "decontaminate",
+        "concepts", "targets", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "shuffle", "table_files", "images", "metadata_join",

@@ -81,7 +81,8 @@ BORDERS = [
 @pytest.fixture
 def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Recipe]:
     """The recipes, with small files of a user's."""
-    (tmp_path / "nouns").write_text("dog\tn02084071\n")
+    (tmp_path / "nouns").write_text("dog n 1 0 1 0 02084071\n")
+    (tmp_path / "noun.exc").touch()
     (tmp_path / "wnids").write_text("n02084071\n")
     (tmp_path / "entries").write_text("dog\n")
     np.save(tmp_path / "targets.npy", np.eye(4, dtype=np.float32))

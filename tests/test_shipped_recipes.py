@@ -156,7 +156,10 @@ def given(tmp_path_factory: pytest.TempPathFactory, clip_folder: Path) -> Iterat
     uids = write_tars(folder / "shards", images)
     write_datacomp(folder / "datacomp" / "metadata", uids)
     (folder / "entries").write_text("dog\ncats\ncity at night\n")
-    (folder / "nouns").write_text("dog\tn02084071\ncats\tn02121620\nsofa\tn04256520\n")
+    nouns = {"dog": "02084071", "cats": "02121620", "sofa": "04256520"}
+    lines = [f"{noun} n 1 0 1 0 {offset}\n" for noun, offset in nouns.items()]
+    (folder / "nouns").write_text("".join(lines))
+    (folder / "noun.exc").touch()
     (folder / "wnids").write_text("n02084071\nn02121620\n")
     captions = str(folder / "captions.csv")
     settings = Miniweb(

@@ -185,11 +185,12 @@ def nouns(folder: Path, captions: list[str]) -> dict[str, Any]:
     """The filter synset with every frequent word of the captions as a noun."""
     entries = json.loads((folder / "entries.json").read_text())
     words = [entry.lower() for entry in entries if " " not in entry and entry.isalpha()]
-    lines = [f"{word}\tn{number:08d}" for number, word in enumerate(dict.fromkeys(words))]
-    (folder / "nouns.tsv").write_text("\n".join(lines))
+    lines = [f"{word} n 1 0 1 0 {number:08d}" for number, word in enumerate(dict.fromkeys(words))]
+    (folder / "index.noun").write_text("\n".join(lines))
+    (folder / "noun.exc").touch()
     wnids = [f"n{number:08d}" for number in range(0, len(lines), 7)]
     (folder / "wnids.txt").write_text("\n".join(wnids))
-    files = {"mapping": str(folder / "nouns.tsv"), "wnids": str(folder / "wnids.txt")}
+    files = {"nouns": str(folder / "index.noun"), "wnids": str(folder / "wnids.txt")}
     return measure(Synset(**files), captions)
 
 

@@ -146,7 +146,7 @@ def programs(transform: Any) -> dict[str, Callable[[Sequence[bytes]], Any]]:
     """JPEGs to a batch of normalised tensors, by each way."""
     import torch
 
-    from filters.clip.preprocess import Preprocess
+    from filters.clip.model import Preprocess
     from pipeline.scoring.worker import decode
 
     def by_open_clip(jpegs: Sequence[bytes]) -> Any:
@@ -197,7 +197,7 @@ def time_of_steps(transform: Any, jpegs: Sequence[bytes], turns: int) -> dict[st
     """Milliseconds for an image of each step of open_clip's way and of ours."""
     import simplejpeg
 
-    from filters.clip.preprocess import Preprocess
+    from filters.clip.model import Preprocess
     from pipeline.scoring.worker import decode
 
     exact, fast = Preprocess(transform), Preprocess(transform, fast=True)
@@ -236,7 +236,7 @@ def measure_parity(transform: Any, source: Path | None, count: int) -> Result:
     import torch
     import torch.nn.functional as F
 
-    from filters.clip.preprocess import Preprocess
+    from filters.clip.model import Preprocess
 
     ways = {"exact": Preprocess(transform), "fast": Preprocess(transform, fast=True)}
     images = []

@@ -18,6 +18,6 @@ Invariants:
 * Heads give what torch gives, from files of three kinds: `tests/filters/clip/test_head.py`.
 * s-CLIPLoss is its definition for any partitions: `tests/filters/clip/test_clip_loss.py`.
 
-A filter that runs a CLIP subclasses `ClipFilter` of `models.py`. One that reads embeddings has an
+A filter that runs a CLIP subclasses `ClipFilter` of `model.py`. One that reads embeddings has an
 option `on`, names it in `reads` and takes them with `stored_embeddings`.
 """

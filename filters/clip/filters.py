@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +15,9 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from filters.base import FREE, Batch, Columns, Filter, PoolFilter
+from filters.base import FILE, FREE, Batch, Columns, Filter, PoolFilter, described
 from filters.clip.model import ClipFilter, model_config
+from filters.columns import unit_vectors
 from manifests import disk
 
 # --------------------------------------------------------------------------------------------------
@@ -36,16 +36,12 @@ class Embed(ClipFilter):
     asked for.
     """
 
-    name: ClassVar[str] = "embed"
-    needs: ClassVar[frozenset[str]] = frozenset({"image", "caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {
-        "embed_image": pa.list_(pa.float16()),
-        "embed_text": pa.list_(pa.float16()),
-    }
-    meanings: ClassVar[dict[str, str]] = {
-        "embed_image": "embedding of the image under the filter's CLIP, length 1, fp16",
-        "embed_text": "embedding of the caption under the filter's CLIP, length 1, fp16",
-    }
+    name = "embed"
+    needs = frozenset({"image", "caption"})
+    adds, meanings = described(
+        embed_image=(pa.list_(pa.float16()), "embedding of the image, of length 1"),
+        embed_text=(pa.list_(pa.float16()), "embedding of the caption, of length 1"),
+    )
     towers: tuple[Literal["image", "text"], ...] = ("image", "text")
 
     def check_model_options(self) -> None:
@@ -113,16 +109,7 @@ def stored_embeddings(
         raise ValueError(
             f"{instance} has no column {name}; it must be an embed filter with towers: [{tower}]"
         )
-    array = columns[name]
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-    there: NDArray[np.bool_] = np.asarray(array.is_valid())
-    width = array.type.list_size
-    rows_BE = np.zeros((len(array), width), np.float32)
-    rows_BE[there] = array.flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-    lengths_B1 = np.linalg.norm(rows_BE, axis=1, keepdims=True)
-    np.divide(rows_BE, lengths_B1, out=rows_BE, where=lengths_B1 > 0)
-    return rows_BE, there
+    return unit_vectors(columns[name])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -149,29 +136,16 @@ class ClipLoss(PoolFilter):
     batch. Rows without both embeddings have none.
     """
 
-    name: ClassVar[str] = "clip_loss"
-    adds: ClassVar[dict[str, pa.DataType]] = {"clip_loss": pa.float32()}
-    meanings: ClassVar[dict[str, str]] = {
-        "clip_loss": "cosine less the log-sum-exp over random batches (s-CLIPLoss), at most 0"
-    }
+    name = "clip_loss"
+    adds, meanings = described(
+        clip_loss=(pa.float32(), "cosine less the log-sum-exp over random batches, at most 0"),
+    )
     on: str = field(metadata=FREE)  # the id of the set that is read counts
-    batch: int = 32768
-    rounds: int = 5
-    temperature: float = 0.01
+    batch: int = field(default=32768, metadata={"least": 2})
+    rounds: int = field(default=5, metadata={"least": 1})
+    temperature: float = field(default=0.01, metadata={"above": 0})
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata=FREE)
-
-    def __post_init__(self) -> None:
-        for option, least in (("batch", 2), ("rounds", 1)):
-            if getattr(self, option) < least:
-                raise ValueError(
-                    f"filter clip_loss: {option} is {getattr(self, option)}; "
-                    f"it must be at least {least}"
-                )
-        if not self.temperature > 0:
-            raise ValueError(
-                f"filter clip_loss: temperature is {self.temperature}; it must be positive"
-            )
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -297,12 +271,11 @@ class ClipScore(ClipFilter):
     the cosine is within 1e-3 of the exact one (docs/scoring.md has the measured difference).
     """
 
-    name: ClassVar[str] = "clip_score"
-    needs: ClassVar[frozenset[str]] = frozenset({"image", "caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {"clip_score": pa.float32()}
-    meanings: ClassVar[dict[str, str]] = {
-        "clip_score": "cosine of image and caption under the filter's CLIP, -1 to 1"
-    }
+    name = "clip_score"
+    needs = frozenset({"image", "caption"})
+    adds, meanings = described(
+        clip_score=(pa.float32(), "cosine of image and caption under the filter's CLIP, -1 to 1"),
+    )
     on: str | None = field(default=None, metadata=FREE)  # the id of the set that is read counts
 
     def check_model_options(self) -> None:
@@ -388,11 +361,12 @@ class Head(Filter):
     more than one; softmax is over all of them.
     """
 
-    name: ClassVar[str] = "head"
-    needs: ClassVar[frozenset[str]] = frozenset()
-    adds: ClassVar[dict[str, pa.DataType]] = {"head": pa.float32()}
-    meanings: ClassVar[dict[str, str]] = {"head": "score of the filter's head on an embedding"}
-    weights: str = field(metadata=FREE)  # identity() hashes the file
+    name = "head"
+    needs = frozenset()
+    adds, meanings = described(
+        head=(pa.float32(), "score of the filter's head on an embedding"),
+    )
+    weights: str = field(metadata=FILE)
     on: str = field(metadata=FREE)  # the id of the set that is read counts
     tower: Literal["image", "text"] = "image"
     hidden: Literal["none", "relu", "gelu", "tanh"] = "none"
@@ -401,7 +375,7 @@ class Head(Filter):
     layers: Any = field(default=None, init=False, repr=False, compare=False)  # Layers
 
     def __post_init__(self) -> None:
-        self.weights = os.path.abspath(self.weights)  # a worker may start in another folder
+        super().__post_init__()
         if not self.weights.endswith(SUFFIXES):
             raise ValueError(
                 f"filter head: weights is {self.weights!r}; it must end with {', '.join(SUFFIXES)}"
@@ -410,11 +384,6 @@ class Head(Filter):
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.on,)
-
-    def identity(self) -> str:
-        if not Path(self.weights).is_file():
-            raise ValueError(f"filter head: there is no file {self.weights}")
-        return disk.file_sha256(self.weights)
 
     def setup(self) -> None:
         self.layers = read_layers(Path(self.weights))

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from filters.base import FREE, Filter, package_folder, with_options
-from filters.clip.preprocess import Preprocess
+from filters.picture import PIXELS
 from manifests import disk, hub
 from manifests.clip_tokenizer import with_long_words
 
@@ -68,6 +68,132 @@ def run_batches(
             continue
         torch.cuda.empty_cache()  # here the error no longer holds the tensors of the batch
     return results
+
+
+# --------------------------------------------------------------------------------------------------
+# An image as the pixels that a CLIP's own validation transform gives, in fewer steps.
+#
+# open_clip's transform ends with ToTensor and Normalize, which make three copies of an image in
+# float32. `Preprocess.pixels` stops before them, at uint8, and `Preprocess.normalised` does both in
+# one pass over a batch. Values are the same to the last bit.
+
+
+Pixels = NDArray[np.uint8]  # (height, width, 3)
+
+# The last steps of open_clip's validation transforms, whatever precedes them.
+FLOAT_STEPS = ["MaybeToTensor", "Normalize"]
+# The steps before them in a transform that scales the shorter side and crops the centre: those of
+# every CLIP but SigLIP and a few others, which squash or pad.
+CROPPED_STEPS = ["Resize", "CenterCrop", "MaybeConvertMode"]
+
+
+class Preprocess:
+    """A validation transform of open_clip, cut into a part that gives uint8 and a part that gives
+    float32."""
+
+    def __init__(self, transform: Any, *, fast: bool = False) -> None:
+        """transform: torchvision's Compose of open_clip's image_transform(is_train=False).
+
+        fast: resize by torch's uint8 kernel instead of Pillow. It rounds the weights of a filter to
+        16 bits where Pillow has 22, so that 1 of 300 values differs, by a level or two.
+
+        ValueError for a transform that does not end with ToTensor and Normalize, and for `fast`
+        where it does not scale the shorter side and crop the centre.
+        """
+        *self.pixel_steps, to_tensor, normalize = transform.transforms
+        names = [type(to_tensor).__name__, type(normalize).__name__]
+        if names != FLOAT_STEPS:
+            raise ValueError(
+                f"a CLIP's validation transform ends with {', '.join(names)}; "
+                f"it must end with {', '.join(FLOAT_STEPS)}"
+            )
+        self.mean, self.std = normalize.mean, normalize.std
+        names = [type(step).__name__ for step in self.pixel_steps]
+        self.cropped: tuple[int, str] | None = None  # side and interpolation
+        if names == CROPPED_STEPS and isinstance(self.pixel_steps[0].size, int):
+            resize = self.pixel_steps[0]
+            self.cropped = (resize.size, resize.interpolation.value)
+        self.fast = fast
+        if fast and self.cropped is None:
+            raise ValueError(
+                f"resize: fast is for models that scale the shorter side and crop the centre; "
+                f"this one does {', '.join(names)}: leave resize out"
+            )
+
+    def pixels(self, image: Image.Image) -> Pixels:
+        """(H, W, 3) of an RGB image, resized and cropped."""
+        if self.cropped is None:
+            for step in self.pixel_steps:
+                image = step(image)
+            return np.asarray(image)
+        side, interpolation = self.cropped
+        width, height = scaled_size(image.width, image.height, side)
+        # As torchvision's CenterCrop rounds.
+        left, top = round((width - side) / 2), round((height - side) / 2)
+        if self.fast:
+            scaled_HWC = _resized_by_torch(_array_of(image), width, height, interpolation)
+            return scaled_HWC[top : top + side, left : left + side]
+        if image.size == (width, height):
+            return np.asarray(image)[top : top + side, left : left + side]
+        resample = Image.Resampling[interpolation.upper()]
+        if width > side:  # a wide image: the second pass need not see what is cropped
+            image = image.resize((width, image.height), resample)
+            image = image.crop((left, 0, left + side, image.height))
+            width, left = side, 0
+        image = image.resize((width, height), resample)
+        return np.asarray(image.crop((left, top, left + side, top + side)))
+
+    def normalised(self, pixels: Sequence[Pixels]) -> Any:
+        """(B, 3, H, W) float32 tensor: scaled to [0, 1], less the mean, divided by the standard
+        deviation.
+
+        An image is finished before the next one is begun, so that it stays in the cache.
+        """
+        import torch
+
+        mean_C11 = np.array(self.mean, np.float32).reshape(-1, 1, 1)
+        std_C11 = np.array(self.std, np.float32).reshape(-1, 1, 1)
+        height, width, channels = pixels[0].shape
+        batch_BCHW = torch.empty(len(pixels), channels, height, width)
+        for image_CHW, pixels_HWC in zip(batch_BCHW.numpy(), pixels, strict=True):
+            np.copyto(image_CHW, pixels_HWC.transpose(2, 0, 1))
+            np.divide(image_CHW, 255, out=image_CHW)
+            np.subtract(image_CHW, mean_C11, out=image_CHW)
+            np.divide(image_CHW, std_C11, out=image_CHW)
+        return batch_BCHW
+
+
+def _array_of(image: Image.Image) -> Pixels:
+    """(H, W, 3) of an RGB image: the array that it was decoded to, where it is still at hand."""
+    decoded: Pixels | None = getattr(image, PIXELS, None)
+    return np.asarray(image) if decoded is None else decoded
+
+
+def scaled_size(width: int, height: int, side: int) -> tuple[int, int]:
+    """Width and height with a shorter side of `side`, rounded down as torchvision's Resize does."""
+    if width <= height:
+        return side, int(side * height / width)
+    return int(side * width / height), side
+
+
+def _resized_by_torch(pixels_HWC: Pixels, width: int, height: int, interpolation: str) -> Pixels:
+    import torch
+    import torch.nn.functional as F
+
+    if pixels_HWC.shape[:2] == (height, width):
+        return pixels_HWC
+    # Pillow gives a read-only array, which torch does not take.
+    image_1CHW = torch.from_numpy(pixels_HWC.copy()).permute(2, 0, 1)[None]
+    sizes = [(height, width)]
+    full_height, full_width = pixels_HWC.shape[:2]
+    # Pillow from version 13 begins with the vertical pass where the height shrinks much more. Each
+    # pass rounds to 8 bits, so that the order of the two is visible.
+    if full_height - height > 2 * max(0, full_width - width):
+        sizes.insert(0, (height, full_width))
+    for size in sizes:
+        image_1CHW = F.interpolate(image_1CHW, size=size, mode=interpolation, antialias=True)
+    scaled_HWC: Pixels = image_1CHW[0].permute(1, 2, 0).numpy()
+    return scaled_HWC
 
 
 # --------------------------------------------------------------------------------------------------
@@ -170,12 +296,13 @@ CONFIG = "open_clip_config.json"
 # What is read of a repository of the hub; there may be weights in several forms.
 HUB_FILES = ["*.json", "*.txt", "*.model", "*.safetensors"]
 HUB_FILES_OF_OLD = ["open_clip_pytorch_model.bin"]
+COMPUTED = "clip_computed"  # attribute of an image that models have seen
 PREPROCESS_THREADS = min(8, os.cpu_count() or 1)
 
+BATCH: dict[str, Any] = {**FREE, "least": 1}
 CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
 
 Embeddings = NDArray[np.float32]  # (rows, width), each row of length 1
-Pixels = NDArray[np.uint8]  # (height, width, 3)
 
 
 @dataclass(kw_only=True)
@@ -187,15 +314,12 @@ class ModelFilter(Filter):
     """
 
     model: str = field(default="", metadata=FREE)  # identity() says which weights these are
-    batch_size: int = field(default=256, metadata=FREE)
+    batch_size: int = field(default=256, metadata=BATCH)
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata=FREE)
     precision: Literal["auto", "fp32", "bf16"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ValueError(
-                f"filter {self.name}: batch_size is {self.batch_size}; it must be at least 1"
-            )
+        super().__post_init__()
         self.check_model_options()
 
     def check_model_options(self) -> None:
@@ -307,17 +431,14 @@ def weights_identity(kind: str, model: str, pretrained: str | None) -> str:
 
     kind: the filter, for messages. ValueError for a model that does not exist.
     """
+    if model.startswith(HUB):
+        return HUB + hub.pinned(f"filter {kind}", model.removeprefix(HUB))
+    folder = _config_file(kind, model).parent
     if model.startswith(LOCAL):
-        folder = Path(model.removeprefix(LOCAL))
-        if not (folder / CONFIG).is_file():
-            raise ValueError(f"filter {kind}: there is no {CONFIG} in {folder}")
         files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS)
         if all(path.suffix == ".json" for path in files):  # open_clip would draw random weights
             raise ValueError(f"filter {kind}: there are no weights in {folder}")
         return disk.content_hash({path.name: disk.file_sha256(path) for path in files}, 64)
-    if model.startswith(HUB):
-        return HUB + hub.pinned(f"filter {kind}", model.removeprefix(HUB))
-    _check_name(kind, model)
     assert pretrained is not None
     weights = disk.file_sha256(pretrained) if os.path.isfile(pretrained) else pretrained
     return f"{model}:{weights}"
@@ -328,21 +449,26 @@ def model_config(kind: str, model: str) -> dict[str, Any]:
 
     A model of the hub may be downloaded in part. ValueError for a model that does not exist.
     """
-    if model.startswith(HUB):
-        name = model.removeprefix(HUB)
-        path = Path(hub.snapshot(f"filter {kind}", name, [CONFIG])) / CONFIG
-        if not path.is_file():
-            raise ValueError(f"filter {kind}: {name} has no {CONFIG}")
-    elif model.startswith(LOCAL):
-        path = Path(model.removeprefix(LOCAL)) / CONFIG
-        if not path.is_file():
-            raise ValueError(f"filter {kind}: there is no {CONFIG} in {path.parent}")
-    else:
-        _check_name(kind, model)
-        path = package_folder("open_clip", kind) / "model_configs" / f"{model}.json"
-    config: dict[str, Any] = json.loads(path.read_text())
+    config: dict[str, Any] = json.loads(_config_file(kind, model).read_text())
     inner: dict[str, Any] = config.get("model_cfg", config)
     return inner
+
+
+def _config_file(kind: str, model: str) -> Path:
+    if not model.startswith((LOCAL, HUB)):
+        configs = package_folder("open_clip", kind) / "model_configs"
+        known = [path.stem for path in configs.glob("*.json")]
+        if model not in known:
+            raise ValueError(
+                f"filter {kind}: open_clip has no model {model!r}{disk.did_you_mean(model, known)}"
+            )
+        return configs / f"{model}.json"
+    folder = model.removeprefix(LOCAL)
+    if model.startswith(HUB):
+        folder = hub.snapshot(f"filter {kind}", model.removeprefix(HUB), [CONFIG])
+    if not os.path.isfile(os.path.join(folder, CONFIG)):
+        raise ValueError(f"filter {kind}: there is no {CONFIG} in {folder}")
+    return Path(folder) / CONFIG
 
 
 def check_weights(kind: str, model: str, pretrained: str | None) -> None:
@@ -350,7 +476,7 @@ def check_weights(kind: str, model: str, pretrained: str | None) -> None:
     activation."""
     if model.startswith((LOCAL, HUB)) or find_spec("open_clip") is None:
         return
-    _check_name(kind, model)
+    _config_file(kind, model)
     if os.path.isfile(str(pretrained)):
         return
     import open_clip
@@ -373,16 +499,6 @@ def check_weights(kind: str, model: str, pretrained: str | None) -> None:
         )
 
 
-def _check_name(kind: str, model: str) -> None:
-    """ValueError for a model that open_clip does not have; reads names of files only."""
-    configs = package_folder("open_clip", kind) / "model_configs"
-    known = [path.stem for path in configs.glob("*.json")]
-    if model not in known:
-        raise ValueError(
-            f"filter {kind}: open_clip has no model {model!r}{disk.did_you_mean(model, known)}"
-        )
-
-
 def _trained_with_quick_gelu(model: str, pretrained: str) -> bool | None:
     """The activation that weights of `model` or of its -quickgelu variant were trained with;
     None for other weights."""
@@ -399,27 +515,6 @@ def _trained_with_quick_gelu(model: str, pretrained: str) -> bool | None:
 # --- a loaded model -------------------------------------------------------------------------------
 
 
-class _Remembered:
-    """Values of objects, as long as these exist: images of the batch at hand. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.entries: dict[int, tuple[weakref.ref[Image.Image], Any]] = {}
-
-    def get(self, image: Image.Image) -> Any:
-        entry = self.entries.get(id(image))
-        return entry[1] if entry is not None and entry[0]() is image else None
-
-    def put(self, image: Image.Image, value: Any) -> None:
-        number = id(image)
-
-        def forget(reference: weakref.ref[Image.Image]) -> None:
-            entry = self.entries.get(number)
-            if entry is not None and entry[0] is reference:
-                self.entries.pop(number, None)
-
-        self.entries[number] = (weakref.ref(image, forget), value)
-
-
 class ClipModel:
     """A CLIP of open_clip in evaluation mode, with its transform and its tokenizer."""
 
@@ -432,7 +527,6 @@ class ClipModel:
         self.special_words = dict(getattr(tokenizer, "cache", {}))
         self.largest: dict[str, int] = {}  # per tower: the batch that fitted after an error
         self.forwards = {"image": 0, "text": 0}  # batches that went through a tower
-        self.pixels, self.images = _Remembered(), _Remembered()
         self.texts: dict[str, Embeddings] = {}  # of the captions that were asked for last
 
     def prepare(self, image: Image.Image) -> None:
@@ -440,18 +534,25 @@ class ClipModel:
 
         An image that cannot be preprocessed raises when it is asked for.
         """
-        if self.pixels.get(image) is None:
+        known = self._known(image)
+        if "pixels" not in known:
             with suppress(Exception):
-                self.pixels.put(image, self.preprocess.pixels(image))
+                known["pixels"] = self.preprocess.pixels(image)
+
+    def _known(self, image: Image.Image) -> dict[str, Any]:
+        """What this model has computed of an image, as long as both exist."""
+        of_models = vars(image).setdefault(COMPUTED, weakref.WeakKeyDictionary())
+        known: dict[str, Any] = of_models.setdefault(self, {})
+        return known
 
     def embed_images(self, images: Sequence[Image.Image], batch_size: int) -> Embeddings:
         """(images, width). An image that another filter asked for is not computed again."""
-        missing = [image for image in images if self.images.get(image) is None]
+        missing = [image for image in images if "embedding" not in self._known(image)]
         unique = list({id(image): image for image in missing}.values())
         if unique:
             for image, embedding in zip(unique, self._new_images(unique, batch_size), strict=True):
-                self.images.put(image, embedding)
-        return self._stacked([self.images.get(image) for image in images])
+                self._known(image)["embedding"] = embedding
+        return self._stacked([self._known(image)["embedding"] for image in images])
 
     def embed_texts(self, captions: Sequence[str], batch_size: int) -> Embeddings:
         """(captions, width). A caption that another filter asked for is not computed again."""
@@ -474,7 +575,7 @@ class ClipModel:
             return list(threads.map(self._pixels_of, images))
 
     def _pixels_of(self, image: Image.Image) -> Pixels:
-        prepared: Pixels | None = self.pixels.get(image)
+        prepared: Pixels | None = self._known(image).get("pixels")
         return self.preprocess.pixels(image) if prepared is None else prepared
 
     def _image_batch(self, pixels: Sequence[Pixels]) -> Any:

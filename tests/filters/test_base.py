@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from filters import FILTERS, check_filters, make, specs_of_recipe
 from filters.base import (
-    Batch,
-    Columns,
-    Filter,
     options_of,
-    package_folder,
     set_id,
 )
 from manifests.columns import SIDECAR
@@ -43,33 +37,6 @@ def test_an_unknown_filter_names_the_nearest_and_all() -> None:
         make(spec("captoin"))
 
 
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        (
-            spec("caption", min_words=3),
-            r"caption has no option 'min_words'; did you mean 'words'\?; its options are",
-        ),
-        (
-            spec("pdq", min_words=3),
-            "filter pdq has no option 'min_words'; it has no options",
-        ),
-        (
-            spec("clip_score", **WEIGHTS, batchsize=8),
-            "no option 'batchsize'; did you mean 'batch_size'",
-        ),
-        (spec("clip_score", **WEIGHTS, batch_size="many"), "batch_size is 'many'"),
-        (spec("clip_score", **WEIGHTS, device="tpu"), "device is 'tpu'"),
-        (spec("clip_score"), "filter clip_score needs the option model"),
-        (spec("clip_score", **WEIGHTS, loaded=1), "no option 'loaded'"),
-        (spec("tokens", tokenizer="words"), "tokenizer is 'words'"),
-    ],
-)
-def test_options_that_are_not_there_or_make_no_sense(asked: FilterSpec, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(asked)
-
-
 def test_the_id_follows_the_result_and_not_the_speed() -> None:
     exact = {**WEIGHTS, "precision": "fp32"}
     plain = set_id(make(spec("clip_score", **exact)))
@@ -79,6 +46,8 @@ def test_the_id_follows_the_result_and_not_the_speed() -> None:
     assert set_id(make(spec("clip_score", **other))) != plain
     assert set_id(make(spec("caption"))) != set_id(make(spec("picture")))
     assert len(plain) == 12
+    reads = [set_id(make(spec("caption")), names) for names in ((), ("a",), ("a", "b"), ("b", "a"))]
+    assert len(set(reads)) == 4
 
 
 def test_options_are_given_back_with_their_defaults() -> None:
@@ -94,30 +63,6 @@ def test_options_are_given_back_with_their_defaults() -> None:
     assert options_of(make(spec("tokens"))) == {"tokenizer": "clip"}
 
 
-def test_a_package_is_found_without_importing_it() -> None:
-    assert (package_folder("pyarrow", "x") / "__init__.py").is_file()
-    with pytest.raises(ValueError, match="filter x needs the package no_such_package"):
-        package_folder("no_such_package", "x")
-
-
-@dataclass(kw_only=True)
-class Length(Filter):
-    """The least that a filter must say."""
-
-    name: ClassVar[str] = "length"
-    needs: ClassVar[frozenset[str]] = frozenset({"caption"})
-    adds: ClassVar[dict[str, pa.DataType]] = {"length": pa.int32()}
-    meanings: ClassVar[dict[str, str]] = {"length": "characters"}
-    step: int = 1
-    table: list[int] = field(default_factory=list, init=False)
-
-    def setup(self) -> None:
-        self.table.append(self.step)
-
-    def score(self, batch: Batch) -> Columns:
-        return {"length": [len(caption) // self.step for caption in batch.captions]}
-
-
 def test_ids_of_before_stay() -> None:
     """Folders of pools that were scored before there were instances."""
     assert set_id(make(spec("caption"))) == "2a52c03ea8c5"
@@ -125,12 +70,6 @@ def test_ids_of_before_stay() -> None:
     assert set_id(make(spec("optout", user_agent="x/1"))) == "0d5ad6f3f5e7"
     renamed = FilterSpec(name="words", kind="caption")
     assert set_id(make(renamed)) == set_id(make(spec("caption")))
-
-
-def test_the_id_covers_what_is_read() -> None:
-    ids = {set_id(Length()), set_id(Length(), ["a"]), set_id(Length(), ["a", "b"])}
-    assert len(ids) == 3
-    assert set_id(Length(), ["b", "a"]) not in ids
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -149,8 +88,6 @@ def test_what_a_recipe_decides_reaches_its_filters() -> None:
     specs = specs_of_recipe(recipe(spec("optout"), spec("caption"), user_agent="bot/2 (x@y.org)"))
     assert specs == (spec("optout", user_agent="bot/2 (x@y.org)"), spec("caption"))
     check_filters(specs)
-    with pytest.raises(ValueError, match=r"user_agent is empty; set fetch\.user_agent in"):
-        check_filters(specs_of_recipe(recipe(spec("optout"))))
     with pytest.raises(ValueError, match="there is no filter 'captoin'"):
         check_filters(specs_of_recipe(recipe(spec("captoin"))))
 

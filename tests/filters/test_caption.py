@@ -7,10 +7,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from filters import check_filters, make
-from filters.base import Batch, set_id
+from filters.base import Batch
 from filters.caption import Caption
-from manifests.schema import FilterSpec
 
 
 @pytest.mark.parametrize(
@@ -27,11 +25,6 @@ from manifests.schema import FilterSpec
 def test_counts(caption: str, words: int, chars: int) -> None:
     scores = Caption().score(Batch(captions=[caption], images=None, rows=pa.table({})))
     assert (scores["caption_words"][0], scores["caption_chars"][0]) == (words, chars)
-
-
-def test_a_missing_caption_is_not_counted_as_empty() -> None:
-    with pytest.raises(AttributeError):
-        Caption().score(Batch(captions=[None], images=None, rows=pa.table({})))  # type: ignore[list-item]
 
 
 def score(filter_: Caption, *captions: str) -> dict[str, list[object]]:
@@ -59,22 +52,3 @@ def test_all_columns(tmp_path: Path) -> None:
     }
     assert score(Caption(words=str(path)), "Sale!")["caption_listed"] == [1]
     assert score(Caption(detail=True))["caption_url"] == []
-
-
-def test_the_id_is_that_of_the_words(tmp_path: Path) -> None:
-    path = tmp_path / "words.txt"
-    path.write_text("sale")
-    first = set_id(Caption(words=str(path)))
-    (tmp_path / "copy.txt").write_text("sale")
-    assert set_id(Caption(words=str(tmp_path / "copy.txt"))) == first != set_id(Caption())
-    path.write_text("sales")
-    assert set_id(Caption(words=str(path))) != first
-
-
-def test_a_word_list_that_cannot_be_used(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"caption: .*there is no file /nowhere/x\.txt"):
-        make(FilterSpec(name="caption", options={"words": "/nowhere/x.txt"}))
-    path = tmp_path / "words.txt"
-    path.write_text("...\n")
-    with pytest.raises(ValueError, match="which holds no letter or digit"):
-        check_filters([FilterSpec(name="caption", options={"words": str(path)})])

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from filters.base import Batch, set_id
+from filters.base import Batch
 from filters.faces import Faces
 from manifests.schema import Fetch
 from pipeline.images.transform import boxes_of
@@ -92,13 +92,6 @@ def test_boxes_of_an_scrfd_are_those_of_the_image_without_its_padding(tmp_path: 
     assert faces(path, Image.new("RGB", (128, 64)), threshold=0.95) == []
 
 
-def test_the_id_is_of_the_file(tmp_path: Path) -> None:
-    first, second = ultraface(tmp_path / "a.onnx"), ultraface(tmp_path / "b.onnx")
-    assert set_id(Faces(weights=str(first))) == set_id(Faces(weights=str(second)))
-    second.write_bytes(second.read_bytes() + b"\0")
-    assert set_id(Faces(weights=str(first))) != set_id(Faces(weights=str(second)))
-
-
 def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
     other = model(tmp_path / "o.onnx", {"a": np.zeros((1, 5, 2)), "b": np.zeros((1, 5, 3))})
     with pytest.raises(ValueError, match="it must be an UltraFace, with"):
@@ -109,18 +102,3 @@ def test_models_of_another_kind_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"no model")
     with pytest.raises(ValueError, match=r"x\.onnx cannot be loaded: "):
         faces(tmp_path / "x.onnx", Image.new("RGB", (9, 9)))
-    with pytest.raises(ValueError, match="there is no file /nowhere"):
-        Faces(weights="/nowhere").identity()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"threshold": 1.5}, "threshold is 1.5; it must lie between 0 and 1"),
-        ({"overlap": 0.0}, "overlap is 0.0"),
-        ({"size": 100}, "size is 100; it must be a multiple of 32"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Faces(weights="x.onnx", **options)

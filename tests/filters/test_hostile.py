@@ -40,7 +40,7 @@ filters:
   - {head: {weights: head.pth, on: embed}}
   - {concept: {entries: words.txt}}
   - {balance: {t: 2}}
-  - {synset: {mapping: nouns.txt, wnids: wnids.txt}}
+  - {synset: {nouns: index.noun, wnids: wnids.txt}}
   - {targets: {targets: targets.npy, clusters: 3}}
   - {exact: {duplicate: {on: sha256}}}
   - {near: {duplicate: {on: perceptual, best: clip_score}}}
@@ -58,7 +58,8 @@ LONG = 10_000_000 if EVERYWHERE else 500_000
 def recipe(clip_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipe")
     (folder / "words.txt").write_text("dog\nred car\n")
-    (folder / "nouns.txt").write_text("dog\tn02084071\n")
+    (folder / "index.noun").write_text("dog n 1 0 1 0 02084071\n")
+    (folder / "noun.exc").touch()
     (folder / "wnids.txt").write_text("n02084071\n")
     (folder / "captions.csv").write_text(f"uid,caption\n{'0' * 32},text\n")
     np.save(folder / "targets.npy", np.eye(16, dtype=np.float32)[:3])

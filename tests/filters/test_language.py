@@ -58,5 +58,3 @@ def test_a_model_file_may_be_given(filter_: Language, tmp_path: Path) -> None:
     assert set_id(own) == set_id(filter_)
     own.setup()
     assert detect(own, "ein Hund am Strand") == detect(filter_, "ein Hund am Strand")
-    with pytest.raises(ValueError, match="there is no file /nowhere/lid"):
-        Language(model="/nowhere/lid.176.bin")

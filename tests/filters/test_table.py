@@ -46,22 +46,6 @@ def test_the_id_is_that_of_the_content_whatever_the_folder(tmp_path: Path) -> No
     assert make(spec(f"{tmp_path}/a/*.parquet")).identity() == make(spec(tmp_path / "a")).identity()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"take": {"score": "double"}}, r"'double' is not one of string, .*fp16\[WIDTH\]"),
-        ({"take": {"Score": "float"}}, "a column cannot be named 'Score'"),
-        ({"take": {}}, "needs paths and take"),
-        ({"paths": ["a.npy"]}, "lists of uids .* give one column"),
-        ({"paths": ["a.npy", "b"], "take": {"listed": "bool"}}, "cannot be mixed"),
-        ({"take": {"score": "fp16[0]"}}, "is not one of"),
-    ],
-)
-def test_mistakes_in_the_options(tmp_path: Path, options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(spec(tmp_path, **options))
-
-
 def test_files_that_are_not_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="there is no table at"):
         make(spec(tmp_path / "none")).identity()

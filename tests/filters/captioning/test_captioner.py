@@ -63,22 +63,6 @@ def test_the_id_is_of_weights_precision_and_search(
     assert id_of(moved) != id_of(blip)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "needs the option model"),
-        ({"model": "ViT-B-32"}, "name a model of transformers as hf:ORG/NAME or local-dir:FOLDER"),
-        ({"model": "hf:a/b", "beams": 0}, "beams is 0"),
-        ({"model": "hf:a/b", "min_tokens": 31}, "min_tokens is 31 and max_tokens 30"),
-        ({"model": "hf:a/b", "beams": 2, "temperature": 1.0}, "temperature is 1.0 with 2 beams"),
-        ({"model": "hf:a/b", "seed": 2}, "nothing is drawn at temperature 0"),
-    ],
-)
-def test_options_that_cannot_be(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Captioner(**options)
-
-
 def test_models_that_write_nothing(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ValueError, match="there are no weights in"):

@@ -112,19 +112,6 @@ def test_a_small_pool_is_one_batch_and_rows_without_embeddings_take_no_part() ->
     assert rows["uid"][3].as_py() not in computed(filter_, rows.set_column(2, "e_text", lacking), 2)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"batch": 1}, "batch is 1; it must be at least 2"),
-        ({"rounds": 0}, "rounds is 0"),
-        ({"temperature": 0.0}, "temperature is 0.0; it must be positive"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ClipLoss(on="e", **options)
-
-
 def test_a_column_that_is_not_there() -> None:
     with pytest.raises(ValueError, match="e has no column e_text"):
         ClipLoss(on="e").summarise(pool().drop_columns("e_text"))

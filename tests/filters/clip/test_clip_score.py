@@ -106,36 +106,6 @@ def test_ids_of_before_stay(precision: Any, number: str) -> None:
     assert set_id(score) == number
 
 
-def test_a_folder_may_be_relative(clip_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(clip_folder.parent)
-    assert ClipScore(model=f"local-dir:{clip_folder.name}").model == f"local-dir:{clip_folder}"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": "ViT-B-32"}, "name them with pretrained"),
-        ({"model": "local-dir:/x", "pretrained": "openai"}, "brings its own weights"),
-        ({"model": "ViT-B-32", "pretrained": "openai", "batch_size": 0}, "batch_size is 0"),
-    ],
-)
-def test_options_that_contradict(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ClipScore(**options)
-
-
-@pytest.mark.parametrize(
-    ("model", "pretrained", "message"),
-    [
-        ("ViT-B-33", "openai", "no model 'ViT-B-33'; did you mean 'ViT-B-32'"),
-        ("local-dir:/nowhere", None, "no open_clip_config.json in /nowhere"),
-    ],
-)
-def test_models_that_are_not_there(model: str, pretrained: str | None, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        ClipScore(model=model, pretrained=pretrained).identity()
-
-
 @pytest.mark.parametrize(
     ("model", "pretrained", "message"),
     [

@@ -75,12 +75,6 @@ def test_a_recipe_may_name_a_model_that_is_trained_later(tmp_path: Path) -> None
         later.identity()
 
 
-@pytest.mark.parametrize("towers", [(), ("image", "image")])
-def test_towers_that_make_no_sense(clip_folder: Path, towers: Any) -> None:
-    with pytest.raises(ValueError, match="name image, text, or each of them once"):
-        embed(clip_folder, towers=towers)
-
-
 def test_a_score_of_stored_embeddings_is_close_to_that_of_the_model(clip_folder: Path) -> None:
     batch = Batch(captions=CAPTIONS, images=images(), rows=pa.table({}))
     direct = ClipScore(model=f"local-dir:{clip_folder}", device="cpu", precision="fp32")
@@ -114,5 +108,3 @@ def test_a_column_that_is_not_there_is_named(clip_folder: Path) -> None:
     rows = Batch(captions=[""], images=None, rows=pa.table({}), columns=columns)
     with pytest.raises(ValueError, match=r"e has no column e_text; it must be an embed filter"):
         ClipScore(on="e").score(rows)
-    with pytest.raises(ValueError, match="leave model, pretrained and precision out"):
-        ClipScore(on="e", precision="fp32")

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from filters.base import Batch, set_id
+from filters.base import Batch
 from filters.clip.filters import Head, fixed_lists, read_layers
 
 WIDTH = 8
@@ -115,18 +115,6 @@ def test_the_input_is_normalised_and_one_output_chosen(tmp_path: Path) -> None:
         scores(path, batch_of(embeddings()), output=3)
 
 
-def test_the_id_is_of_the_file_and_of_what_is_done_with_it(tmp_path: Path) -> None:
-    path = saved(nn.Linear(WIDTH, 1).state_dict(), tmp_path / "a.pth")
-    copied = tmp_path / "b.pth"
-    copied.write_bytes(path.read_bytes())
-    head = Head(weights=str(path), on="e")
-    assert set_id(head) == set_id(Head(weights=str(copied), on="e"))
-    assert set_id(head, ["1"]) != set_id(head, ["2"])
-    assert set_id(head) != set_id(Head(weights=str(path), on="e", last="sigmoid"))
-    saved(nn.Linear(WIDTH, 1).state_dict(), copied)
-    assert set_id(head) != set_id(Head(weights=str(copied), on="e"))
-
-
 def test_an_embedding_of_another_width_is_refused(tmp_path: Path) -> None:
     path = saved(nn.Linear(WIDTH + 1, 1).state_dict(), tmp_path / "a.pth")
     with pytest.raises(ValueError, match="reads embeddings of width 9, and those of e have"):
@@ -168,12 +156,3 @@ def test_a_pickle_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     with pytest.raises(ValueError, match="is not a file of weights"):
         read_layers(tmp_path / "head.pth")
     assert not (tmp_path / "executed").exists()
-
-
-@pytest.mark.parametrize(
-    ("weights", "message"),
-    [("head.onnx", "it must end with .pth"), ("missing.pth", "there is no file .*/missing.pth")],
-)
-def test_files_that_are_not_there_or_of_no_known_kind(weights: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Head(weights=weights, on="e").identity()

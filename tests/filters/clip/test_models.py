@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +87,14 @@ def test_nothing_is_kept_of_images_and_models_that_are_gone(clip_folder: Path) -
     for image in batch.images or ():
         score.prepare(image)
     score.score(batch)
-    assert len(model.images.entries) == len(model.pixels.entries) == 11
-    del batch, image
-    gc.collect()
-    assert not model.images.entries
-    assert not model.pixels.entries
+    computed = [weakref.ref(array) for array in model._known(image).values()]
+    assert len(computed) == 2
     count = len(models._MODELS)
     del score, model
     gc.collect()
     assert len(models._MODELS) == count - 1
+    assert not vars(image)[models.COMPUTED]
+    assert [reference() for reference in computed] == [None, None]
 
 
 class SmallMemory:

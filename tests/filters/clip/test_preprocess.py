@@ -11,7 +11,7 @@ from open_clip.transform import image_transform
 from PIL import Image
 from PIL import __version__ as PILLOW
 
-from filters.clip.preprocess import Preprocess
+from filters.clip.model import Preprocess
 
 SHAPES = [(50, 40), (40, 50), (32, 32), (7, 5), (300, 33), (33, 300), (1, 1), (2, 90), (341, 256)]
 

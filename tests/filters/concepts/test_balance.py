@@ -12,9 +12,15 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters import instances_of, make
-from filters.base import set_id
-from filters.concepts import Balance
+from filters import instances_of
+from filters.concepts import (
+    Balance,
+    count_entries,
+    draws,
+    row_probabilities,
+    tail_share,
+    threshold_for_share,
+)
 from manifests.schema import FilterSpec
 from tests.support.pool_filters import run_inline
 
@@ -98,13 +104,6 @@ def test_merged_summaries_give_the_same_state() -> None:
     assert filter_.combine(merged).tolist() == filter_.combine(whole).tolist()
 
 
-def test_another_instance_of_concept_may_be_balanced() -> None:
-    assert Balance(t=1, of="wiki").reads == ("wiki_entries",)
-    assert set_id(Balance(t=1, of="wiki"), ["x"]) == set_id(Balance(t=1), ["x"])
-    assert set_id(Balance(t=1), ["x"]) != set_id(Balance(t=1), ["y"])
-    assert len({set_id(Balance(t=1, seed=seed)) for seed in range(3)}) == 3
-
-
 def test_the_concepts_stand_before_their_balance(tmp_path: Path) -> None:
     path = tmp_path / "list.txt"
     path.write_text("dog")
@@ -115,16 +114,38 @@ def test_the_concepts_stand_before_their_balance(tmp_path: Path) -> None:
         instances_of([balance, concept])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, r"needs either t or tail_share, as in \{balance: \{t: 20000\}\}"),
-        ({"t": 5, "tail_share": 0.06}, "needs either t or tail_share"),
-        ({"t": 0}, "t is 0; it must be at least 1"),
-        ({"tail_share": 6}, "tail_share is 6.0; it must lie between 0 and 1"),
-        ({"t": 1, "seed": -1}, "seed is -1"),
-    ],
-)
-def test_options_that_make_no_sense(options: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(FilterSpec(name="balance", options=options))
+def test_a_column_in_pieces_counts_as_a_whole() -> None:
+    chunked = pa.chunked_array([[[0], [1, 2]], [[2], None]], LISTS)
+    assert count_entries(chunked).to_pydict() == {"entry": [0, 1, 2], "rows": [1, 1, 2]}
+
+
+def test_a_slice_of_a_column_has_its_own_values() -> None:
+    column = pa.array([[0, 1], [1], [], None, [0]], LISTS).slice(1)
+    assert row_probabilities(column, np.array([0.5, 1.0])).tolist()[:2] == [1.0, 0.0]
+    assert row_probabilities(column, np.array([0.5, 1.0])).tolist()[3] == 0.5
+
+
+def test_the_threshold_of_a_tail_share_and_back() -> None:
+    counts = np.array([1, 1, 2, 4, 8, 16, 32, 0])
+    assert threshold_for_share(counts, 4 / 64) == 2  # 1 + 1 + 2 of 64 matches
+    assert tail_share(counts, 2) == 2 / 64  # an entry with t rows is at the border, in no tail
+    assert threshold_for_share(counts, 0.5) == 16
+    assert threshold_for_share(counts, 0) == 1
+    assert threshold_for_share(counts, 1) == 32
+    assert threshold_for_share(np.zeros(3, np.int64), 0.06) == 1
+    assert tail_share(np.zeros(0, np.int64), 5) == 0
+
+
+def test_draws_are_of_the_row_and_the_seed_alone() -> None:
+    uids = [f"{n:032x}" for n in range(20_000)]
+    numbers = draws(uids, 3)
+    assert numbers[7] == (xxhash.xxh3_64_intdigest(f"balance:{uids[7]}".encode(), 3) >> 11) / 2**53
+    assert (draws(uids[::-1], 3)[::-1] == numbers).all()
+    assert 0 <= numbers.min() < numbers.max() < 1
+    assert abs(numbers.mean() - 0.5) < 4 / math.sqrt(12 * len(uids))
+    others = (
+        draws(uids, 4),
+        np.array([xxhash.xxh3_64_intdigest(uid.encode(), 3) for uid in uids]) / 2**64,
+    )
+    for other in others:  # another seed, and the draw of a view's `sample` with the same seed
+        assert abs(np.corrcoef(numbers, other)[0, 1]) < 4 / math.sqrt(len(uids))

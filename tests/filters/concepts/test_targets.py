@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from filters import check_filters, make
-from filters.base import set_id
+from filters import check_filters
 from filters.targets import Targets, read_embeddings
 from manifests.schema import FilterSpec
 from tests.support.pool_filters import run_inline
@@ -78,6 +77,7 @@ def test_every_form_of_a_file(tmp_path: Path, targets: str) -> None:
     np.savez(tmp_path / "one.npz", b32=vectors.astype(np.float16))
     np.savez(tmp_path / "two.npz", b32=vectors, l14=vectors)
     pq.write_table(pa.table({"e": pa.array(vectors.tolist())}), tmp_path / "t.parquet")
+    (tmp_path / "bytes.npy").write_bytes(b"nothing of the kind")
     files: list[tuple[str, str | None]] = [
         (targets, None), ("one.npz", None), ("two.npz", "l14"), ("t.parquet", "e"),
     ]  # fmt: skip
@@ -88,6 +88,7 @@ def test_every_form_of_a_file(tmp_path: Path, targets: str) -> None:
         ("t.parquet", None, "name the column of .* with key"),
         ("t.parquet", "x", "has no column 'x'; it has e"),
         ("nowhere.npy", None, "cannot be read"),
+        ("bytes.npy", None, "is no array of NumPy"),
     ):
         with pytest.raises(ValueError, match=message):
             read_embeddings(str(tmp_path / name), key)
@@ -110,37 +111,8 @@ def test_arrays_that_are_no_embeddings(tmp_path: Path, array: Any, message: str)
         check_filters([spec])
 
 
-def test_bytes_that_are_no_array(tmp_path: Path) -> None:
-    (tmp_path / "x.npy").write_bytes(b"nothing of the kind")
-    with pytest.raises(ValueError, match="is no array of NumPy"):
-        read_embeddings(str(tmp_path / "x.npy"), None)
-
-
 def test_targets_of_another_model_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((2, 8), np.float32))
     filter_ = Targets(targets=str(tmp_path / "x.npy"))
     with pytest.raises(ValueError, match=r"has embeddings of 8 numbers, those of embed_image have"):
         filter_.combine(filter_.summarise(pool(2, 10)))
-
-
-def test_the_id_is_that_of_the_targets_and_not_of_their_place(tmp_path: Path, targets: str) -> None:
-    copy = tmp_path / "copy.npy"
-    copy.write_bytes(Path(targets).read_bytes())
-    first = set_id(Targets(targets=targets), ["x"])
-    assert set_id(Targets(targets=str(copy)), ["x"]) == first
-    assert set_id(Targets(targets=targets, clusters=7), ["x"]) != first
-    np.save(copy, np.ones((1, WIDTH), np.float32))
-    assert set_id(Targets(targets=str(copy)), ["x"]) != first
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"clusters": 0}, "clusters is 0; it must be at least 1"),
-        ({"sample": 0}, r"sample is 0.0; it must lie in \(0, 1\]"),
-        ({"targets": "/nowhere/x.npy"}, "there is no file /nowhere/x.npy"),
-    ],
-)
-def test_options_that_make_no_sense(targets: str, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        make(FilterSpec(name="targets", options={"targets": targets, **options}))

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from filters import clusters
+from filters.columns import unit_vectors
 
 
 def directions(rows: int, width: int, seed: int = 0) -> clusters.Floats:
@@ -16,12 +17,12 @@ def directions(rows: int, width: int, seed: int = 0) -> clusters.Floats:
 
 def test_rows_without_an_embedding_are_zero_and_unusable() -> None:
     column = pa.array([[3, 4], None, [0, 0], [float("nan"), 1]], pa.list_(pa.float16(), 2))
-    rows, usable = clusters.vectors(pa.chunked_array([column.slice(0, 1), column.slice(1)]))
+    rows, usable = unit_vectors(pa.chunked_array([column.slice(0, 1), column.slice(1)]))
     assert usable.tolist() == [True, False, False, False]
     assert rows[0] == pytest.approx([0.6, 0.8])
     assert not rows[1:].any()
     with pytest.raises(ValueError, match="lists of a fixed size are needed"):
-        clusters.vectors(pa.array([[1.0, 2.0]]))
+        unit_vectors(pa.array([[1.0, 2.0]]))
 
 
 def test_near_pairs_of_a_cluster_are_those_of_all_pairs_across_blocks() -> None:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,8 +55,3 @@ def test_equal_values_are_compared_once() -> None:
     values = pa.chunked_array([["x", "y"], ["x", "z", "y"]])
     assert collapse(values, labels_of).tolist() == [0, 1, 0, 0, 1]
     assert seen == ["x", "y", "z"]
-
-
-def test_a_node_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(IndexError):
-        joined(3, [(np.array([0]), np.array([3]))])

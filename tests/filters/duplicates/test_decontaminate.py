@@ -108,23 +108,6 @@ def test_the_images_are_part_of_the_identity_and_their_folder_is_not(tmp_path: P
     assert identities[0] == identities[1] != identities[2]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "needs the option against"),
-        ({"against": []}, "against is empty"),
-        ({"against": "x", "radius": -2}, "radius is -2"),
-        ({"against": "x", "on": "embedding", "radius": 2}, "radius is 2; it does not belong"),
-        ({"against": "x", "threshold": 0.5}, "threshold is 0.5; it does not belong"),
-        ({"against": "x", "column": "phash", "quality": 9}, "quality is 9.0; it does not belong"),
-        ({"against": "x", "on": "embedding", "threshold": 0}, "threshold is 0"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        decontaminate(**options)
-
-
 def test_images_that_are_not_there_or_have_no_embedding_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="is no pool and has no images"):
         decontaminate(against=str(tmp_path / "none")).check()

@@ -191,30 +191,6 @@ def test_what_it_reads() -> None:
     assert duplicate(on="embedding").linked
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"on": "pixels"}, "on is 'pixels'"),
-        ({}, "needs the option on"),
-        ({"on": "sha256", "radius": 3}, "belongs to on: perceptual"),
-        ({"on": "perceptual", "radius": -1}, "radius is -1"),
-        ({"on": "perceptual", "threshold": 0.9}, "threshold is 0.9; it belongs to on: embedding"),
-        ({"on": "sha256", "device": "cuda"}, "device is 'cuda'; it belongs to on: embedding"),
-        (
-            {"on": "perceptual", "column": "phash", "quality": 3},
-            "phash has no column of qualities; name one in quality_column",
-        ),
-        ({"on": "embedding", "threshold": 1.5}, "it is a cosine"),
-        ({"on": "embedding", "sample": 0}, "sample is 0"),
-        ({"on": "embedding", "clusters": 0}, "clusters is 0"),
-        ({"on": "sha256", "best": "hard"}, "needs the clusters"),
-    ],
-)
-def test_options_that_cannot_be_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        duplicate(**options)
-
-
 def test_texts_as_best_and_as_hashes_are_refused() -> None:
     rows = pa.table({"uid": ["a"], "sha256": ["0"], "caption": ["x"]})
     with pytest.raises(ValueError, match="best names the column 'caption' of type string"):

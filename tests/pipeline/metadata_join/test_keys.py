@@ -5,8 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from filters.caption_file import CaptionFile
-from filters.table import Table
+from filters.table import CaptionFile, Table
 from pipeline.metadata_join import key_records
 
 
