@@ -25,7 +25,8 @@ from PIL import Image
 
 from filters.base import Batch, Columns, described, require
 from filters.clip.model import BATCH, LOCAL, ModelFilter, run_batches
-from manifests import disk, hub
+from manifests import disk
+from manifests.hub import check_repository, snapshot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,16 +35,6 @@ Uniforms = NDArray[np.float64]
 HUB = "hf:"
 # Files of a model of transformers; a hub may have weights in several forms.
 FILES = ["*.json", "*.txt", "*.model", "*.jinja", "*.safetensors"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Search:
-    """How captions are searched for."""
-
-    max_tokens: int
-    min_tokens: int
-    beams: int
-    temperature: float
 
 
 def row_uniforms(uids: Sequence[str], seed: int, count: int) -> Uniforms:
@@ -71,12 +62,12 @@ class TransformersWriter:
     a chat model that sees images. ValueError for another one.
     """
 
-    def __init__(self, folder: str, device: str, half: bool, search: Search, prompt: str) -> None:
+    def __init__(self, folder: str, device: str, half: bool, options: Captioner) -> None:
         require("captioner", "transformers", "captions")
         import torch
         import transformers
 
-        self.search, self.prompt, self.device = search, prompt, device
+        self.options, self.device = options, device
         dtype = torch.bfloat16 if half else torch.float32
         logs: Any = transformers.utils.logging
         logs.set_verbosity_error()
@@ -96,7 +87,7 @@ class TransformersWriter:
         self.dtype = dtype
         self.is_chat = bool(getattr(self.processor, "chat_template", None))
         self.takes_text = hasattr(self.processor, "tokenizer")
-        if prompt and not self.takes_text:
+        if options.prompt and not self.takes_text:
             raise ValueError(f"filter captioner: {folder} takes no prompt; leave it out")
         if self.takes_text:
             self.tokenizer.padding_side = "left"  # new tokens follow the prompt
@@ -109,17 +100,16 @@ class TransformersWriter:
         for name, value in inputs.items():
             if torch.is_floating_point(value):
                 inputs[name] = value.to(self.dtype)
-        search, options = self.search, dict[str, Any]()
-        if uniforms is not None:
-            options["logits_processor"] = [_Draw(uniforms, search.temperature)]
+        options = self.options
+        processors = [] if uniforms is None else [_Draw(uniforms, options.temperature)]
         with torch.inference_mode():
             tokens = self.network.generate(
                 **inputs,
                 do_sample=False,
-                num_beams=search.beams,
-                max_new_tokens=search.max_tokens,
-                min_new_tokens=search.min_tokens,
-                **options,
+                num_beams=options.beams,
+                max_new_tokens=options.max_tokens,
+                min_new_tokens=options.min_tokens,
+                logits_processor=processors,
             )
         given = inputs.get("input_ids")
         if given is not None and torch.equal(tokens[:, : given.shape[1]], given):
@@ -128,10 +118,9 @@ class TransformersWriter:
         return [text.strip() for text in texts]
 
     def _inputs(self, images: list[Image.Image]) -> Any:
-        if not self.takes_text:
-            return self.processor(images=images, return_tensors="pt")
+        prompt = self.options.prompt
         if self.is_chat:
-            content = [{"type": "image"}, {"type": "text", "text": self.prompt}]
+            content = [{"type": "image"}, {"type": "text", "text": prompt}]
             chat = [{"role": "user", "content": content}]
             text = self.processor.apply_chat_template(chat, add_generation_prompt=True)
             return self.processor(
@@ -140,8 +129,8 @@ class TransformersWriter:
                 padding=True,
                 return_tensors="pt",
             )
-        if self.prompt:
-            texts = [self.prompt] * len(images)
+        if prompt:
+            texts = [prompt] * len(images)
             return self.processor(images=images, text=texts, padding=True, return_tensors="pt")
         return self.processor(images=images, return_tensors="pt")
 
@@ -172,12 +161,13 @@ class _Draw:
 def files_identity(folder: str) -> str:
     """Hash of the files that transformers reads of a folder. ValueError where there are no
     weights."""
-    paths = {name: disk.join(folder, name) for name in disk.list_names(folder)}
-    endings = (".safetensors", ".bin", ".json", ".txt", ".model", ".jinja")
-    chosen = {name: path for name, path in paths.items() if name.endswith(endings)}
-    if not any(name.endswith((".safetensors", ".bin")) for name in chosen):
+    weights = (".safetensors", ".bin")
+    endings = (*weights, ".json", ".txt", ".model", ".jinja")
+    names = [name for name in sorted(disk.list_names(folder)) if name.endswith(endings)]
+    if not any(name.endswith(weights) for name in names):
         raise ValueError(f"filter captioner: there are no weights in {folder}")
-    return disk.content_hash({name: disk.file_sha256(chosen[name]) for name in sorted(chosen)}, 64)
+    hashes = {name: disk.file_sha256(disk.join(folder, name)) for name in names}
+    return disk.content_hash(hashes, 64)
 
 
 @dataclass(kw_only=True)
@@ -192,6 +182,7 @@ class Captioner(ModelFilter):
     """
 
     name = "captioner"
+    hub = HUB
     needs = frozenset({"image"})
     adds, meanings = described(
         captioner=(pa.string(), "the caption that the filter's model writes"),
@@ -229,11 +220,6 @@ class Captioner(ModelFilter):
                 "leave it out, or set temperature"
             )
 
-    def pinned_model(self) -> str:
-        if self.model.startswith(HUB):
-            return HUB + hub.pinned("filter captioner", self.model.removeprefix(HUB))
-        return self.model
-
     def identity(self) -> str:
         if self.model.startswith(LOCAL):
             return f"transformers {files_identity(self.model.removeprefix(LOCAL))}"
@@ -241,21 +227,15 @@ class Captioner(ModelFilter):
 
     def check_reach(self) -> None:
         if self.model.startswith(HUB):
-            hub.check_repository("filter captioner", self.model.removeprefix(HUB))
+            check_repository("filter captioner", self.model.removeprefix(HUB))
 
     def setup(self) -> None:
         device, half = self.place()
         if self.model.startswith(LOCAL):
             folder = self.model.removeprefix(LOCAL)
         else:
-            folder = hub.snapshot("filter captioner", self.model.removeprefix(HUB), FILES)
-        search = Search(
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            beams=self.beams,
-            temperature=self.temperature,
-        )
-        self.writer = TransformersWriter(folder, device, half, search, self.prompt)
+            folder = snapshot("filter captioner", self.model.removeprefix(HUB), FILES)
+        self.writer = TransformersWriter(folder, device, half, self)
 
     def score(self, batch: Batch) -> Columns:
         assert batch.images is not None

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,13 +29,6 @@ LARGEST = 65_536  # rows of a cluster, by estimate; larger ones are clustered ag
 DEEPEST = 3  # times that a cluster is divided: of equal embeddings it cannot be
 TRAINING_ROWS = 256  # of the sample per cluster
 ITERATIONS = 20
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Clusters:
-    """Centroids, (clusters, width), of length 1."""
-
-    centroids: Floats
 
 
 def uid_hashes(uids: pa.Array | pa.ChunkedArray) -> NDArray[np.uint64]:
@@ -71,8 +63,9 @@ def sample_of(summaries: pa.Table) -> tuple[Floats, int]:
     return unit_vectors(in_order)[0], pc.sum(summaries["count"]).as_py() or 0
 
 
-def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: str) -> Clusters:
-    """The clusters of `rows` rows from a sample of them, which is in the order of its hashes.
+def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: str) -> Floats:
+    """(clusters, width) centroids of length 1 of `rows` rows, by a sample of them, which is in the
+    order of its hashes.
 
     clusters: their number; None: the square root of the rows, at most MOST_CLUSTERS. It is never
     more than the sample has rows. A cluster that is estimated to be larger than LARGEST is divided.
@@ -80,7 +73,7 @@ def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: st
     wanted = clusters or min(MOST_CLUSTERS, math.isqrt(max(1, rows)))
     wanted = max(1, min(wanted, len(sample)))
     if wanted == 1 and rows <= LARGEST:
-        return Clusters(centroids=_mean(sample))
+        return _mean(sample)
     sample = sample[: max(wanted * TRAINING_ROWS, wanted)]
     centroids = _kmeans(sample, wanted, seed, device)
     share = rows / len(sample)
@@ -96,7 +89,7 @@ def train(sample: Floats, rows: int, clusters: int | None, seed: int, device: st
             pieces = min(math.ceil(len(own) * share / LARGEST) + 1, len(own))
             parts.append(_kmeans(own, pieces, seed, device))
         centroids = np.concatenate(parts)
-    return Clusters(centroids=centroids)
+    return centroids
 
 
 def _mean(sample: Floats) -> Floats:

@@ -24,7 +24,7 @@ import logging
 import os
 import re
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -267,8 +267,6 @@ Rule = Literal["spaces", "scripts"]
 
 SPACED_MARKS = ",.;:?!`"
 BLANKS = "\t\n\r"
-# Separates the captions of a batch while they are spaced as one text.
-SEPARATOR = "\0"
 
 # A mark without a space before or behind it, or a blank that spacing replaces.
 CANNOT_OCCUR = re.compile(r"[^ ][,.;:?!`]|[,.;:?!`][^ ]|[\t\n\r]")
@@ -357,26 +355,13 @@ class Matcher:
         """(captions,) list<int32>: numbers of the entries in each caption, ascending."""
         numbers: list[int] = []
         offsets = [0]
-        for text in self._spaced(captions):
+        for caption in captions:
+            text = spaced(caption.casefold() if self.ignore_case else caption)
             numbers += sorted({number for _, number in self.automaton.iter(text)})
             offsets.append(len(numbers))
         return pa.ListArray.from_arrays(
             pa.array(offsets, pa.int32()), pa.array(numbers, pa.int32())
         )
-
-    def _spaced(self, captions: Sequence[str]) -> Iterator[str]:
-        """The spaced captions. They are spaced as one text, with one search for each mark."""
-        if not captions:
-            return
-        whole = SEPARATOR.join(captions)
-        if whole.count(SEPARATOR) != len(captions) - 1:  # a caption has the separator itself
-            for caption in captions:
-                yield spaced(caption.casefold() if self.ignore_case else caption)
-            return
-        if self.ignore_case:
-            whole = whole.casefold()
-        for text in spaced(whole)[1:-1].split(SEPARATOR):
-            yield f" {text} "
 
 
 # --------------------------------------------------------------------------------------------------

@@ -377,7 +377,7 @@ class Duplicate(PoolFilter):
         if self.on == "embedding":
             vectors, usable = unit_vectors(rows[self.compared])
             there = np.flatnonzero(usable)
-            cluster = clusters.assign(vectors[there], state.centroids).astype(np.uint64)
+            cluster = clusters.assign(vectors[there], state).astype(np.uint64)
             return there, (mixed(cluster) % np.uint64(partitions)).astype(np.int64)
         present = rows.take(pa.array(there))
         if self.on == "sha256":
@@ -432,22 +432,19 @@ class Duplicate(PoolFilter):
 
     def _embedding_labels(self, rows: pa.Table, state: Any) -> NDArray[np.int64]:
         vectors, _ = unit_vectors(rows[self.compared])
-        cluster = clusters.assign(vectors, state.centroids)
+        cluster = clusters.assign(vectors, state)
         labels = np.arange(len(rows))
         order = np.argsort(cluster, kind="stable")
         for members in np.split(order, np.flatnonzero(np.diff(cluster[order])) + 1):
-            if len(members) > 1:
-                # Equal embeddings are one: many copies of a row cost no more than one row.
-                own, first, number = np.unique(
-                    vectors[members], axis=0, return_index=True, return_inverse=True
-                )
-                by_row = np.argsort(first)
-                rank = np.empty_like(by_row)
-                rank[by_row] = np.arange(len(first))
-                pairs = clusters.near_in_cluster(own[by_row], self.threshold)
-                label = joined(len(own), pairs)
-                labels[members] = members[first[by_row][label[rank[number.ravel()]]]]
+            # Equal embeddings are one: many copies of a row cost no more than one row.
+            own = pa.array([vector.tobytes() for vector in vectors[members]], pa.binary())
+            labels[members] = members[collapse(own, self._near_vectors)]
         return labels
+
+    def _near_vectors(self, values: pa.Array) -> NDArray[np.int64]:
+        """(values,) the first one of the group of each vector, given as its bytes."""
+        vectors = np.frombuffer(b"".join(values.to_pylist()), np.float32).reshape(len(values), -1)
+        return joined(len(vectors), clusters.near_in_cluster(vectors, self.threshold))
 
     def judge_groups(self, rows: pa.Table, state: Any) -> Columns:
         return self._columns_of_groups(rows, rows[GROUP], state)
@@ -470,7 +467,7 @@ class Duplicate(PoolFilter):
         if self.on != "embedding":
             return None
         vectors, _ = unit_vectors(rows[self.compared])
-        own = state.centroids[clusters.assign(vectors, state.centroids)]
+        own = state[clusters.assign(vectors, state)]
         return pa.array(-np.einsum("re,re->r", vectors, own))
 
     def _is_in_other(self, rows: pa.Table, state: Any) -> Bools:
@@ -513,7 +510,7 @@ class Duplicate(PoolFilter):
         others = others[usable]
         if others.shape[1] != vectors.shape[1]:
             raise ValueError(f"against: {self.compared} of {self.against} has another width")
-        cluster, of_other = (clusters.assign(each, state.centroids) for each in (vectors, others))
+        cluster, of_other = (clusters.assign(each, state) for each in (vectors, others))
         near = np.zeros(len(rows), np.bool_)
         for number in np.intersect1d(cluster, of_other).tolist():
             own = np.flatnonzero(cluster == number)

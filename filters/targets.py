@@ -68,7 +68,7 @@ class Targets(PoolFilter):
                 f"those of {self.on} have {sample.shape[1]}; make both with the same model"
             )
         # Of 0 rows: clusters are not divided further, as they are for duplicates.
-        centroids = train(sample, 0, self.clusters, self.seed, self.device).centroids
+        centroids = train(sample, 0, self.clusters, self.seed, self.device)
         is_target = np.zeros(len(centroids), np.bool_)
         if len(sample):
             is_target[assign(wanted, centroids)] = True

@@ -24,7 +24,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +36,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as pa_csv
-import pyarrow.parquet as pq
 import yaml
 
 from manifests import disk
@@ -85,26 +83,22 @@ class KeptRows:
         self.sidecar_schema: pa.Schema = sidecar.remove_metadata()
         self.score_sets = self._current_sets()
         self._files = {name: AlignedFiles.of_scores(pool, name) for name in self.score_sets}
-        self._renamed = self._output_names()
+        # column of `schema` -> (score set, its name there); a name that is taken gets @ID
+        self.score_columns: dict[str, tuple[str, str]] = {}
+        for name, document in self.score_sets.items():
+            for column in document.columns:
+                is_taken = column in {*self.sidecar_schema.names, *self.score_columns}
+                output = f"{column}@{document.id}" if is_taken else column
+                self.score_columns[output] = (name, column)
 
     @property
     def schema(self) -> pa.Schema:
         """The columns of the sidecar, then those of the score sets."""
         fields = list(self.sidecar_schema)
-        for name, columns in self._renamed.items():
-            table = self._files[name].read(self.shards[0], list(columns))[0]
-            for column, output in columns.items():
-                fields.append(pa.field(output, table.schema.field(column).type))
+        for output, (name, column) in self.score_columns.items():
+            schema = self._files[name].bundle(self.shards[0]).schema
+            fields.append(pa.field(output, schema.field(column).type))
         return pa.schema(fields)
-
-    @property
-    def score_columns(self) -> dict[str, tuple[str, str]]:
-        """Column of `schema` -> (score set, its name there)."""
-        columns = {}
-        for name, of_set in self._renamed.items():
-            for column, output in of_set.items():
-                columns[output] = (name, column)
-        return columns
 
     def check_unchanged(self) -> None:
         """ValueError where the pool has changed since it was opened."""
@@ -133,31 +127,26 @@ class KeptRows:
 
         ValueError for scores of other rows.
         """
-        for name, columns in self._renamed.items():
-            scores, metadata = self._files[name].read(shard, list(columns))
-            sidecar = self.commits.record(shard).sidecar_sha256
+        sidecar = self.commits.record(shard).sidecar_sha256
+        sets = {}
+        for name, file in self._files.items():
+            scores, metadata = file.read(shard)
             if metadata.get("sidecar") != sidecar or scores.num_rows != len(kept):
                 raise ValueError(
-                    f"{self._files[name].path(shard)} was scored for other rows than those of its "
-                    "shard; run clipmill score again"
+                    f"{file.path(shard)} was scored for other rows than those of its shard; run "
+                    "clipmill score again"
                 )
-            scores = scores.filter(kept)
-            for column, output in columns.items():
-                rows = rows.append_column(output, scores[column])
+            sets[name] = scores.filter(kept)
+        for output, (name, column) in self.score_columns.items():
+            rows = rows.append_column(output, sets[name][column])
         return rows
 
     def _sidecar(self, shard: int, columns: Sequence[str] | None) -> pa.Table:
         path = self.commits.sidecar(shard)
-
-        def read_columns(source: Any) -> pa.Table:
-            file = pq.ParquetFile(source, page_checksum_verification=True)
-            names = None if columns is None else list(columns)
-            return file.read(names, use_threads=False)
-
-        table: pa.Table = disk.read_with(path, read_columns).replace_schema_metadata(None)
+        table = disk.read_parquet(path, None if columns is None else list(columns))
         if table.num_rows != self.commits.record(shard).count:
             raise ValueError(f"{path} does not have the rows of its commit record; verify it")
-        return table if columns is None else table.select(list(columns))
+        return table.replace_schema_metadata(None)
 
     def _current_sets(self) -> dict[str, ScoreSetDocument]:
         """The complete score sets of the pool as it is now, those of the view's rules first."""
@@ -170,18 +159,6 @@ class KeptRows:
             else:
                 logger.warning("score set %s is of an older state of the pool: left out", name)
         return current
-
-    def _output_names(self) -> dict[str, dict[str, str]]:
-        """Score set -> {column there: column of the export}. A name that is taken gets @ID."""
-        taken = set(self.sidecar_schema.names)
-        renamed: dict[str, dict[str, str]] = {}
-        for name, document in self.score_sets.items():
-            renamed[name] = {}
-            for column in document.columns:
-                output = f"{column}@{document.id}" if column in taken else column
-                taken.add(output)
-                renamed[name][column] = output
-        return renamed
 
 
 # --------------------------------------------------------------------------------------------------
@@ -200,9 +177,8 @@ def write_rows_parquet(rows: KeptRows, staged: Path) -> int:
         staged, rows.schema, compression="zstd", write_page_checksum=True
     ) as writer:
         for table in _row_groups(rows.tables()):
-            writer.write_table(table.cast(rows.schema), row_group_size=max(1, table.num_rows))
+            writer.write_table(table.cast(rows.schema), row_group_size=GROUP_ROWS)
             written += table.num_rows
-    _sync(staged)
     return written
 
 
@@ -214,44 +190,29 @@ def write_rows_csv(rows: KeptRows, staged: Path) -> int:
     """
     schema = pa.schema([rows.sidecar_schema.field(name) for name in CSV_COLUMNS])
     written = 0
-    with disk.CountedFile(staged) as file, _csv_writer(file, schema) as writer:
+    options = pa_csv.WriteOptions(quoting_style="needed", quoting_header="none")
+    with (
+        disk.CountedFile(staged) as file,
+        pa_csv.CSVWriter(file, schema, write_options=options) as writer,
+    ):
         for table in rows.tables(CSV_COLUMNS):
             writer.write_table(table)
             written += table.num_rows
-    _sync(staged)
     return written
 
 
-def _csv_writer(file: Any, schema: pa.Schema) -> pa_csv.CSVWriter:
-    options = pa_csv.WriteOptions(quoting_style="needed", quoting_header="none")
-    return pa_csv.CSVWriter(file, schema, write_options=options)
-
-
 def _row_groups(tables: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Tables of at most GROUP_ROWS rows and about GROUP_BYTES: small ones are joined."""
+    """The tables, joined until they have about GROUP_ROWS rows or GROUP_BYTES."""
     waiting: list[pa.Table] = []
     rows = size = 0
     for table in tables:
-        for piece in _pieces(table):
-            if waiting and (rows + len(piece) > GROUP_ROWS or size + piece.nbytes > GROUP_BYTES):
-                yield pa.concat_tables(waiting)
-                waiting, rows, size = [], 0, 0
-            waiting.append(piece)
-            rows, size = rows + len(piece), size + piece.nbytes
+        waiting.append(table)
+        rows, size = rows + len(table), size + table.nbytes
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+            yield pa.concat_tables(waiting)
+            waiting, rows, size = [], 0, 0
     if waiting:
         yield pa.concat_tables(waiting)
-
-
-def _pieces(table: pa.Table) -> Iterator[pa.Table]:
-    per_row = max(1, table.nbytes // max(1, len(table)))
-    count = max(1, min(GROUP_ROWS, GROUP_BYTES // per_row))
-    for start in range(0, len(table), count):
-        yield table.slice(start, count)
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as f:
-        os.fsync(f.fileno())
 
 
 # --------------------------------------------------------------------------------------------------
@@ -274,18 +235,11 @@ class DataFile:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FolderCopy:
-    """What was written: files in the order of the shards."""
-
-    rows: int
-    files: tuple[DataFile, ...]
-
-
 def write_shard_folder(
     rows: KeptRows, folder: str, check: Callable[[], None] = lambda: None
-) -> FolderCopy:
-    """Write the shards that are missing or of other rows, and remove those of other shards.
+) -> tuple[tuple[DataFile, ...], int]:
+    """Write the shards that are missing or of other rows, and remove those of other shards. (their
+    tars, in the order of the shards, rows).
 
     check: called before a file gets its name. ValueError for a damaged tar of the pool. What is
     there after a kill is not written again.
@@ -295,9 +249,7 @@ def write_shard_folder(
         map_units(len(shards), lambda k: _write_shard(rows, folder, shards[k], check), "export")
     )
     _remove_others(folder, {shard_name(shard) for shard in shards})
-    return FolderCopy(
-        rows=sum(count for count, _ in copies), files=tuple(file for _, file in copies)
-    )
+    return tuple(file for _, file in copies), sum(count for count, _ in copies)
 
 
 def _write_shard(
@@ -458,12 +410,7 @@ def target_of(to: str, pool: str) -> Target:
 
 
 MARK = "<!-- written by clipmill export"  # the rest of the line names the export
-SIZES = (
-    (1_000, "n<1K"), (10_000, "1K<n<10K"), (100_000, "10K<n<100K"), (1_000_000, "100K<n<1M"),
-    (10_000_000, "1M<n<10M"), (100_000_000, "10M<n<100M"), (1_000_000_000, "100M<n<1B"),
-    (10_000_000_000, "1B<n<10B"), (100_000_000_000, "10B<n<100B"),
-)  # fmt: skip
-LARGEST = "n>1T"
+POWERS = ["1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B"]  # of ten, from 1,000 on
 CONTENTS = {
     "parquet": "one row a pair: URL, caption, sizes, hashes and scores; no image",
     "csv": "one row a pair: URL, caption, uid and sha256 of the received bytes; no image",
@@ -479,16 +426,22 @@ def dataset_card(rows: KeptRows, target: Target, name: str, recipe: Recipe | Non
     header = yaml.safe_dump(_header(rows, target, name), sort_keys=True, allow_unicode=True)
     lines = ["---", header.rstrip(), "---", f"{MARK} {target.name} -->", "", f"# {name}", ""]
     total = document.funnel[0][1]
+    funnel = [(step, f"{n:,}", f"{n / max(1, total):.2%}") for step, n in document.funnel]
     lines += [
         f"{document.kept:,} image-caption pairs: the view `{document.name}` of a pool of {total:,} "
         f"rows. It holds {CONTENTS[target.kind]}.",
         "",
-        *_table("rows left", ("step", "rows", "share"), _funnel(rows)),
+        *_table("rows left", ("step", "rows", "share"), funnel),
     ]
     if document.rules:
-        lines += _table("Rules, in order", ("rule", "a row is kept where"), _rules(rows))
+        rules = [(rule["name"], f"`{_cell(rule_text(rule))}`") for rule in document.rules]
+        lines += _table("Rules, in order", ("rule", "a row is kept where"), rules)
     if document.thresholds:
-        lines += _table("Thresholds", ("call", "value", "share kept", "of rows"), _thresholds(rows))
+        thresholds = [
+            (f"`{_cell(call)}`", f"{each.value:.9g}", f"{each.share:.4%}", f"{each.rows:,}")
+            for call, each in document.thresholds.items()
+        ]
+        lines += _table("Thresholds", ("call", "value", "share kept", "of rows"), thresholds)
     if rows.score_sets and target.kind in ("parquet", "folder"):
         lines += _table("Score columns", ("column", "filter", "id", "options"), _scores(rows))
     lines += ["## Where it comes from", "", *_origin(rows, recipe), ""]
@@ -509,7 +462,8 @@ def is_card_of(path: str, target: Target) -> bool:
 
 def _header(rows: KeptRows, target: Target, name: str) -> dict[str, Any]:
     kept = rows.document.kept
-    size = next((text for limit, text in SIZES if kept < limit), LARGEST)
+    power = len(str(kept)) - 4
+    size = f"{POWERS[power]}<n<{POWERS[power + 1]}" if power >= 0 else "n<1K"
     header: dict[str, Any] = {
         "license": "unknown",
         "pretty_name": name,
@@ -517,45 +471,19 @@ def _header(rows: KeptRows, target: Target, name: str) -> dict[str, Any]:
         "tags": ["clipmill", "image-text-pairs"],
         "task_categories": ["zero-shot-image-classification", "text-to-image"],
     }
-    files = {"parquet": target.name, "csv": target.name, "folder": "*.tar"}
-    if target.kind in files:
-        header["configs"] = [
-            {
-                "config_name": "default",
-                "data_files": [{"split": "train", "path": files[target.kind]}],
-            }
-        ]
+    if target.kind != "npy":
+        path = "*.tar" if target.kind == "folder" else target.name
+        data_files = [{"split": "train", "path": path}]
+        header["configs"] = [{"config_name": "default", "data_files": data_files}]
     return header
-
-
-def _funnel(rows: KeptRows) -> list[tuple[str, ...]]:
-    total = max(1, rows.document.funnel[0][1])
-    lines: list[tuple[str, ...]] = []
-    for step, left in rows.document.funnel:
-        lines.append((step, f"{left:,}", f"{left / total:.2%}"))
-    return lines
-
-
-def _rules(rows: KeptRows) -> list[tuple[str, ...]]:
-    return [(rule["name"], f"`{_cell(rule_text(rule))}`") for rule in rows.document.rules]
-
-
-def _thresholds(rows: KeptRows) -> list[tuple[str, ...]]:
-    lines: list[tuple[str, ...]] = []
-    for call, threshold in rows.document.thresholds.items():
-        value, share = f"{threshold.value:.9g}", f"{threshold.share:.4%}"
-        lines.append((f"`{_cell(call)}`", value, share, f"{threshold.rows:,}"))
-    return lines
 
 
 def _scores(rows: KeptRows) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = []
     for column, (name, _) in rows.score_columns.items():
         document = rows.score_sets[name]
-        options = ", ".join(
-            f"{key}={_without_folder(value)}" for key, value in sorted(document.options.items())
-        )
-        lines.append((f"`{column}`", document.name, document.id, _cell(options) or "-"))
+        options = [f"{key}={_without_folder(v)}" for key, v in sorted(document.options.items())]
+        lines.append((f"`{column}`", document.name, document.id, _cell(", ".join(options)) or "-"))
     return lines
 
 
@@ -585,7 +513,7 @@ def _origin(rows: KeptRows, recipe: Recipe | None) -> list[str]:
     return lines
 
 
-def _table(title: str, head: tuple[str, ...], lines: list[tuple[str, ...]]) -> list[str]:
+def _table(title: str, head: tuple[str, ...], lines: Sequence[tuple[str, ...]]) -> list[str]:
     rows = [f"| {' | '.join(line)} |" for line in lines]
     rule = f"|{'---|' * len(head)}"
     return [f"## {title[0].upper()}{title[1:]}", "", f"| {' | '.join(head)} |", rule, *rows, ""]
@@ -755,7 +683,7 @@ def _write_folder(rows: KeptRows, target: Target) -> tuple[tuple[DataFile, ...],
                 "ended, or name another folder"
             )
 
-    copy = write_shard_folder(rows, target.path, check)
+    files, count = write_shard_folder(rows, target.path, check)
     check()
     rows.check_unchanged()
-    return copy.files, copy.rows
+    return files, count

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,9 @@ from PIL import Image
 
 from filters.base import FREE, Filter, package_folder, with_options
 from filters.picture import PIXELS
-from manifests import disk, hub
+from manifests import disk
 from manifests.clip_tokenizer import with_long_words
+from manifests.hub import check_open_clip, check_repository, pinned, snapshot
 
 # --------------------------------------------------------------------------------------------------
 # Rows through a model in batches that fit in the memory of a GPU.
@@ -313,6 +314,7 @@ class ModelFilter(Filter):
     auto is bf16 on a GPU and fp32 elsewhere; it is resolved before the id of the columns is made.
     """
 
+    hub: ClassVar[str] = HUB  # what a model of the hub begins with
     model: str = field(default="", metadata=FREE)  # identity() says which weights these are
     batch_size: int = field(default=256, metadata=BATCH)
     device: Literal["auto", "cpu", "cuda"] = field(default="auto", metadata=FREE)
@@ -346,7 +348,9 @@ class ModelFilter(Filter):
 
     def pinned_model(self) -> str:
         """The model, with the commit where it is one of the hub: so all workers load the same."""
-        return self.model
+        if not self.model.startswith(self.hub):
+            return self.model
+        return self.hub + pinned(f"filter {self.name}", self.model.removeprefix(self.hub))
 
     def place(self) -> tuple[str, bool]:
         """The device that this machine has for the filter, and whether it runs in bf16.
@@ -392,11 +396,6 @@ class ClipFilter(ModelFilter):
                 "name them with pretrained: TAG"
             )
 
-    def pinned_model(self) -> str:
-        if self.model.startswith(HUB):
-            return HUB + hub.pinned(f"filter {self.name}", self.model.removeprefix(HUB))
-        return self.model
-
     def identity(self) -> str:
         identity = weights_identity(self.name, self.model, self.pretrained)
         return identity if self.resize == "exact" else f"{identity} resize: {self.resize}"
@@ -411,9 +410,9 @@ class ClipFilter(ModelFilter):
 
     def check_reach(self) -> None:
         if self.model.startswith(HUB):
-            hub.check_repository(f"filter {self.name}", self.model.removeprefix(HUB))
+            check_repository(f"filter {self.name}", self.model.removeprefix(HUB))
         elif not self.model.startswith(LOCAL) and self.pretrained is not None:
-            hub.check_open_clip(f"filter {self.name}", self.model, self.pretrained)
+            check_open_clip(f"filter {self.name}", self.model, self.pretrained)
 
     def setup(self) -> None:
         self.loaded = shared_model(self)
@@ -432,7 +431,7 @@ def weights_identity(kind: str, model: str, pretrained: str | None) -> str:
     kind: the filter, for messages. ValueError for a model that does not exist.
     """
     if model.startswith(HUB):
-        return HUB + hub.pinned(f"filter {kind}", model.removeprefix(HUB))
+        return HUB + pinned(f"filter {kind}", model.removeprefix(HUB))
     folder = _config_file(kind, model).parent
     if model.startswith(LOCAL):
         files = sorted(path for path in folder.iterdir() if path.suffix in WEIGHTS)
@@ -465,7 +464,7 @@ def _config_file(kind: str, model: str) -> Path:
         return configs / f"{model}.json"
     folder = model.removeprefix(LOCAL)
     if model.startswith(HUB):
-        folder = hub.snapshot(f"filter {kind}", model.removeprefix(HUB), [CONFIG])
+        folder = snapshot(f"filter {kind}", model.removeprefix(HUB), [CONFIG])
     if not os.path.isfile(os.path.join(folder, CONFIG)):
         raise ValueError(f"filter {kind}: there is no {CONFIG} in {folder}")
     return Path(folder) / CONFIG
@@ -657,9 +656,9 @@ def _load(filter_: ClipFilter, device: Any, half: bool) -> ClipModel:
     model, who = filter_.model, f"filter {filter_.name}"
     if model.startswith(HUB):  # open_clip knows no commits
         name = model.removeprefix(HUB)
-        folder = hub.snapshot(who, name, HUB_FILES)
+        folder = snapshot(who, name, HUB_FILES)
         if not any(Path(folder).glob("*.safetensors")):
-            folder = hub.snapshot(who, name, [*HUB_FILES, *HUB_FILES_OF_OLD])
+            folder = snapshot(who, name, [*HUB_FILES, *HUB_FILES_OF_OLD])
         model = LOCAL + folder
     try:
         with _without_info_messages():

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from filters.captioner import Search, TransformersWriter
+from filters.captioner import Captioner, TransformersWriter
 from tests.support.caption_models import images, written
 
 
@@ -55,13 +55,8 @@ def test_a_chat_model_is_asked_and_only_its_answer_is_stored() -> None:
         return torch.tensor([[5, 6, 7, 8], [5, 6, 9, 9]])
 
     writer = TransformersWriter.__new__(TransformersWriter)
-    search = Search(max_tokens=2, min_tokens=1, beams=2, temperature=0.0)
-    writer.search, writer.prompt, writer.device, writer.dtype = (
-        search,
-        "What?",
-        "cpu",
-        torch.bfloat16,
-    )
+    writer.options = Captioner(model="hf:a/b", max_tokens=2, beams=2, prompt="What?")
+    writer.device, writer.dtype = "cpu", torch.bfloat16
     writer.processor, writer.network = Processor(), SimpleNamespace(generate=generate)
     writer.tokenizer = SimpleNamespace(
         batch_decode=lambda tokens, skip_special_tokens: [f" {each} " for each in tokens.tolist()]
