@@ -9,7 +9,7 @@ nothing.
 
 Invariants:
 
-* Words are DataComp's two counts: `tests/filters/captions/test_measures.py`.
+* Words are DataComp's two counts: `tests/filters/test_caption.py`.
 * A list that changes changes the id: `tests/filters/test_caption.py`.
 
 A measure is a function over an Arrow array of captions here, and a column of

@@ -9,11 +9,11 @@ Writes nothing. The search of near hashes is `manifests/hashes.py`.
 Invariants:
 
 * No pair within the radius is missed, in memory and over partitions:
-  `tests/manifests/test_hamming.py`, `tests/filters/duplicates/test_routes.py`.
+  `tests/manifests/test_hamming.py`, `tests/filters/duplicates/test_near_hashes.py`.
 * The survivors do not depend on partitions, shards or the order of rows:
   `tests/filters/duplicates/test_duplicate.py`.
 * The highest score survives, NULL and NaN last, ties by uid:
-  `tests/filters/duplicates/test_survivors.py`.
+  `tests/filters/duplicates/test_duplicate.py`.
 
 Another kind of comparison is a value of `on` with its default column in `COLUMNS`, its partitions
 in `route` and its near pairs in `links`.

@@ -32,7 +32,7 @@ LONGEST_FIRST = (
     "tests/train/test_run.py",
     "tests/test_ray_kills.py",
     "tests/test_jobs.py",
-    "tests/examples/miniweb/test_photo_web.py",
+    "tests/examples/miniweb/test_photographs.py",
     "tests/test_null_web.py",
     "tests/pipeline/test_object_store.py",
     "tests/train/formats/test_parity.py",

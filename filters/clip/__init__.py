@@ -9,12 +9,12 @@ Reads what `pipeline/scoring` hands over, and weights of a folder, a file or the
 Invariants:
 
 * Pixels are those of open_clip's transform to the last bit:
-  `tests/filters/clip/test_preprocess.py`.
+  `tests/filters/clip/test_models.py`.
 * Filters of the same weights share one load, one preprocessing and one forward:
   `tests/filters/clip/test_models.py`.
 * A model of the hub is loaded at the commit that the id names: `tests/manifests/test_hub.py`.
 * Ids of scores that were made before stay: `tests/filters/clip/test_clip_score.py`.
-* Scores of stored embeddings are within the rounding to fp16: `tests/filters/clip/test_embed.py`.
+* Scores of stored embeddings are within the rounding to fp16: the same test.
 * Heads give what torch gives, from files of three kinds: `tests/filters/clip/test_head.py`.
 * s-CLIPLoss is its definition for any partitions: `tests/filters/clip/test_clip_loss.py`.
 

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from PIL import Image, ImageDraw, ImageFilter
 from scipy.fft import dct
 
+from filters import make
 from filters.base import Batch, set_id
 from filters.picture import FRAMES, Picture, laplacian_variance, measure
-from manifests.hashes import phash
+from manifests.hashes import pdq, phash
+from manifests.schema import FilterSpec
 
 
 def drawing(seed: int, size: int = 200) -> Image.Image:
@@ -93,3 +95,15 @@ def test_detail_adds_columns_and_changes_the_id() -> None:
     batch = Batch(captions=[""], images=[drawing(3)], rows=pa.table({}))
     assert plain.score(batch).keys() == plain.columns().keys()
     assert detailed.score(batch).keys() == detailed.columns().keys()
+
+
+def test_a_batch_has_a_hash_and_a_quality_per_image() -> None:
+    noise = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    images = [Image.new("RGB", (30, 30)), Image.fromarray(noise)]
+    filter_ = make(FilterSpec(name="pdq"))
+    columns = filter_.score(Batch(captions=["", ""], images=images, rows=pa.table({})))
+    table = pa.table({name: pa.array(columns[name], kind) for name, kind in filter_.adds.items()})
+    assert [(row["pdq"], row["pdq_quality"]) for row in table.to_pylist()] == [
+        pdq(image) for image in images
+    ]
+    assert table["pdq_quality"].to_pylist() == [0, 100]

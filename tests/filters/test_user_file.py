@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from PIL import Image
 
 from filters import check_filters, instances_of, make, user_file
 from filters.base import Batch, Filter, set_id
@@ -95,3 +97,48 @@ def test_files_that_hold_no_filter(tmp_path: Path, text: str, name: str, message
         check_filters([spec])
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+THUMB = """
+from dataclasses import dataclass
+import pyarrow as pa
+from filters.base import Filter
+
+@dataclass(kw_only=True)
+class Thumb(Filter):
+    needs = ["image"]
+    adds = {"thumb": pa.int32()}
+    most: int = 8
+
+    def __post_init__(self):
+        if self.most < 1:
+            raise ValueError(f"most is {self.most}; it must be positive")
+        1 / (self.most - 99)
+
+    def score(self, batch):
+        for image in batch.images:
+            image.thumbnail((self.most, self.most))
+        return {"thumb": [image.width for image in batch.images]}
+"""
+
+
+def test_images_that_others_read_are_not_changed(tmp_path: Path) -> None:
+    thumb = make(FilterSpec(name="thumb", kind=kind_of(tmp_path, THUMB, "Thumb")))
+    image = Image.new("RGB", (40, 20))
+    batch = Batch(captions=[""], images=[image], rows=pa.table({}))
+    assert isinstance(thumb, Filter)
+    assert thumb.score(batch) == {"thumb": [8]}
+    assert image.size == (40, 20)
+
+
+@pytest.mark.parametrize(
+    ("most", "message"),
+    [
+        (0, "^filter thumb: most is 0; it must be positive$|^most is 0; it must be positive$"),
+        (99, r"Thumb.__post_init__ raised ZeroDivisionError: .* \(mine\.py, line 15\)"),
+    ],
+)
+def test_an_option_is_refused_by_the_class(tmp_path: Path, most: int, message: str) -> None:
+    kind = kind_of(tmp_path, THUMB, "Thumb")
+    with pytest.raises(ValueError, match=message):
+        make(FilterSpec(name="thumb", kind=kind, options={"most": most}))

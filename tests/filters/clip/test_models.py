@@ -1,11 +1,11 @@
-"""A model that two filters name is loaded once and run once for each image and caption; a batch
-that does not fit is halved."""
+"""A model that two filters name is loaded once and run once for each image and caption."""
 
 from __future__ import annotations
 
 import gc
 import shutil
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,16 @@ import open_clip
 import pyarrow as pa
 import pytest
 import torch
+from open_clip.transform import image_transform
 from PIL import Image
+from PIL import __version__ as PILLOW
+from torch import Tensor
 
 from filters.base import Batch, set_id
+from filters.clip import model
 from filters.clip import model as models
 from filters.clip.filters import ClipScore, Embed
+from filters.clip.model import Preprocess, run_batches
 from manifests import hub
 
 
@@ -74,12 +79,6 @@ def test_two_filters_share_a_model_its_preprocessing_and_its_forwards(
     assert loaded(score).forwards == {"image": 2, "text": 1}
 
 
-def test_another_precision_is_another_model(clip_folder: Path) -> None:
-    exact = clip_score(clip_folder, precision="fp32")
-    half = clip_score(clip_folder, precision="bf16")
-    assert loaded(exact) is not loaded(half)
-
-
 def test_nothing_is_kept_of_images_and_models_that_are_gone(clip_folder: Path) -> None:
     score = clip_score(clip_folder, precision="fp32")
     model = loaded(score)
@@ -95,37 +94,6 @@ def test_nothing_is_kept_of_images_and_models_that_are_gone(clip_folder: Path) -
     assert len(models._MODELS) == count - 1
     assert not vars(image)[models.COMPUTED]
     assert [reference() for reference in computed] == [None, None]
-
-
-class SmallMemory:
-    """A network that holds at most `rows` rows."""
-
-    def __init__(self, network: Any, rows: int) -> None:
-        self.network, self.rows, self.sizes = network, rows, []
-
-    def encode_image(self, image_BCHW: torch.Tensor) -> torch.Tensor:
-        self.sizes.append(len(image_BCHW))
-        if len(image_BCHW) > self.rows:
-            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
-        return self.network.encode_image(image_BCHW)
-
-    def encode_text(self, text_BT: torch.Tensor) -> torch.Tensor:
-        return self.network.encode_text(text_BT)
-
-
-def test_a_batch_that_does_not_fit_is_halved_and_the_size_is_remembered(clip_folder: Path) -> None:
-    score = clip_score(clip_folder, precision="fp32")
-    whole = score.score(batch_of(images()))["clip_score"]
-    model = loaded(score)
-    small = SmallMemory(model.network, 3)
-    model.network = small
-    first = score.score(batch_of(images()))["clip_score"]
-    np.testing.assert_allclose(first, whole, atol=1e-6)
-    assert small.sizes == [11, 5, 2, 2, 2, 2, 2, 1]
-    small.sizes.clear()
-    score.score(batch_of(images()))
-    assert small.sizes == [2, 2, 2, 2, 2, 1]
-    assert model.largest == {"image": 2}
 
 
 def test_captions_of_any_length_keep_their_rows_when_their_batches_are_halved(
@@ -148,13 +116,6 @@ def test_captions_of_any_length_keep_their_rows_when_their_batches_are_halved(
     np.testing.assert_allclose(model.embed_texts(captions, 256), expected, atol=1e-6)
     assert {context for _, context in shapes} == {8, 16}
     assert sum(count for count, _ in shapes) == len(set(captions))
-
-
-def test_a_row_that_does_not_fit_is_an_error(clip_folder: Path) -> None:
-    score = clip_score(clip_folder, precision="fp32")
-    loaded(score).network = SmallMemory(loaded(score).network, 0)
-    with pytest.raises(torch.cuda.OutOfMemoryError):
-        score.score(batch_of(images(3)))
 
 
 def test_a_folder_without_weights_is_refused(clip_folder: Path, tmp_path: Path) -> None:
@@ -209,7 +170,8 @@ def test_the_fast_resize_is_another_model_and_another_id(clip_folder: Path) -> N
     exact, fast = (
         clip_score(clip_folder, precision="fp32", resize=resize) for resize in ("exact", "fast")
     )
-    assert loaded(exact) is not loaded(fast)
+    half = clip_score(clip_folder, precision="bf16")
+    assert len({id(loaded(each)) for each in (exact, fast, half)}) == 3
     assert set_id(exact) != set_id(fast)
     first, second = (filter_.score(batch_of(images()))["clip_score"] for filter_ in (exact, fast))
     np.testing.assert_allclose(first, second, atol=0.01)
@@ -278,3 +240,154 @@ def test_the_commit_that_is_stored_here_is_the_id_and_what_is_loaded(
     # The branch moves on: the name has another id, and a filter that was resolved keeps its own.
     store(cache, "b" * 40, clip_folder)
     assert set_id(score.resolved(gpu=False)) != first_id == set_id(first)
+
+
+def test_a_batch_that_does_not_fit_is_halved_for_good() -> None:
+    tried: list[int] = []
+
+    def run(batch: Sequence[int]) -> list[int]:
+        tried.append(len(batch))
+        if len(batch) > 3:
+            raise torch.cuda.OutOfMemoryError("no memory")
+        return list(batch)
+
+    limits: dict[str, int] = {}
+    parts = run_batches(range(10), 8, limits, "rows", run)
+    assert [row for part in parts for row in part] == list(range(10))
+    assert tried == [8, 4, 2, 2, 2, 2, 2]
+    assert limits == {"rows": 2}
+    assert run_batches(range(0), 8, limits, "rows", run) == []
+
+
+def test_one_row_that_does_not_fit_is_an_error() -> None:
+    def run(batch: Sequence[int]) -> None:
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        run_batches(range(2), 1, {}, "rows", run)
+
+
+FULL, END, WORDS = 40, 99, 98
+VISION = {"image_size": 32, "layers": 1, "width": 64, "patch_size": 16}
+TEXT = {"context_length": FULL, "vocab_size": 100, "width": 32, "heads": 2, "layers": 2}
+
+
+def network(custom: bool = False, **text: Any) -> Any:
+    torch.manual_seed(0)
+    kind = open_clip.CustomTextCLIP if custom else open_clip.CLIP
+    return kind(16, dict(VISION), {**TEXT, **text}).eval()
+
+
+def tokens_of(lengths: list[int]) -> Tensor:
+    """(B, FULL): each ends with END and is padded by 0."""
+    random = torch.Generator().manual_seed(1)
+    tokens_BT = torch.zeros(len(lengths), FULL, dtype=torch.long)
+    for row, length in enumerate(lengths):
+        tokens_BT[row, : length - 1] = torch.randint(1, WORDS, (length - 1,), generator=random)
+        tokens_BT[row, length - 1] = END
+    return tokens_BT
+
+
+LENGTHS = [2, 7, 8, 9, 16, 17, 33, FULL]
+
+
+@pytest.mark.parametrize(
+    ("custom", "options"),
+    [
+        (False, {}),
+        (True, {}),
+        (True, {"pool_type": "eos", "eos_id": END}),
+        (False, {"pool_type": "eos", "eos_id": END}),
+    ],
+)
+@torch.inference_mode()
+def test_embeddings_are_those_of_the_whole_context(custom: bool, options: dict[str, Any]) -> None:
+    clip, tokens_BT = network(custom, **options), tokens_of(LENGTHS)
+    expected_BE = clip.encode_text(tokens_BT)
+    contexts = model.contexts(clip, tokens_BT).tolist()
+    assert contexts == [8, 8, 8, 16, 16, 24, 40, 40]
+    for row, context in enumerate(contexts):
+        given_1E = model.encode_text(clip, tokens_BT[row : row + 1, :context])
+        torch.testing.assert_close(given_1E[0], expected_BE[row], atol=1e-6, rtol=0)
+    assert torch.equal(clip.encode_text(tokens_BT), expected_BE)  # nothing of it has changed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"pool_type": "last"},
+        {"pool_type": "first"},
+        {"no_causal_mask": True},
+        {"embed_cls": True},
+        {"pool_type": "eos", "eos_id": None},
+    ],
+)
+def test_other_towers_see_every_position(options: dict[str, Any]) -> None:
+    clip, tokens_BT = network(True, **options), tokens_of(LENGTHS)
+    assert model.contexts(clip, tokens_BT).tolist() == [FULL] * len(LENGTHS)
+
+
+def test_a_network_of_another_kind_encodes_by_itself() -> None:
+    class Other:
+        def encode_text(self, tokens_BT: Tensor) -> str:
+            return f"encoded {tuple(tokens_BT.shape)}"
+
+    tokens_BT = tokens_of([3, 5])
+    assert model.contexts(Other(), tokens_BT).tolist() == [FULL, FULL]
+    assert model.encode_text(Other(), tokens_BT) == f"encoded (2, {FULL})"
+
+
+SHAPES = [(50, 40), (40, 50), (32, 32), (7, 5), (300, 33), (33, 300), (1, 1), (2, 90), (341, 256)]
+
+
+def drawn(width: int, height: int) -> Image.Image:
+    random = np.random.default_rng(width * 1000 + height)
+    return Image.fromarray(random.integers(0, 256, (height, width, 3), np.uint8))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"interpolation": "bilinear"},
+        {"resize_mode": "squash"},
+        {"resize_mode": "longest", "fill_color": 7},
+        {"image_size": (24, 40)},
+        {"mean": (0.5, 0.4, 0.3), "std": (0.1, 0.2, 0.3)},
+    ],
+)
+def test_every_bit_is_that_of_open_clips_transform(options: dict[str, Any]) -> None:
+    transform = image_transform(**{"image_size": 32, **options}, is_train=False)
+    preprocess = Preprocess(transform)
+    images = [drawn(*shape) for shape in SHAPES]
+    expected_BCHW = torch.stack([transform(image) for image in images])
+    pixels = [preprocess.pixels(image) for image in images]
+    assert all(each.dtype == np.uint8 for each in pixels)
+    assert torch.equal(preprocess.normalised(pixels), expected_BCHW)
+
+
+def test_a_transform_with_another_end_is_refused() -> None:
+    transform = image_transform(32, is_train=False)
+    transform.transforms.pop()
+    with pytest.raises(ValueError, match="ends with MaybeConvertMode, MaybeToTensor; it must end"):
+        Preprocess(transform)
+
+
+@pytest.mark.parametrize("interpolation", ["bicubic", "bilinear"])
+def test_the_fast_resize_is_within_two_levels(interpolation: str) -> None:
+    transform = image_transform(32, is_train=False, interpolation=interpolation)
+    exact, fast = Preprocess(transform), Preprocess(transform, fast=True)
+    differences = []
+    # Before Pillow 13 a tall image was scaled across first, and differs by more.
+    tall = [(33, 300), (90, 300)] if int(PILLOW.split(".")[0]) >= 13 else []
+    for shape in [(50, 40), (40, 50), (32, 32), (300, 33), (64, 64), (20, 20), *tall]:
+        signed = exact.pixels(drawn(*shape)).astype(int) - fast.pixels(drawn(*shape))
+        differences.append(abs(signed))
+    assert max(int(each.max()) for each in differences) <= 2
+    assert np.mean([each.mean() for each in differences]) < 0.1
+
+
+def test_the_fast_resize_is_refused_where_the_model_squashes() -> None:
+    transform = image_transform(32, is_train=False, resize_mode="squash")
+    with pytest.raises(ValueError, match="this one does Resize, MaybeConvertMode: leave resize"):
+        Preprocess(transform, fast=True)

@@ -1,8 +1,8 @@
+"""Groups of rows that show one image, and the row of each that survives."""
+
 from __future__ import annotations
 
-import io
-from dataclasses import replace
-from pathlib import Path
+import decimal
 from typing import Any
 
 import numpy as np
@@ -13,16 +13,9 @@ from hypothesis import strategies as st
 
 from filters import make
 from filters.base import PoolFilter
-from filters.duplicates import Duplicate
-from manifests import disk
-from manifests.layout import PoolLayout
+from filters.duplicates import Duplicate, as_score, sizes, survivors
 from manifests.schema import FilterSpec
-from pipeline import cross_row
-from pipeline.scoring.scorer import score
-from tests.manifests.test_phash import photograph
-from tests.support.bundles import scores_of
 from tests.support.pool_filters import run_inline
-from tests.support.small_pool import Row, make_pool
 
 BASES = np.random.default_rng(7).integers(0, 2**64, (40, 4), dtype=np.uint64)
 WIDTH = 16
@@ -205,59 +198,51 @@ def test_texts_as_best_and_as_hashes_are_refused() -> None:
         run_inline(duplicate(on="embedding", column="caption"), [rows], 1)
 
 
-# --- through the engine ---------------------------------------------------------------------------
+SCORES = st.one_of(st.none(), st.sampled_from([0.0, 0.5, 1.0, float("nan"), float("-inf")]))
 
 
-def copies_pool(folder: Path, per_shard: int) -> str:
-    """24 rows: four photographs in five qualities each, and four that cannot be scored."""
-    given = []
-    for number in range(24):
-        sink = io.BytesIO()
-        photograph(number % 6).resize((240, 180)).save(sink, "JPEG", quality=30 + 3 * number)
-        image = sink.getvalue() if number % 6 else b"no image"
-        given.append(replace(Row(caption=f"row {number}"), image=image))
-    return make_pool(folder, given, per_shard)
-
-
-def columns_by_uid(pool: str) -> dict[str, dict[str, Any]]:
-    of_64_bits = {"on": "perceptual", "column": "phash"}
-    specs = [
-        FilterSpec(name="picture"),
-        FilterSpec(name="pdq"),
-        FilterSpec(name="near", kind="duplicate", options={"on": "perceptual", "best": "edges"}),
-        FilterSpec(name="near64", kind="duplicate", options=of_64_bits),
-    ]
-    results = score(pool, specs, engine="inline")
-    assert not results["failed"]
-    rows: dict[str, dict[str, Any]] = {}
-    for shard in range(len(list(Path(pool, "shards").glob("*.tar")))):
-        table = disk.read_parquet(PoolLayout(pool).sidecar(shard), ["uid"])
-        for name in results["sets"]:
-            if name.startswith("near"):
-                scores = scores_of(pool, name, shard)
-                for column in scores.column_names:
-                    table = table.append_column(column, scores[column])
-        rows |= {row["uid"]: row for row in table.to_pylist()}
-    return rows
-
-
-@pytest.mark.slow
-def test_the_engine_gives_the_same_columns_for_any_shards_and_partitions(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@given(st.lists(st.tuples(st.integers(0, 3), SCORES), min_size=1, max_size=20), st.randoms())
+def test_the_best_row_of_each_group_survives_in_any_order(
+    rows: list[tuple[int, float | None]], random: object
 ) -> None:
-    expected = columns_by_uid(copies_pool(tmp_path / "one", 100))
-    assert sum(row["near_survivor"] is True for row in expected.values()) == 5
-    assert sum(row["near_survivor"] is None for row in expected.values()) == 4
-    assert {row["near_size"] for row in expected.values()} == {4, None}
-    monkeypatch.setattr(cross_row, "PARTITION_BYTES", 500)
-    planned: list[cross_row.PoolJob] = []
-    monkeypatch.setattr(cross_row, "MOST_PARTITIONS", 12)
-    plan_job = cross_row.plan_job
+    table = [(f"u{number:02d}", f"g{group}", score) for number, (group, score) in enumerate(rows)]
+    random.shuffle(table)  # type: ignore[attr-defined]
+    uids, groups, scores = (pa.array(values) for values in zip(*table, strict=True))
+    survives = survivors(uids, groups, as_score(scores.cast(pa.float64()), "s"))
+    expected = set()
+    for group in set(groups.to_pylist()):
+        members = [(uid, score) for uid, own, score in table if own == group]
 
-    def plan(*arguments: Any, **options: Any) -> Any:
-        planned.append(plan_job(*arguments, **options))
-        return planned[-1]
+        def rank(member: tuple[str, float | None]) -> tuple[float, str]:
+            score = member[1]
+            return (2 if score is None or score != score else -np.arctan(score)), member[0]
 
-    monkeypatch.setattr("pipeline.scoring.scorer.plan_job", plan)
-    assert columns_by_uid(copies_pool(tmp_path / "many", 5)) == expected
-    assert [each.partitions for each in planned] == [12, 12]
+        expected.add(min(members, key=rank)[0])
+    assert {uid for (uid, *_), alive in zip(table, survives, strict=True) if alive} == expected
+    of_group = groups.to_pylist()
+    assert sizes(groups).tolist() == [of_group.count(group) for group in of_group]
+
+
+def test_without_a_score_the_smallest_uid_survives_and_of_two_equal_ones_the_first() -> None:
+    uids, groups = pa.array(["b", "a", "a", "c"]), pa.array(["g", "g", "g", "h"])
+    assert survivors(uids, groups, None).tolist() == [False, True, False, True]
+
+
+def test_large_integers_keep_their_digits() -> None:
+    scores = as_score(pa.chunked_array([[2**53], [2**53 + 1]]), "pixels")
+    assert survivors(pa.array(["a", "b"]), pa.array(["g", "g"]), scores).tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([True, False]),
+        pa.array(np.array([1, 0.5], np.float16)),
+        pa.array([decimal.Decimal("1.5"), None]),
+        pa.nulls(2),
+        pa.array([3, 2], pa.int8()),
+    ],
+)
+def test_numbers_of_all_kinds_are_scores(column: pa.Array) -> None:
+    survives = survivors(pa.array(["a", "b"]), pa.array(["g", "g"]), as_score(column, "best"))
+    assert survives.tolist() == [True, False]

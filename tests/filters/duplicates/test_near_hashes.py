@@ -1,16 +1,69 @@
+"""Groups of near hashes: components, crowds, and partitions in which near ones meet."""
+
 from __future__ import annotations
 
 import time
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from filters import near_hashes
-from filters.near_hashes import Components, joined, near_labels
+from filters.duplicates import route_near
+from filters.near_hashes import LINKS, Components, collapse, joined, links_of, near_labels
 from manifests import hashes as hamming
 from manifests.hashes import Hashes
+from tests.manifests.test_hamming import drawn_hashes, near_pairs
+
+
+def slow_labels(count: int, pairs: list[tuple[int, int]]) -> list[int]:
+    labels = list(range(count))
+    for _ in range(count):
+        for i, j in pairs:
+            labels[i] = labels[j] = min(labels[i], labels[j])
+    return labels
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=14),
+    flush=st.integers(1, 9),
+    piece=st.integers(1, 5),
+)
+def test_labels_are_the_smallest_node_of_each_component(
+    pairs: list[tuple[int, int]], flush: int, piece: int
+) -> None:
+    pieces = []
+    for start in range(0, len(pairs), piece):
+        part = np.array(pairs[start : start + piece])
+        pieces.append((part[:, 0], part[:, 1]))
+    found = near_hashes.Components(12)
+    found._flush = flush
+    for first, second in pieces:
+        found.add(first, second)
+    assert found.labels().tolist() == joined(12, pieces).tolist() == slow_labels(12, pairs)
+
+
+def test_links_lead_to_the_first_row_of_a_component() -> None:
+    uids = pa.array(["a", "b", "c", "d"])
+    links = links_of(uids, np.array([0, 1, 0, 1]))
+    assert links.schema == LINKS
+    assert links.to_pylist() == [{"uid_a": "a", "uid_b": "c"}, {"uid_a": "b", "uid_b": "d"}]
+    assert links_of(uids, np.arange(4)).num_rows == 0
+
+
+def test_equal_values_are_compared_once() -> None:
+    seen = []
+
+    def labels_of(values: pa.Array) -> np.ndarray:
+        seen.extend(values.to_pylist())
+        return np.array([0, 1, 0])
+
+    values = pa.chunked_array([["x", "y"], ["x", "z", "y"]])
+    assert collapse(values, labels_of).tolist() == [0, 1, 0, 0, 1]
+    assert seen == ["x", "y", "z"]
 
 
 def crowds(
@@ -110,3 +163,38 @@ def test_a_crowd_of_different_near_hashes_is_not_quadratic() -> None:
 def test_a_negative_radius_is_refused() -> None:
     with pytest.raises(ValueError, match="radius is -1"):
         near_labels(np.arange(4, dtype=np.uint64)[:, None], -1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    words=st.sampled_from([1, 4]),
+    radius=st.integers(0, 40),
+    partitions=st.sampled_from([1, 2, 3, 7, 36, 700, 5000]),
+    seed=st.integers(0, 9),
+)
+def test_near_hashes_meet_in_a_partition(
+    words: int, radius: int, partitions: int, seed: int
+) -> None:
+    hashes = drawn_hashes(80, words, radius, seed)
+    uids = pa.array([f"{number:032x}" for number in range(80)])
+    rows, parts = route_near(uids, hashes, radius, partitions)
+    assert parts.min() >= 0
+    assert parts.max() < partitions
+    assert len(set(zip(rows.tolist(), parts.tolist(), strict=True))) == len(rows)
+    of_row = [set(parts[rows == row].tolist()) for row in range(80)]
+    assert all(of_row)
+    for i, j, _ in near_pairs(hashes, radius):
+        assert of_row[i] & of_row[j]
+
+
+@pytest.mark.parametrize(("partitions", "most"), [(1, 1), (3, 2), (100, 13), (10_000, 32)])
+def test_a_row_goes_to_few_partitions(partitions: int, most: int) -> None:
+    uids = pa.array([f"{number:032x}" for number in range(50)])
+    rows, _ = route_near(uids, drawn_hashes(50, 4, 31), 31, partitions)
+    assert np.bincount(rows).max() <= most
+
+
+def test_partitions_are_balanced() -> None:
+    uids = pa.array([f"{number:032x}" for number in range(4000)])
+    _, parts = route_near(uids, drawn_hashes(4000, 4, 31), 31, 10_000)
+    assert np.bincount(parts, minlength=10_000).max() < 250

@@ -51,25 +51,6 @@ def names(folder: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_form_has_the_bytes_that_it_has_on_disk(
-    pool: str, proxy: FaultyProxy, tmp_path: Path
-) -> None:
-    store = f"s3://{BUCKET}/forms"
-    for to in ("parquet/x.parquet", "csv/x.csv", "npy/x.npy", "tars"):
-        export_view(pool, "wide", str(tmp_path / to))
-        export_view(pool, "wide", f"{store}/{to}")
-        export_view(pool, "wide", f"{store}/{to}")  # again: the same
-    compared = 0
-    for path in sorted(tmp_path.rglob("*.*")):
-        if path.suffix != ".lock":
-            relative = path.relative_to(tmp_path)
-            assert disk.read_bytes(f"{store}/{relative}") == path.read_bytes(), relative
-            compared += 1
-    assert compared == 3 * 2 + 2 * 5 + 2
-    assert len(names(f"{store}/tars")) == 2 * 5 + 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("target", ["killed/x.parquet", "killed_tars"])
 def test_a_killed_process_leaves_no_half_file_and_the_command_finishes_it(
     pool: str, proxy: FaultyProxy, tmp_path: Path, target: str

@@ -1,0 +1,169 @@
+"""The benchmarks of filters: what they make and measure, and the pages of their figures."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.filtering import concepts, duplicates, score_quality, scoring, scoring_page
+from filters import instances_of, specs_of_recipe
+from manifests import disk, reader
+from manifests.reader import read_manifest
+from manifests.schema import Recipe
+from pipeline.views.files import check_views
+from tests.manifests.test_phash import photograph
+
+ROOT = Path(__file__).resolve().parents[3]
+CAPTIONS = ["a dog, two dogs", "the old house by the sea", "a red car"]
+PAGE = (ROOT / "docs" / "concepts.md").read_text()
+
+
+RECIPES = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
+
+
+@pytest.mark.parametrize("text", RECIPES)
+def test_the_recipes_of_the_page_can_be_used(text: str, tmp_path: Path) -> None:
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists" / "ads.txt").write_text("sale")
+    (tmp_path / "lists" / "metadata.json").write_text('["dog"]')
+    np.save(tmp_path / "imagenet_l14.npy", np.ones((2, 768), np.float32))
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    check_views(read_manifest(path, Recipe))
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, Any]:
+    text = (ROOT / "benchmarks" / "results" / "concepts.json").read_text()
+    document: dict[str, Any] = json.loads(text)["results"]
+    return document
+
+
+def test_the_page_has_the_figures_of_the_results(results: dict[str, Any]) -> None:
+    for line in concepts.table_lines(results):
+        assert line in PAGE
+    rows = [line for line in PAGE.split("## Figures")[1].split("\n") if line.startswith("| `")]
+    assert len(rows) == len(results) - 1
+
+
+def test_a_part_measures_a_filter(tmp_path: Path) -> None:
+    (tmp_path / "entries.json").write_text(json.dumps(["dog", "a", "red car"]))
+    measured = concepts.concept(tmp_path, CAPTIONS, "spaces")
+    assert measured["rows"] == 3
+    assert measured["entries_per_row"] == pytest.approx(4 / 3, abs=0.01)
+    balanced = concepts.balance(tmp_path, CAPTIONS)
+    assert balanced["rows"] == 3
+    with pytest.raises(ValueError, match="there is no file"):
+        concepts.concept(tmp_path / "nowhere", CAPTIONS, "spaces")
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_the_document_has_the_tables_of_the_figures() -> None:
+    text = (ROOT / "docs" / "duplicates.md").read_text()
+    for line in duplicates.table_lines(disk.read_json(duplicates.RESULT)):
+        assert f"{line}\n" in text
+
+
+def test_copies_of_photographs_are_found(tmp_path: Path) -> None:
+    for seed in range(4):
+        photograph(seed).resize((240, 180)).save(tmp_path / f"{seed}.jpg", quality=95)
+    figures = duplicates.quality(str(tmp_path))
+    assert figures["photographs"] == 4
+    assert list(figures["kinds"]) == list(duplicates.COPIES)
+    assert figures["kinds"]["JPEG quality 90"]["pdq, 31 bits"] == [1.0, 1.0]
+    assert figures["kinds"]["mirrored"]["pdq, 31 bits"] == [0.0, 0.0]
+    assert figures["near_originals"]["pdq, 31 bits"] == []
+
+
+def test_a_search_finds_the_planted_groups() -> None:
+    row = duplicates.search_once(256, 31, 2000, 0.0)
+    assert row["groups"] == 1800
+    assert duplicates.search_once(64, 6, 2000, 0.5)["groups"] < 1000
+
+
+def test_the_recipe_of_the_document_is_one(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "duplicates.md").read_text()
+    example = text.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "d.yaml").write_text(example)
+    recipe = reader.read_manifest(tmp_path / "d.yaml", Recipe)
+    columns = set()
+    for instance in instances_of(specs_of_recipe(recipe)).values():
+        columns.update(instance.columns())
+    assert {"near_survivor", "near_group", "clean_distance", "exact_size", "pdq_quality"} <= columns
+    assert [rule.name for rule in recipe.view("unique").rules] == [
+        "dup_survivor",
+        "not_in_evaluation",
+    ]
+
+
+def test_the_figures_are_those_of_their_definitions() -> None:
+    """The area is the share of pairs of a good and a bad row in which the good one scores more, a
+    tie counting half."""
+    rng = np.random.default_rng(0)
+    good = rng.random(300) < 0.4
+    values = np.round(rng.normal(size=300) + good, 1)  # with ties
+    figures = score_quality.quality(values, good)
+    gaps = values[good][:, None] - values[~good][None]
+    assert figures["auc"] == pytest.approx(np.mean((gaps > 0) + 0.5 * (gaps == 0)))
+    precision = [good[values >= value].mean() for value in values[good]]
+    assert figures["average_precision"] == pytest.approx(np.mean(precision))
+    for point in figures["points"]:
+        kept = values >= point["threshold"]
+        assert kept.mean() == point["kept"] >= point["share"]
+        assert (values > point["threshold"]).mean() < point["share"]
+        assert point["precision"] == good[kept].mean()
+        assert point["recall"] == pytest.approx(good[kept].sum() / good.sum())
+
+
+def test_the_command_joins_by_url_and_caption(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    urls, captions = ["a", "a", "b", "c"], ["x", "y", "x", "x"]
+    rows = pa.table({"url": urls, "caption": captions, "score": [0.9, 0.1, 0.8, 0.2]})
+    pq.write_table(rows, tmp_path / "rows.parquet")
+    truth = pa.table({"url": urls[:3], "caption": captions[:3], "good": [1, 0, 1]})
+    pyarrow.csv.write_csv(pa.concat_tables([truth, truth]), tmp_path / "truth.csv")
+    words = [str(tmp_path / "rows.parquet"), "--truth", str(tmp_path / "truth.csv")]
+    out = str(tmp_path / "o.json")
+    words += ["--name", "small", "--columns", "score", "score:low", "--out", out]
+    assert score_quality.main(words) == 0
+    result = disk.read_json(tmp_path / "o.json")["small"]
+    assert (result["rows"], result["of"]) == (3, 4)
+    assert result["scores"]["score"]["auc"] == 1
+    assert result["scores"]["score:low"]["auc"] == 0
+    assert "| score | 1.000 | 1.000 |" in capsys.readouterr().out
+    both = pa.table({"url": ["a"], "caption": ["x"], "good": [0]})
+    pyarrow.csv.write_csv(pa.concat_tables([truth, both]), tmp_path / "truth.csv")
+    with pytest.raises(ValueError, match="calls 1 pairs both good and not"):
+        score_quality.main(words)
+
+
+def test_the_page_has_the_measured_tables() -> None:
+    page = score_quality.PAGE.read_text()
+    tables = score_quality.markdown(disk.read_json(score_quality.RESULTS))
+    assert f"{score_quality.BEGIN}\n{tables}{score_quality.END}" in page
+
+
+def test_the_page_is_the_one_that_the_results_make() -> None:
+    text = scoring_page.PAGE.read_text()
+    made = scoring_page.page(json.loads(scoring.RESULTS.read_text()), text)
+    assert made == text, "run python benchmarks/filtering/scoring.py --docs"
+
+
+@pytest.mark.slow
+def test_drawn_images_are_preprocessed_by_each_way(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert scoring.main(["--part", "preprocess", "--images", "2", "--out", str(out)]) == 0
+    preprocess = json.loads(out.read_text())["preprocess"]
+    assert preprocess["parity"]["exact"]["largest_level"] == 0
+    assert all(cost > 0 for cost in preprocess["ms"].values())

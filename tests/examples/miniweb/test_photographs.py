@@ -1,0 +1,279 @@
+"""A web of photographs: its sources, its plan, its files and answers, the shipped ablations."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from examples.miniweb import cifar_archive, labelled_photos, photo_plan, small_web
+from examples.miniweb.labelled_photos import LabelledPhoto
+from examples.miniweb.links import TRUSTED
+from examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
+from tests.support.miniwebs import get, image_links, truth
+from tests.support.photo_folders import COLOURS, make_archive, make_folder, pixels_of
+
+
+@pytest.mark.parametrize("unpacked", [False, True])
+def test_every_image_is_a_png_in_the_folder_of_its_class(unpacked: bool, tmp_path: Path) -> None:
+    source = make_archive(tmp_path / "cifar-10-python.tar.gz", per_class=2)
+    if unpacked:
+        with tarfile.open(source) as tar:
+            tar.extractall(tmp_path / "plain", filter="data")
+        source = tmp_path / "plain"
+    assert cifar_archive.unpack(source, tmp_path / "out") == {"train": 30, "test": 6}
+    for label in COLOURS:
+        assert len(list((tmp_path / "out/train" / label).iterdir())) == 10
+        with Image.open(tmp_path / "out/train" / label / "0003.png") as image:
+            assert np.array_equal(np.asarray(image), pixels_of(label, 101))
+        with Image.open(tmp_path / "out/test" / label / "0001.png") as image:
+            assert np.array_equal(np.asarray(image), pixels_of(label, 501))
+
+
+class _Call:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return eval, ("print('it was called')",)
+
+
+def test_a_pickle_that_calls_something_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "batches.meta").write_bytes(pickle.dumps(_Call()))
+    words = ["cifar10", str(tmp_path), "--out", str(tmp_path / "out")]
+    assert small_web.main(words) == 2
+    streams = capsys.readouterr()
+    assert "batches.meta cannot be read as a pickle of arrays" in streams.err
+    assert "builtins.eval" in streams.err
+    assert "it was called" not in streams.out
+
+
+def test_the_folder_of_an_image_names_what_it_shows(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "photos", 4)
+    (root / "apple" / "notes.txt").write_text("no image")
+    (root / "above.jpg").write_bytes(b"in no class")
+    photos = labelled_photos.read_photos(root, None, seed=1)
+    assert [photo.file for photo in photos[:2]] == ["apple/0000.jpg", "apple/0001.jpg"]
+    assert len(photos) == 12
+    for photo in photos:
+        assert photo.caption.endswith(labelled_photos.named(photo.label))
+    assert len({photo.caption for photo in photos if photo.label == "apple"}) > 1
+    assert photos == labelled_photos.read_photos(root, None, seed=1)
+    assert photos != labelled_photos.read_photos(root, None, seed=2)
+    assert labelled_photos.named("apple") == "an apple"
+    assert labelled_photos.named("fire_truck") == "a fire truck"
+
+
+def test_a_csv_has_captions_and_perhaps_labels(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "photos", 1)
+    table = tmp_path / "captions.csv"
+    table.write_text("file,caption\nsky/0000.jpg,blue above\nfrog/0000.jpg,a green one\n")
+    photos = labelled_photos.read_photos(root, table, seed=0)
+    assert [(p.file, p.caption, p.label) for p in photos] == [
+        ("frog/0000.jpg", "a green one", "a green one"),
+        ("sky/0000.jpg", "blue above", "blue above"),
+    ]
+    table.write_text("file,caption,label\nsky/0000.jpg,blue above,sky\n")
+    assert labelled_photos.read_photos(root, table, seed=0)[0].label == "sky"
+
+
+def test_photographs_are_divided_once_and_for_all(tmp_path: Path) -> None:
+    root = make_folder(tmp_path / "photos", 4)
+    files = [path.relative_to(root) for path in sorted(root.rglob("*.jpg"))]
+    # Files of different folders have the same name.
+    rows = [f"{file},{'RED' if 'apple' in str(file) else 'cool'}" for file in files]
+    labels = tmp_path / "labels.csv"
+    parts = []
+    for number, order in enumerate((rows, rows[::-1])):
+        labels.write_text("\n".join(["file,label", *order]) + "\n")
+        out = tmp_path / f"out{number}"
+        with pytest.raises(ValueError, match=r"test is 12; .* names 12 photographs"):
+            labelled_photos.divide(root, labels, out, test=12, seed=3)
+        assert labelled_photos.divide(root, labels, out, test=5, seed=3) == 7
+        parts.append({p.relative_to(out).as_posix(): p.read_bytes() for p in out.rglob("*.jpg")})
+    assert parts[0] == parts[1]
+    assert len(parts[0]) == 12
+    assert sum(name.startswith("test/") for name in parts[0]) == 5
+    with pytest.raises(ValueError, match="exists already"):
+        labelled_photos.divide(root, labels, tmp_path / "out0", test=4, seed=4)
+
+
+PHOTOS = [
+    LabelledPhoto(file=f"{label}/{n:03d}.PNG", caption=f"a photo of a {label}", label=label)
+    for label in ("cat", "dog", "frog", "ship")
+    for n in range(200)
+]
+# Those of manifests/ablations/cifar10.yaml
+SHARES = {"noise": 0.4, "near_duplicates": 0.2, "faults": 0.1}
+
+
+def test_shares_are_those_of_the_settings() -> None:
+    settings = Miniweb(photos="/p", pairs=1200, trusted_pairs=100, **SHARES)
+    links, trusted = photo_plan.plan(PHOTOS, settings)
+    kinds = Counter(link.kind for link in links)
+    assert len(links) == 1200
+    assert kinds["near_duplicate"] == 200
+    assert sum(kinds[kind] for kind in photo_plan.FAULTS) == 100
+    assert {kinds[kind] for kind in photo_plan.FAULTS} == {7, 8}
+    assert kinds["noisy"] + kinds["generic"] == 400
+    assert kinds["generic"] == 80
+    assert len({link.url for link in [*links, *trusted]}) == 1300
+    for link in [*links, *trusted]:
+        if link.kind in ("clean", *photo_plan.FAULTS):
+            assert link.right
+        assert link.path.endswith(".png")
+        assert link.right == (link.caption == link.true_caption), "one caption a class here"
+    noisy = [link for link in links if link.kind == "noisy"]
+    assert sum(link.right for link in noisy) / len(noisy) == pytest.approx(0.25, abs=0.08)
+
+
+def test_the_trusted_photographs_are_not_on_the_web() -> None:
+    settings = Miniweb(photos="/p", pairs=1600, trusted_pairs=200, **SHARES)
+    links, trusted = photo_plan.plan(PHOTOS, settings)
+    files = {link.file for link in trusted}
+    assert len(files) == 200
+    assert {(link.host, link.kind) for link in trusted} == {(TRUSTED, "clean")}
+    assert not files & {link.file for link in links}
+    first = Counter(link.file for link in links if link.original is None)
+    assert len(first) == 600, "every other photograph"
+    assert set(first.values()) == {2, 3}, "in rounds: 1,333 links"
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("photos"), 40, suffix=".png")
+
+
+def settings_for(photos: Path, **changes: Any) -> Miniweb:
+    return Miniweb(
+        photos=str(photos), pairs=220, trusted_pairs=20, near_duplicates=0.1, faults=0.4,
+        fault_kinds=MINIWEB_FAULTS, **{"seed": 3, **changes},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def photo_web(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("web")
+    small_web.write(folder, settings_for(photos))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def photo_port(photo_web: Path) -> Iterator[int]:
+    with small_web.running(photo_web) as port:
+        yield port
+
+
+def test_the_crawl_finds_what_the_truth_says(photo_web: Path) -> None:
+    rows = truth(photo_web)
+    links = image_links(photo_web / "crawl.warc.wat.gz")
+    assert links == [(row["url"], row["caption"], row["page_url"]) for row in rows]
+    trusted = image_links(photo_web / "trusted.warc.wat.gz")
+    assert len(trusted) == 20
+    assert {urlsplit(url).netloc for url, _, _ in trusted} == {"museum.miniweb.test"}
+
+
+def test_the_same_settings_give_the_same_bytes(
+    photos: Path, photo_web: Path, tmp_path: Path
+) -> None:
+    small_web.write(tmp_path / "again", settings_for(photos))
+    small_web.write(tmp_path / "other", settings_for(photos, seed=4))
+    for name in ("crawl.warc.wat.gz", "trusted.warc.wat.gz", "truth.parquet", "site.json"):
+        expected = (photo_web / name).read_bytes()
+        assert (tmp_path / "again" / name).read_bytes() == expected
+        assert (tmp_path / "other" / name).read_bytes() != expected
+
+
+def row_of(web: Path, kind: str) -> dict[str, Any]:
+    return next(row for row in truth(web) if row["kind"] == kind)
+
+
+@pytest.mark.parametrize("kind", ["clean", "noisy", "generic", "near_duplicate", "optout_page"])
+def test_a_photograph_is_served_as_it_lies_there(
+    kind: str, photos: Path, photo_web: Path, photo_port: int
+) -> None:
+    row = row_of(photo_web, kind)
+    status, headers, body = get(photo_port, row["url"])
+    assert (status, headers["content-type"]) == (200, "image/png")
+    assert body == (photos / row["file"]).read_bytes()
+
+
+def test_a_redirect_leads_to_the_photograph(photos: Path, photo_web: Path, photo_port: int) -> None:
+    row = row_of(photo_web, "redirect")
+    target = get(photo_port, row["url"])[1]["location"]
+    assert get(photo_port, target)[2] == (photos / row["file"]).read_bytes()
+
+
+def test_opt_outs_are_told(photo_web: Path, photo_port: int) -> None:
+    assert "noai" in get(photo_port, row_of(photo_web, "optout_header")["url"])[1]["x-robots-tag"]
+    url = urlsplit(row_of(photo_web, "robots_txt")["url"])
+    assert url.path.startswith("/private/")
+    assert b"Disallow: /private/" in get(photo_port, f"http://{url.netloc}/robots.txt")[2]
+
+
+@pytest.mark.slow
+def test_write_can_serve_at_once(photos: Path, tmp_path: Path) -> None:
+    words = ["write", "--photos", str(photos), "--out", str(tmp_path / "web"), "--serve"]
+    words += ["--pairs", "60", "--trusted-pairs", "5", "--fault-kinds", "html,dead_link"]
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "examples/miniweb/small_web.py"), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    ready = process.stdout.readline().split()
+    kinds = Counter(row["kind"] for row in truth(tmp_path / "web"))
+    status, _, _ = get(int(ready[1]), row_of(tmp_path / "web", "clean")["url"])
+    process.terminate()
+    _, errors = process.communicate(timeout=20)
+    assert (ready[0], status, process.returncode) == ("ready", 200, 0)
+    assert {"html", "dead_link"} < set(kinds)
+    assert "MINIWEB=" in errors
+
+
+@pytest.mark.slow
+def test_the_shipped_ablation_of_photographs_runs_as_its_guide_says(tmp_path: Path) -> None:
+    """The commands of docs/photographs.md, at the scale debug and without Ray."""
+    make_archive(tmp_path / "cifar-10-python.tar.gz", per_class=20)
+    data, out = tmp_path / "cifar", tmp_path / "out"
+    environment = {k: v for k, v in os.environ.items() if k not in ("SCORER", "RAY_ADDRESS")}
+    archive = tmp_path / "cifar-10-python.tar.gz"
+    unpack = f"examples/miniweb/small_web.py cifar10 {archive} --out {data}"
+    build = f"clipmill demo manifests/ablations/cifar10.yaml --out {out} --scale debug"
+    for words in (unpack.split(), [*build.split(), "--engine", "inline"]):
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env={**environment, "CIFAR": str(data)},
+            capture_output=True,
+            text=True,
+            timeout=900,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((out / "report.json").read_text())
+    assert {arm["arm"] for arm in report["arms"]} == {"raw", "clip30", "trusted"} | {
+        "random_like_clip30"
+    }
+    kinds = Counter(row["kind"] for row in truth(out / "web"))
+    assert kinds["noisy"] + kinds["generic"] == 200
+    counts = json.loads((out / "pools/web/pool.json").read_text())["fetch"]
+    spoilt = sum(kinds[kind] for kind in MINIWEB_FAULTS)
+    assert (
+        sum(counts["final"]["reasons"].values()) == spoilt - kinds["flaky503"] - kinds["redirect"]
+    )
+    assert counts["final"]["stored"] == 600 - sum(counts["final"]["reasons"].values())
