@@ -45,6 +45,7 @@ BOUNDS: dict[str, tuple[str, Callable[[Any, Any], bool]]] = {
     "below": ("below", operator.lt),
 }
 SHARE: dict[str, Any] = {"above": 0, "most": 1}
+# Metadata of an option that belongs to one value of the option `on`: {"on": "embedding"}.
 BETWEEN_0_AND_1: dict[str, Any] = {"above": 0, "below": 1}
 # What `Filter.needs` may have.
 NEEDS = frozenset({"image", "caption", "row", "json"})
@@ -80,8 +81,8 @@ class FilterBase(abc.ABC):
     device: str = "cpu"  # cpu, cuda, or auto: cuda where there is one
 
     def __post_init__(self) -> None:
-        """ValueError for a number beyond the bounds of its option, and for a file that is not
-        there."""
+        """ValueError for a number beyond the bounds of its option, for a file that is not there,
+        and for an option that belongs to another `on`."""
         for option in _options(self):
             value = getattr(self, option.name)
             if value is None or value == option.default:
@@ -91,6 +92,11 @@ class FilterBase(abc.ABC):
                 setattr(self, option.name, value)
             if option.metadata.get("file") and not os.path.isfile(value):
                 raise ValueError(f"filter {self.name}: there is no file {value} ({option.name})")
+            wanted = option.metadata.get("on")
+            if wanted is not None and wanted != getattr(self, "on", None):
+                raise ValueError(
+                    f"filter {self.name}: {option.name} is {value!r}; it belongs to on: {wanted}"
+                )
             bounds = {kind: option.metadata[kind] for kind in BOUNDS if kind in option.metadata}
             if not all(BOUNDS[kind][1](value, bound) for kind, bound in bounds.items()):
                 limits = [f"{BOUNDS[kind][0]} {bound}" for kind, bound in bounds.items()]

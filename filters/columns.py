@@ -183,6 +183,14 @@ def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return bits
 
 
+def route_by_uid(
+    rows: pa.Table, is_known: NDArray[np.bool_], partitions: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(numbers of the rows that are known, the partition of each by its uid)."""
+    numbers = np.flatnonzero(is_known).astype(np.int64)
+    return numbers, partition_of(rows["uid"], partitions)[numbers]
+
+
 def partition_of(values: pa.Array | pa.ChunkedArray, partitions: int) -> NDArray[np.int64]:
     """(rows,) 0 to partitions - 1, of integers or texts. NULLs are in partition 0.
 
@@ -250,10 +258,7 @@ class Instance:
     def column_names(self) -> dict[str, str]:
         """The filter's own name of each column -> its name in this instance."""
         own = self.name if self.is_own_kind else self.filter.name
-        names = {}
-        for column in self.filter.columns():
-            names[column] = instance_column(own, self.name, column)
-        return names
+        return {each: instance_column(own, self.name, each) for each in self.filter.columns()}
 
     def columns(self) -> dict[str, pa.DataType]:
         """The columns by their names in this instance."""
@@ -274,16 +279,13 @@ def check_instance_name(name: str, filters: Mapping[str, type[FilterBase]]) -> N
             f"filters: an instance cannot be named {name!r}: use a letter a-z, then a-z, 0-9 and "
             "'_', at most 60 characters, as in {clip_l14: {clip_score: {…}}}"
         )
-    taken = None
-    if name in RESERVED:
-        taken = "a column of every pool"
-    elif name in filters:
-        taken = "another filter"
-    else:
-        for filter_name, filter_class in filters.items():
-            if name in filter_class.adds:
-                taken = f"a column of the filter {filter_name}"
-    if taken is not None:
+    taken: dict[str, str] = {}
+    for filter_name, filter_class in filters.items():
+        taken |= dict.fromkeys(filter_class.adds, f"a column of the filter {filter_name}")
+    taken |= dict.fromkeys(filters, "another filter")
+    taken |= dict.fromkeys(RESERVED, "a column of every pool")
+    if name in taken:
         raise ValueError(
-            f"filters: an instance cannot be named {name!r}, which is {taken}; give it another name"
+            f"filters: an instance cannot be named {name!r}, which is {taken[name]}; give it "
+            "another name"
         )

@@ -46,7 +46,7 @@ from filters.base import (
     read_text,
     require,
 )
-from filters.columns import partition_of
+from filters.columns import route_by_uid
 from manifests import disk
 
 # --------------------------------------------------------------------------------------------------
@@ -204,8 +204,7 @@ class Balance(PoolFilter):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows that were matched, by their uid."""
         is_known = rows[self.reads[0]].is_valid().to_numpy(zero_copy_only=False)
-        numbers = np.flatnonzero(is_known).astype(np.int64)
-        return numbers, partition_of(rows["uid"], partitions)[numbers]
+        return route_by_uid(rows, is_known, partitions)
 
     def judge(self, rows: pa.Table, state: Any) -> Columns:
         lists = rows[self.reads[0]]

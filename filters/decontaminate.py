@@ -13,14 +13,13 @@ from numpy.typing import NDArray
 
 from filters.base import PLACE, SHARE, Batch, Columns, Filter, described
 from filters.columns import unit_vectors
-from filters.duplicates import RADII, OtherPool
+from filters.duplicates import EMBEDDING, PERCEPTUAL, RADII, OtherPool
 from filters.near_hashes import content_hash, read_images
 from manifests import disk
 from manifests.hashes import PDQ_QUALITY, Hashes, as_words, pdq, phash
 from manifests.layout import PoolLayout
 
 PIECE = 2048  # references that a batch is compared with at a time: 256 rows take 17 MB
-THRESHOLD = 0.99  # cosine
 logger = logging.getLogger(__name__)
 
 
@@ -45,9 +44,9 @@ class Decontaminate(Filter):
     against: tuple[str, ...] | str = field(metadata=PLACE)  # identity() covers what is there
     on: Literal["perceptual", "embedding"] = "perceptual"
     column: str | None = None
-    radius: int | None = field(default=None, metadata={"least": 0})
-    threshold: float = field(default=THRESHOLD, metadata=SHARE)
-    quality: float = PDQ_QUALITY
+    radius: int | None = field(default=None, metadata={**PERCEPTUAL, "least": 0})
+    threshold: float = field(default=0.99, metadata={**EMBEDDING, **SHARE})
+    quality: float = field(default=PDQ_QUALITY, metadata=PERCEPTUAL)
     names: list[str] = field(default_factory=list, init=False, repr=False, compare=False)
     references: Any = field(default=None, init=False, repr=False, compare=False)
 
@@ -57,18 +56,10 @@ class Decontaminate(Filter):
         if not self.against:
             raise ValueError("filter decontaminate: against is empty; name images or a pool")
         super().__post_init__()
-        of_hashes = self.on == "perceptual"
-        given_options = {
-            "radius": self.radius is None or of_hashes,
-            "threshold": self.threshold == THRESHOLD or not of_hashes,
-            "quality": self.quality == PDQ_QUALITY or (of_hashes and not self.is_phash),
-        }
-        for option, fits in given_options.items():
-            if not fits:
-                raise ValueError(
-                    f"filter decontaminate: {option} is {getattr(self, option)}; it does not "
-                    f"belong to on: {self.on} with the column {self.compared}"
-                )
+        if self.quality != PDQ_QUALITY and self.is_phash:
+            raise ValueError(
+                f"filter decontaminate: quality is {self.quality}; {self.compared} has none"
+            )
 
     @property
     def compared(self) -> str:
@@ -94,8 +85,8 @@ class Decontaminate(Filter):
         return disk.exists(PoolLayout(given).shards)
 
     def _columns_of_pool(self) -> list[str]:
-        quality = self.on == "perceptual" and not self.is_phash
-        return ["uid", self.compared, *([f"{self.compared}_quality"] if quality else [])]
+        of_pdq = self.on == "perceptual" and not self.is_phash
+        return ["uid", self.compared, *([f"{self.compared}_quality"] if of_pdq else [])]
 
     def identity(self) -> str:
         hashes = []
@@ -143,8 +134,8 @@ class Decontaminate(Filter):
         tables = []
         for table in OtherPool(given).columns(self._columns_of_pool()):
             table = table.filter(pc.is_valid(table[self.compared]))
-            if self.on == "perceptual" and not self.is_phash:
-                table = table.filter(pc.greater_equal(table[table.column_names[2]], self.quality))
+            for quality in table.column_names[2:]:
+                table = table.filter(pc.greater_equal(table[quality], self.quality))
             tables.append(table.select([0, 1]).rename_columns(["name", "value"]))
         if not tables:
             raise ValueError(f"filter decontaminate: the pool {given} has no rows")

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -37,7 +37,7 @@ from filters.columns import mixed, partition_of, unit_vectors
 from filters.near_hashes import LINKS, Numbers, collapse, joined, links_of, near_labels
 from manifests import disk
 from manifests.aligned import AlignedFiles
-from manifests.commits import Commits, read_commits
+from manifests.commits import read_commits
 from manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, Hashes, as_words, near_pieces
 from manifests.layout import PoolLayout, uids_checksum
 from manifests.records import ScoreSetDocument, read_document
@@ -60,13 +60,13 @@ class OtherPool:
 
     def identity(self, columns: Sequence[str]) -> str:
         """A hash of the rows of the pool, and of the filters behind its columns."""
-        sets = [self._set_of(column, self.commits) for column in columns]
+        sets = [self._set_of(column) for column in columns]
         return disk.content_hash([self.commits.fingerprint, sets])
 
     def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
         """Columns of the stored rows, about PIECE rows at a time."""
         waiting: list[pa.Table] = []
-        sets = {name: self._set_of(name, self.commits) for name in names}
+        sets = {name: self._set_of(name) for name in names}
         files = {
             each: AlignedFiles.of_scores(self.folder, each) for each in set(sets.values()) if each
         }
@@ -92,18 +92,17 @@ class OtherPool:
         if waiting:
             yield pa.concat_tables(waiting)
 
-    def _set_of(self, column: str, commits: Commits) -> str:
+    def _set_of(self, column: str) -> str:
         """The score set of a column; "" for a column of the sidecar."""
-        names = commits.names()
-        first = next(iter(names), None)
-        if first is not None and column in disk.read_schema(commits.sidecar(first)).names:
+        first = next(iter(self.commits.names()), None)
+        if first is not None and column in disk.read_schema(self.commits.sidecar(first)).names:
             return ""
         layout = PoolLayout(self.folder)
         for name in disk.list_names(layout.scores):
             path = layout.score_set_json(name)
             if "@" in name and disk.exists(path):
                 document = read_document(path, ScoreSetDocument)
-                if column in document.columns and document.fingerprint == commits.fingerprint:
+                if column in document.columns and document.fingerprint == self.commits.fingerprint:
                     return name
         raise ValueError(
             f"against: the pool {self.folder} has no complete column {column!r}; run "
@@ -220,16 +219,7 @@ COLUMNS = {"sha256": "sha256", "perceptual": "pdq", "embedding": "embed_image"}
 # Hashes of 64 bits: copies that were resized or compressed again are within 6 (filter picture).
 RADII = {64: 6, 256: PDQ_RADIUS}
 # Options of one comparison only.
-BELONGS = {
-    "radius": "perceptual",
-    "quality": "perceptual",
-    "quality_column": "perceptual",
-    "threshold": "embedding",
-    "clusters": "embedding",
-    "sample": "embedding",
-    "seed": "embedding",
-    "device": "embedding",
-}
+PERCEPTUAL, EMBEDDING = {"on": "perceptual"}, {"on": "embedding"}
 FARTHEST = "hard"  # best: the row farthest from the centroid of its cluster
 
 
@@ -276,26 +266,18 @@ class Duplicate(PoolFilter):
     on: Literal["sha256", "perceptual", "embedding"]
     column: str | None = None
     best: str | None = None
-    radius: int | None = field(default=None, metadata={"least": 0})
-    threshold: float = field(default=0.99, metadata=SHARE)
-    quality: float = PDQ_QUALITY
-    quality_column: str | None = None
+    radius: int | None = field(default=None, metadata={**PERCEPTUAL, "least": 0})
+    threshold: float = field(default=0.99, metadata={**EMBEDDING, **SHARE})
+    quality: float = field(default=PDQ_QUALITY, metadata=PERCEPTUAL)
+    quality_column: str | None = field(default=None, metadata=PERCEPTUAL)
     against: str | None = field(default=None, metadata=PLACE)  # identity() covers what is there
-    clusters: int | None = field(default=None, metadata={"least": 1})
-    sample: float = field(default=0.1, metadata=SHARE)
-    seed: int = 0
-    device: Literal["cpu", "cuda"] = "cpu"
+    clusters: int | None = field(default=None, metadata={**EMBEDDING, "least": 1})
+    sample: float = field(default=0.1, metadata={**EMBEDDING, **SHARE})
+    seed: int = field(default=0, metadata=EMBEDDING)
+    device: Literal["cpu", "cuda"] = field(default="cpu", metadata=EMBEDDING)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        defaults = {each.name: each.default for each in fields(self)}
-        for option, on in BELONGS.items():
-            value = getattr(self, option)
-            if value != defaults[option] and self.on != on:
-                raise ValueError(
-                    f"filter duplicate: {option} is {value!r}; it belongs to on: {on}, and on is "
-                    f"{self.on}"
-                )
         if self.quality_read is None and self.quality != PDQ_QUALITY and self.on == "perceptual":
             raise ValueError(
                 f"filter duplicate: quality is {self.quality}, but {self.compared} has no column "
@@ -411,9 +393,8 @@ class Duplicate(PoolFilter):
     # --- judgement --------------------------------------------------------------------------------
 
     def judge(self, rows: pa.Table, state: Any) -> Columns:
-        key = rows[self.compared].combine_chunks().dictionary_encode().indices.to_numpy()
-        _, first, number = np.unique(key, return_index=True, return_inverse=True)
-        groups = rows["uid"].take(pa.array(first[number]))
+        first = collapse(rows[self.compared], lambda values: np.arange(len(values)))
+        groups = rows["uid"].take(pa.array(first))
         return self._columns_of_groups(rows, groups, None)
 
     def links(self, rows: pa.Table, state: Any) -> pa.Table:

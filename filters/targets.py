@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from filters.base import FILE, FREE, SHARE, Columns, PoolFilter, described
 from filters.clusters import assign, check_faiss, drawn, sample_of, train
-from filters.columns import partition_of, unit_vectors
+from filters.columns import route_by_uid, unit_vectors
 
 Floats = NDArray[np.float32]
 
@@ -79,8 +79,7 @@ class Targets(PoolFilter):
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Rows that have an embedding, by their uid."""
         _, is_usable = unit_vectors(rows[self.on])
-        numbers = np.flatnonzero(is_usable).astype(np.int64)
-        return numbers, partition_of(rows["uid"], partitions)[numbers]
+        return route_by_uid(rows, is_usable, partitions)
 
     def judge(self, rows: pa.Table, state: TargetClusters) -> Columns:
         own, _ = unit_vectors(rows[self.on])

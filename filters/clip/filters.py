@@ -97,19 +97,23 @@ def fixed_lists(
 
 
 def stored_embeddings(
-    columns: Mapping[str, Any], instance: str, tower: str
+    columns: pa.Table | Mapping[str, Any], instance: str, tower: str
 ) -> tuple[Embeddings, NDArray[np.bool_]]:
     """(rows, width) fp32 of a stored column of an `embed` instance, of length 1 again, and
     which rows have one. Rows without one are zero.
 
     ValueError if the instance has no such column.
     """
+    return unit_vectors(_stored_column(columns, instance, tower))
+
+
+def _stored_column(columns: pa.Table | Mapping[str, Any], instance: str, tower: str) -> Any:
     name = f"{instance}_{tower}"
-    if name not in columns:
+    if name not in (columns.column_names if isinstance(columns, pa.Table) else columns):
         raise ValueError(
             f"{instance} has no column {name}; it must be an embed filter with towers: [{tower}]"
         )
-    return unit_vectors(columns[name])
+    return columns[name]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -168,8 +172,8 @@ class ClipLoss(PoolFilter):
         return row_numbers, self._blocks(uids, state) % partitions
 
     def judge(self, rows: pa.Table, state: int) -> Columns:
-        image_BE, _ = stored_embeddings(_columns(rows), self.on, "image")
-        text_BE, _ = stored_embeddings(_columns(rows), self.on, "text")
+        image_BE, _ = stored_embeddings(rows, self.on, "image")
+        text_BE, _ = stored_embeddings(rows, self.on, "text")
         uids = rows["uid"].to_pylist()
         blocks = self._blocks(uids, state)
         scores = np.zeros(len(uids), np.float32)
@@ -203,20 +207,9 @@ class ClipLoss(PoolFilter):
 
     def _there(self, rows: pa.Table) -> Integers:
         """Row numbers of the rows with both embeddings."""
-        there = np.ones(rows.num_rows, bool)
-        for tower in ("image", "text"):
-            name = f"{self.on}_{tower}"
-            if name not in rows.column_names:
-                raise ValueError(
-                    f"filter clip_loss: {self.on} has no column {name}; "
-                    "it must be an embed filter with towers: [image, text]"
-                )
-            there &= np.asarray(rows[name].is_valid())
+        columns = [_stored_column(rows, self.on, tower) for tower in ("image", "text")]
+        there = pc.and_(*[column.is_valid() for column in columns])
         return np.flatnonzero(there).astype(np.int64)
-
-
-def _columns(rows: pa.Table) -> dict[str, Any]:
-    return {name: rows[name] for name in rows.column_names}
 
 
 def _hashes(uids: Iterable[str], seed: int, number: int) -> NDArray[np.uint64]:
@@ -293,22 +286,8 @@ class ClipScore(ClipFilter):
     def reads(self) -> tuple[str, ...]:
         return () if self.on is None else (self.on,)
 
-    def alternatives(self) -> tuple[Filter, ...]:
-        return super().alternatives() if self.on is None else (self,)
-
-    def resolved(self, *, gpu: bool) -> Filter:
-        return super().resolved(gpu=gpu) if self.on is None else self
-
     def identity(self) -> str:
         return super().identity() if self.on is None else "stored embeddings"
-
-    def check(self) -> None:
-        if self.on is None:
-            super().check()
-
-    def setup(self) -> None:
-        if self.on is None:
-            super().setup()
 
     def score(self, batch: Batch) -> Columns:
         if self.on is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import os
@@ -239,11 +238,14 @@ def encode_text(network: Any, tokens_BT: Any) -> Any:
     from torch.func import functional_call
 
     shorter = {
-        f"network.{prefix}positional_embedding": tower.positional_embedding[:context],
-        f"network.{prefix}attn_mask": tower.attn_mask[:context, :context],
+        f"{prefix}positional_embedding": tower.positional_embedding[:context],
+        f"{prefix}attn_mask": tower.attn_mask[:context, :context],
     }
-    module = _encoder_class()(network)
-    return functional_call(module, shorter, (tokens_BT,), tie_weights=False)
+    network.forward = network.encode_text  # functional_call calls forward
+    try:
+        return functional_call(network, shorter, (tokens_BT,), tie_weights=False)
+    finally:
+        del network.forward
 
 
 def _causal_tower(network: Any) -> tuple[str, str, int | None] | None:
@@ -265,22 +267,6 @@ def _causal_tower(network: Any) -> tuple[str, str, int | None] | None:
     if pool not in POOLED_AT_END or (pool == "eos" and end is None) or tower.attn_mask is None:
         return None
     return prefix, pool, end
-
-
-@functools.cache
-def _encoder_class() -> Any:
-    """A module whose forward is encode_text of another: functional_call calls forward."""
-    from torch import nn
-
-    class Encoder(nn.Module):
-        def __init__(self, network: Any) -> None:
-            super().__init__()
-            self.network = network
-
-        def forward(self, tokens_BT: Any) -> Any:
-            return self.network.encode_text(tokens_BT)
-
-    return Encoder
 
 
 # --------------------------------------------------------------------------------------------------
@@ -332,13 +318,13 @@ class ModelFilter(Filter):
             self.model = LOCAL + os.path.abspath(self.model.removeprefix(LOCAL))
 
     def alternatives(self) -> tuple[Filter, ...]:
-        if self.precision != "auto":
+        if self.precision != "auto" or not self.model:
             return (self,)
         return tuple(with_options(self, precision=precision) for precision in ("fp32", "bf16"))
 
     def resolved(self, *, gpu: bool) -> Filter:
         precision = self.precision
-        if precision == "auto":
+        if precision == "auto" and self.model:
             precision = "bf16" if gpu else "fp32"
         model = self.pinned_model()
         if (model, precision) == (self.model, self.precision):
@@ -415,7 +401,8 @@ class ClipFilter(ModelFilter):
             check_open_clip(f"filter {self.name}", self.model, self.pretrained)
 
     def setup(self) -> None:
-        self.loaded = shared_model(self)
+        if self.model:
+            self.loaded = shared_model(self)
 
     def prepare(self, image: Image.Image) -> None:
         assert self.loaded is not None
@@ -473,7 +460,7 @@ def _config_file(kind: str, model: str) -> Path:
 def check_weights(kind: str, model: str, pretrained: str | None) -> None:
     """ValueError for weights that open_clip does not have or that were trained with another
     activation."""
-    if model.startswith((LOCAL, HUB)) or find_spec("open_clip") is None:
+    if not model or model.startswith((LOCAL, HUB)) or find_spec("open_clip") is None:
         return
     _config_file(kind, model)
     if os.path.isfile(str(pretrained)):
