@@ -10,24 +10,10 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+VISION = {"image_size": 32, "layers": 2, "width": 64, "patch_size": 8, "head_width": 32}
+TEXT = {"context_length": 16, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2}
 CONFIG = {
-    "model_cfg": {
-        "embed_dim": 16,
-        "vision_cfg": {
-            "image_size": 32,
-            "layers": 2,
-            "width": 64,
-            "patch_size": 8,
-            "head_width": 32,
-        },
-        "text_cfg": {
-            "context_length": 16,
-            "vocab_size": 49408,
-            "width": 32,
-            "heads": 2,
-            "layers": 2,
-        },
-    },
+    "model_cfg": {"embed_dim": 16, "vision_cfg": VISION, "text_cfg": TEXT},
     "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]},
 }
 

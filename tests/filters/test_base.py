@@ -27,14 +27,9 @@ def test_every_filter_adds_columns_of_its_own() -> None:
     assert all(kind.name == name for name, kind in FILTERS.items())
     needs = [getattr(kind, "needs", frozenset()) for kind in FILTERS.values()]
     assert all(each <= {"image", "caption", "row", "json"} for each in needs)
-
-
-def test_an_unknown_filter_names_the_nearest_and_all() -> None:
-    with pytest.raises(
-        ValueError,
-        match=r"'captoin'; did you mean 'caption'\?; there are caption, caption_file,",
-    ):
-        make(spec("captoin"))
+    meanings = [text for kind in FILTERS.values() for text in kind.meanings.values()]
+    assert len(meanings) == len(columns)
+    assert all(text and "\n" not in text for text in meanings)
 
 
 def test_the_id_follows_the_result_and_not_the_speed() -> None:
@@ -72,13 +67,6 @@ def test_ids_of_before_stay() -> None:
     assert set_id(make(renamed)) == set_id(make(spec("caption")))
 
 
-@pytest.mark.parametrize("name", FILTERS)
-def test_every_column_has_a_meaning_of_one_line(name: str) -> None:
-    filter_class = FILTERS[name]
-    assert filter_class.meanings.keys() == filter_class.adds.keys()
-    assert all(text and "\n" not in text for text in filter_class.meanings.values())
-
-
 def recipe(*specs: FilterSpec, user_agent: str | None = None) -> Recipe:
     source = Source(kind="files", paths=("x.csv",))
     return Recipe(name="r", source=source, fetch=Fetch(user_agent=user_agent), filters=specs)
@@ -90,9 +78,3 @@ def test_what_a_recipe_decides_reaches_its_filters() -> None:
     check_filters(specs)
     with pytest.raises(ValueError, match="there is no filter 'captoin'"):
         check_filters(specs_of_recipe(recipe(spec("captoin"))))
-
-
-def test_models_are_checked_before_any_stage() -> None:
-    mismatch = spec("clip_score", model="ViT-B-32", pretrained="openai")
-    with pytest.raises(ValueError, match="write model: ViT-B-32-quickgelu"):
-        check_filters([spec("caption"), mismatch])

@@ -142,29 +142,6 @@ def test_every_filter_over_a_pool(
     assert views["all"]["kept"] == stored
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        ([], "has no committed shard; build it first"),
-        ([Row(caption="x", reason="dns")] * 3, "none of the 3 rows is stored: dns 3; an example"),
-    ],
-)
-def test_pools_without_a_row_are_refused(
-    rows: list[Row],
-    message: str,
-    recipe: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    words = [make_pool(tmp_path / "pool", rows), "--recipe", str(recipe)]
-    for main, engine in ((commands.score, ["--engine", "inline"]), (commands.filter_pool, [])):
-        status, _, errors = run(main, [*words, *engine], capsys)
-        assert status == 2
-        assert message in errors
-        assert len(errors.splitlines()) == 1
-    assert not (tmp_path / "pool" / "scores").exists()
-
-
 def test_a_shard_that_lacks_a_column_is_scored_by_the_columns_that_it_has(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

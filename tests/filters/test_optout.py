@@ -11,10 +11,9 @@ import pyarrow as pa
 from filters.base import Batch
 from filters.optout import POLICIES, Optout
 from manifests import disk
-from pipeline.pool.shard_writer import ShardWriter
 from tests.support import commands
 from tests.support.bundles import mask_of
-from tests.support.small_pool import jpeg
+from tests.support.small_pool import Row, make_pool
 
 SITE = "http://site.example"
 # what a row's signals are, the words of respect, the words of strict
@@ -61,11 +60,8 @@ ROWS: list[tuple[dict[str, Any] | None, str, str]] = [
 
 def stored(signals: list[dict[str, Any] | None]) -> Batch:
     texts = [None if signal is None else json.dumps(signal) for signal in signals]
-    return Batch(
-        captions=[""] * len(texts),
-        images=None,
-        rows=pa.table({"optout": pa.array(texts, pa.string())}),
-    )
+    rows = pa.table({"optout": pa.array(texts, pa.string())})
+    return Batch(captions=[""] * len(texts), images=None, rows=rows)
 
 
 def test_the_words_of_each_policy() -> None:
@@ -99,20 +95,9 @@ views:
 
 
 def test_a_stricter_policy_drops_exactly_the_rows_that_it_names(tmp_path: Path) -> None:
-    pool = str(tmp_path / "pool")
-    with ShardWriter(pool, 0, "task", "0") as writer:
-        for row_number, (signals, _, _) in enumerate(ROWS):
-            text = None if signals is None else json.dumps(signals)
-            url = f"http://site.example/{row_number}.jpg"
-            record = {
-                "url": url,
-                "caption": "",
-                "uid": disk.uid_of(url, ""),
-                "reason": None,
-                "optout": text,
-            }
-            writer.add(row_number, record, jpeg(row_number))
-        writer.commit(len(ROWS))
+    texts = stored([signals for signals, _, _ in ROWS]).rows["optout"].to_pylist()
+    given = [Row(caption="", more={"optout": text}) for text in texts]
+    pool = make_pool(tmp_path / "pool", given, per_shard=len(ROWS))
     (tmp_path / "r.yaml").write_text(RECIPE)
     words = [pool, "--recipe", str(tmp_path / "r.yaml")]
     assert commands.score([*words, "--engine", "inline"]) == 0

@@ -11,13 +11,11 @@ import pytest
 
 from filters.base import Batch
 from filters.page import Page
-from manifests import disk
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views
 from tests.support.bundles import scores_of
-from tests.support.small_pool import jpeg
+from tests.support.small_pool import Row, make_pool
 
 PAGE = FilterSpec(name="page")
 
@@ -41,18 +39,12 @@ def test_texts_of_a_page() -> None:
 
 
 def test_rules_read_the_page(tmp_path: Path) -> None:
-    pool = str(tmp_path)
-    with ShardWriter(pool, 0, "task-0", "0") as writer:
-        for row in range(6):
-            url = f"https://img.example/{row}.jpg"
-            record = {"url": url, "caption": "x", "uid": disk.uid_of(url, "x")}
-            beside = {"title": f"title {row}", "anchor": None, "robots": None}
-            beside["license"] = "https://cc.example/by" if row % 2 else None
-            if row == 5:
-                writer.add(row, record | {"reason": "http_4xx"}, None, beside)
-            else:
-                writer.add(row, record, jpeg(row), beside)
-        writer.commit(6)
+    given = []
+    for row in range(6):
+        texts = {"title": f"title {row}", "anchor": None, "robots": None}
+        texts["license"] = "https://cc.example/by" if row % 2 else None
+        given.append(Row(caption="x", reason="http_4xx" if row == 5 else None, beside=texts))
+    pool = make_pool(tmp_path, given)
     rules = (Rule(name="free", where="license <> ''"), Rule(name="t", where="title LIKE 'title%'"))
     recipe = Recipe(
         name="r",

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -30,6 +31,8 @@ class Row:
     page: str = "https://www.Example.org:8080/page"
     image: bytes | None = None
     url: str | None = None
+    more: dict[str, Any] = field(default_factory=dict)  # further columns of the sidecar
+    beside: dict[str, Any] | None = None  # further texts of the JSON member
 
 
 def set_name(spec: FilterSpec) -> str:
@@ -70,9 +73,10 @@ def write_shard(pool: str, number: int, given: Sequence[tuple[int, Row]]) -> Com
                 "page_url": row.page,
                 "original_width": None if row.reason else row.width,
                 "original_height": None if row.reason else row.height,
+                **row.more,
             }
             image = None if row.reason else row.image if row.image is not None else jpeg(i)
-            writer.add(row_number, record, image)
+            writer.add(row_number, record, image, row.beside)
         return writer.commit(len(given))
 
 

@@ -18,30 +18,22 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.schema import FilterSpec
-from pipeline.pool.shard_writer import ShardWriter
 from tests.support import commands
-from tests.support.small_pool import jpeg
+from tests.support.small_pool import Row, jpeg, make_pool
 
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Rows 0 and 1 have one image, as have 4 and 5; row 3 is not stored."""
-    folder = str(tmp_path_factory.mktemp("pools") / "pool")
-    for shard in range(3):
-        with ShardWriter(folder, shard, f"task-{shard}", "0") as writer:
-            for number in range(3 * shard, min(7, 3 * shard + 3)):
-                image = None if number == 3 else jpeg(number // 2)
-                url = f"https://a/{number}"
-                record = {
-                    "url": url,
-                    "caption": f"raw {number}",
-                    "uid": disk.uid_of(url, f"raw {number}"),
-                    "reason": "http_4xx" if image is None else None,
-                    "sha256": image and hashlib.sha256(image).hexdigest(),
-                }
-                writer.add(number - 3 * shard, record, image)
-            writer.commit(min(3, 7 - 3 * shard))
-    return folder
+    given = []
+    for number in range(7):
+        image = jpeg(number // 2)
+        sha256 = None if number == 3 else hashlib.sha256(image).hexdigest()
+        reason = "http_4xx" if number == 3 else None
+        given.append(
+            Row(caption=f"raw {number}", image=image, reason=reason, more={"sha256": sha256})
+        )
+    return make_pool(tmp_path_factory.mktemp("pools") / "pool", given, per_shard=3)
 
 
 def sidecars(pool: str) -> pa.Table:

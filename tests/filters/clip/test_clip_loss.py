@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from filters.clip.filters import ClipLoss, fixed_lists, pair_losses, stored_embeddings
+from tests.support.pool_filters import run_inline
 
 ROWS, WIDTH = 60, 16
 
@@ -26,8 +27,7 @@ def pool(rows: int = ROWS) -> pa.Table:
 
 
 def embeddings(rows: pa.Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    columns = {name: rows[name] for name in rows.column_names}
-    images, texts = (stored_embeddings(columns, "e", tower)[0] for tower in ("image", "text"))
+    images, texts = (stored_embeddings(rows, "e", tower)[0] for tower in ("image", "text"))
     return images.astype(np.float64), texts.astype(np.float64)
 
 
@@ -39,23 +39,10 @@ def by_definition(image_BE: Any, text_BE: Any, temperature: float) -> np.ndarray
 
 def computed(filter_: ClipLoss, rows: pa.Table, partitions: int, shards: int = 1) -> dict[str, Any]:
     """uid -> value, as the engine computes it."""
-    parts = [
-        rows.slice(k, -(-rows.num_rows // shards))
-        for k in range(0, rows.num_rows, -(-rows.num_rows // shards))
-    ]
-    state = filter_.combine(pa.concat_tables([filter_.summarise(part) for part in parts]))
-    members: list[list[pa.Table]] = [[] for _ in range(partitions)]
-    for part in parts:
-        numbers, to = filter_.route(part, state, partitions)
-        for partition in range(partitions):
-            members[partition].append(part.take(numbers[to == partition]))
-    values = {}
-    for tables in members:
-        table = pa.concat_tables(tables).sort_by("uid")
-        if table.num_rows:
-            losses = filter_.judge(table, state)["clip_loss"]
-            values.update(zip(table["uid"].to_pylist(), losses, strict=True))
-    return values
+    size = -(-rows.num_rows // shards)
+    parts = [rows.slice(start, size) for start in range(0, rows.num_rows, size)]
+    values = run_inline(filter_, parts, partitions)
+    return {uid: row["clip_loss"] for uid, row in values.items()}
 
 
 def test_one_batch_is_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:

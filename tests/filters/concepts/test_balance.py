@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +11,6 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters import instances_of
 from filters.concepts import (
     Balance,
     count_entries,
@@ -21,7 +19,6 @@ from filters.concepts import (
     tail_share,
     threshold_for_share,
 )
-from manifests.schema import FilterSpec
 from tests.support.pool_filters import run_inline
 
 LISTS = pa.list_(pa.int32())
@@ -73,17 +70,6 @@ def test_every_row_as_a_direct_computation_has_it(
             assert values[uid]["balance_keep"] == expected[1]
 
 
-def test_a_larger_t_keeps_all_that_a_smaller_one_keeps() -> None:
-    generator = np.random.default_rng(0)
-    pool = table([[int(n)] for n in np.minimum(generator.zipf(1.5, 3000), 40)])
-    kept = []
-    for t in (10, 50, 10_000):
-        values = run_inline(Balance(t=t), [pool], 1)
-        kept.append({uid for uid, row in values.items() if row["balance_keep"]})
-    assert kept[0] < kept[1] < kept[2]
-    assert len(kept[2]) == 3000
-
-
 def test_t_may_follow_from_the_share_of_the_tail() -> None:
     rows: Rows = [[0]] * 90 + [[1]] * 6 + [[2]] * 4
     by_share = run_inline(Balance(tail_share=0.1), [table(rows)], 1)
@@ -102,16 +88,6 @@ def test_merged_summaries_give_the_same_state() -> None:
     assert merged.num_rows == 4
     assert merged.schema == whole.schema
     assert filter_.combine(merged).tolist() == filter_.combine(whole).tolist()
-
-
-def test_the_concepts_stand_before_their_balance(tmp_path: Path) -> None:
-    path = tmp_path / "list.txt"
-    path.write_text("dog")
-    concept = FilterSpec(name="concept", options={"entries": str(path)})
-    balance = FilterSpec(name="balance", options={"t": 2})
-    assert list(instances_of([concept, balance])) == ["concept", "balance"]
-    with pytest.raises(ValueError, match="put concept before balance"):
-        instances_of([balance, concept])
 
 
 def test_a_column_in_pieces_counts_as_a_whole() -> None:
