@@ -119,20 +119,15 @@ class TransformersWriter:
 
     def _inputs(self, images: list[Image.Image]) -> Any:
         prompt = self.options.prompt
+        inputs: dict[str, Any] = {"images": images, "return_tensors": "pt"}
         if self.is_chat:
             content = [{"type": "image"}, {"type": "text", "text": prompt}]
             chat = [{"role": "user", "content": content}]
-            text = self.processor.apply_chat_template(chat, add_generation_prompt=True)
-            return self.processor(
-                images=[[image] for image in images],
-                text=[text] * len(images),
-                padding=True,
-                return_tensors="pt",
-            )
+            prompt = self.processor.apply_chat_template(chat, add_generation_prompt=True)
+            inputs["images"] = [[image] for image in images]
         if prompt:
-            texts = [prompt] * len(images)
-            return self.processor(images=images, text=texts, padding=True, return_tensors="pt")
-        return self.processor(images=images, return_tensors="pt")
+            inputs |= {"text": [prompt] * len(images), "padding": True}
+        return self.processor(**inputs)
 
 
 def _processors(transformers: Any, folder: str) -> tuple[Any, Any]:

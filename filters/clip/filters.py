@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -407,23 +407,17 @@ def apply(layers: Layers, rows_BE: Floats, hidden: str = "none", last: str = "no
 
 def activation(values: Floats, kind: str) -> Floats:
     """none, relu, gelu (exact), tanh, sigmoid, or softmax over the last axis."""
-    if kind == "relu":
-        return np.maximum(values, 0)
-    if kind == "tanh":
-        return np.tanh(values)
-    if kind == "gelu":
-        from scipy.special import erf
+    from scipy import special
 
-        return np.asarray(values * 0.5 * (1 + erf(values / np.sqrt(2))), np.float32)
-    if kind == "sigmoid":
-        from scipy.special import expit
-
-        return np.asarray(expit(values), np.float32)
-    if kind == "softmax":
-        powers = np.exp(values - values.max(axis=-1, keepdims=True))
-        return np.asarray(powers / powers.sum(axis=-1, keepdims=True), np.float32)
-    assert kind == "none"
-    return values
+    functions: dict[str, Callable[[Floats], Any]] = {
+        "none": np.asarray,
+        "relu": lambda x: np.maximum(x, 0),
+        "gelu": lambda x: x * 0.5 * (1 + special.erf(x / np.sqrt(2))),
+        "tanh": np.tanh,
+        "sigmoid": special.expit,
+        "softmax": lambda x: special.softmax(x, axis=-1),
+    }
+    return np.asarray(functions[kind](values), np.float32)
 
 
 def read_layers(path: Path) -> Layers:

@@ -536,7 +536,9 @@ class ClipModel:
         missing = [image for image in images if "embedding" not in self._known(image)]
         unique = list({id(image): image for image in missing}.values())
         if unique:
-            for image, embedding in zip(unique, self._new_images(unique, batch_size), strict=True):
+            pixels = self.pixels_of(unique)
+            new = self._forward("image", pixels, batch_size, self._encode_images)
+            for image, embedding in zip(unique, new, strict=True):
                 self._known(image)["embedding"] = embedding
         return self._stacked([self._known(image)["embedding"] for image in images])
 
@@ -552,9 +554,6 @@ class ClipModel:
     def _stacked(self, rows: Sequence[Embeddings]) -> Embeddings:
         return np.stack(rows) if rows else np.zeros((0, 0), np.float32)
 
-    def _new_images(self, images: Sequence[Image.Image], batch_size: int) -> Embeddings:
-        return self._forward("image", self.pixels_of(images), batch_size, self._image_batch)
-
     def pixels_of(self, images: Sequence[Image.Image]) -> list[Pixels]:
         """The preprocessed images, those that are not prepared yet too."""
         with ThreadPoolExecutor(PREPROCESS_THREADS) as threads:
@@ -564,7 +563,7 @@ class ClipModel:
         prepared: Pixels | None = self._known(image).get("pixels")
         return self.preprocess.pixels(image) if prepared is None else prepared
 
-    def _image_batch(self, pixels: Sequence[Pixels]) -> Any:
+    def _encode_images(self, pixels: Sequence[Pixels]) -> Any:
         return self.network.encode_image(self.preprocess.normalised(pixels).to(self.device))
 
     def _new_texts(self, captions: Sequence[str], batch_size: int) -> list[Embeddings]:
@@ -576,7 +575,7 @@ class ClipModel:
         for context in np.unique(contexts_B).tolist():
             rows = np.flatnonzero(contexts_B == context)
             cut_BT = tokens_BT[rows, :context]
-            new = self._forward("text", cut_BT, batch_size, self._text_batch)
+            new = self._forward("text", cut_BT, batch_size, self._encode_texts)
             for row, embedding in zip(rows.tolist(), new, strict=True):
                 embeddings[row] = embedding
         return embeddings
@@ -588,7 +587,7 @@ class ClipModel:
             cache.update(self.special_words)
         return self.tokenizer(list(captions))
 
-    def _text_batch(self, tokens_BT: Any) -> Any:
+    def _encode_texts(self, tokens_BT: Any) -> Any:
         return encode_text(self.network, tokens_BT.to(self.device))
 
     def _forward(
