@@ -5,7 +5,7 @@ A text column beside the captions of the web. A blend draws captions from it (`c
 Invariants:
 
 * Rows of a batch do not influence each other; what is drawn depends on uid and seed only:
-  `tests/filters/captioning/test_captioner.py`.
+  `tests/filters/test_captioner.py`.
 
 A filter that adds a text column is a module here, a name in `__init__.py` and a line in
 `FILTERS`.
@@ -26,7 +26,7 @@ from PIL import Image
 from filters.base import Batch, Columns, described, require
 from filters.clip.model import BATCH, LOCAL, ModelFilter, run_batches
 from manifests import disk
-from manifests.hub import check_repository, snapshot
+from manifests.hub import snapshot
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -219,10 +219,6 @@ class Captioner(ModelFilter):
         if self.model.startswith(LOCAL):
             return f"transformers {files_identity(self.model.removeprefix(LOCAL))}"
         return f"transformers {self.pinned_model()}"
-
-    def check_reach(self) -> None:
-        if self.model.startswith(HUB):
-            check_repository("filter captioner", self.model.removeprefix(HUB))
 
     def setup(self) -> None:
         device, half = self.place()

@@ -1,4 +1,4 @@
-"""The code of docs/extend.md works. Its filter is run by tests/filters/test_reference.py."""
+"""The code of docs/extend.md works. Its filter is run by tests/filters/test_user_file.py."""
 
 from __future__ import annotations
 

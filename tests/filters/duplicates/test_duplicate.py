@@ -103,20 +103,11 @@ def test_the_columns_do_not_depend_on_shards_partitions_or_order(
 
 def test_near_hashes_are_one_group_and_plain_images_are_left_out() -> None:
     random = np.random.default_rng(1)
+    hashes = [near_hash(0, flipped, random) for flipped in (0, 31, 0, 33, 0)]
     rows = pa.table(
         {
             "uid": ["c", "b", "a", "d", "e", "f"],
-            "pdq": pa.array(
-                [
-                    near_hash(0, 0, random),
-                    near_hash(0, 31, random),
-                    near_hash(0, 0, random),
-                    near_hash(0, 33, random),
-                    near_hash(0, 0, random),
-                    None,
-                ],
-                pa.binary(32),
-            ),
+            "pdq": pa.array([*hashes, None], pa.binary(32)),
             "pdq_quality": pa.array([50, 100, 49, 100, 3, 100], pa.int8()),
             "clip": pa.array([0.1, 0.3, 0.9, 0.9, 0.9, 0.9]),
         }
