@@ -21,13 +21,12 @@ thresholds (see `Ranks`) and once for the masks; one part per thread is in memor
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
@@ -314,20 +313,6 @@ T = TypeVar("T")
 THREADS = max(1, os.cpu_count() or 1)
 
 
-@contextmanager
-def few_collections() -> Iterator[None]:
-    """Fewer garbage collections in the body: a full one looks at the objects of all imported
-    modules, takes 0.1 s, and finds nothing here.
-    """
-    usual = gc.get_threshold()
-    gc.set_threshold(100 * usual[0], *usual[1:])
-    try:
-        yield
-    finally:
-        gc.collect(1)  # of what the body made; else the old limits start a full one at once
-        gc.set_threshold(*usual)
-
-
 def map_units(units: int, work: Callable[[int], T], stage: str = "choose") -> Iterator[T]:
     """work(0), work(1), …: a few of them at a time, in threads. The first error ends the rest.
 
@@ -419,10 +404,10 @@ def sizes_needed(steps: Iterable[Step]) -> set[str]:
     return {step.random_like for step in steps if step.random_like is not None}
 
 
-def check_steps(rows: PartRows, steps: Sequence[Step]) -> list[_Top]:
-    """The calls of top() in some steps. ValueError for SQL that would fail on any rows.
+def check_steps(rows: PartRows, steps: Sequence[Step]) -> tuple[list[_Top], dict[Step, RowTest]]:
+    """The calls of top() in some steps, and the tests of steps with SQL and without such calls.
 
-    rows: none, with all columns.
+    rows: none, with all columns. ValueError for SQL that would fail on any rows.
     """
     tops: list[_Top] = []
 
@@ -431,9 +416,14 @@ def check_steps(rows: PartRows, steps: Sequence[Step]) -> list[_Top]:
         kind, _ = _numbers(rows, tops[-1])  # refuses text before any row is read
         return 0 if pa.types.is_integer(kind) else 0.0
 
-    with_sql = [step for step in steps if step.where is not None]
-    _check_types(rows, [_where_test(rows, step, partial(threshold, step)) for step in with_sql])
-    return tops
+    tests = {}
+    for step in steps:
+        if step.where is not None:
+            tests[step] = _where_test(rows, step, partial(threshold, step))
+    _check_types(rows, list(tests.values()))
+    for top in tops:
+        tests.pop(top.step, None)
+    return tops, tests
 
 
 def _check_types(rows: PartRows, tests: Sequence[RowTest]) -> None:
@@ -462,10 +452,10 @@ def compile_views(
 
     sizes: of the views that random steps name.
     """
-    tops = {name: check_steps(rows, steps) for name, steps in views.items()}
+    checked = {name: check_steps(rows, steps) for name, steps in views.items()}
     wanted: dict[tuple[str, Fraction], _Top] = {}
-    for of_view in tops.values():
-        wanted |= {(top.column, top.share): top for top in of_view}
+    for tops, _ in checked.values():
+        wanted |= {(top.column, top.share): top for top in tops}
     draws = set()
     for steps in views.values():
         for step in steps:
@@ -475,10 +465,13 @@ def compile_views(
     drawn = size_limits(source, draws)
     compiled = {}
     for name, steps in views.items():
+        tops, made = checked[name]
         thresholds = {}
-        for top in tops[name]:
+        for top in tops:
             thresholds[top.call] = _threshold(ranked[top.column, top.share], top.share)
-        tests = [row_test(rows, step, thresholds, drawn, sizes) for step in steps]
+        tests = []
+        for step in steps:
+            tests.append(made.get(step) or row_test(rows, step, thresholds, drawn, sizes))
         compiled[name] = tests, thresholds
     return compiled
 

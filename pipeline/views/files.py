@@ -62,7 +62,6 @@ from pipeline.views.choose import (
     Selection,
     check,
     choose_parts,
-    few_collections,
     map_units,
 )
 from pipeline.views.rules import (
@@ -538,7 +537,6 @@ def check_views(recipe: Recipe) -> None:
         scored.columns_of_view(recipe, view.name, columns)
 
 
-@few_collections()
 def choose_views(
     pool: str,
     recipe: Recipe,
@@ -579,7 +577,6 @@ def choose_views(
     return documents
 
 
-@few_collections()
 def random_like(
     pool: str, view: str, seeds: Sequence[int] | None = None, fence: int | None = None
 ) -> dict[str, ViewDocument]:

@@ -3,7 +3,6 @@ cut."""
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -393,10 +392,3 @@ def test_the_first_error_ends_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="unit 3"):
         list(map_units(1000, work))
     assert len(started) < 50
-
-
-def test_collections_are_rare_in_the_body_and_usual_after_it() -> None:
-    usual = gc.get_threshold()
-    with choosing.few_collections():
-        assert gc.get_threshold()[0] == 100 * usual[0]
-    assert gc.get_threshold() == usual
