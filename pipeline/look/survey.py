@@ -312,13 +312,6 @@ class NumberColumn:
             return int(value.to_integral_value("ROUND_CEILING", EXACT))
         return np.float64(text)
 
-    def rule(self, threshold: str, *, at_least: bool) -> str:
-        """The rule that keeps the values from a threshold on, or those below it."""
-        name = sql_name(self.name)
-        if not at_least:
-            return f"{name} < {threshold}"
-        return f"{name} >= {threshold}"
-
 
 def sql_name(column: str) -> str:
     """A column in a rule, quoted where it is no plain word."""
@@ -510,10 +503,7 @@ def example_groups(rows: PoolRows, views: Sequence[PoolView]) -> list[Group]:
 def _rejected(rows: PoolRows, view: PoolView, draw: RowDraw) -> list[Group]:
     """Rows by the rule that rejects them first, the rule that rejects most first."""
     assert view.first_rule is not None
-    counts = {}
-    for entry in view.first_rule.filter(rows.stored).value_counts().to_pylist():
-        if entry["values"] is not None:
-            counts[entry["values"]] = entry["counts"]
+    counts = _counts_by_rule(view.first_rule.filter(rows.stored))
     groups = []
     for rule in sorted(counts, key=lambda name: (-counts[name], name))[:RULES]:
         mask = pc.fill_null(pc.equal(view.first_rule, rule), False).to_numpy()
@@ -838,11 +828,12 @@ def view_effects(
     columns: for which `others` is wanted. sizes: rows that each view keeps.
     """
     assert view.kept is not None
+    assert view.first_rule is not None
     times = np.zeros(rows.table.num_rows, np.int16)
     only = np.zeros(rows.table.num_rows, np.int16)  # number of the rule that rejected a row last
     without: dict[str, Mask] = {}
     packed: list[tuple[int, int, NDArray[np.uint8]]] = []  # (rejected, -rule, bits)
-    first = _first_counts(view)
+    first = _counts_by_rule(view.first_rule)
     lines: list[RuleLine] = []
     known = True
     for number, outcome in enumerate(
@@ -852,7 +843,7 @@ def view_effects(
             name=outcome.name,
             text=outcome.text,
             columns=outcome.columns,
-            first=first.get(outcome.name, 0),
+            first=first.get(outcome.name, 0) + first.get(f"{outcome.name}:missing", 0),
         )
         if outcome.rejected is None or outcome.missing is None:
             known = False
@@ -892,15 +883,10 @@ def _both(one: NDArray[np.uint8], other: NDArray[np.uint8]) -> int:
     return int(np.bitwise_count(one & other).sum())
 
 
-def _first_counts(view: PoolView) -> dict[str, int]:
-    """Rows by the rule that rejected them first, NULLs in its columns included."""
-    assert view.first_rule is not None
-    counts: dict[str, int] = {}
-    for entry in view.first_rule.value_counts().to_pylist():
-        if entry["values"] is not None:
-            name = entry["values"].removesuffix(":missing")
-            counts[name] = counts.get(name, 0) + entry["counts"]
-    return counts
+def _counts_by_rule(first_rule: pa.ChunkedArray) -> dict[str, int]:
+    """Rows by the rule that rejects them first, and by NAME:missing."""
+    entries = first_rule.drop_null().value_counts().to_pylist()
+    return {entry["values"]: entry["counts"] for entry in entries}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -141,10 +141,6 @@ class _Job:
     whole_pool: bool
     level: int  # of its pass: above those of the sets that it reads
 
-    @property
-    def set_id(self) -> str:
-        return self.name.partition("@")[2]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
@@ -341,7 +337,7 @@ def _write_document(job: _Job, commits: Commits, seconds: float) -> None:
     instance, filter_ = job.instance, job.instance.filter
     document = ScoreSetDocument(
         name=instance.name,
-        id=job.set_id,
+        id=job.name.partition("@")[2],
         version=filter_.version,
         options=options_of(filter_),
         identity=filter_.identity(),

@@ -227,15 +227,14 @@ class _SetOfShard:
     problem: Exception | None = None  # why the filter gives no columns for this shard
 
     @property
-    def needs_image(self) -> bool:
+    def filter(self) -> Filter:
         assert isinstance(self.instance.filter, Filter)
-        return "image" in self.instance.filter.needs
+        return self.instance.filter
 
     def prepare(self, image: Image.Image) -> None:
         """Begin with an image. Where that fails, `score` meets the same image again."""
-        assert isinstance(self.instance.filter, Filter)
         try:
-            self.instance.filter.prepare(image)
+            self.filter.prepare(image)
         except Exception as error:
             self.unprepared += 1
             if self.unprepared <= SHOWN:
@@ -247,24 +246,14 @@ class _SetOfShard:
         if self.problem is not None:
             return
         started = time.perf_counter()
-        try:
-            self._score(positions, images, rows)
-        except Exception as error:
-            self.problem = error
-        self.seconds += time.perf_counter() - started
-
-    def _score(self, positions: Positions, images: Images, rows: pa.Table) -> None:
-        filter_ = self.instance.filter
-        assert isinstance(filter_, Filter)
         all_rows = rows.take(pa.array(positions))
         captions = all_rows["caption"].to_pylist()
-        usable = _usable(filter_, all_rows, captions, images)
+        usable = _usable(self.filter, all_rows, captions, images)
         batch_images = None
-        if "image" in filter_.needs:
+        if "image" in self.filter.needs:
             assert images is not None
             batch_images = [image for i in usable if (image := images[i]) is not None]
-        batch_positions = positions[usable]
-        indices = pa.array(batch_positions)
+        indices = pa.array(positions[usable])
         batch = Batch(
             captions=[captions[i] or "" for i in usable],
             images=batch_images,
@@ -272,8 +261,12 @@ class _SetOfShard:
             columns={name: column.take(indices) for name, column in self.columns.items()},
         )
         if usable:
-            self.positions.append(batch_positions)
-            self.parts.append(_scores(self.instance, filter_, batch))
+            try:
+                self.parts.append(_scores(self.instance, self.filter, batch))
+                self.positions.append(positions[usable])
+            except Exception as error:
+                self.problem = error
+        self.seconds += time.perf_counter() - started
 
     def table(self, rows: int) -> pa.Table:
         """The columns of all rows of the shard, by their names in the instance."""
@@ -317,10 +310,9 @@ class ScoreWorker:
         needs: set[str] = set()
         for name in ticket.payload["sets"]:
             if name not in scored:
-                instance = self.filters[name]
-                assert isinstance(instance.filter, Filter)
-                needs |= instance.filter.needs
-                sets[name] = _SetOfShard(instance, self._columns_read(name, record))
+                columns = self._columns_read(name, record)
+                sets[name] = _SetOfShard(self.filters[name], columns)
+                needs |= sets[name].filter.needs
         rows = self._rows(record, needs)
         self._score(record, sets, rows)
         shared = {
@@ -359,9 +351,9 @@ class ScoreWorker:
     def _score(self, record: CommitRecord, sets: dict[str, _SetOfShard], rows: pa.Table) -> None:
         """Score all rows. A filter that fails has its `problem` and stops none of the others."""
         for each in sets.values():
-            if not each.needs_image:  # all rows at once: fewer calls
+            if "image" not in each.filter.needs:  # all rows at once: fewer calls
                 each.score(stored_positions(rows), None, rows)
-        with_images = [each for each in sets.values() if each.needs_image]
+        with_images = [each for each in sets.values() if "image" in each.filter.needs]
         if not with_images:
             return
         prepare = [each.prepare for each in with_images]

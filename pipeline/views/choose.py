@@ -162,11 +162,6 @@ class PartRows:
             answers.append(known_column.to_numpy())
         return answers
 
-    def evaluate(self, sql: str, alive: Mask) -> pa.ChunkedArray:
-        """`sql` for each row. It is not evaluated for rows that are not alive; they are NULL."""
-        (answer,) = self._of_alive(f"CASE WHEN {self._is_alive} THEN ({sql}) END AS answer", alive)
-        return answer
-
     def _of_alive(
         self, columns: str, alive: Mask, lists: Mapping[str, str] | None = None
     ) -> list[pa.ChunkedArray]:
@@ -176,11 +171,12 @@ class PartRows:
 
     def values_of_stored(self, sql: str) -> tuple[pa.DataType, Numbers | None]:
         """(type of `sql`, its values of the stored rows without NULL and NaN; None where it is no
-        number). A column of numbers is not given to DuckDB."""
+        number). It is not evaluated for other rows. A column of numbers is not given to DuckDB."""
         if sql in self.table.column_names and _is_number(self.table.schema.field(sql).type):
             answer = self.table[sql].filter(pa.array(self.stored)).drop_null()
         else:
-            answer = self.evaluate(sql, self.stored).drop_null()
+            of_alive = f"CASE WHEN {self._is_alive} THEN ({sql}) END AS answer"
+            answer = self._of_alive(of_alive, self.stored)[0].drop_null()
         if pa.types.is_decimal(answer.type):  # a column times 0.5 is a decimal
             answer = answer.cast(pa.float64())
         if not _is_number(answer.type):

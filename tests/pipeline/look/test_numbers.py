@@ -65,9 +65,8 @@ def test_the_rule_keeps_what_the_page_counts(name: str) -> None:
     for place, count in zip(places.tolist(), below.tolist(), strict=True):
         threshold = threshold_at(column, place)
         assert column.below(threshold) == count == place
-        at_least = column.rule(threshold, at_least=True)
-        assert kept_by(values, at_least) == len(column.values) - count, at_least
-        assert kept_by(values, column.rule(threshold, at_least=False)) == count
+        assert kept_by(values, f"c >= {threshold}") == len(column.values) - count, threshold
+        assert kept_by(values, f"c < {threshold}") == count, threshold
 
 
 @pytest.mark.parametrize("name", COLUMNS)
