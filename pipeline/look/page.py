@@ -64,7 +64,8 @@ def render(survey: Survey, data: Mapping[str, Any]) -> str:
         s=survey,
         data=data,
         json=_json(data),
-        name=pool_name(survey),
+        # A page that is passed on does not say where the pool lies.
+        name=printable(survey.pool.rstrip("/").rpartition("/")[2] or survey.pool),
         fetch=survey.counts.fetch,
         funnel_of_pool=pool_funnel(survey.counts),
         reasons=reason_lines(survey.counts, survey.rows.table),
@@ -74,11 +75,6 @@ def render(survey: Survey, data: Mapping[str, Any]) -> str:
         empty_columns=[one.name for one in columns if not len(one.values)],
         survivors=_survivors(survey),
     )
-
-
-def pool_name(survey: Survey) -> str:
-    """The last part of the pool's path: a page that is passed on does not say where it lies."""
-    return printable(survey.pool.rstrip("/").rpartition("/")[2] or survey.pool)
 
 
 def _problems(survey: Survey) -> list[str]:
@@ -283,10 +279,10 @@ def page_data(
 
     similar: the server can say what is most like an image.
     """
-    shares = _positions_per_column(survey)
-    columns = []
-    for column in survey.columns.values():
-        columns.append(_column(survey, column, shares))
+    # Thresholds of each slider, so that all of them together stay within a bound.
+    counts = max(1, len(survey.columns)) * (2 + len(survey.detailed))
+    thresholds = max(FEWEST_POSITIONS, min(POSITIONS, ALL_POSITIONS // counts))
+    columns = [_column(survey, column, thresholds) for column in survey.columns.values()]
     views = list(survey.detailed.values())
     groups = example_groups(survey.rows, views)
     groups += beside_thresholds(survey.rows, views, survey.columns)
@@ -302,34 +298,23 @@ def page_data(
     for image, uri in zip(images, uris.values(), strict=False):
         image["src"] = uri
     index = {row: number for number, row in enumerate(shown)}
+    shown_views = []
+    for name, effects in survey.effects.items():
+        names = [rule.name for rule in effects.rules]
+        plain = {"name": name, "kept": effects.kept, "rules": names}
+        shown_views.append({**plain, "others": sorted(effects.others)})
     kept = {name: view.kept for name, view in survey.detailed.items() if view.kept is not None}
     return {
         "server": bounds is None,
         "stored": int(survey.rows.stored.sum()),
         "rows": survey.rows.table.num_rows,
-        "views": [_view(survey, name) for name in survey.detailed],
+        "views": shown_views,
         "columns": columns,
         "values": list(value_tables(survey.rows, kept)),
         "images": images,
         "similar": similar,
         "copies": [_group(group, index) for group in of_copies],
         "groups": [_group(group, index) for group in groups],
-    }
-
-
-def _positions_per_column(survey: Survey) -> int:
-    """Thresholds of each slider, so that all of them together stay within a bound."""
-    counts = max(1, len(survey.columns)) * (2 + len(survey.detailed))
-    return max(FEWEST_POSITIONS, min(POSITIONS, ALL_POSITIONS // counts))
-
-
-def _view(survey: Survey, name: str) -> dict[str, Any]:
-    effects = survey.effects[name]
-    return {
-        "name": name,
-        "kept": effects.kept,
-        "rules": [rule.name for rule in effects.rules],
-        "others": sorted(effects.others),
     }
 
 

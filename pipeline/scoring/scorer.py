@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from filters import FILTERS, Instance, specs_of_recipe, worker_spec
 from filters.base import Filter, FilterBase, PoolFilter, options_of
@@ -24,7 +23,7 @@ from manifests.schema import FilterSpec, Recipe
 from pipeline.cross_row import compute, plan_job, remove_transient
 from pipeline.executor.stage import Engine, execute
 from pipeline.executor.tickets import Stage, Ticket, Tickets
-from pipeline.metadata_join import MatchCounts, ShardColumns, TableJoin
+from pipeline.metadata_join import MatchCounts, TableJoin
 from pipeline.pool.lease import check_fence
 from pipeline.pool.score_columns import commit_columns
 from pipeline.progress.state import measure_scored
@@ -38,88 +37,7 @@ from pipeline.scoring.score_sets import (
 )
 from pipeline.scoring.worker import ScoreWorker
 
-# --------------------------------------------------------------------------------------------------
-# The columns of a table of another program as a score set: joined by uid and committed.
-
-
 logger = logging.getLogger(__name__)
-
-
-def join_table(
-    commits: Commits,
-    name: str,
-    instance: Instance,
-    lacking: npt.NDArray[np.bool_],
-    fence: int | None,
-) -> MatchCounts:
-    """Write the columns of the shards that lack them into the set `name`; what was matched.
-
-    lacking: (shards,). ValueError for tables that cannot be read.
-    """
-    assert isinstance(instance.filter, Table)
-    started = time.perf_counter()
-    join = TableJoin(commits, np.flatnonzero(lacking), instance.filter)
-    for columns in join.shards():
-        seconds = round(time.perf_counter() - started, 3)
-        started = time.perf_counter()
-        _commit(commits, name, instance, columns, seconds, fence)
-    counts = join.counts
-    if counts.table_rows:
-        logger.info("%s", match_line(name, counts, instance.filter))
-    return counts
-
-
-def match_line(name: str, counts: MatchCounts, table: Table) -> str:
-    """What became of the rows of a table."""
-    key = "uid" if not table.hashed_keys else table.on
-    line = (
-        f"{name}: {counts.matched_rows:,} of {counts.pool_rows:,} stored rows have one of the "
-        f"{counts.keys:,} {key}s of the table"
-    )
-    if repeats := counts.table_rows - counts.keys:
-        line += f"; {repeats:,} table rows repeat a {key}, the first row of each counts"
-    if counts.missing:
-        line += f"; {counts.missing:,} {key}s are not stored in these shards"
-        if not table.hashed_keys:  # what is kept of other keys are their hashes
-            line += f" ({', '.join(counts.missing_keys[:3])} …)"
-    return line
-
-
-def shown_counts(counts: MatchCounts, table: Table) -> dict[str, int | str]:
-    """The counts of a join as plain values, for `clipmill score --json`."""
-    return {
-        "by": table.on,
-        "table_rows": counts.table_rows,
-        "keys": counts.keys,
-        "pool_rows": counts.pool_rows,
-        "matched_rows": counts.matched_rows,
-        "missing_keys": counts.missing,
-    }
-
-
-def _commit(
-    commits: Commits,
-    name: str,
-    instance: Instance,
-    columns: ShardColumns,
-    seconds: float,
-    fence: int | None,
-) -> None:
-    names = instance.column_names()
-    table = columns.table.rename_columns([names[each] for each in columns.table.column_names])
-    scored = valid_in_all(table.columns)
-    metadata = {
-        "uids": columns.uids,
-        "sidecar": commits.column("sidecar_sha256")[columns.position].as_py().hex(),
-        "rows": table.num_rows,
-        "stored": columns.stored,
-        "seconds": seconds,
-        "scored": scored,
-    }
-    layout, shard = PoolLayout(commits.pool), int(commits.shards[columns.position])
-    content = parquet_bytes(table, metadata)
-    commit_columns(layout, name, shard, content, metadata, scored, fence)
-
 
 # --------------------------------------------------------------------------------------------------
 # Rows to score columns: one decode of an image serves all filters of a pass, models are loaded
@@ -236,9 +154,7 @@ def _make_sets(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     of the shards that failed."""
     for job in jobs:
         if isinstance(job.instance.filter, Table):
-            lacking = lacking_shards(run.commits, job.name, job.whole_pool)
-            counts = join_table(run.commits, job.name, job.instance, lacking, run.fence)
-            run.joined[job.name] = shown_counts(counts, job.instance.filter)
+            _join_table(run, job)
     row_local = [job for job in jobs if isinstance(job.instance.filter, Filter)]
     if row_local and (failed := _score_rows(run, row_local)):
         return failed
@@ -252,6 +168,58 @@ def _make_sets(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:
     for job in jobs:
         _write_document(job, run.commits, run.seconds.get(job.name, 0.0))
     return {}
+
+
+def _join_table(run: _Run, job: _Job) -> None:
+    """Commit the columns of a table of another program, joined by uid, for the shards that lack
+    them. ValueError for tables that cannot be read."""
+    filter_, commits, layout = job.instance.filter, run.commits, PoolLayout(run.pool)
+    assert isinstance(filter_, Table)
+    names = job.instance.column_names()
+    lacking = lacking_shards(commits, job.name, job.whole_pool)
+    started = time.perf_counter()
+    join = TableJoin(commits, np.flatnonzero(lacking), filter_)
+    for columns in join.shards():
+        table = columns.table.rename_columns([names[c] for c in columns.table.column_names])
+        scored = valid_in_all(table.columns)
+        metadata = {
+            "uids": columns.uids,
+            "sidecar": commits.column("sidecar_sha256")[columns.position].as_py().hex(),
+            "rows": table.num_rows,
+            "stored": columns.stored,
+            "seconds": round(time.perf_counter() - started, 3),
+            "scored": scored,
+        }
+        started = time.perf_counter()
+        shard, content = int(commits.shards[columns.position]), parquet_bytes(table, metadata)
+        commit_columns(layout, job.name, shard, content, metadata, scored, run.fence)
+    counts = join.counts
+    if counts.table_rows:
+        logger.info("%s", match_line(job.name, counts, filter_))
+    run.joined[job.name] = {
+        "by": filter_.on,
+        "table_rows": counts.table_rows,
+        "keys": counts.keys,
+        "pool_rows": counts.pool_rows,
+        "matched_rows": counts.matched_rows,
+        "missing_keys": counts.missing,
+    }
+
+
+def match_line(name: str, counts: MatchCounts, table: Table) -> str:
+    """What became of the rows of a table."""
+    key = "uid" if not table.hashed_keys else table.on
+    line = (
+        f"{name}: {counts.matched_rows:,} of {counts.pool_rows:,} stored rows have one of the "
+        f"{counts.keys:,} {key}s of the table"
+    )
+    if repeats := counts.table_rows - counts.keys:
+        line += f"; {repeats:,} table rows repeat a {key}, the first row of each counts"
+    if counts.missing:
+        line += f"; {counts.missing:,} {key}s are not stored in these shards"
+        if not table.hashed_keys:  # what is kept of other keys are their hashes
+            line += f" ({', '.join(counts.missing_keys[:3])} …)"
+    return line
 
 
 def _score_rows(run: _Run, jobs: Sequence[_Job]) -> dict[str, str]:

@@ -132,7 +132,8 @@ class PartRows:
             if columns.issuperset(derived.sources)
         }
         self.known = columns | set(self.derived)
-        self.stored: Mask = _is_true(pc.equal(table["status"], "success"))
+        is_stored = pc.fill_null(pc.equal(table["status"], "success"), False)
+        self.stored: Mask = is_stored.to_numpy(zero_copy_only=False)
         self._is_alive = "row_is_alive"  # no column of the table begins so
         while any(name.lower().startswith(self._is_alive) for name in self.known):
             self._is_alive += "_"
@@ -226,12 +227,6 @@ class PartRows:
 
 def _is_number(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind))
-
-
-def _is_true(answer: Any) -> Mask:
-    """True where a boolean column is true; NULL counts as false."""
-    mask: Mask = pc.fill_null(answer, False).to_numpy(zero_copy_only=False)
-    return mask
 
 
 # --------------------------------------------------------------------------------------------------
@@ -464,7 +459,11 @@ def compile_views(
         tops, made = checked[name]
         thresholds = {}
         for top in tops:
-            thresholds[top.call] = _threshold(ranked[top.column, top.share], top.share)
+            one = ranked[top.column, top.share]
+            kept, count = one.count - one.below, one.count
+            thresholds[top.call] = Threshold(
+                value=one.value, asked=float(top.share), share=kept / count, kept=kept, rows=count
+            )
         tests = []
         for step in steps:
             tests.append(made.get(step) or row_test(rows, step, thresholds, drawn, sizes))
@@ -657,17 +656,6 @@ def _numbers(rows: PartRows, top: _Top) -> tuple[pa.DataType, Numbers]:
     if numbers is None:
         raise top.step.error(f"{top.call} needs a number, and {top.column} is {kind}")
     return kind, numbers
-
-
-def _threshold(ranked: Ranked, share: Fraction) -> Threshold:
-    kept = ranked.count - ranked.below
-    return Threshold(
-        value=ranked.value,
-        asked=float(share),
-        share=kept / ranked.count,
-        kept=kept,
-        rows=ranked.count,
-    )
 
 
 def size_limits(
