@@ -41,9 +41,9 @@ from train.reporting import charts
 from train.stats.analysis import TaskScores, analyse
 from train.stats.comparison import (
     Comparison,
+    Family,
     dunnett_critical,
     dunnett_p,
-    equal_loadings,
     holm,
     noncentrality,
 )
@@ -239,9 +239,9 @@ class Row:
 
 def nominal_coverage(seeds: int, of_all: int, df: float, arms: int) -> float:
     """The simultaneous coverage that a nominal 95 % has for k seeds drawn out of K."""
-    loadings = equal_loadings(arms)
-    critical = dunnett_critical(ALPHA, df, loadings)
-    return 1 - dunnett_p(critical / math.sqrt(1 - seeds / of_all), df, loadings)
+    family = Family(arms)
+    critical = dunnett_critical(ALPHA, df, family)
+    return 1 - dunnett_p(critical / math.sqrt(1 - seeds / of_all), df, family)
 
 
 def study(runs: Runs, sizes: Sequence[int] = SIZES, draws: int = DRAWS) -> list[Row]:

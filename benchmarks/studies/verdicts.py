@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from manifests import console, disk
-from train.stats.comparison import dunnett_critical, equal_loadings
+from train.stats.comparison import Family, dunnett_critical
 
 RESULT = ROOT / "benchmarks" / "results" / "verdicts.json"
 TABLES = 20_000
@@ -61,7 +61,7 @@ class Row:
 def critical(alpha: float, arms: int, df: Array) -> Array:
     """Dunnett's critical values for an array of degrees of freedom, interpolated in their logs."""
     grid = np.geomspace(1.0, LARGEST_DF, 80)
-    table = np.log([dunnett_critical(alpha, float(one), equal_loadings(arms)) for one in grid])
+    table = np.log([dunnett_critical(alpha, float(one), Family(arms)) for one in grid])
     found: Array = np.exp(np.interp(np.log(df), np.log(grid), table))
     return found
 

@@ -151,10 +151,7 @@ def _agreement(arms: list[ComparedArm]) -> ScaleAgreement | None:
     """The baseline takes part, with a difference of 0."""
     first = {"": 0.0, **{arm.arm: arm.first.difference for arm in arms}}
     second = {"": 0.0, **{arm.arm: arm.second.difference for arm in arms}}
-    try:
-        return scale_agreement(first, second)
-    except ValueError:  # every pair is tied
-        return None
+    return scale_agreement(first, second)
 
 
 def _differs(first: Report, second: Report) -> tuple[str, ...]:

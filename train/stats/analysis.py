@@ -28,11 +28,9 @@ from train.stats.model import (
     SampleRuns,
     Spread,
     Values,
-    check_mean,
     common_seeds,
     fit_additive,
     moderated_spreads,
-    moderated_variances,
     paired_variance,
     sample_noise,
     satterthwaite,
@@ -281,7 +279,8 @@ def run_spread(values: Values, baseline: str) -> Spread | None:
         (within * (arms - 1) / arms, (arms - 1.0) * (count - 1)),
     ]
     variance, df = satterthwaite([part for part in parts if part[0] > 0] or parts[:1])
-    variance = moderated_variances(variance, [own])[0]
+    for _ in range(2):  # half-way to the prior of one arm, then of the arm: see `moderated_spreads`
+        variance = max(variance, (variance + own) / 2)
     return Spread(variance=variance, df=df) if variance > 0 else None
 
 
@@ -297,11 +296,9 @@ def one_model_difference(
     is paired by seed. The variance is that of a new run: run_spread · (1 + 1/n) for n seeds of the
     baseline. floor: the least variance of one run that the samples leave. With per-sample values of
     all these runs, `over_samples` adds what drawing other samples adds, the model's own errors
-    included. ValueError where the arm has not exactly one value.
+    included.
     """
     arm, baseline = pair
-    if len(values[arm]) != 1:
-        raise ValueError(f"{arm} has {len(values[arm])} values; one model has one")
     spread = run_spread(values, baseline)
     if spread is None:
         return None
@@ -364,11 +361,6 @@ def _drawing(
     errors, least = [], math.inf
     for group, own in enumerate(model):
         mean = np.asarray(np.mean([runs[seed][group] for seed in others[1]], axis=0, dtype=float))
-        if np.shape(mean) != np.shape(own):
-            raise ValueError(
-                f"runs of one task need the same samples; {one[0]} has {len(own):,} and "
-                f"{others[0]} {len(mean):,}"
-            )
         difference = np.subtract(own, mean, dtype=np.float64)
         errors.append(math.sqrt(float(difference.var(ddof=1)) / len(difference)))
         least = min(least, len(difference) - 1)
@@ -557,7 +549,7 @@ def analyse(
     singles: dict[str, list[Difference]] = {}
     for task, given in tasks.items():
         scores = replace(given, band=band if given.band is None else given.band)
-        samples = _checked_samples(task, scores)
+        samples = _grouped_samples(scores)
         noises[task] = _sample_noises(scores.values, samples, design.pairs)
         singles[task] = _single_models(scores.values, samples, noises[task], design)
         together = 1 if task == primary else len(tasks) - (primary is not None)
@@ -591,8 +583,8 @@ def analyse(
     return Analysis(tasks=results, average=of_average)
 
 
-def _checked_samples(task: str, scores: TaskScores) -> Samples | None:
-    """The samples as groups; ValueError where they are not those of the values."""
+def _grouped_samples(scores: TaskScores) -> Samples | None:
+    """The samples of the runs that have a value, as groups."""
     if scores.samples is None:
         return None
     rows: dict[str, dict[int, Sequence[Array]]] = {}
@@ -602,7 +594,6 @@ def _checked_samples(task: str, scores: TaskScores) -> Samples | None:
             if groups is None or seed not in scores.values.get(arm, {}):
                 continue
             listed = [groups] if isinstance(groups, np.ndarray) else list(groups)
-            check_mean(scores.values[arm][seed], listed, f"{task}, {arm} seed {seed}")
             rows[arm][seed] = listed
     return rows
 
@@ -697,11 +688,11 @@ def _analyse_table(
     compared = [*family, *controls, *last]
     floor = _floor([noises[pair] for pair in compared])
     drawing = _typical_drawing(family, noises)
-    alone = (band, ALPHA, Penalty(rounds=design.rounds, looks=design.looks))
+    alone = (band, Penalty(rounds=design.rounds, looks=design.looks))
     # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
     correlation = 0.0 if singles else _least_correlation(noise, family)
     models = [replace(one, limit=scores.limit) for one in singles]
-    of_arms = dunnett_family([*in_family, *models], correlation, band, ALPHA, penalty)
+    of_arms = dunnett_family([*in_family, *models], correlation, band, penalty)
     of_a_a = named(single(one, *alone) for one in measured(last, False))
     return TaskResult(
         task=task,

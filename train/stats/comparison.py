@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -16,17 +15,17 @@ from train.stats.model import Spread, satterthwaite, typical_raise
 # --------------------------------------------------------------------------------------------------
 # Many arms against one baseline: critical values and adjusted p values after Dunnett. Pure.
 #
-# The statistics T_i = (√(1 − λ_i²) X_i + λ_i Z) / s have the correlations λ_i λ_j and one shared
-# standard deviation s (a chi over the root of its degrees of freedom). Both the common factor Z
-# and s are integrated by Gauss-Legendre quadrature; the error is below 1e-10. Source: Dunnett, A
-# multiple comparison procedure for comparing several treatments with a control, JASA 50 (1955)
-# and New tables, Biometrics 20 (1964).
+# The statistics T_i = (√(1 − λ²) X_i + λ Z) / s have one correlation λ² and one shared standard
+# deviation s (a chi over the root of its degrees of freedom). Both the common factor Z and s are
+# integrated by Gauss-Legendre quadrature; the error is below 1e-10. Source: Dunnett, A multiple
+# comparison procedure for comparing several treatments with a control, JASA 50 (1955) and New
+# tables, Biometrics 20 (1964).
 
 
 Array = np.ndarray
 
 FACTOR_END = 8.8  # the normal density beyond it holds 1e-18
-PANEL = 16  # Gauss-Legendre nodes in each panel
+NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)  # of each panel, on -1..1
 TABLE_END = 9.5  # a normal variable exceeds it with probability 1e-21
 PANEL_WIDTH = 0.6  # of log s
 FACTOR_PANEL = 2.2  # of z
@@ -34,65 +33,63 @@ MOST_ARMS = 1000
 LARGE_DF = 1e7  # beyond it, the normal distribution is exact to 1e-8 of p
 
 
-def equal_loadings(arms: int, correlation: float = 0.5) -> tuple[float, ...]:
-    """The loadings λ of `arms` comparisons that all have one correlation (0.5: equal numbers).
+@dataclass(frozen=True, slots=True)
+class Family:
+    """So many comparisons with one baseline, every two with this correlation (0.5: equal numbers).
 
-    ValueError for a correlation outside 0..1 or no arm.
+    ValueError for a correlation outside 0..1, for no comparison and for more than MOST_ARMS.
     """
-    if arms < 1:
-        raise ValueError(f"a comparison needs at least 1 arm beside the baseline; got {arms}")
-    if not 0 <= correlation < 1:
-        raise ValueError(f"a correlation of comparisons is in 0..1 (1 excluded); got {correlation}")
-    return (math.sqrt(correlation),) * arms
+
+    arms: int
+    correlation: float = 0.5
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.arms <= MOST_ARMS:
+            raise ValueError(f"a family has 1 to {MOST_ARMS} comparisons; got {self.arms}")
+        if not 0 <= self.correlation < 1:
+            raise ValueError(f"a correlation is in 0..1 (1 excluded); got {self.correlation}")
 
 
-def dunnett_p(t: float, df: float, loadings: Sequence[float]) -> float:
+@functools.lru_cache(maxsize=1024)
+def dunnett_p(t: float, df: float, family: Family) -> float:
     """Adjusted two-sided p: the probability that the largest |statistic| exceeds |t|.
 
     t: the statistic, a difference over its standard error.
     df: degrees of freedom of the shared variance, 1 to infinity.
-    loadings: λ of every comparison of the family, in -1..1.
-    ValueError for a df below 1, loadings outside the range, or a t that is not a number.
+    ValueError for a df below 1 or a t that is not a number.
     """
-    _check(df, loadings)
     if math.isnan(t):
         raise ValueError("the statistic t is not a number")
     if math.isinf(t):
         return 0.0
-    return _exceedance(abs(float(t)), float(df), tuple(sorted(loadings)))
-
-
-@functools.lru_cache(maxsize=1024)
-def _exceedance(t: float, df: float, loadings: tuple[float, ...]) -> float:
+    t = abs(t)
     s, weights, mass_below = chi_nodes(df, 1 + t)
-    above = _exceedance_normal(t * s, loadings)
+    above = _exceedance_normal(t * s, family)
     total = float(weights @ above)
     if mass_below:  # below the first node, T is so small that its sign alone matters
-        total += mass_below * float(_exceedance_normal(t * s[:1], loadings)[0])
+        total += mass_below * float(_exceedance_normal(t * s[:1], family)[0])
     return min(1.0, max(0.0, total))
 
 
 @functools.lru_cache(maxsize=4096)
-def dunnett_critical(alpha: float, df: float, loadings: tuple[float, ...]) -> float:
+def dunnett_critical(alpha: float, df: float, family: Family) -> float:
     """The t that the largest |statistic| exceeds with probability alpha; half-width over its error.
 
     alpha: in 0..1. The rest as in `dunnett_p`.
     """
     from scipy.optimize import brentq
 
-    _check(df, loadings)
     if not 0 < alpha < 1:
         raise ValueError(f"alpha is between 0 and 1; got {alpha}")
     one = _student_quantile(alpha / 2, df)
-    if len(loadings) == 1:
+    if family.arms == 1:
         return one
     # One comparison alone is a lower bound of the quantile, Bonferroni an upper one.
-    most = _student_quantile(alpha / 2 / len(loadings), df)
-    ordered = tuple(sorted(loadings))
+    most = _student_quantile(alpha / 2 / family.arms, df)
 
     # The inner integral is tabulated once for all degrees of freedom: its error, 1e-13, is small
     # beside an alpha, but not beside the smallest p values.
-    coefficients = _exceedance_table(ordered)
+    coefficients = _exceedance_table(family)
     s, weights, mass_below = chi_nodes(float(df), most)
 
     def excess(log_t: float) -> float:  # almost linear for few degrees of freedom
@@ -112,29 +109,12 @@ def _student_quantile(tail: float, df: float) -> float:
     return float(-stdtrit(df, tail))
 
 
-def _check(df: float, loadings: Sequence[float]) -> None:
-    if not df >= 1:
-        raise ValueError(f"degrees of freedom are at least 1; got {df}")
-    if not 1 <= len(loadings) <= MOST_ARMS:
-        raise ValueError(f"a family has 1 to {MOST_ARMS} comparisons; got {len(loadings)}")
-    wrong = [x for x in loadings if not -1 < x < 1]
-    if wrong:
-        raise ValueError(f"a loading is between -1 and 1; got {wrong[0]}")
-
-
-@functools.lru_cache(maxsize=8)
-def legendre(nodes: int) -> tuple[Array, Array]:
-    """Gauss-Legendre nodes and weights on -1..1."""
-    return np.polynomial.legendre.leggauss(nodes)
-
-
 def composite(low: float, high: float, panels: int) -> tuple[Array, Array]:
     """Gauss-Legendre nodes and weights on low..high in equal panels."""
-    x, w = legendre(PANEL)
     edges = np.linspace(low, high, panels + 1)
     half = (high - low) / panels / 2
-    nodes = (edges[:-1, None] + half) + half * x[None, :]
-    return nodes.ravel(), np.tile(half * w, panels)
+    nodes = (edges[:-1, None] + half) + half * NODES[None, :]
+    return nodes.ravel(), np.tile(half * WEIGHTS, panels)
 
 
 @functools.lru_cache(maxsize=512)
@@ -143,9 +123,12 @@ def chi_nodes(df: float, scale: float = 1.0) -> tuple[Array, Array, float]:
 
     The mean of f(s) is weights @ f(nodes) + mass × f(first node). The nodes are equal panels of
     log s, where the density is smooth down to 1 degree of freedom. `scale`: the largest |f'|.
+    ValueError for a df below 1.
     """
     from scipy.special import gammainc, gammainccinv, gammaincinv
 
+    if not df >= 1:
+        raise ValueError(f"degrees of freedom are at least 1; got {df}")
     if math.isinf(df) or df > LARGE_DF:
         return np.ones(1), np.ones(1), 0.0
     below = (1e-14 / max(scale, 1.0)) ** (df / (df + 1))
@@ -160,35 +143,33 @@ def chi_nodes(df: float, scale: float = 1.0) -> tuple[Array, Array, float]:
 
 
 @functools.lru_cache(maxsize=64)
-def _exceedance_table(loadings: tuple[float, ...]) -> Array:
+def _exceedance_table(family: Family) -> Array:
     """Chebyshev coefficients of `_exceedance_normal` on 0..TABLE_END."""
-    degree = 150 if max(abs(loading) for loading in loadings) < 0.9 else 600
+    degree = 150 if math.sqrt(family.correlation) < 0.9 else 600
     points = np.cos(math.pi * (np.arange(degree + 1) + 0.5) / (degree + 1))
-    values = _exceedance_normal((points + 1) * (TABLE_END / 2), loadings)
+    values = _exceedance_normal((points + 1) * (TABLE_END / 2), family)
     orders = np.arange(degree + 1)[:, None] * (np.arange(degree + 1) + 0.5)
     coefficients: Array = 2 / (degree + 1) * np.cos(math.pi / (degree + 1) * orders) @ values
     coefficients[0] /= 2
     return coefficients
 
 
-def _exceedance_normal(x: Array, loadings: tuple[float, ...]) -> Array:
+def _exceedance_normal(x: Array, family: Family) -> Array:
     """P(largest |statistic| > x) where s is known to be 1, for an array x."""
     from scipy.special import ndtr
 
-    steepest = max(abs(loading) / math.sqrt(1 - loading * loading) for loading in loadings)
-    panels = max(2, math.ceil(FACTOR_END * max(1.0, steepest) / FACTOR_PANEL))
-    if steepest == 0:
+    loading = math.sqrt(family.correlation)
+    own = math.sqrt(1 - loading * loading)
+    panels = max(2, math.ceil(FACTOR_END * max(1.0, loading / own) / FACTOR_PANEL))
+    if loading == 0:
         z, weights = np.zeros(1), np.ones(1)
     else:  # the integrand is even in z
         z, weights = composite(0.0, FACTOR_END, panels)
         weights = 2 * weights * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    log_inside = np.zeros((len(z), len(x)))
+    upper = (x[None, :] - loading * z[:, None]) / own
+    outside = ndtr(-upper) + ndtr((-x[None, :] - loading * z[:, None]) / own)
     with np.errstate(divide="ignore"):
-        for loading, count in Counter(loadings).items():
-            own = math.sqrt(1 - loading * loading)
-            upper = (x[None, :] - loading * z[:, None]) / own
-            outside = ndtr(-upper) + ndtr((-x[None, :] - loading * z[:, None]) / own)
-            log_inside += count * np.log1p(-np.minimum(outside, 1.0))
+        log_inside = family.arms * np.log1p(-np.minimum(outside, 1.0))
     exceedance: Array = weights @ -np.expm1(log_inside)
     return exceedance
 
@@ -275,9 +256,8 @@ def smallest_visible(
     floor_sd: float = 0.0,
     drawing: tuple[float, float] = (0.0, math.inf),
     alpha: float = ALPHA,
-    power: float = POWER,
 ) -> float:
-    """The smallest true difference of one arm that `power` of such ablations call better or worse.
+    """The smallest true difference of one arm that 80 % of such ablations call better or worse.
 
     run_sd: standard deviation of one run's residual. arms: those compared with the baseline.
     df: that of run_sd. floor_sd: what the samples leave of run_sd at least; its df is infinite.
@@ -290,7 +270,7 @@ def smallest_visible(
     if not run_sd >= 0:
         raise ValueError(f"a standard deviation is at least 0; got {run_sd}")
     raised = typical_raise(arms, seeds, others=df > arms * (seeds - 1)) ** 2
-    loadings = equal_loadings(arms)
+    family = Family(arms)
     spreads = []
     for part in ((2 * run_sd**2 * raised / seeds, df), (2 * floor_sd**2 / seeds, math.inf)):
         spreads += [part, satterthwaite([part, drawing])]
@@ -299,8 +279,8 @@ def smallest_visible(
         if variance == 0:
             figures.append(0.0)
             continue
-        critical = dunnett_critical(alpha, used_df, loadings)
-        figures.append(noncentrality(critical, used_df, power) * math.sqrt(variance))
+        critical = dunnett_critical(alpha, used_df, family)
+        figures.append(noncentrality(critical, used_df) * math.sqrt(variance))
     return max(figures)
 
 
@@ -313,7 +293,6 @@ def seeds_needed(
     drawing: tuple[float, float] = (0.0, math.inf),
     df_per_seed: float | None = None,
     alpha: float = ALPHA,
-    power: float = POWER,
 ) -> int | None:
     """The seeds of every arm and the baseline with which `effect` is the smallest visible one.
 
@@ -336,7 +315,6 @@ def seeds_needed(
             floor_sd=floor_sd,
             drawing=drawing,
             alpha=alpha,
-            power=power,
         )
 
     if visible(MOST_SEEDS) > effect:
@@ -403,7 +381,7 @@ OPPOSITE: dict[Verdict, Verdict] = {
     "not distinguishable": "not distinguishable",
 }
 
-STUDENT = equal_loadings(1)
+STUDENT = Family(1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -453,23 +431,23 @@ class Comparison:
     difference: float
     sd: float
     df: float | None
-    headline: Headline | None
-    low: float | None
-    high: float | None
-    low90: float | None
-    high90: float | None
-    low_seeds: float | None
-    high_seeds: float | None
-    low_samples: float | None
-    high_samples: float | None
-    low_tasks: float | None
-    high_tasks: float | None
-    p: float
-    p_adjusted: float
     adjustment: Adjustment
-    p_equal: float | None
     band: float
-    verdict: Verdict
+    headline: Headline | None = None
+    low: float | None = None
+    high: float | None = None
+    low90: float | None = None
+    high90: float | None = None
+    low_seeds: float | None = None
+    high_seeds: float | None = None
+    low_samples: float | None = None
+    high_samples: float | None = None
+    low_tasks: float | None = None
+    high_tasks: float | None = None
+    p: float = 1.0
+    p_adjusted: float = 1.0
+    p_equal: float | None = None
+    verdict: Verdict = "not distinguishable"
     tasks: int = 1
     rounds: int = 1
     looks: int = 1
@@ -512,15 +490,14 @@ def decide(
     low90: float | None,
     high90: float | None,
     band: float,
-    alpha: float = ALPHA,
 ) -> Verdict:
-    """The first rule that holds: p below alpha: better or worse by the sign of the difference; the
-    interval of 1 − 2 alpha inside ±band: practically equal; otherwise not distinguishable. Without
+    """The first rule that holds: p below ALPHA: better or worse by the sign of the difference; the
+    interval of 1 − 2 ALPHA inside ±band: practically equal; otherwise not distinguishable. Without
     an interval the noise is not known, and the verdict is always the last one.
     """
     if low90 is None or high90 is None:
         return "not distinguishable"
-    if p_adjusted < alpha:
+    if p_adjusted < ALPHA:
         return "better" if difference > 0 else "worse"
     if -band < low90 and high90 < band:
         return "practically equal"
@@ -531,7 +508,6 @@ def dunnett_family(
     differences: Sequence[Difference],
     correlation: float,
     band: float,
-    alpha: float = ALPHA,
     penalty: Penalty = NO_PENALTY,
 ) -> tuple[Comparison, ...]:
     """Comparisons with one baseline: intervals and p values hold for all of them together.
@@ -541,47 +517,34 @@ def dunnett_family(
     """
     if not differences:
         return ()
-    loadings = equal_loadings(len(differences), min(0.99, max(0.0, round(correlation, 9))))
-    factors = (penalty.factor, penalty.factor)
-    rows = [_compare(one, loadings, factors, "Dunnett", band, alpha) for one in differences]
-    return tuple(_penalised(row, penalty) for row in rows)
+    family = Family(len(differences), min(0.99, max(0.0, round(correlation, 9))))
+    return tuple(_compare(one, family, "Dunnett", band, penalty) for one in differences)
 
 
-def single(
-    one: Difference, band: float, alpha: float = ALPHA, penalty: Penalty = NO_PENALTY
-) -> Comparison:
+def single(one: Difference, band: float, penalty: Penalty = NO_PENALTY) -> Comparison:
     """A comparison that is in no family. ValueError for a band below 0."""
-    factors = (penalty.factor, penalty.factor)
-    row = _compare(one, STUDENT, factors, "none", band, alpha)
-    return _penalised(row, penalty)
+    return _compare(one, STUDENT, "none", band, penalty)
 
 
 def holm_family(
     differences: Sequence[Difference],
     band: float,
-    alpha: float = ALPHA,
     penalty: Penalty = NO_PENALTY,
 ) -> tuple[Comparison, ...]:
     """Comparisons that the user chose: p values after Holm, for differences and for equality.
 
-    The interval of a comparison has the level alpha / (adjusted p / p), so that it excludes 0 if
-    and only if the adjusted p is below alpha; the interval of 1 − 2 alpha agrees in the same way
+    The interval of a comparison has the level ALPHA / (adjusted p / p), so that it excludes 0 if
+    and only if the adjusted p is below ALPHA; the interval of 1 − 2 ALPHA agrees in the same way
     with p_equal. The intervals of the smallest p values are therefore the widest. ValueError for a
     band below 0.
     """
-    plain = [_compare(one, STUDENT, (1.0, 1.0), "Holm", band, alpha) for one in differences]
+    plain = [_compare(one, STUDENT, "Holm", band, NO_PENALTY) for one in differences]
     factors = _holm_factors([one.p for one in plain])
     factors_equal = _holm_factors([1.0 if c.p_equal is None else c.p_equal for c in plain])
     rows = []
-    for one, different, equal in zip(differences, factors, factors_equal, strict=True):
-        both = (different * penalty.factor, equal * penalty.factor)
-        row = _compare(one, STUDENT, both, "Holm", band, alpha)
-        rows.append(_penalised(row, penalty))
+    for one, both in zip(differences, zip(factors, factors_equal, strict=True), strict=True):
+        rows.append(_compare(one, STUDENT, "Holm", band, penalty, both))
     return tuple(rows)
-
-
-def _penalised(row: Comparison, penalty: Penalty) -> Comparison:
-    return replace(row, tasks=penalty.tasks, rounds=penalty.rounds, looks=penalty.looks)
 
 
 def _holm_factors(p_values: Sequence[float]) -> list[float]:
@@ -595,28 +558,41 @@ def _holm_factors(p_values: Sequence[float]) -> list[float]:
 
 def _compare(
     one: Difference,
-    loadings: tuple[float, ...],
-    factors: tuple[float, float],
+    family: Family,
     adjustment: Adjustment,
     band: float,
-    alpha: float,
+    penalty: Penalty,
+    factors: tuple[float, float] = (1.0, 1.0),
 ) -> Comparison:
-    """`factors` multiply p and p_equal, and divide alpha in the intervals."""
+    """`factors` and the penalty multiply p and p_equal, and divide alpha in the intervals."""
     if not band >= 0:
         raise ValueError(f"the equivalence band is {band}; it is at least 0")
-
-    base = _without_interval(one, adjustment, band)
+    base = Comparison(
+        arm=one.arm,
+        baseline=one.baseline,
+        seeds=one.seeds,
+        n=len(one.seeds),
+        difference=one.difference,
+        sd=one.sd,
+        df=one.over_seeds[0].df,
+        adjustment=adjustment,
+        band=band,
+        tasks=penalty.tasks,
+        rounds=penalty.rounds,
+        looks=penalty.looks,
+    )
     bounds = [spread for spread in one.over_seeds + one.over_samples if spread.variance > 0]
     if not bounds or not any(spread.variance > 0 for spread in one.over_seeds):
         return base
-    level = alpha / factors[0]
-    low_seeds, high_seeds = _interval(one.difference, one.over_seeds, loadings, level)
-    low_samples, high_samples = _interval(one.difference, one.over_samples, loadings, level)
-    low_tasks, high_tasks = _interval(one.difference, one.over_tasks, loadings, level)
-    low, high = _interval(one.difference, bounds, loadings, level)
-    low90, high90 = _interval(one.difference, bounds, loadings, 2 * alpha / factors[1])
-    p_adjusted = min(1.0, factors[0] * _p_different(one.difference, bounds, loadings))
-    widest = max(bounds, key=lambda spread: _half_width(spread, loadings, level))
+    different, equal = factors[0] * penalty.factor, factors[1] * penalty.factor
+    level = ALPHA / different
+    low_seeds, high_seeds = _interval(one.difference, one.over_seeds, family, level)
+    low_samples, high_samples = _interval(one.difference, one.over_samples, family, level)
+    low_tasks, high_tasks = _interval(one.difference, one.over_tasks, family, level)
+    low, high = _interval(one.difference, bounds, family, level)
+    low90, high90 = _interval(one.difference, bounds, family, 2 * ALPHA / equal)
+    p_adjusted = min(1.0, different * _p_different(one.difference, bounds, family))
+    widest = max(bounds, key=lambda spread: _half_width(spread, family, level))
 
     def possible(end: float | None) -> float | None:
         return None if end is None else max(-one.limit, min(one.limit, end))
@@ -637,74 +613,37 @@ def _compare(
         high_tasks=possible(high_tasks),
         p=_p_different(one.difference, bounds, STUDENT),
         p_adjusted=p_adjusted,
-        p_equal=min(1.0, factors[1] * _p_equal(one.difference, bounds, loadings, band)),
-        verdict=decide(one.difference, p_adjusted, low90, high90, band, alpha),
+        p_equal=min(1.0, equal * _p_equal(one.difference, bounds, family, band)),
+        verdict=decide(one.difference, p_adjusted, low90, high90, band),
     )
 
 
-def _half_width(spread: Spread, loadings: tuple[float, ...], alpha: float) -> float:
-    return dunnett_critical(alpha, spread.df, loadings) * math.sqrt(spread.variance)
+def _half_width(spread: Spread, family: Family, alpha: float) -> float:
+    return dunnett_critical(alpha, spread.df, family) * math.sqrt(spread.variance)
 
 
 def _interval(
-    difference: float, spreads: Sequence[Spread], loadings: tuple[float, ...], alpha: float
+    difference: float, spreads: Sequence[Spread], family: Family, alpha: float
 ) -> tuple[float, float] | tuple[None, None]:
     """The widest interval of the spreads."""
     if not spreads:
         return None, None
-    half = max(_half_width(spread, loadings, alpha) for spread in spreads)
+    half = max(_half_width(spread, family, alpha) for spread in spreads)
     return difference - half, difference + half
 
 
-def _p_different(
-    difference: float, spreads: Sequence[Spread], loadings: tuple[float, ...]
-) -> float:
+def _p_different(difference: float, spreads: Sequence[Spread], family: Family) -> float:
     """The largest two-sided p of the spreads, none of which has variance 0."""
-    p_values = []
-    for spread in spreads:
-        t = difference / math.sqrt(spread.variance)
-        p_values.append(dunnett_p(t, spread.df, loadings))
-    return max(p_values)
+    return max(dunnett_p(difference / math.sqrt(one.variance), one.df, family) for one in spreads)
 
 
-def _p_equal(
-    difference: float, spreads: Sequence[Spread], loadings: tuple[float, ...], band: float
-) -> float:
+def _p_equal(difference: float, spreads: Sequence[Spread], family: Family, band: float) -> float:
     """The largest p of two one-sided tests, from the distance to the nearer bound of the band.
 
     Half the two-sided p, so that it is below alpha where the interval of 1 − 2 alpha is inside.
     """
     inside = band - abs(difference)
-    half = _p_different(inside, spreads, loadings) / 2
+    half = _p_different(inside, spreads, family) / 2
     if inside > 0:
         return half
     return 1 - half  # at least a half: outside the band nothing speaks for equality
-
-
-def _without_interval(one: Difference, adjustment: Adjustment, band: float) -> Comparison:
-    return Comparison(
-        arm=one.arm,
-        baseline=one.baseline,
-        seeds=one.seeds,
-        n=len(one.seeds),
-        difference=one.difference,
-        sd=one.sd,
-        df=one.over_seeds[0].df,
-        headline=None,
-        low=None,
-        high=None,
-        low90=None,
-        high90=None,
-        low_seeds=None,
-        high_seeds=None,
-        low_samples=None,
-        high_samples=None,
-        low_tasks=None,
-        high_tasks=None,
-        p=1.0,
-        p_adjusted=1.0,
-        adjustment=adjustment,
-        p_equal=None,
-        band=band,
-        verdict="not distinguishable",
-    )

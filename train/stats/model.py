@@ -42,12 +42,8 @@ class AdditiveFit:
 
     def factor(self, arm: str, baseline: str) -> float:
         """Variance of the estimate over that of one run's residual; 2/seeds if complete."""
-        return self.joint_factor(arm, baseline, arm, baseline)
-
-    def joint_factor(self, arm: str, baseline: str, other: str, others_baseline: str) -> float:
-        """Covariance of two estimates over the variance of one run's residual."""
-        first, second = self._contrast(arm, baseline), self._contrast(other, others_baseline)
-        return float(first @ self.covariance @ second)
+        contrast = self._contrast(arm, baseline)
+        return float(contrast @ self.covariance @ contrast)
 
     def least_correlation(self, pairs: Sequence[tuple[str, str]]) -> float:
         """The smallest correlation of two estimates of (arm, baseline) pairs; 1 for one pair."""
@@ -140,7 +136,7 @@ def paired_variance(values: Values, arm: str, baseline: str) -> float:
 #
 # limma's moderation (Smyth, Linear models and empirical Bayes methods, Stat. Appl. Genet. Mol.
 # Biol. 3, 2004) estimates a prior's degrees of freedom, here from two or three log variances that
-# share a baseline; `moderated_variances` therefore has a fixed rule.
+# share a baseline; `moderated_spreads` therefore has a fixed rule.
 
 
 # Of `typical_raise`: a row for 1, 2, 4 and 8 arms, a column for 2, 3, 4, 5, 8 and 12 seeds.
@@ -178,30 +174,19 @@ def satterthwaite(parts: list[tuple[float, float]]) -> tuple[float, float]:
     return total, (max(1.0, total * total / below) if below > 0 else math.inf)
 
 
-def moderated_variances(pooled: float, own: Sequence[float]) -> list[float]:
-    """The variance of each contrast's single-seed difference, from all arms and from its own runs.
-
-    pooled: 2 s², from the variance that all arms share. own: the variance of the paired differences
-    of each arm with one baseline. The prior is `pooled`, raised half-way to the mean of `own` where
-    that is larger (a baseline with a wide spread is in all of them); each contrast is the prior,
-    raised half-way to its own variance where that is larger. With one contrast of a complete table,
-    `pooled` is `own`, and nothing changes.
-    """
-    if not own:
-        return []
-    prior = _half_way_up(pooled, float(np.mean(own)))
-    return [_half_way_up(prior, variance) for variance in own]
-
-
 def moderated_spreads(
     pooled: float, df: float, own: Sequence[float], own_df: Sequence[int]
 ) -> list[Spread]:
-    """`moderated_variances` with the degrees of freedom of each.
+    """The variance of each contrast's single-seed difference, from all arms and from its own runs.
 
-    df: those of `pooled`. own_df: those of each own variance, seeds − 1. A variance that was raised
-    is a sum of parts: the shared one, half the mean of `own`, and half its own variance. It has the
-    degrees of freedom of that sum (Satterthwaite), never more than `df`. docs/statistics.md has the
-    simulated coverage.
+    pooled: 2 s², from the variance that all arms share; df: its degrees of freedom. own: the
+    variance of the paired differences of each arm with one baseline; own_df: seeds − 1. The prior
+    is `pooled`, raised half-way to the mean of `own` where that is larger (a baseline with a wide
+    spread is in all of them); each contrast is the prior, raised half-way to its own variance where
+    that is larger. With one contrast of a complete table, `pooled` is `own`, and nothing changes.
+
+    A variance that was raised has the degrees of freedom of the sum of its parts (Satterthwaite),
+    never more than `df`. docs/statistics.md has the simulated coverage.
     """
     if not own:
         return []
@@ -232,18 +217,12 @@ def typical_raise(arms: int, seeds: int, *, others: bool) -> float:
     return float(np.interp(math.log(arms), _RAISE_ARMS, by_seeds))
 
 
-def _half_way_up(prior: float, variance: float) -> float:
-    return max(prior, (prior + variance) / 2)
-
-
 # --------------------------------------------------------------------------------------------------
 # What the samples of a test set add to the noise of a difference, from per-sample values. Pure.
 
 
 Groups = Sequence[Array]  # per-sample values of a run, one array for each group of samples
 SampleRuns = Mapping[int, Groups]  # {seed: groups}
-
-MEAN_TOLERANCE = 1e-5  # a float32 mean of 50,000 values is exact to about 1e-7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -340,17 +319,3 @@ def _check_shapes(runs: Sequence[Groups]) -> None:
             raise ValueError(
                 f"a group of samples is an array of at least 2 values; its shape is {size}"
             )
-
-
-def check_mean(value: float, groups: Groups, name: str) -> None:
-    """ValueError unless the mean over groups of the samples' means is the value of the run.
-
-    Per-sample values that mean something else (percentages, another metric) would give an
-    interval of the wrong width.
-    """
-    mean = float(np.mean([np.mean(group, dtype=np.float64) for group in groups]))
-    if not abs(mean - value) <= MEAN_TOLERANCE * max(1.0, abs(value)):
-        raise ValueError(
-            f"{name}: the samples' mean is {mean:.6g}, but the value is {value:.6g}; give "
-            "per-sample values whose mean is the metric, or none (None)"
-        )

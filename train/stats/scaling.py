@@ -19,7 +19,6 @@ import numpy as np
 # and of Signal and Noise (Heineman et al. 2025, arXiv 2508.13144).
 
 
-MINIMUM_SIZES = 3
 LARGEST_EXPONENT = 4.0
 SAFE_FACTOR = 4.0  # predictions further beyond the largest size than this carry a warning
 LIMITS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of an interval of 95 %, as shares
@@ -136,10 +135,10 @@ def fit_scaling(
 ) -> dict[str, ScalingFit]:
     """Fit every arm of {arm: {samples seen: {seed: error}}}, with `draws` bootstrap resamples.
 
-    All arms need the same seeds at all sizes; one seed leaves the intervals without width.
-    ValueError for fewer than 3 sizes, a hole in the table, or a value that is not finite.
+    All arms have the same seeds at all sizes, 3 sizes at least; errors are finite. One seed leaves
+    the intervals without width.
     """
-    seeds = _common_seeds(runs)
+    seeds = sorted(next(iter(next(iter(runs.values())).values())))
     picks = generator.integers(len(seeds), size=(draws, len(seeds)))
     fits = {}
     for arm, of_arm in runs.items():
@@ -158,31 +157,6 @@ def fit_scaling(
             sizes=tuple(float(size) for size in sizes),
         )
     return fits
-
-
-def _common_seeds(runs: Mapping[str, Runs]) -> list[int]:
-    """The seeds that every arm has at every size, checked."""
-    if not runs:
-        raise ValueError("there is no arm to fit")
-    expected: set[int] | None = None
-    for arm, of_arm in runs.items():
-        if len(of_arm) < MINIMUM_SIZES:
-            raise ValueError(
-                f"{arm} has {len(of_arm)} sizes {sorted(of_arm)}; a curve with 3 parameters needs "
-                f"at least {MINIMUM_SIZES}"
-            )
-        for size, by_seed in of_arm.items():
-            if not size > 0 or not all(math.isfinite(value) for value in by_seed.values()):
-                raise ValueError(
-                    f"{arm} at {size} samples seen: sizes are above 0, errors are finite numbers"
-                )
-            expected = set(by_seed) if expected is None else expected
-            if set(by_seed) != expected or not by_seed:
-                raise ValueError(
-                    f"{arm} at {size} samples seen has seeds {sorted(by_seed)}; all arms need the "
-                    f"same seeds at all sizes, here {sorted(expected)}"
-                )
-    return sorted(expected or ())
 
 
 def _weights(errors: np.ndarray) -> np.ndarray:
@@ -264,25 +238,19 @@ def _percentiles(values: np.ndarray) -> tuple[float, float]:
 
 
 def predict_error(fit: ScalingFit, n: float) -> Prediction:
-    """The error at n samples seen. ValueError for n that is not above 0."""
-    if not (n > 0 and math.isfinite(n)):
-        raise ValueError(f"a prediction at {n} samples seen is not possible; n must be above 0")
+    """The error at n samples seen, above 0."""
     low, high = _percentiles(np.array([law.at(n) for law in fit.resamples]))
-    value = float(fit.law.at(n))
+    value, largest, warning = float(fit.law.at(n)), fit.sizes[-1], None
+    if n > SAFE_FACTOR * largest:
+        warning = (
+            f"{n:.3g} samples seen are {n / largest:.1f} times the largest size that was run "
+            f"({largest:.3g}); the interval does not hold the error of the curve's form"
+        )
     return Prediction(
         arm=fit.arm,
         n=n,
         error=Interval(value=value, low=min(low, value), high=max(high, value)),
-        warning=_extrapolation(n, fit.sizes[-1]),
-    )
-
-
-def _extrapolation(n: float, largest: float) -> str | None:
-    if n <= SAFE_FACTOR * largest:
-        return None
-    return (
-        f"{n:.3g} samples seen are {n / largest:.1f} times the largest size that was run "
-        f"({largest:.3g}); the interval does not hold the error of the curve's form"
+        warning=warning,
     )
 
 
@@ -290,18 +258,10 @@ def find_crossing(first: ScalingFit, second: ScalingFit) -> Crossing:
     """The last size at which the curves of two arms change places, from the smallest common size
     to 4 times the largest size of the data.
 
-    Both fits must come from the same call of `fit_scaling`, so that their resamples belong
-    together: ValueError otherwise, or for an empty range.
+    Both fits come from the same call of `fit_scaling`, so that their resamples belong together.
     """
     start = max(first.sizes[0], second.sizes[0])
     end = SAFE_FACTOR * min(first.sizes[-1], second.sizes[-1])
-    if not 0 < start < end:
-        raise ValueError(f"the range of sizes is {start} to {end}; its start must be below its end")
-    if len(first.resamples) != len(second.resamples):
-        raise ValueError(
-            f"{first.arm} has {len(first.resamples)} resamples and {second.arm} "
-            f"{len(second.resamples)}; fit both in one call"
-        )
     n = _last_crossing(first.law, second.law, start, end)
     sizes = [
         _last_crossing(one, other, start, end)
@@ -346,11 +306,9 @@ def _last_crossing(first: PowerLaw, second: PowerLaw, start: float, end: float) 
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """A share with Wilson's 95 % score interval. ValueError without a trial."""
+    """A share with Wilson's 95 % score interval; at least 1 trial."""
     from scipy.special import ndtri
 
-    if not 0 <= successes <= trials or trials == 0:
-        raise ValueError(f"{successes} of {trials} is no share")
     z2 = float(ndtri(LIMITS[1])) ** 2
     share = successes / trials
     centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
@@ -363,17 +321,14 @@ def wilson(successes: int, trials: int) -> Interval:
     )
 
 
-def scale_agreement(small: Mapping[str, float], large: Mapping[str, float]) -> ScaleAgreement:
+def scale_agreement(
+    small: Mapping[str, float], large: Mapping[str, float]
+) -> ScaleAgreement | None:
     """Pairs of arms that two scales order alike: {arm: mean value} at each, in the same metric.
 
-    A pair that either scale ties decides nothing and is counted apart. ValueError for different
-    arms, fewer than two, or no pair without a tie.
+    Both have the same arms. A pair that either scale ties decides nothing and is counted apart.
+    None where there is no other pair.
     """
-    if set(small) != set(large) or len(small) < 2:
-        raise ValueError(
-            f"the small scale has arms {sorted(small)} and the large one {sorted(large)}; both "
-            "need the same arms, at least 2"
-        )
     alike, ties, pairs = 0, 0, 0
     for one, other in itertools.combinations(sorted(small), 2):
         signs = np.sign([small[one] - small[other], large[one] - large[other]])
@@ -381,13 +336,8 @@ def scale_agreement(small: Mapping[str, float], large: Mapping[str, float]) -> S
         pairs += int(signs.all())
         alike += int(signs[0] * signs[1] > 0)
     if not pairs:
-        raise ValueError(f"all {ties} pairs of arms are tied; no decision can be compared")
-    return ScaleAgreement(
-        pairs=pairs,
-        alike=alike,
-        ties=ties,
-        share=wilson(alike, pairs),
-    )
+        return None
+    return ScaleAgreement(pairs=pairs, alike=alike, ties=ties, share=wilson(alike, pairs))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -437,13 +387,9 @@ def metric_signals(
 ) -> list[MetricSignal]:
     """Signal and noise of every metric of {metric: {arm: {seed: value}}}, most signal first.
 
-    Metrics are ordered by spread / noise; those without noise come last. All arms of a metric need
-    the same seeds, at least 2, and there are at least 2 arms: ValueError otherwise, and for a value
-    that is not finite or a name in `lower_is_better` that is no metric.
+    Metrics are ordered by spread / noise; those without noise come last. All arms of a metric have
+    the same seeds; there are at least 2 seeds and 2 arms, and values are finite.
     """
-    unknown = sorted(set(lower_is_better) - set(values))
-    if unknown:
-        raise ValueError(f"{unknown[0]!r} is not one of the metrics {sorted(values)}")
     signals = []
     for metric, table in values.items():
         higher = metric not in lower_is_better
@@ -458,8 +404,9 @@ def _one_metric(
     higher_is_better: bool,
     draws: int,
 ) -> MetricSignal:
-    arms, array = _complete(metric, table)
-    seeds = array.shape[1]
+    arms, by_seed = list(table), sorted(next(iter(table.values())))
+    array = np.array([[table[arm][seed] for seed in by_seed] for arm in arms], dtype=float)
+    seeds = len(by_seed)
     spread, noise = _spread_and_noise(array[:, None, :])
     means = array.mean(axis=1) if higher_is_better else -array.mean(axis=1)
     ratio = None
@@ -477,27 +424,6 @@ def _one_metric(
         single_agreement=_agreement(array, 1, generator),
         half_agreement=_agreement(array, seeds // 2, generator),
     )
-
-
-def _complete(metric: str, table: Table) -> tuple[list[str], np.ndarray]:
-    """The arms, and their values as an array of shape [arms, seeds]."""
-    arms = list(table)
-    seeds = sorted(table[arms[0]]) if arms else []
-    if len(arms) < 2 or len(seeds) < 2:
-        raise ValueError(
-            f"{metric}: signal and noise need at least 2 arms and 2 seeds; "
-            f"there are {len(arms)} and {len(seeds)}"
-        )
-    for arm in arms:
-        if sorted(table[arm]) != seeds:
-            raise ValueError(
-                f"{metric}: {arm} has seeds {sorted(table[arm])} and {arms[0]} has {seeds}; "
-                "all arms need the same seeds"
-            )
-    array = np.array([[table[arm][seed] for seed in seeds] for arm in arms], dtype=float)
-    if not np.isfinite(array).all():
-        raise ValueError(f"{metric}: a value is not a finite number")
-    return arms, array
 
 
 def _spread_and_noise(arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

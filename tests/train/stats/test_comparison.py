@@ -5,19 +5,25 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from train.stats.comparison import (
     Comparison,
     Difference,
+    Family,
     Verdict,
+    chi_nodes,
     decide,
     dunnett_critical,
     dunnett_family,
-    equal_loadings,
+    dunnett_p,
     holm,
     holm_family,
+    noncentrality,
+    power_of,
+    seeds_needed,
     single,
+    smallest_visible,
 )
 from train.stats.model import Spread
 
@@ -99,7 +105,7 @@ def test_the_first_rule_that_holds_is_the_verdict(
     assert decide(mean, p, low90, high90, band=0.5) == verdict
 
 
-def assert_consistent(row: Comparison, alpha: float) -> None:
+def assert_consistent(row: Comparison) -> None:
     """Interval, p value, TOST and verdict say the same."""
     assert row.low is not None
     assert row.high is not None
@@ -107,10 +113,10 @@ def assert_consistent(row: Comparison, alpha: float) -> None:
     assert row.high90 is not None
     assert row.p_equal is not None
     excluded = row.low > 0 or row.high < 0
-    assert excluded == (row.p_adjusted < alpha)
+    assert excluded == (row.p_adjusted < 0.05)
     assert excluded == (row.verdict in ("better", "worse"))
     inside = -row.band < row.low90 and row.high90 < row.band
-    assert inside == (row.p_equal < alpha)
+    assert inside == (row.p_equal < 0.05)
     assert (inside and not excluded) == (row.verdict == "practically equal")
     assert row.p_adjusted >= row.p - 1e-12
 
@@ -120,7 +126,6 @@ def assert_consistent(row: Comparison, alpha: float) -> None:
 def test_intervals_and_p_values_always_agree(family: str) -> None:
     rng = np.random.default_rng(8)
     for _ in range(50):
-        alpha = float(rng.choice([0.05, 0.2]))
         rows = []
         for arm in range(int(rng.integers(1, 6))):
             row = difference(
@@ -129,11 +134,11 @@ def test_intervals_and_p_values_always_agree(family: str) -> None:
             wider = Spread(variance=float(rng.uniform(0.1, 2)), df=30.0)
             rows.append(replace(row, arm=f"arm{arm}", over_samples=(wider,)))
         if family == "Dunnett":
-            compared = dunnett_family(rows, 0.5, 1.5, alpha)
+            compared = dunnett_family(rows, 0.5, 1.5)
         else:
-            compared = holm_family(rows, 1.5, alpha)
+            compared = holm_family(rows, 1.5)
         for row in compared:
-            assert_consistent(row, alpha)
+            assert_consistent(row)
             assert row.adjustment == family
 
 
@@ -176,35 +181,212 @@ def test_without_any_spread_there_is_no_interval_and_no_verdict() -> None:
             assert (row.low, row.high90, row.low_seeds, row.low_samples) == (None,) * 4
 
 
-def test_a_band_below_zero_is_refused() -> None:
-    for call in (
-        lambda: single(difference(1.0), -0.1),
-        lambda: dunnett_family([difference(1.0)], 0.5, -1.0),
-        lambda: holm_family([difference(1.0)], math.nan),
-    ):
-        with pytest.raises(ValueError, match="it is at least 0"):
-            call()
-
-
-def test_equality_is_claimed_wrongly_in_five_percent_at_the_edge_of_the_band() -> None:
-    """4 arms whose true differences are the band itself, 3 seeds; then with mixed signs.
-
-    A claim is an interval of 90 % inside the band, which the test above ties to p_equal.
-    """
-    rng = np.random.default_rng(21)
-    studies, band = 40_000, 10.0
-    critical = dunnett_critical(0.1, 8.0, equal_loadings(4))
-    for signs in (np.ones(4), np.array([1, 1, -1, -1])):
-        base, arms = rng.normal(size=(studies, 1)), rng.normal(size=(studies, 4))
-        s = np.sqrt(rng.chisquare(8, size=(studies, 1)) / 8)
-        claims = np.abs(band * signs + arms - base) + critical * s * math.sqrt(2) < band
-        # 5.0 % for equal signs; mixed signs have 5.8 %, as their errors are correlated otherwise
-        assert claims.any(axis=1).mean() <= 0.061
-
-
 def test_holm_multiplies_by_the_tests_left_and_never_decreases() -> None:
     # 0.01 × 4, 0.02 × 3, 0.03 × 2, and 0.04 × 1 is raised to the one before it
     assert holm([0.04, 0.01, 0.03, 0.02]) == pytest.approx([0.06, 0.04, 0.06, 0.06])
     assert holm([0.6, 0.9]) == [1.0, 1.0]
-    with pytest.raises(ValueError, match=r"in 0\.\.1; got nan"):
-        holm([0.5, math.nan])
+
+
+INF = math.inf
+
+
+def panels(low: float, high: float, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of `count` panels with 40 Gauss-Legendre nodes each."""
+    x, weights = np.polynomial.legendre.leggauss(40)
+    edges = np.linspace(low, high, count + 1)
+    half = (high - low) / count / 2
+    return (edges[:-1, None] + half * (x + 1)).ravel(), np.tile(half * weights, count)
+
+
+def reference_p(t: float, df: float, family: Family) -> float:
+    """Gauss-Legendre of high order over the common factor and over s itself, not over log s."""
+    z, z_weights = panels(-9, 9, 10)
+    z_weights = z_weights * stats.norm.pdf(z)
+    s, s_weights = np.ones(1), np.ones(1)
+    if not math.isinf(df):
+        end = stats.chi.isf(1e-15, df) / math.sqrt(df)
+        s, s_weights = panels(0, end, 20)
+        s_weights = s_weights * stats.chi.pdf(s * math.sqrt(df), df) * math.sqrt(df)
+    loading, own = math.sqrt(family.correlation), math.sqrt(1 - family.correlation)
+    above = special.ndtr((t * s[:, None] - loading * z) / own)
+    below = special.ndtr((-t * s[:, None] - loading * z) / own)
+    return float(1 - s_weights @ (above - below) ** family.arms @ z_weights)
+
+
+# published two-sided 5 % points for 1, 2, 3, 4, 5 arms beside the control
+# (Dunnett 1964, table II)
+TWO_SIDED = {
+    5: (2.57, 3.03, 3.29, 3.48, 3.62),
+    10: (2.23, 2.57, 2.76, 2.89, 2.99),
+    20: (2.09, 2.38, 2.54, 2.65, 2.73),
+    INF: (1.96, 2.21, 2.35, 2.44, 2.51),
+}
+
+
+@pytest.mark.parametrize("df", [5, 10, 20, INF])
+def test_critical_values_are_those_of_the_published_tables(df: float) -> None:
+    values = [dunnett_critical(0.05, df, Family(k)) for k in range(1, 6)]
+    assert np.abs(np.array(values) - TWO_SIDED[df]).max() <= 0.0051
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("t", "df", "family"),
+    [
+        (2.5, 4.0, Family(3)),
+        (1.0, 2.5, Family(5, 0.3)),
+        (3.1, 11.7, Family(3, 0.81)),
+        (2.0, INF, Family(100)),
+        (2.9, INF, Family(2, 0.9)),
+    ],
+)
+def test_p_is_that_of_adaptive_quadrature_to_1e_9(t: float, df: float, family: Family) -> None:
+    expected = reference_p(t, df, family)
+    assert dunnett_p(t, df, family) == pytest.approx(expected, abs=1e-9)
+
+
+@pytest.mark.parametrize("df", [1.0, 1.5, 2.0, 3.7, 10.0, 1000.0, 1e6])
+@pytest.mark.parametrize("t", [0.0, 0.4, 2.0, 12.0, 300.0])
+def test_one_arm_has_students_t(t: float, df: float) -> None:
+    assert dunnett_p(t, df, Family(1)) == pytest.approx(2 * stats.t.sf(t, df), abs=1e-10)
+
+
+def test_independent_arms_have_the_studentized_maximum_modulus() -> None:
+    # without the shared s: (1 - p) to the power of the arms
+    expected = 1 - (1 - 2 * stats.norm.sf(2.2)) ** 6
+    assert dunnett_p(2.2, INF, Family(6, 0.0)) == pytest.approx(expected, abs=1e-14)
+    # table of Stoline and Ury (1979): 3 arms, 10 degrees of freedom
+    assert dunnett_critical(0.05, 10, Family(3, 0.0)) == pytest.approx(2.829, abs=6e-4)
+
+
+def test_infinitely_many_degrees_of_freedom_are_the_limit_of_many() -> None:
+    family = Family(4)
+    limit = dunnett_p(2.3, INF, family)
+    assert dunnett_p(2.3, 1e6, family) == pytest.approx(limit, abs=2e-6)
+    assert dunnett_p(2.3, 2e7, family) == limit
+
+
+@pytest.mark.parametrize(
+    ("alpha", "df", "arms", "correlation"),
+    [
+        (0.05, 1.0, 100, 0.5),
+        (0.001, 4.5, 8, 0.5),
+        (0.1, INF, 20, 0.0),
+        (0.05, 30.0, 2, 0.98),
+    ],
+)
+def test_the_critical_value_is_the_inverse_of_p(
+    alpha: float, df: float, arms: int, correlation: float
+) -> None:
+    family = Family(arms, correlation)
+    critical = dunnett_critical(alpha, df, family)
+    assert dunnett_p(critical, df, family) == pytest.approx(alpha, rel=1e-8)
+
+
+@pytest.mark.parametrize("df", [1.0, 1.3, 2.0, 6.0, 80.0, 1e5])
+def test_the_nodes_of_s_give_its_moments(df: float) -> None:
+    s, weights, mass = chi_nodes(df, 3.0)
+    assert weights.sum() + mass == pytest.approx(1.0, abs=1e-13)
+    assert weights @ s**2 == pytest.approx(1.0, abs=1e-11)
+    assert weights @ s == pytest.approx(stats.chi.mean(df) / math.sqrt(df), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dunnett_p(2.0, 0.5, Family(2)), "degrees of freedom are at least 1"),
+        (lambda: dunnett_p(math.nan, 5, Family(2)), "not a number"),
+        (lambda: Family(0), "1 to 1000 comparisons; got 0"),
+        (lambda: Family(1001), "1 to 1000 comparisons; got 1001"),
+        (lambda: Family(2, 1.0), r"a correlation is in 0..1 \(1 excluded\); got 1.0"),
+        (lambda: dunnett_critical(1.0, 5, Family(1)), "alpha is between 0 and 1; got 1.0"),
+        (lambda: smallest_visible(0.01, seeds=1, arms=1, df=1.0), "at least 2 seeds; got 1"),
+        (lambda: smallest_visible(-0.01, seeds=2, arms=1, df=1.0), "at least 0; got -0.01"),
+        (lambda: seeds_needed(0.0, 0.01, arms=1), "above 0; got 0.0"),
+        (lambda: noncentrality(2.0, 5.0, 1.0), "a power is between 0 and 1"),
+        (lambda: holm([0.5, math.nan]), r"in 0\.\.1; got nan"),
+        (lambda: single(difference(1.0), -0.1), "it is at least 0"),
+        (lambda: dunnett_family([difference(1.0)], 0.5, -1.0), "it is at least 0"),
+        (lambda: holm_family([difference(1.0)], math.nan), "it is at least 0"),
+    ],
+)
+def test_wrong_arguments_are_refused(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+    assert dunnett_p(-INF, 4, Family(2)) == 0.0
+
+
+@pytest.mark.parametrize("df", [1.0, 2.0, 2.6, 8.0, 60.0])
+def test_the_noncentrality_has_the_wanted_power(df: float) -> None:
+    critical = float(stats.t.isf(0.025, df))
+    mean = noncentrality(critical, df, 0.8)
+    # an independent route: the mean of the power given s, over quantiles of s
+    s = np.sqrt(stats.chi2.ppf((np.arange(200_000) + 0.5) / 200_000, df) / df)
+    power = stats.norm.sf(critical * s - mean) + stats.norm.cdf(-critical * s - mean)
+    assert power.mean() == pytest.approx(0.8, abs=2e-5)
+
+
+def test_without_estimated_variance_it_is_the_sum_of_two_quantiles() -> None:
+    critical = float(stats.norm.isf(0.025))
+    expected = critical + float(stats.norm.isf(0.2))
+    assert noncentrality(critical, math.inf, 0.8) == pytest.approx(expected, abs=1e-4)
+    assert noncentrality(critical, math.inf, 0.01) == 0.0  # less than alpha: no effect needed
+
+
+def test_the_smallest_visible_difference_is_the_critical_value_and_the_power_together() -> None:
+    critical = dunnett_critical(0.05, 2.0, Family(1))
+    expected = noncentrality(critical, 2.0, 0.8) * math.sqrt(2 / 3) * 0.01
+    assert smallest_visible(0.01, seeds=3, arms=1, df=2.0) == pytest.approx(expected, rel=1e-12)
+
+
+def test_more_seeds_show_less_and_samples_hide_more() -> None:
+    by_seeds = [smallest_visible(0.01, seeds=s, arms=4, df=4.0 * (s - 1)) for s in (2, 3, 5, 10)]
+    assert by_seeds == sorted(by_seeds, reverse=True)
+    plain = smallest_visible(0.01, seeds=3, arms=4, df=8.0)
+    assert smallest_visible(0.01, seeds=3, arms=4, df=8.0, drawing=(1e-4, 1e3)) > plain
+    # the wider of two intervals decides: the degrees of freedom of a small part do not help
+    for variance in (1e-9, 1e-7, 1e-6, 1e-5):
+        figure = smallest_visible(0.01, seeds=3, arms=4, df=8.0, drawing=(variance, 1e3))
+        assert figure >= plain
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arms", [1, 4, 8])
+def test_the_seeds_needed_are_the_fewest_that_suffice(arms: int) -> None:
+    seeds = seeds_needed(0.01, 0.008, arms=arms)
+    assert seeds is not None
+    figures = [
+        smallest_visible(0.008, seeds=s, arms=arms, df=float(arms * (s - 1)))
+        for s in (seeds - 1, seeds)
+    ]
+    assert figures[1] <= 0.01 < figures[0]
+
+
+def test_no_number_of_seeds_suffices_where_the_samples_hide_the_effect() -> None:
+    # 1.96 + 0.84 standard errors of 0.01
+    assert seeds_needed(0.027, 0.001, arms=1, drawing=(1e-4, math.inf)) is None
+    assert seeds_needed(0.03, 0.001, arms=1, drawing=(1e-4, math.inf)) is not None
+    assert seeds_needed(0.1, 0.0, arms=3) == 2
+
+
+def test_the_floor_has_no_degrees_of_freedom_to_lose() -> None:
+    from_runs = smallest_visible(0.01, seeds=3, arms=2, df=4)
+    from_samples = smallest_visible(0.0, seeds=3, arms=2, df=4, floor_sd=0.01)
+    assert 0 < from_samples < from_runs
+    assert smallest_visible(0.01, seeds=3, arms=2, df=4, floor_sd=0.001) == from_runs
+    assert smallest_visible(0.001, seeds=3, arms=2, df=4, floor_sd=0.01) == from_samples
+
+
+def test_the_seeds_for_half_have_the_noise_of_the_smallest_difference() -> None:
+    """Runs that ended without a result leave fewer degrees of freedom than arms × (seeds − 1)."""
+    for df, drawing in ((1.0, (1e-6, 1.0)), (2.0, (0.0, math.inf)), (14.0, (1e-5, 50.0))):
+        power = power_of(0.003, seeds=3, arms=1, df=df, drawing=drawing)
+        assert power.half == power.smallest / 2
+        assert power.seeds_for_half is None or power.seeds_for_half > 3
+
+
+def test_half_of_what_is_impossible_is_half_of_what_is_possible() -> None:
+    power = power_of(0.3, seeds=2, arms=1, df=1.0, possible=0.8)
+    assert power.smallest > 0.8
+    assert power.half == 0.4
+    assert power.seeds_for_half is not None

@@ -1,9 +1,22 @@
 from __future__ import annotations
 
+import math
+from itertools import combinations
+
 import numpy as np
 import pytest
+from scipy import stats
 
-from train.stats.model import fit_additive, paired_variance
+from train.stats.comparison import Family, dunnett_critical, noncentrality
+from train.stats.model import (
+    Spread,
+    fit_additive,
+    moderated_spreads,
+    paired_variance,
+    sample_noise,
+    satterthwaite,
+    typical_raise,
+)
 
 COMPLETE = {
     "base": {0: 0.30, 1: 0.34, 2: 0.31},
@@ -20,7 +33,6 @@ def test_a_complete_table_has_differences_of_means_and_the_textbook_variance() -
     assert fit.variance == pytest.approx((residuals**2).sum() / 4, rel=1e-9)
     assert fit.estimate("a", "base") == pytest.approx(table[1].mean() - table[0].mean(), abs=1e-12)
     assert fit.factor("a", "base") == pytest.approx(2 / 3, abs=1e-12)
-    assert fit.joint_factor("a", "base", "b", "base") == pytest.approx(1 / 3, abs=1e-12)
 
 
 def test_with_two_arms_the_variance_is_half_that_of_the_differences() -> None:
@@ -54,9 +66,10 @@ def test_a_table_with_holes_agrees_with_another_route() -> None:
         name = f"arm{arm}"
         assert fit.estimate(name, "arm0") == pytest.approx(effects[arm - 1], abs=1e-10)
         assert fit.factor(name, "arm0") == pytest.approx(covariance[arm - 1, arm - 1], rel=1e-9)
-    assert fit.joint_factor("arm1", "arm0", "arm3", "arm0") == pytest.approx(
-        covariance[0, 2], rel=1e-9
-    )
+    sizes = np.sqrt(np.diag(covariance))
+    least = (covariance / sizes / sizes[:, None]).min()
+    pairs = [(f"arm{arm}", "arm0") for arm in range(1, 5)]
+    assert fit.least_correlation(pairs) == pytest.approx(least, rel=1e-9)
 
 
 def test_the_least_correlation_is_that_of_the_pair_that_shares_the_fewest_runs() -> None:
@@ -68,10 +81,7 @@ def test_the_least_correlation_is_that_of_the_pair_that_shares_the_fewest_runs()
     }
     fit = fit_additive(values)
     pairs = [(arm, "base") for arm in ("a", "b", "c")]
-    of_pairs = [
-        fit.joint_factor(*one, *other) / (fit.factor(*one) * fit.factor(*other)) ** 0.5
-        for one, other in ((pairs[0], pairs[1]), (pairs[0], pairs[2]), (pairs[1], pairs[2]))
-    ]
+    of_pairs = [fit.least_correlation([one, other]) for one, other in combinations(pairs, 2)]
     assert max(of_pairs) > min(of_pairs)
     assert fit.least_correlation(pairs) == pytest.approx(min(of_pairs), rel=1e-9)
     assert fit_additive(COMPLETE).least_correlation([("a", "base"), ("b", "base")]) == (
@@ -112,3 +122,164 @@ def test_values_that_cannot_be_fitted_are_refused() -> None:
         fit_additive({"a": {4: float("nan")}})
     with pytest.raises(ValueError, match="1 seeds in common; 2 are needed"):
         paired_variance({"a": {0: 0.1}, "b": {0: 0.2, 1: 0.3}}, "a", "b")
+
+
+def test_a_variance_below_the_prior_is_raised_to_it_and_one_above_goes_half_way() -> None:
+    # the mean of the own variances is 2: below the pooled 2.5, which therefore stays
+    rows = moderated_spreads(2.5, 20.0, [0.5, 2.0, 3.5], [2] * 3)
+    assert [row.variance for row in rows] == pytest.approx([2.5, 2.5, 3.0])
+
+
+def test_a_raised_variance_has_the_degrees_of_freedom_of_its_parts() -> None:
+    kept, raised = moderated_spreads(2.5, 20.0, [0.5, 3.5], [2, 2])
+    assert kept == Spread(variance=2.5, df=20.0)
+    # half of 2.5 with 20, half of 3.5 with 2: Welch's sum
+    assert raised.variance == 3.0
+    assert raised.df == pytest.approx(3.0**2 / (1.25**2 / 20 + 1.75**2 / 2))
+    # a mean of 6 is the baseline's: half of the prior has the seeds' degrees of freedom
+    low, high = moderated_spreads(2.0, 20.0, [4.0, 8.0], [2, 2])
+    assert (low.variance, high.variance) == (4.0, 6.0)
+    assert low.df == pytest.approx(4.0**2 / (1.0**2 / 20 + 3.0**2 / 2))
+    assert high.df == pytest.approx(6.0**2 / (0.5**2 / 20 + 1.5**2 / 2 + 4.0**2 / 2))
+    assert moderated_spreads(2.0, 1.5, [9.0], [2])[0].df == 1.5  # never more than the shared one
+    assert moderated_spreads(2.0, 20.0, [], []) == []
+
+
+def test_satterthwaite_is_that_of_welch() -> None:
+    x, y = np.array([1.0, 4.0, 2.0, 7.0]), np.array([0.5, 0.7, 0.2])
+    parts = [(float(v.var(ddof=1)) / len(v), float(len(v) - 1)) for v in (x, y)]
+    variance, df = satterthwaite(parts)
+    expected = stats.ttest_ind(x, y, equal_var=False)
+    assert df == pytest.approx(float(expected.df), rel=1e-12)
+    assert (x.mean() - y.mean()) / math.sqrt(variance) == pytest.approx(float(expected.statistic))
+    assert satterthwaite([(0.0, 3.0)]) == (0.0, math.inf)
+    assert satterthwaite([(2.0, 5.0), (0.0, math.inf)]) == (2.0, pytest.approx(5.0))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("arms", "seeds"), [(2, 3), (4, 3), (4, 5), (8, 2)])
+def test_the_typical_raise_is_that_of_a_simulation(arms: int, seeds: int) -> None:
+    rng = np.random.default_rng(5)
+    errors = rng.standard_normal((2000, arms + 1, seeds))
+    residuals = errors - errors.mean(2, keepdims=True)
+    residuals -= residuals.mean(1, keepdims=True)
+    df = float(arms * (seeds - 1))
+    differences = errors[:, 1:] - errors[:, :1]
+    own = differences.var(2, ddof=1)
+    needed = []  # effects that each arm of each table would have been seen at
+    grid = np.geomspace(1.0, df, 40) if df > 1 else np.ones(1)
+    table = np.log([dunnett_critical(0.05, one, Family(arms)) for one in grid])
+    for number, pooled in enumerate(2 * (residuals**2).sum((1, 2)) / df):
+        spreads = moderated_spreads(pooled, df, own[number].tolist(), [seeds - 1] * arms)
+        for spread, difference in zip(spreads, differences[number].mean(1), strict=True):
+            critical = math.exp(np.interp(math.log(spread.df), np.log(grid), table))
+            needed.append(critical * math.sqrt(spread.variance / seeds) - difference)
+    pooled_alone = noncentrality(math.exp(table[-1]), df) * math.sqrt(2 / seeds)
+    ratio = float(np.quantile(needed, 0.8)) / pooled_alone
+    assert ratio == pytest.approx(typical_raise(arms, seeds, others=False), rel=0.05)
+
+
+def test_the_typical_raise_is_none_for_one_arm_and_falls_with_the_seeds() -> None:
+    assert typical_raise(1, 3, others=False) == 1.0
+    raises = [typical_raise(5, seeds, others=True) for seeds in (2, 3, 6, 12, 100)]
+    assert raises == sorted(raises, reverse=True)
+    assert raises[-1] > 1
+
+
+def crossed_table(differences: np.ndarray) -> tuple[float, float]:
+    """Mean squares of samples and residual of a seeds × samples table, by the textbook."""
+    seeds, n = differences.shape
+    of_samples = differences.mean(0) - differences.mean()
+    residual = differences - differences.mean(0) - differences.mean(1, keepdims=True)
+    residual = residual + differences.mean()
+    between = seeds * (of_samples**2).sum() / (n - 1)
+    return between, (residual**2).sum() / ((seeds - 1) * (n - 1))
+
+
+def runs(table: np.ndarray) -> dict[int, list[np.ndarray]]:
+    return {seed: [row] for seed, row in enumerate(table)}
+
+
+def test_mean_squares_are_those_of_the_crossed_table() -> None:
+    rng = np.random.default_rng(2)
+    hard = rng.normal(size=300)
+    arm = rng.normal(size=(4, 300)) + hard + rng.normal(size=(4, 1)) < 0.9
+    baseline = rng.normal(size=(4, 300)) + 0.6 * hard < 0.4
+    between, residual = crossed_table(arm.astype(float) - baseline.astype(float))
+    noise = sample_noise(runs(arm), runs(baseline))
+    assert noise.floor == pytest.approx(residual / 300, rel=1e-9)
+    assert noise.drawing == pytest.approx((between - residual) / (4 * 300), rel=1e-9)
+    df = (between - residual) ** 2 / (between**2 / 299 + residual**2 / (3 * 299))
+    assert noise.drawing**2 / noise.drawing_error == pytest.approx(df, rel=1e-9)
+
+
+def test_the_floor_is_half_the_disagreement_of_seeds_for_independent_arms() -> None:
+    """With D the share of samples on which two seeds disagree: D/(2N) for each of the two arms."""
+    rng = np.random.default_rng(4)
+    right = rng.uniform(0.1, 0.9, 20000)
+    arm, baseline = rng.random((2, 6, 20000)) < right
+    disagreement = 0.0
+    for table in (arm, baseline):
+        pairs = [(table[i] != table[j]).mean() for i in range(6) for j in range(i)]
+        disagreement += float(np.mean(pairs)) / 2
+    noise = sample_noise(runs(arm), runs(baseline))
+    assert noise.floor == pytest.approx(disagreement / 20000, rel=0.02)
+
+
+def test_errors_that_the_same_seed_makes_in_both_arms_lower_the_floor() -> None:
+    rng = np.random.default_rng(4)
+    shared = rng.random((3, 5000)) < 0.5
+    flipped = shared ^ (rng.random((3, 5000)) < 0.05)
+    paired = sample_noise(runs(flipped), runs(shared))
+    apart = sample_noise(runs(np.roll(flipped, 1, axis=0)), runs(shared))
+    assert paired.floor < apart.floor / 5
+
+
+def test_equal_differences_in_every_seed_leave_no_floor() -> None:
+    right = np.array([True, False, True, True])
+    wrong = np.array([False, False, True, True])
+    noise = sample_noise(runs(np.array([right] * 3)), runs(np.array([wrong] * 3)))
+    assert noise.floor == 0.0
+    # the difference is that of 4 samples: variance of (1, 0, 0, 0) over 4
+    assert noise.drawing == pytest.approx(0.25 / 4, rel=1e-9)
+
+
+def test_several_groups_have_the_mean_of_their_standard_errors() -> None:
+    rng = np.random.default_rng(9)
+    images = rng.normal(size=(2, 3, 40)) + rng.normal(size=(2, 1, 40))
+    texts = rng.normal(size=(2, 3, 200)) + rng.normal(size=(2, 1, 200))
+    both = sample_noise(
+        {seed: [images[0, seed], texts[0, seed]] for seed in range(3)},
+        {seed: [images[1, seed], texts[1, seed]] for seed in range(3)},
+    )
+    one = sample_noise(runs(images[0]), runs(images[1]))
+    other = sample_noise(runs(texts[0]), runs(texts[1]))
+    assert both.floor**0.5 == pytest.approx((one.floor**0.5 + other.floor**0.5) / 2, rel=1e-9)
+    assert both.drawing**0.5 == pytest.approx((one.drawing**0.5 + other.drawing**0.5) / 2, rel=1e-9)
+    df = both.drawing**2 / both.drawing_error
+    assert df == pytest.approx(min(n.drawing**2 / n.drawing_error for n in (one, other)))
+
+
+def test_a_group_in_which_hardly_anything_is_drawn_takes_no_degrees_of_freedom() -> None:
+    """One direction of retrieval may be equally hard for both arms: its share is near 0."""
+    rng = np.random.default_rng(9)
+    wide = rng.normal(size=(2, 3, 2000)) + rng.normal(size=(2, 1, 2000))
+    first = rng.normal(size=(3, 2000))
+    second = first + 1e-3 * rng.normal(size=(3, 2000)) + 2e-4 * rng.normal(size=2000)
+    both = sample_noise(
+        {seed: [wide[0, seed], first[seed]] for seed in range(3)},
+        {seed: [wide[1, seed], second[seed]] for seed in range(3)},
+    )
+    still = sample_noise(runs(first), runs(second))
+    assert 0 < still.drawing**2 / still.drawing_error < 100
+    assert both.drawing**2 / both.drawing_error > 150
+
+
+def test_tables_that_do_not_match_are_refused() -> None:
+    five, four, one = [np.ones(5)], [np.ones(4)], [np.ones(1)]
+    with pytest.raises(ValueError, match="at least 2 common seeds; got 1"):
+        sample_noise({0: five}, {0: five, 1: five})
+    with pytest.raises(ValueError, match="same samples"):
+        sample_noise({0: five, 1: four}, {0: five, 1: five})
+    with pytest.raises(ValueError, match="at least 2 values"):
+        sample_noise({0: one, 1: one}, {0: one, 1: one})
