@@ -122,8 +122,6 @@ def comparison(arm: str, baseline: str, verdict: Verdict = "better") -> Comparis
         high_seeds=0.051,
         low_samples=0.029,
         high_samples=0.053,
-        low_tasks=None,
-        high_tasks=None,
         p=0.002,
         p_adjusted=0.004,
         adjustment="Dunnett",
@@ -439,6 +437,7 @@ def complete_pool(pool: str, view: str = "half") -> None:
         thresholds={"top(clip_score, 0.5)": threshold},
         funnel=(("attempted", rows), ("stored", rows), ("clip", document.kept)),
         scores={"clip_score": "clip_score@ab"},
+        rows_sha256="ab" * 32,
     )
     disk.write_json(layout.view_json(view), document)
     fetched = FetchCounts(

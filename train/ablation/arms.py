@@ -151,11 +151,14 @@ class GivenTask:
     _labels: list[Any] = field(default_factory=list)
     _first: str = ""
 
-    def read(self, path: str) -> BoolArray:
-        """Right or wrong per sample. ValueError names the file and what is wrong with it."""
+    def read(self, path: str) -> pa.Table:
+        """The four columns, `correct` as booleans, text and numbers as text and int64. ValueError
+        names the file and what is wrong with it.
+        """
         table = _read_columns(path)
         samples = table["sample"].combine_chunks()
         labels, correct = table["label"], _as_booleans(table["correct"], path)
+        table = table.set_column(3, "correct", pa.array(correct))
         differs = pc.not_equal(_as_text(labels), _as_text(table["predicted"])).to_numpy()
         wrong = np.flatnonzero(correct & differs)
         if len(wrong):
@@ -167,7 +170,7 @@ class GivenTask:
         if self._samples is None:
             self._samples, self._first = samples, path
             self._labels = _as_text(labels).to_pylist()
-            return correct
+            return table
         if samples.type != self._samples.type:
             raise ValueError(
                 f"{path}: its samples are {samples.type}, those of {self._first} are "
@@ -181,10 +184,9 @@ class GivenTask:
                 f"{self._first} it lacks {missing:,}; all files of task {self.task!r} must be of "
                 "the same samples"
             )
-        order = rows.to_numpy()
         if _as_text(labels).take(rows).to_pylist() != self._labels:
             raise ValueError(f"{path} has other labels than {self._first} for the same samples")
-        return np.asarray(correct[order])
+        return table.take(rows)
 
     @property
     def classes(self) -> int:

@@ -1,6 +1,4 @@
-"""Results to an HTML report.
-
-Results to an HTML report. The page itself is in page.
+"""Results to an HTML report. The page itself is in page.
 
 Read: `ablation.json`, `results.json`, predictions, `run.json`, `log.jsonl`, `costs.json`, pools.
 Written (by the commands): `results.json`, `report.json`, `report.html`, `report.md`.

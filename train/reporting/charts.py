@@ -100,9 +100,11 @@ class Axes:
     right: int = 16
     top: int = 22
     bottom: int = 40
+    log_x: bool = False  # x_range is that of the decimal logarithms
 
     def x(self, value: float) -> float:
         low, high = self.x_range
+        value = log10(value) if self.log_x else value
         return self.left + (value - low) / (high - low) * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
@@ -110,15 +112,24 @@ class Axes:
         span = self.height - self.top - self.bottom
         return self.height - self.bottom - (value - low) / (high - low) * span
 
-    def frame(self, x_name: str, y_name: str, *, x_ticks: bool = True) -> list[str]:
-        """Grid, numbers and names; `x_ticks`: numbers below the x axis too."""
+    def x_ticks(self) -> list[float]:
+        """The numbers below the x axis: of a logarithmic one 1, 2, 5, 10, 20, …"""
+        low, high = self.x_range
+        if not self.log_x:
+            return ticks(low, high, 7)
+        powers = range(floor(low), floor(high) + 1)
+        numbers = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        return [value for value in numbers if low <= log10(value) <= high]
+
+    def frame(self, x_name: str, y_name: str) -> list[str]:
+        """Grid, numbers and names."""
         body = []
         for tick in ticks(*self.y_range):
             y = self.y(tick)
             body.append(line_at(self.left, y, self.width - self.right, y))
             body.append(text_at(self.left - 8, y + 4, number(tick), "end"))
         base = self.height - self.bottom
-        for tick in ticks(*self.x_range, 7) if x_ticks else ():
+        for tick in self.x_ticks():
             body.append(text_at(self.x(tick), base + 18, number(tick), "middle"))
         body.append(line_at(self.left, base, self.width - self.right, base, "axis"))
         body.append(text_at((self.left + self.width) / 2, self.height - 4, x_name, "middle"))
@@ -153,13 +164,14 @@ def bands(series: Sequence[Band], x_name: str, y_name: str, title: str) -> Marku
             low_edge.append(f"{axes.x(x):.1f},{axes.y(low):.1f}")
             high_edge.append(f"{axes.x(x):.1f},{axes.y(high):.1f}")
         outline = " ".join([*high_edge, *reversed(low_edge)])
-        name = f"<title>{escape(band.name)}</title>"
         body.append(f'<polygon points="{outline}" fill="{band.colour}" class="spread"/>')
-        body.append(
-            f'<polyline points="{" ".join(mean)}" stroke="{band.colour}" class="curve">{name}'
-            "</polyline>"
-        )
+        body.append(_curve(" ".join(mean), band.colour, band.name))
     return svg(axes.width, axes.height, body, title)
+
+
+def _curve(path: str, shade: str, name: str) -> str:
+    title = f"<title>{escape(name)}</title>"
+    return f'<polyline points="{path}" stroke="{shade}" class="curve">{title}</polyline>'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,42 +196,6 @@ class Line:
     points: tuple[tuple[float, float], ...]
 
 
-def log_curves(
-    lines: Sequence[Line], points: Sequence[Point], x_name: str, y_name: str, title: str
-) -> Markup:
-    """Lines and points over a logarithmic x axis; x is above 0."""
-    xs, ys = [], []
-    for line in lines:
-        xs += [log10(x) for x, _ in line.points]
-        ys += [y for _, y in line.points]
-    xs += [log10(point.x) for point in points]
-    ys += [point.y for point in points]
-    if not xs:
-        return svg(720, 40, [text_at(12, 24, "there is no point")], title)
-    axes = Axes(x_range=_range(xs, 0.04), y_range=_range(ys, 0.08))
-    body = axes.frame("", y_name, x_ticks=False)
-    base = axes.height - axes.bottom
-    low, high = axes.x_range
-    for power in range(floor(low), floor(high) + 1):
-        for factor in (1, 2, 5):
-            if low <= (x := power + log10(factor)) <= high:
-                body.append(line_at(axes.x(x), base, axes.x(x), base + 5, "axis"))
-                body.append(text_at(axes.x(x), base + 18, number(factor * 10.0**power), "middle"))
-    body.append(text_at((axes.left + axes.width) / 2, axes.height - 4, x_name, "middle"))
-    for line in lines:
-        path = " ".join(f"{axes.x(log10(x)):.1f},{axes.y(y):.1f}" for x, y in line.points)
-        name = f"<title>{escape(line.name)}</title>"
-        body.append(
-            f'<polyline points="{path}" stroke="{line.colour}" class="curve">{name}</polyline>'
-        )
-    for point in points:
-        body.append(
-            f'<circle cx="{axes.x(log10(point.x)):.1f}" cy="{axes.y(point.y):.1f}" r="5" '
-            f'fill="{point.colour}"><title>{escape(point.name)}</title></circle>'
-        )
-    return svg(axes.width, axes.height, body, title)
-
-
 def scatter(
     points: Sequence[Point],
     x_name: str,
@@ -228,20 +204,31 @@ def scatter(
     *,
     level: float | None = 0.0,
     links: Sequence[tuple[Point, Point]] = (),
+    lines: Sequence[Line] = (),
     from_zero: bool = False,
+    log_x: bool = False,
 ) -> Markup:
-    """Points with their intervals.
+    """Points with their intervals, and lines.
 
     level: a value of y that the axis contains, with a line there. links: pairs of points that a
-    thin line joins. from_zero: the x axis begins at 0.
+    thin line joins. from_zero: the x axis begins at 0. log_x: it is logarithmic; x is above 0.
     """
     ys = [] if level is None else [level]
     for point in points:
         ys += [end for end in (point.y, point.low, point.high) if end is not None]
     xs = [point.x for point in points]
+    for line in lines:
+        xs += [x for x, _ in line.points]
+        ys += [y for _, y in line.points]
+    if log_x:
+        xs = [log10(x) for x in xs]
     low, high = _range([*xs, 0.0] if from_zero else xs, 0.08)
-    axes = Axes(x_range=(0.0 if from_zero else low, high), y_range=_range(ys, 0.08))
+    x_range = (0.0 if from_zero else low, high)
+    axes = Axes(x_range=x_range, y_range=_range(ys, 0.08), log_x=log_x)
     body = axes.frame(x_name, y_name)
+    for line in lines:
+        path = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in line.points)
+        body.append(_curve(path, line.colour, line.name))
     if level is not None:
         y = axes.y(level)
         body.append(line_at(axes.left, y, axes.width - axes.right, y, "reference"))
@@ -302,26 +289,11 @@ def histogram(
 ) -> Markup:
     """Counts per bin as steps, one outline per name. `marks` are labelled vertical lines."""
     inside = {name: value for name, value in marks.items() if edges[0] <= value <= edges[-1]}
-    width, left, right, bottom = 720, 56, 16, 30
-    top = 12 + 14 * max(1, len(inside))
-    height = 214 + top
-    top_count = max([1, *map(max, counts.values())])
-    x0, x1 = edges[0], edges[-1]
-
-    def x(value: float) -> float:
-        return left + (value - x0) / ((x1 - x0) or 1) * (width - left - right)
-
-    def y(count: float) -> float:
-        return height - bottom - count / top_count * (height - top - bottom)
-
-    body = []
-    for tick in ticks(0, top_count, 4):
-        body += [
-            line_at(left, y(tick), width - right, y(tick)),
-            text_at(left - 8, y(tick) + 4, number(tick), "end"),
-        ]
-    for tick in ticks(x0, x1, 8):
-        body.append(text_at(x(tick), height - bottom + 18, number(tick), "middle"))
+    top, x0, x1 = 12 + 14 * max(1, len(inside)), edges[0], edges[-1]
+    y_range = (0, max([1, *map(max, counts.values())]))
+    axes = Axes(x_range=(x0, x1), y_range=y_range, height=214 + top, top=top, bottom=30)
+    x, y = axes.x, axes.y
+    body = axes.frame("", "")
     for i, (name, row) in enumerate(counts.items()):
         points = [f"{x(x0):.1f},{y(0):.1f}"]
         for j, count in enumerate(row):
@@ -335,8 +307,8 @@ def histogram(
     # One line of text per label, so that labels of near thresholds do not overlap.
     for line, (name, value) in enumerate(inside.items()):
         above = 12 + 14 * line
-        body.append(line_at(x(value), above + 3, x(value), height - bottom, "mark"))
+        body.append(line_at(x(value), above + 3, x(value), y(0), "mark"))
         half = LETTER * len(name) / 2
-        centre = min(max(x(value), left + half), width - right - half)
+        centre = min(max(x(value), axes.left + half), axes.width - axes.right - half)
         body.append(text_at(centre, above, name, "middle"))
-    return svg(width, height, body, title)
+    return svg(axes.width, axes.height, body, title)

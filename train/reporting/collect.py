@@ -18,7 +18,16 @@ from manifests.layout import AblationLayout, RunLayout
 from manifests.records import RunRecord, read_document
 from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import history, wording
-from train.ablation.arms import AnyRun, GivenRun, Run, all_runs, arm_names, missing_views, role_of
+from train.ablation.arms import (
+    AnyRun,
+    GivenRun,
+    GivenTask,
+    Run,
+    all_runs,
+    arm_names,
+    missing_views,
+    role_of,
+)
 from train.ablation.conclusions import (
     Results,
     looks_line,
@@ -54,7 +63,6 @@ from train.stats.scaling import wilson
 # Shown samples are drawn at random with a fixed seed, never picked.
 
 
-COLUMNS = ["sample", "label", "predicted", "correct"]
 EXTREMES = 8  # classes with the largest gains, and as many with the largest losses
 CONFUSIONS = 10
 SHOWN = 6  # samples of each direction, a dozen in all
@@ -121,45 +129,25 @@ def read_answers(runs: Sequence[AnyRun], task: TaskSpec) -> TaskAnswers | None:
     """The predictions of some runs. None without labels, and where samples or labels differ."""
     by_arm: dict[str, list[pa.Table]] = {}
     names: Sequence[str] = ()
-    first: pa.Table | None = None
+    reader = GivenTask(task.name)
     for run in runs:
         path = run.predictions(task.name)
-        if not set(COLUMNS) <= set(disk.read_schema(path).names):
-            return None
-        table = disk.read_parquet(path, COLUMNS)
         if not isinstance(run, GivenRun):
             names = disk.read_metadata(path).get("classes", ())
-        first = table if first is None else first
-        ordered = _in_order_of(first, table)
-        if ordered is None:
+        try:
+            by_arm.setdefault(run.arm, []).append(reader.read(path))
+        except ValueError:
             return None
-        by_arm.setdefault(run.arm, []).append(ordered)
-    if first is None:
+    if not runs:
         return None
+    first = by_arm[runs[0].arm][0]
     label, predicted, classes = _numbered(first, by_arm, names)
     arms = {}
     for arm, tables in by_arm.items():
-        correct = np.stack([np.asarray(table["correct"].to_numpy()) for table in tables])
-        arms[arm] = Answers(predicted=np.stack(predicted[arm]), correct=correct.astype(bool))
+        correct = np.stack([table["correct"].to_numpy() for table in tables])
+        arms[arm] = Answers(predicted=np.stack(predicted[arm]), correct=correct)
     samples = first["sample"].combine_chunks()
     return TaskAnswers(task=task.name, samples=samples, label=label, classes=classes, arms=arms)
-
-
-def _in_order_of(first: pa.Table, table: pa.Table) -> pa.Table | None:
-    """The rows in the order of the first table; None where they are of other samples or labels."""
-    if table["sample"].type != first["sample"].type or len(table) != len(first):
-        return None
-    if not table["sample"].equals(first["sample"]):
-        rows = pc.index_in(first["sample"], value_set=table["sample"].combine_chunks())
-        if rows.null_count:
-            return None
-        table = table.take(rows)
-    same = pc.equal(_as_text(table["label"]), _as_text(first["label"]))
-    return table if pc.all(same).as_py() else None
-
-
-def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    return pc.cast(column, pa.string())
 
 
 def _numbered(
@@ -174,12 +162,12 @@ def _numbered(
         for arm, tables in by_arm.items():
             predicted[arm] = [table["predicted"].to_numpy().astype(np.int64) for table in tables]
         return first["label"].to_numpy().astype(np.int64), predicted, tuple(map(str, names))
-    texts = [_as_text(column).combine_chunks() for column in columns]
+    texts = [column.cast(pa.string()).combine_chunks() for column in columns]
     classes = pc.unique(pa.chunked_array(texts)).sort()
-    predicted = {}
-    for arm, tables in by_arm.items():
-        predicted[arm] = [_index(_as_text(table["predicted"]), classes) for table in tables]
-    return _index(texts[0], classes), predicted, tuple(classes.to_pylist())
+    label, *others = (_index(column, classes) for column in texts)
+    rest = iter(others)
+    predicted = {arm: [next(rest) for _ in tables] for arm, tables in by_arm.items()}
+    return label, predicted, tuple(classes.to_pylist())
 
 
 def _index(column: pa.ChunkedArray | pa.Array, classes: pa.Array) -> IntArray:
@@ -337,24 +325,31 @@ MAIN = {
 }
 
 
-def collect_contract(runs: Sequence[Run]) -> Contract | None:
-    """The settings of the finished runs; None without a run."""
+Records = Mapping[str, Sequence[RunRecord]]  # arm -> those of its finished runs
+
+
+def read_records(runs: Sequence[Run]) -> Records:
+    """run.json of the finished runs, by arm. ValueError for a damaged one."""
     records: dict[str, list[RunRecord]] = {}
     for run in runs:
         record = read_document(RunLayout(run.out).run_json, RunRecord)
         records.setdefault(run.arm, []).append(record)
+    return records
+
+
+def collect_contract(records: Records) -> Contract | None:
+    """The settings of the finished runs; None without a run."""
     if not records:
         return None
-    by_arm = {}
+    hashes, names = set(), set()
+    by_arm: dict[str, list[dict[str, Any]]] = {}
     for arm, of_arm in records.items():
         by_arm[arm] = [_facts(record) for record in of_arm]
-    hashes = set()
-    for of_arm in records.values():
         hashes |= {disk.content_hash(_shared(record)) for record in of_arm}
-    names = list(dict.fromkeys([*MAIN, *sorted(_all_names(by_arm))]))
-    rows = [_row(name, by_arm) for name in names]
+        names |= {name for facts in by_arm[arm] for name in facts}
+    rows = [_row(name, by_arm) for name in dict.fromkeys([*MAIN, *sorted(names)])]
     return Contract(
-        runs=sum(len(of_arm) for of_arm in records.values()),
+        runs=sum(map(len, records.values())),
         config_hash=hashes.pop() if len(hashes) == 1 else None,
         rows=tuple(row for row in rows if row is not None),
         blends={arm: of_arm[0].blend_hash for arm, of_arm in records.items()},
@@ -382,14 +377,6 @@ def _facts(record: RunRecord) -> dict[str, Any]:
     for name, version in record.versions.items():
         facts[f"version of {name}"] = version
     return facts
-
-
-def _all_names(by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> set[str]:
-    names: set[str] = set()
-    for of_arm in by_arm.values():
-        for facts in of_arm:
-            names |= set(facts)
-    return names
 
 
 def _row(name: str, by_arm: Mapping[str, Sequence[Mapping[str, Any]]]) -> ContractRow | None:
@@ -458,14 +445,11 @@ def run_rows(runs: Sequence[AnyRun], results: Results, task: TaskSpec) -> tuple[
     return tuple(rows)
 
 
-def device_seconds(runs: Sequence[Run]) -> dict[str, float]:
-    """{arm: seconds of one run times its processes, the mean over its finished runs}."""
-    seconds: dict[str, list[float]] = {}
-    for run in runs:
-        record = disk.read_json(RunLayout(run.out).run_json)
-        whole = float(record["seconds"]["whole"]) * record["world"]
-        seconds.setdefault(run.arm, []).append(whole)
-    return {arm: sum(values) / len(values) for arm, values in seconds.items()}
+def device_seconds(records: Sequence[RunRecord]) -> float | None:
+    """Seconds of one run times its processes, the mean over some runs; None for no run."""
+    if not records:
+        return None
+    return sum(record.seconds["whole"] * record.world for record in records) / len(records)
 
 
 def read_curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:
@@ -511,6 +495,7 @@ def collect_report(out: str) -> Report:
     trained = [run for run in runs if isinstance(run, Run)]
     with_result = [run for run in runs if str(run.seed) in results.runs[run.arm]]
     finished = [run for run in with_result if isinstance(run, Run)]
+    records = read_records(finished)
     primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
     views, gone = _open_views(trained)
     samples = data.sample_pools(views)
@@ -519,10 +504,10 @@ def collect_report(out: str) -> Report:
         ablation=ablation,
         results=results,
         samples_seen=trained[0].config.samples_seen if trained else None,
-        arms=_arms(runs, ablation, finished, results, views),
+        arms=tuple(_arm(arm, ablation, records, results, views) for arm in arm_names(runs)),
         runs=run_rows(runs, results, primary),
         changes=collect_changes(with_result, primary, ablation.baseline),
-        contract=collect_contract(finished),
+        contract=collect_contract(records),
         signals=metric_tables(ablation, results.runs),
         looks=looks_line(results.earlier_looks) if results.earlier_looks else "",
         scaling=scaling_tables(ablation, results.runs),
@@ -541,7 +526,7 @@ def collect_report(out: str) -> Report:
         null_web=_null_web(out, ablation),
         costs=costs_of(layout.costs_json),
         settings=_settings(ablation, views),
-        provenance=_provenance(layout, finished, hashes),
+        provenance=_provenance(layout, records, hashes),
     )
 
 
@@ -568,37 +553,15 @@ def seed_values(values: dict[str, float]) -> SeedValues:
 # --- arms and tasks ------------------------------------------------------------------------------
 
 
-def _arms(
-    runs: Sequence[AnyRun],
-    ablation: Ablation,
-    finished: Sequence[Run],
-    results: Results,
-    views: Sequence[ArmView],
-) -> tuple[ArmReport, ...]:
-    seconds = device_seconds(finished)
-    return tuple(
-        _arm(name, ablation, finished, results, views, seconds.get(name))
-        for name in arm_names(runs)
-    )
-
-
 def _arm(
-    arm: str,
-    ablation: Ablation,
-    finished: Sequence[Run],
-    results: Results,
-    views: Sequence[ArmView],
-    seconds: float | None,
+    arm: str, ablation: Ablation, records: Records, results: Results, views: Sequence[ArmView]
 ) -> ArmReport:
     of_arm = [view for view in views if view.arm == arm]
     rows = sum(view.document.kept for view in of_arm)
     stored = sum(int(view.stored.sum()) for view in of_arm)
     drawn = None
-    for run in finished:
-        if run.arm == arm:
-            sources = disk.read_json(RunLayout(run.out).run_json)["sources"]
-            drawn = sum(source["drawn"] for source in sources.values())
-            break
+    for record in records.get(arm, ())[:1]:
+        drawn = sum(source["drawn"] for source in record.sources.values())
     metrics = {}
     for task in ablation.evaluate:
         values = {}
@@ -616,7 +579,7 @@ def _arm(
         repeats=None if drawn is None else drawn / max(1, rows),
         metrics=metrics,
         missing=results.incomplete.get(arm, ()),
-        device_seconds=seconds,
+        device_seconds=device_seconds(records.get(arm, ())),
     )
 
 
@@ -704,26 +667,21 @@ def _yaml(value: Any) -> str:
     return text
 
 
-def _command(layout: AblationLayout) -> str:
-    """The command that made the whole folder, or the one that made its runs."""
-    if disk.exists(layout.command_json):
-        return str(disk.read_json(layout.command_json))
-    return f"clipmill ablate {layout.ablation_json} --out {layout.root}"
-
-
-def _provenance(layout: AblationLayout, runs: Sequence[Run], hashes: FileHashes) -> Provenance:
+def _provenance(layout: AblationLayout, records: Records, hashes: FileHashes) -> Provenance:
     facts: dict[str, Any] = {
         "ablation": disk.content_hash(disk.read_json(layout.ablation_json)),
     }
-    records = [disk.read_json(RunLayout(run.out).run_json) for run in runs]
-    if records:
-        settings = set()
-        for record in records:
-            settings.add(disk.content_hash(shared_part(record["identity"])))
+    every = [record for of_arm in records.values() for record in of_arm]
+    if every:
+        settings = {disk.content_hash(shared_part(record.identity)) for record in every}
         facts["training settings without the seed"] = ", ".join(sorted(settings))
-        facts["device"] = records[0]["device"]
-        for name, version in records[0]["versions"].items():
+        facts["device"] = every[0].device
+        for name, version in every[0].versions.items():
             facts[f"version of {name}"] = version
-    facts["run again with"] = _command(layout)
+    # The command that made the whole folder, or the one that made its runs.
+    command = f"clipmill ablate {layout.ablation_json} --out {layout.root}"
+    if disk.exists(layout.command_json):
+        command = str(disk.read_json(layout.command_json))
+    facts["run again with"] = command
     hashes.add(layout.results_json)
     return Provenance(facts=facts, files=tuple(sorted(hashes.sha256.items())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from manifests import disk
@@ -57,7 +57,7 @@ class PoolColumns:
 
     path: str
     commits: Commits
-    _scores: dict[str, FloatArray | None] = field(default_factory=dict)
+    _scores: dict[str, FloatArray] = field(default_factory=dict)
     _sets: dict[str, str] | None = None
 
     @property
@@ -90,7 +90,7 @@ class PoolColumns:
         values = self._scores.get(key)
         if values is None:
             parts = [self.score_column(name, score_set, shard) for shard in self.shards]
-            values = np.concatenate([_as_floats(part) for part in parts])
+            values = np.concatenate([part.to_numpy().astype(np.float64) for part in parts])
             self._scores[key] = values
         return values
 
@@ -112,36 +112,9 @@ class PoolColumns:
 
     def sidecar(self, shard: str, columns: Sequence[str]) -> pa.Table:
         """Columns of a shard's sidecar; those that it does not have are left out."""
-        return read_columns(self.commits.sidecar(shard), columns, optional=True)
-
-
-def _as_floats(column: pa.ChunkedArray) -> FloatArray:
-    values: FloatArray = column.to_numpy().astype(np.float64)
-    return values
-
-
-def read_columns(
-    path: str, columns: Sequence[str], *, texts: Sequence[str] = (), optional: bool = False
-) -> pa.Table:
-    """Columns of a Parquet file, in one thread: a pool has many small files.
-
-    texts: columns that come as dictionaries, because few texts repeat. optional: a column that the
-    file does not have is left out, else it is a ValueError.
-    """
-    if disk.is_url(path):
+        path = self.commits.sidecar(shard)
         known = disk.read_schema(path).names
-        wanted = [name for name in columns if name in known or not optional]
-        table = disk.read_parquet(path, wanted)
-        for name in texts:
-            index = table.column_names.index(name)
-            table = table.set_column(index, name, table[name].dictionary_encode())
-        return table
-    with pq.ParquetFile(path, read_dictionary=list(texts)) as file:
-        known = set(file.schema_arrow.names)
-        missing = [name for name in columns if name not in known]
-        if missing and not optional:
-            raise ValueError(f"{path} has no column {missing[0]!r}")
-        return file.read([name for name in columns if name in known], use_threads=False)
+        return disk.read_parquet(path, [name for name in columns if name in known])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,11 +154,8 @@ class ArmView:
 
     def thresholds(self, column: str) -> list[float]:
         """The resolved thresholds of the view on one column."""
-        resolved = []
-        for call, threshold in self.document.thresholds.items():
-            if column in call:
-                resolved.append(float(threshold.value))
-        return resolved
+        given = self.document.thresholds.items()
+        return [float(threshold.value) for call, threshold in given if column in call]
 
 
 def open_views(blends: Mapping[str, Blend]) -> list[ArmView]:
@@ -274,7 +244,10 @@ MOST_CATEGORIES = 12  # the most frequent ones; the others are one
 OTHER = "all others"
 SIZES = ("original_width", "original_height")
 TEXTS = ("language", "page_lang")
-GROUPS = ((1, 1), (2, 2), (3, 5), (6, 10), (11, None))  # copies of an image, from and to
+# Copies of an image, from and to.
+GROUPS = {
+    "1": (1, 1), "2": (2, 2), "3 to 5": (3, 5), "6 to 10": (6, 10), "11 or more": (11, math.inf),
+}  # fmt: skip
 # Columns about people and harm, of filters or of other programs' pools.
 SAFETY = re.compile(r"nsfw|unsafe|toxic|porn|sexual|violen|hate|face|watermark|optout_", re.I)
 UNSAFE_TEXTS = ("NSFW", "LIKELY", "VERY_LIKELY", "TRUE", "YES")
@@ -294,6 +267,11 @@ class PoolSample:
     rows: int
     whole: bool  # these are all shards
     masks: dict[str, BoolArray]
+
+    @property
+    def sampled_rows(self) -> int | None:
+        """The number of rows; None where these are all."""
+        return None if self.whole else self.rows
 
     def read(self, names: Sequence[str]) -> pa.Table:
         """Columns of the sidecars; those that no sidecar has are left out."""
@@ -421,7 +399,7 @@ def _histogram(
         counts={name: tuple(row.tolist()) for name, row in counts.items()},
         marks=marks,
         divergence=_divergences(counts),
-        sampled_rows=None if sample is None or sample.whole else sample.rows,
+        sampled_rows=None if sample is None else sample.sampled_rows,
     )
 
 
@@ -464,10 +442,7 @@ def categories(samples: Sequence[PoolSample]) -> tuple[Categories, ...]:
 
 def _categories(sample: PoolSample, name: str, column: pa.ChunkedArray) -> Categories | None:
     """None where the stored rows have fewer than two values."""
-    encoded = pc.fill_null(column, "unknown").dictionary_encode().combine_chunks()
-    if isinstance(encoded, pa.ChunkedArray):
-        encoded = encoded.chunk(0)
-    codes, names = encoded.indices.to_numpy(), encoded.dictionary.to_pylist()
+    codes, names = _encoded(pc.fill_null(column, "unknown"))
     counts = {}
     for view, mask in sample.masks.items():
         counts[view] = np.bincount(codes[mask], minlength=len(names))
@@ -484,11 +459,17 @@ def _categories(sample: PoolSample, name: str, column: pa.ChunkedArray) -> Categ
         pool=sample.pool,
         column=name,
         values=len(order),
-        labels=(*(str(names[i]) for i in shown), *([OTHER] if rest else [])),
+        labels=(*(str(names[i].as_py()) for i in shown), *([OTHER] if rest else [])),
         counts=rows,
         divergence=_divergences(counts),
-        sampled_rows=None if sample.whole else sample.rows,
+        sampled_rows=sample.sampled_rows,
     )
+
+
+def _encoded(column: pa.ChunkedArray) -> tuple[NDArray[np.int32], pa.Array]:
+    """A column as numbers of its different values, 0 for NULL, and these values."""
+    encoded = pa.concat_arrays(column.dictionary_encode().unify_dictionaries().chunks)
+    return pc.fill_null(encoded.indices, 0).to_numpy(), encoded.dictionary
 
 
 # --- copies, safety ------------------------------------------------------------------------------
@@ -506,36 +487,23 @@ def duplicate_groups(samples: Sequence[PoolSample]) -> tuple[DuplicateGroups, ..
             keys["same perceptual hash"] = sample.score("phash")
         for name, column in keys.items():
             valid = np.asarray(pc.is_valid(column).to_numpy(), dtype=bool)
-            encoded = column.dictionary_encode().combine_chunks()
-            if isinstance(encoded, pa.ChunkedArray):
-                encoded = encoded.chunk(0)
-            codes = pc.fill_null(encoded.indices, 0).to_numpy()
+            codes, _ = _encoded(column)
             groups = {}
             for view, mask in sample.masks.items():
                 copies = np.bincount(codes[mask & valid])
-                groups[view] = tuple(_groups_between(copies, *ends) for ends in GROUPS)
-            if any(groups["stored"]):
-                shown.append(
-                    DuplicateGroups(
-                        pool=sample.pool,
-                        key=name,
-                        labels=tuple(_label(*ends) for ends in GROUPS),
-                        groups=groups,
-                        sampled_rows=None if sample.whole else sample.rows,
-                    )
+                groups[view] = tuple(
+                    int(((copies >= low) & (copies <= high)).sum()) for low, high in GROUPS.values()
                 )
+            if any(groups["stored"]):
+                found = DuplicateGroups(
+                    pool=sample.pool,
+                    key=name,
+                    labels=tuple(GROUPS),
+                    groups=groups,
+                    sampled_rows=sample.sampled_rows,
+                )
+                shown.append(found)
     return tuple(shown)
-
-
-def _groups_between(copies: NDArray[np.int64], low: int, high: int | None) -> int:
-    enough = copies >= low
-    return int((enough if high is None else enough & (copies <= high)).sum())
-
-
-def _label(low: int, high: int | None) -> str:
-    if high is None:
-        return f"{low} or more"
-    return str(low) if low == high else f"{low} to {high}"
 
 
 def safety_rates(samples: Sequence[PoolSample]) -> tuple[SafetyRates, ...]:
@@ -551,21 +519,21 @@ def safety_rates(samples: Sequence[PoolSample]) -> tuple[SafetyRates, ...]:
                 columns[name] = sample.score(name)
         for name, column in columns.items():
             judged = _marked(name, column)
-            if judged is not None:
-                marked, valid, meaning = judged
-                counts = {}
-                for view, mask in sample.masks.items():
-                    counts[view] = (int((marked & mask).sum()), int((valid & mask).sum()))
-                if counts["stored"][1]:
-                    shown.append(
-                        SafetyRates(
-                            pool=sample.pool,
-                            column=name,
-                            meaning=meaning,
-                            counts=counts,
-                            sampled_rows=None if sample.whole else sample.rows,
-                        )
-                    )
+            if judged is None:
+                continue
+            marked, valid, meaning = judged
+            counts = {}
+            for view, mask in sample.masks.items():
+                counts[view] = (int((marked & mask).sum()), int((valid & mask).sum()))
+            if counts["stored"][1]:
+                rates = SafetyRates(
+                    pool=sample.pool,
+                    column=name,
+                    meaning=meaning,
+                    counts=counts,
+                    sampled_rows=sample.sampled_rows,
+                )
+                shown.append(rates)
     return tuple(shown)
 
 
@@ -606,12 +574,10 @@ def funnels(views: Sequence[ArmView]) -> tuple[Funnel, ...]:
     shown = []
     for pool, path in {view.pool: view.path for view in views}.items():
         shown.append(_pool_funnel(pool, read_document(PoolLayout(path).pool_json, PoolDocument)))
-    titles = set()
-    for view in views:
-        title = f"{view.pool}/{view.view}"
-        if title not in titles and len(view.document.funnel) > 2:
-            titles.add(title)
-            shown.append(Funnel(title=title, steps=view.document.funnel[1:], reasons={}))
+    steps = {f"{view.pool}/{view.view}": view.document.funnel[1:] for view in views}
+    for title, of_view in steps.items():
+        if len(of_view) > 1:
+            shown.append(Funnel(title=title, steps=of_view, reasons={}))
     return tuple(shown)
 
 
@@ -629,18 +595,18 @@ def _pool_funnel(pool: str, document: PoolDocument) -> Funnel:
 
 def rule_effects(views: Sequence[ArmView]) -> tuple[RuleEffects, ...]:
     """What each rule of a view with several rules rejects; of other views it is not known."""
-    shown = []
-    for pool, of_pool in one_view_of_each_pool(views).items():
-        for name, view in of_pool.items():
-            path = PoolLayout(view.path).view_rules(name)
-            if not disk.exists(path):
-                continue
-            document = read_document(path, ViewRulesDocument)
-            if document.fingerprint == view.document.fingerprint:
-                rules = tuple((one.rule, one.rejected, one.alone) for one in document.rules)
-                effects = RuleEffects(pool=pool, view=name, stored=document.stored, rules=rules)
-                shown.append(effects)
-    return tuple(shown)
+    shown = {}
+    for view in views:
+        path = PoolLayout(view.path).view_rules(view.view)
+        if not disk.exists(path):
+            continue
+        document = read_document(path, ViewRulesDocument)
+        if document.fingerprint == view.document.fingerprint:
+            rules = tuple((one.rule, one.rejected, one.alone) for one in document.rules)
+            shown[view.pool, view.view] = RuleEffects(
+                pool=view.pool, view=view.view, stored=document.stored, rules=rules
+            )
+    return tuple(shown.values())
 
 
 def overlap(views: Sequence[ArmView]) -> Overlap:

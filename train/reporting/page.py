@@ -3,7 +3,7 @@
 Invariants:
 
 * Nothing is asked for outside the page, all is escaped
-  (`tests/train/reporting/page/test_document.py`).
+  (`tests/train/reporting/page/test_page.py`).
 * A part without data is absent.
 """
 
@@ -42,19 +42,16 @@ def render(report: Report, written: datetime.date | None = None) -> str:
         METRICS=METRICS,
         wording=wording,
         arms_forest=arms_forest,
+        band_of=band_of,
         divergences=divergences,
         gain_chart=gain_chart,
         histogram_chart=histogram_chart,
-        interval_texts=interval_texts,
-        key_text=key_text,
         labelled=labelled,
         labelled_shares=labelled_shares,
         level_of=level_of,
         loss_curves=loss_curves,
         metric_head=metric_head,
-        noise_texts=noise_texts,
         power_texts=power_texts,
-        reading_texts=reading_texts,
         scale_of=scale_of,
         scaling_chart=scaling_chart,
         share_kept=share_kept,
@@ -107,83 +104,6 @@ def labelled_shares(steps: Sequence[tuple[str, int]]) -> list[tuple[str, int, st
 # --- in words -------------------------------------------------------------------------------------
 
 
-def key_text(report: Report) -> str:
-    """What the first lines show."""
-    task = report.primary
-    text = (
-        f"{task.metric} on {task.task}: circles are single seeds, the bar is their mean, the "
-        f"dashed line is the mean of {report.baseline}; differences with {level_of(report)} "
-        "intervals."
-    )
-    if task.range is not None and task.chance is not None:
-        text += f" Chance gives {wording.in_unit(task.chance, task.unit)}."
-    if report.results.scorer is not None:
-        text += f" {wording.scorer_sentence(report.results.scorer)}."
-    return text
-
-
-def interval_texts(report: Report) -> list[str]:
-    """The two intervals of each difference on the primary task and on the average."""
-    average = report.results.average
-    rows = (*report.primary.comparisons, *(average.comparisons if average else ()))
-    return [interval_text(row) for row in rows]
-
-
-def interval_text(row: Comparison) -> str:
-    """The two intervals of a difference in plain words."""
-    unit = wording.unit_of_difference(row.unit)
-    text = (
-        f"{row.arm} against {row.baseline} on {row.task}: "
-        f"{wording.points(row.difference, row.unit)} {unit}."
-    )
-    if row.low_seeds is None:
-        return f"{text} Nothing varies between these runs, so there is no interval."
-    text += (
-        " Other seeds on this same test set would give between "
-        f"{wording.points(row.low_seeds, row.unit)} and {wording.points(row.high_seeds, row.unit)}."
-    )
-    if row.low_samples is None:
-        text += " Values of single samples are not known, so no interval is over samples too."
-    else:
-        text += (
-            " Other seeds and another test set of this size would give between "
-            f"{wording.points(row.low_samples, row.unit)} and "
-            f"{wording.points(row.high_samples, row.unit)}."
-        )
-        wider = "over seeds alone" if row.headline == "seeds" else "over seeds and samples"
-        text += f" The headline is the wider one, {wider}."
-    if row.low_tasks is not None:
-        text += (
-            " Over other tasks of this kind as well it would be between "
-            f"{wording.points(row.low_tasks, row.unit)} and "
-            f"{wording.points(row.high_tasks, row.unit)}."
-        )
-    return text
-
-
-def noise_texts(report: Report) -> list[str]:
-    """How much one run varies."""
-    noise = report.primary
-    if noise.sd is None:
-        return []
-    unit = noise.unit
-    name = "points" if unit == "share" else unit
-    texts = []
-    if noise.own_sd is not None:
-        own = wording.percent(noise.own_sd, unit)
-        texts.append(
-            f"In these runs, one run of an arm differs from another by {own} {name} "
-            "(standard deviation, estimated from all arms together with "
-            f"{noise.own_df:g} degrees of freedom)."
-        )
-    if noise.floor_sd is not None:
-        texts.append(
-            f"The number of test samples alone leaves {wording.percent(noise.floor_sd, unit)} "
-            f"{name}: no interval takes less than that."
-        )
-    return texts
-
-
 def power_texts(report: Report) -> list[str]:
     """The smallest visible difference, and how many seeds would see half of it."""
     power, unit = report.primary.power, report.primary.unit
@@ -206,42 +126,6 @@ def power_texts(report: Report) -> list[str]:
     if power.seeds_for_half is None:
         return [first, f"No number of seeds would see {half} {name}: the test set is too small."]
     return [first, f"{of_it}{half} {name}, needs {power.seeds_for_half} seeds of each arm."]
-
-
-def reading_texts(report: Report) -> list[str]:
-    """The words and signs of the page."""
-    trained = ""
-    if report.samples_seen is not None:
-        trained = f", at {report.samples_seen:,} samples seen per run"
-    unit = report.primary.unit
-    most, family = "", "for all arms together (Dunnett's test; Holm's for controls)"
-    if report.results.rounds:
-        most, family = "up to ", "for all arms and all looks together (controls: Holm)"
-    equal = "Practically equal: no band counts as equal here."
-    if (band_of_equality := band_of(report)) > 0:
-        band = wording.percent(band_of_equality, unit)
-        equal = (
-            f"Practically equal: the difference is inside ±{band} "
-            f"{wording.unit_of_difference(unit)}, the grey zone of a chart, with "
-            f"{level_of(report)} confidence."
-        )
-    others = len(report.results.tasks) - 1
-    over = ""
-    if others:
-        over = (
-            f" Those of the other {others} task{'s' if others > 1 else ''} are a family of their "
-            "own: they hold for all arms and all of these tasks together (Bonferroni)."
-        )
-    if others and not report.results.average:
-        over += " There is no average: the metrics of the tasks differ in unit or direction."
-    return [
-        f"Scores are mean ± standard deviation over {most}{len(report.ablation.seeds)} seeds"
-        f"{trained}.",
-        "All runs together give one estimate of the noise of a run. Intervals are of "
-        f"{level_of(report)} and hold {family}.{over}",
-        f"Better and worse: the interval excludes 0. {equal} Not distinguishable: these runs "
-        "cannot tell.",
-    ]
 
 
 # --- charts ---------------------------------------------------------------------------------------
@@ -454,5 +338,5 @@ def scaling_chart(table: ScalingTable, title: str) -> Drawn:
         for n, error in measured:
             text = f"{name}, {n:,.0f} samples: {100 * error:.1f} %"
             points.append(charts.Point(name=text, colour=shades[name], x=n, y=100 * error))
-    svg = charts.log_curves(lines, points, "samples seen (logarithmic)", "error, %", title)
-    return svg, shades
+    axes = ("samples seen (logarithmic)", "error, %")
+    return charts.scatter(points, *axes, title, level=None, lines=lines, log_x=True), shades

@@ -213,7 +213,7 @@ class TaskReader:
         self.hashes.add(path)
         if not isinstance(run, GivenRun):
             return read_predictions(disk.read_parquet(path), disk.read_metadata(path), task, path)
-        correct = [self._given.read(path)]
+        correct = [self._given.read(path)["correct"].to_numpy()]
         metric = deciding_metric(task)
         if metric != kind_of(task).headline:
             raise ValueError(

@@ -1,14 +1,30 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import json
 import math
 
 import pytest
 
 from manifests import disk
-from tests.support.reports import comparison, sample_report, with_task
-from train.reporting.compare import compare_reports, comparison_lines, render_comparison
+from tests.support.reports import (
+    arm_report,
+    comparison,
+    empty_report,
+    sample_report,
+    with_results,
+    with_task,
+)
+from train.ablation.wording import DASH, MINUS
+from train.reporting import compare, schema
+from train.reporting.compare import (
+    compare_reports,
+    comparison_lines,
+    render_comparison,
+    report_lines,
+    report_markdown,
+)
 from train.reporting.schema import Report
 
 
@@ -44,12 +60,8 @@ def test_another_verdict_and_the_same_noise_are_told_apart() -> None:
     assert "Pairs of arms ordered alike: 1 of 1." in text
     plain = json.loads(json.dumps(disk.to_plain(compared)))
     assert plain["arms"][0]["arm"] == "clip30"
-
-
-def test_without_an_interval_nothing_is_beyond_noise() -> None:
-    compared = compare_reports(sample_report(), larger(0.5, 0.0, low=None, high=None))
-    assert compared.arms[0].low is None
-    assert not compared.arms[0].beyond_noise
+    unknown = compare_reports(sample_report(), larger(0.5, 0.0, low=None, high=None)).arms[0]
+    assert (unknown.low, unknown.beyond_noise) == (None, False)
 
 
 def test_the_page_has_the_table_and_a_point_per_arm() -> None:
@@ -98,3 +110,74 @@ def test_ranks_are_drawn_where_there_is_something_to_rank() -> None:
     assert "<h2>Ranks</h2>" in html
     for name in ("clip30: 1, then 1", "raw: 2, then 2", "clip50: 3, then 3"):
         assert f"<title>{name}</title>" in html
+
+
+def test_the_summary_has_the_verdict_and_a_row_per_arm() -> None:
+    lines = report_markdown(sample_report(), datetime.date(2026, 11, 22)).splitlines()
+    assert "**On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.**" in lines
+    assert "| clip30 | 3 | 34.1 ± 1.0 | +4.1 [+2.9, +5.3] | better |" in lines
+    assert lines.index("Controls:") < lines.index(
+        f"| random_like_clip30 | 3 | 30.0 ± 1.0 |  | {DASH} |"
+    )
+    assert any("smallest visible difference is 2.9 points" in line for line in lines)
+    assert "written on 2026-11-22" in lines[-1]
+
+
+def test_a_large_ablation_has_forty_lines_at_most() -> None:
+    report = sample_report()
+    arms = [arm_report(f"arm{i}", "arm", 0.3) for i in range(50)]
+    random = [arm_report(f"random_like_arm{i}", "random", 0.3) for i in range(50)]
+    gaps = tuple(f"arm{i} is incomplete: without seed 1" for i in range(50))
+    report = dataclasses.replace(report, arms=(report.arms[0], *arms, *random), gaps=gaps)
+    lines = report_markdown(report).splitlines()
+    assert len(lines) <= 40
+    assert "| and 41 more | | | | |" in lines
+    assert "- and 47 more remarks" in lines
+
+
+def test_text_cannot_break_the_table() -> None:
+    report = empty_report()
+    ablation = dataclasses.replace(report.ablation, question="a | b\n<script>")
+    report = dataclasses.replace(report, ablation=ablation)
+    text = report_markdown(report)
+    assert "a \\| b &lt;script>" in text
+    assert "<script>" not in text
+
+
+def test_losses_on_other_tasks_are_named() -> None:
+    report = sample_report()
+    loss = dataclasses.replace(
+        report.results.comparisons[0],
+        task="pets",
+        verdict="worse",
+        difference=-0.04,
+        low=-0.05,
+        high=-0.03,
+    )
+    loss_text = "-4.0 [-5.0, -3.0]".replace("-", MINUS)
+    pets = dataclasses.replace(report.primary, task="pets", comparisons=(loss,))
+    tasks = {"objects": report.primary, "pets": pets}
+    text = report_markdown(with_results(report, tasks=tasks))
+    assert f"Worse on other tasks: clip30 on pets {loss_text}." in text
+
+
+def test_the_tables_hold_the_numbers_of_the_page() -> None:
+    report = sample_report()
+    lines = report_lines(report)
+    assert "web: links 100 > stored 80" in lines
+    assert "web, not kept: dns 20" in lines
+    row = next(line for line in lines if line.startswith("clip30 "))
+    assert "34.1 ± 1.0" in row
+    assert row.endswith("+4.1 [+2.9, +5.3]  better")
+    assert lines[-1] == report.results.verdict
+
+
+def test_an_arm_without_a_run_has_dashes() -> None:
+    report = sample_report()
+    nothing = schema.SeedValues(mean=None, sd=None, values={})
+    arm = dataclasses.replace(
+        report.arms[1], drawn=None, repeats=None, missing=(0, 1), metrics={"objects": nothing}
+    )
+    report = with_task(dataclasses.replace(report, arms=(arm,)), comparisons=())
+    line = compare.task_table(report, report.primary)[1]
+    assert line.split() == ["clip30", "1,200", DASH, DASH, "(without", "seed", "0,", "1)"]

@@ -18,11 +18,9 @@ from tests.support.ablations import changed
 from train.ablation import runner
 from train.ablation.conclusions import FailedRun
 from train.ablation.runner import Outcome
-from train.reporting import results
 from train.reporting.collect import collect_report
 from train.reporting.page import render
 from train.reporting.results import collect_results, read_results
-from train.stats.analysis import mcnemar
 
 pytestmark = pytest.mark.slow
 
@@ -98,14 +96,6 @@ def test_a_scorer_at_chance_is_said_in_the_headline_and_its_score_on_the_page(
     assert "the scorer could not be evaluated on colours: " in caplog.text
 
 
-def test_mcnemar_compares_the_first_seed_sample_by_sample(concluded: str) -> None:
-    collected = read_results(ablation_of(concluded), concluded)
-    columns = []
-    for run in ("half/seed-0", "raw/seed-0"):
-        columns.append(disk.read_parquet(predictions(concluded, run))["correct"].to_numpy())
-    assert collected.tasks["colours"].mcnemar["half"] == mcnemar(*columns)
-
-
 def write_correct(path: str, correct: list[bool]) -> None:
     """Predictions with these outcomes, and metadata that agrees with them."""
     table, metadata = disk.read_parquet(path), disk.read_metadata(path)
@@ -178,12 +168,6 @@ def test_results_of_a_view_that_was_chosen_anew_are_refused(folder: str, tmp_pat
     disk.write_json(AblationLayout(folder).results_json, collected)
     with pytest.raises(ValueError, match=r"half/seed-0 is stale \(views.web/half: 0+ -> "):
         read_results(tiny, folder)
-
-
-def test_a_directory_apart_keeps_its_path() -> None:
-    hashes = results.FileHashes(folder="/out/")
-    assert hashes.relative("/out/runs/a") == "runs/a"
-    assert hashes.relative("/elsewhere/a") == "/elsewhere/a"
 
 
 def test_rounds_decide_which_given_predictions_are_read_in(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -9,11 +11,66 @@ import pytest
 
 from manifests import disk
 from manifests.layout import PoolLayout
-from manifests.records import ScoreSetDocument, read_document
+from manifests.records import RuleEffect, ScoreSetDocument, ViewRulesDocument, read_document
 from manifests.schema import Blend
+from tests.support.bundles import change_shard
 from tests.support.reports import view_by_hand
 from train.reporting import data
 from train.reporting.data import ArmView, open_views
+
+
+@pytest.fixture
+def pool(views: list[ArmView], tmp_path: Path) -> str:
+    """A copy of the pool that a test may damage."""
+    shutil.copytree(views[0].path, tmp_path / "pool")
+    return str(tmp_path / "pool")
+
+
+def blend(pool: str, view: str) -> dict[str, Blend]:
+    return {"x": Blend(name="x", pools={"web": pool}, views={f"web/{view}": 1.0})}
+
+
+def test_views_of_one_pool_are_read_row_by_row(views: list[ArmView]) -> None:
+    raw, half, a_a = views
+    assert (raw.arm, half.arm, a_a.arm) == ("raw", "half", "a_a")
+    assert raw.columns.sizes == (16, 16, 16)
+    assert half.kept.sum() == half.document.kept
+    assert half.stored.all()
+    assert a_a.kept is raw.kept, "a view of two arms is read once"
+    assert a_a.columns is half.columns, "views of one pool share its columns"
+    rejected = int(np.flatnonzero(~half.kept)[0])
+    assert half.rule_of(rejected) == "chosen"
+    assert half.rule_of(int(np.flatnonzero(half.kept)[0])) is None
+
+
+def test_a_score_column_is_read_once(views: list[ArmView]) -> None:
+    half = views[1]
+    scores = half.scores("clip_score")
+    assert scores is not None
+    assert scores is half.scores("clip_score")
+    assert len(scores) == 48
+    assert half.scores("nothing") is None
+    assert half.thresholds("clip_score") == [0.25]
+    assert half.thresholds("aspect") == []
+
+
+def test_a_view_or_pool_that_is_not_there_is_refused(pool: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no view 'none'"):
+        open_views(blend(pool, "none"))
+    with pytest.raises(ValueError, match=r"it has no pool\.json"):
+        open_views(blend(str(tmp_path / "gone"), "raw"))
+
+
+def test_masks_and_scores_of_other_rows_are_refused(pool: str) -> None:
+    layout = PoolLayout(pool)
+    scores = layout.score_bundle("clip_score@ab", 1)
+    change_shard(scores, 1, lambda table: table.slice(0, 1))
+    (half,) = open_views(blend(pool, "half"))
+    with pytest.raises(ValueError, match="has 1 rows, its shard 16"):
+        half.scores("clip_score")
+    change_shard(layout.view_bundle("half", 1), 1, lambda mask: mask.slice(0, 1))
+    with pytest.raises(ValueError, match="does not fit its shard or its view"):
+        open_views(blend(pool, "half"))
 
 
 @pytest.fixture
@@ -125,12 +182,6 @@ def test_text_and_truth_columns_of_harm() -> None:
     assert data._marked("faces", pa.chunked_array([[[1], [2]]])) is None
 
 
-def test_files_that_are_not_there_are_an_error() -> None:
-    view = view_by_hand("raw", [True, True])
-    with pytest.raises(FileNotFoundError):
-        data.categories(data.sample_pools([view]))
-
-
 def test_a_score_set_of_fewer_shards_is_not_used(rich: list[ArmView]) -> None:
     layout = PoolLayout(rich[0].path)
     path = layout.score_set_json("clip_score@ab")
@@ -140,3 +191,67 @@ def test_a_score_set_of_fewer_shards_is_not_used(rich: list[ArmView]) -> None:
     disk.remove(layout.score_bundle("clip_score@ab", 0))
     rich[0].columns._sets = None
     assert rich[0].columns.score_sets() == {}
+
+
+def test_jaccard_by_hand() -> None:
+    first = view_by_hand("first", [True, True, True, False])
+    second = view_by_hand("second", [False, True, True, True])
+    none = view_by_hand("none", [False] * 4)
+    elsewhere = view_by_hand("elsewhere", [True, True], path="/other")
+    overlap = data.overlap([first, second, none, elsewhere])
+    assert overlap.arms == ("first", "second", "none", "elsewhere")
+    assert overlap.jaccard[0] == (1.0, 2 / 4, 0.0, 0.0)
+    assert overlap.jaccard[2] == (0.0, 0.0, 0.0, 0.0)
+    both = [first, dataclasses.replace(second, arm="first")]  # an arm of two views has their union
+    assert data.overlap([*both, none]).jaccard[0][0] == 1.0
+    union = data.overlap([*both, view_by_hand("all", [True] * 4)])
+    assert union.jaccard[0][1] == 1.0
+
+
+def test_the_nearest_rows_are_those_next_to_the_threshold(views: list[ArmView]) -> None:
+    half = views[1]
+    scores = half.scores("clip_score")
+    assert scores is not None
+    assert half.thresholds("clip_score") == [0.25]
+    near = data.nearest_to_threshold(half, scores)
+    distance = np.abs(scores - 0.25)
+    assert len(near) == data.EXAMPLES
+    assert distance[near].max() <= np.sort(distance)[data.EXAMPLES - 1]
+    assert distance[near].tolist() == sorted(distance[near])
+    without = scores.copy()
+    without[near[0]] = np.nan
+    assert near[0] not in data.nearest_to_threshold(half, without)
+    assert data.nearest_to_threshold(half, np.full(48, np.nan)) == []
+    tied = data.nearest_to_threshold(half, np.full(48, 0.3))
+    assert tied == list(range(data.EXAMPLES)), "of equal distances the first rows"
+    assert data.nearest_to_threshold(views[0], scores) == []  # raw has no threshold
+
+
+def test_examples_are_drawn_from_kept_and_rejected_rows(views: list[ArmView]) -> None:
+    (shown,) = data.examples(views, "raw")
+    assert (shown.pool, shown.view) == ("web", "half")
+    assert {example.rule for example in shown.kept} == {None}
+    assert {example.rule for example in shown.rejected} == {"chosen"}
+    assert len(shown.kept) == len(shown.rejected) == len(shown.near) == data.EXAMPLES
+    assert all(example.image.startswith("data:image/jpeg;base64,") for example in shown.near)
+    assert data.examples(views, "raw") == (shown,), "the draw has a fixed seed"
+
+
+def test_funnels_count_the_rows(views: list[ArmView]) -> None:
+    pool, view = data.funnels(views)
+    assert pool.steps == (("attempted", 48), ("stored", 48))
+    assert view.steps == (("stored", 48), ("clip", 24))
+
+
+def test_rules_that_a_pool_counted(views: list[ArmView]) -> None:
+    assert data.rule_effects(views) == (), "an older pool did not count them"
+    half = views[1]
+    path = PoolLayout(half.path).view_rules("half")
+    effect = RuleEffect(rule="clip", rejected=24, alone=None)
+    document = ViewRulesDocument(fingerprint=half.document.fingerprint, stored=48, rules=(effect,))
+    disk.write_json(path, document)
+    (shown,) = data.rule_effects(views)
+    assert (shown.view, shown.stored, shown.rules) == ("half", 48, (("clip", 24, None),))
+    disk.write_json(path, dataclasses.replace(document, fingerprint="of other shards"))
+    assert data.rule_effects(views) == ()
+    os.remove(path)

@@ -1,9 +1,11 @@
-"""Every part of the page: what it shows of a full report; an empty report has none."""
+"""The report page: everything inside one file, the numbers where they belong, no browser error."""
 
 from __future__ import annotations
 
-import dataclasses
+import datetime
 import re
+from dataclasses import replace
+from html.parser import HTMLParser
 from typing import Any
 
 import pytest
@@ -18,8 +20,107 @@ from tests.support.reports import (
 )
 from train.ablation import wording
 from train.ablation.rounds import ArmRounds
-from train.reporting import page, schema
+from train.ablation.wording import MINUS
+from train.reporting import charts, page, schema
+from train.reporting.charts import ForestRow
 from train.reporting.page import render
+
+PART = re.compile('<details class="part"><summary>(.*?)</summary>')
+LINK = re.compile(r'<a href="#(s\d+)">(.*?)</a>')
+
+
+class Outside(HTMLParser):
+    """Collects addresses that a browser would ask for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.scripts = 0
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.scripts += tag == "script"
+        self.asked += [
+            v
+            for k, v in attrs
+            if k in ("src", "href", "srcset", "action") and v and not v.startswith(("data:", "#"))
+        ]
+
+
+def test_the_page_asks_for_nothing_outside_itself() -> None:
+    html = page.render(sample_report())
+    parser = Outside()
+    parser.feed(html)
+    assert parser.asked == []
+    assert parser.scripts == 1, "one script, in the page"
+    assert not re.search(r"url\(|@import|https?://", html)
+    loud = Outside()
+    loud.feed('<img src="http://a/b.png"><script src="x.js"></script>')
+    assert loud.asked == ["http://a/b.png", "x.js"]
+
+
+def test_the_page_shows_the_numbers_it_was_given() -> None:
+    html = page.render(sample_report())
+    assert "34.1 ± 1.0" in html
+    assert "+4.1 [+2.9, +5.3]" in html
+    assert '<span class="better">better</span>' in html
+    assert "a_a is not distinguishable from raw on objects" in html
+    assert "a &lt;red&gt; star &amp; more" in html
+    assert "a <red> star" not in html
+
+
+def test_empty_sections_are_left_out() -> None:
+    html = page.render(empty_report())
+    assert "Not run" not in html
+    assert "Not recorded" not in html
+    titles = re.findall("<h2>(.*?)</h2>", html)
+    assert titles == ["Results", "Data", "Provenance"]
+    assert [name for _, name in LINK.findall(html)] == titles
+    assert PART.findall(html) == ["Every task", "Data of the arms", "Files and versions"]
+
+
+def test_chance_is_in_the_first_tables() -> None:
+    html = page.render(sample_report())
+    first = html[html.index('<div class="verdict">') : html.index("<h3>Controls</h3>")]
+    assert re.search(r'chance</span>.*?<span class="mean note">1.6</span>', first)
+    table = html[html.index("<h3>Arms</h3>") :]
+    assert 'chance</span></td><td class="n">1.6</td>' in table[: table.index("</table>")]
+    none = sample_report()
+    none = replace(with_task(none, chance=None), null_web=None)
+    assert ">chance<" not in page.render(none)
+
+
+def test_the_contents_link_to_every_group_and_its_parts_are_folded() -> None:
+    html = page.render(sample_report(), datetime.date(2026, 11, 22))
+    assert "Written on 2026-11-22." in html
+    links = LINK.findall(html)
+    assert [name for _, name in links] == ["Results", "Checks", "Runs", "Data", "Provenance"]
+    for target, name in links:
+        assert f'<section id="{target}"><h2>{name}</h2>' in html
+    assert len(PART.findall(html)) == 17
+
+
+def test_the_verdict_is_one_sentence_and_one_line_per_arm() -> None:
+    html = page.render(sample_report())
+    top = html[html.index('<div class="verdict">') : html.index("<nav")]
+    assert "<p>On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.</p>" in top
+    assert top.count("<li>") == 4, "two arms, chance, a control"
+    arms, controls = top.split("<h3>Controls</h3>")
+    assert '<span class="difference">+4.1 [+2.9, +5.3] points</span>' in arms
+    assert "random_like_clip30" not in arms
+    assert "random_like_clip30" in controls
+    assert 'aria-label="clip30, single seeds: 33.1, 34.1, 35.1"' in arms
+    gap = replace(sample_report(), gaps=("x seed 1 ended <badly>",))
+    assert '<li class="gap">x seed 1 ended &lt;badly&gt;</li>' in page.render(gap)
+
+
+def test_a_page_of_given_predictions_has_no_word_of_data() -> None:
+    html = page.render(given_report())
+    titles = re.findall("<h2>(.*?)</h2>", html)
+    assert titles == ["Results", "Runs", "Provenance"]
+    assert PART.findall(html) == ["Every task", "Single runs", "Files and versions"]
+    for word in ("pairs", "repeats", "% of stored", "batch", "samples seen"):
+        assert word not in html.replace("sort by this column", "").split("<script>")[0], word
+
 
 ALWAYS = {"Arms", "Every task", "Data of the arms", "Files and versions"}
 TITLE = re.compile(r'<details class="part"><summary>(.*?)</summary>|<h3>(.*?)</h3>')
@@ -41,7 +142,7 @@ def parts(report: schema.Report) -> dict[str, str]:
 
 
 def changed(report: schema.Report, **changes: Any) -> dict[str, str]:
-    return parts(dataclasses.replace(report, **changes))
+    return parts(replace(report, **changes))
 
 
 def test_a_part_without_data_is_absent() -> None:
@@ -59,40 +160,41 @@ def test_a_part_without_data_is_absent() -> None:
 
 
 def test_both_intervals_are_told_in_plain_words() -> None:
-    row = comparison("clip30", "raw")
-    text = page.interval_text(row)
+    report, row = sample_report(), comparison("clip30", "raw")
+    text = render(report)
     assert "Other seeds on this same test set would give between +3.1 and +5.1." in text
     assert "another test set of this size would give between +2.9 and +5.3." in text
-    assert text.endswith("The headline is the wider one, over seeds and samples.")
-    alone = dataclasses.replace(row, low_samples=None, high_samples=None)
-    assert "Values of single samples are not known" in page.interval_text(alone)
-    same = dataclasses.replace(row, low_seeds=None, high_seeds=None)
-    assert page.interval_text(same).endswith("so there is no interval.")
-    tasks = dataclasses.replace(row, low_tasks=-0.01, high_tasks=0.09)
-    assert "Over other tasks of this kind as well" in page.interval_text(tasks)
+    assert "The headline is the wider one, over seeds and samples." in text
+    for changes, words in (
+        ({"low_samples": None, "high_samples": None}, "Values of single samples are not known"),
+        ({"low_seeds": None, "high_seeds": None}, "so there is no interval."),
+        ({"low_tasks": -0.01, "high_tasks": 0.09}, "Over other tasks of this kind as well it"),
+    ):
+        assert words not in text
+        assert words in render(with_task(report, comparisons=(replace(row, **changes),)))
 
 
 def test_noise_and_power_are_in_words() -> None:
     report = sample_report()
-    own, floor = page.noise_texts(report)
-    assert "differs from another by 0.9 points" in own
-    assert "0.4 points" in floor
+    text = render(report)
+    assert "one run of an arm differs from another by 0.9 points (standard deviation" in text
+    assert "The number of test samples alone leaves 0.4 points" in text
     smallest, half = page.power_texts(report)
     assert "smallest visible difference is 2.9 points" in smallest
     assert half.startswith("Half of it, 1.")
     assert half.endswith(" points, needs 11 seeds of each arm.")
     power = report.primary.power
     assert power is not None
-    never = with_task(report, power=dataclasses.replace(power, seeds_for_half=None))
+    never = with_task(report, power=replace(power, seeds_for_half=None))
     assert "No number of seeds" in page.power_texts(never)[1]
 
 
 def test_an_incomplete_arm_is_named_and_has_no_difference() -> None:
     report = sample_report()
     nothing = schema.SeedValues(mean=None, sd=None, values={})
-    arm = dataclasses.replace(report.arms[1], metrics={"objects": nothing}, missing=(0, 1))
-    report = dataclasses.replace(report, arms=(report.arms[0], arm))
-    html = render(dataclasses.replace(with_task(report, comparisons=()), null_web=None))
+    arm = replace(report.arms[1], metrics={"objects": nothing}, missing=(0, 1))
+    report = replace(report, arms=(report.arms[0], arm))
+    html = render(replace(with_task(report, comparisons=()), null_web=None))
     assert html.count("(without seed 0, 1)") == 2, "in the first lines and in the table"
     assert "none finished" in html
 
@@ -111,18 +213,18 @@ def test_arms_and_controls_have_tables_of_their_own() -> None:
 
 def test_losses_come_first_in_the_forest_of_tasks() -> None:
     report = sample_report()
-    spec = dataclasses.replace(report.ablation.evaluate[0], name="a loss")
-    ablation = dataclasses.replace(report.ablation, evaluate=(*report.ablation.evaluate, spec))
-    lower = dataclasses.replace(
+    spec = replace(report.ablation.evaluate[0], name="a loss")
+    ablation = replace(report.ablation, evaluate=(*report.ablation.evaluate, spec))
+    lower = replace(
         comparison("clip30", "raw"), difference=-0.02, low=-0.03, high=-0.01, task="a loss"
     )
-    other = dataclasses.replace(report.primary, task="a loss", comparisons=(lower,))
+    other = replace(report.primary, task="a loss", comparisons=(lower,))
     arms = []
     for arm in report.arms:
         metrics = {**arm.metrics, "a loss": arm.metrics["objects"]}
-        arms.append(dataclasses.replace(arm, metrics=metrics))
+        arms.append(replace(arm, metrics=metrics))
     report = with_results(report, tasks={"objects": report.primary, "a loss": other})
-    report = dataclasses.replace(report, ablation=ablation, arms=tuple(arms), null_web=None)
+    report = replace(report, ablation=ablation, arms=tuple(arms), null_web=None)
     body = parts(report)["Every task"]
     assert body.index(">a loss<") < body.index(">objects<")
     assert "Two single models compared (McNemar)" in body
@@ -137,7 +239,7 @@ def test_rounds_say_why_an_arm_has_no_more_seeds() -> None:
 
 def test_share_kept_needs_arms_of_different_size() -> None:
     report = sample_report()
-    raw = dataclasses.replace(report.arms[0], share=1.0)
+    raw = replace(report.arms[0], share=1.0)
     body = changed(report, arms=(raw, *report.arms[1:]))["Share kept"]
     assert body.count("<circle") == 3
     assert body.count('class="whisker"') == 1, "only clip30 has a difference"
@@ -155,7 +257,7 @@ def test_changes_show_samples_with_images_and_keep_controls_apart() -> None:
     assert "many comparisons" in arm
     assert "random_like_clip30 against raw" in control
     assert "<star>" not in body
-    change = dataclasses.replace(report.changes[0], shown=report.changes[0].shown[1:])
+    change = replace(report.changes[0], shown=report.changes[0].shown[1:])
     body = changed(report, changes=(change,))["What changed"]
     assert "<figure>" not in body
     assert "<td>star/1.jpg</td>" in body
@@ -168,7 +270,7 @@ def test_the_contract_says_what_differs() -> None:
     assert '<span class="gap">differs</span> raw: 0.1; clip30: 0.2' in body
     assert "1 more settings and versions" in body
     assert report.contract is not None
-    same = dataclasses.replace(report.contract, rows=report.contract.rows[:1])
+    same = replace(report.contract, rows=report.contract.rows[:1])
     body = changed(report, contract=same)["What is equal"]
     assert "share every setting but the seeds (hash c0ffee)" in body
 
@@ -179,8 +281,8 @@ def test_metrics_of_a_task_with_the_deciding_one_in_bold() -> None:
     assert "Metrics of objects over 2 arms and 3 seeds" in body
     assert "4.1 [2.0, 9.0]" in body
     assert body.index("accuracy5") < body.index("<b>accuracy</b>")
-    silent = dataclasses.replace(report.signals[0].rows[0], ratio=None)
-    rows = dataclasses.replace(report.signals[0], rows=(silent,))
+    silent = replace(report.signals[0].rows[0], ratio=None)
+    rows = replace(report.signals[0], rows=(silent,))
     assert wording.DASH in changed(report, signals=(rows,))["Signal and noise"]
 
 
@@ -249,7 +351,7 @@ def test_distributions_say_how_far_a_view_is_from_the_stored_rows() -> None:
     assert "Of 2,000 rows in shards drawn at random." in body
     assert body.index("<h3>clip_score in web") < body.index("<summary>host of the image in web")
     counts = {"stored": (10, 20), **{f"v{number}": (1, 2) for number in range(30)}}
-    many = dataclasses.replace(report.histograms[0], counts=counts, marks={"v29": 0.1})
+    many = replace(report.histograms[0], counts=counts, marks={"v29": 0.1})
     body = changed(report, histograms=(many,))["Scores, sizes, sources"]
     assert body.count("<polygon") == 1 + page.OUTLINES
     assert "23 more views are in the table of differences." in body
@@ -264,4 +366,53 @@ def test_copies_and_harm() -> None:
 
 def test_a_curve_of_an_unknown_arm_is_an_error() -> None:
     with pytest.raises(KeyError, match="raw"):
-        render(dataclasses.replace(sample_report(), arms=(), null_web=None))
+        render(replace(sample_report(), arms=(), null_web=None))
+
+
+def test_charts_survive_what_runs_can_log() -> None:
+    nothing = charts.band_over_seeds("raw", "#000", [])
+    assert "no points were logged" in charts.bands([nothing], "x", "y", "empty")
+    holes = [(1.0, 2.0), (2.0, float("nan")), (3.0, 1.0)]
+    band = charts.band_over_seeds("raw", "#000", [holes])
+    assert "nan" not in charts.bands([band], "x", "y", "holes")
+    same = ForestRow(name="same", mean=0.0, low=0.0, high=0.0, colour="#000")
+    assert "nan" not in charts.forest([same], 0.5, "flat")
+
+
+def test_a_forest_row_has_an_interval_and_a_dot_per_seed() -> None:
+    row = ForestRow(name="a<b", mean=-4.0, low=-5.0, high=-3.0, colour="#123", dots=(-5.0, -3.5))
+    svg = charts.forest([row], 1.0, "t")
+    assert svg.count('class="seed"') == 2
+    assert svg.count('class="whisker"') == 1
+    assert "a&lt;b" in svg
+    assert f">{MINUS}4<" in svg
+    unknown = ForestRow(name="a", mean=0.0, low=None, high=None, colour="#123")
+    svg = charts.forest([unknown], 1.0, "t")
+    assert 'class="whisker"' not in svg
+    assert svg.count("<circle") == 1
+
+
+def test_a_histogram_without_a_bin_is_an_error() -> None:
+    svg = charts.histogram([0, 1, 2], {"stored": [1, 2]}, {"v": 1.0, "out": 9.0}, {}, "h")
+    assert svg.count('class="mark"') == 1, "a threshold outside the axis is not drawn"
+    with pytest.raises(IndexError):
+        charts.histogram([], {}, {}, {}, "h")
+
+
+def test_a_band_has_the_mean_and_the_extremes_of_the_seeds() -> None:
+    seeds = [[(1.0, 4.0), (2.0, 3.0)], [(1.0, 6.0), (2.0, 5.0), (3.0, 1.0)]]
+    band = charts.band_over_seeds("raw", "#000", seeds)
+    assert band.points == ((1.0, 5.0, 4.0, 6.0), (2.0, 4.0, 3.0, 5.0))
+    svg = charts.bands([band], "x", "y", "t")
+    assert svg.count("<polyline") == svg.count("<polygon") == 1, "one line per arm, not per seed"
+
+
+def test_labels_of_near_thresholds_are_on_lines_of_their_own() -> None:
+    marks = {"clip30": 1.0, "basic_and_clip30": 1.01, "out": 9.0}
+    svg = charts.histogram([0, 1, 2], {"stored": [1, 2]}, marks, {}, "h")
+    heights = [
+        float(re.findall(r'y="([\d.]+)"', text)[0])
+        for text in re.findall(r"<text[^>]*>(?=clip30|basic)", svg)
+    ]
+    assert len(heights) == 2
+    assert abs(heights[0] - heights[1]) >= 12
