@@ -11,12 +11,12 @@ from PIL import Image
 
 from manifests import disk
 from manifests.schema import Ablation
+from train.ablation.runner import Outcome, request_of, train_and_evaluate
 
 TRAIN = {
     "model": "test", "samples_seen": 64, "batch_size": 16, "lanes": 4, "threads": 0,
     "precision": "fp32", "device": "cpu", "warmup": 1,
 }  # fmt: skip
-Values = Mapping[str, Mapping[int, float]]
 
 
 def tiny_ablation(pool: str, data: str, **changes: object) -> Ablation:
@@ -49,6 +49,13 @@ def changed(ablation: Ablation, **changes: object) -> Ablation:
     fields["arms"] = arms_of(fields["arms"])
     other: Ablation = disk.from_plain(Ablation, fields)
     return other
+
+
+def in_process(to_do: Any, tasks: Any, jobs: int, out: str, report: Any) -> None:
+    """Instead of `run_in_children`: the same requests, in this process."""
+    for run in to_do:
+        answer = train_and_evaluate(request_of(run, tasks, 1))
+        report(Outcome(run=run, metrics=answer.get("metrics"), error=answer.get("error", "")))
 
 
 def two_classes(folder: Path) -> str:

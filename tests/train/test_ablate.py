@@ -160,11 +160,8 @@ def test_a_setting_varies_over_any_number_and_by_a_name_of_open_clip(
     [
         ({"train": "{device: 'cuda:1'}"}, "train: device is 'cuda:1', but a run of an ablation"),
         ({"[0, 1]": "[0, 4294967296]"}, "seed is 4294967296; it must be below 2^32"),
-        ({"train": "{modle: test}"}, "unknown training setting 'modle'; did you mean 'model'?"),
         ({"/classes": "/nothing"}, "there is no folder"),
-        ({"web/half": "wob/half"}, "arm 'half' is 'wob/half'"),
         ({"primary: colours": "primary: shapes"}, "primary 'shapes' is not one of the tasks"),
-        ({"equivalence: 0.01": "equivalence: 0"}, "equivalence is 0.0; it must be above 0"),
     ],
 )
 def test_what_check_finds(

@@ -11,16 +11,6 @@ from clipmill.ablate import date_of
 from tests.support import commands
 
 
-def test_a_folder_that_is_no_ablation_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder in (tmp_path, tmp_path / "nothing"):
-        assert commands.report([str(folder)]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("error: ")
-        assert "ablation.json" in line
-
-
 def test_the_date_is_given_or_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     assert date_of("2026-01-31") == datetime.date(2026, 1, 31)
@@ -42,8 +32,3 @@ def test_options_that_do_not_go_together_are_one_line(
     (tmp_path / "x.html").write_text("my notes")
     assert commands.report(["a", "b", "--page", str(tmp_path / "x.html")]) == 2
     assert "there is a file of that name that this command did not write" in capsys.readouterr().err
-
-
-def test_a_folder_must_be_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert commands.report([]) == 2
-    assert capsys.readouterr().err == "error: FOLDER is missing\n"

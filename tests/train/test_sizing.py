@@ -91,7 +91,7 @@ def test_sizing_the_plan_and_a_run_choose_the_same_micro_batch(
     values = sized(capsys, *words, "--device", "a100-80gb")["advice"]["fit"]
     plan = plan_ablation(three_arms(train=train), "/out", Hardware(name="a100-80gb"))
     assert plan.micro_batch == values["micro_batch"]
-    assert plan.memory_needed == values["needed"]
+    assert plan.fit.needed == values["needed"]
     assert plan.memory == values["memory"]
     # A run asks for what is free on its own device, a GPU by its kind.
     monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: int(memory * GIB))

@@ -9,5 +9,5 @@ Invariants:
 * Rounds are a replay: killed or not, the same runs and verdicts (`test_rounds.py`). Scores
   without noise claim nothing; a failed run costs its seed only (`test_conclusions.py`).
 * A model without seeds counts as one run (`test_models.py`). Predictions of others are put in one
-  order (`test_given.py`); ranks change a result by rounding only (`test_runs_of_ranks.py`).
+  order (`test_given.py`); ranks change a result by rounding only (`test_runner.py`).
 """

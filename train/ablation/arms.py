@@ -475,6 +475,11 @@ def controls_of(ablation: Ablation) -> dict[str, str]:
     return controls | ({A_A: ablation.controls.a_a} if ablation.controls.a_a else {})
 
 
+def primary_task(ablation: Ablation) -> TaskSpec:
+    """The task that decides."""
+    return next(task for task in ablation.evaluate if task.name == ablation.primary)
+
+
 def role_of(ablation: Ablation, arm: str) -> Role:
     """What an arm or a control is for."""
     if arm in ablation.arms:

@@ -247,8 +247,7 @@ def conclude(
         headline += wording.scorer_caution(scorer)
     lines = [headline, *wording.sentences(primary)]
     for one in by_others:
-        clear = [row for row in one.comparisons if row.verdict in ("better", "worse")]
-        lines += [wording.describe(row) for row in clear]
+        lines += [wording.describe(row) for row in one.comparisons if row.is_clear]
     lines += _control_lines(primary)
     if scorer is not None:
         lines.append(f"{wording.scorer_sentence(scorer)}.")
@@ -258,7 +257,9 @@ def conclude(
         lines += [rounds_note(ablation), *(row.sentence for row in rounds)]
     if earlier:
         lines.append(looks_line(earlier))
-    if study is None and _is_open(primary):
+    rows = primary.comparisons
+    is_open = any(row.verdict == "not distinguishable" and row.low is not None for row in rows)
+    if study is None and is_open:
         lines.append(MORE_SEEDS)
     lines += _gaps(failed, missing, runs)
     return Results(
@@ -298,7 +299,7 @@ def _caution(primary: TaskResult, by_others: Sequence[TaskResult]) -> str:
     text = f" {wording.range_sentence(primary)}: nothing can be called equal by it"
     clear = []
     for one in by_others:
-        clear += [row for row in one.comparisons if row.verdict in ("better", "worse")]
+        clear += [row for row in one.comparisons if row.is_clear]
     if clear:
         metric = min(clear, key=lambda row: row.p_adjusted).metric
         words = [f"{row.arm} is {row.verdict}" for row in clear if row.metric == metric]
@@ -315,11 +316,6 @@ MORE_SEEDS = (
     "More seeds: a new manifest with `stop` plans the looks at them. Seeds that are added to this "
     "one count as another look, with wider intervals."
 )
-
-
-def _is_open(primary: TaskResult) -> bool:
-    rows = primary.comparisons
-    return any(row.verdict == "not distinguishable" and row.low is not None for row in rows)
 
 
 def looks_line(earlier: Sequence[EarlierLook]) -> str:
@@ -343,7 +339,7 @@ def _control_lines(primary: TaskResult) -> list[str]:
     if aa is not None:
         sentence = wording.describe(aa, primary.power)
         lines.append(f"A/A, equal data in another order: {sentence}")
-        if aa.verdict in ("better", "worse"):
+        if aa.is_clear:
             lines.append(
                 "Equal data differ: by chance alone this happens in 1 of 20 ablations; "
                 "do not believe a verdict above without more seeds."
@@ -384,14 +380,12 @@ def _headline(ablation: Ablation, primary: TaskResult) -> str:
     if not rows:
         return "Nothing can be compared: no arm shares two finished seeds with the baseline."
     base, task = ablation.baseline, ablation.primary
-    clear = [row for row in rows if row.verdict in ("better", "worse")]
+    clear = [row for row in rows if row.is_clear]
     if not clear:
-        equal = [row for row in rows if row.verdict == "practically equal"]
-        if len(equal) == len(rows):
+        if all(row.verdict == "practically equal" for row in rows):
             names = ", ".join(row.arm for row in rows)
             return f"No difference on {task}: practically equal to {base} are {names}."
-        power = _power(primary)
-        return f"No difference to {base} found on {task}: {_differences(rows)}{power}."
+        return f"No difference to {base} found on {task}: {_differences(rows)}{_power(primary)}."
     parts = []
     for word in ("better", "worse"):
         some = [row for row in clear if row.verdict == word]

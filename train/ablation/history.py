@@ -11,19 +11,18 @@ import itertools
 import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from manifests import disk
 from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
-from train.ablation.arms import NO_SEED, expand_runs, given_runs
+from train.ablation.arms import NO_SEED, expand_runs, given_runs, primary_task
 from train.config import configure
 from train.evaluation.tasks import data_hash, deciding_metric, read_samples
 from train.identity import differences, run_identity, settings_identity, shared_part
 
 ALPHA = 0.05
-State = Literal["begun", "incomplete", "complete"]
 logger = logging.getLogger(__name__)
 
 
@@ -38,7 +37,7 @@ class Look:
     """
 
     date: str
-    state: State
+    state: Literal["begun", "incomplete", "complete"]
     finished: dict[str, tuple[int, ...]]
     design: dict[str, Any]
     results: str = ""
@@ -80,7 +79,7 @@ def earlier_looks(ablation: Ablation, history: Sequence[Look]) -> tuple[EarlierL
     that was repeated, or one after which runs that had failed were done again.
     """
     settings = _plain_settings(ablation)
-    primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    primary = primary_task(ablation)
     asked = (tuple(sorted(ablation.seeds)), primary.name, deciding_metric(primary))
     seen: dict[tuple[tuple[int, ...], str, str], EarlierLook] = {}
     for look in history:
@@ -128,7 +127,9 @@ def record_begin(ablation: Ablation, out: str) -> None:
     """
     design, earlier = design_of(ablation, out), looks(out)
     if not earlier or earlier[-1].design != design:
-        _append(out, earlier, "begun", design, _ended_runs(ablation, out), "")
+        finished = _ended_runs(ablation, out)
+        look = Look(date=_now(), state="begun", finished=finished, design=design)
+        _write(out, (*earlier, look))
     for change in changes(looks(out)):
         logger.warning("%s", change.sentence)
 
@@ -141,19 +142,16 @@ def record_look(
     A verdict that has the design, the runs and the metrics of the last one adds no line.
     """
     finished = {arm: tuple(sorted(by_seed)) for arm, by_seed in metrics.items() if by_seed}
-    state: State = "complete" if complete else "incomplete"
-    design, earlier = design_of(ablation, out), looks(out)
-    results = disk.content_hash(metrics)
-    if earlier:
-        last = earlier[-1]
-        if (last.state, last.finished, last.design, last.results) == (
-            state,
-            finished,
-            design,
-            results,
-        ):
-            return
-    _append(out, earlier, state, design, finished, results)
+    look = Look(
+        date=_now(),
+        state="complete" if complete else "incomplete",
+        finished=finished,
+        design=design_of(ablation, out),
+        results=disk.content_hash(metrics),
+    )
+    earlier = looks(out)
+    if not earlier or replace(earlier[-1], date=look.date) != look:
+        _write(out, (*earlier, look))
 
 
 def design_of(ablation: Ablation, out: str) -> dict[str, Any]:
@@ -221,17 +219,12 @@ def _count(look: Look) -> int:
     return sum(map(len, look.finished.values()))
 
 
-def _append(
-    out: str,
-    earlier: Sequence[Look],
-    state: State,
-    design: dict[str, Any],
-    finished: dict[str, tuple[int, ...]],
-    results: str,
-) -> None:
-    date = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    look = Look(date=date, state=state, finished=finished, design=design, results=results)
-    lines = [json.dumps(disk.to_plain(each), sort_keys=True) for each in (*earlier, look)]
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _write(out: str, history: Sequence[Look]) -> None:
+    lines = [json.dumps(disk.to_plain(look), sort_keys=True) for look in history]
     disk.write_bytes(AblationLayout(out).history, ("\n".join(lines) + "\n").encode())
 
 

@@ -21,6 +21,7 @@ from train.ablation.arms import (
     finished_metrics,
     given_runs,
     model_runs,
+    primary_task,
     role_of,
     saved_model,
     stale_because,
@@ -223,23 +224,18 @@ class Plan:
     device: str
     samples: int  # seen by all runs together
     flops: float  # that the result needs
-    samples_per_s: float  # of one run, the slowest
-    speed: str  # where that number comes from
+    speed: Speed  # of one run, the slowest
     hours_per_run: float  # of the longest
     hours: float  # of all runs, `jobs` at a time
     device_hours: float
     cost: float | None  # of all device-hours; None without a price
-    memory: dict[str, int]  # of the largest step on a rank, by what holds it
-    memory_needed: int
-    memory_device: int
-    micro_batch: int | None
+    fit: Fit  # of the largest step on a rank
     problems: tuple[str, ...]  # why it cannot run there
     run_sd: float | None  # standard deviation of one run's result
     run_sd_source: str
     smallest_effect: float | None
     seeds_for_effect: int | None
     budget: tuple[Budget, ...]
-    # Near copies of evaluation images by arm; None: no task drops them, or the views are not built
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,8 +260,12 @@ class _Load:
     speed: Speed
 
     @property
+    def samples(self) -> int:
+        return self.config.steps * self.config.batch_size
+
+    @property
     def hours(self) -> float:
-        return self.speed.hours(self.config.steps * self.config.batch_size)
+        return self.speed.hours(self.samples)
 
 
 def plan_ablation(
@@ -288,12 +288,13 @@ def plan_ablation(
     runs = expand_runs(ablation, out, built=False)
     if not runs:
         raise ValueError(f"{ablation.name} trains nothing: every arm has predictions")
-    run_sd, sd_source = _spread(run_sd, ablation, runs)
-    if effect is not None and run_sd is None:
+    known = _earlier_sd(ablation, runs) if run_sd is None else (run_sd, "as given")
+    if effect is not None and known is None:
         raise ValueError("--effect needs --sd, the standard deviation of one run's result")
-    if run_sd is None:
-        run_sd, sd_source = _assumed_sd(ablation)
-    device = _device(ablation, hardware)
+    run_sd, sd_source = known or _assumed_sd(ablation)
+    name = hardware.name or (None if hardware.here else ablation.hardware) or "auto"
+    ranks = hardware.ranks or ablation.ranks
+    device = device_of(name, hardware.utilisation, ranks * ablation.jobs)
     loads = _loads(ablation, runs, hardware, device)
     jobs = _parallel(ablation, hardware)
     arms = max(1, len(ablation.arms) - 1)
@@ -301,6 +302,9 @@ def plan_ablation(
     longest = max(loads, key=lambda load: load.hours)
     hours = max(longest.hours, sum(load.hours * load.count for load in loads) / jobs)
     device_hours = sum(load.hours * load.count * load.ranks for load in loads)
+    needed = None
+    if effect is not None and run_sd is not None:
+        needed = seeds_needed(effect, run_sd, arms=arms)
     plan = Plan(
         name=ablation.name,
         runs=_kinds(ablation, runs),
@@ -308,23 +312,19 @@ def plan_ablation(
         ranks=longest.ranks,
         jobs=jobs,
         device=device.name,
-        samples=sum(load.config.steps * load.config.batch_size * load.count for load in loads),
-        flops=sum(_flops(load) for load in loads),
-        samples_per_s=longest.speed.samples_per_s,
-        speed=longest.speed.source,
+        samples=sum(load.samples * load.count for load in loads),
+        flops=sum(sample_flops(load.config) * load.samples * load.count for load in loads),
+        speed=longest.speed,
         hours_per_run=longest.hours,
         hours=hours,
         device_hours=device_hours,
         cost=None if hardware.price is None else hardware.price * device_hours,
-        memory=disk.to_plain(largest.fit.memory),
-        memory_needed=largest.fit.needed,
-        memory_device=largest.fit.device.memory,
-        micro_batch=largest.fit.micro_batch,
+        fit=largest.fit,
         problems=(),
         run_sd=run_sd,
         run_sd_source=sd_source,
         smallest_effect=smallest_effect(run_sd, len(ablation.seeds), arms),
-        seeds_for_effect=_seeds_for(effect, run_sd, arms),
+        seeds_for_effect=needed,
         budget=tuple(_budgets(ablation, loads, budget_hours, run_sd, arms)),
     )
     return dataclasses.replace(plan, problems=tuple(_problems(ablation, hardware, loads, plan)))
@@ -363,12 +363,6 @@ def _check_numbers(
 
 
 # --- runs and their load --------------------------------------------------------------------------
-
-
-def _device(ablation: Ablation, hardware: Hardware) -> Device:
-    name = hardware.name or (None if hardware.here else ablation.hardware) or "auto"
-    ranks = hardware.ranks or ablation.ranks
-    return device_of(name, hardware.utilisation, ranks * ablation.jobs)
 
 
 def _parallel(ablation: Ablation, hardware: Hardware) -> int:
@@ -422,10 +416,6 @@ def _kinds(ablation: Ablation, runs: Sequence[Run]) -> dict[str, int]:
     return kinds
 
 
-def _flops(load: _Load) -> float:
-    return sample_flops(load.config) * load.config.steps * load.config.batch_size * load.count
-
-
 # --- what speaks against it -----------------------------------------------------------------------
 
 
@@ -443,9 +433,10 @@ def _problems(
             yield f"{unfit_message(load.fit)}; {'; '.join(ways)}"
     limit = ablation.limit_hours
     if limit is not None and plan.hours > limit:
-        per_run = f"{_hours(plan.hours_per_run)} for a run of {plan.samples_per_s:,.0f} samples/s"
+        speed = f"{plan.speed.samples_per_s:,.0f} samples/s, {plan.speed.source}"
+        per_run = f"{_hours(plan.hours_per_run)} for a run of {speed}"
         yield (
-            f"{sum(plan.runs.values())} runs take {_hours(plan.hours)} ({per_run}, {plan.speed}), "
+            f"{sum(plan.runs.values())} runs take {_hours(plan.hours)} ({per_run}), "
             f"and limit_hours is {limit:g}; clipmill ablate plan ABLATION --out DIR "
             f"--budget-hours {limit * ranks * plan.jobs:g} shows the scale that this buys"
         )
@@ -475,18 +466,9 @@ def smallest_effect(run_sd: float | None, seeds: int, arms: int) -> float | None
     return smallest_visible(run_sd, seeds=seeds, arms=arms, df=arms * (seeds - 1))
 
 
-def _spread(
-    given: float | None, ablation: Ablation, runs: Sequence[Run]
-) -> tuple[float | None, str]:
-    """The standard deviation of a run to plan with, and its source; None where nothing tells it."""
-    if given is not None:
-        return given, "as given"
-    return _earlier_sd(ablation, runs) or (None, "")
-
-
 def _assumed_sd(ablation: Ablation) -> tuple[float | None, str]:
     """An SD where nothing is known: ASSUMED_SD and the most that test samples err; of shares."""
-    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    task = primary_task(ablation)
     if METRICS[deciding_metric(task)].unit != "share":
         return None, ""
     text = f"an assumption of {100 * ASSUMED_SD:g} point a run"
@@ -504,7 +486,7 @@ def _earlier_sd(ablation: Ablation, runs: Sequence[Run]) -> tuple[float, str] | 
     It is that of the primary task. Runs that the ablation would do anew do not count. None where
     fewer than two arms have two seeds in common.
     """
-    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    task = primary_task(ablation)
     values: dict[str, dict[int, float]] = {}
     for run in runs:
         metrics = None if stale_because(run) else finished_metrics(run, [task])
@@ -520,12 +502,6 @@ def _earlier_sd(ablation: Ablation, runs: Sequence[Run]) -> tuple[float, str] | 
         return None
     number = sum(len(by_seed) for by_seed in values.values())
     return noise.sd, f"of {number} finished runs, {noise.df:g} degrees of freedom"
-
-
-def _seeds_for(effect: float | None, run_sd: float | None, arms: int) -> int | None:
-    if effect is None or run_sd is None:
-        return None
-    return seeds_needed(effect, run_sd, arms=arms)
 
 
 def _budgets(
@@ -560,16 +536,16 @@ def _budgets(
 def plan_lines(plan: Plan) -> list[str]:
     """The plan for a person."""
     kinds = ", ".join(f"{count} {name}" for name, count in plan.runs.items() if count)
-    pieces = "" if plan.micro_batch is None else f" in micro-batches of {plan.micro_batch:,}"
+    needed, memory, micro_batch = plan.fit.needed, plan.fit.device.memory, plan.fit.micro_batch
+    pieces = "" if micro_batch is None else f" in micro-batches of {micro_batch:,}"
     cost = "" if plan.cost is None else f", {plan.cost:,.0f} at the stated price"
     lines = [
         f"{plan.name}: {sum(plan.runs.values())} runs ({kinds}), {plan.seeds} seeds",
         f"samples: {plan.samples:,} in all; {plan.flops:.2e} FLOPs",
         f"device: {plan.device}, {plan.ranks} rank{'s' if plan.ranks > 1 else ''} a run, "
         f"{plan.jobs} run{'s' if plan.jobs > 1 else ''} at a time",
-        f"memory: {plan.memory_needed / GIB:,.1f} of {plan.memory_device / GIB:,.1f} GiB a rank"
-        f"{pieces}",
-        f"speed: {plan.samples_per_s:,.0f} samples/s for a run ({plan.speed})",
+        f"memory: {needed / GIB:,.1f} of {memory / GIB:,.1f} GiB a rank{pieces}",
+        f"speed: {plan.speed.samples_per_s:,.0f} samples/s for a run ({plan.speed.source})",
         f"time: {_hours(plan.hours_per_run)} for a run, {_hours(plan.hours)} in all, "
         f"{plan.device_hours:,.1f} device-hours{cost}",
     ]
@@ -583,9 +559,8 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan.budget:
         lines += ["what the budget buys:", "  seeds  runs  samples seen  smallest effect"]
     for row in plan.budget:
-        effect = "-"
-        if row.smallest_effect is not None:
-            effect = f"{100 * row.smallest_effect:.2f} points"
+        smallest = row.smallest_effect
+        effect = "-" if smallest is None else f"{100 * smallest:.2f} points"
         lines.append(f"  {row.seeds:>5}  {row.runs:>4}  {row.samples_seen:>12,}  {effect}")
     return [*lines, *(f"it cannot run there: {problem}" for problem in plan.problems)]
 

@@ -119,7 +119,7 @@ def replay(
                 scores[arm][seed] = score
             elif (arm, seed) not in failed:
                 return Study(asked=tuple(asked), complete=False, seeds=seeds, scores=seen, ends={})
-        table = _table(scores)
+        table = task_scores(scores)
         compared = compare_in_round(ablation, table, looks)
         seen |= {arm: table for arm in waiting if arm in compared}
         for arm, one in compared.items():
@@ -132,7 +132,8 @@ def replay(
     return Study(asked=tuple(asked), complete=True, seeds=seeds, scores=seen, ends=ends)
 
 
-def _table(scores: Mapping[str, Mapping[int, Score]]) -> TaskScores:
+def task_scores(scores: Mapping[str, Mapping[int, Score]]) -> TaskScores:
+    """The scores of {arm: {seed: score}} for `analyse`."""
     values, samples = {}, {}
     for arm, runs in scores.items():
         values[arm] = {seed: one.value for seed, one in runs.items()}

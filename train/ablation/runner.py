@@ -78,15 +78,11 @@ def _answer(request: Json) -> Json:
 
     torch.set_num_threads(request["threads"])
     try:
-        if "model" in request:
-            return {"metrics": evaluate_model(request)}
-        if request["ranks"] == 1:
-            _train(request)
-        elif request["spread"]:
+        if request["spread"] and "model" not in request:
             _train_on_cluster(request)
-        else:
-            _train_on_ranks(request)
-        evaluate_it = _evaluate_on_cluster if request["spread"] else evaluate_run
+            return {"metrics": _evaluate_on_cluster(request)}
+        if "model" not in request:
+            (_train if request["ranks"] == 1 else _train_on_ranks)(request)
         return {"metrics": evaluate_it(request)}
     except Exception as error:
         logger.exception("a run raised")
@@ -105,40 +101,32 @@ def _train(request: Json) -> None:
     loop.train(disk.from_plain(Blend, request["blend"]), config, request["out"])
 
 
-def evaluate_run(request: Json) -> Json:
-    """The metrics of a trained run, by task. Its predictions are written."""
-    from train.parallel import checkpoint, process_group
-
-    config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
-    tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
-    folder = RunLayout(request["out"]).predictions
-    hashes = checkpoint.hashes_of(request["out"])
-    model, _ = checkpoint.load_weights(request["out"])
-    device = process_group.init_distributed(config.device).device
-    metrics: Json = evaluate(
-        model, tasks, folder, tokenizer=config.tokenizer, device=device, weights=hashes
-    )
-    return metrics
-
-
-def evaluate_model(request: Json) -> Json:
-    """The metrics of a model that exists, by task. Its predictions and model.json are written."""
+def evaluate_it(request: Json) -> Json:
+    """The metrics of a trained run or of a model that exists, by task. Its predictions are written,
+    and model.json of a model.
+    """
     from train.parallel import checkpoint, process_group
 
     tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
-    layout = RunLayout(request["out"])
-    identity = model_identity(request["model"])
-    model, _ = checkpoint.load_weights(request["model"])
-    device = process_group.init_distributed(request["device"]).device
+    layout, identity = RunLayout(request["out"]), None
+    if "model" in request:
+        source, device, tokenizer = request["model"], request["device"], request["tokenizer"]
+        identity = model_identity(source)
+        weights = identity["files"]
+    else:
+        config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
+        source, device, tokenizer = request["out"], config.device, config.tokenizer
+        weights = checkpoint.hashes_of(source)
     metrics: Json = evaluate(
-        model,
+        checkpoint.load_weights(source)[0],
         tasks,
         layout.predictions,
-        tokenizer=request["tokenizer"],
-        device=device,
-        weights=identity["files"],
+        tokenizer=tokenizer,
+        device=process_group.init_distributed(device).device,
+        weights=weights,
     )
-    disk.write_json(layout.model_json, identity)  # last: the scores are whole
+    if identity:
+        disk.write_json(layout.model_json, identity)  # last: the scores are whole
     return metrics
 
 
@@ -220,7 +208,7 @@ def _evaluate_on_cluster(request: Json) -> Json:
     import ray
 
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
-    task = ray.remote(evaluate_run).options(num_cpus=1, num_gpus=gpus)
+    task = ray.remote(evaluate_it).options(num_cpus=1, num_gpus=gpus)
     metrics: Json = ray.get(task.remote(request))
     return metrics
 
@@ -523,24 +511,22 @@ class Child:
                 pipe.close()
 
 
-def make_children(jobs: int, ranks: int, out: str) -> list[Child]:
-    """`jobs` children for runs of `ranks` processes. Each starts with its first run."""
-    import torch
-
-    gpus, logs = torch.cuda.device_count(), _log_folder(out)
-    children = []
-    for number in range(jobs):
-        variables = environment(number, jobs, gpus, ranks)
-        children.append(Child(variables, logs / f"worker-{number}.log"))
-    return children
-
-
 @contextlib.contextmanager
 def warm_children(runs: Sequence[WorkRun], jobs: int, out: str) -> Iterator[list[Child]]:
-    """Children for several calls of `run_all`, of any of the runs; they end with the block. None
-    without a run: predictions that are given need no torch.
+    """Children for several calls of `run_all`, of any of the runs; they end with the block. Each
+    starts with its first run. None without a run: predictions that are given need no torch.
     """
-    children = make_children(jobs, max(run.ranks for run in runs), out) if runs else []
+    children = []
+    if runs:
+        import torch
+
+        gpus, ranks = torch.cuda.device_count(), max(run.ranks for run in runs)
+        logs = Path(tempfile.gettempdir()) / f"clipmill-{os.getpid()}"
+        if not disk.is_url(out):
+            logs = disk.local_path(out) / "logs"
+        for number in range(jobs):
+            log = logs / f"worker-{number}.log"
+            children.append(Child(environment(number, jobs, gpus, ranks), log))
     try:
         yield children
     finally:
@@ -560,10 +546,10 @@ def run_in_children(
     children: those that do the runs and stay; None: new ones, which end here. On
     KeyboardInterrupt the children save their runs and end. A second one kills them.
     """
-    stay = children is not None
     if children is None:
         jobs = min(jobs, len(to_do))
-        children = make_children(jobs, max(run.ranks for run in to_do), out)
+        with warm_children(to_do, jobs, out) as children:
+            return run_in_children(to_do, tasks, jobs, out, report, children)
     waiting = iter(to_do)
     lock = threading.Lock()
     stopped = threading.Event()
@@ -596,7 +582,7 @@ def run_in_children(
         finally:
             # A thread that waits for the answer of its child ends with the child.
             stopped.set()
-            if not (done and stay):
+            if not done:
                 _end(children, wait_s)
 
 
@@ -612,12 +598,6 @@ def _end(children: Sequence[Child], wait_s: float) -> None:
     finally:
         for child in children:
             child.end()
-
-
-def _log_folder(out: str) -> Path:
-    if disk.is_url(out):
-        return Path(tempfile.gettempdir()) / f"clipmill-{os.getpid()}"
-    return disk.local_path(out) / "logs"
 
 
 # --- Ray -----------------------------------------------------------------------------------------

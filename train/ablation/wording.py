@@ -133,7 +133,7 @@ def describe(comparison: Comparison, power: Power | None = None) -> str:
     if c.verdict == "not distinguishable" and power is not None:
         return f"{text}; {could_have_seen(power, unit)}."
     inside = c.low90 is not None and c.high90 is not None and -c.band < c.low90 < c.high90 < c.band
-    if c.verdict in ("better", "worse") and inside:
+    if c.is_clear and inside:
         band = percent(c.band, unit)
         return f"{text}; it is inside the band of ±{band} that counts as equal."
     return f"{text}."

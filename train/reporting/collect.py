@@ -26,6 +26,7 @@ from train.ablation.arms import (
     all_runs,
     arm_names,
     missing_views,
+    primary_task,
     role_of,
 )
 from train.ablation.conclusions import (
@@ -496,7 +497,7 @@ def collect_report(out: str) -> Report:
     with_result = [run for run in runs if str(run.seed) in results.runs[run.arm]]
     finished = [run for run in with_result if isinstance(run, Run)]
     records = read_records(finished)
-    primary = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    primary = primary_task(ablation)
     views, gone = _open_views(trained)
     samples = data.sample_pools(views)
     looks = history.looks(out)

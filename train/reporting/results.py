@@ -23,12 +23,12 @@ from train.ablation.arms import (
     AnyRun,
     GivenRun,
     GivenTask,
-    ModelRun,
     Run,
     all_runs,
     arm_names,
     finished_metrics,
     missing_seeds,
+    primary_task,
     scorer_run,
     stale_because,
 )
@@ -39,13 +39,12 @@ from train.ablation.conclusions import (
     conclude,
     scorer_score,
 )
-from train.ablation.rounds import ReadScore, Score, Study, replay
+from train.ablation.rounds import ReadScore, Score, Study, replay, task_scores
 from train.evaluation.metrics import DIRECTIONS, METRICS, metric_values
 from train.evaluation.overlap import SharedImages
 from train.evaluation.tasks import BoolArray, Metrics, deciding_metric, headline, kind_of
 from train.stats.analysis import ScorerScore, TaskScores, mcnemar
 
-Samples = tuple[NDArray[np.float64], ...] | None
 RunKey = tuple[str, int]  # arm, seed
 ROUNDING = 1e-6  # metrics are means of up to a million float64 values
 
@@ -81,14 +80,6 @@ class Predictions:
     chance: float
 
 
-def _add_run_documents(hashes: FileHashes, runs: Sequence[AnyRun]) -> None:
-    for run in runs:
-        if isinstance(run, Run):
-            hashes.add(RunLayout(run.out).run_json)
-        elif isinstance(run, ModelRun):
-            hashes.add(RunLayout(run.out).model_json)
-
-
 def collect_results(
     ablation: Ablation,
     out: str,
@@ -113,10 +104,13 @@ def collect_results(
         failures = [run for run in failures if (run.arm, run.seed) in study.asked]
     finished = [run for run in runs if (run.arm, run.seed) not in without]
     by_task = {task: reader.read_all(finished) for task, reader in readers.items()}
-    _add_run_documents(hashes, finished)
+    for run in finished:
+        if not isinstance(run, GivenRun):
+            layout = RunLayout(run.out)
+            hashes.add(layout.run_json if isinstance(run, Run) else layout.model_json)
     scores = {}
-    for task in ablation.evaluate:
-        scores[task.name] = _scores(runs, by_task[task.name], task)
+    for name, reader in readers.items():
+        scores[name] = _scores(runs, by_task[name], reader)
     incomplete = missing_seeds(runs, scores[ablation.primary].values)
     facts = {task: _facts(predictions) for task, predictions in by_task.items()}
     results = conclude(
@@ -149,7 +143,7 @@ def collect_results(
 def _scorer(ablation: Ablation, out: str, hashes: FileHashes) -> ScorerScore | None:
     """The score of the ablation's scorer; None where there is none, and where it has no score."""
     run = scorer_run(ablation, out)
-    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    task = primary_task(ablation)
     if ablation.scorer is None or run is None or finished_metrics(run, [task]) is None:
         return None
     one, metric = TaskReader(task, hashes).read(run), deciding_metric(task)
@@ -231,7 +225,7 @@ class TaskReader:
 def saved_scores(ablation: Ablation, out: str) -> ReadScore:
     """Reads the score of a run on the primary task; None where it is stale or not finished."""
     runs = {(run.arm, run.seed): run for run in all_runs(ablation, out)}
-    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    task = primary_task(ablation)
     reader = TaskReader(task, FileHashes(folder=out))
 
     def read(arm: str, seed: int) -> Score | None:
@@ -310,24 +304,21 @@ def read_predictions(
 
 
 def _scores(
-    runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], task: TaskSpec
+    runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], reader: TaskReader
 ) -> TaskScores:
     """The deciding metric of the finished runs, and its values per sample; the arms in order."""
-    values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
-    samples: dict[str, dict[int, Samples]] = {arm: {} for arm in values}
+    scores: dict[str, dict[int, Score]] = {arm: {} for arm in arm_names(runs)}
     for run in runs:
         if (run.arm, run.seed) in predictions:
-            one = predictions[run.arm, run.seed]
-            values[run.arm][run.seed] = one.metrics[deciding_metric(task)]
-            samples[run.arm][run.seed] = None if one.values is None else tuple(one.values)
-    return TaskScores(values=values, samples=samples)
+            scores[run.arm][run.seed] = reader.score(run)
+    return task_scores(scores)
 
 
 def _other_metrics(
     runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], ablation: Ablation
 ) -> dict[str, TaskScores]:
     """The primary task by the other metrics that all finished runs have, of both directions."""
-    task = next(task for task in ablation.evaluate if task.name == ablation.primary)
+    task = primary_task(ablation)
     found: dict[str, TaskScores] = {}
     for metric in METRICS:
         values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
@@ -362,18 +353,13 @@ def _mcnemar(
     runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], ablation: Ablation
 ) -> dict[str, float]:
     """McNemar's p of each arm against the baseline, for the first seed that both have finished."""
-    of: dict[str, dict[int, BoolArray]] = {arm: {} for arm in arm_names(runs)}
-    for run in runs:
-        if (run.arm, run.seed) in predictions:
-            of[run.arm][run.seed] = np.concatenate(predictions[run.arm, run.seed].correct)
-    p_values = {}
-    for arm, by_seed in of.items():
-        common = [
-            seed for seed in ablation.seeds if seed in by_seed and seed in of[ablation.baseline]
-        ]
-        if arm != ablation.baseline and common:
-            first, second = by_seed[common[0]], of[ablation.baseline][common[0]]
-            p_values[arm] = mcnemar(first, second)
+    p_values: dict[str, float] = {}
+    for run in runs:  # of an arm in the order of the seeds
+        one = predictions.get((run.arm, run.seed))
+        other = predictions.get((ablation.baseline, run.seed))
+        if run.arm not in (ablation.baseline, *p_values) and one and other:
+            samples = (np.concatenate(one.correct), np.concatenate(other.correct))
+            p_values[run.arm] = mcnemar(*samples)
     return p_values
 
 

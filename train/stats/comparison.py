@@ -455,6 +455,11 @@ class Comparison:
     metric: str = ""
     unit: str = "share"
 
+    @property
+    def is_clear(self) -> bool:
+        """Better or worse."""
+        return self.verdict in ("better", "worse")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Penalty:

@@ -1,20 +1,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from manifests import disk
 from manifests.schema import Ablation, Blend
-from tests.support.ablations import TRAIN, changed, tiny_ablation
-from train.ablation import arms
-from train.ablation.arms import expand_runs, finished_metrics, stale_because
+from tests.support.ablations import TRAIN, changed, three_arms, tiny_ablation
+from train.ablation import arms, runner
+from train.ablation.arms import (
+    arm_config,
+    check_factors,
+    expand_runs,
+    finished_metrics,
+    stale_because,
+)
 from train.ablation.runner import Outcome
-
-pytestmark = pytest.mark.slow
 
 RECIPE = """
 name: web
@@ -24,6 +28,10 @@ views:
   long: [{words: caption_words > 3}]
 scales: {debug: {views: {small: []}}}
 """
+
+
+BAD_NAMES = ("a_a", "..", ".replaced", "-x", "a/b", "../x y", "a b", "")
+NAME = r"arm '.*': choose .* begins with a letter or a digit and that no control has"
 
 
 def test_every_arm_and_control_with_every_seed(tiny_pool: str) -> None:
@@ -59,11 +67,6 @@ def test_an_a_a_run_changes_the_order_and_nothing_else(tiny_pool: str) -> None:
     raw, a_a = runs[1], runs[5]
     assert (raw.arm, a_a.arm, raw.config.order_seed) == ("raw", "a_a", None)
     assert a_a.config == replace(raw.config, order_seed=1001)
-
-
-def test_pools_without_a_folder_are_in_the_ablations_folder() -> None:
-    tiny = tiny_ablation("x", "x", pools={"web": {"recipe": "web.yaml"}})
-    assert expand_runs(tiny, "/out", built=False)[0].blend.pools == {"web": "/out/pools/web"}
 
 
 def test_an_arm_may_be_a_blend(tmp_path: Path, tiny_pool: str) -> None:
@@ -104,8 +107,9 @@ def test_a_missing_view_is_named_with_the_command_that_makes_it(tiny_pool: str) 
             r"arm 'raw' is 'web'; it must be POOL/VIEW with a pool of \['web'\]",
         ),
         ({"arms": {"raw": "wob/all"}}, "arm 'raw' is 'wob/all'"),
-        ({"arms": {"raw": "web/all", "a_a": "web/half"}}, "arm 'a_a': choose a name"),
-        ({"arms": {"raw": "web/all", "../x": "web/half"}}, "arm '../x': choose a name"),
+        *(({"arms": {"raw": "web/all", name: "web/half"}}, NAME) for name in BAD_NAMES),
+        ({"train": {**TRAIN, "init": "models/base"}}, "train.init is 'models/base', a relative"),
+        ({"train": {**TRAIN, "init": "local-dir:models/base"}}, "a relative path; write the"),
         ({"train": {"modle": "test"}}, "unknown training setting 'modle'; did you mean 'model'"),
     ],
 )
@@ -190,16 +194,6 @@ def test_a_finished_run_is_known_by_its_settings_and_views(
     assert stale_because(logs_more) == []
 
 
-def test_a_view_that_was_chosen_anew_makes_its_runs_stale(
-    ran: tuple[Ablation, str, list[Outcome]], make_pool: Callable[..., str], tmp_path: Path
-) -> None:
-    _, out, _ = ran
-    other = make_pool(tmp_path / "pool", rows_per_shard=20)
-    run = expand_runs(tiny_ablation(other, "x", arms={"raw": "web/all"}), out)[0]
-    (reason,) = stale_because(run)
-    assert reason.startswith("views.web/all: ")
-
-
 def test_an_interrupted_run_is_stale_by_its_checkpoint(
     ran: tuple[Ablation, str, list[Outcome]], tmp_path: Path
 ) -> None:
@@ -238,24 +232,96 @@ def test_a_stale_run_is_moved_in_a_store_too(ran: tuple[Ablation, str, list[Outc
     assert not disk.exists(disk.join(run.out, "run.json"))
 
 
-def test_missing_seeds_go_by_arm(tiny_pool: str) -> None:
-    tiny = tiny_ablation(tiny_pool, "x", controls={"a_a": "raw"})
-    runs = expand_runs(tiny, "/out")
-    finished = {"raw": {0: 0.1, 1: 0.1}, "half": {1: 0.1}}
-    assert arms.missing_seeds(runs, finished) == {"half": (0,), "a_a": (0, 1)}
+BF16, FP32 = {"precision": "bf16"}, {"precision": "fp32"}
 
 
-@pytest.mark.parametrize("init", ["models/base", "local-dir:models/base"])
-def test_a_relative_init_is_refused(init):
-    message = f"train.init is '{init}', a relative path; write the model's abs"
+def ablation(arms: dict[str, Any], vary: dict[str, Any] | None = None) -> Ablation:
+    baseline = next(iter(arms))
+    return three_arms(arms=arms, baseline=baseline, train={"preset": "micro"}, vary=vary or {})
+
+
+def arm(view: str, train: dict[str, Any]) -> dict[str, Any]:
+    return {"view": view, "train": train}
+
+
+def test_arms_may_differ_in_the_declared_setting() -> None:
+    two = ablation({"half": arm("web/raw", BF16), "full": arm("web/raw", FP32)}, {"precision": []})
+    check_factors(two)
+    assert arm_config(two, "half").precision == "bf16"
+    assert arm_config(two, "full").precision == "fp32"
+
+
+def test_a_full_grid_of_data_and_setting_is_allowed() -> None:
+    arms = {}
+    for view in ("web/raw", "web/clip"):
+        for number, train in enumerate((BF16, FP32)):
+            arms[f"{view[4:]}{number}"] = arm(view, train)
+    check_factors(ablation(arms, {"precision": []}))
+    del arms["clip1"]
+    with pytest.raises(ValueError, match="differ in data and in precision"):
+        check_factors(ablation(arms, {"precision": []}))
+
+
+@pytest.mark.parametrize(
+    ("arms", "vary", "message"),
+    [
+        (
+            {"a": arm("web/raw", {}), "b": arm("web/raw", FP32)},
+            {},
+            r"arm 'b' sets precision, which is not the factor .* \(data\)",
+        ),
+        (
+            {"a": arm("web/raw", {"lr": 1e-3}), "b": arm("web/raw", FP32)},
+            {"precision": []},
+            "arm 'a' sets lr",
+        ),
+        ({"a": arm("web/raw", {"seed": 3})}, {"seed": []}, "arm 'a' sets seed"),
+        (
+            {"a": arm("web/raw", FP32), "b": arm("web/raw", {"precision": "fp32"})},
+            {"precision": []},
+            "all arms have the same value of it",
+        ),
+        ({"a": arm("web/raw", {"precision": "f"}), "b": "web/raw"}, {"precision": []}, "arm 'a': "),
+    ],
+)
+def test_two_factors_and_undeclared_ones_are_refused(
+    arms: dict[str, Any], vary: dict[str, Any], message: str
+) -> None:
+    plain = {name: {"view": each} if isinstance(each, str) else each for name, each in arms.items()}
     with pytest.raises(ValueError, match=message):
-        arms._refuse_relative_init(init)
-    for accepted in (None, "/models/base", "local-dir:/models/base", "open_clip:ViT-B-32/openai"):
-        arms._refuse_relative_init(accepted)
+        check_factors(ablation(plain, vary))
 
 
-@pytest.mark.parametrize("name", ["..", ".replaced", "-x", "a/b", "../x y", "a b", ""])
-def test_an_arm_name_is_a_plain_folder_name(name: str, tiny_pool: str) -> None:
-    tiny = tiny_ablation(tiny_pool, "x", arms={"raw": "web/all", name: "web/half"})
-    with pytest.raises(ValueError, match="begins with a letter or a digit and that no control has"):
-        expand_runs(tiny, "/out")
+def test_controls_have_the_settings_and_ranks_of_their_arm() -> None:
+    arms = {"half": {**arm("web/raw", BF16), "ranks": 2}, "full": arm("web/raw", FP32)}
+    two = three_arms(
+        arms=arms, baseline="full", train={"preset": "micro"}, vary={"precision": []},
+        controls={"a_a": "half", "random_like": ["half"]}, ranks=4,
+    )  # fmt: skip
+    by_arm = {run.arm: run for run in expand_runs(two, "/out", built=False)}
+    assert by_arm["a_a"].config.precision == "bf16"
+    assert by_arm["random_like_half"].config.precision == "bf16"
+    assert by_arm["full"].config.precision == "fp32"
+    ranks = {name: run.ranks for name, run in by_arm.items()}
+    assert ranks == {"full": 4, "half": 2, "a_a": 2, "random_like_half": 2}
+
+
+@pytest.mark.slow
+def test_a_blend_by_weights_and_a_length_that_varies_are_trained(
+    tiny_pool: str, data: str, tmp_path: Any
+) -> None:
+    views = {"web/all": 0.75, "web/half": 0.25}
+    arms = {}
+    for samples in (32, 64):
+        arms[f"mix-{samples}"] = {"views": views, "train": {"samples_seen": samples}}
+    two = tiny_ablation(
+        tiny_pool, data, arms=arms, baseline="mix-32", train=TRAIN, vary={"samples_seen": [32, 64]}
+    )
+    check_factors(two)
+    ended: list[Outcome] = []
+    runs = [run for run in expand_runs(two, str(tmp_path)) if run.seed == 0]
+    runner.run_in_children(runs, two.evaluate, 1, str(tmp_path), ended.append)
+    assert [outcome.error for outcome in ended] == ["", ""]
+    records = [disk.read_json(f"{run.out}/run.json") for run in runs]
+    assert [record["samples"] for record in records] == [32, 64]
+    assert records[1]["sources"]["web/all"]["drawn"] == 48

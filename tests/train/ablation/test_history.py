@@ -13,8 +13,8 @@ from manifests import disk
 from manifests.records import read_document
 from manifests.schema import Ablation
 from tests.support import commands
-from tests.support.ablations import changed
-from train.ablation import history
+from tests.support.ablations import changed, in_process
+from train.ablation import history, runner
 from train.ablation.runner import Outcome
 from train.reporting.schema import Results
 
@@ -28,8 +28,9 @@ def run(ablation: Ablation, folder: Path) -> None:
 
 
 @pytest.fixture
-def folder(ran: Ran, tmp_path: Path) -> Path:
+def folder(ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of an ablation whose runs are finished: three arms, two seeds."""
+    monkeypatch.setattr(runner, "run_in_children", in_process)
     shutil.copytree(ran[1], tmp_path / "out")
     return tmp_path / "out"
 
@@ -96,6 +97,7 @@ def test_a_line_that_is_no_look_is_refused(tmp_path: Path) -> None:
         history.looks(str(tmp_path))
 
 
+@pytest.mark.slow
 def test_seeds_added_after_a_verdict_are_another_look(ran: Ran, folder: Path) -> None:
     """Through the command: the third seed is added after a verdict of two."""
     tiny = ran[0]

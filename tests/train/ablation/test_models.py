@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
-from tests.support.ablations import changed
+from tests.support.ablations import changed, in_process
 from train.ablation import runner, wording
 from train.ablation.arms import (
     NO_SEED,
@@ -24,18 +23,11 @@ from train.ablation.arms import (
     trained_on,
 )
 from train.ablation.plan import check_ablation, check_pools
-from train.ablation.runner import Outcome, request_of, run_all, train_and_evaluate
+from train.ablation.runner import Outcome, run_all
 from train.reporting.collect import collect_report
 from train.reporting.results import collect_results
 
 Ran = tuple[Ablation, str, list[Outcome]]
-
-
-def in_process(to_do: Any, tasks: Any, jobs: int, out: str, report: Any) -> None:
-    """Instead of `run_in_children`: the same requests, in this process."""
-    for run in to_do:
-        answer = train_and_evaluate(request_of(run, tasks, 1))
-        report(Outcome(run=run, metrics=answer.get("metrics"), error=answer.get("error", "")))
 
 
 def with_models(ran: Ran, **models: str) -> Ablation:

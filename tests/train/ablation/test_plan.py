@@ -4,15 +4,28 @@ import dataclasses
 import json
 from pathlib import Path
 
+import huggingface_hub
+import huggingface_hub.constants
 import pytest
 import torch
 
 from manifests import disk, reader
+from manifests.layout import RunLayout
 from manifests.records import RunRecord, read_document
 from manifests.schema import Ablation
-from tests.support.ablations import TRAIN, changed, three_arms, tiny_ablation
+from tests.support.ablations import TRAIN, changed, three_arms, tiny_ablation, two_classes
 from train.ablation import plan
-from train.ablation.plan import Hardware, Plan, check_plan, plan_ablation, plan_lines, refuse_plan
+from train.ablation.arms import expand_runs
+from train.ablation.plan import (
+    Hardware,
+    Plan,
+    check_ablation,
+    check_plan,
+    check_pools,
+    plan_ablation,
+    plan_lines,
+    refuse_plan,
+)
 from train.ablation.runner import Outcome
 from train.config import configure
 from train.sizing.device_fit import GIB, sample_flops
@@ -20,6 +33,9 @@ from train.stats.comparison import smallest_visible
 
 SHIPPED = Path(__file__).resolve().parents[3] / "manifests" / "ablations"
 A100 = Hardware(name="a100-80gb", utilisation=0.2)
+
+
+TASK = {"name": "colours", "kind": "classification", "data": "d"}
 
 
 def shipped(name: str, monkeypatch: pytest.MonkeyPatch, scale: str | None = None) -> Ablation:
@@ -41,13 +57,13 @@ def test_runs_samples_and_hours_are_counted() -> None:
     assert made.samples == 15 * 12_800_000
     config = configure(two.train)
     assert made.flops == pytest.approx(15 * 12_800_000 * sample_flops(config))
-    assert made.samples_per_s == pytest.approx(0.2 * 312e12 / (sample_flops(config) * 4 / 3))
-    assert made.hours_per_run == pytest.approx(12_800_000 / made.samples_per_s / 3600)
+    assert made.speed.samples_per_s == pytest.approx(0.2 * 312e12 / (sample_flops(config) * 4 / 3))
+    assert made.hours_per_run == pytest.approx(12_800_000 / made.speed.samples_per_s / 3600)
     assert made.device_hours == pytest.approx(15 * made.hours_per_run)
     assert made.hours == pytest.approx(made.device_hours / 2)
     assert made.cost is None
-    assert made.micro_batch == 2048
-    assert made.memory_needed < 0.9 * made.memory_device
+    assert made.fit.micro_batch == 2048
+    assert made.fit.fits
     assert not made.problems
 
 
@@ -55,8 +71,8 @@ def test_a_price_utilisation_and_ranks_are_those_that_are_stated() -> None:
     hardware = Hardware(name="h100-80gb", ranks=8, utilisation=0.4, price=2.5)
     made = plan_ablation(small(), "/out", hardware)
     rate = 8 * 0.4 * 989.4e12 / sample_flops(configure(small().train))
-    assert made.samples_per_s == pytest.approx(rate)
-    assert made.micro_batch is None
+    assert made.speed.samples_per_s == pytest.approx(rate)
+    assert made.fit.micro_batch is None
     assert made.device_hours == pytest.approx(8 * made.hours)
     assert made.cost == pytest.approx(2.5 * made.device_hours)
 
@@ -194,15 +210,15 @@ def test_finished_runs_give_the_speed(ran: tuple[Ablation, str, list[Outcome]]) 
     records = []
     for outcome in outcomes:
         records.append(read_document(f"{outcome.run.out}/run.json", RunRecord).samples_per_s)
-    assert made.speed == "measured in 6 finished runs"
-    assert made.samples_per_s == pytest.approx(sum(records) / 6)
+    assert made.speed.source == "measured in 6 finished runs"
+    assert made.speed.samples_per_s == pytest.approx(sum(records) / 6)
     other = changed(tiny, train={**TRAIN, "model": "micro"})
     assert made.run_sd is not None
     assert made.run_sd_source.startswith("of 6 finished runs, ")
     assert made.smallest_effect == plan.smallest_effect(made.run_sd, 2, 1)
     assert plan_ablation(tiny, out, A100, run_sd=0.01).run_sd_source == "as given"
-    assert "of the peak of cpu" in plan_ablation(other, out, Hardware(name="cpu")).speed
-    assert plan_ablation(tiny, out, A100).speed == "20% of the peak of NVIDIA A100 80GB"
+    assert "of the peak of cpu" in plan_ablation(other, out, Hardware(name="cpu")).speed.source
+    assert plan_ablation(tiny, out, A100).speed.source == "20% of the peak of NVIDIA A100 80GB"
 
 
 def test_the_lines_name_every_number_and_the_document_is_json() -> None:
@@ -220,7 +236,7 @@ def test_the_lines_name_every_number_and_the_document_is_json() -> None:
         assert words in text
     document = json.loads(json.dumps(disk.to_plain(made)))
     assert disk.from_plain(Plan, document) == made
-    assert made.memory["activations"] > 10 * GIB
+    assert made.fit.memory.activations > 10 * GIB
 
 
 def test_a_tiny_ablation_takes_seconds(tiny_pool: str, data: str) -> None:
@@ -228,3 +244,75 @@ def test_a_tiny_ablation_takes_seconds(tiny_pool: str, data: str) -> None:
     assert not made.problems
     assert made.hours < 0.01
     assert any("minutes" in line for line in plan_lines(made))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"equivalence": 0.0}, r"equivalence is 0.0; it must be above 0"),
+        ({"scorer": {"view": "wob/all"}}, r"scorer.view is 'wob/all'; its pool must be of"),
+        (
+            {"scorer": {"view": "web/all", "train": {"lr": "fast"}}},
+            "lr is 'fast'; it must be a number",
+        ),
+        ({"train": {**TRAIN, "warmup": 5}}, "^train: warmup 5, but the run has 4 steps"),
+        (
+            {"scorer": {"view": "web/all", "train": {"warmup": 9}}},
+            "^scorer.train: warmup 9, but the run has 4 steps",
+        ),
+        (
+            {"scorer": {"view": "web/all", "train": {"samples_seen": 16, "warmup": 2}}},
+            "^scorer.train: warmup 2, but the run has 1 steps",
+        ),
+        ({"arms": {"raw": "web/all", "half": "web/hlaf"}}, "no view 'hlaf'; did you mean 'half'"),
+        ({"evaluate": [TASK, TASK]}, "two tasks of one name: colours, colours"),
+    ],
+)
+def test_what_can_be_known_without_a_pool(
+    tiny_pool: str, data: str, change: dict[str, object], message: str
+) -> None:
+    tiny = tiny_ablation(tiny_pool, data)
+    check_ablation(tiny, "/out")
+    with pytest.raises(ValueError, match=message):
+        check_ablation(changed(tiny, **change), "/out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("finished", [False, True])
+def test_weights_that_no_run_could_load_are_refused_before_the_first(
+    tiny_pool: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+) -> None:
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("no route")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", unreachable)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    init = "open_clip:ViT-B-32/laion2b_s34b_b79k"
+    tiny = changed(tiny_ablation(tiny_pool, data), train={**TRAIN, "init": init})
+    if finished:
+        for run in expand_runs(tiny, str(tmp_path), built=False):
+            disk.write_json(RunLayout(run.out).run_json, {})
+        check_ablation(tiny, str(tmp_path))
+        return
+    with pytest.raises(ValueError, match=rf"{init}: ViT-B-32/.* cannot be downloaded: no route"):
+        check_ablation(tiny, str(tmp_path))
+
+
+def test_pools_are_checked_and_searched(tiny_pool: str, data: str, tmp_path: Path) -> None:
+    tiny, out = tiny_ablation(tiny_pool, data), str(tmp_path / "out")
+    shared = check_pools(tiny, out)
+    assert shared.images == ()
+    assert disk.read_json(tmp_path / "out" / "overlap.json") == disk.to_plain(shared)
+    with pytest.raises(ValueError, match="fewer rows than a batch"):
+        check_pools(changed(tiny, train={**TRAIN, "batch_size": 64}), out)
+
+
+def test_a_training_image_in_the_evaluation_is_refused(tiny_pool: str, tmp_path: Path) -> None:
+    data = two_classes(tmp_path / "data")
+    sidecar = disk.read_parquet(disk.join(tiny_pool, "shards", "00001.parquet"))
+    row = sidecar.slice(2, 1).to_pylist()[0]
+    tar = disk.join(tiny_pool, "shards", "00001.tar")
+    image = disk.read_bytes(tar, row["image_offset"], row["image_length"])
+    (Path(data) / "red" / "9.jpg").write_bytes(image)
+    with pytest.raises(ValueError, match=rf"red/9.jpg is also in the pool .* {row['key']}"):
+        check_pools(tiny_ablation(tiny_pool, data), str(tmp_path))

@@ -1,21 +1,31 @@
+"""Runs of several ranks: the same result as one, a rank that dies, a machine that is killed."""
+
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from manifests import disk
 from manifests.schema import Ablation, Blend
+from tests.support import processes
 from tests.support.ablations import TRAIN, changed, tiny_ablation
 from train.ablation import runner
 from train.ablation.arms import Run, expand_runs
-from train.ablation.runner import Child, Outcome, request_of
+from train.ablation.runner import Child, Outcome, request_of, train_and_evaluate
+from train.formats import model_files, open_clip_files
+from train.model.clip import CLIP
 from train.sizing.device_fit import DEVICE_SHARE
 
 
@@ -78,26 +88,6 @@ def test_what_is_done_is_not_done_again(
     assert [o.metrics for o in again] == [o.metrics for o in outcomes]
 
 
-def test_the_log_has_the_metric_that_decides(
-    tiny_pool: str, data: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    task = {"name": "captions", "kind": "retrieval", "data": data, "metric": "recall@10"}
-    by_recall = tiny_ablation(tiny_pool, data, evaluate=[task], primary="captions")
-    scores = {"captions": {"recall@1": 0.25, "recall@10": 0.75}}
-
-    def end_all(to_do: list[Run], *others: object) -> None:
-        report = others[-1]
-        assert callable(report)
-        for run in to_do:
-            report(Outcome(run=run, metrics=scores))
-
-    monkeypatch.setattr(runner, "run_in_children", end_all)
-    with caplog.at_level(logging.INFO):
-        runner.run_all(by_recall, "/nowhere")
-    assert "captions recall@10 0.7500 (" in caplog.text
-    assert "recall@1 " not in caplog.text
-
-
 def test_only_what_is_missing_is_done(
     ran: tuple[Ablation, str, list[Outcome]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,21 +134,6 @@ def test_a_changed_view_replaces_what_it_makes_stale_and_keeps_the_rest(
     assert disk.exists(disk.join(kept, "export", "open_clip_model.safetensors"))
     assert not disk.exists(disk.join(copy, "runs/half/seed-0/run.json"))
     assert not disk.exists(disk.join(copy, "results.json")), "it was of other runs"
-
-
-def test_other_settings_replace_all_runs(
-    ran: tuple[Ablation, str, list[Outcome]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny, out, _ = ran
-    monkeypatch.setattr(runner, "run_in_children", no_work)
-    logs_more = changed(tiny, train={**TRAIN, "log_every": 1})
-    assert all(o.reused for o in runner.run_all(logs_more, out))
-    shutil.copytree(out, tmp_path / "copy")
-    asked: list[tuple[str, int]] = []
-    monkeypatch.setattr(runner, "run_in_children", pretend(asked))
-    faster = changed(tiny, train={**TRAIN, "lr": 0.1})
-    runner.run_all(faster, str(tmp_path / "copy"))
-    assert len(asked) == 6
 
 
 # --- children ------------------------------------------------------------------------------------
@@ -287,3 +262,229 @@ def test_on_ray_the_same_runs_give_the_same_numbers(
     on_ray = runner.run_all(tiny, str(tmp_path), engine="ray")
     assert [o.error for o in on_ray] == ["", ""]
     assert [o.metrics for o in on_ray] == [o.metrics for o in outcomes[:2]]
+
+
+def test_an_error_is_an_answer(tiny_pool: str, data: str, tmp_path: Path) -> None:
+    tiny = tiny_ablation(tiny_pool, data, train={**TRAIN, "batch_size": 64})
+    run = expand_runs(tiny, str(tmp_path))[0]
+    answer = runner.train_and_evaluate(runner.request_of(run, tiny.evaluate, 1))
+    assert answer["refused"]
+    assert answer["error"].startswith("ValueError: fewer rows than a batch")
+
+
+def test_a_model_that_became_nan_is_a_failed_run(
+    tiny_pool: str, data: str, tmp_path: Path, monkeypatch: object
+) -> None:
+    tiny = tiny_ablation(tiny_pool, data)
+    run = expand_runs(tiny, str(tmp_path))[0]
+    request = runner.request_of(run, tiny.evaluate, 1)
+    assert "metrics" in runner.train_and_evaluate(request)
+    broken: CLIP = open_clip_files.load_export(f"{run.out}/export")
+    with torch.no_grad():
+        next(broken.visual.parameters()).fill_(torch.nan)
+    open_clip_files.save_export(broken, f"{run.out}/export")
+    record = disk.read_json(f"{run.out}/run.json")  # as if training had written it
+    export = model_files.source_files(f"{run.out}/export")
+    disk.write_json(f"{run.out}/run.json", {**record, "export": export})
+    answer = runner.train_and_evaluate(request)
+    assert answer["refused"]
+    assert "task 'colours': the image features of 'blue/0.png' are not finite" in answer["error"]
+
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def start() -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "train.ablation.child"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_a_child_ends_with_its_parent() -> None:
+    process = start()
+    process.communicate(timeout=120)  # closes its stdin
+    assert process.returncode == 0
+
+
+@pytest.mark.slow
+def test_stdout_has_answers_only_and_a_line_that_is_no_request_ends_the_child() -> None:
+    process = start()
+    assert process.stdin is not None
+    process.stdin.write("this is no JSON\n")
+    process.stdin.flush()
+    process.wait(timeout=120)
+    assert process.returncode == 1
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.read() == ""
+    assert json.JSONDecodeError.__name__ in process.stderr.read()
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        pipe.close()
+
+
+WEIGHTS = "export/open_clip_model.safetensors"
+
+
+def of_two_ranks(pool: str, data: str, **changes: object) -> Ablation:
+    train = {**TRAIN, "micro_batch": "auto"}
+    return tiny_ablation(pool, data, **{"train": train, "ranks": 2, **changes})
+
+
+def assert_same_result(out: str, reference: str) -> None:
+    """Weights and evaluation of two runs agree up to rounding."""
+    weights = load_file(disk.join(out, WEIGHTS))
+    for name, expected in load_file(disk.join(reference, WEIGHTS)).items():
+        assert (weights[name] - expected).abs().max() < 1e-4, name
+    assert disk.read_json(disk.join(out, "run.json"))["world"] == 2
+
+
+@pytest.mark.slow
+def test_two_ranks_train_what_one_does(
+    ran: tuple[Ablation, str, list[Outcome]], tiny_pool: str, data: str, tmp_path: Path
+) -> None:
+    _, _, reference = ran
+    two = of_two_ranks(tiny_pool, data, arms={"raw": "web/all"})
+    ended: list[Outcome] = []
+    runs = expand_runs(two, str(tmp_path))
+    runner.run_in_children(runs[:1], two.evaluate, 1, str(tmp_path), ended.append)
+    assert [outcome.error for outcome in ended] == [""]
+    assert_same_result(runs[0].out, reference[0].run.out)
+    assert ended[0].metrics is not None
+    accuracy = ended[0].metrics["colours"]["accuracy"]
+    assert reference[0].metrics is not None
+    assert accuracy == reference[0].metrics["colours"]["accuracy"]
+
+
+@pytest.mark.slow
+def test_a_mistake_of_a_rank_is_the_answer(tiny_pool: str, data: str, tmp_path: Path) -> None:
+    two = of_two_ranks(tiny_pool, data, train={**TRAIN, "batch_size": 64})
+    request = request_of(expand_runs(two, str(tmp_path))[0], two.evaluate, 2)
+    answer = train_and_evaluate(request)
+    assert answer["refused"]
+    assert answer["error"].startswith("ValueError: fewer rows than a batch")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_costs_an_attempt_and_not_the_run(
+    tiny_pool: str,
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    mark = processes.new_mark()
+    monkeypatch.setenv(processes.MARK, mark)
+    two = of_two_ranks(tiny_pool, data)
+    runs, answers = expand_runs(two, str(tmp_path)), []
+    ask = runner.Child.ask
+
+    def note(self: runner.Child, request: runner.Json) -> runner.Json:
+        answers.append(ask(self, request))
+        return answers[-1]
+
+    monkeypatch.setattr(runner.Child, "ask", note)
+    ended: list[Outcome] = []
+    work = threading.Thread(
+        target=runner.run_in_children,
+        args=(runs[:1], two.evaluate, 1, str(tmp_path), ended.append),
+    )
+    work.start()
+    first, second = processes.wait_for(mark, "train.ablation.child", "request.json", count=2)
+    os.kill(second, signal.SIGKILL)
+    work.join(timeout=240)
+    answer = {key: answers[0][key] for key in ("error", "refused")}
+    assert answer == {"error": "one of 2 ranks died by SIGKILL", "refused": False}
+    assert not processes.is_alive(first)
+    assert [outcome.error for outcome in ended] == [""]
+    assert len(answers) == 2
+
+
+@pytest.mark.slow
+def test_ranks_end_with_the_process_that_started_them(
+    tiny_pool: str, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = processes.new_mark()
+    monkeypatch.setenv(processes.MARK, mark)
+    two = of_two_ranks(tiny_pool, data)
+    child = runner.Child(runner.environment(0, 1, 0, 2), tmp_path / "log")
+    request = request_of(expand_runs(two, str(tmp_path))[0], two.evaluate, 2)
+    answers: list[runner.Json] = []
+    asking = threading.Thread(target=lambda: answers.append(child.ask(request)))
+    asking.start()
+    ranks = processes.wait_for(mark, "train.ablation.child", "request.json", count=2)
+    assert child.process is not None
+    child.process.kill()
+    asking.join(timeout=60)
+    assert "its process ended with -9" in answers[0]["error"]
+    until = time.monotonic() + 60
+    while any(processes.is_alive(rank) for rank in ranks) and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not any(processes.is_alive(rank) for rank in ranks)
+    child.end()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_on_ray_a_worker_that_is_killed_costs_an_attempt_and_not_the_run(
+    ran: tuple[Ablation, str, list[Outcome]],
+    tiny_pool: str,
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, _, reference = ran
+    mark = processes.new_mark()
+    monkeypatch.setenv(processes.MARK, mark)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    two = of_two_ranks(tiny_pool, data, arms={"raw": "web/all"})
+    runs = expand_runs(two, str(tmp_path))
+    killed: list[int] = []
+
+    def kill() -> None:
+        ranks = processes.wait_for(mark, "train.ablation.child", "request.json", count=2)
+        killed.append(processes.parent_of(ranks[0]))
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    ended: list[Outcome] = []
+    runner.run_on_ray(runs[:1], two.evaluate, 1, str(tmp_path), ended.append)
+    killer.join()
+    assert len(killed) == 1
+    assert [outcome.error for outcome in ended] == [""]
+    assert_same_result(runs[0].out, reference[0].run.out)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ranks_on_several_machines_are_workers_of_ray_train(
+    ran: tuple[Ablation, str, list[Outcome]],
+    tiny_pool: str,
+    data: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _, _, reference = ran
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(runner, "_is_spread", lambda ranks, nodes: True)
+    two = of_two_ranks(tiny_pool, data, arms={"raw": "web/all"})
+    runs = expand_runs(two, str(tmp_path))
+    ended: list[Outcome] = []
+    runner.run_on_ray(runs[:1], two.evaluate, 1, str(tmp_path), ended.append)
+    assert [outcome.error for outcome in ended] == [""]
+    assert_same_result(runs[0].out, reference[0].run.out)
+
+
+def node(alive: bool = True, **resources: float) -> dict[str, object]:
+    return {"Alive": alive, "Resources": resources}
+
+
+def test_ranks_spread_where_no_machine_has_room_for_all() -> None:
+    machines = [node(CPU=64.0, GPU=8.0), node(CPU=64.0, GPU=8.0), node(alive=False, GPU=99.0)]
+    assert not runner._is_spread(8, machines)
+    assert runner._is_spread(16, machines)
+    with pytest.raises(ValueError, match="ranks is 17, but the cluster has 16 GPUs"):
+        runner._is_spread(17, machines)
+    assert not runner._is_spread(4, [node(CPU=4.0)])
