@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import yaml
 
 from manifests import disk
 from manifests.commits import Commits
@@ -21,29 +22,13 @@ from manifests.records import (
     ViewDocument,
     read_document,
 )
-from manifests.schema import Ablation
 from tests.support.bundles import write_scores
 from train.ablation.arms import Role
-from train.ablation.conclusions import Results, ScalingTable, TaskSignals
 from train.reporting import schema
 from train.reporting.data import KEPT, ArmView, PoolColumns
-from train.stats.analysis import TaskRange, TaskResult
-from train.stats.comparison import Comparison, Power, Verdict
-from train.stats.scaling import Crossing, Interval, MetricSignal, PowerLaw, Prediction
+from train.stats.comparison import Comparison, Verdict
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
-ABLATION: Ablation = disk.from_plain(
-    Ablation,
-    {
-        "name": "demo",
-        "question": "Does it help?",
-        "arms": {arm: {"predictions": arm + "/{seed}-{task}"} for arm in ("raw", "clip30")},
-        "baseline": "raw",
-        "seeds": [0, 1, 2],
-        "evaluate": [{"name": "objects", "kind": "classification"}],
-        "primary": "objects",
-    },
-)
 
 
 def seed_values(mean: float) -> schema.SeedValues:
@@ -63,31 +48,6 @@ def arm_report(name: str, role: Role, mean: float) -> schema.ArmReport:
         metrics={"objects": seed_values(mean)},
         missing=(),
         device_seconds=82.0,
-    )
-
-
-def arm_changes(name: str) -> schema.ArmChanges:
-    """Changes with one class, one confusion, and a sample with and one without its image."""
-    shown = schema.Disagreement(
-        sample="star/1.jpg",
-        label="red <star>",
-        arm_answer="red <star>",
-        baseline_answer="red fish",
-        arm_right=1.0,
-        baseline_right=1 / 3,
-        image=PIXEL,
-    )
-    return schema.ArmChanges(
-        arm=name,
-        task="objects",
-        classes_in_all=64,
-        classes=(schema.ClassChange(name="red <star>", samples=16, baseline=0.25, arm=0.5),),
-        confusions=(
-            schema.ConfusionChange(label="red <star>", predicted="fish", baseline=8.0, arm=2.5),
-        ),
-        gained=12,
-        lost=3,
-        shown=(shown, dataclasses.replace(shown, image=None)),
     )
 
 
@@ -133,45 +93,6 @@ def comparison(arm: str, baseline: str, verdict: Verdict = "better") -> Comparis
     )
 
 
-def task_result() -> TaskResult:
-    return TaskResult(
-        task="objects",
-        metric="accuracy",
-        unit="share",
-        own_sd=0.009,
-        own_df=4.0,
-        sd=0.011,
-        df=10.0,
-        floor_sd=0.004,
-        drawing_sd=0.002,
-        power=Power(smallest=0.029, half=0.0145, seeds_for_half=11),
-        comparisons=(comparison("clip30", "raw"),),
-        controls=(comparison("clip30", "random_like_clip30"),),
-        a_a=comparison("a_a", "raw", "not distinguishable"),
-        samples=640,
-        chance=1 / 64,
-        range=TaskRange(best=0.341, near=None, at_chance=False, band=0.01),
-        mcnemar={"clip30": 0.01},
-    )
-
-
-def results() -> Results:
-    return Results(
-        headline="On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.",
-        verdict="clip30 is better than raw on objects: +4.1 points.",
-        tasks={"objects": task_result()},
-        average=None,
-        other_metrics=(),
-        failed=(),
-        incomplete={},
-        rounds=(),
-        earlier_looks=(),
-        scorer=None,
-        overlap={"objects": 0},
-        near_overlap={"objects": 3},
-    )
-
-
 def with_task(report: schema.Report, **changes: object) -> schema.Report:
     """The report with another result of its task."""
     task = dataclasses.replace(report.primary, **changes)  # type: ignore[arg-type]
@@ -183,139 +104,127 @@ def with_results(report: schema.Report, **changes: object) -> schema.Report:
     return dataclasses.replace(report, results=changed)
 
 
-def contract() -> schema.Contract:
-    def row(setting: str, value: str | None, main: bool) -> schema.ContractRow:
-        by_arm = {"raw": "0.1", "clip30": "0.2"} if value is None else {}
-        return schema.ContractRow(setting=setting, value=value, by_arm=by_arm, main=main)
-
-    rows = (row("model", "micro", True), row("lr", None, True), row("eps", "1e-06", False))
-    blends = {"raw": "b1e4d", "clip30": "b1e4e"}
-    return schema.Contract(runs=9, config_hash="c0ffee", rows=rows, blends=blends)
-
-
-def signal(metric: str, ratio: float) -> MetricSignal:
-    return MetricSignal(
-        metric=metric,
-        arms=2,
-        seeds=3,
-        higher_is_better=True,
-        best="clip30",
-        spread=0.041,
-        noise=0.01,
-        ratio=Interval(value=ratio, low=2.0, high=9.0),
-        single_agreement=0.75,
-        half_agreement=1.0,
-    )
-
-
-def scaling() -> ScalingTable:
-    crossing = Crossing(
-        first="web/raw", second="web/clip30", n=3e4, low=None, high=None, crossing_share=0.9,
-        better_before="web/raw", better_after="web/clip30", start=3200.0, end=51200.0,
-    )  # fmt: skip
-    ahead = Prediction(
-        arm="web/raw",
-        n=51200.0,
-        error=Interval(value=0.125, low=0.11, high=0.14),
-        warning="51200 samples seen are 4.0 times the largest size that was run",
-    )
-    return ScalingTable(
-        task="objects",
-        metric="accuracy",
-        sizes=(3200.0, 6400.0, 12800.0),
-        curves={"web/raw": PowerLaw(floor=0.1, scale=0.2, exponent=0.5, unit=6400.0)},
-        points={"web/raw": ((3200.0, 0.38), (6400.0, 0.3), (12800.0, 0.24))},
-        predictions=(ahead,),
-        crossings=(crossing,),
-    )
+# Every section, with text that must be escaped.
+REPORT = """
+ablation:
+  name: demo
+  question: Does it help?
+  arms: {raw: {predictions: "raw/{seed}-{task}"}, clip30: {predictions: "clip30/{seed}-{task}"}}
+  baseline: raw
+  seeds: [0, 1, 2]
+  evaluate: [{name: objects, kind: classification}]
+  primary: objects
+results:
+  headline: "On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points."
+  verdict: "clip30 is better than raw on objects: +4.1 points."
+  tasks:
+    objects:
+      {task: objects, metric: accuracy, unit: share, own_sd: 0.009, own_df: 4.0, sd: 0.011,
+       df: 10.0, floor_sd: 0.004, drawing_sd: 0.002, comparisons: [], controls: [], a_a: null,
+       power: {smallest: 0.029, half: 0.0145, seeds_for_half: 11}, samples: 640, chance: 0.015625,
+       range: {best: 0.341, near: null, at_chance: false, band: 0.01}, mcnemar: {clip30: 0.01}}
+  average: null
+  other_metrics: []
+  failed: []
+  incomplete: {}
+  rounds: []
+  earlier_looks: []
+  scorer: null
+  overlap: {objects: 0}
+  near_overlap: {objects: 3}
+samples_seen: 6400
+arms: []
+runs: []
+changes:
+  - {arm: clip30, task: objects, classes_in_all: 64, gained: 12, lost: 3,
+     classes: [{name: red <star>, samples: 16, baseline: 0.25, arm: 0.5}],
+     confusions: [{label: red <star>, predicted: fish, baseline: 8.0, arm: 2.5}],
+     shown: [{sample: star/1.jpg, label: red <star>, arm_answer: red <star>, arm_right: 1.0,
+              baseline_answer: red fish, baseline_right: 0.333, image: PIXEL},
+             {sample: star/1.jpg, label: red <star>, arm_answer: red <star>, arm_right: 1.0,
+              baseline_answer: red fish, baseline_right: 0.333, image: null}]}
+gaps: []
+curves: [{arm: raw, seed: 0, points: [[128, 4.8, 0.01], [256, 4.1, 0.05]]}]
+funnels: [{title: web, steps: [[links, 100], [stored, 80]], reasons: {dns: 20}}]
+histograms:
+  - {pool: web, column: clip_score, edges: [0.0, 0.1, 0.2], marks: {clip30: 0.1},
+     counts: {stored: [10, 20], clip30: [0, 12]}, divergence: {clip30: 1.25}}
+contract:
+  runs: 9
+  config_hash: c0ffee
+  rows:
+    - {setting: model, value: micro, by_arm: {}, main: true}
+    - {setting: lr, value: null, by_arm: {raw: "0.1", clip30: "0.2"}, main: true}
+    - {setting: eps, value: "1e-06", by_arm: {}, main: false}
+  blends: {raw: b1e4d, clip30: b1e4e}
+rules: [{pool: web, view: basic, stored: 80, rules: [[words, 40, 8], [cast, null, null]]}]
+categories:
+  - {pool: web, column: host of the image, values: 2, labels: [host <a>, all others],
+     counts: {stored: [60, 20], clip30: [10, 2]}, divergence: {clip30: 0.02}, sampled_rows: 2000}
+duplicates:
+  - {pool: web, key: byte for byte, labels: ["1", 2 or more], sampled_rows: 2000,
+     groups: {stored: [70, 5], clip30: [12, 0]}}
+safety:
+  - {pool: web, column: punsafe, meaning: above 0.5, sampled_rows: null,
+     counts: {stored: [20, 80], clip30: [0, 12]}}
+signals:
+  - task: objects
+    deciding: accuracy
+    rows:
+      - &signal
+        {metric: accuracy5, arms: 2, seeds: 3, higher_is_better: true, best: clip30, spread: 0.041,
+         noise: 0.01, ratio: {value: 6.2, low: 2.0, high: 9.0}, single_agreement: 0.75,
+         half_agreement: 1.0}
+      - {<<: *signal, metric: accuracy, ratio: {value: 4.1, low: 2.0, high: 9.0}}
+scaling:
+  - task: objects
+    metric: accuracy
+    sizes: [3200.0, 6400.0, 12800.0]
+    curves: {web/raw: {floor: 0.1, scale: 0.2, exponent: 0.5, unit: 6400.0}}
+    points: {web/raw: [[3200.0, 0.38], [6400.0, 0.3], [12800.0, 0.24]]}
+    predictions:
+      - {arm: web/raw, n: 51200.0, error: {value: 0.125, low: 0.11, high: 0.14},
+         warning: 51200 samples seen are 4.0 times the largest size that was run}
+    crossings:
+      - {first: web/raw, second: web/clip30, n: 30000.0, low: null, high: null, start: 3200.0,
+         crossing_share: 0.9, better_before: web/raw, better_after: web/clip30, end: 51200.0}
+gallery:
+  - pool: web
+    view: clip30
+    kept: [&shot {image: PIXEL, caption: a <red> star & more, score: 0.25, rule: clip<1}]
+    near: [*shot]
+    rejected: [*shot]
+overlap: {arms: [raw, clip30], jaccard: [[1.0, 0.3], [0.3, 1.0]]}
+null_web: null
+costs: [[fetch, 12.5], [train, 100.0]]
+settings: {Rules of the views: "web/clip30:\\n- clip: clip_score >= top(clip_score, 0.3)\\n"}
+provenance: {facts: {ablation: abc}, files: [[runs/raw/seed-0/run.json, ff]]}
+"""
+OPTIONAL = (
+    "runs", "changes", "costs", "curves", "funnels", "histograms", "gallery", "rules", "categories",
+    "duplicates", "safety", "signals", "scaling",
+)  # fmt: skip
 
 
 def sample_report() -> schema.Report:
-    """A report that fills every section, with text that must be escaped."""
-    shot = schema.Example(image=PIXEL, caption="a <red> star & more", score=0.25, rule="clip<1")
-    report = schema.Report(
-        ablation=ABLATION,
-        results=results(),
-        samples_seen=6400,
+    """A report that fills every section."""
+    plain = yaml.safe_load(REPORT.replace("PIXEL", f"'{PIXEL}'"))
+    report: schema.Report = disk.from_plain(schema.Report, plain)
+    report = dataclasses.replace(
+        report,
         arms=(
             arm_report("raw", "baseline", 0.3),
             arm_report("clip30", "arm", 0.341),
             arm_report("random_like_clip30", "random", 0.3),
         ),
         runs=(run_row("raw", 0, 0.29), run_row("clip30", 0, 0.331)),
-        changes=(arm_changes("clip30"), arm_changes("random_like_clip30")),
-        gaps=(),
-        curves=(schema.Curve(arm="raw", seed=0, points=((128, 4.8, 0.01), (256, 4.1, 0.05))),),
-        funnels=(
-            schema.Funnel(title="web", steps=(("links", 100), ("stored", 80)), reasons={"dns": 20}),
-        ),
-        histograms=(
-            schema.Histogram(
-                pool="web",
-                column="clip_score",
-                edges=(0.0, 0.1, 0.2),
-                counts={"stored": (10, 20), "clip30": (0, 12)},
-                marks={"clip30": 0.1},
-                divergence={"clip30": 1.25},
-            ),
-        ),
-        contract=contract(),
-        rules=(
-            schema.RuleEffects(
-                pool="web", view="basic", stored=80, rules=(("words", 40, 8), ("cast", None, None))
-            ),
-        ),
-        categories=(
-            schema.Categories(
-                pool="web",
-                column="host of the image",
-                values=2,
-                labels=("host <a>", "all others"),
-                counts={"stored": (60, 20), "clip30": (10, 2)},
-                divergence={"clip30": 0.02},
-                sampled_rows=2000,
-            ),
-        ),
-        duplicates=(
-            schema.DuplicateGroups(
-                pool="web",
-                key="byte for byte",
-                labels=("1", "2 or more"),
-                groups={"stored": (70, 5), "clip30": (12, 0)},
-                sampled_rows=2000,
-            ),
-        ),
-        safety=(
-            schema.SafetyRates(
-                pool="web",
-                column="punsafe",
-                meaning="above 0.5",
-                counts={"stored": (20, 80), "clip30": (0, 12)},
-                sampled_rows=None,
-            ),
-        ),
-        signals=(
-            TaskSignals(
-                task="objects",
-                deciding="accuracy",
-                rows=(signal("accuracy5", 6.2), signal("accuracy", 4.1)),
-            ),
-        ),
-        scaling=(scaling(),),
-        gallery=(
-            schema.Examples(
-                pool="web", view="clip30", kept=(shot,), near=(shot,), rejected=(shot,)
-            ),
-        ),
-        overlap=schema.Overlap(arms=("raw", "clip30"), jaccard=((1.0, 0.3), (0.3, 1.0))),
-        null_web=None,
-        costs=(("fetch", 12.5), ("train", 100.0)),
-        settings={
-            "Rules of the views": "web/clip30:\n- clip: clip_score >= top(clip_score, 0.3)\n"
-        },
-        provenance=schema.Provenance(
-            facts={"ablation": "abc"}, files=(("runs/raw/seed-0/run.json", "ff" * 32),)
-        ),
+        changes=(*report.changes, dataclasses.replace(report.changes[0], arm="random_like_clip30")),
+    )
+    report = with_task(
+        report,
+        comparisons=(comparison("clip30", "raw"),),
+        controls=(comparison("clip30", "random_like_clip30"),),
+        a_a=comparison("a_a", "raw", "not distinguishable"),
     )
     null = with_results(report, verdict="null: not distinguishable.")
     return dataclasses.replace(report, null_web=null)
@@ -324,25 +233,11 @@ def sample_report() -> schema.Report:
 def empty_report() -> schema.Report:
     """The same without controls, curves, images, costs and anything optional."""
     report = with_task(sample_report(), a_a=None, controls=(), power=None)
+    absent: dict[str, Any] = dict.fromkeys(OPTIONAL, ())
+    arms = tuple(dataclasses.replace(arm, device_seconds=None) for arm in report.arms)
+    report = with_results(report, overlap={}, near_overlap={})
     return dataclasses.replace(
-        with_results(report, overlap={}, near_overlap={}),
-        runs=(),
-        changes=(),
-        arms=tuple(dataclasses.replace(arm, device_seconds=None) for arm in sample_report().arms),
-        null_web=None,
-        costs=(),
-        curves=(),
-        funnels=(),
-        histograms=(),
-        gallery=(),
-        settings={},
-        contract=None,
-        rules=(),
-        categories=(),
-        duplicates=(),
-        safety=(),
-        signals=(),
-        scaling=(),
+        report, **absent, arms=arms, null_web=None, settings={}, contract=None
     )
 
 

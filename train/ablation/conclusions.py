@@ -409,10 +409,7 @@ def _power(primary: TaskResult) -> str:
 
 
 def _differences(rows: Sequence[Comparison]) -> str:
-    texts = []
-    for row in rows:
-        difference = wording.interval(row.difference, row.low, row.high, row.unit)
-        texts.append(f"{row.arm} {difference} {wording.unit_of_difference(row.unit)}")
+    texts = [f"{r.arm} {wording.difference(r)} {wording.unit_of_difference(r.unit)}" for r in rows]
     return ", ".join(texts)
 
 

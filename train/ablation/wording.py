@@ -60,6 +60,11 @@ def interval(mean: float | None, low: float | None, high: float | None, unit: st
     return f"{points(mean, unit)} [{points(low, unit)}, {points(high, unit)}]"
 
 
+def difference(c: Comparison) -> str:
+    """A comparison's difference with its interval."""
+    return interval(c.difference, c.low, c.high, c.unit)
+
+
 def mean_and_sd(mean: float | None, sd: float | None, unit: str = "share") -> str:
     """`34.1 ± 1.0`, or `34.1` for one seed."""
     if sd is None:
@@ -125,7 +130,7 @@ def describe(comparison: Comparison, power: Power | None = None) -> str:
     c, unit = comparison, comparison.unit
     text = (
         f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {c.task}: "
-        f"{interval(c.difference, c.low, c.high, unit)} {unit_of_difference(unit)} "
+        f"{difference(c)} {unit_of_difference(unit)} "
         f"({_runs(c)}, {adjusted(c)})"
     )
     if c.low is None:

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+
+from markupsafe import Markup
 
 from manifests.web_page import colour, page_templates
 from train.ablation import wording
-from train.ablation.arms import Role
 from train.reporting import charts
-from train.reporting.page import difference_point, level_of, power_texts, scale_of
+from train.reporting.page import (
+    TEMPLATES,
+    difference_point,
+    level_of,
+    power_texts,
+    scale_of,
+)
 from train.reporting.schema import ArmReport, Report
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison
@@ -223,12 +228,8 @@ def comparison_lines(comparison: ReportComparison) -> list[str]:
 
 
 def _cells(arm: ComparedArm, unit: str) -> tuple[str, str, str]:
-    first, second = arm.first, arm.second
-    return (
-        wording.interval(first.difference, first.low, first.high, unit),
-        wording.interval(second.difference, second.low, second.high, unit),
-        wording.interval(arm.change, arm.low, arm.high, unit),
-    )
+    change = wording.interval(arm.change, arm.low, arm.high, unit)
+    return wording.difference(arm.first), wording.difference(arm.second), change
 
 
 def render_comparison(comparison: ReportComparison) -> str:
@@ -242,7 +243,7 @@ def render_comparison(comparison: ReportComparison) -> str:
         points.append(difference_point(arm.arm, shades[arm.arm], x, arm.second, scale))
     title = f"Difference to {c.baseline} in {c.first} (across) and in {c.second} (up), {unit}"
     ranks_title = f"Rank of each arm in {c.first} (across) and in {c.second} (up); 1 is the best"
-    templates = page_templates(Path(__file__).parent / "templates", wording=wording)
+    templates = page_templates(TEMPLATES, wording=wording)
     return templates.get_template("compared.html").render(
         c=c,
         unit=unit,
@@ -274,87 +275,34 @@ def _ranks(c: ReportComparison, shades: dict[str, str], title: str) -> str:
 # A summary of a report as Markdown, at most 40 lines: for a pull request.
 
 
-MOST_LINES = 40
-MOST_ARMS = 10  # rows of the table of arms, and of controls half of it
-MOST_GAPS = 3
 LOSSES = 3
-
-
 MARK = "`report.html` and `report.json` have the details."  # every summary ends with it
 
 
 def report_markdown(report: Report, written: datetime.date | None = None) -> str:
     """The verdict, a table of the arms, controls, the largest losses and what is missing."""
-    lines = [
-        f"## {_text(report.ablation.name)}",
-        "",
-        _text(report.ablation.question),
-        "",
-        f"**{_text(report.results.headline)}**",
-    ]
-    lines += ["", *_arms(report, ("baseline", "arm"), MOST_ARMS)]
-    controls = _arms(report, ("random", "a_a"), MOST_ARMS // 2)
-    if controls:
-        lines += ["", "Controls:", "", *controls]
-    ends = [_text(" ".join(power_texts(report))), _losses(report)]
-    if report.looks:
-        ends.append(f"- {_text(report.looks)}")
-    gaps = (*report.redesigns, *report.gaps)
-    ends += [f"- {_text(gap)}" for gap in gaps[:MOST_GAPS]]
-    if len(gaps) > MOST_GAPS:
-        ends.append(f"- and {len(gaps) - MOST_GAPS} more remarks")
-    ablation = report.provenance.facts.get("ablation", "")
-    date = "" if written is None else f", written on {written:%Y-%m-%d}"
-    ends.append(f"Ablation `{ablation}`{date}; {MARK}")
-    lines += ["", *(line for line in ends if line)]
-    assert len(lines) <= MOST_LINES
-    return "\n".join(lines) + "\n"
-
-
-def _arms(report: Report, roles: Sequence[Role], most: int) -> list[str]:
-    """A table of the arms of these roles; empty where there is none."""
-    arms = [arm for arm in report.arms if arm.role in roles]
-    if not arms:
-        return []
-    unit = report.primary.unit
-    task = _text(report.ablation.primary)
-    score = f"{task}, %" if unit == "share" else task
-    name = f"{wording.unit_of_difference(unit)} to {_text(report.baseline)} [{level_of(report)}]"
-    lines = [f"| arm | seeds | {score} | {name} | verdict |", "| --- | ---: | ---: | ---: | --- |"]
-    lines += [_markdown_row(report, arm, unit) for arm in arms[:most]]
-    if len(arms) > most:
-        lines.append(f"| and {len(arms) - most} more | | | | |")
-    return lines
-
-
-def _markdown_row(report: Report, arm: ArmReport, unit: str) -> str:
-    metric, d = arm.metrics[report.ablation.primary], report.difference(arm.arm)
-    difference, verdict = "", "baseline" if arm.role == "baseline" else wording.DASH
-    if d is not None:
-        difference, verdict = wording.interval(d.difference, d.low, d.high, unit), d.verdict
-    score = wording.mean_and_sd(metric.mean, metric.sd, unit)
-    cells = (_text(arm.arm), str(len(metric.values)), score, difference, verdict)
-    return f"| {' | '.join(cells)} |"
-
-
-def _losses(report: Report) -> str:
-    """The tasks on which an arm is worse, the largest losses first."""
-    losses = []
+    primary, losses = report.ablation.primary, []
     for row in report.results.comparisons:
-        if row.verdict == "worse" and row.task != report.ablation.primary:
+        if row.verdict == "worse" and row.task != primary:
             losses.append(row)
     losses.sort(key=lambda row: -abs(row.difference))
-    texts = []
-    for row in losses[:LOSSES]:
-        difference = wording.interval(row.difference, row.low, row.high, row.unit)
-        texts.append(f"{row.arm} on {row.task} {difference}")
-    return f"Worse on other tasks: {_text('; '.join(texts))}." if texts else ""
+    templates = page_templates(TEMPLATES, wording=wording, level_of=level_of)
+    templates.filters["line"] = _line
+    text = templates.get_template("report.md").render(
+        r=report,
+        power=" ".join(power_texts(report)),
+        losses=losses[:LOSSES],
+        written="" if written is None else f"{written:%Y-%m-%d}",
+        mark=MARK,
+    )
+    return f"{text}\n"
 
 
-def _text(text: str) -> str:
+def _line(text: str) -> Markup:
     """One line in which Markdown finds no table and no tag."""
     line = " ".join(text.split())
-    return line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+    line = line.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;")
+    return Markup(line.replace("*", "\\*"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -406,7 +354,7 @@ def _text_row(report: Report, task: TaskResult, arm: ArmReport) -> str:
     text = f"{arm.arm:<30}{data}{wording.mean_and_sd(of_arm.mean, of_arm.sd, task.unit):>16}   "
     d = report.difference(arm.arm, task.task)
     if d is not None and arm.role != "a_a":
-        text += f"{wording.interval(d.difference, d.low, d.high, task.unit)}  {d.verdict}"
+        text += f"{wording.difference(d)}  {d.verdict}"
     if arm.missing:
         text += f"  ({wording.without(arm.missing)})"
     return text.rstrip()

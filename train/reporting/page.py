@@ -26,6 +26,7 @@ from train.reporting import charts
 from train.reporting.schema import ArmReport, Categories, Histogram, Report
 from train.stats.comparison import Comparison
 
+TEMPLATES = Path(__file__).parent / "templates"
 OUTLINES = 7  # views in a histogram beside the stored rows; more cannot be told apart
 CURVE_POINTS = 60
 Shades = dict[str, str]  # the colour of each name of a chart
@@ -38,7 +39,7 @@ def render(report: Report, written: datetime.date | None = None) -> str:
     if report.null_web is not None:
         shades = {**colours_of(report.null_web), **shades}
     templates = page_templates(
-        Path(__file__).parent / "templates",
+        TEMPLATES,
         METRICS=METRICS,
         wording=wording,
         arms_forest=arms_forest,
