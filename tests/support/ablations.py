@@ -13,6 +13,7 @@ from manifests import disk
 from manifests.schema import Ablation
 from train.ablation.runner import Outcome, request_of, train_and_evaluate
 
+Ran = tuple[Ablation, str, list[Outcome]]  # what the fixture `ran` gives
 TRAIN = {
     "model": "test", "samples_seen": 64, "batch_size": 16, "lanes": 4, "threads": 0,
     "precision": "fp32", "device": "cpu", "warmup": 1,

@@ -9,10 +9,9 @@ import pytest
 
 from manifests import disk
 from manifests.schema import Ablation, Blend
-from tests.support.ablations import TRAIN, changed, three_arms, tiny_ablation
+from tests.support.ablations import TRAIN, Ran, changed, three_arms, tiny_ablation
 from train.ablation import arms, runner
 from train.ablation.arms import (
-    arm_config,
     check_factors,
     expand_runs,
     finished_metrics,
@@ -181,9 +180,7 @@ def test_a_blend_of_an_unbuilt_pool_is_checked_too(recipe: str, tmp_path: Path) 
 # --- finished and stale runs ---------------------------------------------------------------------
 
 
-def test_a_finished_run_is_known_by_its_settings_and_views(
-    ran: tuple[Ablation, str, list[Outcome]],
-) -> None:
+def test_a_finished_run_is_known_by_its_settings_and_views(ran: Ran) -> None:
     tiny, out, outcomes = ran
     run = expand_runs(tiny, out)[0]
     assert stale_because(run) == []
@@ -194,9 +191,7 @@ def test_a_finished_run_is_known_by_its_settings_and_views(
     assert stale_because(logs_more) == []
 
 
-def test_an_interrupted_run_is_stale_by_its_checkpoint(
-    ran: tuple[Ablation, str, list[Outcome]], tmp_path: Path
-) -> None:
+def test_an_interrupted_run_is_stale_by_its_checkpoint(ran: Ran, tmp_path: Path) -> None:
     tiny, out, _ = ran
     identity = disk.read_json(disk.join(out, "runs/raw/seed-0/run.json"))["identity"]
     run = expand_runs(tiny, str(tmp_path))[0]
@@ -208,9 +203,7 @@ def test_an_interrupted_run_is_stale_by_its_checkpoint(
     assert finished_metrics(run, tiny.evaluate) is None
 
 
-def test_a_stale_run_is_moved_and_never_overwritten(
-    ran: tuple[Ablation, str, list[Outcome]], tmp_path: Path
-) -> None:
+def test_a_stale_run_is_moved_and_never_overwritten(ran: Ran, tmp_path: Path) -> None:
     tiny, _, _ = ran
     run = expand_runs(tiny, str(tmp_path))[2]
     targets = []
@@ -223,7 +216,7 @@ def test_a_stale_run_is_moved_and_never_overwritten(
     assert all(os.path.exists(disk.join(target, "run.json")) for target in targets)
 
 
-def test_a_stale_run_is_moved_in_a_store_too(ran: tuple[Ablation, str, list[Outcome]]) -> None:
+def test_a_stale_run_is_moved_in_a_store_too(ran: Ran) -> None:
     tiny, _, _ = ran
     run = expand_runs(tiny, "memory://abl")[0]
     disk.write_json(disk.join(run.out, "run.json"), {"identity": {"config": {}, "views": {}}})
@@ -242,13 +235,6 @@ def ablation(arms: dict[str, Any], vary: dict[str, Any] | None = None) -> Ablati
 
 def arm(view: str, train: dict[str, Any]) -> dict[str, Any]:
     return {"view": view, "train": train}
-
-
-def test_arms_may_differ_in_the_declared_setting() -> None:
-    two = ablation({"half": arm("web/raw", BF16), "full": arm("web/raw", FP32)}, {"precision": []})
-    check_factors(two)
-    assert arm_config(two, "half").precision == "bf16"
-    assert arm_config(two, "full").precision == "fp32"
 
 
 def test_a_full_grid_of_data_and_setting_is_allowed() -> None:

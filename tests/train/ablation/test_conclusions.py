@@ -90,16 +90,10 @@ def test_controls_and_a_a_are_separate_from_the_arms() -> None:
         ("clip30", "random_like_clip30", "better"),
         ("random_like_clip30", "raw", "not distinguishable"),
     ]
-    assert result.tasks["objects"].a_a is not None
-    assert (
-        result.tasks["objects"].a_a.arm,
-        result.tasks["objects"].a_a.baseline,
-        result.tasks["objects"].a_a.n,
-    ) == ("a_a", "raw", 3)
-    assert result.tasks["objects"].a_a.p_adjusted == result.tasks["objects"].a_a.p
-    assert result.tasks["objects"].a_a.difference == pytest.approx(
-        (0.304 + 0.306 + 0.307 - 0.915) / 3, abs=1e-12
-    )
+    a_a = result.tasks["objects"].a_a
+    assert a_a is not None
+    assert (a_a.arm, a_a.baseline, a_a.n, a_a.p_adjusted) == ("a_a", "raw", 3, a_a.p)
+    assert a_a.difference == pytest.approx((0.304 + 0.306 + 0.307 - 0.915) / 3, abs=1e-12)
     lines = result.verdict.splitlines()
     assert lines[0] == result.headline
     assert lines[0].startswith("On objects, better than raw: clip30 +10.0 [")

@@ -13,12 +13,9 @@ from manifests import disk
 from manifests.records import read_document
 from manifests.schema import Ablation
 from tests.support import commands
-from tests.support.ablations import changed, in_process
+from tests.support.ablations import Ran, changed, in_process
 from train.ablation import history, runner
-from train.ablation.runner import Outcome
 from train.reporting.schema import Results
-
-Ran = tuple[Ablation, str, list[Outcome]]
 
 
 def run(ablation: Ablation, folder: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
-from tests.support.ablations import changed, in_process
+from tests.support.ablations import Ran, changed, in_process
 from train.ablation import runner, wording
 from train.ablation.arms import (
     NO_SEED,
@@ -23,11 +23,9 @@ from train.ablation.arms import (
     trained_on,
 )
 from train.ablation.plan import check_ablation, check_pools
-from train.ablation.runner import Outcome, run_all
+from train.ablation.runner import run_all
 from train.reporting.collect import collect_report
 from train.reporting.results import collect_results
-
-Ran = tuple[Ablation, str, list[Outcome]]
 
 
 def with_models(ran: Ran, **models: str) -> Ablation:

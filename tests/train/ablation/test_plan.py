@@ -13,7 +13,7 @@ from manifests import disk, reader
 from manifests.layout import RunLayout
 from manifests.records import RunRecord, read_document
 from manifests.schema import Ablation
-from tests.support.ablations import TRAIN, changed, three_arms, tiny_ablation, two_classes
+from tests.support.ablations import TRAIN, Ran, changed, three_arms, tiny_ablation, two_classes
 from train.ablation import plan
 from train.ablation.arms import expand_runs
 from train.ablation.plan import (
@@ -26,7 +26,6 @@ from train.ablation.plan import (
     plan_lines,
     refuse_plan,
 )
-from train.ablation.runner import Outcome
 from train.config import configure
 from train.sizing.device_fit import GIB, sample_flops
 from train.stats.comparison import smallest_visible
@@ -204,7 +203,7 @@ def test_predictions_that_exist_need_nothing(tmp_path: Path) -> None:
 # --- speed and words ------------------------------------------------------------------------------
 
 
-def test_finished_runs_give_the_speed(ran: tuple[Ablation, str, list[Outcome]]) -> None:
+def test_finished_runs_give_the_speed(ran: Ran) -> None:
     tiny, out, outcomes = ran
     made = plan_ablation(tiny, out, Hardware(name="cpu"))
     records = []

@@ -127,10 +127,6 @@ def test_the_first_round_has_all_arms_and_controls_follow_their_arm() -> None:
         for arm in ("raw", "a_a", "clip30", "random_like_clip30", "basic")
     )
     assert study.seeds == {"raw": 2, "clip30": 2, "basic": 2}
-
-
-def test_controls_stop_with_their_arm() -> None:
-    controls = {"random_like": ["clip30"], "a_a": "raw"}
     asked = per_arm(replay(ablation(controls=controls), reader()))
     assert asked["random_like_clip30"] == asked["clip30"]
     assert asked["a_a"] == asked["raw"]
@@ -220,12 +216,6 @@ def test_an_arm_keeps_the_comparison_of_its_last_look_and_the_text_says_why() ->
     assert "clip30: 2 of 8 seeds; decided: better." in lines
     assert any(line.startswith("Seeds were run in rounds") for line in lines)
     assert "could only have seen" not in result.verdict
-
-
-def test_less_loss_is_better_in_rounds_too() -> None:
-    task = {"name": "objects", "kind": "classification", "data": "d", "metric": "calibration_error"}
-    result, _ = concluded(ablation(evaluate=[task]))
-    assert result.rounds[1].sentence == "clip30: 2 of 8 seeds; decided: worse."
 
 
 # --- through the command --------------------------------------------------------------------------

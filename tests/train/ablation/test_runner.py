@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 from manifests import disk
 from manifests.schema import Ablation, Blend
 from tests.support import processes
-from tests.support.ablations import TRAIN, changed, tiny_ablation
+from tests.support.ablations import TRAIN, Ran, changed, tiny_ablation
 from train.ablation import runner
 from train.ablation.arms import Run, expand_runs
 from train.ablation.runner import Child, Outcome, request_of, train_and_evaluate
@@ -29,9 +29,7 @@ from train.model.clip import CLIP
 from train.sizing.device_fit import DEVICE_SHARE
 
 
-def test_every_run_ends_with_metrics_in_its_folder(
-    ran: tuple[Ablation, str, list[Outcome]],
-) -> None:
+def test_every_run_ends_with_metrics_in_its_folder(ran: Ran) -> None:
     tiny, out, outcomes = ran
     assert [o.run for o in outcomes] == list(expand_runs(tiny, out))
     for outcome in outcomes:
@@ -50,9 +48,7 @@ def test_every_run_ends_with_metrics_in_its_folder(
     )
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_not(
-    ran: tuple[Ablation, str, list[Outcome]],
-) -> None:
+def test_the_same_seed_is_the_same_run_and_another_is_not(ran: Ran) -> None:
     _, out, _ = ran
     weights = {
         name: Path(out, "runs", name, "export", "open_clip_model.safetensors").read_bytes()
@@ -78,9 +74,7 @@ def pretend(asked: list[tuple[str, int]]) -> Callable[..., None]:
     return fail_all
 
 
-def test_what_is_done_is_not_done_again(
-    ran: tuple[Ablation, str, list[Outcome]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_done_is_not_done_again(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     tiny, out, outcomes = ran
     monkeypatch.setattr(runner, "run_in_children", no_work)
     again = runner.run_all(tiny, out)
@@ -89,7 +83,7 @@ def test_what_is_done_is_not_done_again(
 
 
 def test_only_what_is_missing_is_done(
-    ran: tuple[Ablation, str, list[Outcome]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny, out, _ = ran
     shutil.copytree(out, tmp_path / "copy")
@@ -104,7 +98,7 @@ def test_only_what_is_missing_is_done(
 
 
 def test_a_changed_view_replaces_what_it_makes_stale_and_keeps_the_rest(
-    ran: tuple[Ablation, str, list[Outcome]],
+    ran: Ran,
     add_view: Callable[..., None],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -253,7 +247,7 @@ def test_the_log_says_which_step_the_runs_are_at(
 @pytest.mark.slow
 @pytest.mark.ray
 def test_on_ray_the_same_runs_give_the_same_numbers(
-    ran: tuple[Ablation, str, list[Outcome]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ran: Ran, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, outcomes = ran
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -341,9 +335,7 @@ def assert_same_result(out: str, reference: str) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_train_what_one_does(
-    ran: tuple[Ablation, str, list[Outcome]], tiny_pool: str, data: str, tmp_path: Path
-) -> None:
+def test_two_ranks_train_what_one_does(ran: Ran, tiny_pool: str, data: str, tmp_path: Path) -> None:
     _, _, reference = ran
     two = of_two_ranks(tiny_pool, data, arms={"raw": "web/all"})
     ended: list[Outcome] = []
@@ -428,7 +420,7 @@ def test_ranks_end_with_the_process_that_started_them(
 @pytest.mark.slow
 @pytest.mark.ray
 def test_on_ray_a_worker_that_is_killed_costs_an_attempt_and_not_the_run(
-    ran: tuple[Ablation, str, list[Outcome]],
+    ran: Ran,
     tiny_pool: str,
     data: str,
     tmp_path: Path,
@@ -460,7 +452,7 @@ def test_on_ray_a_worker_that_is_killed_costs_an_attempt_and_not_the_run(
 @pytest.mark.slow
 @pytest.mark.ray
 def test_ranks_on_several_machines_are_workers_of_ray_train(
-    ran: tuple[Ablation, str, list[Outcome]],
+    ran: Ran,
     tiny_pool: str,
     data: str,
     tmp_path: Path,

@@ -8,10 +8,9 @@ import pytest
 from manifests import disk
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
-from tests.support.ablations import changed
+from tests.support.ablations import Ran, changed
 from tests.support.reports import complete_pool
 from train.ablation.arms import expand_runs
-from train.ablation.runner import Outcome
 from train.config import TrainConfig
 from train.identity import run_identity
 from train.reporting.data import ArmView, open_views
@@ -19,9 +18,7 @@ from train.reporting.results import collect_results
 
 
 @pytest.fixture(scope="session")
-def concluded(
-    ran: tuple[Ablation, str, list[Outcome]], tmp_path_factory: pytest.TempPathFactory
-) -> str:
+def concluded(ran: Ran, tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder with results.json, on a pool that has all that a report reads. For reading only."""
     tiny, out, outcomes = ran
     folder = tmp_path_factory.mktemp("concluded")

@@ -14,10 +14,9 @@ from manifests import disk, identity
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from tests.support import commands
-from tests.support.ablations import changed
+from tests.support.ablations import Ran, changed
 from train.ablation import runner
 from train.ablation.conclusions import FailedRun
-from train.ablation.runner import Outcome
 from train.reporting.collect import collect_report
 from train.reporting.page import render
 from train.reporting.results import collect_results, read_results
@@ -34,9 +33,7 @@ def predictions(out: str, run: str) -> str:
     return disk.join(out, "runs", run, "eval", "colours.parquet")
 
 
-def test_results_hold_every_metric_under_the_runs_own_seed(
-    concluded: str, ran: tuple[Ablation, str, list[Outcome]]
-) -> None:
+def test_results_hold_every_metric_under_the_runs_own_seed(concluded: str, ran: Ran) -> None:
     collected = read_results(ablation_of(concluded), concluded)
     assert collected.ablation_hash == identity.ablation_hash(ablation_of(concluded))
     assert set(collected.runs) == {"raw", "half", "a_a"}
