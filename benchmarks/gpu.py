@@ -285,7 +285,7 @@ def _versions() -> dict[str, str | None]:
         "torch": torch.__version__,
     }
     versions["cuda"] = torch.version.cuda
-    for package in ("triton", "flash-attn", "numpy", "pillow", "simplejpeg"):
+    for package in ("triton", "numpy", "pillow", "simplejpeg"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -317,7 +317,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         help="bf16, on a processor fp32",
     )
     parser.add_argument(
-        "--attention", default="auto", choices=["auto", "sdpa", "varlen", "flash"], help="of ours"
+        "--attention", default="auto", choices=["auto", "sdpa", "varlen"], help="of ours"
     )
     parser.add_argument(
         "--compile", default=None, choices=["yes", "no"], help="yes, on a processor no"

@@ -37,7 +37,7 @@ from train.model.memory import training_flops
 from train.parallel.checkpoint import Saver
 from train.parallel.parallelism import parallelize
 from train.parallel.process_group import Ranks
-from train.step.feed import GROUPS, Feed
+from train.step.feed import Feed
 from train.step.update import Update
 from train.trainer.loop import Records, SaveTimer, StepRunner, StopRequest, TrainState
 from train.transforms import fast_jpeg
@@ -129,7 +129,7 @@ class Ours:
         self.waited += waited
         self.runner.step(ready, waited)
         length_B = ready.batch.length_B
-        self._operations += self.work.batch(length_B, self.job["captions"], GROUPS)
+        self._operations += self.work.batch(length_B, self.job["captions"])
         self._tokens += int(length_B.sum())
         self._samples += len(length_B)
 

@@ -124,10 +124,10 @@ class TrainConfig:
     recompute: str = setting(
         "none", "blocks recomputed in backward: none, selective, full or every_N, like every_2"
     )
-    captions: Literal["padded", "groups", "packed"] = setting(
-        "padded", "captions padded to the longest of a batch, of a length group, or not at all"
+    captions: Literal["padded", "packed"] = setting(
+        "padded", "captions padded to the longest of a batch, or not at all"
     )
-    attention: Literal["auto", "sdpa", "varlen", "flash"] = setting("auto", "attention kernel")
+    attention: Literal["auto", "sdpa", "varlen"] = setting("auto", "attention kernel")
     compile: Literal["none", "inductor", "aot_eager"] = setting(
         "none", "torch.compile's backend, block by block"
     )

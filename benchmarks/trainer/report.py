@@ -20,7 +20,7 @@ from manifests import disk
 from train.sizing.device_fit import processor_name, usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("numpy", "pyarrow", "pillow", "simplejpeg", "triton", "flash-attn")
+PACKAGES = ("numpy", "pyarrow", "pillow", "simplejpeg", "triton")
 
 
 def torch_device(name: str = "auto") -> torch.device:

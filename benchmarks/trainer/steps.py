@@ -43,7 +43,7 @@ from train.model.memory import training_flops
 from train.parallel import process_group
 from train.parallel.process_group import Ranks
 from train.sizing.device_fit import resolve_micro_batch
-from train.step.feed import GROUPS, Feed, ReadyBatch
+from train.step.feed import Feed, ReadyBatch
 from train.step.update import matmul_precision, precision_context
 from train.trainer.loop import (
     LaunchedStep,
@@ -148,7 +148,7 @@ def _timed(plan: StepPlan, state: TrainState) -> Measurement:
                     length_B = ready.batch.length_B
                     counts.tokens += int(length_B.sum())
                     # ranks of a tensor-parallel group divide the operations of a sample
-                    counts.operations += flops.batch(length_B, config.captions, GROUPS) / config.tp
+                    counts.operations += flops.batch(length_B, config.captions) / config.tp
                 runner.read()
                 synchronize(device)
                 counts.walls.append(time.perf_counter() - began)
@@ -239,7 +239,7 @@ class _Source:
                 marks.append(mark(device))
                 length_B = ready.batch.length_B
                 self.counts.tokens += int(length_B.sum())
-                self.counts.operations += self._flops.batch(length_B, self.config.captions, GROUPS)
+                self.counts.operations += self._flops.batch(length_B, self.config.captions)
             torch.cat(scores).cpu()
         wall = time.perf_counter() - began
         self.counts.walls.append(wall)

@@ -47,7 +47,6 @@ CASES: list[tuple[str, int, int, dict[str, Any]]] = [
     ("micro", 128, 16, {"micro_batch": 16}),
     ("micro", 128, 16, {"micro_batch": 50, "recompute": "full"}),
     ("micro", 128, 16, {"captions": "packed"}),
-    ("micro", 128, 16, {"captions": "groups"}),
     ("ViT-S-32", 8, 77, {}),
     ("ViT-S-32", 32, 77, {"precision": "bf16"}),
     ("ViT-S-32", 32, 77, {"recompute": "full", "precision": "bf16"}),

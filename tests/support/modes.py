@@ -26,7 +26,7 @@ from tests.support import ranks as mistakes
 from tests.support.forked_ranks import fork_ranks
 from train.config import configure
 from train.model.architecture import MODELS
-from train.model.clip import CLIP, group_by_length, pack_captions
+from train.model.clip import CLIP, pack_captions
 from train.parallel import checkpoint as saver
 from train.parallel import checkpoint as sharded_checkpoint
 from train.parallel import process_group
@@ -71,7 +71,6 @@ LOSSES = {
 CHANGES = {  # beside the losses
     "accumulated": {"micro_batch": 2},
     "packed": {"captions": "packed"},
-    "groups": {"captions": "groups"},
     "selective": {"recompute": "selective"},
     "full": {"recompute": "full"},
     "every other": {"recompute": "every_2"},
@@ -100,7 +99,7 @@ CHOSEN = {
     "fsdp4": ["clip", "siglip", "accumulated"],
     "dp2 x fsdp2": ["clip", "accumulated"],
     "dp2": ["clip", "packed"],
-    "tp2": ["clip", "accumulated", "groups", "selective", "dropped", "locked"],
+    "tp2": ["clip", "accumulated", "packed", "selective", "dropped", "locked"],
     "fsdp2": ["clip", "packed", "selective", "compiled", "locked", BF16],
 }
 
@@ -138,7 +137,6 @@ def backward(model, wrapped, config, data_parallel, step):
         captions = {
             "padded": lambda x: x,
             "packed": pack_captions,
-            "groups": lambda x: group_by_length(x, 2),
         }[config.captions]
         return image[at], captions(tokens[at])
 

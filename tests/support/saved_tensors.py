@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from train.config import TrainConfig, model_config
-from train.model.clip import CLIP, group_by_length, pack_captions
+from train.model.clip import CLIP, pack_captions
 from train.model.memory import StepShape
 from train.parallel.parallelism import parallelize
 from train.parallel.process_group import Ranks
@@ -38,9 +38,6 @@ def step_shape_of(config: TrainConfig, lengths: Sequence[int], device: str = "cp
     tokens = float(max(lengths))
     if config.captions == "packed":
         tokens = sum(lengths) / len(lengths)
-    if config.captions == "groups":
-        groups = torch.tensor(list(lengths)).sort().values.tensor_split(4)
-        tokens = sum(len(group) * int(group.max()) for group in groups) / len(lengths)
     shape = step_shape(config, ranks=1, kind=device)
     return dataclasses.replace(
         shape,
@@ -74,8 +71,6 @@ class Step:
         tokens_BT, length_B = self.tokens_BT[rows], self.length_B[rows]
         if self.config.captions == "packed":
             return image_BCHW, pack_captions(tokens_BT, length_B).to(self.device)
-        if self.config.captions == "groups":
-            return image_BCHW, group_by_length(tokens_BT, 4, length_B).to(self.device)
         return image_BCHW, tokens_BT[:, : int(self.length_B.max())].to(self.device)
 
     def forward(self) -> object:

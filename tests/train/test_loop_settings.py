@@ -11,7 +11,7 @@ from manifests.schema import Blend
 from tests.support.steps import RUN_SETTINGS
 from train.config import configure, model_config
 from train.formats.open_clip_files import load_export, to_open_clip
-from train.model.clip import CLIP, QKV, GroupedCaptions, PackedCaptions
+from train.model.clip import CLIP, QKV, PackedCaptions
 from train.trainer import loop
 
 SETTINGS = {**RUN_SETTINGS, "samples_seen": 24, "warmup": 1}
@@ -47,7 +47,7 @@ def test_no_more_than_a_micro_batch_is_computed_at_once(
 
 @pytest.mark.parametrize(
     ("captions", "kind"),
-    [("padded", torch.Tensor), ("groups", GroupedCaptions), ("packed", PackedCaptions)],
+    [("padded", torch.Tensor), ("packed", PackedCaptions)],
 )
 def test_captions_reach_the_model_as_the_settings_say(blend, tmp_path, monkeypatch, captions, kind):
     seen, encode = set(), CLIP.encode_text

@@ -76,15 +76,14 @@ def kept_patches(row_B: Tensor, key: Tensor, patches: int, rate: float) -> Tenso
 # --------------------------------------------------------------------------------------------------
 # Attention over padded and packed sequences, and captions without their padding.
 #
-# `sdpa` (torch) runs everywhere. `varlen` (torch 2.10 on) and `flash` (flash-attn) read packed
-# sequences as they lie; they need a GPU and 16 bits. `auto` takes `flash`, then `varlen`, for
-# packed captions where they can run, and `sdpa` for the rest. No mask is ever materialised:
-# causality is a flag.
+# `sdpa` (torch) runs everywhere. `varlen` (torch 2.10 on) reads packed sequences as they lie; it
+# needs a GPU and 16 bits. `auto` takes `varlen` for packed captions where it can run, and `sdpa`
+# for the rest. No mask is ever materialised: causality is a flag.
 #
 # Shapes: B samples, T queries, S keys, H heads, D channels of a head, N tokens of all captions.
 
 
-Attention = Literal["auto", "sdpa", "varlen", "flash"]
+Attention = Literal["auto", "sdpa", "varlen"]
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -103,19 +102,7 @@ class PackedCaptions(NamedTuple):
         return PackedCaptions(*(to_device(x, device) for x in tensors), longest)  # type: ignore[call-arg]
 
 
-class GroupedCaptions(NamedTuple):
-    """Captions sorted by length, in groups that are each cut to their own longest caption."""
-
-    tokens_BT: tuple[Tensor, ...]  # one tensor for each group
-    grouped_index_B: Tensor  # of each caption of the batch among those of the groups
-
-    def to(self, device: torch.device | str) -> GroupedCaptions:
-        """The same captions on another device."""
-        tokens = tuple(to_device(x, device) for x in self.tokens_BT)
-        return GroupedCaptions(tokens, to_device(self.grouped_index_B, device))
-
-
-def to_device(x: Tensor | PackedCaptions | GroupedCaptions, device: torch.device | str) -> Any:
+def to_device(x: Tensor | PackedCaptions, device: torch.device | str) -> Any:
     """`x` on another device.
 
     From host memory to a GPU it goes through pinned pages, so that nothing waits for the copy.
@@ -154,35 +141,7 @@ def pack_captions(tokens_BT: Tensor, length_B: Tensor | None = None) -> PackedCa
     return PackedCaptions(token_N, position_N, padded_index_N, offset_B1, longest)
 
 
-def group_by_length(
-    tokens_BT: Tensor, groups: int, length_B: Tensor | None = None
-) -> GroupedCaptions:
-    """A batch in host memory in `groups` groups of equally many captions (± 1), by length.
-
-    ValueError for fewer than one group.
-    """
-    if groups < 1:
-        raise ValueError(f"{groups} length groups; there must be at least 1")
-    length_B = caption_lengths(tokens_BT) if length_B is None else length_B
-    row_B = length_B.argsort(stable=True)
-    grouped_index_B = torch.empty_like(row_B)
-    grouped_index_B[row_B] = torch.arange(len(row_B))
-    tokens = []
-    for rows in row_B.tensor_split(groups):
-        if len(rows):
-            tokens.append(tokens_BT[rows, : int(length_B[rows].max())])
-    return GroupedCaptions(tuple(tokens), grouped_index_B)
-
-
 # --- kernels -------------------------------------------------------------------------------------
-
-
-def _find_flash() -> Any:
-    """flash-attn's module; None where it is missing or was built for another torch."""
-    try:
-        return importlib.import_module("flash_attn")
-    except (ImportError, OSError):
-        return None
 
 
 def _find_varlen() -> Callable[..., Tensor] | None:
@@ -204,13 +163,7 @@ def _find_varlen() -> Callable[..., Tensor] | None:
     return attend
 
 
-_FLASH = _find_flash()
 _VARLEN: tuple[Callable[..., Tensor] | None] | None = None  # None until it is looked for
-
-
-def _flash() -> Any:
-    """The result of `_find_flash`."""
-    return _FLASH
 
 
 def _varlen() -> Callable[..., Tensor] | None:
@@ -229,11 +182,6 @@ def check_kernel(attention: Attention) -> None:
     """ValueError for a kernel that is missing."""
     if attention != "sdpa" and torch.cuda.is_available():
         _varlen()  # now: an import inside forward breaks the compiler's graph
-    if attention == "flash" and _flash() is None:
-        raise ValueError(
-            "attention is 'flash', but flash-attn is not installed, or not for this torch; "
-            "install it, or set attention to auto"
-        )
     if attention == "varlen" and _varlen() is None:
         raise ValueError(
             f"attention is 'varlen', which torch {torch.__version__} lacks; set attention to auto"
@@ -241,14 +189,10 @@ def check_kernel(attention: Attention) -> None:
 
 
 def _kernel(attention: Attention, q: Tensor, *, packed: bool) -> str:
-    """The kernel that runs: `sdpa`, `varlen` or `flash`."""
+    """The kernel that runs: `sdpa` or `varlen`."""
     fits = q.is_cuda and q.dtype in HALVES
     if attention == "auto":
-        if not packed or not fits:
-            return "sdpa"
-        if _flash() is not None:
-            return "flash"
-        return "sdpa" if _varlen() is None else "varlen"
+        return "varlen" if packed and fits and _varlen() is not None else "sdpa"
     if attention != "sdpa" and not fits:
         actual = f"{q.dtype} on {q.device.type}".removeprefix("torch.")
         raise ValueError(
@@ -280,20 +224,15 @@ def attend(
         key_S = torch.arange(k_BTHD.shape[1], device=q_BTHD.device)
         seen_B11S = (key_S <= end_B[:, None])[:, None, None]
     elif _kernel(attention, q_BTHD, packed=False) != "sdpa":
-        return _dense(q_BTHD, k_BTHD, v_BTHD, causal, attention)
+        return _dense(q_BTHD, k_BTHD, v_BTHD, causal)
     mixed_BHTD = F.scaled_dot_product_attention(
         q_BHTD, k_BHTD, v_BHTD, attn_mask=seen_B11S, is_causal=causal and end_B is None
     )
     return mixed_BHTD.transpose(1, 2)
 
 
-def _dense(
-    q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, causal: bool, attention: Attention
-) -> Tensor:
-    """Sequences of one length, through the kernels for many lengths or flash-attn's own."""
-    if attention == "flash":
-        mixed: Tensor = _flash().flash_attn_func(q_BTHD, k_BTHD, v_BTHD, causal=causal)
-        return mixed
+def _dense(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, causal: bool) -> Tensor:
+    """Sequences of one length, through the kernel for many lengths."""
     B, T, H, D = q_BTHD.shape
     S = k_BTHD.shape[1]
     device = q_BTHD.device
@@ -328,10 +267,9 @@ def attend_packed(
         if pooled:
             query_offset_B1 = torch.arange(B + 1, dtype=torch.int32, device=q_NHD.device)
         lengths = (query_offset_B1, key_offset_B1, 1 if pooled else longest, longest)
-        attend_varlen = _flash().flash_attn_varlen_func if kernel == "flash" else _varlen()
-        assert attend_varlen is not None
-        mixed_NHD: Tensor = attend_varlen(q_NHD, k_NHD, v_NHD, *lengths, causal=not pooled)
-        return mixed_NHD
+        varlen = _varlen()
+        assert varlen is not None
+        return varlen(q_NHD, k_NHD, v_NHD, *lengths, causal=not pooled)
     k_BTHD, v_BTHD = _padded(k_NHD, packed), _padded(v_NHD, packed)
     if pooled:
         end_B = (packed.offset_B1[1:] - packed.offset_B1[:-1] - 1).long()
@@ -731,18 +669,13 @@ class CLIP(nn.Module):
         key, row_B = self._random_numbers(image_BCHW.device, len(image_BCHW))
         return l2_normalise(self.visual(image_BCHW, key, row_B))
 
-    def encode_text(self, tokens: Tensor | PackedCaptions | GroupedCaptions) -> Tensor:
+    def encode_text(self, tokens: Tensor | PackedCaptions) -> Tensor:
         """Captions to unit vectors BE.
 
         Captions are token numbers BT with zeros after the end-of-text token, or what
-        `pack_captions` or `group_by_length` makes of these.
+        `pack_captions` makes of these.
         """
-        if isinstance(tokens, Tensor):
-            return l2_normalise(self.text(trim(tokens)))
-        if isinstance(tokens, PackedCaptions):
-            return l2_normalise(self.text(tokens))
-        embedded = [self.text(group_BT) for group_BT in tokens.tokens_BT]
-        return l2_normalise(torch.cat(embedded)[tokens.grouped_index_B])
+        return l2_normalise(self.text(trim(tokens) if isinstance(tokens, Tensor) else tokens))
 
     def _random_numbers(
         self, device: torch.device, samples: int
@@ -762,7 +695,7 @@ class CLIP(nn.Module):
         return torch.full((), signed, device=device), row_B
 
     def forward(
-        self, image_BCHW: Tensor, tokens: Tensor | PackedCaptions | GroupedCaptions
+        self, image_BCHW: Tensor, tokens: Tensor | PackedCaptions
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Both embeddings BE, the factor on their products, and the logit bias or None."""
         image_BE = self.encode_image(image_BCHW)

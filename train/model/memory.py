@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 # forward, but for the patches: an image needs no gradient.
 
 
-Captions = Literal["padded", "groups", "packed"]
+Captions = Literal["padded", "packed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +38,12 @@ class FlopCount:
         """One image and a caption of `tokens` tokens."""
         return self.image + self.caption + tokens * self.token + tokens * tokens * self.square
 
-    def batch(self, length_B: Tensor, captions: Captions = "padded", groups: int = 1) -> float:
+    def batch(self, length_B: Tensor, captions: Captions = "padded") -> float:
         """A batch of captions of these lengths.
 
-        A padded caption costs as much as the longest of the batch, a grouped one as much as the
-        longest of its group, a packed one what its own length costs.
+        A padded caption costs as much as the longest of the batch, a packed one what its own length
+        costs.
         """
-        if captions == "groups":
-            parts = length_B.sort().values.tensor_split(groups)
-            return sum(self.batch(group_B) for group_B in parts if len(group_B))
         if captions == "padded":
             return len(length_B) * self.sample(int(length_B.max()))
         length_B = length_B.double()
@@ -263,12 +260,12 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
     loss, features = _loss_bytes(shape), _feature_bytes(config, shape)
     workspace, inputs = _workspace(config, shape), _input_bytes(config, shape)
     # Backward runs through the caption tower first. Its dense gradient of the token table is added
-    # to one that is there where pieces or groups of captions add up.
+    # to one that is there where pieces add up.
     after_text = round(shape.piece * vision) + copies.vision + workspace
     table = FULL * config.vocab_size * config.text_width
     adds_up = shape.piece < shape.samples
     has_table = shape.trained[1] in (None, group_count(config.text_layers))
-    if has_table and (adds_up or shape.captions == "groups"):
+    if has_table and adds_up:
         after_text += table
     whole = activations + copies.vision + copies.text
     if adds_up or shape.data_parallel > 1:

@@ -498,8 +498,7 @@ def resolve_micro_batch(config: TrainConfig, ranks: Ranks) -> TrainConfig:
 # How fast a run is on a device: by its operations, or as earlier runs measured it.
 
 
-# Mean tokens of a caption where captions are not padded. Web captions have about 20.
-CAPTION_TOKENS = {"packed": 20, "groups": 30}
+PACKED_TOKENS = 20  # of a web caption, in the mean
 # Settings that change the speed of a run on a device.
 SPEED_SETTINGS = (
     "model", "model_changes", "context_length", "batch_size", "precision", "recompute", "captions",
@@ -522,10 +521,10 @@ class Speed:
 def sample_flops(config: TrainConfig) -> float:
     """Operations that the result of one sample needs, forward and backward."""
     model = model_config(config)
-    tokens = CAPTION_TOKENS.get(config.captions, model.context_length)
-    return training_flops(model, trained=trained_groups(config)).sample(
-        min(tokens, model.context_length)
-    )
+    tokens = model.context_length
+    if config.captions == "packed":
+        tokens = min(tokens, PACKED_TOKENS)
+    return training_flops(model, trained=trained_groups(config)).sample(tokens)
 
 
 def computed_flops(config: TrainConfig, *, pieces: bool) -> float:

@@ -17,9 +17,7 @@ from torch import Tensor
 from train.config import TrainConfig
 from train.data.loader import Batch
 from train.model.clip import (
-    GroupedCaptions,
     PackedCaptions,
-    group_by_length,
     pack_captions,
     to_device,
 )
@@ -207,13 +205,12 @@ class BatchImages:
 # What the model reads of a batch, made ready in a thread of its own.
 #
 # While the training thread computes a step, this thread takes the next batch from the loader,
-# packs or groups its captions and begins the copies to the device. On a GPU the copies run on a
+# packs its captions and begins the copies to the device. On a GPU the copies run on a
 # stream of their own, so that neither the host nor the step before waits for them
 # (`device_images.py` has those of the images).
 
 
-GROUPS = 4  # buckets of caption lengths, where captions are grouped
-Captions = Tensor | PackedCaptions | GroupedCaptions
+Captions = Tensor | PackedCaptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -326,8 +323,6 @@ def arrange_captions(config: TrainConfig, tokens_BT: Tensor, length_B: Tensor) -
     """Captions of a micro-batch in host memory as `config.captions` says."""
     if config.captions == "packed":
         return pack_captions(tokens_BT, length_B)
-    if config.captions == "groups":
-        return group_by_length(tokens_BT, GROUPS, length_B)
     return tokens_BT
 
 

@@ -41,9 +41,9 @@ class Sink(Protocol):
 class Logbook:
     """Counts every batch and writes lines. Every rank calls it; rank 0 writes.
 
-    `sources` gives what the first N steps draw of each source (`Order.repeats`). `groups` is the
-    number of caption-length buckets. A resumed run passes its `first` step and the lines before it
-    in `kept`. ValueError for a `log_to` that cannot be written to.
+    `sources` gives what the first N steps draw of each source (`Order.repeats`). A resumed run
+    passes its `first` step and the lines before it in `kept`. ValueError for a `log_to` that cannot
+    be written to.
     """
 
     def __init__(
@@ -56,13 +56,12 @@ class Logbook:
         *,
         rank: int = 0,
         world: int = 1,
-        groups: int = 1,
         first: int = 0,
         kept: Sequence[str] = (),
         log_to: Sequence[str] = (),
     ) -> None:
         self.out, self.config, self.model, self.device = out, config, model, device
-        self._sources, self._world, self._groups = sources, world, groups
+        self._sources, self._world = sources, world
         self._flops = training_flops(model.config, trained=trained_groups(config))
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
         self._peak = peak_flops(name, config.precision)
@@ -77,7 +76,7 @@ class Logbook:
         """Count this rank's part of a batch: lengths of its captions, and seconds waited for it."""
         config = self.config
         # The ranks of a tensor-parallel group divide the operations of a sample.
-        self._operations += self._flops.batch(length_B, config.captions, self._groups) / config.tp
+        self._operations += self._flops.batch(length_B, config.captions) / config.tp
         self._tokens += int(length_B.sum())
         self._rows += len(length_B)
         self._waited += waited

@@ -43,7 +43,7 @@ from train.parallel.parallelism import parallelize
 from train.parallel.process_group import Ranks
 from train.sizing.device_fit import resolve_micro_batch
 from train.step import accumulate
-from train.step.feed import GROUPS, Captions, Feed, ReadyBatch
+from train.step.feed import Captions, Feed, ReadyBatch
 from train.step.loss import contrastive
 from train.step.update import (
     Update,
@@ -849,7 +849,6 @@ class Records:
             state.loader.order.repeats,
             rank=ranks.rank,
             world=ranks.world,
-            groups=GROUPS,
             first=first,
             kept=state.log_lines,
             log_to=config.log_to,

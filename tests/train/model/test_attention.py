@@ -1,20 +1,18 @@
 from __future__ import annotations
 
 import dataclasses
-import types
 from itertools import pairwise
 
 import pytest
 import torch
 
-from tests.support.captions import LENGTHS, captions
+from tests.support.captions import captions
 from train.model import clip
 from train.model.architecture import MODELS
 from train.model.clip import (
     CLIP,
     attend,
     caption_lengths,
-    group_by_length,
     pack_captions,
 )
 
@@ -45,27 +43,11 @@ def test_a_packed_batch_holds_each_caption_up_to_its_end():
     assert packed.to("meta").token_N.device.type == "meta"
 
 
-def test_groups_are_cut_to_their_own_longest():
-    groups = group_by_length(captions(), 3)
-    assert [list(part.shape) for part in groups.tokens_BT] == [[3, 5], [2, 9], [2, 16]]
-    assert (
-        torch.cat([caption_lengths(part) for part in groups.tokens_BT])[
-            groups.grouped_index_B
-        ].tolist()
-        == LENGTHS
-    )
-    assert len(group_by_length(captions([3, 4]), 5).tokens_BT) == 2
-    with pytest.raises(ValueError, match="at least 1"):
-        group_by_length(captions(), 0)
-
-
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (torch.float64, 1e-12)])
-@pytest.mark.parametrize("way", ["groups", "packed"])
-def test_captions_without_their_padding_give_the_same_features_and_gradients(way, dtype, bound):
+def test_captions_without_their_padding_give_the_same_features_and_gradients(dtype, bound):
     tokens = captions()
     wanted, their = features_and_gradients(tokens, dtype)
-    shortened = group_by_length(tokens, 3) if way == "groups" else pack_captions(tokens)
-    features, ours = features_and_gradients(shortened, dtype)
+    features, ours = features_and_gradients(pack_captions(tokens), dtype)
     assert (features - wanted).abs().max() <= bound
     for name, grad in their.items():
         assert (ours[name] - grad).norm() <= 5 * bound * grad.norm().clamp(min=1e-3), name
@@ -85,33 +67,13 @@ def loop(q, k, v, start_q, start_k, longest_q, longest_k, causal):
     return torch.cat(outputs)
 
 
-@pytest.mark.parametrize("kernel", ["varlen", "flash"])
 @pytest.mark.parametrize("dense", [False, True])
-def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, kernel, dense):
+def test_the_kernel_for_packed_sequences_is_called_as_it_asks(monkeypatch, dense):
     monkeypatch.setattr(clip, "HALVES", (torch.float64,))
     monkeypatch.setattr(clip, "_kernel", lambda wanted, q, packed: wanted)
     monkeypatch.setattr(clip, "_varlen", lambda: loop)
-
-    def dense_flash(q, k, v, causal):
-        return torch.stack(
-            [
-                loop(
-                    *one,
-                    *[torch.tensor([0, len(x)], dtype=torch.int32) for x in one[:2]],
-                    *map(len, one[:2]),
-                    causal=causal,
-                )
-                for one in zip(q, k, v, strict=True)
-            ]
-        )
-
-    monkeypatch.setattr(
-        clip,
-        "_flash",
-        lambda: types.SimpleNamespace(flash_attn_varlen_func=loop, flash_attn_func=dense_flash),
-    )
     tokens, image = captions(), torch.randn(7, 3, 32, 32, dtype=torch.float64)
-    wanted, other = CLIP(CONFIG, seed=2).double(), CLIP(CONFIG, seed=2, attention=kernel).double()
+    wanted, other = CLIP(CONFIG, seed=2).double(), CLIP(CONFIG, seed=2, attention="varlen").double()
     features = other.encode_text(tokens if dense else pack_captions(tokens))
     torch.testing.assert_close(features, wanted.encode_text(tokens), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
@@ -146,12 +108,8 @@ def test_one_query_written_out_is_attention(limited):
 
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
     q = torch.zeros(1, 2, 2, 8)
-    for kernel in ("varlen", "flash"):
-        with pytest.raises(ValueError, match="needs a GPU and bf16 or fp16, not float32 on cpu"):
-            attend(q, q, q, kernel, causal=True)
-    monkeypatch.setattr(clip, "_flash", lambda: None)
-    with pytest.raises(ValueError, match="flash-attn is not installed"):
-        CLIP(CONFIG, attention="flash")
+    with pytest.raises(ValueError, match="needs a GPU and bf16 or fp16, not float32 on cpu"):
+        attend(q, q, q, "varlen", causal=True)
     monkeypatch.setattr(clip, "_varlen", lambda: None)
     with pytest.raises(ValueError, match=r"'varlen', which torch .* lacks"):
         CLIP(CONFIG, attention="varlen")
@@ -159,19 +117,13 @@ def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("kernel", ["auto", "varlen", "flash"])
+@pytest.mark.parametrize("kernel", ["auto", "varlen"])
 def test_the_kernels_agree_in_16_bits(kernel):
-    if kernel == "flash":
-        pytest.importorskip("flash_attn")
     config = dataclasses.replace(CONFIG, text_width=128, vision_width=128, vocab_size=50)
     tokens, image = captions(), torch.randn(7, 3, 32, 32, device="cuda")
     wanted, actual = (CLIP(config, seed=2, attention=k).cuda() for k in ("sdpa", kernel))
     with torch.autocast("cuda", torch.bfloat16):
-        for given in (
-            tokens.cuda(),
-            pack_captions(tokens).to("cuda"),
-            group_by_length(tokens, 2).to("cuda"),
-        ):
+        for given in (tokens.cuda(), pack_captions(tokens).to("cuda")):
             torch.testing.assert_close(
                 actual.encode_text(given), wanted.encode_text(tokens.cuda()), atol=0.02, rtol=0
             )

@@ -45,7 +45,6 @@ OTHERS: list[Any] = [
     ({"recompute": "full", "precision": "bf16"}, LONG),
     ({"recompute": "selective", "precision": "bf16"}, LONG),
     ({"captions": "packed"}, MIXED),
-    ({"captions": "groups"}, MIXED),
     ({"micro_batch": 4}, LONG),
     ({"model": "test"}, [16] * 512),
     ({"model": "test", "loss_tile": 128}, [16] * 512),

@@ -149,7 +149,7 @@ def captions_of(longest):
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("captions", ["padded", "packed", "groups"])
+@pytest.mark.parametrize("captions", ["padded", "packed"])
 def test_micro_batches_of_any_caption_length_are_compiled_once(captions):
     """Fifty lengths, and micro-batches of two sizes: no graph is added after the first steps, and
     no graph of images is for any size.

@@ -440,7 +440,7 @@ def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkey
         {"precision": "fp16", "loss_tile": 3},
         {"precision": "tf32", "decay_groups": "open_clip"},
         {"micro_batch": 3, "schedule": "constant_cooldown", "cooldown": 2},
-        {"recompute": "selective", "captions": "groups", "precision": "bf16"},
+        {"recompute": "selective", "captions": "packed", "precision": "bf16"},
         {"recompute": "every_2", "captions": "packed", "attention": "sdpa"},
     ],
 )

@@ -57,7 +57,7 @@ CHANGES = [
     {},
     {"captions": "packed", "micro_batch": 3, "grad_clip": 0.5},
     {
-        "captions": "groups",
+        "captions": "packed",
         "loss": "siglip",
         "loss_tile": 3,
         "recompute": "full",
