@@ -124,24 +124,6 @@ def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(
     assert weights(out) == weights(undisturbed)
 
 
-def test_a_damaged_checkpoint_on_the_store_is_not_used(pools: Pools, undisturbed: str) -> None:
-    out = "s3://pools/runs/damaged"
-    words = train_words(pools.store, out, "checkpoint_every=3")
-    assert commands.train(words) == 0
-    disk.remove(RunLayout(out).run_json)
-    last = checkpoint.saved_steps(out)[-1]
-    path = disk.join(RunLayout(out).checkpoint(last), checkpoint.MODEL_FILE)
-    data = bytearray(disk.read_bytes(path))
-    data[-1] ^= 1
-    disk.write_bytes(path, bytes(data))
-    assert commands.train(words) == 0
-    assert (
-        disk.read_json(RunLayout(out).run_json)["resumed_at"]
-        == checkpoint.saved_steps(undisturbed)[0]
-    )
-    assert weights(out) == weights(undisturbed)
-
-
 def test_an_ablation_and_its_report_on_a_store(pools: Pools, tmp_path: Path) -> None:
     fields = {
         "name": "tiny",

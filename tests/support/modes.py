@@ -22,7 +22,6 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from manifests.records import CheckpointRecord, DamagedSamples
-from tests.support import ranks as mistakes
 from tests.support.forked_ranks import fork_ranks
 from train.config import configure
 from train.model.architecture import MODELS
@@ -219,6 +218,21 @@ def compared(ranks, layout, change):
     }
 
 
+def without_gradient(image_bE, text_bE, scale, bias, *, data_parallel):
+    """The mistake that `contrastive` refuses: own rows against features that were gathered without
+    their gradient."""
+    both = [
+        torch.empty(2, *image_bE.shape, dtype=image_bE.dtype) for _ in range(data_parallel.world)
+    ]
+    dist.all_gather(both, torch.stack([image_bE, text_bE]).detach(), group=data_parallel.group)
+    image_BE, text_BE = torch.cat(both, dim=1)
+    own = torch.arange(len(image_bE)) + data_parallel.rank * len(image_bE)
+    loss = F.cross_entropy(scale * image_bE @ text_BE.T, own) + F.cross_entropy(
+        scale * text_bE @ image_BE.T, own
+    )
+    return loss / 2, torch.zeros(())
+
+
 def wrong(ranks):
     """Losses and gradients of mistakes: features gathered over all ranks though those of a tp group
     see the same samples, with labels by the row of the mesh or by the rank; and features gathered
@@ -238,9 +252,7 @@ def wrong(ranks):
         )
         image_bE, text_bE, scale, _ = wrapped(image[own], tokens[own])
         if local is None:
-            loss, _ = mistakes.without_gradient(
-                image_bE, text_bE, scale, None, data_parallel=data_parallel
-            )
+            loss, _ = without_gradient(image_bE, text_bE, scale, None, data_parallel=data_parallel)
         else:
             world = DataParallel(rank=data_parallel.rank if local else here.rank, world=here.world)
             loss, _ = contrastive(

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import safetensors.torch
-import torch
 from PIL import Image
 
 from manifests import disk
@@ -44,15 +42,6 @@ def test_predictions_lie_beside_the_model_or_where_out_says(task: Path, tmp_path
     disk.write_parquet(data, pa.table({"url": ["mine"]}))
     assert commands.evaluate([*command[:-1], str(tmp_path / "data")]) == 2
     assert disk.read_parquet(data)["url"].to_pylist() == ["mine"]
-
-
-def test_mistakes_are_one_line(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for words in ([str(tmp_path), "--task", str(task)], [str(tmp_path), "--task", "none.yaml"]):
-        assert commands.evaluate(words) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("error: ")
 
 
 def test_a_hugging_face_folder_is_evaluated_like_an_open_clip_folder(
@@ -154,40 +143,3 @@ def test_options_that_contradict_each_other_are_refused(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert message in line
-
-
-def test_a_model_of_open_clips_is_read_by_folder_and_by_name(
-    task: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """open_clip builds the model; both ways give its features to 1e-5 and the same predictions."""
-    import open_clip
-
-    settings = open_clip_files.open_clip_config(MODELS["test"])["model_cfg"]
-    (tmp_path / "clipmill-evaluated.json").write_text(json.dumps(settings))
-    open_clip.add_model_config(str(tmp_path / "clipmill-evaluated.json"))
-    torch.manual_seed(5)
-    theirs = open_clip.create_model("clipmill-evaluated").eval()
-    folder, weights = tmp_path / "theirs", tmp_path / "weights.pt"
-    torch.save(theirs.state_dict(), weights)
-    folder.mkdir()
-    safetensors.torch.save_file(theirs.state_dict(), folder / "open_clip_model.safetensors")
-    preprocess = {"mean": list(MODELS["test"].image_mean), "std": list(MODELS["test"].image_std)}
-    config = {"model_cfg": settings, "preprocess_cfg": preprocess}
-    (folder / "open_clip_config.json").write_text(json.dumps(config))
-    tables = []
-    for number, model in enumerate(
-        (f"local-dir:{folder}", f"open_clip:clipmill-evaluated/{weights}")
-    ):
-        out = tmp_path / f"out-{number}"
-        assert (
-            commands.evaluate([model, "--task", str(task), "--device", "cpu", "--out", str(out)])
-            == 0
-        )
-        tables.append(disk.read_parquet(out / "shades.parquet"))
-    assert tables[0].equals(tables[1])
-    image = torch.rand(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    with torch.inference_mode():
-        ours = model_files.load_model(f"local-dir:{folder}").eval().encode_image(image)
-        torch.testing.assert_close(
-            ours, theirs.encode_image(image, normalize=True), atol=1e-5, rtol=0
-        )

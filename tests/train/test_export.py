@@ -58,18 +58,6 @@ def test_a_mistake_is_one_line_and_status_2(folder, capsys, arguments, message):
     assert error.count("\n") == 1
 
 
-def test_what_hugging_face_cannot_be_is_refused_before_anything_is_written(tmp_path, capsys):
-    import dataclasses
-
-    siglip = dataclasses.replace(MODELS["test"], logit_bias=True)
-    save_export(CLIP(siglip), str(tmp_path / "export"))
-    to = tmp_path / "there"
-    arguments = [str(tmp_path / "export"), "--to", str(to), "--format", "huggingface"]
-    assert commands.weights(arguments) == 2
-    assert "cannot have a logit bias" in capsys.readouterr().err
-    assert not to.exists()
-
-
 @pytest.mark.slow
 def test_onnx_is_both_towers_and_its_differences_are_reported(folder, tmp_path, capsys):
     to = tmp_path / "graphs"

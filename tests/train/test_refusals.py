@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +9,13 @@ import pytest
 import yaml
 
 from clipmill import ablate, train
-from manifests import console, disk
+from manifests import disk
 from tests.support import commands
 from tests.support.ablations import TRAIN
 from train.formats import model_files
 from train.parallel import checkpoint
 
 SETTINGS = ["--set", *(f"{key}={value}" for key, value in TRAIN.items())]
-COMMANDS = {
-    "train": commands.train,
-    "evaluate": commands.evaluate,
-    "ablate": commands.ablate,
-    "report": commands.report,
-    "weights": commands.weights,
-}
 
 
 def error_of(capsys: Any) -> str:
@@ -99,17 +91,6 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
             assert command(arguments) == 2
             expected = f"{option} is '/proc/nope', but nothing can be written to /proc ("
             assert expected in error_of(capsys)
-
-
-@pytest.mark.parametrize("name", sorted(COMMANDS))
-def test_the_help_has_the_table_of_exit_statuses(name: str, capsys: Any) -> None:
-    assert COMMANDS[name](["--help"]) == 0
-    table = capsys.readouterr().out.partition("exit status:\n")[2]
-    statuses = [int(number) for number in re.findall(r"^  (\d+) ", table, re.MULTILINE)]
-    incomplete = {console.EXIT_INCOMPLETE}
-    own = {"train": {*incomplete, console.EXIT_SAVED}}
-    own |= dict.fromkeys(("ablate", "evaluate", "report"), incomplete)
-    assert statuses == sorted({0, 2, 129, 130, 141, 143, *own.get(name, set())})
 
 
 def test_a_recipe_or_an_ablation_is_not_a_blend(tmp_path: Path, capsys: Any) -> None:

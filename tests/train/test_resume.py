@@ -21,7 +21,6 @@ from manifests.schema import Blend
 from tests.support import commands
 from tests.support.forked_commands import CommandServer
 from tests.support.trials import some
-from tests.train.test_run import under_torchrun
 from train.config import configure
 from train.parallel import checkpoint
 from train.trainer import loop
@@ -165,28 +164,6 @@ def test_other_ranks_micro_batches_tiles_and_threads_go_on_with_the_same_losses(
 
 # --- readers --------------------------------------------------------------------------------------
 
-SLOW_READER = """
-import os, sys, time
-sys.path.insert(0, sys.argv[1])
-from clipmill.app import main
-from train.data.view_rows import ViewRows
-real = ViewRows.read_image
-def read_image(*arguments):
-    time.sleep(0.02 * int(os.environ["RANK"]))
-    return real(*arguments)
-ViewRows.read_image = read_image
-raise SystemExit(main(["train", *sys.argv[2:]]))
-"""
-
-
-def test_uneven_shards_and_a_slow_reader_change_nothing(make_pool, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    pool = make_pool(tmp_path / "pool", rows_per_shard=[1, 29, 2, 16])
-    mix = ["--mix", f"{pool}/all=1", "--out"]
-    assert commands.train([*mix, str(tmp_path / "one"), *words()]) == 0
-    command = [sys.executable, "-c", SLOW_READER, str(ROOT), *mix, str(tmp_path / "two")]
-    assert under_torchrun(2, [*command, *words(threads=1)]) == [0, 0]
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=2e-5)
-
 
 @pytest.mark.parametrize(
     ("damage", "message"),
@@ -211,18 +188,6 @@ def test_a_shard_that_is_missing_or_corrupt_ends_a_run_of_two_ranks_with_its_nam
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
     assert any(message in line for line in errors), errors
     assert not (tmp_path / "run" / "run.json").exists()
-
-
-def test_settings_that_decide_the_weights_are_refused_on_resume(
-    tiny_pool: str, tmp_path: Path
-) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        end_in(patch, 4)
-        with pytest.raises(Killed):
-            trained(tiny_pool, tmp_path)
-    for change in ({"lr": 2e-3}, {"lanes": 4}, {"precision": "bf16"}, {"batch_size": 8}):
-        with pytest.raises(ValueError, match=rf"holds another run .*config\.{next(iter(change))}"):
-            trained(tiny_pool, tmp_path, **change)
 
 
 @pytest.fixture

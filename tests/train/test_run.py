@@ -15,14 +15,11 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from clipmill import train
 from manifests import console, disk
 from manifests.folder_lock import locked_folder
 from manifests.layout import RunLayout
 from tests.support import commands
 from tests.support.blocked import BLOCKED
-from train.data import view_rows
-from train.data.view_rows import ViewRows
 from train.formats.open_clip_files import load_export
 from train.trainer import loop
 
@@ -60,21 +57,6 @@ def one_thread(monkeypatch):
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-def test_it_trains_and_ends_with_one_line_of_json(blend, tmp_path, capsys):
-    out = str(tmp_path / "run")
-    assert commands.train([blend, "--out", out, *changes(), "--json"]) == 0
-    output = capsys.readouterr().out
-    assert output.count("\n") == 1
-    assert json.loads(output) == disk.read_json(disk.join(out, "run.json"))
-    resolved = disk.join(out, "blend.json")
-    assert disk.read_json(resolved)["views"] == {"p/all": 1.0}
-    assert commands.train([resolved, "--out", str(tmp_path / "again"), *changes()]) == 0
-    one, other = (
-        load_export(disk.join(str(tmp_path / name), "export")) for name in ("run", "again")
-    )
-    assert torch.equal(one.visual.proj, other.visual.proj)
 
 
 @pytest.mark.parametrize(
@@ -142,55 +124,6 @@ def test_a_plan_is_that_of_its_ranks(blend, capsys):
     for ranks, message in (("1000", "error: 1000 ranks cannot share a batch of 8"), ("0", "error")):
         assert commands.train([blend, "--plan", "--ranks", ranks, *changes()]) == 2
         assert capsys.readouterr().err.startswith(message)
-
-
-def test_settings_are_listed_without_a_run(capsys):
-    assert commands.train(["--list-settings"]) == 0
-    printed = capsys.readouterr().out
-    for name in ("samples_seen", "micro_batch", "init", "checkpoint_every"):
-        assert name in printed
-
-
-def test_epochs_are_told_in_samples_of_the_blend(blend, tmp_path, capsys):
-    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes(epochs=3)]) == 2
-    assert "so 3 epochs are samples_seen=144" in capsys.readouterr().err
-
-
-def test_a_blend_that_is_not_there_is_a_mistake(tmp_path, capsys):
-    assert commands.train([str(tmp_path / "none.yaml"), "--out", str(tmp_path / "run")]) == 2
-    assert "none.yaml does not exist" in capsys.readouterr().err
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_number_that_is_none_is_status_3(blend, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(
-        "train.trainer.loop.normalise",
-        lambda image, *_: image.permute(0, 3, 1, 2).float() * float("nan"),
-    )
-    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
-    assert "error: step 1: the loss is nan" in capsys.readouterr().err
-
-
-@pytest.mark.slow
-def test_two_ranks_train_as_one_process_does(blend, tmp_path, capfd):
-    one, two = str(tmp_path / "one"), str(tmp_path / "two")
-    assert commands.train([blend, "--out", one, *changes(grad_clip=1)]) == 0
-    assert (
-        commands.train([blend, "--out", two, *changes(grad_clip=1), "--ranks", "2", "--json"]) == 0
-    )
-    done = json.loads(capfd.readouterr().out)
-    assert done["world"] == 2
-    lines = [
-        [json.loads(line) for line in disk.read_bytes(disk.join(out, "log.jsonl")).splitlines()]
-        for out in (one, two)
-    ]
-    assert len(lines[0]) == len(lines[1]) == 6
-    for a, b in zip(*lines, strict=True):
-        for name in ("loss", "accuracy", "lr", "grad_norm", "logit_scale"):
-            assert a[name] == pytest.approx(b[name], rel=1e-5, abs=1e-6), (a["step"], name)
-    ours, theirs = (load_export(disk.join(out, "export")).state_dict() for out in (one, two))
-    for name in ours:
-        torch.testing.assert_close(ours[name], theirs[name], rtol=0, atol=1e-5, msg=name)
 
 
 def weights_of(out):
@@ -367,41 +300,6 @@ def test_a_second_ctrl_c_ends_the_run_at_once(blend, tmp_path):
     assert "Traceback" not in stderr
 
 
-def test_a_store_that_does_not_answer_ends_the_run_with_status_3(
-    blend, tmp_path, capsys, monkeypatch
-):
-    def time_out(*_):
-        raise TimeoutError("timed out")
-
-    monkeypatch.setattr(view_rows, "WAITS_S", (0.01,))
-    monkeypatch.setattr(ViewRows, "_read", time_out)
-    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes()]) == 3
-    error = capsys.readouterr().err
-    assert "could not be read in 2 attempts (TimeoutError: timed out)" in error
-
-
-def test_a_full_disk_is_one_line(blend, tmp_path, capsys, monkeypatch):
-    def full(*_, **__):
-        raise OSError(28, "No space left on device", "run/log.jsonl")
-
-    monkeypatch.setattr(train, "train", full)
-    assert commands.train([blend, "--out", str(tmp_path / "run"), *changes()]) == 2
-    assert "run/log.jsonl: No space left on device" in capsys.readouterr().err
-
-
-def test_a_finished_run_says_so_and_where_the_result_is(blend, tmp_path, caplog):
-    caplog.set_level("INFO")
-    out = str(tmp_path / "run")
-    assert commands.train([blend, "--out", out, *changes()]) == 0
-    assert f"6 steps are done; weights in {out}/export, log in {out}/log.jsonl" in caplog.text
-    assert f"next: clipmill evaluate {out} --task TASK.yaml" in caplog.text
-    assert "finished before" not in caplog.text
-    caplog.clear()
-    assert commands.train([blend, "--out", out, *changes()]) == 0
-    assert f"{out} was finished before: nothing was trained" in caplog.text
-    assert f"weights in {out}/export" in caplog.text
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["--restart"], ["--ranks", "2"]])
 def test_a_run_that_another_process_trains_is_left_alone_until_that_ends(
@@ -437,25 +335,6 @@ def test_a_mix_needs_no_file_and_leaves_one(tiny_pool, tmp_path):
     )
     first, again = (weights_of(tmp_path / name) for name in ("run", "again"))
     assert torch.equal(first["visual.proj"], again["visual.proj"])
-
-
-@pytest.mark.slow
-def test_damaged_samples_of_all_ranks_are_counted(make_pool, tmp_path):
-    pool = make_pool(tmp_path / "pool")
-    for shard in (0, 2):
-        sidecar = disk.read_parquet(f"{pool}/shards/{shard:05d}.parquet")
-        with open(f"{pool}/shards/{shard:05d}.tar", "r+b") as tar:
-            tar.seek(sidecar["image_offset"][5].as_py())
-            tar.write(b"no image")
-    records = []
-    for ranks in ("1", "2"):
-        out = tmp_path / ranks
-        arguments = ["--mix", f"{pool}/all=1", "--out", str(out), *changes(), "--ranks", ranks]
-        assert commands.train(arguments) == 0
-        records.append(disk.read_json(out / "run.json"))
-    assert records[0]["bad"]["count"] == 2
-    keys = [[(bad["step"], bad["key"]) for bad in record["bad"]["samples"]] for record in records]
-    assert (records[1]["bad"]["count"], keys[1]) == (2, keys[0])
 
 
 @pytest.mark.slow

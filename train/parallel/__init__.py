@@ -12,7 +12,6 @@ Invariants:
   `tests/train/parallel/test_checkpoint.py`.
 * Gradients, losses and weights of every layout are those of one process, and a checkpoint
   continues in any layout: `tests/train/parallel/test_parallelism.py`.
-* Loss and gradient over ranks are those of the whole batch: `tests/train/parallel/test_ranks.py`.
 * A save holds what was there when it began; one that fails leaves the one before:
   `tests/train/parallel/test_saver.py`.
 * Only tensors are unpickled: `tests/train/parallel/test_checkpoint.py`.

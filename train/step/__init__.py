@@ -5,7 +5,7 @@ It reads and writes no file.
 Invariants:
 
 * The mean of the ranks' gradients is the gradient of the loss of the global batch
-  (tests/train/parallel/test_ranks.py).
+  (tests/train/parallel/test_parallelism.py).
 * Micro-batches and tiles change a gradient by rounding alone
   (tests/train/step/test_accumulate.py, tests/train/step/test_loss.py).
 * Every micro-batch has its own images and captions, one batch ahead

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import re
 
-from train.config import TrainConfig, configure, format_settings, list_settings
+from tests.support import commands
+from train.config import TrainConfig, configure, list_settings
 
 
 def test_every_setting_has_a_meaning_and_belongs_to_a_group():
@@ -34,8 +35,9 @@ def test_the_listed_defaults_are_the_defaults():
     assert configure(defaults) == TrainConfig()
 
 
-def test_the_text_has_a_line_for_each_setting_below_its_heading():
-    text = format_settings()
+def test_the_text_has_a_line_for_each_setting_below_its_heading(capsys):
+    assert commands.train(["--list-settings"]) == 0
+    text = capsys.readouterr().out
     lines = text.splitlines()
     assert lines[0] == "Model"
     assert sum(line.startswith("  ") for line in lines) == len(list_settings())

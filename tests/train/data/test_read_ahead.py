@@ -17,9 +17,8 @@ from tests.support.slow_store import SlowStore
 from train.config import TrainConfig, model_config
 from train.data import read_ahead, view_rows
 from train.data.loader import Batch, Loader
-from train.data.read_ahead import Closed, ReadAhead, RunRows
+from train.data.read_ahead import ReadAhead
 from train.data.view_rows import ReadFailed
-from train.mixture.order import Order
 
 Make = Callable[..., str]
 
@@ -198,14 +197,3 @@ def test_columns_that_cannot_be_read_are_the_error_of_the_steps_that_need_them(
     assert next(batches).step == 0
     with pytest.raises((ValueError, OSError), match=f"{shard:05d}"):
         list(batches)
-
-
-def test_a_closed_reader_gives_nothing(many_shards: str) -> None:
-    loader = loader_of(many_shards)
-    assert isinstance(loader.order, Order)
-    run = RunRows(order=loader.order, names=loader.names, readers=loader.views, positions=range(16))
-    reads = ReadAhead(run, range(4), 100)
-    assert reads.take().step == 0
-    reads.close()
-    with pytest.raises(Closed):
-        reads.take()

@@ -15,8 +15,7 @@ from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
 from tests.support.bundles import write_scores
-from train.data import view_rows
-from train.data.view_rows import ReadFailed, open_view, read_columns
+from train.data.view_rows import open_view, read_columns
 
 Make = Callable[..., Any]
 
@@ -97,21 +96,3 @@ def test_one_shard_is_read_at_a_time(tiny_pool: str, monkeypatch: pytest.MonkeyP
     assert paths == []
     next(shards)
     assert [path.endswith("shards/00000.parquet") for path in paths] == [True]
-
-
-def test_a_store_that_does_not_answer_is_asked_again(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
-    read, failures = disk.read_parquet, iter([TimeoutError("silent")] * 2)
-
-    def flaky(*arguments: Any) -> pa.Table:
-        if (error := next(failures, None)) is not None:
-            raise error
-        return read(*arguments)
-
-    monkeypatch.setattr(disk, "read_parquet", flaky)
-    assert len(list(read_columns(tiny_pool, "all", ["key"]))) == 3
-    failures = iter([TimeoutError("silent")] * 3)
-    with pytest.raises(ReadFailed, match=r"00000\.parquet could not be read in 3 attempts"):
-        next(read_columns(tiny_pool, "all", ["key"]))

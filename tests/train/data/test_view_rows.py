@@ -61,14 +61,6 @@ def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
     assert all(t[0] == 49_406 and t[-1] == 49_407 for t in tokens)
 
 
-def test_a_shard_of_which_nothing_is_kept_is_empty(make_pool: Make, tmp_path: Path) -> None:
-    pool = make_pool(tmp_path / "pool", 4, keep=lambda shard, row: shard != 1)
-    rows = open_view(pool, "all")
-    assert rows.shard_rows.tolist() == [4, 0, 4]
-    assert len(rows.shard(1).keys) == len(rows.shard(1).offset) == 0
-    assert len(column(pool, "all", "uid")) == 8
-
-
 def test_a_tar_may_lie_elsewhere(make_pool: Make, tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "pool", 4, 1)
     expected = open_view(pool, "all").read_image(0, 2)

@@ -9,18 +9,9 @@ from tests.support.task_data import task_of
 from tests.support.tasks import changed, class_folders
 from train.eval_data.samples import (
     Samples,
-    read_captioned,
-    read_labelled,
     read_probe,
     write_benchmark,
 )
-
-
-def test_what_is_not_there_is_named(colours: TaskSpec, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"there is no folder .*/nowhere"):
-        read_labelled(changed(colours, data=str(tmp_path / "nowhere")))
-    with pytest.raises(ValueError, match=r"captions\.csv does not exist; retrieval reads"):
-        read_captioned(changed(colours, kind="retrieval"))
 
 
 def test_a_probe_has_training_data_of_the_same_classes(colours: TaskSpec, tmp_path: Path) -> None:

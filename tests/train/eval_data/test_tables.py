@@ -12,16 +12,6 @@ from tests.support.task_data import images_of, task_of
 from train.eval_data.samples import Samples, read_captioned, read_labelled
 
 
-def test_bytes_and_texts(coloured: Samples, tmp_path: Path) -> None:
-    images = images_of(coloured)
-    labels = [coloured.classes[label] for label in coloured.labels]
-    pq.write_table(pa.table({"image": images, "label": labels}), tmp_path / "a.parquet")
-    samples = read_labelled(task_of(tmp_path / "a.parquet"))
-    assert (samples.labels, samples.classes) == (coloured.labels, coloured.classes)
-    assert images_of(samples) == images
-    assert samples.files[17] == "a/17"
-
-
 def test_the_form_of_hugging_face_in_several_files_and_row_groups(
     coloured: Samples, tmp_path: Path
 ) -> None:

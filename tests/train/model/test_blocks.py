@@ -48,8 +48,3 @@ def test_a_norm_with_weights_in_16_bits_takes_a_residual_in_fp32_and_computes_in
         normalised = norm(x)
     assert normalised.dtype == torch.float32
     assert torch.equal(normalised, expected)
-
-
-def test_an_input_of_another_width_is_refused():
-    with pytest.raises(RuntimeError):
-        Block(32, 4, 64, causal=False, quick_gelu=False)(torch.randn(2, 5, 16))

@@ -5,11 +5,9 @@ import dataclasses
 import pytest
 import torch
 
-from tests.support.captions import captions
 from train.model.architecture import MODELS
-from train.model.clip import CLIP, pack_captions
+from train.model.clip import CLIP
 
-TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
 # Parameters of the towers, as published (open_clip's docs/model_profile.csv, to its last digit),
 # and their heads.
 PARAMETERS = {
@@ -51,10 +49,3 @@ def test_the_towers_have_the_published_number_of_parameters_and_heads(name):
     assert (config.vision_heads, config.text_heads) == HEADS[base]
     assert model.visual.blocks[0].qkv.head_width == config.vision_width // config.vision_heads
     assert config == dataclasses.replace(MODELS[base], quick_gelu=base != name)
-
-
-def test_the_same_captions_in_every_form_have_the_same_vectors():
-    model = CLIP(TINY, 2)
-    tokens = captions([4, 9, 16, 5])
-    padded = model.encode_text(tokens)
-    torch.testing.assert_close(model.encode_text(pack_captions(tokens)), padded)

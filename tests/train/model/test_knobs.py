@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from train.config import configure, model_config
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
-from train.transforms import centre_crop, normalise, random_crop
+from train.transforms import centre_crop, random_crop
 
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 ROWS = torch.arange(6)
@@ -89,23 +89,6 @@ def test_pictures_that_are_not_square_are_cropped_and_read_row_by_row():
     assert random_crop(pixels, (32, 64), numbers).shape == (32, 64, 3)
     assert centre_crop(pixels, (32, 64)).shape == (32, 64, 3)
     assert (centre_crop(pixels, (40, 40)) == centre_crop(pixels, 40)).all()
-
-
-def test_an_evaluation_picture_that_is_not_square_is_open_clip_s():
-    from open_clip.transform import image_transform
-    from PIL import Image
-
-    for height, width in ((90, 130), (70, 300), (200, 80)):
-        pixels = torch.randint(0, 256, (height, width, 3), dtype=torch.uint8).numpy()
-        theirs = image_transform((32, 64), is_train=False)(Image.fromarray(pixels))
-        ours = normalise(torch.from_numpy(centre_crop(pixels, (32, 64)).copy())[None])[0]
-        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
-
-
-def test_the_mean_and_deviation_are_the_model_s():
-    image = torch.randint(0, 256, (2, 4, 4, 3), dtype=torch.uint8)
-    ours = normalise(image, (0.5, 0.5, 0.5), (0.25, 0.5, 1.0))
-    torch.testing.assert_close(ours[:, 1], (image[..., 1] / 255 - 0.5) / 0.5)
 
 
 # --- what is drawn --------------------------------------------------------------------------------

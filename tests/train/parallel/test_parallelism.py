@@ -21,7 +21,6 @@ from train.config import configure
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
 from train.parallel import parallelism
-from train.parallel.process_group import Ranks
 from train.step import accumulate, feed
 from train.step.loss import contrastive
 
@@ -92,29 +91,6 @@ def test_a_checkpoint_of_fsdp2_x_tp2_continues_in_any_layout(results, layout):
     assert results[f"continued as {layout}"] < 1e-12, (
         "weights, moments, average: largest difference to no interruption"
     )
-
-
-@pytest.mark.parametrize(
-    ("recompute", "blocks", "selective"),
-    [
-        ("none", [], None),
-        ("full", [0, 1], False),
-        ("selective", [0, 1], True),
-        ("every_2", [0], False),
-    ],
-)
-def test_blocks_are_recomputed_as_the_setting_says(monkeypatch, recompute, blocks, selective):
-    model = CLIP(dataclasses.replace(MODELS["test"], vision_layers=1, text_layers=1))
-    every = [*model.visual.blocks, *model.text.blocks]
-    calls = []
-    monkeypatch.setattr(
-        parallelism,
-        "apply_activation_checkpointing",
-        lambda block, *, selective: calls.append((every.index(block), selective)),
-    )
-    alone = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
-    parallelism.parallelize(model, alone, configure({"model": "test", "recompute": recompute}))
-    assert calls == [(number, selective) for number in blocks]
 
 
 # --- compiled blocks ------------------------------------------------------------------------------

@@ -47,29 +47,6 @@ def test_the_mesh_says_who_sees_which_samples_and_who_averages():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tp": 0}, "tp is 0; it must be at least 1"),
-        (
-            {"model": "ViT-L-14", "tp": 8},
-            "tp 8 does not divide text_heads 12; set tp to a divisor of it",
-        ),
-        ({"tp": 16}, "tp 16 does not divide vision_heads 12"),
-        ({"cpu_offload": True}, "set dp_shard above 1"),
-        (
-            {"recompute": "every_0"},
-            "recompute is 'every_0'; it must be none, selective, full or every_N",
-        ),
-        ({"recompute": "some"}, "recompute is 'some'"),
-        ({"compile": "yes"}, "compile is 'yes'"),
-    ],
-)
-def test_what_cannot_be_is_refused(changes, message):
-    with pytest.raises(ValueError, match=message):
-        configure(changes)
-
-
-@pytest.mark.parametrize(
     ("device", "gpu"), [("cuda:1", 1), ("cuda", 0), ("auto", 0), ("cuda:2", None)]
 )
 def test_a_process_alone_computes_on_its_own_gpu_and_makes_it_the_current_one(

@@ -23,16 +23,6 @@ def write(folder, value):
 
 
 @in_one_process
-def test_shards_hold_what_was_there_when_writing_began(tmp_path):
-    names = write(tmp_path, 3)
-    assert names == disk.list_names(tmp_path) == ["shard-00001-model-00001-of-00001.safetensors"]
-    weights, moments = checkpoint.read_sharded(str(tmp_path), {}, ALONE)
-    assert torch.equal(weights["w"], torch.full((3,), 3.0))
-    assert (weights["s"].item(), moments["w"]["step"].item()) == (3, 3)
-    assert torch.equal(moments["w"]["exp_avg"], torch.full((3,), 0.5))
-
-
-@in_one_process
 def test_on_a_store_only_the_shards_that_the_record_names_are_read(tmp_path):
     [name] = write(tmp_path / "new", 3)
     write(tmp_path / "old", 1)

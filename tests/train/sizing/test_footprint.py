@@ -96,11 +96,6 @@ def test_every_remedy_fits(changes: dict[str, object], ranks: int) -> None:
         assert fit(b32(**{**changes, "micro_batch": "auto", **settings}), world, A100).fits, way
 
 
-def test_where_nothing_fits_that_is_said() -> None:
-    with pytest.raises(ValueError, match="choose a smaller model or batch"):
-        refuse_unfit(b32(model="ViT-e-14", lanes=1, batch_size=1), 1, device_of("l4-24gb"))
-
-
 def test_a_layout_that_the_ranks_do_not_fill_is_refused() -> None:
     with pytest.raises(ValueError, match="does not divide 3 ranks"):
         step_shape(b32(dp_shard=2), 3, "cuda")

@@ -52,11 +52,3 @@ def test_the_lines_have_every_figure_and_the_document_is_json() -> None:
     ):
         assert words in text
     assert json.loads(json.dumps(disk.to_plain(made)))["parallel"] == "dp"
-
-
-def test_what_does_not_fit_says_what_would() -> None:
-    made = needs(micro_batch=2048, recompute="none", dp_shard=1, tp=1)
-    assert not made.advice.fit.fits
-    text = "\n".join(requirement_lines(made))
-    assert "it does not fit: a step of 2,048 samples a rank in micro-batches of 2048" in text
-    assert made.remedies[0].startswith("it fits with")

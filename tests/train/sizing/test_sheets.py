@@ -4,7 +4,6 @@ import pytest
 
 from train.sizing.device_fit import (
     own_sheets,
-    peak_flops,
     sheet_of,
 )
 
@@ -43,12 +42,3 @@ def test_every_device_has_figures_that_agree(key: str) -> None:
 )
 def test_the_longest_match_of_the_name_counts(name: str, key: str) -> None:
     assert sheet_of(name) is own_sheets()[key]
-
-
-def test_a_peak_by_name_and_precision() -> None:
-    assert peak_flops("NVIDIA H200") == 989.4e12
-    assert peak_flops("NVIDIA H100 80GB HBM3", "tf32") == 494.7e12
-    assert peak_flops("NVIDIA A100-SXM4-80GB", "bf16") == 312e12
-    assert peak_flops("Tesla V100-SXM2-32GB", "bf16") is None
-    assert peak_flops("Tesla V100-SXM2-32GB", "fp16") == 125e12
-    assert peak_flops("x86_64 processor, 2 threads") is None

@@ -79,23 +79,6 @@ def test_a_loss_scale_is_a_factor_on_the_gradients_alone():
             torch.testing.assert_close(grad / 1024, wanted[name])
 
 
-def test_the_logit_scale_has_its_gradient_once_and_the_loss_is_computed_once():
-    calls = []
-
-    def loss_of(*features):
-        calls.append(len(features[0]))
-        return contrastive("clip", *features)
-
-    model, (image, text) = Pair("clip"), inputs()
-    accumulate.backward(
-        model, lambda piece: (image[piece], text[piece]), COUNT, loss_of, micro_batch=4
-    )
-    assert calls == [COUNT]
-    assert model.logit_scale.grad == pytest.approx(
-        run("clip", None)[1]["logit_scale"].item(), rel=1e-10
-    )
-
-
 def test_random_layers_draw_the_same_in_both_passes():
     seen = []
     model, (image, text) = Pair("clip", dropout=0.5), inputs()

@@ -54,12 +54,6 @@ def test_the_groups_hold_as_many_numbers_as_open_clips():
     assert by_decay[0.2].numbers == sum(p.numel() for n, p in theirs.items() if n not in kept)
 
 
-def test_a_group_says_what_it_is():
-    descriptions = [str(group) for group in parameter_groups(model_of(), config_of())]
-    assert descriptions[0].startswith("AdamW, weight decay 0: ")
-    assert "visual.class_embedding, " in descriptions[0]
-
-
 def test_a_step_without_decorators_has_the_bits_of_a_step():
     ends = []
     for step in (step_eagerly, lambda optimizer: optimizer.step()):

@@ -33,12 +33,6 @@ def test_a_range_stays_within_its_size_but_for_one_large_row() -> None:
     assert spans(ranges(rows, 100, 100)) == [(0, 80), (80, 40), (120, 500), (620, 10)]
 
 
-def test_no_rows_are_no_ranges() -> None:
-    empty = ranges([], 5)
-    assert spans(empty) == []
-    assert empty.of_row.shape == (0,)
-
-
 @pytest.mark.parametrize("gap", [0, 7, 200])
 def test_every_row_lies_in_its_range(gap: int) -> None:
     rng = np.random.default_rng(3)

@@ -53,14 +53,6 @@ def test_a_pass_gives_every_sample_once_in_another_order(tars: list[str]) -> Non
         assert [again.take().key for _ in range(4 * ROWS)] == passes[0]
 
 
-def test_two_readers_share_the_tars(tars: list[str]) -> None:
-    keys: list[str] = []
-    for number in range(2):
-        with reader_of(tars, reader=number, of=2) as (reader, _):
-            keys += [reader.take().key for _ in range(2 * ROWS)]
-    assert len(set(keys)) == 4 * ROWS
-
-
 @pytest.mark.parametrize("readers", [1, 2, 3, 7])
 def test_each_pass_reads_every_tar_once_whatever_the_number_of_readers(readers: int) -> None:
     names = [f"{k}.tar" for k in range(7)]

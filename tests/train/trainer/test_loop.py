@@ -13,15 +13,13 @@ from manifests import disk
 from manifests.records import DamagedSamples
 from manifests.schema import Blend
 from tests.support.steps import MEASURED, RUN_SETTINGS
-from train.config import configure, model_config
-from train.data.loader import Loader
-from train.formats.model_files import weights_sha256
+from train.config import configure
 from train.formats.open_clip_files import load_export, to_open_clip
 from train.model.clip import CLIP
-from train.parallel import checkpoint, process_group
+from train.parallel import checkpoint
 from train.step.update import Update, decay_factor
 from train.trainer import loop
-from train.trainer.loop import NonFinite, StepRunner, run_identity
+from train.trainer.loop import NonFinite, StepRunner
 
 SETTINGS = {**RUN_SETTINGS, "log_every": 2}
 CONFIG = configure(SETTINGS)
@@ -99,12 +97,16 @@ def kill_at(monkeypatch, step, how):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", range(6))
+@pytest.mark.parametrize(
+    ("step", "changes"),
+    [*((step, {}) for step in range(6)), (3, {"precision": "fp16", "micro_batch": 3})],
+)
 def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(
-    blend, tmp_path, monkeypatch, step
+    blend, tmp_path, monkeypatch, step, changes
 ):
-    config = dataclasses.replace(CONFIG, checkpoint_every=2)
-    loop.train(blend, CONFIG, str(tmp_path / "whole"))
+    whole = configure({**SETTINGS, **changes})
+    config = dataclasses.replace(whole, checkpoint_every=2)
+    loop.train(blend, whole, str(tmp_path / "whole"))
 
     def end():
         raise Killed
@@ -121,51 +123,6 @@ def test_killed_at_any_step_and_resumed_it_ends_the_same_to_the_bit(
     for name, moments in one.optimizer.items():
         assert_same(moments, other.optimizer[name])
     assert without_times(log_of(tmp_path / "killed")) == without_times(log_of(tmp_path / "whole"))
-
-
-@pytest.mark.slow
-def test_whatever_the_optimizer_keeps_is_resumed_to_the_bit(blend, tmp_path, monkeypatch):
-    config = configure({**SETTINGS, "precision": "fp16", "micro_batch": 3, "checkpoint_every": 2})
-    loop.train(blend, config, str(tmp_path / "whole"))
-
-    def end():
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        kill_at(patch, 3, end)
-        with pytest.raises(Killed):
-            loop.train(blend, config, str(tmp_path / "killed"))
-    assert loop.train(blend, config, str(tmp_path / "killed")).resumed_at == 2
-    assert_same(weights_of(tmp_path / "killed"), weights_of(tmp_path / "whole"))
-    one, other = (checkpoint.latest(str(tmp_path / run)) for run in ("killed", "whole"))
-    assert_same(one.model, other.model)
-    assert one.optimizer.keys() == other.optimizer.keys()
-    for name, moments in one.optimizer.items():
-        assert_same(moments, other.optimizer[name])
-
-
-@pytest.mark.slow
-def test_micro_batches_train_the_same_weights_also_where_numbers_are_drawn(blend, tmp_path):
-    settings = {
-        **SETTINGS,
-        "model.drop_patch_rate": 0.25,
-        "samples_seen": 24,
-    }
-    for micro_batch in (None, 3):
-        loop.train(
-            blend,
-            configure({**settings, "micro_batch": micro_batch}),
-            str(tmp_path / str(micro_batch)),
-        )
-    whole, pieces = (log_of(tmp_path / run) for run in ("None", "3"))
-    assert [line["loss"] for line in pieces] == pytest.approx(
-        [line["loss"] for line in whole], abs=1e-4
-    )
-    assert [line["grad_norm"] for line in pieces] == pytest.approx(
-        [line["grad_norm"] for line in whole], rel=1e-3
-    )
-    loop.train(blend, configure({**SETTINGS, "samples_seen": 24}), str(tmp_path / "none"))
-    assert abs(log_of(tmp_path / "none")[0]["loss"] - whole[0]["loss"]) > 1e-3
 
 
 @pytest.mark.slow
@@ -211,24 +168,6 @@ def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
     assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_signal_saves_the_next_step_and_exits_75(
-    blend, tmp_path, monkeypatch, caplog, number
-):
-    loop.train(blend, CONFIG, str(tmp_path / "whole"))
-    before = signal.getsignal(number)
-    with monkeypatch.context() as patch:
-        kill_at(patch, 2, lambda: os.kill(os.getpid(), number))
-        with pytest.raises(SystemExit) as stopped:
-            loop.train(blend, CONFIG, str(tmp_path / "run"))
-    assert stopped.value.code == 75
-    assert f"stopped by {number.name} after step 3 of 6; it is saved" in caplog.text
-    assert signal.getsignal(number) is before
-    assert loop.train(blend, CONFIG, str(tmp_path / "run")).resumed_at == 3
-    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
-
-
 def stopped_after(blend, config, out, step, monkeypatch):
     """A run that SIGTERM ended after `step` steps."""
     with monkeypatch.context() as patch:
@@ -244,30 +183,6 @@ def stopped_after(blend, config, out, step, monkeypatch):
 def export(blend, tmp_path):
     loop.train(blend, dataclasses.replace(CONFIG, seed=9), str(tmp_path / "first"))
     return str(tmp_path / "first")
-
-
-def prepared(blend, config, out):
-    ranks = process_group.init_distributed("cpu")
-    loader = Loader(blend, config, model_config(config))
-    return loop.prepare(config, out, ranks, loader, run_identity(blend, config, loader))
-
-
-@pytest.mark.slow
-def test_a_run_starts_from_the_weights_of_another(blend, tmp_path, export):
-    config = dataclasses.replace(CONFIG, init=export)
-    state = prepared(blend, config, str(tmp_path / "run"))
-    expected = weights_of(tmp_path / "first")
-    assert_same(to_open_clip(state.model), expected)
-    assert not torch.equal(
-        expected["visual.proj"], to_open_clip(CLIP(state.model.config))["visual.proj"]
-    )
-    weights = load_export(f"{export}/export").state_dict()
-    record = loop.train(blend, config, str(tmp_path / "run"))
-    assert record.identity["initial_weights"] == weights_sha256(weights)
-    scratch = loop.train(blend, CONFIG, str(tmp_path / "scratch"))
-    assert "initial_weights" not in scratch.identity
-    first_losses = [log_of(tmp_path / run)[0]["loss"] for run in ("run", "scratch")]
-    assert first_losses[0] < first_losses[1]
 
 
 @pytest.mark.slow
@@ -290,34 +205,6 @@ def test_a_resumed_run_does_not_read_its_initial_weights_again(
 
 
 # --- damaged samples ------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def damaged_blend(make_pool, tmp_path):
-    """A blend of a pool with two damaged images of 48."""
-    pool = make_pool(tmp_path / "damaged")
-    sidecar = disk.read_parquet(f"{pool}/shards/00001.parquet")
-    with open(f"{pool}/shards/00001.tar", "r+b") as tar:
-        for row in (3, 8):
-            tar.seek(sidecar["image_offset"][row].as_py())
-            tar.write(b"no image")
-    return Blend(name="damaged", pools={"p": pool}, views={"p/all": 1.0})
-
-
-def where(record):
-    return [(bad["step"], bad["position"], bad["key"]) for bad in record.bad.samples]
-
-
-@pytest.mark.slow
-def test_damaged_samples_are_counted_over_resumes(damaged_blend, tmp_path, monkeypatch):
-    config = dataclasses.replace(CONFIG, samples_seen=96)
-    whole = loop.train(damaged_blend, config, str(tmp_path / "whole"))
-    assert whole.bad.count == len(whole.bad.samples) == 4  # two epochs of two
-    for step in (3, 9):
-        stopped_after(damaged_blend, config, tmp_path / "run", step, monkeypatch)
-    resumed = loop.train(damaged_blend, config, str(tmp_path / "run"))
-    assert resumed.resumed_at == 9
-    assert (resumed.bad.count, where(resumed)) == (whole.bad.count, where(whole))
 
 
 @pytest.mark.slow

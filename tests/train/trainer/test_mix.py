@@ -52,16 +52,6 @@ def test_a_forgotten_view_is_named_with_the_views_of_the_pool(tiny_pool, tmp_pat
         count_rows(blend_of([f"{tmp_path}/empty=1"]))
 
 
-def test_a_pool_is_no_folder_for_a_run(tiny_pool, capsys):
-    before = sorted(path.name for path in Path(tiny_pool).iterdir())
-    assert (
-        commands.train(["--mix", f"{tiny_pool}/all=1", "--out", tiny_pool, "--preset", "micro"])
-        == 2
-    )
-    assert "is a pool; choose a folder for the run" in capsys.readouterr().err
-    assert sorted(path.name for path in Path(tiny_pool).iterdir()) == before
-
-
 def test_the_plan_says_shares_unique_rows_and_repeats_before_training(tiny_pool, tmp_path, capsys):
     blend = tmp_path / "blend.yaml"
     blend.write_text(

@@ -35,24 +35,6 @@ def report(tmp_path, batch, features, model=None):
     return str(error), disk.read_json(tmp_path / "nonfinite-0.json")
 
 
-def test_the_sample_and_the_tower_are_named(tmp_path, batch):
-    text_bE = torch.zeros(2, 3)
-    text_bE[1, 2] = math.inf
-    message, document = report(tmp_path, batch, {"image": torch.zeros(2, 3), "text": text_bE})
-    assert document == {
-        "step": 7,
-        "rank": 0,
-        "loss": "nan",
-        "grad_norm": "1.5",
-        "tensors": ["text features"],
-        "shards": ["p/all:00002"],
-        "keys": ["p/all:000020001"],
-    }
-    assert message.startswith("step 7: the loss is nan and the gradients' norm 1.5; first in text")
-    assert message.endswith(f"The optimizer was not stepped; see {tmp_path}/nonfinite-0.json")
-    assert "1 samples, the first is p/all:000020001 of shard p/all:00002" in message
-
-
 def test_a_gradient_alone_names_its_parameter_and_every_sample(tmp_path, batch):
     model = CLIP(MODELS["test"])
     model.visual.proj.grad = torch.full_like(model.visual.proj, math.nan)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import signal
 
 import pytest
 import torch
@@ -19,10 +18,8 @@ from train.parallel import process_group
 from train.parallel.process_group import Ranks
 from train.trainer import loop
 from train.trainer.loop import (
-    StopRequest,
     damaged_samples,
     load_initial_weights,
-    refuse_damage,
     run_identity,
 )
 
@@ -43,15 +40,6 @@ def prepared(blend, config, out):
     ranks = process_group.init_distributed("cpu")
     loader = Loader(blend, config, model_config(config))
     return loop.prepare(config, out, ranks, loader, run_identity(blend, config, loader))
-
-
-def test_a_stop_request_names_its_signal_on_rank_0_only(capfd):
-    for rank, printed in ((0, "SIGINT: saving after this step"), (1, "")):
-        stop = StopRequest(rank)
-        assert stop.number is None
-        stop(signal.SIGINT)
-        assert stop.number == signal.SIGINT
-        assert (printed in capfd.readouterr().err) is True
 
 
 def test_what_is_saved_is_what_is_prepared_again(blend, tmp_path):
@@ -96,27 +84,6 @@ def test_damaged_samples_of_a_tensor_parallel_group_count_once(blend, tmp_path, 
     damaged = damaged_samples(state)
     assert damaged.count == 3  # one before the resume, one on each of two groups
     assert [sample["step"] for sample in damaged.samples] == [2, 5, 5]
-
-
-@pytest.mark.parametrize(
-    ("count", "step", "refused"), [(10, 0, False), (11, 0, True), (20, 2499, False), (21, 2, True)]
-)
-def test_the_limit_of_damaged_samples_is_that_of_the_whole_run(
-    blend, tmp_path, monkeypatch, count, step, refused
-):
-    state = prepared(blend, CONFIG, str(tmp_path))
-    assert state.config.batch_size == 8
-    own = DamagedSample(step=5, position=1, source="p/all", shard="00000", key="k", reason="r")
-    later = {**dataclasses.asdict(own), "position": 6, "key": "later"}
-    state.last_damaged = own
-    state.damaged = count
-    monkeypatch.setattr(process_group, "all_gather_json", lambda value, _: [value, later, None])
-    if not refused:
-        refuse_damage(state, step)
-        return
-    message = f"{count} of {(step + 1) * 8} samples cannot be used, more than 1 in 1,000; the last"
-    with pytest.raises(ValueError, match=f"{message} is key later of shard 00000 of p/all: r; run"):
-        refuse_damage(state, step)
 
 
 @pytest.mark.parametrize(

@@ -83,19 +83,6 @@ def test_the_numbers_of_a_crop_belong_to_its_place_in_the_run() -> None:
         assert not np.any(whole == other)
 
 
-def test_a_random_crop_is_the_resized_box() -> None:
-    picture = pixels(90, 120)
-    drawn = numbers_of(0)
-    box = crop_box(90, 120, drawn)
-    cropped = random_crop(picture, 32, drawn)
-    assert cropped.shape == (32, 32, 3)
-    assert cropped.dtype == np.uint8
-    expected = Image.fromarray(picture).crop(box).resize((32, 32), Image.Resampling.BICUBIC)
-    assert np.abs(cropped.astype(int) - np.asarray(expected)).max() <= 1
-    other = numbers_of(0, 1)
-    assert not np.array_equal(cropped, random_crop(picture, 32, other))
-
-
 def photograph(height: int, width: int) -> Pixels:
     """Smooth in large parts, sharp at some edges, and clipped at both ends, as photographs are."""
     y, x = np.mgrid[0:height, 0:width]
