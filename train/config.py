@@ -107,8 +107,6 @@ class TrainConfig:
     loss: Literal["clip", "siglip"] = setting(
         "clip", "softmax over the batch, or a sigmoid for each pair", heading="Loss"
     )
-    local_loss: bool = setting(True, "a rank computes only its own rows of the logits")
-    gather_with_grad: bool = setting(True, "features are gathered with their gradient")
     loss_tile: int | None = setting(
         None, "side of a tile of logits; none: 1,024 above 4,096 x 4,096 logits"
     )
@@ -136,9 +134,6 @@ class TrainConfig:
     threads: int = setting(4, "decoding threads of a rank; 0: the training thread decodes")
     dp_shard: int = setting(1, "ranks that share one copy of weights and optimizer (FSDP2)")
     tp: int = setting(1, "ranks that share every layer (tensor parallelism)")
-    cpu_offload: bool = setting(
-        False, "FSDP2's shards and the optimizer in host memory; needs dp_shard and GPUs"
-    )
     # --- reading
     read_cache: str | None = setting(
         None,
@@ -170,7 +165,6 @@ class TrainConfig:
         self._check_ranges()
         self._check_batch()
         self._check_schedule()
-        self._check_gradients()
         self._check_locks()
         self._check_parallel()
         if not re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", self.device):
@@ -269,14 +263,6 @@ class TrainConfig:
                 f"to at least {planned * self.batch_size}"
             )
 
-    def _check_gradients(self) -> None:
-        if self.local_loss and not self.gather_with_grad:
-            raise ValueError(
-                "local_loss without gather_with_grad trains "
-                "on a wrong gradient (cosine 0.978 to the true one, while the loss looks right); "
-                "set gather_with_grad to true, or local_loss to false"
-            )
-
     def _check_locks(self) -> None:
         model = _changed_model(self)
         for locked, unlocked, layers in (
@@ -307,11 +293,6 @@ class TrainConfig:
                 raise ValueError(
                     f"tp {self.tp} does not divide {name} {number}; set tp to a divisor of it"
                 )
-        if self.cpu_offload and (self.dp_shard == 1 or self.device == "cpu"):
-            raise ValueError(
-                "cpu_offload moves shards from GPUs to host memory; "
-                "set dp_shard above 1, device to cuda"
-            )
 
     @property
     def steps(self) -> int:

@@ -35,7 +35,6 @@ INCIDENTAL = (
     "log_every",
     "dp_shard",
     "tp",
-    "cpu_offload",
     "recompute",
     "compile",
     "attention",
@@ -43,7 +42,6 @@ INCIDENTAL = (
     "log_to",
     "micro_batch",
     "loss_tile",
-    "local_loss",
     "read_cache",
     "read_cache_gb",
 )

@@ -5,7 +5,7 @@ example:
   python benchmarks/studies/loss_precision.py
 
 Features are drawn: unit vectors whose pairs have a cosine of about 0.3 and all others one of about
-0.15. ROWS rows of a rank are compared with the whole batch, as with `local_loss`. The operands of
+0.15. ROWS rows of a rank are compared with the whole batch, as over several ranks. The operands of
 every product, forward and backward, are rounded; sums are fp32. The reference is fp64. The last
 line of each size has exact products of features with the noise that a bf16 forward pass has, which
 is measured first (ViT-S-32 as initialised). The result goes to

@@ -62,8 +62,6 @@ LAYOUTS = {
 }
 LOSSES = {
     "clip": {},
-    "clip, global": {"local_loss": False, "gather_with_grad": False},
-    "clip, global, gathered": {"local_loss": False},
     "siglip": {"loss": "siglip"},
     "clip, tiled": {"loss_tile": 3},
 }
@@ -143,9 +141,7 @@ def backward(model, wrapped, config, data_parallel, step):
         contrastive,
         config.loss,
         data_parallel=data_parallel,
-        local_loss=config.local_loss,
         tile=config.loss_tile,
-        gather_with_grad=config.gather_with_grad,
     )
     precision = functools.partial(precision_context, config, torch.device("cpu"))
     return accumulate.backward(
@@ -255,9 +251,7 @@ def wrong(ranks):
             loss, _ = without_gradient(image_bE, text_bE, scale, None, data_parallel=data_parallel)
         else:
             world = DataParallel(rank=data_parallel.rank if local else here.rank, world=here.world)
-            loss, _ = contrastive(
-                "clip", image_bE, text_bE, scale, data_parallel=world, local_loss=local
-            )
+            loss, _ = contrastive("clip", image_bE, text_bE, scale, data_parallel=world)
         loss.backward()
         grads = flat([p.grad for p in model.parameters()])
         differences[name] = {

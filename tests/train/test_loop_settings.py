@@ -81,8 +81,7 @@ def test_blocks_are_recomputed_as_the_settings_say(blend, tmp_path, monkeypatch,
     [
         {"micro_batch": 3},
         {"loss_tile": 3},
-        {"local_loss": False},
-        {"micro_batch": 2, "loss_tile": 5, "local_loss": False, "captions": "packed"},
+        {"micro_batch": 2, "loss_tile": 5, "captions": "packed"},
     ],
 )
 def test_settings_that_may_change_on_resume_change_weights_by_rounding_alone(

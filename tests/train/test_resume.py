@@ -151,7 +151,7 @@ def test_other_ranks_micro_batches_tiles_and_threads_go_on_with_the_same_losses(
     three = words(**keep, captions="packed")
     assert commands.train([*mix, "--out", str(out), *three, "--ranks", "3"]) == 0
     cut_back(out, 2)
-    two = words(**keep, micro_batch=4, loss_tile=5, threads=2, local_loss="false", dp_shard=2)
+    two = words(**keep, micro_batch=4, loss_tile=5, threads=2, dp_shard=2)
     assert commands.train([*mix, "--out", str(out), *two, "--ranks", "2"]) == 0
     cut_back(out, 4)
     last = words(micro_batch=5, captions="packed", recompute="full", threads=1)

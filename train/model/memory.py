@@ -186,8 +186,6 @@ class StepShape:
     data_parallel: int = 1  # ranks that see other samples
     dp_shard: int = 1
     tp: int = 1
-    cpu_offload: bool = False
-    local_loss: bool = True
     loss_tile: int | None = None  # side of a tile of logits; None: all at once
     # Last groups of layers of the image and caption towers that are trained; None: all
     trained: tuple[int | None, int | None] = (None, None)
@@ -250,10 +248,9 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
     """The memory of one step on one rank's device, and its peak."""
     numbers, _ = _parameters_of_rank(config, shape)
     trained, trained_text = _parameters_of_rank(config, shape, trained=True)
-    on_device = 0 if shape.sharded and shape.cpu_offload else 1
-    weights = round(on_device * FULL * numbers)
-    gradients = round(on_device * FULL * trained)
-    optimizer = on_device * round(2 * FULL * trained)  # two moments
+    weights = round(FULL * numbers)
+    gradients = round(FULL * trained)
+    optimizer = round(2 * FULL * trained)  # two moments
     vision, text = sample_activations(config, shape)
     activations = round(shape.piece * (vision + text))
     copies = _copies(config, shape)
@@ -271,7 +268,7 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
     if adds_up or shape.data_parallel > 1:
         moving = gradients + max(whole + max(loss, workspace), after_text)
     else:
-        text_gradients = round(on_device * FULL * trained_text)
+        text_gradients = round(FULL * trained_text)
         moving = max(whole + max(loss, workspace), after_text + text_gradients, gradients)
     forward = activations + copies.forward + (gradients if adds_up else 0)
     # Images in 32 bits are given up before the loss.
@@ -365,9 +362,8 @@ def _is_recomputed(number: int, shape: StepShape) -> bool:
 
 def _loss_bytes(shape: StepShape) -> int:
     batch = shape.samples * shape.data_parallel
-    rows = shape.samples if shape.local_loss else batch
     if shape.loss_tile is None or shape.loss_tile >= batch:
-        return LOGIT_COPIES * FULL * rows * batch
+        return LOGIT_COPIES * FULL * shape.samples * batch
     return TILE_COPIES * FULL * shape.loss_tile**2
 
 

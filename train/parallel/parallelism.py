@@ -34,9 +34,8 @@ VARIANTS = 64
 
 
 def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
-    """Lay a whole `model`, in host memory or on the device, over the mesh of `ranks`.
-
-    It ends on the device, or with `cpu_offload` in host memory.
+    """Lay a whole `model`, in host memory or on the device, over the mesh of `ranks`. It ends on
+    the device.
     """
     if ranks.tp > 1:
         apply_tp(model, ranks.mesh["tp"])
@@ -48,8 +47,7 @@ def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
         apply_compile(model, config.compile)
     if ranks.fsdp:
         apply_fsdp(model, ranks, config)
-    if not (ranks.fsdp and config.cpu_offload):
-        model.to(ranks.device)
+    model.to(ranks.device)
 
 
 def apply_compile(model: CLIP, backend: str | Callable[..., Any]) -> None:
@@ -185,7 +183,7 @@ def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
     The logit scale and bias stay whole and in fp32: they have no dimension to shard, and 16 bits
     would round the temperature to three digits. Their gradients are all-reduced by a hook.
     """
-    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     names = ("dp_replicate", "dp_shard") if ranks.dp_replicate > 1 else ("dp_shard",)
     options: dict[str, Any] = {"mesh": ranks.mesh[names]}
@@ -194,8 +192,6 @@ def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
         options["mp_policy"] = MixedPrecisionPolicy(
             torch.bfloat16, torch.float32, cast_forward_inputs=False
         )
-    if config.cpu_offload:
-        options["offload_policy"] = CPUOffloadPolicy()
     scalars = [p for p in (model.logit_scale, model.logit_bias) if p is not None]
     for scalar in scalars:
         scalar.data = scalar.data.to(ranks.device)

@@ -305,6 +305,8 @@ def step_shape(config: TrainConfig, ranks: int, kind: str) -> StepShape:
     Captions count as long as the context, which is the most that they can need. ValueError where
     the ranks do not fill the layout.
     """
+    from train.step.loss import loss_tile  # with torch
+
     data_parallel = check_layout(config, ranks)
     samples = math.ceil(config.batch_size / data_parallel)
     model = model_config(config)
@@ -322,18 +324,9 @@ def step_shape(config: TrainConfig, ranks: int, kind: str) -> StepShape:
         data_parallel=data_parallel,
         dp_shard=config.dp_shard,
         tp=config.tp,
-        cpu_offload=config.cpu_offload,
-        local_loss=config.local_loss,
-        loss_tile=_tile(config, samples, data_parallel),
+        loss_tile=loss_tile(samples, samples * data_parallel, config.loss_tile),
         trained=trained_groups(config),
     )
-
-
-def _tile(config: TrainConfig, samples: int, data_parallel: int) -> int | None:
-    rows = samples if config.local_loss else samples * data_parallel
-    from train.step.loss import loss_tile
-
-    return loss_tile(rows, samples * data_parallel, config.loss_tile)
 
 
 def fit(config: TrainConfig, ranks: int, device: Device) -> Fit:

@@ -42,32 +42,27 @@ class DataParallel:
 class _Gather(torch.autograd.Function):
     """The features of all ranks, [n, b, E] -> [n, B, E], in the order of the ranks.
 
-    Backward with `summed`: each rank used the features in its own loss, and the shares are added
-    up. Otherwise every rank computed the same loss and has its complete gradient; the factor
-    `world` undoes the average that follows, exactly and without communication.
+    Each rank uses the features in its own loss; backward adds the shares up.
     """
 
     @staticmethod
-    def forward(ctx: Any, x_nbE: Tensor, data_parallel: DataParallel, summed: bool) -> Tensor:
-        ctx.data_parallel, ctx.summed = data_parallel, summed
+    def forward(ctx: Any, x_nbE: Tensor, data_parallel: DataParallel) -> Tensor:
+        ctx.data_parallel = data_parallel
         x_nbE = x_nbE.contiguous()
         parts = [torch.empty_like(x_nbE) for _ in range(data_parallel.world)]
         dist.all_gather(parts, x_nbE, group=data_parallel.group)
         return torch.cat(parts, dim=1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         data_parallel, grad_nBE = ctx.data_parallel, grads[0]
         b = grad_nBE.shape[1] // data_parallel.world
-        own = slice(data_parallel.rank * b, (data_parallel.rank + 1) * b)
-        if not ctx.summed:
-            return grad_nBE[:, own] * data_parallel.world, None, None
         # Each rank receives the sum of its own rows alone: half of the bytes of an all-reduce.
         # Flat tensors: gloo wants `world` times as many rows in as out.
         parts = grad_nBE.unflatten(1, (data_parallel.world, b)).transpose(0, 1).contiguous()
         sum_nbE = torch.empty_like(parts[0])
         dist.reduce_scatter_tensor(sum_nbE.view(-1), parts.view(-1), group=data_parallel.group)
-        return sum_nbE, None, None
+        return sum_nbE, None
 
 
 def contrastive(
@@ -78,24 +73,16 @@ def contrastive(
     bias: Tensor | None = None,
     *,
     data_parallel: DataParallel | None = None,
-    local_loss: bool = True,
-    gather_with_grad: bool = True,
     tile: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The loss of a batch, and the share of its images whose own caption scores highest.
 
     Features are unit vectors, `scale` is the factor on their products (not its logarithm). 16-bit
     features are gathered and multiplied in 32 bits. Over several ranks the mean of both results
-    over the ranks is that of the global batch: with `local_loss` a rank computes b of the B rows,
-    otherwise every rank computes all. `tile` is the side of a tile of logits; None computes up to
-    WHOLE logits at once and more in tiles of TILE. ValueError for `local_loss` without
-    `gather_with_grad`.
+    over the ranks is that of the global batch: a rank computes b of the B rows. `tile` is the side
+    of a tile of logits; None computes up to WHOLE logits at once and more in tiles of TILE.
     """
     data_parallel = DataParallel() if data_parallel is None else data_parallel
-    if data_parallel.world > 1 and local_loss and not gather_with_grad:
-        raise ValueError(
-            "local_loss without gather_with_grad trains on a wrong gradient; gather with gradient"
-        )
     with torch.autocast(image_bE.device.type, enabled=False):
         image_bE, text_bE = (
             x if x.dtype == torch.float64 else x.float() for x in (image_bE, text_bE)
@@ -103,12 +90,9 @@ def contrastive(
         all_image_BE, all_text_BE = image_bE, text_bE
         start = 0
         if data_parallel.world > 1:
-            both = _Gather.apply(torch.stack([image_bE, text_bE]), data_parallel, gather_with_grad)
+            both = _Gather.apply(torch.stack([image_bE, text_bE]), data_parallel)
             all_image_BE, all_text_BE = both.unbind(0)
-            if local_loss:
-                start = data_parallel.rank * len(image_bE)
-            else:
-                image_bE, text_bE = all_image_BE, all_text_BE
+            start = data_parallel.rank * len(image_bE)
         b, B = len(image_bE), len(all_text_BE)
         side = loss_tile(b, B, tile) or B
         if kind == "siglip":

@@ -306,9 +306,8 @@ class Update:
         """Whether `step` can skip by a flag on the device.
 
         With fp16 the host decides, because a skipped step also changes the scale of the next loss.
-        The flag lies on the model's device, and offloaded parameters do not.
         """
-        return self.scaler is None and not self.config.cpu_offload
+        return self.scaler is None
 
     @torch.no_grad()
     def step(self, lr: float, norm: Tensor, skip: Tensor | None = None) -> None:

@@ -593,8 +593,6 @@ def _backward(state: TrainState, ready: ReadyBatch) -> accumulate.BackwardResult
         contrastive,
         config.loss,
         data_parallel=state.ranks.data_parallel,
-        local_loss=config.local_loss,
-        gather_with_grad=config.gather_with_grad,
         tile=config.loss_tile,
     )
     return accumulate.backward(

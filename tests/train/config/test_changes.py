@@ -21,10 +21,10 @@ def test_changes_go_over_the_preset_and_text_is_read_as_the_setting_s_type():
             "lr": "5e-4",
             "samples_seen": "12.8M",
             "grad_clip": "1",
-            "local_loss": "false",
+            "lock_image": "false",
         }
     )
-    assert (config.lr, config.samples_seen, config.grad_clip, config.local_loss) == (
+    assert (config.lr, config.samples_seen, config.grad_clip, config.lock_image) == (
         5e-4,
         12_800_000,
         1.0,
@@ -48,7 +48,7 @@ def test_changes_go_over_the_preset_and_text_is_read_as_the_setting_s_type():
         ({"lr": float("nan")}, "it must be a number"),
         ({"batch_size": 12.5}, "it must be a whole number"),
         ({"batch_size": True}, "it must be a whole number"),
-        ({"local_loss": "maybe"}, "it must be true or false"),
+        ({"lock_image": "maybe"}, "it must be true or false"),
         ({"model": 3}, "it must be text"),
         ({"pretrained": "x"}, "unknown training setting 'pretrained'; here it is init"),
         ({"accum_freq": 2}, "here it is micro_batch"),

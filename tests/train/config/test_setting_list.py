@@ -23,7 +23,7 @@ def test_every_setting_has_a_meaning_and_belongs_to_a_group():
     assert len(headings) == 9
     assert listed["schedule"].choices == "cosine | constant | constant_cooldown"
     assert (listed["grad_clip"].default, listed["grad_clip"].choices) == ("none", "number, or none")
-    assert listed["local_loss"].default == "true"
+    assert listed["lock_image"].default == "false"
 
 
 def test_the_listed_defaults_are_the_defaults():

@@ -38,7 +38,6 @@ from train.model.architecture import MODELS
         ({"decay_groups": "all"}, "(of open_clip_main, open_clip)"),
         ({"batch_size": 100, "lanes": 64}, "no multiple of lanes 64"),
         ({"samples_seen": 1000}, "less than one batch (batch_size 4096"),
-        ({"local_loss": True, "gather_with_grad": False}, "wrong gradient"),
         ({"beta2": 1.0}, "it must lie in [0, 1)"),
         ({"crop_min": 0}, "it must lie in (0, 1]"),
         ({"lr": 0}, "lr is 0.0; it must be above 0"),
@@ -57,7 +56,6 @@ from train.model.architecture import MODELS
             {"schedule": "constant_cooldown", "cooldown": 3000, "warmup": 126},
             "set warmup to at most 125, or samples_seen to at least 12804096",
         ),
-        ({"cpu_offload": True}, "set dp_shard above 1"),
         ({"dp_shard": 0}, "dp_shard is 0; it must be at least 1"),
     ],
 )

@@ -83,8 +83,6 @@ def test_shards_and_tensor_parallelism_divide_what_a_rank_holds() -> None:
     split = step_memory(config, dataclasses.replace(one, tp=2))
     assert 0.5 * whole.weights < split.weights < 0.7 * whole.weights
     assert 0.5 * whole.activations < split.activations < 0.8 * whole.activations
-    offloaded = step_memory(config, dataclasses.replace(one, dp_shard=8, cpu_offload=True))
-    assert offloaded.weights == offloaded.optimizer == 0
 
 
 def test_a_micro_batch_divides_the_activations_and_not_the_features() -> None:

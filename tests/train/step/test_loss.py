@@ -45,17 +45,6 @@ def test_the_sigmoid_loss_counts_every_pair_alone():
     assert loss.item() == pytest.approx(wanted / 3)
 
 
-def test_a_local_loss_that_does_not_gather_gradients_is_refused():
-    with pytest.raises(ValueError, match="wrong gradient"):
-        contrastive(
-            "clip",
-            *features(),
-            torch.tensor(1.0),
-            data_parallel=DataParallel(world=2),
-            gather_with_grad=False,
-        )
-
-
 def numbers_of(kind, dtype, count, tile, factor=20.0, seed=0):
     """Loss, accuracy and the gradients to the features, the scale and the bias."""
     generator = torch.Generator().manual_seed(seed)
@@ -179,13 +168,8 @@ class World:
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 @pytest.mark.parametrize("tile", [None, 3, 4])
-@pytest.mark.parametrize(
-    "form",
-    [{}, {"local_loss": False}, {"local_loss": False, "gather_with_grad": False}],
-    ids=["local", "whole", "whole without gradient"],
-)
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_mean_over_ranks_is_the_whole_batch(kind, tile, form, size, monkeypatch):
+def test_the_mean_over_ranks_is_the_whole_batch(kind, tile, size, monkeypatch):
     """Losses, accuracies, and the gradients as data parallelism averages them."""
     count = 12
     world = World(size)
@@ -201,7 +185,7 @@ def test_the_mean_over_ranks_is_the_whole_batch(kind, tile, form, size, monkeypa
         scale, bias = torch.tensor(20.0).double(), torch.tensor(-2.0).double()
         loss, accuracy = contrastive(
             kind, leaf[0], leaf[1], scale, bias if kind == "siglip" else None,
-            data_parallel=DataParallel(rank=rank, world=size), tile=tile, **form,
+            data_parallel=DataParallel(rank=rank, world=size), tile=tile,
         )  # fmt: skip
         loss.backward()
         return loss.detach(), accuracy, leaf.grad

@@ -33,7 +33,7 @@ def test_settings_of_memory_and_speed_do_not_decide():
     deciding = deciding_settings(TrainConfig())
     assert set(deciding) == names - set(INCIDENTAL)
     assert {"lr", "seed", "init", "precision", "lanes"} <= set(deciding)
-    other = TrainConfig(micro_batch=8, loss_tile=64, local_loss=False, dp_shard=2, threads=9)
+    other = TrainConfig(micro_batch=8, loss_tile=64, dp_shard=2, threads=9)
     assert deciding_settings(other) == deciding
 
 

@@ -323,7 +323,7 @@ def test_the_reduced_token_table_trains_the_same_weights(blend, tmp_path, monkey
         {"loss": "siglip"},
         {"precision": "bf16"},
         {"grad_clip": 0.1, "schedule": "constant", "context_length": 6},
-        {"threads": 2, "local_loss": False, "gather_with_grad": False},
+        {"threads": 2},
         {"precision": "fp16", "loss_tile": 3},
         {"precision": "tf32", "decay_groups": "open_clip"},
         {"micro_batch": 3, "schedule": "constant_cooldown", "cooldown": 2},
