@@ -1,7 +1,4 @@
-"""A sample, counts of those that could not be used, and the limit that ends a run.
-
-The counts are serialisable: those of several ranks, and those before a resume, are added up.
-"""
+"""A sample, counts of those that could not be used, and the limit that ends a run."""
 
 from __future__ import annotations
 
@@ -15,8 +12,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-
-from manifests import disk
 
 FREE, SHARE = 10, 0.001  # more damaged samples than both of these end the run
 LISTED = 1000  # damaged samples that are kept by name
@@ -61,40 +56,27 @@ class DamagedSample:
 
 @dataclass(slots=True, kw_only=True)
 class DamageCounts:
-    """Samples that were drawn, how many of them were damaged, and the first LISTED of these."""
+    """How many samples were damaged, and the first LISTED of these."""
 
-    drawn: int = 0
     count: int = 0
     samples: list[DamagedSample] = field(default_factory=list)
 
-    def add(self, drawn: int, damaged: Sequence[DamagedSample]) -> None:
-        """Count a batch."""
-        self.drawn += drawn
+    def add(self, damaged: Sequence[DamagedSample]) -> None:
+        """Count those of a batch."""
         self.count += len(damaged)
         self.samples += damaged[: LISTED - len(self.samples)]
 
-    def to_plain(self) -> dict[str, Any]:
-        """As plain values for JSON."""
-        plain: dict[str, Any] = disk.to_plain(self)
-        return plain
 
-    @classmethod
-    def from_plain(cls, value: Mapping[str, Any]) -> DamageCounts:
-        """The inverse of `to_plain`."""
-        samples = [DamagedSample(**sample) for sample in value["samples"]]
-        return cls(drawn=int(value["drawn"]), count=int(value["count"]), samples=samples)
-
-    @classmethod
-    def merge(cls, parts: Iterable[DamageCounts]) -> DamageCounts:
-        """The sum of several ranks' counts; samples in the order of step and position."""
-        merged = cls()
-        for part in parts:
-            merged.drawn += part.drawn
-            merged.count += part.count
-            merged.samples += part.samples
-        merged.samples.sort(key=lambda sample: (sample.step, sample.position))
-        del merged.samples[LISTED:]
-        return merged
+def sum_damage(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sum of the counts of several ranks and starts, all as plain values; samples in the order
+    of step and position.
+    """
+    count, samples = 0, []
+    for part in parts:
+        count += part["count"]
+        samples += part["samples"]
+    samples.sort(key=lambda sample: (sample["step"], sample["position"]))
+    return {"count": count, "samples": samples[:LISTED]}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -307,6 +307,10 @@ class StreamDraws:
             "broken": self.read.get("broken", 0),
         }
 
+    def cells(self, is_estimate: bool) -> dict[str, str]:
+        """Its columns in the table of the plan."""
+        return {"tars": f"{self.tars:,}"}
+
 
 # --------------------------------------------------------------------------------------------------
 # The samples of a tar that is read from its beginning to its end, by way of `webdataset`.

@@ -294,6 +294,20 @@ class Repeats:
             del plain["captions"]
         return plain
 
+    def realised(self) -> dict[str, Any]:
+        """As a line of the log has it."""
+        values: dict[str, Any] = {"samples": self.drawn, "repeats": self.repeats}
+        values["share"] = self.share
+        if self.captions is not None:
+            values["captions"] = self.captions
+        return values
+
+    def cells(self, is_estimate: bool) -> dict[str, str]:
+        """Its columns in the table of the plan. is_estimate: `unique` is one."""
+        about = "~" if is_estimate else ""
+        unique = f"{about}{self.unique:,}"
+        return {"rows": f"{self.rows:,}", "unique": unique, "repeats": f"{self.repeats:.2f}"}
+
 
 class RunOrder(Protocol):
     """Step to rows: `Order`, or `SegmentOrder` of a live run."""

@@ -89,7 +89,7 @@ class Logbook:
         operations = self._operations / seconds
         sources = {}
         for name, drawn in self._sources(step).items():
-            sources[name] = realised(drawn)
+            sources[name] = drawn.realised()
         line: dict[str, Any] = {
             "step": step,
             "samples": samples,
@@ -137,17 +137,6 @@ class Logbook:
             return
         disk.write_bytes(path, ("\n".join(self._lines) + "\n").encode())
         self._file_is_current = True
-
-
-def realised(source: Repeats | StreamDraws) -> dict[str, Any]:
-    """What a source has given so far, as a line of the log has it."""
-    if isinstance(source, StreamDraws):
-        return source.realised()
-    values: dict[str, Any] = {"samples": source.drawn, "repeats": source.repeats}
-    values["share"] = source.share
-    if source.captions is not None:
-        values["captions"] = source.captions
-    return values
 
 
 def kept_lines(out: str, step: int) -> list[str]:

@@ -31,7 +31,7 @@ from manifests.records import (
 )
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config
-from train.data.damage import DamageCounts, DamagedSample, too_many_damaged
+from train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
 from train.data.loader import Batch, Loader
 from train.data.tar_streams import sum_counts
 from train.formats import model_files, open_clip_files
@@ -344,20 +344,18 @@ def count_damage(state: TrainState, batch: Batch, mean_damaged: float) -> None:
     """Count what was damaged in a batch: on this rank, and as the mean over the ranks."""
     # Ranks of a tensor-parallel group read the same samples: the sum is over dp ranks.
     state.damaged += round(mean_damaged * state.ranks.dp)
-    state.damage.add(len(batch.length_B), batch.damaged_samples)
+    state.damage.add(batch.damaged_samples)
     if batch.damaged_samples:
         state.last_damaged = batch.damaged_samples[-1]
 
 
 def damaged_samples(state: TrainState) -> DamagedSamples:
     """Damaged samples of all ranks, with those before every resume. A collective."""
-    ranks = state.ranks
-    parts = [DamageCounts.from_plain({**disk.to_plain(state.damaged_before), "drawn": 0})]
-    every_rank = process_group.all_gather_json(state.damage.to_plain(), ranks)
+    every_rank = process_group.all_gather_json(disk.to_plain(state.damage), state.ranks)
     # Ranks of a tensor-parallel group read the same samples.
-    parts += [DamageCounts.from_plain(plain) for plain in every_rank[:: ranks.tp]]
-    total = DamageCounts.merge(parts)
-    return DamagedSamples(count=total.count, samples=tuple(disk.to_plain(total.samples)))
+    of_groups = every_rank[:: state.ranks.tp]
+    total = sum_damage([disk.to_plain(state.damaged_before), *of_groups])
+    return DamagedSamples(count=total["count"], samples=tuple(total["samples"]))
 
 
 def drawn_sources(state: TrainState, steps: int) -> dict[str, dict[str, Any]]:

@@ -102,49 +102,33 @@ def count_rows(blend: Blend) -> int:
 
 
 def plan_lines(blend: Blend, sources: Mapping[str, Repeats | StreamDraws]) -> list[str]:
-    """What a run draws of each view, as the lines of a table: share of the samples, samples, rows,
-    different rows, repeats; then the captions of views with several text columns.
+    """What a run draws of each source, as the lines of a table: share of the samples, samples; of a
+    view rows, different rows and repeats, of a stream its tars; then the captions of views with
+    several text columns.
     """
     if blend.live or blend.segments is not None:
         # What was drawn is known from step to step alone; log.jsonl has it.
         return [f"blend {blend.name}: every stored row of the shards that are committed by then"]
-    streams = {name: of for name, of in sources.items() if isinstance(of, StreamDraws)}
-    if streams:
-        return _stream_lines(blend, streams)
-    views = {name: of for name, of in sources.items() if isinstance(of, Repeats)}
-    samples = sum(source.drawn for source in views.values())
-    width = max(len(name) for name in ("view", *views))
-    lines = [
-        f"blend {blend.name}: {samples:,} samples",
-        f"{'view':<{width}}  {'share':>6} {'samples':>14} {'rows':>14} {'unique':>14} "
-        f"{'repeats':>8}",
-    ]
-    for name, source in views.items():
-        about = "~" if name in blend.balance else ""
-        unique = f"{about}{source.unique:,}"
-        lines.append(
-            f"{name:<{width}}  {source.share:>6.3f} {source.drawn:>14,} {source.rows:>14,} "
-            f"{unique:>14} {source.repeats:>8.2f}"
-        )
-    for name, source in views.items():
-        for column, count in (source.captions or {}).items():
-            lines.append(f"{name}: {count:,} captions of column {column}")
-    return lines
-
-
-def _stream_lines(blend: Blend, sources: Mapping[str, StreamDraws]) -> list[str]:
     samples = sum(source.drawn for source in sources.values())
-    width = max(len(name) for name in ("stream", *sources))
-    lines = [
-        f"blend {blend.name}: {samples:,} samples from streams of tars: not resumable, and the "
-        "number of rows is not known",
-        f"{'stream':<{width}}  {'share':>6} {'samples':>14} {'tars':>10}",
-    ]
+    title = f"blend {blend.name}: {samples:,} samples"
+    if blend.streams:
+        title += " from streams of tars: not resumable, and the number of rows is not known"
+    table: dict[str, list[str]] = {}
+    captions = []
     for name, source in sources.items():
-        lines.append(
-            f"{name:<{width}}  {source.share:>6.3f} {source.drawn:>14,} {source.tars:>10,}"
-        )
-    return lines
+        first = {"stream" if blend.streams else "view": name, "share": f"{source.share:.3f}"}
+        cells = source.cells(name in blend.balance)
+        for column, cell in {**first, "samples": f"{source.drawn:,}", **cells}.items():
+            table.setdefault(column, [column]).append(cell)
+        drawn = source.captions if isinstance(source, Repeats) else None
+        for column, count in (drawn or {}).items():
+            captions.append(f"{name}: {count:,} captions of column {column}")
+    widths = [max(map(len, cells)) for cells in table.values()]
+    lines = [title]
+    for of_source, *others in zip(*table.values(), strict=True):
+        right = [f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True)]
+        lines.append("  ".join([f"{of_source:<{widths[0]}}", *right]))
+    return [*lines, *captions]
 
 
 def _view_is_missing(pool: str, weight: str) -> str:

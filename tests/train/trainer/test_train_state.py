@@ -76,7 +76,7 @@ def test_a_sigmoid_loss_starts_its_bias_anew(tmp_path):
 def test_damaged_samples_of_a_tensor_parallel_group_count_once(blend, tmp_path, monkeypatch):
     state = prepared(blend, CONFIG, str(tmp_path))
     own = DamagedSample(step=5, position=1, source="p/all", shard="00000", key="k", reason="r")
-    state.damage.add(8, [own])
+    state.damage.add([own])
     before = {**dataclasses.asdict(own), "step": 2}
     state.damaged_before = DamagedSamples(count=1, samples=(before,))
     state.ranks = Ranks(rank=0, world=4, device=torch.device("cpu"), owns_group=False, tp=2)
