@@ -6,7 +6,7 @@ CLIPModel has one matrix each for queries, keys and values, and stores projectio
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import safetensors.torch
@@ -15,7 +15,12 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.clip_tokenizer import simple_tokenizer
-from train.formats.open_clip_files import head_count, read_state
+from train.formats.open_clip_files import (
+    head_count,
+    read_state,
+    stored_parts,
+    stored_shape,
+)
 from train.model.architecture import CHANNELS, IMAGE_MEAN, IMAGE_STD, ModelConfig
 from train.model.clip import CLIP, LOGIT_SCALE
 
@@ -122,22 +127,12 @@ def _hf_names(name: str) -> tuple[str, ...]:
     return (f"{layer}.{_BLOCK_NAMES[part]}.{kind}",)
 
 
-def _parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, torch.Size]]:
-    """Our name and shape of every parameter; no memory is allocated for them."""
-    with torch.device("meta"):
-        state = CLIP(config).state_dict()
-    for name, value in state.items():
-        yield name, value.shape
-
-
-def _hf_shape(name: str, shape: torch.Size, config: ModelConfig) -> list[int]:
+def _hf_shape(name: str, shape: Sequence[int], config: ModelConfig) -> list[int]:
     if ".qkv." in name:
         return [shape[0] // 3, *shape[1:]]
     if name.endswith(".proj"):
         return [shape[1], shape[0]]
-    if name == "visual.patch.weight":
-        return [config.vision_width, CHANNELS, config.patch_size, config.patch_size]
-    return list(shape)
+    return stored_shape(name, shape, config)
 
 
 def to_hf(model: CLIP) -> dict[str, Tensor]:
@@ -167,35 +162,18 @@ def from_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
     ValueError names a parameter that is missing, unknown or of another shape.
     """
-    remaining = {}
+    plain = {}
     for hf_name, value in state.items():
         if not hf_name.endswith(".position_ids"):  # a buffer of older versions
-            remaining[hf_name] = value
+            plain[hf_name] = value
     converted = {}
-    for name, shape in _parameter_shapes(config):
-        parts = []
-        expected_shape = _hf_shape(name, shape, config)
-        for hf_name in _hf_names(name):
-            if hf_name not in remaining:
-                raise ValueError(
-                    f"the checkpoint has no {hf_name!r}; "
-                    f"is it another model than its {CONFIG_FILE} says?"
-                )
-            value = remaining.pop(hf_name)
-            if list(value.shape) != expected_shape:
-                raise ValueError(
-                    f"{hf_name} has shape {list(value.shape)}; the model needs {expected_shape}"
-                )
-            parts.append(value)
+    for name, shape, parts in stored_parts(plain, config, _hf_names, _hf_shape):
         if len(parts) == 3:
             heads = [part.view(head_count(config, name), -1, *part.shape[1:]) for part in parts]
             converted[name] = torch.stack(heads, dim=1).reshape(shape)
         else:
             value = parts[0].T if name.endswith(".proj") else parts[0].reshape(shape)
             converted[name] = value.clone(memory_format=torch.contiguous_format)
-    if remaining:
-        names = ", ".join(sorted(remaining)[:3])
-        raise ValueError(f"the checkpoint has parameters that the model lacks: {names}")
     return converted
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import safetensors
@@ -46,11 +46,8 @@ def open_clip_name(name: str) -> str:
     return name.removeprefix("text.")
 
 
-def _names_and_shapes(config: ModelConfig) -> dict[str, tuple[str, torch.Size]]:
-    """For each of our parameters, its name in open_clip and its shape here."""
-    with torch.device("meta"):
-        state = CLIP(config).state_dict()
-    return {name: (open_clip_name(name), value.shape) for name, value in state.items()}
+def _names(name: str) -> tuple[str]:
+    return (open_clip_name(name),)
 
 
 def head_count(config: ModelConfig, name: str) -> int:
@@ -58,10 +55,47 @@ def head_count(config: ModelConfig, name: str) -> int:
     return config.vision_heads if name.startswith("visual.") else config.text_heads
 
 
-def _open_clip_shape(name: str, shape: Sequence[int], config: ModelConfig) -> list[int]:
+def stored_shape(name: str, shape: Sequence[int], config: ModelConfig) -> list[int]:
+    """The shape that one of our parameters has elsewhere: patches are embedded by a convolution."""
     if name == "visual.patch.weight":
         return [config.vision_width, CHANNELS, config.patch_size, config.patch_size]
     return list(shape)
+
+
+def stored_parts(
+    state: Mapping[str, Tensor],
+    config: ModelConfig,
+    names_of: Callable[[str], Sequence[str]],
+    shape_of: Callable[[str, Sequence[int], ModelConfig], list[int]],
+) -> Iterator[tuple[str, torch.Size, list[Tensor]]]:
+    """Our name and shape of every parameter, and the tensors that others store it as.
+
+    names_of, shape_of: their names and shape. ValueError names a tensor that is missing, unknown or
+    of another shape, and the setting that would fit.
+    """
+    remaining = dict(state)
+    with torch.device("meta"):  # no memory is allocated
+        ours = CLIP(config).state_dict()
+    for name, parameter in ours.items():
+        wanted, parts = shape_of(name, parameter.shape, config), []
+        for source in names_of(name):
+            if source not in remaining:
+                raise ValueError(
+                    f"the checkpoint has no {source!r}; "
+                    "is it another model than the one configured?"
+                )
+            value = remaining.pop(source)
+            is_scalar = parameter.numel() == value.numel() == 1
+            if list(value.shape) != wanted and not is_scalar:
+                raise ValueError(
+                    f"{source} has shape {list(value.shape)}; the model needs {wanted}"
+                    + _remedy(name, value.shape, config)
+                )
+            parts.append(value)
+        yield name, parameter.shape, parts
+    if remaining:
+        names = ", ".join(sorted(remaining)[:3])
+        raise ValueError(f"the checkpoint has parameters that the model lacks: {names}")
 
 
 def to_open_clip(model: CLIP) -> dict[str, Tensor]:
@@ -84,7 +118,7 @@ def to_open_clip_names(state: Mapping[str, Tensor], config: ModelConfig) -> dict
                 .transpose(0, 1)
                 .reshape(value.shape)
             )
-        value = value.reshape(_open_clip_shape(name, value.shape, config))
+        value = value.reshape(stored_shape(name, value.shape, config))
         copy = value.clone(memory_format=torch.contiguous_format)
         open_clip_state[open_clip_name(name)] = copy
     return open_clip_state
@@ -97,28 +131,11 @@ def from_open_clip(state: Mapping[str, Any], config: ModelConfig) -> dict[str, T
     and a logit scale of shape [1] are read too. ValueError names a parameter that is missing,
     unknown or of another shape, and the setting that would fit.
     """
-    remaining = plain_names(state)
-    converted = {}
-    for name, (source_name, shape) in _names_and_shapes(config).items():
-        if source_name not in remaining:
-            raise ValueError(
-                f"the checkpoint has no {source_name!r}; "
-                "is it another model than the one configured?"
-            )
-        value = remaining.pop(source_name)
-        expected_shape = _open_clip_shape(name, shape, config)
-        is_scalar = shape.numel() == value.numel() == 1
-        if list(value.shape) != expected_shape and not is_scalar:
-            raise ValueError(
-                f"{source_name} has shape {list(value.shape)}; the model needs {expected_shape}"
-                + _remedy(name, value.shape, config)
-            )
+    plain, converted = plain_names(state), {}
+    for name, shape, (value,) in stored_parts(plain, config, _names, stored_shape):
         if ".qkv." in name:  # [3, H, D] -> [H, 3, D]
             value = value.view(3, head_count(config, name), -1, *value.shape[1:]).transpose(0, 1)
         converted[name] = value.reshape(shape).clone()
-    if remaining:
-        names = ", ".join(sorted(remaining)[:3])
-        raise ValueError(f"the checkpoint has parameters that the model lacks: {names}")
     return converted
 
 
