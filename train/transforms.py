@@ -10,7 +10,7 @@ Invariants:
 * Both decoders give the same pixels (tests/train/transforms/test_decode.py).
 * A crop is a function of its numbers, and these of seed, step and position
   (tests/train/transforms/test_augment.py).
-* A buffer of a thread is never another thread's (tests/train/transforms/test_scratch.py).
+* A buffer of a thread is never another thread's (tests/train/transforms/test_decode.py).
 
 To extend: a change of the pixels bumps PIXELS_VERSION in augment.py.
 """
@@ -108,19 +108,6 @@ def crop_box(height: int, width: int, numbers: Sequence[float]) -> tuple[int, in
 def smallest_side(size: int, crop_min: float) -> int:
     """The smallest decoded side from which a random crop still has `size` pixels."""
     return math.ceil(size / math.sqrt(crop_min * 3 / 4))
-
-
-def random_crop(
-    pixels_HWC: Pixels, size: int | tuple[int, int], numbers: Sequence[float]
-) -> Pixels:
-    """(*size, 3): the crop of a row of `crop_numbers`, resized (bicubic).
-
-    `size` is the side of a square, or (H, W).
-    """
-    h, w = (size, size) if isinstance(size, int) else size
-    crop_HWC = np.empty((h, w, 3), np.uint8)
-    random_crop_into(crop_HWC, pixels_HWC, numbers)
-    return crop_HWC
 
 
 def random_crop_into(into_HWC: Pixels, pixels_HWC: Pixels, numbers: Sequence[float]) -> None:

@@ -10,7 +10,7 @@ Invariants:
 * In every prefix of a run each source is within one sample of its share
   (tests/train/mixture/test_wheel.py).
 * Draw counts of two rows of a source differ by at most 1, and no batch holds a row twice
-  (tests/train/mixture/test_order.py, tests/train/mixture/test_epochs.py).
+  (tests/train/mixture/test_order.py, tests/train/mixture/test_draws.py).
 * A live run draws every new row before a row a second time
   (tests/train/mixture/test_segments.py).
 * An exchange keeps the source of every position and the rows of a block

@@ -113,7 +113,7 @@ def init_distributed(device: str = "auto") -> Ranks:
     if began:
         store = os.environ.get(STORE)
         method = None if store is None else f"file://{store}"
-        # gloo too: tensors that are offloaded lie in host memory
+        # gloo too: for tensors in host memory
         kind = "cpu:gloo,cuda:nccl" if target.type == "cuda" else "gloo"
         dist.init_process_group(
             kind,

@@ -25,9 +25,9 @@ It reads `devices.json` and `published.json` of this folder, and writes no file.
 
 Invariants:
 
-* Every figure has a source and lies above 0: `tests/train/sizing/test_sheets.py`.
-* The longest word that matches torch's name decides: `tests/train/sizing/test_sheets.py`.
-* A published speed is below the peak of its device: `tests/train/sizing/test_published.py`.
+* Every figure has a source and lies above 0: `tests/train/sizing/test_devices.py`.
+* The longest word that matches torch's name decides: `tests/train/sizing/test_devices.py`.
+* A published speed is below the peak of its device: `tests/train/sizing/test_devices.py`.
 
 A new GPU is an entry of `devices.json`.
 """

@@ -1,3 +1,5 @@
+"""Samples of tasks: labels, classes, templates, captions, and lists by name."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,9 +7,20 @@ from typing import Any
 
 import pytest
 
+from manifests.schema import TaskSpec
 from tests.support.task_data import task_of
+from tests.support.tasks import changed, class_folders
 from train.eval_data.images import ImageFiles
-from train.eval_data.samples import RawSamples, captioned_samples, labelled_samples
+from train.eval_data.samples import (
+    RawSamples,
+    Samples,
+    captioned_samples,
+    labelled_samples,
+    read_classes,
+    read_probe,
+    read_templates,
+    write_benchmark,
+)
 
 IMAGES = ImageFiles("/d", ("a.png", "b.png", "c.png"))
 
@@ -77,3 +90,64 @@ def test_equal_captions_are_texts_of_their_own() -> None:
         captioned_samples(task_of("/d", "retrieval"), raw(captions=[["x"], [], ["z"]]))
     with pytest.raises(ValueError, match="/d has no captions"):
         captioned_samples(task_of("/d", "retrieval"), raw())
+
+
+def test_the_lists_of_open_clip_have_its_names() -> None:
+    import open_clip
+
+    assert read_classes("imagenet") == tuple(open_clip.IMAGENET_CLASSNAMES)
+    templates = read_templates("openai_imagenet")
+    assert len(templates) == 80
+    expected = [template("a fox") for template in open_clip.OPENAI_IMAGENET_TEMPLATES]
+    assert [template.replace("{}", "a fox") for template in templates] == expected
+    assert len(read_templates("simple_imagenet")) == 7
+
+
+def test_files_hold_a_name_per_line_or_a_json_list(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes("\ufeffcat\r\ndog\n\nred fox\n".encode())
+    assert read_classes(str(tmp_path / "a.txt")) == ("cat", "dog", "red fox")
+    (tmp_path / "a.json").write_text('["a photo of a {c}.", "{}"]')
+    assert read_templates(str(tmp_path / "a.json")) == ("a photo of a {}.", "{}")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("imagenett", None, r"classes is 'imagenett'; .* did you mean 'imagenet'\?"),
+        ("none.txt", None, r"none\.txt does not exist"),
+        ("a.json", b'{"a": 1}', "must hold a JSON list of texts"),
+        ("a.json", b"[1]", "must hold a JSON list of texts"),
+        ("a.json", b"[", "is not JSON"),
+        ("a.txt", b"\xff\xfe", "is not UTF-8"),
+    ],
+)
+def test_what_is_no_list_is_refused(
+    tmp_path: Path, name: str, content: bytes | None, message: str
+) -> None:
+    path = str(tmp_path / name) if "." in name else name
+    if content is not None:
+        Path(path).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_classes(path)
+
+
+def test_a_probe_has_training_data_of_the_same_classes(colours: TaskSpec, tmp_path: Path) -> None:
+    class_folders(tmp_path / "more")
+    probe = changed(colours, kind="linear_probe", train_data=str(tmp_path / "more"))
+    samples = read_probe(probe)
+    assert samples.train is not None
+    assert samples.train.images.path(0) == f"{tmp_path}/more/dark_red/0.jpg"
+    assert samples.train.labels == samples.labels
+    (tmp_path / "more" / "green").rename(tmp_path / "more" / "grass")
+    with pytest.raises(ValueError, match=r"more has other classes than .* \(grass, green\)"):
+        read_probe(probe)
+
+
+def test_a_probe_takes_two_splits_of_one_folder(coloured: Samples, tmp_path: Path) -> None:
+    for split in ("test", "train"):
+        write_benchmark(coloured, str(tmp_path / "b"), split)
+    samples = read_probe(task_of(tmp_path / "b", "linear_probe"))
+    assert samples.train is not None
+    assert samples.train.images.path(0) == f"{tmp_path}/b/train/0.tar:s0000000.jpg"
+    with pytest.raises(ValueError, match="test and training data are both 'test' of"):
+        read_probe(task_of(tmp_path / "b", "linear_probe", train_split="test"))

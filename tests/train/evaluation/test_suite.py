@@ -1,12 +1,19 @@
+"""Kinds of tasks, embeddings, and suites."""
+
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
+
+import pytest
+import torch
 
 from manifests import disk
 from manifests.schema import Suite, TaskSpec
-from tests.support.tasks import changed
+from tests.support.tasks import changed, draw
 from train.evaluation.suite import evaluate_suite, group_averages, readable_tasks
-from train.evaluation.tasks import evaluate
+from train.evaluation.tasks import Encoder, evaluate, kind_of, read_samples, saved_metrics
+from train.model.architecture import MODELS
 from train.model.clip import CLIP
 
 
@@ -66,3 +73,80 @@ def test_metrics_that_do_not_add_up_have_no_group_average() -> None:
         "direction is better"
     )
     assert one.value == 0.5
+
+
+def test_an_unknown_kind_is_an_error_and_not_retrieval(captioned: TaskSpec) -> None:
+    other = dataclasses.replace(captioned, kind="retrival")  # type: ignore[arg-type]
+    with pytest.raises(
+        ValueError, match=r"no kind 'retrival'; did you mean 'retrieval'\? \(of cla"
+    ):
+        read_samples(other)
+
+
+def test_names_and_folders_are_checked(captioned: TaskSpec, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="task 'a/b': a task name is a file name"):
+        read_samples(changed(captioned, name="a/b"))
+    with pytest.raises(ValueError, match=r"there is no folder .*/nowhere"):
+        read_samples(changed(captioned, data=str(tmp_path / "nowhere")))
+    with pytest.raises(ValueError, match="task 'captioned' has no data; only predictions"):
+        read_samples(changed(captioned, data=""))
+
+
+def test_saved_metrics_are_of_this_task_and_these_images(
+    colours: TaskSpec, model: CLIP, tmp_path: Path
+) -> None:
+    out = str(tmp_path / "eval")
+    assert saved_metrics(out, colours) is None
+    metrics = evaluate(model, [colours], out)["colours"]
+    assert saved_metrics(out, colours) == metrics
+    assert saved_metrics(out, changed(colours, templates=["a {}"])) is None
+    draw(Path(colours.data) / "green" / "new.png", (0, 0, 0), seed=99)
+    assert saved_metrics(out, colours) is None
+
+
+def test_predictions_of_another_version_are_made_anew_with_a_reason(
+    colours: TaskSpec, model: CLIP, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    out, path = str(tmp_path), tmp_path / "colours.parquet"
+    evaluate(model, [colours], out)
+    metadata = disk.read_metadata(path)
+    metadata["version"] = 1
+    old = disk.read_parquet(path, ["sample", "label", "predicted", "correct", "correct5"])
+    disk.write_parquet(path, old, metadata)
+    with caplog.at_level("INFO"):
+        assert saved_metrics(out, colours) is None
+    assert "colours.parquet is of version 1, not 2: it is made anew" in caplog.text
+    (correct,) = kind_of(colours).correct(disk.read_parquet(path))  # it can still be read
+    assert correct.shape == (18,)
+
+
+CPU = torch.device("cpu")
+
+
+def test_long_prompts_keep_their_end(model: CLIP) -> None:
+    words = "a " * 40
+    first, second = Encoder(model=model, device=CPU).texts([words, words + "b"], "t")
+    torch.testing.assert_close(first, second)  # cut at the context, ended by the same token
+
+
+def test_a_class_is_the_mean_of_its_templates_at_length_one(model: CLIP) -> None:
+    encoder = Encoder(model=model, device=CPU)
+    with torch.no_grad():
+        class_CE = encoder.classes(["cat", "dog"], ["a {}", "one {} here"], "t")
+        prompts = encoder.texts(["a cat", "one cat here", "a dog", "one dog here"], "t")
+    expected = torch.nn.functional.normalize(prompts.view(2, 2, -1).mean(dim=1), dim=1)
+    torch.testing.assert_close(class_CE, expected)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_features_that_are_not_finite_are_refused_with_task_and_sample(
+    colours: TaskSpec, tmp_path: Path, value: float
+) -> None:
+    broken = CLIP(MODELS["test"], seed=3)
+    with torch.no_grad():
+        next(broken.visual.parameters()).fill_(value)
+    message = r"task 'colours': the image features of 'dark_red/0.jpg' are not finite, as for 18 of"
+    with pytest.raises(ValueError, match=message):
+        evaluate(broken, [colours], str(tmp_path))
+    assert not (tmp_path / "colours.parquet").exists()
+    assert broken.training, "the mode is restored after an error too"

@@ -1,7 +1,7 @@
 """The towers are open_clip's, shown in float64: two right programs in 32 bits differ by 1e-5, which
 proves nothing.
 
-`python -m pytest tests/train/test_parity.py -s` prints what was measured.
+`python -m pytest tests/train/formats/test_parity.py -s` prints what was measured.
 """
 
 from __future__ import annotations

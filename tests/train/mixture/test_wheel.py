@@ -1,4 +1,4 @@
-"""The wheel: exact shares in every prefix, and the most draws of a batch."""
+"""The wheel: exact shares in every prefix, the most draws of a batch, and positions by source."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from manifests.schema import Blend
 from train.mixture.schedule import (
+    Schedule,
     SourceRows,
+    blend_sources,
     most_in_a_batch,
     numbered_slots,
     wheel_sequence,
@@ -93,3 +96,32 @@ def test_slots_are_numbered_within_their_source() -> None:
 
 def test_a_source_without_slots_does_not_occur() -> None:
     assert wheel_sequence([2, 0, 1]).tolist() == [0, 0, 2]
+
+
+def test_weights_may_be_repeats() -> None:
+    views = {"web/a": 3.0, "web/b": 1.0}
+    blend = Blend(name="b", pools={"web": "/p"}, views=views, weights="repeats")
+    schedule = Schedule(blend_sources(blend, {"web/a": [40, 60], "web/b": [300]}))
+    assert schedule.drawn(100).tolist() == [50, 50]  # 3 x 100 rows and 1 x 300
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from([1, 2, 0.5, 0.3]), min_size=1, max_size=4), st.integers(1, 12))
+def test_the_draws_of_a_source_are_counted_from_0(weights: list[float], batch: int) -> None:
+    sources = [
+        SourceRows(name=f"s{-k}", weight=weight, shard_rows=(9,))
+        for k, weight in enumerate(weights)
+    ]
+    schedule = Schedule(sources)
+    source, draw = schedule.draws(np.arange(120))
+    for s in range(len(sources)):
+        own = draw[source == s]
+        assert own.tolist() == list(range(len(own)))
+    most = schedule.most_in_a_batch(batch)
+    for n in range(0, 120 - batch, batch):
+        counts = np.bincount(source[:n], minlength=len(sources))
+        assert schedule.drawn(n).tolist() == counts.tolist()
+        one, number = schedule.draws(np.array([n]))  # a position alone
+        assert (one[0], number[0]) == (source[n], draw[n])
+        counts = np.bincount(source[n : n + batch], minlength=len(sources))
+        assert (counts <= most).all()

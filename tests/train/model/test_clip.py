@@ -1,12 +1,30 @@
+"""The parts of a model: sizes, blocks, towers, the reduced token table, parameters."""
+
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import pytest
 import torch
 
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from manifests import disk
+from tests.support.captions import captions
+from train.model.architecture import MODELS, ModelConfig
+from train.model.clip import CLIP, QKV, Block, LayerNorm, ReducedTokenTable, Vision, trim
+from train.model.memory import block_parameters, parameter_count
+
+
+def test_impossible_models_are_refused():
+    good = disk.to_plain(MODELS["test"])
+    for change, message in (
+        ({"image_size": 33}, "multiple of patch_size"),
+        ({"text_heads": 3}, "multiple of text_heads"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ModelConfig(**{**good, **change})
+    assert math.isclose(MODELS["test"].vision_mlp / MODELS["test"].vision_width, 4)
+
 
 # Parameters of the towers, as published (open_clip's docs/model_profile.csv, to its last digit),
 # and their heads.
@@ -49,3 +67,113 @@ def test_the_towers_have_the_published_number_of_parameters_and_heads(name):
     assert (config.vision_heads, config.text_heads) == HEADS[base]
     assert model.visual.blocks[0].qkv.head_width == config.vision_width // config.vision_heads
     assert config == dataclasses.replace(MODELS[base], quick_gelu=base != name)
+
+
+@pytest.mark.parametrize("name", ["test", "ViT-B-32", "ViT-L-14", "ViT-e-14"])
+@pytest.mark.parametrize("logit_bias", [False, True])
+def test_parameters_are_those_of_the_model(name: str, logit_bias: bool) -> None:
+    config = dataclasses.replace(MODELS[name], logit_bias=logit_bias)
+    with torch.device("meta"):
+        model = CLIP(config)
+    assert parameter_count(config) == sum(p.numel() for p in model.parameters())
+
+
+def test_a_block_that_is_sharded_keeps_its_norms_and_output_biases_whole() -> None:
+    split, rest = block_parameters(8, 32)
+    with torch.device("meta"):
+        block = torch.nn.TransformerEncoderLayer(8, 2, 32)
+    assert split + rest == sum(p.numel() for p in block.parameters())
+    assert rest == 2 * 2 * 8 + 2 * 8
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_last_block_computes_one_token_exactly(causal):
+    generator = torch.Generator().manual_seed(0)
+    block = Block(32, 4, 64, causal=causal, quick_gelu=False).double()
+    for parameter in block.parameters():
+        parameter.data.normal_(0, 0.3, generator=generator)
+    x = torch.randn(5, 9, 32, generator=generator, dtype=torch.float64)
+    index = torch.tensor([8, 0, 3, 5, 1]) if causal else None
+    whole = block(x)
+    picked = whole[torch.arange(5), index] if causal else whole[:, 0]
+    torch.testing.assert_close(block(x, last=True, end_B=index), picked, rtol=1e-12, atol=1e-12)
+
+
+def test_queries_of_some_tokens_are_those_of_all():
+    layer = QKV(32, 4)
+    layer.weight.data.normal_(0, 0.3)
+    layer.bias.data.normal_()
+    h = torch.randn(3, 5, 32)
+    q, k, v = layer(h)
+    some_q, same_k, same_v = layer(h, at=(slice(None), 2))
+    assert q.shape == (3, 5, 4, 8)
+    torch.testing.assert_close(some_q, q[:, 2])
+    torch.testing.assert_close(same_k, k)
+    torch.testing.assert_close(same_v, v)
+
+
+def test_a_norm_keeps_the_type_under_autocast():
+    norm = LayerNorm(8)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert norm(torch.ones(2, 8, dtype=torch.bfloat16)).dtype == torch.bfloat16
+
+
+def test_a_norm_with_weights_in_16_bits_takes_a_residual_in_fp32_and_computes_in_fp32():
+    norm, x = LayerNorm(8), torch.randn(2, 8)
+    expected = norm(x)
+    norm.bfloat16()  # ones and zeros: their rounding is exact
+    with torch.autocast("cpu", torch.bfloat16):
+        normalised = norm(x)
+    assert normalised.dtype == torch.float32
+    assert torch.equal(normalised, expected)
+
+
+TINY = dataclasses.replace(MODELS["test"], vocab_size=50)
+
+
+def test_padding_never_counts_and_gets_no_gradient():
+    model = CLIP(TINY).double()
+    tokens = captions([4, 9, 6])
+    assert trim(tokens).shape == (3, 9)
+    whole = model.text(tokens)
+    torch.testing.assert_close(model.text(trim(tokens)), whole, rtol=1e-12, atol=1e-12)
+    padded = tokens.clone()
+    padded[0, 5:] = 7
+    torch.testing.assert_close(model.text(padded), whole, rtol=1e-12, atol=1e-12)
+    whole.square().sum().backward()
+    assert model.text.positional_embedding.grad[9:].abs().max() == 0
+    assert model.text.token_embedding.weight.grad[0].abs().max() == 0
+
+
+def test_a_word_changes_only_its_own_caption():
+    model = CLIP(TINY)
+    tokens = captions([4, 9, 6])
+    before = model.encode_text(tokens)
+    tokens[1, 2] = 3 if tokens[1, 2] != 3 else 4
+    after = model.encode_text(tokens)
+    torch.testing.assert_close(after[[0, 2]], before[[0, 2]])
+    assert (after[1] - before[1]).abs().max() > 1e-4
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 32, 16), (2, 1, 32, 32), (2, 3, 64, 64)])
+def test_images_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r"images of shape .*; the model takes \[3, 32, 32\]"):
+        Vision(TINY)(torch.zeros(shape))
+
+
+def test_a_reduced_token_table_gives_the_same_features_and_decays_the_rest():
+    model, whole = CLIP(TINY, 1), CLIP(TINY, 1)
+    tokens = captions([5, 7])
+    used = torch.unique(tokens)
+    table = ReducedTokenTable(model.text, used)
+    assert model.text.token_embedding.weight.shape == (len(used), 32)
+    assert torch.equal(model.encode_text(tokens), whole.encode_text(tokens))
+    unused = next(t for t in range(50) if t not in used)
+    with pytest.raises(IndexError):
+        model.encode_text(torch.tensor([[unused, 49]]))
+    table.restore(model.text, 0.5)
+    before = whole.text.token_embedding.weight
+    torch.testing.assert_close(model.text.token_embedding.weight[unused], before[unused] / 2)
+    assert torch.equal(model.text.token_embedding.weight[used], before[used])
+    assert model.text.token_embedding.weight.requires_grad
+    assert model.encode_text(torch.tensor([[unused, 49]])).shape == (1, 32)

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from train.config import configure, model_config
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
-from train.transforms import centre_crop, random_crop
+from train.transforms import centre_crop
 
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 ROWS = torch.arange(6)
@@ -85,8 +85,6 @@ def test_pictures_that_are_not_square_are_cropped_and_read_row_by_row():
     with pytest.raises(ValueError, match=r"\[3, 64, 32\]; the model takes \[3, 32, 64\]"):
         model.encode_image(torch.zeros(2, 3, 64, 32))
     pixels = torch.randint(0, 256, (90, 130, 3), dtype=torch.uint8).numpy()
-    numbers = [0.7, 0.7] * 10 + [0.5, 0.5]
-    assert random_crop(pixels, (32, 64), numbers).shape == (32, 64, 3)
     assert centre_crop(pixels, (32, 64)).shape == (32, 64, 3)
     assert (centre_crop(pixels, (40, 40)) == centre_crop(pixels, 40)).all()
 

@@ -1,3 +1,5 @@
+"""Devices: data sheets, published speeds, and what is free on this machine."""
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -5,8 +7,62 @@ from pathlib import Path
 import pytest
 import torch
 
+from train.model.architecture import MODELS
+from train.model.memory import training_flops
 from train.sizing import device_fit
-from train.sizing.device_fit import DEVICE_SHARE, GIB, device_of, free_memory
+from train.sizing.device_fit import (
+    DEVICE_SHARE,
+    GIB,
+    device_of,
+    free_memory,
+    own_sheets,
+    published_speeds,
+    sheet_of,
+)
+
+
+def test_a_published_speed_is_below_the_peak_of_its_device() -> None:
+    for speed in published_speeds():
+        flops = training_flops(MODELS[speed.model], whole=True).sample(77)
+        peak = own_sheets()[speed.device].peak_flops("bf16")
+        assert peak is not None
+        assert 0.05 < speed.samples_per_s * flops / peak < 0.5, speed
+
+
+@pytest.mark.parametrize("key", sorted(own_sheets()))
+def test_every_device_has_figures_that_agree(key: str) -> None:
+    sheet = own_sheets()[key]
+    nominal = float(key.rsplit("-", 1)[1].removesuffix("gb"))
+    assert 0.9 * nominal < sheet.memory_gib < nominal
+    peaks = [
+        sheet.tflops[name] for name in ("fp32", "tf32", "bf16", "fp16") if name in sheet.tflops
+    ]
+    assert peaks == sorted(peaks), "fewer bits are faster"
+    assert sheet_of(sheet.name) is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", "a100-80gb"),
+        ("NVIDIA A100 80GB PCIe", "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", "h100-80gb"),
+        ("NVIDIA H100 PCIe", "h100-pcie-80gb"),
+        ("NVIDIA GH200 480GB", "gh200-96gb"),
+        ("NVIDIA GB200", "gb200-186gb"),
+        ("NVIDIA L40S", "l40s-48gb"),
+        ("NVIDIA L40", "l40-48gb"),
+        ("NVIDIA L4", "l4-24gb"),
+        ("NVIDIA A10G", "a10-24gb"),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("Tesla V100-SXM2-32GB", "v100-32gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090-24gb"),
+        ("AMD Instinct MI300X", "mi300x-192gb"),
+    ],
+)
+def test_the_longest_match_of_the_name_counts(name: str, key: str) -> None:
+    assert sheet_of(name) is own_sheets()[key]
 
 
 def test_a_gpu_by_name_has_memory_and_a_peak() -> None:

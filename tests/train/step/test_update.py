@@ -1,15 +1,133 @@
+"""From gradients to new weights: norm, groups that decay, precision, schedules, the step."""
+
 from __future__ import annotations
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from tests.support.steps import config_of, model_of
-from train.step.update import OVERFLOWS, Update, parameter_groups
+from train.formats.open_clip_files import to_open_clip
+from train.step.update import (
+    OVERFLOWS,
+    Scaler,
+    Update,
+    build_optimizer,
+    matmul_precision,
+    parameter_groups,
+    precision_context,
+    step_eagerly,
+    total_norm,
+)
 
 pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def test_the_norm_of_numbers_of_16_bits_has_32():
+    parts = [torch.full((1001,), 1.0, dtype=torch.bfloat16), torch.zeros((), dtype=torch.float32)]
+    # 31.64; in 16 bits it would be 31.625
+    assert total_norm(parts).item() == pytest.approx(1001**0.5, rel=1e-6)
+
+
+def test_a_gradient_that_is_a_partial_sum_is_refused():
+    grad = SimpleNamespace(
+        device_mesh="mesh", placements=[SimpleNamespace(is_partial=lambda: True)]
+    )
+    with pytest.raises(ValueError, match="still a partial sum over a mesh"):
+        total_norm([grad])
+
+
+def test_only_matrices_decay_and_positions_by_convention():
+    model = model_of()
+    main, old = (
+        {g.weight_decay: set(g.names) for g in parameter_groups(model, config_of(decay_groups=c))}
+        for c in ("open_clip_main", "open_clip")
+    )
+    assert config_of().decay_groups == "open_clip_main"
+    positions = {"visual.positional_embedding", "text.positional_embedding"}
+    matrices = {
+        "visual.proj",
+        "text.token_embedding.weight",
+        "text.blocks.0.qkv.weight",
+        "visual.patch.weight",
+    }
+    assert matrices <= main[0.2]
+    assert {
+        "logit_scale",
+        "visual.class_embedding",
+        "visual.ln_pre.weight",
+        "text.blocks.1.fc2.bias",
+    } <= main[0.0]
+    assert positions <= main[0.0]
+    assert old == {0.2: main[0.2] | positions, 0.0: main[0.0] - positions}
+    assert main[0.2] | main[0.0] == {name for name, _ in model.named_parameters()}
+
+
+def test_the_groups_hold_as_many_numbers_as_open_clips():
+    model = model_of()
+    theirs = to_open_clip(model)
+    kept = [
+        n
+        for n, p in theirs.items()
+        if p.ndim < 2 or "bn" in n or "ln" in n or "bias" in n or "logit_scale" in n
+    ]
+    by_decay = {
+        group.weight_decay: group
+        for group in parameter_groups(model, config_of(decay_groups="open_clip"))
+    }
+    assert by_decay[0.0].numbers == sum(theirs[name].numel() for name in kept)
+    assert by_decay[0.2].numbers == sum(p.numel() for n, p in theirs.items() if n not in kept)
+
+
+def test_a_step_without_decorators_has_the_bits_of_a_step():
+    ends = []
+    for step in (step_eagerly, lambda optimizer: optimizer.step()):
+        torch.manual_seed(0)
+        matrix, bias = torch.nn.Parameter(torch.randn(8, 6)), torch.nn.Parameter(torch.randn(6))
+        optimizer = build_optimizer({(True, None): [matrix], (False, None): [bias]}, config_of())
+        for number in range(3):
+            for parameter in (matrix, bias):
+                parameter.grad = torch.sin(3 * parameter.detach() + number)
+            step(optimizer)
+        ends.append((matrix.detach(), bias.detach()))
+    assert torch.equal(ends[0][0], ends[1][0])
+    assert torch.equal(ends[0][1], ends[1][1])
+
+
+@pytest.mark.parametrize(
+    ("precision", "inside"),
+    [
+        ("fp32", "float32"),
+        ("tf32", "float32"),
+        ("bf16", "bfloat16"),
+        ("fp16", "float16"),
+    ],
+)
+def test_a_precision_is_that_of_products_inside_its_context(precision, inside):
+    before = torch.get_float32_matmul_precision()
+    config = config_of(precision=precision)
+    with matmul_precision(config), precision_context(config, torch.device("cpu")):
+        product = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert torch.get_float32_matmul_precision() == ("high" if precision == "tf32" else before)
+    assert product.dtype == getattr(torch, inside)
+    assert torch.get_float32_matmul_precision() == before
+
+
+def test_the_loss_scale_is_torchs():
+    ours, theirs = Scaler(), torch.amp.GradScaler("cpu")
+    optimizer = torch.optim.SGD([weight := torch.nn.Parameter(torch.ones(1))], lr=0.0)
+    for step in range(2010):
+        finite = step not in (0, 1, 5)
+        theirs.scale(weight.sum() * (1.0 if finite else math.inf)).backward()
+        theirs.step(optimizer)
+        theirs.update()
+        optimizer.zero_grad()
+        ours.record(finite)
+        assert ours.scale == theirs.get_scale()
+    assert (ours.scale, ours.skipped, ours.in_a_row) == (2.0**14, 3, 0)
 
 
 def give(model, step, factor=1.0):

@@ -16,7 +16,7 @@ from train.transforms import (
     crop_box,
     crop_numbers,
     normalise,
-    random_crop,
+    random_crop_into,
     smallest_side,
 )
 
@@ -25,6 +25,12 @@ Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
 def pixels(height: int, width: int) -> Pixels:
     return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def random_crop(picture: Pixels, size: int, numbers: list[float]) -> Pixels:
+    cropped = np.empty((size, size, 3), np.uint8)
+    random_crop_into(cropped, picture, numbers)
+    return cropped
 
 
 def numbers_of(seed: int, step: int = 0, crop_min: float = 0.9) -> list[float]:

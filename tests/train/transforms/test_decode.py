@@ -1,6 +1,9 @@
+"""Bytes of images to pixels, and the memory of a thread."""
+
 from __future__ import annotations
 
 import io
+import threading
 from typing import Any
 
 import numpy as np
@@ -147,3 +150,14 @@ def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder: str) -
         except ValueError:
             refused += 1
     assert refused > 300
+
+
+def test_threads_do_not_share_memory() -> None:
+    buffer, taken = ThreadBuffer(), []
+    for _ in range(2):
+        thread = threading.Thread(target=lambda: taken.append(buffer.take(100)))
+        thread.start()
+        thread.join()
+    taken.append(buffer.take(100))
+    for k, array in enumerate(taken):
+        assert not any(np.shares_memory(array, other) for other in taken[k + 1 :])
