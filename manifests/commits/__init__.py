@@ -9,7 +9,7 @@ Reads and writes `index/index.json` and `index/commits-HASH.parquet`; reads
 Invariants:
 
 * A writer that is killed between any two steps loses no shard and invents none:
-  `tests/manifests/commits/test_writer.py`.
+  `tests/manifests/commits/test_index_files.py`.
 * A closed index is read without a listing, an open one is completed from one. What a person does
   to a record is named by `clipmill audit verify` and taken up by `clipmill audit reindex`:
   `tests/manifests/commits/test_index_files.py`.

@@ -18,11 +18,6 @@ from pipeline.pool.shard_writer import member_block
 from tests.support import audited, commands
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> str:
-    return audited.make(tmp_path / "pool")
-
-
 def test_the_counts_of_a_whole_pool(pool: str) -> None:
     counts = count_pool(pool)
     assert counts.crawl == CrawlCounts(parts=1, links=26, pairs=24, reasons={"empty_alt": 2})
@@ -82,8 +77,7 @@ def test_a_reason_of_another_version_is_named(pool: str) -> None:
     assert commands.audit([pool]) == 3
 
 
-def test_links_that_are_lost_are_named(tmp_path: Path) -> None:
-    pool = audited.make(tmp_path)
+def test_links_that_are_lost_are_named(pool: str) -> None:
     path = PoolLayout(pool).pairs_part(0)
     table, metadata = disk.read_parquet(path), disk.read_metadata(path)
     disk.write_parquet(path, table, {**metadata, "links": 27})

@@ -24,11 +24,6 @@ NAMES = ("big", "many")  # the rules of the view words
 KEEPS = {True: "keeps", False: "rejects"}
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> str:
-    return audited.make(tmp_path / "pool")
-
-
 def sidecar_rows(pool: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for shard in read_commit_records(pool):

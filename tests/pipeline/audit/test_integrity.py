@@ -26,14 +26,9 @@ from tests.support import audited
 from tests.support.bundles import change_shard
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(audited.make(tmp_path_factory.mktemp("audited") / "pool"))
-
-
 @pytest.fixture
-def pool(whole: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(whole, tmp_path / "pool"))
+def pool(audited_pool: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(audited_pool, tmp_path / "pool"))
 
 
 def files(pool: Path, pattern: str) -> list[Path]:
@@ -320,9 +315,7 @@ def test_many_damages_are_counted(pool: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("name", ["pool.json", "recipe.json", "views/words.json"])
-def test_a_changed_letter_of_a_document_is_noticed(tmp_path: Path, name: str) -> None:
-    pool = tmp_path / "pool"
-    audited.make(pool)
+def test_a_changed_letter_of_a_document_is_noticed(pool: Path, name: str) -> None:
     counts.write_pool_json(str(pool), audited.RECIPE, {})
     disk.write_json(pool / "recipe.json", audited.RECIPE, sealed=True)
     assert verify(str(pool)) == []

@@ -20,11 +20,6 @@ from tests.support.pairs import write_part
 from tests.support.small_pool import Row, make_pool
 
 
-@pytest.fixture
-def pool(tmp_path: Path) -> str:
-    return audited.make(tmp_path / "pool")
-
-
 def test_a_pool_on_its_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pool = str(tmp_path)
     audited.write_pairs(pool)

@@ -137,15 +137,20 @@ def test_a_pair_without_a_plan_is_dropped_and_counted(tmp_path: Path) -> None:
 
 def test_views_and_the_runs_that_drew_from_them_are_named(small: Path, tmp_path: Path) -> None:
     pool = str(shutil.copytree(small, tmp_path / "pool"))
-    for run, view in (("one", "raw"), ("two", "elsewhere")):
-        blend = {"pools": {"web": pool}, "views": {f"web/{view}": 1.0}}
-        disk.write_json(tmp_path / "study" / "runs" / run / "blend.json", blend)
-    disk.write_json(tmp_path / "study" / "ablation.json", {})
+    run(tmp_path / "study/runs/a/seed-0", pool, "raw")
+    run(tmp_path / "study/runs/a/seed-1", pool, "other")
+    run(tmp_path / "single", pool, "raw", "run.json")
+    run(tmp_path / "elsewhere", "/other/place", "raw")
+    disk.write_json(tmp_path / "study/ablation.json", {})
+    (tmp_path / "study/report.html").write_text("")
+    users = {"study/runs/a/seed-0", "study", "study/report.html", "single"}
+    single = str(tmp_path / "single")
+    assert list(find_users(pool, ["raw"], [single])) == [single]
     stored = next(row for row in rows_of(pool).values() if row["image_name"])
     result = purge_rows(pool, {"uid": {stored["uid"]}})
     assert result.views["raw"] == 1
-    assert set(result.runs) == {str(tmp_path / "study/runs/one"), str(tmp_path / "study")}
-    assert any("study/runs/one" in line for line in purge_lines(result))
+    assert set(result.runs) == {str(tmp_path / user) for user in users}
+    assert any("study/runs/a/seed-0" in line for line in purge_lines(result))
     with pytest.raises(ValueError, match="is not a folder"):
         purge_rows(pool, {"uid": {next(iter(rows_of(pool)))}}, used_by=[str(tmp_path / "none")])
 
@@ -216,26 +221,6 @@ def test_a_funnel_without_the_purged_rows() -> None:
 def run(folder: Path, pool: str, view: str, name: str = "blend.json") -> None:
     blend = {"pools": {"web": pool}, "views": {f"web/{view}": 1.0}}
     disk.write_json(folder / name, blend if name == "blend.json" else {"blend": blend})
-
-
-def test_runs_their_ablations_and_reports(tmp_path: Path) -> None:
-    pool = str(tmp_path / "pool")
-    run(tmp_path / "study/runs/a/seed-0", pool, "raw")
-    run(tmp_path / "study/runs/a/seed-1", pool, "other")
-    run(tmp_path / "single", pool, "raw", "run.json")
-    run(tmp_path / "elsewhere", "/other/place", "raw")
-    disk.write_json(tmp_path / "study/ablation.json", {})
-    (tmp_path / "study/report.html").write_text("")
-    expected = {
-        str(tmp_path / "study/runs/a/seed-0"),
-        str(tmp_path / "study"),
-        str(tmp_path / "study/report.html"),
-        str(tmp_path / "single"),
-    }
-    assert set(find_users(pool, ["raw"], [])) == expected
-    assert set(find_users(pool, ["raw"], [str(tmp_path / "single")])) == {str(tmp_path / "single")}
-    assert list(find_users(pool, [], [])) == []
-    assert list(find_users(pool, ["raw"], [str(tmp_path / "none")])) == []
 
 
 def test_pools_hidden_folders_and_damaged_documents_are_passed_over(

@@ -100,8 +100,8 @@ def test_a_purged_row_stays_purged_where_its_sidecar_is_lost(pool: Path) -> None
     assert count_pool(str(pool)).problems == ()
 
 
-def test_rows_whose_outcome_is_lost_can_be_asked_again(tmp_path: Path) -> None:
-    pool = audited.make(tmp_path / "pool")
+def test_rows_whose_outcome_is_lost_can_be_asked_again(audited_pool: Path, tmp_path: Path) -> None:
+    pool = str(shutil.copytree(audited_pool, tmp_path / "pool"))
     shard = next(name for name in ("00000", "00001", "00002") if len(count_of(pool, name)) > 1)
     Path(PoolLayout(pool).sidecar(shard)).unlink()
     lines = repair_lines(repair_pool(pool))

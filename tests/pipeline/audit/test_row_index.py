@@ -18,7 +18,6 @@ from pipeline.audit.explain import explain_row
 from pipeline.audit.purge import find_rows
 from pipeline.audit.row_index import extend_row_index, locate, write_row_index
 from pipeline.pool.lease import LeaseLost, read_sidecar
-from tests.support import audited
 from tests.support.small_pool import make_pool, rows
 
 
@@ -188,10 +187,7 @@ def sidecar_rows(pool: str) -> list[tuple[int, int, dict[str, Any]]]:
     return rows
 
 
-def test_the_row_index_spares_the_other_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pool = audited.make(tmp_path / "pool")
+def test_the_row_index_spares_the_other_files(pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
     commits = update_index(pool)
     shard, _, row = sidecar_rows(pool)[13]
     slow = find_rows(commits, {"uid": {row["uid"]}})
