@@ -116,6 +116,16 @@ def test_after_a_death_a_ticket_waits_for_its_time_and_then_runs_alone() -> None
     assert queue.retry_time(now=5.0) is None
 
 
+def test_a_busy_worker_gets_no_suspect() -> None:
+    queue = TicketQueue(tickets(*"aabc"), concurrency=2)
+    assert begun(queue, "w") == ["a0", "b0"]
+    assert begun(queue, "v", starting_workers=1) == ["c0"]
+    queue.worker_died("w", queue.running("w"))
+    assert begun(queue, "v") == []
+    queue.finished("v", named(queue, "v", "c0"), retry=False)
+    assert len(begun(queue, "v")) == 1
+
+
 def test_a_ticket_is_made_when_it_starts() -> None:
     made: list[int] = []
 

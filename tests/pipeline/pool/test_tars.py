@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import random
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -155,10 +156,13 @@ def test_the_other_members_keep_their_bytes(tmp_path: Path, chosen: list[int]) -
         assert data == tar.read_bytes()
 
 
-def foreign_tar(path: Path) -> list[tuple[str, int, int]]:
-    """A tar with folders, a long name and a member that no sidecar lists."""
+# Folders, a long name and members that no sidecar lists.
+FOREIGN = ("a/1.jpg", "a/1.txt", "a/1.cls", f"b/{'x' * 150}.jpg", "c/3.jpg", "c/3.extra")
+
+
+def foreign_tar(path: Path, names: Sequence[str] = FOREIGN) -> list[tuple[str, int, int]]:
     with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
-        for name in ("a/1.jpg", "a/1.txt", "a/1.cls", f"b/{'x' * 150}.jpg", "c/3.jpg", "c/3.extra"):
+        for name in names:
             info = tarfile.TarInfo(name)
             info.size = len(name)
             tar.addfile(info, io.BytesIO(name.encode()))
@@ -188,6 +192,19 @@ def test_a_tar_of_another_program_loses_every_member_of_a_sample(tmp_path: Path)
         assert data[row["image_offset"] :][: row["image_length"]].decode() == row["image_name"]
     copy_tar_without(str(source), target, table, mask_of(3, [1]), sha256)
     assert members(target).keys() == {"a/1.jpg", "a/1.txt", "a/1.cls", "c/3.jpg", "c/3.extra"}
+
+
+@pytest.mark.parametrize(("rows_of_it", "left"), [(2, ["a.jpg", "a.txt"]), (1, [])])
+def test_a_sample_that_is_there_twice(tmp_path: Path, rows_of_it: int, left: list[str]) -> None:
+    """The second one is another row, or no row and the same content: then it goes too."""
+    source, target = tmp_path / "twice.tar", tmp_path / "copy.tar"
+    images = foreign_tar(source, ["a.jpg", "a.txt"] * 2)[::2]
+    table = adopted_rows(images[:rows_of_it])
+    removed, sha256 = mask_of(rows_of_it, [0]), disk.file_sha256(source)
+    copy = copy_tar_without(str(source), target, table, removed, sha256)
+    assert [member.name for member in index_tar(str(target))] == left
+    for row in copy.moved(table.slice(1)).to_pylist():
+        assert target.read_bytes()[row["image_offset"] :][: row["image_length"]] == b"a.jpg"
 
 
 @pytest.mark.parametrize("at", [100, 700, -1])
