@@ -200,6 +200,10 @@ def insert(connection: DuckDBPyConnection, table: str, *columns: Any) -> None:
 
 UID_BYTES, SHA256_BYTES = 16, 32
 KEY_BYTES = UID_BYTES + SHA256_BYTES
+# A key as numbers, first bytes first: DuckDB sorts them in two thirds of the time of a BLOB.
+WORDS = [f"w{number}" for number in range(KEY_BYTES // 8)]
+KEY = ", ".join(WORDS)
+Words = npt.NDArray[np.uint64]
 
 
 def row_keys(uids: pa.Array | pa.ChunkedArray, hashes: pa.Array | pa.ChunkedArray) -> Bytes:
@@ -208,14 +212,21 @@ def row_keys(uids: pa.Array | pa.ChunkedArray, hashes: pa.Array | pa.ChunkedArra
     return np.hstack(binary)
 
 
+def key_columns(keys: Bytes) -> Words:
+    """(WORDS, rows) of (rows, KEY_BYTES)."""
+    words: Words = np.ascontiguousarray(keys).view(">u8").astype(np.uint64).T
+    return words
+
+
 def of_flags(form: str, flags: int) -> str:
     """Columns of a statement: `form`, with the name of each flag where it has braces."""
     return ", ".join(form.format(f"f{number}") for number in range(flags))
 
 
-def create_flagged(connection: DuckDBPyConnection, table: str, flags: int) -> None:
-    """Make a table of rows with their keys and some flags."""
-    connection.execute(f"CREATE TABLE {table} (key BLOB, {of_flags('{} BOOLEAN', flags)})")
+def create_keyed(connection: DuckDBPyConnection, table: str, columns: str) -> None:
+    """Make a table of rows with their keys and further columns."""
+    words = ", ".join(f"{word} UBIGINT" for word in WORDS)
+    connection.execute(f"CREATE TABLE {table} ({words}, {columns})")
 
 
 def hash_flagged(connection: DuckDBPyConnection, table: str, flags: int) -> list[tuple[int, str]]:
@@ -223,15 +234,17 @@ def hash_flagged(connection: DuckDBPyConnection, table: str, flags: int) -> list
     have it, each once, ascending.
     """
     contents = [hashlib.sha256() for _ in range(flags)]
-    rows, last = [0] * flags, [b""] * flags
-    sql = f"SELECT key, {of_flags('{}', flags)} FROM {table} ORDER BY key"
-    for batch in connection.sql(sql).to_arrow_reader(BATCH_ROWS):
+    rows, last = [0] * flags, [np.zeros((0, len(WORDS)), np.uint64)] * flags
+    ordered = connection.sql(f"SELECT {KEY}, {of_flags('{}', flags)} FROM {table} ORDER BY {KEY}")
+    for batch in ordered.to_arrow_reader(BATCH_ROWS):
+        words = np.stack([batch[word].to_numpy() for word in WORDS], axis=1)
         for number, content in enumerate(contents):
-            keys = batch["key"].filter(batch[1 + number]).unique().to_pylist()
-            if keys[:1] == [last[number]]:
-                del keys[0]
-            if keys:
-                last[number] = keys[-1]
-            rows[number] += len(keys)
-            content.update(b"".join(keys))
+            has_flag = batch[len(WORDS) + number].to_numpy(zero_copy_only=False)
+            keys = np.concatenate([last[number], words[has_flag]])
+            is_new = np.ones(len(keys), np.bool_)
+            is_new[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+            is_new[: len(last[number])] = False
+            rows[number] += int(is_new.sum())
+            content.update(keys[is_new].astype(">u8").tobytes())
+            last[number] = keys[-1:]
     return [(count, content.hexdigest()) for count, content in zip(rows, contents, strict=True)]

@@ -41,7 +41,15 @@ from pipeline.lock.lock_file import (
 )
 from pipeline.planning.plan_files import group_count, is_planned, read_plan, read_row_group
 from pipeline.pool.shard_writer import staged_file
-from pipeline.shuffle import blobs, create_flagged, database, hash_flagged, insert, row_keys
+from pipeline.shuffle import (
+    create_keyed,
+    database,
+    hash_flagged,
+    insert,
+    key_columns,
+    of_flags,
+    row_keys,
+)
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
@@ -133,7 +141,7 @@ class _LockWriter:
                 write_page_checksum=True,
             ) as writer,
         ):
-            create_flagged(rows, "stored", 1 + len(self.views))
+            create_keyed(rows, "stored", of_flags("{} BOOLEAN", 1 + len(self.views)))
             for table in self._row_groups():
                 writer.write_table(table, row_group_size=max(1, table.num_rows))
                 self._hashes.add(table)
@@ -262,7 +270,7 @@ class _LockWriter:
         for view, flags in kept.items():
             self._kept_rows[view] += flags.true_count
         keys = row_keys(stored["uid"], stored["sha256"])
-        insert(rows, "stored", blobs(keys), np.ones(len(keys), np.bool_), *kept.values())
+        insert(rows, "stored", *key_columns(keys), np.ones(len(keys), np.bool_), *kept.values())
 
     def _head(self, hashes: Sequence[tuple[int, str]]) -> LockHead:
         """The head. hashes: of all stored rows, then of those of each view."""

@@ -28,12 +28,13 @@ from pipeline.planning.planner import write_given_plan
 from pipeline.pool.lease import check_fence
 from pipeline.shuffle import (
     BATCH_ROWS,
+    KEY,
     Bytes,
-    blobs,
-    create_flagged,
+    create_keyed,
     database,
     hash_flagged,
     insert,
+    key_columns,
     of_flags,
     row_keys,
 )
@@ -332,13 +333,12 @@ def _planned_rows(table: pa.Table, lock: str, before: int) -> pa.Table:
 
 ALL_ROWS = "locked"  # the view of all rows of a lock that a pool built from it has
 HEX = r"^[0-9a-f]{64}$"
-# Rows of the pool by number, counted over all shards; rows of each lock with a flag a selection.
-POOL = "CREATE TABLE pool (key BLOB, ordinal BIGINT)"
+# Rows of each lock with a flag a selection; rows of the pool by number, counted over all shards.
 COMMON = """
-CREATE TABLE common AS SELECT key, {in_all} FROM (
-    SELECT key, lock, {in_one} FROM locked GROUP BY key, lock
-) GROUP BY key;
-CREATE TABLE matched AS SELECT key, {flags}, ordinal FROM pool JOIN common USING (key)
+CREATE TABLE common AS SELECT {key}, {in_all} FROM (
+    SELECT {key}, lock, {in_one} FROM locked GROUP BY {key}, lock
+) GROUP BY {key};
+CREATE TABLE matched AS SELECT {key}, {flags}, ordinal FROM pool JOIN common USING ({key})
 """
 
 
@@ -485,16 +485,15 @@ def _match(
     """
     flags = len(selections)
     with database() as connection:
-        connection.execute(POOL)
-        create_flagged(connection, "locked", flags)
-        connection.execute("ALTER TABLE locked ADD COLUMN lock INTEGER")
+        create_keyed(connection, "pool", "ordinal BIGINT")
+        create_keyed(connection, "locked", of_flags("{} BOOLEAN", flags) + ", lock INTEGER")
         _add_pool(connection, commits)
         for number, lock in enumerate(locks):
             _add_lock(connection, number, lock, selections)
         in_all = of_flags(f"count_if({{0}}) = {len(locks)} AS {{0}}", flags)
         in_one = of_flags("bool_or({0}) AS {0}", flags)
         names = of_flags("{}", flags)
-        connection.execute(COMMON.format(in_all=in_all, in_one=in_one, flags=names))
+        connection.execute(COMMON.format(key=KEY, in_all=in_all, in_one=in_one, flags=names))
         counted = f"SELECT {of_flags('count_if({})', flags)} FROM common"
         ((*in_locks,),) = connection.execute(counted).fetchall()
         hashes = hash_flagged(connection, "matched", flags)
@@ -530,7 +529,7 @@ def _add_pool(connection: DuckDBPyConnection, commits: Commits) -> None:
     with ThreadPoolExecutor(READERS) as threads:
         while batch := list(itertools.islice(positions, 4 * READERS)):
             for keys, ordinals in threads.map(read, batch):
-                insert(connection, "pool", blobs(keys), ordinals)
+                insert(connection, "pool", *key_columns(keys), ordinals)
 
 
 def _add_lock(
@@ -551,4 +550,4 @@ def _add_lock(
             is_kept = np.ones(rows, np.bool_) if view is None else stored[VIEW_PREFIX + view]
             flags.append(is_kept)
         keys = row_keys(stored["uid"], stored["sha256"])
-        insert(connection, "locked", blobs(keys), *flags, np.full(rows, number, np.int32))
+        insert(connection, "locked", *key_columns(keys), *flags, np.full(rows, number, np.int32))

@@ -50,11 +50,12 @@ from pipeline.scoring.score_sets import (
 from pipeline.shuffle import (
     KEY_BYTES,
     Bytes,
-    blobs,
-    create_flagged,
+    create_keyed,
     database,
     hash_flagged,
     insert,
+    key_columns,
+    of_flags,
     row_keys,
 )
 from pipeline.views.choose import (
@@ -451,9 +452,9 @@ def hash_rows(commits: Commits, kept_rows: Mapping[str, KeptRows]) -> dict[str, 
         return np.concatenate(parts)
 
     with database() as connection:
-        create_flagged(connection, "kept", len(views))
+        create_keyed(connection, "kept", of_flags("{} BOOLEAN", len(views)))
         for rows in map_units(-(-len(commits) // HASH_UNIT_SHARDS), read, "hash views"):
-            insert(connection, "kept", blobs(rows[:, :KEY_BYTES]), *rows[:, KEY_BYTES:].T)
+            insert(connection, "kept", *key_columns(rows[:, :KEY_BYTES]), *rows[:, KEY_BYTES:].T)
         hashes = hash_flagged(connection, "kept", len(views))
     return {name: digest for name, (_, digest) in zip(kept_rows, hashes, strict=True)}
 

@@ -9,7 +9,15 @@ import pyarrow as pa
 import pytest
 
 from pipeline import shuffle
-from pipeline.shuffle import blobs, create_flagged, database, hash_flagged, insert, row_keys
+from pipeline.shuffle import (
+    create_keyed,
+    database,
+    hash_flagged,
+    insert,
+    key_columns,
+    of_flags,
+    row_keys,
+)
 
 
 def columns(numbers: list[int]) -> tuple[pa.Array, pa.Array]:
@@ -33,11 +41,11 @@ def test_the_hash_is_that_of_the_sorted_records_with_the_flag(
     monkeypatch.setattr(shuffle, "BATCH_ROWS", batch_rows)
     numbers = [n % 150 for n in np.random.default_rng(0).permutation(400).tolist()]
     with database() as connection:
-        create_flagged(connection, "t", 3)
+        create_keyed(connection, "t", of_flags("{} BOOLEAN", 3))
         for start in range(0, 400, 64):
             part = np.array(numbers[start : start + 64])
             flags = (np.ones(len(part), bool), part % 3 == 0, np.zeros(len(part), np.uint8))
-            insert(connection, "t", blobs(row_keys(*columns(part.tolist()))), *flags)
+            insert(connection, "t", *key_columns(row_keys(*columns(part.tolist()))), *flags)
         hashes = hash_flagged(connection, "t", 3)
     assert hashes == [
         expected_hash(numbers),
@@ -50,9 +58,9 @@ def test_records_that_end_in_zeros_are_told_apart() -> None:
     uids = pa.array(["00" * 16, "00" * 15 + "01", "01" + "00" * 15])
     keys = row_keys(uids, pa.array(["00" * 32] * 3))
     with database() as connection:
-        create_flagged(connection, "t", 1)
+        create_keyed(connection, "t", of_flags("{} BOOLEAN", 1))
         for _ in range(2):
-            insert(connection, "t", blobs(keys), np.ones(3, bool))
+            insert(connection, "t", *key_columns(keys), np.ones(3, bool))
         ((rows, digest),) = hash_flagged(connection, "t", 1)
     assert (rows, digest) == (3, hashlib.sha256(keys.tobytes()).hexdigest())
 
