@@ -54,7 +54,7 @@ from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.pool.lease import check_fence
 from pipeline.pool.score_columns import commit_columns, read_scores
 from pipeline.progress.state import measure_scored
-from pipeline.shuffle import PLACE, Exchange, Places, database, stream
+from pipeline.shuffle import PLACE, UID_BYTES, Exchange, Places, database, stream
 
 # --------------------------------------------------------------------------------------------------
 # What all tickets of one pool-level filter have in common, and how its work is divided.
@@ -71,7 +71,6 @@ SAMPLED_SHARDS = 3  # from which the bytes of a row are estimated
 POSITION_BITS = np.uint64(32)  # of an id: position of the shard above, row of the shard below
 ROW_MASK = np.uint64((1 << 32) - 1)
 ID = "id_of_row"
-UID_BYTES = 16
 
 Ids = NDArray[np.uint64]
 Integers = NDArray[np.int64]
@@ -760,7 +759,7 @@ class _Compute:
             is_combined = self._there([state_path(self.job)])
             if not is_combined.all():
                 self._over_shards("summarise", summarise, ~written)
-                self._run("combine", combine, [{}], is_model=True)
+                self._run("combine", combine, is_model=True)
         routed = self.job.from_shards(ROUTED).written()
         if self.filter.linked:
             routed &= self.job.from_shards(MEMBERS).written()
@@ -776,7 +775,7 @@ class _Compute:
         written = self.job.exchange(EDGES).written()
         self._over_partitions("links", links, ~written, is_model=True)
         if not self.job.exchange(STARS, files=1).written().all():
-            self._run("components", components, [{}])
+            self._run("components", components)
         written = self.job.exchange(GROUPED).written()
         self._over_partitions("group", group, ~written)
         written = self.job.exchange(VALUES).written()
@@ -801,20 +800,24 @@ class _Compute:
         def payload(position: int) -> dict[str, Any]:
             return unit_payload(self.job, self.commits, int(numbers[position]))
 
-        self._run(name, work, _Payloads(len(numbers), payload), measured=measured)
+        self._run(name, work, len(numbers), payload, measured=measured)
 
     def _over_partitions(
         self, name: str, work: Factory, todo: Mask, *, is_model: bool = False
     ) -> None:
         numbers = np.flatnonzero(todo)
-        payloads = _Payloads(len(numbers), lambda position: {"number": int(numbers[position])})
-        self._run(name, work, payloads, is_model=is_model)
+
+        def payload(position: int) -> dict[str, Any]:
+            return {"number": int(numbers[position])}
+
+        self._run(name, work, len(numbers), payload, is_model=is_model)
 
     def _run(
         self,
         name: str,
         work: Factory,
-        payloads: Any,
+        count: int = 1,
+        payload: Callable[[int], dict[str, Any]] = lambda position: {"number": position},
         *,
         is_model: bool = False,
         measured: bool = False,
@@ -822,10 +825,9 @@ class _Compute:
         """Run the tickets of a stage. _Failed where one failed."""
 
         def make(position: int) -> Ticket:
-            payload = payloads[position]
-            number = payload.get("number", 0)
-            ticket_id = f"{name} {number}"
-            return Ticket(id=ticket_id, group=ticket_id, payload=payload)
+            plain = payload(position)
+            ticket_id = f"{name} {plain['number']}"
+            return Ticket(id=ticket_id, group=ticket_id, payload=plain)
 
         stage = Stage(
             name=f"{self.job.filter['name']}: {name}",
@@ -834,23 +836,6 @@ class _Compute:
             gpus=self.gpus if is_model else 0,
             measure=measure_scored if measured else None,
         )
-        tickets = Tickets(np.arange(len(payloads)), make)
-        report = execute(stage, tickets, engine=self.engine)
+        report = execute(stage, Tickets(np.arange(count), make), engine=self.engine)
         if report.failed:
             raise _Failed(dict(report.failed))
-
-
-class _Payloads:
-    """The payloads of tickets, made one at a time."""
-
-    def __init__(self, count: int, make: Callable[[int], dict[str, Any]]) -> None:
-        self._count, self._make = count, make
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, position: int) -> dict[str, Any]:
-        return self._make(position)
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self._make(position) for position in range(self._count))
