@@ -19,7 +19,7 @@ Invariants:
   their number, about 240 bytes each: `tests/pipeline/cross_row/test_components.py`.
 * Memory is that of a partition (PARTITION_BYTES, sorted: twice), not of the pool: figures in
   `docs/filters.md`. Summaries are merged beyond SUMMARY_BYTES:
-  `tests/pipeline/cross_row/test_rows_to_partitions.py`.
+  `tests/pipeline/cross_row/test_tickets.py`.
 
 A filter subclasses `PoolFilter` (`filters/base.py`); nothing changes here.
 """

@@ -11,8 +11,7 @@ Invariants:
   hashes of `SHARD_VERSION`.
 * A shard is visible only with its commit record; a lease removes partial files of killed commands
   (`test_commits.py`). No committed file is overwritten
-  (`tests/pipeline/pool/test_commits.py`). Lost bytes are errors
-  (`tests/pipeline/pool/test_record_spill.py`).
+  (`tests/pipeline/pool/test_commits.py`).
 * Of two commands one gets the lease, and the workers of a lost one publish nothing
   (`tests/pipeline/pool/test_lease.py`).
 * Every row has one outcome (`tests/pipeline/pool/test_shard_writer.py`); a damaged tar is an error

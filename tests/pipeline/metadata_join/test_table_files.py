@@ -1,4 +1,4 @@
-"""Files of DataComp's form: keys, values, and arrays of other rows."""
+"""Keys and values of the files of other programs, and arrays of other rows."""
 
 from __future__ import annotations
 
@@ -11,10 +11,35 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from filters.caption_file import CaptionFile
 from filters.table import Table
 from pipeline import metadata_join
-from pipeline.metadata_join import TableFile
+from pipeline.metadata_join import TableFile, key_records
 from tests.support.datacomp import write_metadata
+
+
+def test_uids_are_their_bytes() -> None:
+    table = Table(paths=("x.parquet",), take={"a": "int"})
+    assert key_records(pa.array(["0f" * 16]), table).tolist() == [[15] * 16]
+    with pytest.raises(ValueError, match="does not have 32 hex digits"):
+        key_records(pa.array(["https://a/"]), table)
+
+
+def test_texts_of_any_length_are_hashes() -> None:
+    by_url = CaptionFile(paths=("x.csv",), by="url")
+    records = key_records(pa.array(["https://a/", "https://a/é", "https://a/", "x" * 5000]), by_url)
+    assert records.shape == (4, 16)
+    assert len({bytes(record) for record in records}) == 3
+    assert bytes(records[0]) == bytes(records[2])
+    upper, lower = (
+        key_records(pa.array([text]), CaptionFile(paths=("x.csv",), by="sha256"))
+        for text in ("AB" * 32, "ab" * 32)
+    )
+    assert bytes(upper) == bytes(lower)
+    for missing in (None, ""):
+        with pytest.raises(ValueError, match="a key is missing"):
+            key_records(pa.array(["https://a/", missing]), by_url)
+
 
 UIDS = [hashlib.md5(str(number).encode()).hexdigest() for number in range(30)]
 TAKE = {
