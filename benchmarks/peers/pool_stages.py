@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from benchmarks.filtering import scoring as scorers
-from benchmarks.peers import datacomp, scoring_ways
+from benchmarks.peers import scoring_ways
 from benchmarks.peers.environments import Environment, environment_of
 from benchmarks.peers.rows import Row, in_turns, row_of
 from benchmarks.peers.web_stages import Context, Measured
@@ -119,6 +119,8 @@ def scoring(context: Context) -> Measured:
 
 def metadata_of(pool: Path, out: Path) -> None:
     """The stored rows as metadata files of 50,000 rows with every column that the rules read."""
+    from benchmarks.peers import datacomp  # it imports pandas, for its own process
+
     tables = []
     for path in sorted((pool / "shards").glob("*.parquet")):
         table = pq.read_table(path, columns=["status", *datacomp.COLUMNS[:5]])

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from scipy.special import stdtrit
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
@@ -102,6 +101,8 @@ def half_widths(values: Array, arms: int, alpha: float = 0.05) -> Array:
 def paired_half_width(values: Array, row: int, alpha: float = 0.05) -> Array:
     """(tables,) of a control against the baseline: that of a paired t test, or of the shared
     variance of all runs where it is wider."""
+    from scipy.special import stdtrit
+
     _, rows, seeds = values.shape
     own = (values[:, row] - values[:, 0]).var(1, ddof=1)
     df = float((rows - 1) * (seeds - 1))

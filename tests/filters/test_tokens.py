@@ -5,13 +5,13 @@ from __future__ import annotations
 import random
 import time
 
-import open_clip
 import pyarrow as pa
 import pytest
 
 from filters import tokens
 from filters.base import Batch
 from filters.tokens import Tokens
+from tests.support.late import open_clip
 
 
 @pytest.fixture(scope="module")

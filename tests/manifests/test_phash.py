@@ -5,10 +5,10 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from scipy.fft import dct
 
 from filters import picture
 from manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, pdq, phash
+from tests.support.late import fft
 
 
 def photograph(seed: int) -> Image.Image:
@@ -59,7 +59,7 @@ def slow_pdq(image: Image.Image) -> tuple[str, int]:
         luma = luma[[int((k + 0.5) * len(luma) / 64) for k in range(64)]]
         luma = np.moveaxis(luma, 0, axis)
     steps = sum(abs(int(100 * d / 255)) for axis in (0, 1) for d in np.diff(luma, axis=axis).flat)
-    terms = dct(dct(luma, axis=0), axis=1)[1:17, 1:17]
+    terms = fft.dct(fft.dct(luma, axis=0), axis=1)[1:17, 1:17]
     number = 0
     for place, value in enumerate(terms.ravel()):
         number |= int(value > np.sort(terms, axis=None)[127]) << place

@@ -3,11 +3,11 @@ from __future__ import annotations
 import json
 import logging
 
-import open_clip
 import pytest
 import torch
 
 from tests.support import commands
+from tests.support.late import open_clip
 from train.formats.model_files import load_model, weights_sha256
 from train.formats.open_clip_files import save_export
 from train.model.architecture import MODELS

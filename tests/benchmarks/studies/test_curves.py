@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from benchmarks.studies import curve_numbers, curves
 from clipmill.train import settings
+from tests.support.late import stats
 
 
 def line(step: int, loss: float, *, of: int = 3, batch: int = 128) -> str:

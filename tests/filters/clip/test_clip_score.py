@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import open_clip
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +15,8 @@ from PIL import Image
 
 from filters.base import Batch, set_id
 from filters.clip.filters import ClipScore, Embed, fixed_lists, stored_embeddings
+from filters.clip.filters import ClipScore
+from tests.support.late import open_clip
 
 CAPTIONS = [f"picture {'of something ' * i}number {i}" for i in range(11)]
 

@@ -12,7 +12,6 @@ from typing import Any
 import huggingface_hub
 import huggingface_hub.constants
 import numpy as np
-import open_clip
 import pyarrow as pa
 import pytest
 import torch
@@ -27,6 +26,7 @@ from filters.clip import model as models
 from filters.clip.filters import ClipScore, Embed
 from filters.clip.model import Preprocess, run_batches
 from manifests import hub
+from tests.support.late import open_clip
 
 
 def images(count: int = 11) -> list[Image.Image]:

@@ -6,7 +6,6 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-import open_clip
 import pytest
 import torch
 
@@ -18,6 +17,7 @@ from pipeline.look.survey import survey_pool
 from pipeline.scoring.scorer import score
 from tests.filters.conftest import clip_folder as clip_folder
 from tests.support import looked
+from tests.support.late import open_clip
 from tests.support.small_pool import make_pool
 
 TEXT = "a small grey dog"

@@ -5,11 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
-from scipy.special import log_softmax
 
 from manifests import disk
 from manifests.schema import TaskSpec
+from tests.support.late import optimize, special
 from tests.support.tasks import changed, class_folders
 from train.evaluation import tasks
 from train.evaluation.tasks import choose_strength, evaluate, fit, held_out
@@ -31,12 +30,12 @@ def test_the_regression_is_that_of_scipy(strength: float) -> None:
 
     def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
         weight, bias = flat[:18].reshape(6, 3), flat[18:]
-        logprobs = log_softmax(x_NE @ weight + bias, axis=1)
+        logprobs = special.log_softmax(x_NE @ weight + bias, axis=1)
         loss = -logprobs[np.arange(60), y_N].mean() + strength / 2 * (weight**2).sum()
         error = (np.exp(logprobs) - np.eye(3)[y_N]) / 60
         return loss, np.concatenate([(x_NE.T @ error + strength * weight).ravel(), error.sum(0)])
 
-    reference = minimize(
+    reference = optimize.minimize(
         objective, np.zeros(21), jac=True, method="L-BFGS-B", options={"ftol": 1e-15, "gtol": 1e-9}
     )
     probe = fit(feature_NE, torch.tensor(labels), 3, strength)

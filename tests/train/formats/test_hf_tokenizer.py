@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import sys
 
-import open_clip
 import pytest
 
+from tests.support.late import open_clip
 from train.formats import hf
 from train.formats.hf import save_tokenizer
 from train.model.architecture import MODELS

@@ -3,11 +3,11 @@ from __future__ import annotations
 import dataclasses
 import json
 
-import open_clip
 import pytest
 import torch
 
 from manifests import disk
+from tests.support.late import open_clip
 from train.formats import model_files
 from train.formats.model_files import (
     initial_weights,

@@ -3,10 +3,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-import open_clip
 import pytest
 import torch
 
+from tests.support.late import open_clip
 from train.formats.open_clip_files import to_open_clip
 from train.model.architecture import MODELS
 from train.model.clip import CLIP, lock_tower

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import special, stats
 
+from tests.support.late import stats
 from train.stats.comparison import (
     Comparison,
     Difference,

@@ -4,8 +4,8 @@ import math
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
 
+from tests.support.late import optimize, stats
 from train.stats.scaling import (
     PowerLaw,
     find_crossing,
