@@ -5,19 +5,16 @@ names exists.
 from __future__ import annotations
 
 import ast
-import csv
 import re
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 from filters import make, normalised
 from manifests import reader
 from manifests.reader import VARIABLES
 from manifests.schema import SOURCES, Ablation, Blend, Recipe, Suite, TaskSpec
 from pipeline import ablation_run
-from tests.support import commands
 from train.config import configure
 from train.evaluation.metrics import METRICS
 from train.evaluation.tasks import deciding_metric
@@ -100,24 +97,6 @@ def test_a_task_can_be_read_alone_and_by_an_ablation(path: Path, tmp_path: Path)
     text = text.replace("../recipes", str(FOLDER / "recipes"))
     (tmp_path / "a.yaml").write_text(text)
     assert reader.read_manifest(tmp_path / "a.yaml", Ablation).evaluate == (task,)
-
-
-@pytest.mark.slow
-def test_the_recipe_of_an_image_folder_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    images = tmp_path / "images"
-    images.mkdir()
-    with open(images / "metadata.csv", "w", newline="") as f:
-        table = csv.writer(f)
-        table.writerow(["file_name", "caption", "label"])
-        for number in range(12):
-            Image.new("RGB", (40, 40), (20 * number, 0, 99)).save(images / f"{number}.png")
-            caption = f"a shade of blue {number}" if number % 2 else f"shade {number}"
-            table.writerow([f"{number}.png", caption, "blue"])
-    monkeypatch.setenv("CLIPMILL_IMAGES", str(images))
-    recipe = FOLDER / "recipes" / "image_folder.yaml"
-    assert commands.build([str(recipe), "--out", str(tmp_path / "p"), "--engine", "inline"]) == 0
 
 
 # --- paths in texts ----------------------------------------------------------------------------

@@ -9,18 +9,6 @@ import pytest
 
 from tests.support import commands
 
-ABLATION = """
-name: tiny
-question: Do longer captions help?
-pools: {web: {recipe: tiny.yaml, out: pool}}
-arms: {raw: web/raw, long: web/long}
-baseline: raw
-seeds: [0, 1]
-train: {model: test, samples_seen: 64, batch_size: 16, lanes: 8, warmup: 2, precision: fp32}
-evaluate: [{name: shades, kind: classification, data: eval}]
-primary: shades
-"""
-
 
 @pytest.fixture
 def told(
@@ -40,47 +28,11 @@ def told(
     return call
 
 
-def built(folder: Path) -> Path:
-    pool = folder / "pool"
-    assert (
-        commands.build([str(folder / "tiny.yaml"), "--out", str(pool), "--engine", "inline"]) == 0
-    )
-    return pool
-
-
-def ablation(folder: Path, old: str = "", new: str = "") -> Path:
-    (folder / "eval" / "dark").mkdir(parents=True, exist_ok=True)
-    if not list((folder / "eval" / "dark").iterdir()):
-        from PIL import Image
-
-        Image.new("RGB", (32, 32), (1, 2, 3)).save(folder / "eval" / "dark" / "0.png")
-        (folder / "eval" / "light").mkdir()
-        Image.new("RGB", (32, 32), (250, 240, 230)).save(folder / "eval" / "light" / "0.png")
-    path = folder / "ablation.yaml"
-    path.write_text(ABLATION.replace(old, new))
-    return path
-
-
 def recipe(folder: Path, old: str, new: str) -> Path:
     path = folder / "tiny.yaml"
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
     return path
-
-
-@pytest.mark.parametrize(
-    ("main", "words"),
-    [
-        (commands.build, ["nowhere.yaml"]),
-        (commands.score, ["pool", "--recipe", "nowhere.yaml"]),
-        (commands.filter_pool, ["pool", "--recipe", "nowhere.yaml"]),
-        (commands.train, ["nowhere.yaml", "--out", "run"]),
-        (commands.ablate, ["nowhere.yaml", "--out", "out"]),
-    ],
-)
-def test_a_missing_file(told, main, words, tmp_path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert "nowhere.yaml does not exist" in told(main, words)
 
 
 def test_a_rule_that_is_no_sql(told, tiny) -> None:
@@ -105,20 +57,6 @@ def test_no_user_agent_for_the_web(told, tiny) -> None:
     assert "user_agent" in told(
         commands.build, [path, "--out", tiny / "pool", "--engine", "inline"]
     )
-
-
-@pytest.mark.slow
-def test_fewer_rows_than_a_batch(told, tiny) -> None:
-    built(tiny)
-    line = told(
-        commands.ablate,
-        [
-            ablation(tiny, "batch_size: 16, lanes: 8", "batch_size: 64, lanes: 8"),
-            "--out",
-            tiny / "out",
-        ],
-    )
-    assert "batch" in line
 
 
 def test_a_relative_out_under_a_submitted_folder(told, tiny, monkeypatch) -> None:

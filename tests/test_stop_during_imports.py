@@ -25,17 +25,9 @@ time.sleep(60)
     ("entry", "number", "status"),
     [
         ("train/run.py", signal.SIGINT, 130),
-        ("train/run.py", signal.SIGTERM, 143),
-        ("train/evaluate.py", signal.SIGINT, 130),
         ("train/ablate.py", signal.SIGTERM, 143),
-        ("train/report.py", signal.SIGINT, 130),
-        ("clipmill/__main__.py weights", signal.SIGINT, 130),
         ("clipmill/__main__.py report", signal.SIGHUP, 129),
         ("pipeline/build.py", signal.SIGINT, 130),
-        ("pipeline/build.py", signal.SIGTERM, 143),
-        ("pipeline/build.py", signal.SIGHUP, 129),
-        ("pipeline/score.py", signal.SIGINT, 130),
-        ("pipeline/filter.py", signal.SIGINT, 130),
         ("clipmill/__main__.py audit", signal.SIGTERM, 143),
     ],
 )

@@ -10,29 +10,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from benchmarks import bench
-from benchmarks.peers.rows import row_of
-from benchmarks.peers.web_stages import Context
-
-
-def test_a_stage_that_fails_leaves_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def broken(context: Context) -> None:
-        raise RuntimeError("it ended with 1")
-
-    def works(context: Context) -> tuple[list, dict[str, str | None]]:
-        return [row_of("a", "CPU s", 1.0, "b", [1.0], [2.0], items=context.count(9))], {"b": "1"}
-
-    monkeypatch.setattr(bench, "STAGES", {"crawl": broken, "choose": works})
-    words = ["--stages", "crawl", "choose", "--share", "0.5", "--results", str(tmp_path)]
-    assert bench.main(words) == 3
-    assert "crawl was not measured: it ended with 1" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["choose.json"]
-    document = json.loads((tmp_path / "choose.json").read_text())
-    assert document["command"].endswith("--stages choose --share 0.5")
-    assert document["rows"][0]["items"] == 4
-
 
 def test_datacomps_algorithm_keeps_what_the_rules_say(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

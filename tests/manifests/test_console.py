@@ -56,13 +56,6 @@ def test_a_wrong_path_is_one_line_that_names_it(
     assert line.count("\n") == 1
 
 
-def test_the_table_of_exit_statuses_has_those_of_the_command_too() -> None:
-    table = console.exit_help({75: "saved", 0: "finished", 130: "Ctrl-C twice"}).splitlines()
-    assert table[:2] == ["exit status:", "  0    finished"]
-    assert [int(line.split()[0]) for line in table[1:]] == [0, 2, 75, 129, 130, 141, 143]
-    assert "  130  Ctrl-C twice" in table
-
-
 @pytest.mark.parametrize(
     ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
@@ -302,13 +295,6 @@ def test_a_broken_connection_keeps_its_traceback(kind: type[OSError]) -> None:
 
     with pytest.raises(kind):
         console.run_command(body)
-
-
-def test_an_error_line_on_a_closed_stderr_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open(os.devnull, "w") as closed:
-        pass
-    monkeypatch.setattr(sys, "stderr", closed)
-    assert console.mistake("no such model") == console.EXIT_MISTAKE
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])

@@ -47,11 +47,6 @@ def test_a_second_process_is_told_who_holds_it_and_a_dead_one_holds_nothing(
     assert Path(path).read_text() == ""
 
 
-def test_a_folder_in_an_object_store_is_not_locked() -> None:
-    with locked_folder("memory://bucket/.lock", "one"), locked_folder("memory://bucket/.lock", "b"):
-        pass
-
-
 def test_a_lock_is_waited_for_and_a_file_system_without_locks_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

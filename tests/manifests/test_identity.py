@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -84,17 +83,6 @@ def test_hashes_of_recipes_without_local_paths_stay_what_they_were() -> None:
 
 OLD_HASH = "585aaa655084"
 OLD_SETTINGS = "be3bc25d8fb8"
-
-
-def test_a_pool_that_moved_is_accepted_whatever_its_manners_were() -> None:
-    first = recipe(Source(kind="wat", paths=("/data/crawl.wat.gz",)), per_host=8, deadline_s=2.0)
-    stored = recipe_identity(first)
-    moved = dataclasses.replace(
-        first, source=Source(kind="wat", paths=("/elsewhere/crawl.wat.gz",)), fetch=Fetch()
-    )
-    assert recipe_changes(stored, moved) == []
-    other = dataclasses.replace(moved, fetch=Fetch(image_size=64))
-    assert recipe_changes(stored, other) == ["fetch.image_size was 256 and is 64"]
 
 
 def test_a_key_with_its_default_does_not_change_the_hash_of_an_ablation() -> None:

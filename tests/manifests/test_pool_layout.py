@@ -15,7 +15,6 @@ from manifests.layout import (
     SHARD_VERSION,
     CommitRecord,
     PoolLayout,
-    bundle_name,
     pool_fingerprint,
     read_commit_records,
     shard_name,
@@ -35,16 +34,6 @@ def test_paths_of_a_pool(root: str) -> None:
     assert pool.view_json("raw") == f"{root}/views/raw.json"
 
 
-def test_shards_lie_in_one_folder_and_share_a_bundle_by_the_thousand() -> None:
-    pool = PoolLayout("/p")
-    for shard, bundle in ((0, 0), (999, 0), (1000, 1), (99_999, 99), (12_345_678, 12_345)):
-        name = shard_name(shard)
-        assert pool.sidecar(shard, 2) == f"/p/shards/{name}.r2.parquet"
-        assert pool.shard_tar(shard, 1) == f"/p/shards/{name}.r1.tar"
-        assert pool.tar(commit_record(shard, "x")) == f"/p/shards/{name}.tar"
-        assert bundle_name(shard) == bundle_name(name) == f"bundle-{bundle:05d}.parquet"
-
-
 def commit_record(shard: int, sidecar_sha256: str) -> CommitRecord:
     return CommitRecord(
         shard=shard_name(shard), tar=f"{shard_name(shard)}.tar", tar_bytes=10240, tar_sha256="t",
@@ -60,12 +49,6 @@ def test_the_tar_of_a_record_lies_in_the_pool_or_where_it_was_adopted() -> None:
     assert pool.tar(record) == pool.shard_tar(0) == "/data/pool/shards/00000.tar"
     for tar in ("/elsewhere/a.tar", "s3://bucket/a.tar", "file:///elsewhere/a.tar"):
         assert pool.tar(dataclasses.replace(record, tar=tar)) == tar
-
-
-def test_a_shard_has_five_digits_or_more_and_a_word_is_none() -> None:
-    assert [shard_name(0), shard_name("42"), shard_name(1234567)] == ["00000", "00042", "1234567"]
-    with pytest.raises(ValueError, match="invalid literal"):
-        shard_name("pool")
 
 
 def test_checksum_and_fingerprint_depend_on_every_value_and_on_the_order_of_rows() -> None:
@@ -106,20 +89,6 @@ def test_a_commit_record_and_its_document_are_inverses() -> None:
         record, tar="/data/a.tar", adopted=True, engine="e", engine_version="1", fence=7, revision=2
     )
     assert CommitRecord.from_plain(json.loads(json.dumps(other.to_plain()))) == other
-
-
-def test_a_replaced_shard_has_files_of_another_name() -> None:
-    layout = PoolLayout("/p")
-    record = dataclasses.replace(commit_record(3, "x"), revision=2, tar="00003.r2.tar")
-    assert record.sidecar == "00003.r2.parquet"
-    assert layout.sidecar(3, record.revision) == "/p/shards/00003.r2.parquet"
-    assert layout.shard_tar(3, 2) == layout.tar(record) == "/p/shards/00003.r2.tar"
-    assert layout.commit_record(3) == "/p/shards/00003_stats.json"
-    assert commit_record(3, "x").sidecar == "00003.parquet"
-    assert (layout.sidecar(3), layout.shard_tar(3)) == (
-        "/p/shards/00003.parquet",
-        "/p/shards/00003.tar",
-    )
 
 
 def test_a_record_may_have_keys_that_this_version_does_not_know() -> None:

@@ -55,13 +55,6 @@ def test_recipe_with_all_short_forms(tmp_path: Path) -> None:
     assert disk.from_plain(Recipe, disk.to_plain(recipe)) == recipe
 
 
-def test_a_scale_is_merged_key_by_key(tmp_path: Path) -> None:
-    debug = reader.read_manifest(write(tmp_path, RECIPE), Recipe, scale="debug")
-    assert debug.fetch.max_bytes == 2048
-    assert debug.fetch.user_agent == "clipmill (me@example.org)"
-    assert [f.name for f in debug.filters] == ["caption"]
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -157,12 +150,6 @@ def test_blend_and_task(tmp_path: Path) -> None:
     suite = reader.read_manifest(write(tmp_path, f"name: s\ntasks: [{lists}]\n"), Suite)
     assert suite.tasks == (task,)
     assert disk.from_plain(Suite, disk.to_plain(suite)) == suite
-
-
-def test_a_blend_is_read_from_json_too(tmp_path: Path) -> None:
-    blend = Blend(name="b", pools={"web": "x"}, views={"web/raw": 1.0}, seed=4)
-    disk.write_json(tmp_path / "b.json", blend)
-    assert reader.read_manifest(tmp_path / "b.json", Blend) == blend
 
 
 @pytest.mark.parametrize(

@@ -237,13 +237,6 @@ def test_what_the_recipes_tell_is_refused_before_the_first_command(
     assert message in str(error.value)
 
 
-@pytest.mark.slow
-def test_a_command_that_fails_ends_the_sequence() -> None:
-    with pytest.raises(subprocess.CalledProcessError) as error:
-        ablation_run.run(["clipmill", "audit", "/nowhere"])
-    assert error.value.returncode == 2
-
-
 def test_a_run_without_a_result_does_not_cost_the_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

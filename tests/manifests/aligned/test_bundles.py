@@ -80,15 +80,6 @@ def test_some_shards_of_a_bundle_are_changed(tmp_path: Path) -> None:
     assert after.metadata(3006) == {**footer(3006, 7), "kept": 3006, "rows": 6}
 
 
-def test_a_damaged_shard_is_not_copied(tmp_path: Path) -> None:
-    path = write(tmp_path / "b.parquet", {3000: 40, 3001: 40})
-    content = bytearray(path.read_bytes())
-    content[20] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match="the rows of shard 03000 have changed"):
-        write_changed(Bundle(str(path)), tmp_path / "c", {3001: 0}, lambda _, *rest: rest)
-
-
 def test_a_bundle_that_was_not_closed_is_damaged(tmp_path: Path) -> None:
     def stop() -> None:
         with BundleWriter(tmp_path / "b.parquet", SCHEMA) as writer:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk
-from manifests.aligned import current_view, view_names
+from manifests.aligned import current_view
 from manifests.layout import PoolLayout
 from manifests.records import ShardTable, ViewDocument
 
@@ -19,15 +19,6 @@ def write_view(pool: str, name: str, fingerprint: str) -> ViewDocument:
     )  # fmt: skip
     disk.write_json(PoolLayout(pool).view_json(name), document.document(), sealed=True)
     return document
-
-
-def test_a_view_of_the_shards_that_are_there_is_read(tmp_path: Path) -> None:
-    pool = str(tmp_path)
-    assert view_names(pool) == []
-    documents = {name: write_view(pool, name, "now") for name in ("long", "raw")}
-    (tmp_path / "views" / "half").mkdir()  # the masks of a view that is not complete
-    assert view_names(pool) == ["long", "raw"]
-    assert {name: current_view(pool, name, "now", "") for name in documents} == documents
 
 
 def test_a_missing_and_a_stale_view_are_refused(tmp_path: Path) -> None:

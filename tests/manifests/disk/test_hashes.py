@@ -22,13 +22,6 @@ def test_hashes_take_any_text() -> None:
     assert disk.content_hash(["\ud800"]) != disk.content_hash(["\ufffd"])
 
 
-def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"abc")
-    assert disk.file_sha256(tmp_path / "a").startswith("ba7816bf")
-    with pytest.raises(FileNotFoundError):
-        disk.file_sha256(tmp_path / "none")
-
-
 def test_the_hash_of_plain_values_is_that_of_their_content() -> None:
     value = {"b": [1, 2.5, None, True, "ä"], "a": {"y": {}, "x": "z"}}
     assert disk.plain_hash(value) == disk.content_hash(value)

@@ -46,11 +46,3 @@ def test_a_folder_that_cannot_be_written_is_refused_and_nothing_is_made(tmp_path
         disk.output_folder(str(tmp_path / "file" / "x"))
     assert disk.output_folder(str(tmp_path / "new" / "er")) == str(tmp_path / "new" / "er")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-def test_urls_and_local_paths_are_told_apart() -> None:
-    assert [disk.is_url(path) for path in ("s3://b/a", "memory://a", "file:///a", "/a")] == [
-        True, True, False, False,
-    ]  # fmt: skip
-    assert disk.local_path("file:///a/b") == Path("/a/b")
-    assert disk.join("s3://b/pool/", "shards", "x") == "s3://b/pool/shards/x"

@@ -66,10 +66,3 @@ def test_a_young_folder_a_file_and_a_link_stay(tmp_path: Path) -> None:
     assert remove_abandoned(tmp_path, "work-") == [young]
     assert remove_abandoned(tmp_path / "missing", "work-") == []
     assert {path.name for path in tmp_path.iterdir()} == {"kept", "work-link", "work-file"}
-
-
-def test_a_folder_is_moved_to_its_place(tmp_path: Path) -> None:
-    with scratch_folder(".out.partial.", tmp_path) as folder:
-        (folder / "file").write_text("x")
-        folder.rename(tmp_path / "out")
-    assert (tmp_path / "out" / "file").read_text() == "x"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from manifests.reader import read_manifest
-from manifests.schema import Ablation, PoolRef, Stop
+from manifests.schema import Ablation, Stop
 
 MANIFEST = """
 name: n
@@ -52,11 +52,6 @@ def test_mistakes_are_one_line(tmp_path: Path, line: str, message: str) -> None:
 def test_rounds_need_two_seeds(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"seeds are \[0\]; at least two different ones"):
         read(tmp_path, "stop: {}", **{"[0, 1, 2]": "[0]"})
-
-
-def test_a_pool_has_a_recipe_or_a_folder() -> None:
-    with pytest.raises(ValueError, match="a pool needs a recipe"):
-        PoolRef()
 
 
 MODELS = """

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -74,38 +73,6 @@ def test_a_wrong_value_is_one_line_that_names_the_key(
         read_manifest(path, Blend)
     assert "\n" not in str(refused.value)
     assert str(refused.value).startswith(str(path))
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"pools": {}, "views": {}}, "has no views"),
-        ({"pools": {"web": "/p"}, "views": {"wob/raw": 1.0}}, "'wob/raw' is not POOL/VIEW"),
-        ({"pools": {"web": "/p"}, "views": {"web": 1.0}}, "'web' is not POOL/VIEW"),
-        ({"pools": {"web": "/p"}, "views": {"web/raw": 0.0}}, "the weight of 'web/raw' is 0.0"),
-    ],
-)
-def test_impossible_blends_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Blend(name="b", **values)
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"live": True, "segments": "/run"}, "it has live and segments; give one of them"),
-        ({"live": True, "distinct": "uid"}, "distinct does not go with live, since what the pool"),
-        ({"live": True, "max_repeats": 3}, "max_repeats does not go with live"),
-        ({"segments": "/run", "weights": "repeats"}, "weights does not go with segments"),
-    ],
-)
-def test_a_live_blend_has_no_other_keys(keys: dict[str, Any], message: str) -> None:
-    views = {"web/stored": 1.0}
-    with pytest.raises(ValueError, match=re.escape(message)):
-        Blend(name="b", pools={"web": "/p"}, views=views, **keys)
-    blend = Blend(name="b", pools={"web": "/p"}, views=views, live=True)
-    assert blend.document()["live"] is True
-    assert "segments" not in blend.document()
 
 
 def test_the_run_of_segments_is_found_beside_the_file(tmp_path: Path) -> None:

@@ -8,9 +8,22 @@ from typing import Any
 import pytest
 
 from manifests import schema
-from manifests.schema import Fetch, Recipe, Rule, Source, View
+from manifests.schema import (
+    Blend,
+    Fetch,
+    PoolRef,
+    Recipe,
+    Rule,
+    Source,
+    Suite,
+    TaskSpec,
+    View,
+)
 from manifests.schema.recipe import check_ranges
 
+TASK: dict[str, Any] = {"name": "t", "kind": "classification", "data": "/d"}
+BLEND: dict[str, Any] = {"name": "b", "pools": {"web": "/p"}}
+LIVE: dict[str, Any] = {**BLEND, "views": {"web/stored": 1.0}}
 BLOCKS = [each for each in vars(schema).values() if hasattr(each, "__pydantic_config__")]
 
 
@@ -44,21 +57,39 @@ BLOCKS = [each for each in vars(schema).values() if hasattr(each, "__pydantic_co
             },
             "extra_columns names 'md5', the column of fetch.compute_hash",
         ),
-        (Fetch, {"encode_format": "png", "encode_quality": 95}, "must lie in 0..9"),
+        (Fetch, {"rows_per_shard": 10_001}, "rows_per_shard is 10001; it must lie in 1..10000"),
+        (Fetch, {"deadline_s": 0.0}, "deadline_s is 0.0; it must lie in 0.001..86400.0"),
+        (Fetch, {"retries": -1}, "retries is -1; it must lie in 0..100"),
+        (Fetch, {"encode_quality": 0}, "of jpg it must lie in 1..100"),
+        (Fetch, {"encode_format": "png", "encode_quality": 10}, "of png it must lie in 0..9"),
+        (Fetch, {"patience_s": float("nan")}, "patience_s is nan; it must lie in 0.001.."),
+        (Fetch, {"allow_ports": ()}, "allow_ports is []; it must name at least one port"),
+        (Fetch, {"allow_ports": (80, 65_536)}, "allow_ports.1 is 65536; it must lie in 1..65535"),
+        (Fetch, {"user_agent": "x/1\r\nCookie: a"}, "it must be printable ASCII in one line"),
+        (Fetch, {"user_agent": "café/1"}, "it must be printable ASCII in one line"),
+        (Fetch, {"verify_hash": ("column", "crc32")}, "verify_hash names 'crc32'"),
+        (TaskSpec, {**TASK, "classes": ("a",), "classes_from": "imagenet"}, "give one of them"),
+        (TaskSpec, {**TASK, "columns": {"labels": "x"}}, "columns names 'labels'; it takes image"),
+        (TaskSpec, {**TASK, "train_data": "/x"}, "which only the kind linear_probe uses"),
+        (Suite, {"name": "s", "tasks": (TaskSpec(**TASK),) * 2}, "has two tasks of one name"),
+        (
+            Suite,
+            {"name": "s", "tasks": (TaskSpec(**TASK),), "groups": {"g": ("u",)}},
+            "group 'g' must name different tasks of the suite, not 'u'",
+        ),
+        (PoolRef, {}, "a pool needs a recipe"),
+        (Blend, {"name": "b", "views": {}}, "has no views"),
+        (Blend, {**BLEND, "views": {"wob/raw": 1.0}}, "'wob/raw' is not POOL/VIEW"),
+        (Blend, {**BLEND, "views": {"web": 1.0}}, "'web' is not POOL/VIEW"),
+        (Blend, {**LIVE, "live": True, "segments": "/run"}, "it has live and segments; give one"),
+        (Blend, {**LIVE, "live": True, "distinct": "uid"}, "distinct does not go with live, since"),
+        (Blend, {**LIVE, "live": True, "max_repeats": 3}, "max_repeats does not go with live"),
+        (Blend, {**LIVE, "segments": "/run", "weights": "repeats"}, "weights does not go with seg"),
     ],
 )
 def test_impossible_values_are_refused(make: type, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         make(**values)
-
-
-def test_a_view_is_found_by_its_name() -> None:
-    recipe = Recipe(
-        name="r", source=Source(kind="files", paths=("x.csv",)), views=(View(name="raw"),)
-    )
-    assert recipe.view("raw") == View(name="raw")
-    with pytest.raises(ValueError, match="recipe 'r' has no view 'row'; it has raw"):
-        recipe.view("row")
 
 
 def has_numbers(kind: Any) -> bool:

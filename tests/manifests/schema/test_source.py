@@ -144,23 +144,3 @@ def test_captions_of_an_image_folder(source: dict[str, Any], message: str, tmp_p
     with pytest.raises(ValueError, match=r"r\.yaml: source: ") as error:
         read(tmp_path, {"kind": "image_folder", "paths": ["images/"], **source})
     assert message in str(error.value)
-
-
-@pytest.mark.parametrize("captions", ["metadata.jsonl", "captions.parquet", "txt", "class_folders"])
-def test_forms_of_captions_of_an_image_folder(captions: str, tmp_path: Path) -> None:
-    columns = {"file_column": "file", "extra_columns": {"label": "int"}}
-    more = columns if captions.endswith(("jsonl", "parquet")) else {}
-    source = {"kind": "image_folder", "paths": "images", "captions": captions, **more}
-    assert read(tmp_path, source).source.paths == (str(tmp_path / "images"),)
-
-
-def test_a_rule_draws_a_share_of_the_rows(tmp_path: Path) -> None:
-    text = "name: r\nsource: {kind: files, paths: [c.csv]}\n"
-    text += "views: {half: [{half: {sample: %s, seed: 3}}]}"
-    (tmp_path / "r.yaml").write_text(text % "0.5")
-    rule = reader.read_manifest(tmp_path / "r.yaml", Recipe).views[0].rules[0]
-    assert (rule.name, rule.sample, rule.seed) == ("half", 0.5, 3)
-    for share in ("0", "1.0", "50"):
-        (tmp_path / "r.yaml").write_text(text % share)
-        with pytest.raises(ValueError, match=r"sample is \d+.*; it must lie between 0 and 1"):
-            reader.read_manifest(tmp_path / "r.yaml", Recipe)

@@ -27,22 +27,6 @@ def test_what_a_template_is_given_is_escaped() -> None:
         rendered("{{ nothing }}")
 
 
-def test_a_table_has_heads_a_caption_and_numbers_to_the_right() -> None:
-    source = '{% call table(["a", "b"], (1,), caption) %}<tr>{{ cell(n) }}</tr>{% endcall %}'
-    html = rendered(source, caption="A <caption>", n="<1>")
-    assert '<table class="sortable"><caption>A &lt;caption&gt;</caption>' in html
-    assert '<th scope="col">a</th><th class="n" scope="col">b</th>' in html
-    assert 'tabindex="0" role="group" aria-label="A &lt;caption&gt;"' in html
-    assert '<tr><td class="n">&lt;1&gt;</td></tr>' in html
-
-
-def test_a_folded_part_without_a_body_is_absent() -> None:
-    assert rendered("{% call details('a < b') %}{{ x }}{% endcall %}", x="y").endswith(
-        "<summary>a &lt; b</summary>y</details>"
-    )
-    assert rendered("{% call details('a') %} {% endcall %}") == ""
-
-
 def luminance(colour: str) -> float:
     digits = colour.removeprefix("#")
     if len(digits) == 3:
@@ -76,3 +60,11 @@ def test_a_page_has_one_script_and_one_style() -> None:
     assert "<title>a &lt; b</title>" in html
     assert html.count("<script>") == html.count("<style>") == html.count("<p>x</p>") == 1
     assert web_page.MARK in html
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert web_page.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
+    assert web_page.ticks(-0.13, 0.21, 4) == [-0.1, 0, 0.1, 0.2]
+    assert web_page.ticks(3, 3) == [3]
+    assert web_page.number(12_800) == "12.8k"
+    assert web_page.number(-0.5) == f"{web_page.MINUS}0.5"

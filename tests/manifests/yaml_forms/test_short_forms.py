@@ -26,11 +26,6 @@ def read(tmp_path: Path, body: str) -> Ablation:
     return reader.read_manifest(path, Ablation)
 
 
-def test_a_sweep_over_views_is_one_arm_for_each_value() -> None:
-    arms = expand_sweep({"clip": {"view": "web/clip{}", "values": [10, 30]}})
-    assert arms == {"clip10": {"view": "web/clip10"}, "clip30": {"view": "web/clip30"}}
-
-
 def test_a_sweep_over_weights_gives_what_is_left_to_the_rest() -> None:
     views = {"web/a": [0.1, 0.5], "web/b": 0.2, "web/c": "rest"}
     arms = expand_sweep({"mix": {"views": views}})
@@ -65,11 +60,6 @@ def test_a_manifest_is_expanded_once_and_its_json_is_what_it_is(tmp_path: Path) 
     assert ablation.arms["clip10-12.8k"] == Arm(view="web/clip10", train={"samples_seen": "12.8k"})
     disk.write_json(tmp_path / "ablation.json", ablation)
     assert reader.read_manifest(tmp_path / "ablation.json", Ablation) == ablation
-
-
-def test_without_arms_a_sweep_is_enough(tmp_path: Path) -> None:
-    body = 'sweep: {clip: {view: "web/clip{}", values: [10, 30]}}\nbaseline: clip10\n'
-    assert list(read(tmp_path, body).arms) == ["clip10", "clip30"]
 
 
 @pytest.mark.parametrize(

@@ -87,12 +87,6 @@ def test_stated_variables_expand_anywhere_but_in_the_user_agent(
         expand_variables(agent, "m.yaml")
 
 
-def test_the_user_agent_has_a_variable_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CLIPMILL_USER_AGENT", "mill (me@example.org)")
-    raw = {"fetch": {"user_agent": "${CLIPMILL_USER_AGENT}"}}
-    assert expand_variables(raw, "m")["fetch"]["user_agent"] == "mill (me@example.org)"
-
-
 @pytest.mark.parametrize("name", ["HOME", "AWS_SECRET_ACCESS_KEY", "PATH"])
 def test_other_variables_stay_out_of_manifests(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "secret")
@@ -100,12 +94,6 @@ def test_other_variables_stay_out_of_manifests(name: str, monkeypatch: pytest.Mo
         ValueError, match=r"^m: source\.paths names .* names that begin with CLIPMILL_"
     ):
         expand_variables({"source": {"paths": [f"${{{name}}}"]}}, "m")
-
-
-def test_a_variable_that_is_not_set_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SCORER", raising=False)
-    with pytest.raises(ValueError, match=r"^m: x names \$\{SCORER\}, which is not set"):
-        expand_variables({"x": "${SCORER}"}, "m")
 
 
 def test_a_word_that_yaml_takes_for_a_boolean_is_a_key(tmp_path: Path) -> None:
