@@ -12,7 +12,6 @@ from filters.base import Batch, set_id
 from filters.picture import FRAMES, Picture, laplacian_variance, measure
 from manifests.hashes import pdq, phash
 from manifests.schema import FilterSpec
-from manifests.hashes import phash
 from tests.support.late import fft
 
 

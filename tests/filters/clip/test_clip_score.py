@@ -15,7 +15,6 @@ from PIL import Image
 
 from filters.base import Batch, set_id
 from filters.clip.filters import ClipScore, Embed, fixed_lists, stored_embeddings
-from filters.clip.filters import ClipScore
 from tests.support.late import open_clip
 
 CAPTIONS = [f"picture {'of something ' * i}number {i}" for i in range(11)]

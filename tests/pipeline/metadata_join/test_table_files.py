@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-
 from filters.caption_file import CaptionFile
+
 from filters.table import Table
 from pipeline import metadata_join
 from pipeline.metadata_join import TableFile, key_records

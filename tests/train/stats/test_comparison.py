@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.late import stats
+from tests.support.late import special, stats
 from train.stats.comparison import (
     Comparison,
     Difference,
