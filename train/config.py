@@ -125,7 +125,7 @@ class TrainConfig:
     captions: Literal["padded", "packed"] = setting(
         "padded", "captions padded to the longest of a batch, or not at all"
     )
-    attention: Literal["auto", "sdpa", "varlen"] = setting("auto", "attention kernel")
+    attention: Literal["auto", "sdpa", "varlen", "flash"] = setting("auto", "attention kernel")
     compile: Literal["none", "inductor", "aot_eager"] = setting(
         "none", "torch.compile's backend, block by block"
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ pytestmark = [
 ]
 DEVICE = "cuda"
 SMALL = dataclasses.replace(MODELS["ViT-S-32"], vision_layers=4, text_layers=4)
-KERNELS = ["sdpa", "varlen"]
+KERNELS = ["sdpa", "varlen", *(["flash"] if importlib.util.find_spec("flash_attn") else [])]
 # What bf16 (8 bits of mantissa) may change: a few thousandths of features and a few hundredths of
 # gradients are usual.
 FEATURES, GRADIENTS = 0.02, 0.06

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -76,14 +77,15 @@ def kept_patches(row_B: Tensor, key: Tensor, patches: int, rate: float) -> Tenso
 # --------------------------------------------------------------------------------------------------
 # Attention over padded and packed sequences, and captions without their padding.
 #
-# `sdpa` (torch) runs everywhere. `varlen` (torch 2.10 on) reads packed sequences as they lie; it
-# needs a GPU and 16 bits. `auto` takes `varlen` for packed captions where it can run, and `sdpa`
-# for the rest. No mask is ever materialised: causality is a flag.
+# `sdpa` (torch) runs everywhere. `varlen` (torch 2.10 on) and `flash` (flash-attn) read packed
+# sequences as they lie; they need a GPU and 16 bits. `auto` takes `flash`, then `varlen`, for
+# packed captions where they can run, and `sdpa` for the rest. No mask is ever materialised:
+# causality is a flag.
 #
 # Shapes: B samples, T queries, S keys, H heads, D channels of a head, N tokens of all captions.
 
 
-Attention = Literal["auto", "sdpa", "varlen"]
+Attention = Literal["auto", "sdpa", "varlen", "flash"]
 HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -178,10 +180,25 @@ def _varlen() -> Callable[..., Tensor] | None:
     return _VARLEN[0]
 
 
+@functools.cache
+def _flash() -> Callable[..., Tensor] | None:
+    """flash-attn's function for many lengths; None where it is missing or for another torch."""
+    try:
+        attend: Callable[..., Tensor] = importlib.import_module("flash_attn").flash_attn_varlen_func
+    except (ImportError, OSError):
+        return None
+    return attend
+
+
 def check_kernel(attention: Attention) -> None:
     """ValueError for a kernel that is missing."""
     if attention != "sdpa" and torch.cuda.is_available():
         _varlen()  # now: an import inside forward breaks the compiler's graph
+    if attention == "flash" and _flash() is None:
+        raise ValueError(
+            "attention is 'flash', but flash-attn is not installed, or not for this torch; "
+            "install it, or set attention to auto"
+        )
     if attention == "varlen" and _varlen() is None:
         raise ValueError(
             f"attention is 'varlen', which torch {torch.__version__} lacks; set attention to auto"
@@ -189,10 +206,14 @@ def check_kernel(attention: Attention) -> None:
 
 
 def _kernel(attention: Attention, q: Tensor, *, packed: bool) -> str:
-    """The kernel that runs: `sdpa` or `varlen`."""
+    """The kernel that runs: `sdpa`, `varlen` or `flash`."""
     fits = q.is_cuda and q.dtype in HALVES
     if attention == "auto":
-        return "varlen" if packed and fits and _varlen() is not None else "sdpa"
+        if not packed or not fits:
+            return "sdpa"
+        if _flash() is not None:
+            return "flash"
+        return "sdpa" if _varlen() is None else "varlen"
     if attention != "sdpa" and not fits:
         actual = f"{q.dtype} on {q.device.type}".removeprefix("torch.")
         raise ValueError(
@@ -223,22 +244,22 @@ def attend(
     if end_B is not None:
         key_S = torch.arange(k_BTHD.shape[1], device=q_BTHD.device)
         seen_B11S = (key_S <= end_B[:, None])[:, None, None]
-    elif _kernel(attention, q_BTHD, packed=False) != "sdpa":
-        return _dense(q_BTHD, k_BTHD, v_BTHD, causal)
+    elif (kernel := _kernel(attention, q_BTHD, packed=False)) != "sdpa":
+        return _dense(q_BTHD, k_BTHD, v_BTHD, causal, kernel)
     mixed_BHTD = F.scaled_dot_product_attention(
         q_BHTD, k_BHTD, v_BHTD, attn_mask=seen_B11S, is_causal=causal and end_B is None
     )
     return mixed_BHTD.transpose(1, 2)
 
 
-def _dense(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, causal: bool) -> Tensor:
-    """Sequences of one length, through the kernel for many lengths."""
+def _dense(q_BTHD: Tensor, k_BTHD: Tensor, v_BTHD: Tensor, causal: bool, kernel: str) -> Tensor:
+    """Sequences of one length, through a kernel for many lengths."""
     B, T, H, D = q_BTHD.shape
     S = k_BTHD.shape[1]
     device = q_BTHD.device
     query_offset_B1 = torch.arange(0, B * T + 1, T, dtype=torch.int32, device=device)
     key_offset_B1 = torch.arange(0, B * S + 1, S, dtype=torch.int32, device=device)
-    varlen = _varlen()
+    varlen = _flash() if kernel == "flash" else _varlen()
     assert varlen is not None
     q, k, v = (x.reshape(-1, H, D) for x in (q_BTHD, k_BTHD, v_BTHD))
     mixed = varlen(q, k, v, query_offset_B1, key_offset_B1, T, S, causal=causal)
@@ -267,7 +288,7 @@ def attend_packed(
         if pooled:
             query_offset_B1 = torch.arange(B + 1, dtype=torch.int32, device=q_NHD.device)
         lengths = (query_offset_B1, key_offset_B1, 1 if pooled else longest, longest)
-        varlen = _varlen()
+        varlen = _flash() if kernel == "flash" else _varlen()
         assert varlen is not None
         return varlen(q_NHD, k_NHD, v_NHD, *lengths, causal=not pooled)
     k_BTHD, v_BTHD = _padded(k_NHD, packed), _padded(v_NHD, packed)

@@ -170,6 +170,8 @@ def _saved_operations() -> list[Any]:
         names.append((torch.ops.aten, f"_scaled_dot_product_{kind}_attention"))
     names.append((torch.ops.aten, "_scaled_dot_product_flash_attention_for_cpu"))
     names.append((torch.ops.torch_attn, "_varlen_attn"))
+    names.append((torch.ops.flash_attn, "_flash_attn_forward"))
+    names.append((torch.ops.flash_attn, "_flash_attn_varlen_forward"))
     known = [getattr(space, name).default for space, name in names if hasattr(space, name)]
     return [*known, torch.ops._c10d_functional.all_reduce.default]
 

@@ -67,13 +67,16 @@ def loop(q, k, v, start_q, start_k, longest_q, longest_k, causal):
     return torch.cat(outputs)
 
 
+@pytest.mark.parametrize("kernel", ["varlen", "flash"])
 @pytest.mark.parametrize("dense", [False, True])
-def test_the_kernel_for_packed_sequences_is_called_as_it_asks(monkeypatch, dense):
+def test_the_kernels_for_packed_sequences_are_called_as_they_ask(monkeypatch, kernel, dense):
     monkeypatch.setattr(clip, "HALVES", (torch.float64,))
     monkeypatch.setattr(clip, "_kernel", lambda wanted, q, packed: wanted)
-    monkeypatch.setattr(clip, "_varlen", lambda: loop)
+    monkeypatch.setattr(clip, f"_{kernel}", lambda: loop)
+    other_kernel = "_varlen" if kernel == "flash" else "_flash"
+    monkeypatch.setattr(clip, other_kernel, lambda: None)
     tokens, image = captions(), torch.randn(7, 3, 32, 32, dtype=torch.float64)
-    wanted, other = CLIP(CONFIG, seed=2).double(), CLIP(CONFIG, seed=2, attention="varlen").double()
+    wanted, other = (CLIP(CONFIG, seed=2, attention=k).double() for k in ("sdpa", kernel))
     features = other.encode_text(tokens if dense else pack_captions(tokens))
     torch.testing.assert_close(features, wanted.encode_text(tokens), rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(
@@ -108,8 +111,12 @@ def test_one_query_written_out_is_attention(limited):
 
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
     q = torch.zeros(1, 2, 2, 8)
-    with pytest.raises(ValueError, match="needs a GPU and bf16 or fp16, not float32 on cpu"):
-        attend(q, q, q, "varlen", causal=True)
+    for kernel in ("varlen", "flash"):
+        with pytest.raises(ValueError, match="needs a GPU and bf16 or fp16, not float32 on cpu"):
+            attend(q, q, q, kernel, causal=True)
+    monkeypatch.setattr(clip, "_flash", lambda: None)
+    with pytest.raises(ValueError, match="flash-attn is not installed"):
+        CLIP(CONFIG, attention="flash")
     monkeypatch.setattr(clip, "_varlen", lambda: None)
     with pytest.raises(ValueError, match=r"'varlen', which torch .* lacks"):
         CLIP(CONFIG, attention="varlen")
@@ -117,8 +124,10 @@ def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("kernel", ["auto", "varlen"])
+@pytest.mark.parametrize("kernel", ["auto", "varlen", "flash"])
 def test_the_kernels_agree_in_16_bits(kernel):
+    if kernel == "flash":
+        pytest.importorskip("flash_attn")
     config = dataclasses.replace(CONFIG, text_width=128, vision_width=128, vocab_size=50)
     tokens, image = captions(), torch.randn(7, 3, 32, 32, device="cuda")
     wanted, actual = (CLIP(config, seed=2, attention=k).cuda() for k in ("sdpa", kernel))
