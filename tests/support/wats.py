@@ -122,3 +122,15 @@ def pages(count: int) -> list[bytes]:
     for i in range(count):
         records += page(f"http://p{i}.test/", [image(f"/{i}.jpg", str(i))])
     return records
+
+
+def captioned(path: Path, *captions: str, first: int = 0) -> str:
+    """A WAT with one page per caption; the picture of caption i is http://p.test/i.jpg."""
+    some = [
+        r
+        for i, text in enumerate(captions, first)
+        for r in page(f"http://p.test/{i}/", [image(f"/{i}.jpg", text), image("/spacer.gif", "")])
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(zipped([INFO, *some]))
+    return str(path)

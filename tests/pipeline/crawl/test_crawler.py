@@ -18,19 +18,7 @@ from manifests.schema import Source
 from pipeline.archives import wat as wat_module
 from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl
-from tests.support.wats import INFO, image, page, zipped
-
-
-def wat(path: Path, *captions: str, first: int = 0) -> str:
-    """A WAT with one page per caption; the picture of caption i is http://p.test/i.jpg."""
-    some = [
-        r
-        for i, text in enumerate(captions, first)
-        for r in page(f"http://p.test/{i}/", [image(f"/{i}.jpg", text), image("/spacer.gif", "")])
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(zipped([INFO, *some]))
-    return str(path)
+from tests.support.wats import captioned as wat
 
 
 def pairs(pool: str, part: int = 0) -> list[dict[str, Any]]:
@@ -74,40 +62,6 @@ def test_every_wat_is_a_part_and_the_first_of_equal_pairs_stays(
     assert (metadata["wat"], metadata["links"], metadata["pairs"]) == ("a.warc.wat.gz", 6, 1)
     assert metadata["reasons"] == {"duplicate_pair": 2, "empty_alt": 3}
     assert pairs(pool, 1)[0]["page_lang"] == "en"
-
-
-def test_the_same_pair_twice_on_one_page_stays_once_in_its_first_place(tmp_path: Path) -> None:
-    links = [
-        image("/b.jpg", "b"),
-        image("/a.jpg", "a"),
-        image("/b.jpg", "b"),
-        image("/b.jpg", "another text"),
-    ]
-    (tmp_path / "x.wat.gz").write_bytes(zipped(page("http://p.test/", links)))
-    crawl(Source(kind="wat", paths=(str(tmp_path / "x.wat.gz"),)), str(tmp_path / "pool"), "inline")
-    assert [(r["caption"], r["link"]) for r in pairs(str(tmp_path / "pool"))] == [
-        ("b", 0),
-        ("a", 1),
-        ("another text", 3),
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_ray_and_inline_leave_the_same_bytes(tmp_path: Path) -> None:
-    from manifests import ray_runtime
-
-    source = Source(
-        kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abcd", first=k) for k in range(3))
-    )
-    try:
-        totals = [crawl(source, str(tmp_path / engine), engine) for engine in ("inline", "ray")]
-    finally:
-        ray_runtime.disconnect()
-    assert totals[0] == totals[1]
-    for k in range(3):
-        name = f"pairs/part-{k:05d}.parquet"
-        assert (tmp_path / "inline" / name).read_bytes() == (tmp_path / "ray" / name).read_bytes()
 
 
 # --- resuming -------------------------------------------------------------------------------------

@@ -11,19 +11,8 @@ from manifests.schema import Source
 from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl
 from pipeline.crawl.sources import parts
-from tests.support.wats import INFO, image, page, zipped
-
-
-def wat(path: Path, *captions: str, first: int = 0) -> str:
-    """A WAT with one page per caption; the picture of caption i is http://p.test/i.jpg."""
-    some = [
-        r
-        for i, text in enumerate(captions, first)
-        for r in page(f"http://p.test/{i}/", [image(f"/{i}.jpg", text), image("/spacer.gif", "")])
-    ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(zipped([INFO, *some]))
-    return str(path)
+from tests.support.wats import INFO, zipped
+from tests.support.wats import captioned as wat
 
 
 def test_a_crawl_is_sampled_without_replacement_from_its_index(tmp_path: Path) -> None:

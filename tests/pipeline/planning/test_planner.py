@@ -124,15 +124,6 @@ def test_any_shape_is_planned_as_row_by_row(
         assert [pair.uid for pair in rows_of_shard(str(tmp_path), each.shard.shard)] == wanted
 
 
-def test_as_many_groups_as_there_may_be(tmp_path: Path) -> None:
-    table = pairs([f"http://h{i}.test/" for i in range(1025)])
-    write_pairs(tmp_path, table)
-    shards = planned(str(tmp_path), recipe(1))
-    assert disk.read_json(tmp_path / "plan/plan.json")["groups"] == 1024
-    assert [shard.size for shard in shards] == [1] * 1025
-    assert shards == [e.shard for e in plan_of(table, 1, settings_hash(recipe(1).fetch))]
-
-
 def test_part_and_row_say_where_a_pair_comes_from(tmp_path: Path, sizes: str) -> None:
     table = pairs(urls(90, 40))
     write_pairs(tmp_path, *(table.slice(start, 3) for start in range(0, 90, 3)))
