@@ -465,9 +465,8 @@ class Nouns:
             raise ValueError(f"{path} holds no noun")
         forms: dict[str, str] = {}
         for form, *bases in map(str.split, _lines(exceptions_beside(path))):
-            if bases and form not in lemmas:
-                wnids = [lemmas[base] for base in bases if base in lemmas]
-                forms.setdefault(form, wnids[0] if wnids else "")
+            wnids = [lemmas[base] for base in bases if base in lemmas]
+            forms.setdefault(form, wnids[0] if wnids else "")
         return cls(lemmas, forms)
 
     def synset(self, word: str) -> str | None:

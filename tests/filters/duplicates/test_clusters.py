@@ -25,6 +25,18 @@ def test_rows_without_an_embedding_are_zero_and_unusable() -> None:
         unit_vectors(pa.array([[1.0, 2.0]]))
 
 
+def test_a_sample_is_of_the_rows_and_not_of_the_shards() -> None:
+    vectors = pa.array([None, *directions(999, 4).tolist()], pa.list_(pa.float32(), 4))
+    rows = pa.table({"uid": [f"{number:032x}" for number in range(1000)], "v": vectors})
+    whole, count = clusters.sample_of(clusters.drawn(rows, "v", 0.3))
+    shards = [rows.slice(700), rows.slice(0, 1), rows.slice(1, 699)]
+    parts = pa.concat_tables([clusters.drawn(shard, "v", 0.3) for shard in shards])
+    sample, count_of_parts = clusters.sample_of(parts)
+    assert (count, count_of_parts) == (999, 999)
+    assert (sample == whole).all()
+    assert 240 < len(whole) < 360
+
+
 def test_near_pairs_of_a_cluster_are_those_of_all_pairs_across_blocks() -> None:
     rows = directions(600, 8)
     rows[580:] = rows[:20] + directions(20, 8, 1) * 0.03
