@@ -410,7 +410,7 @@ def target_of(to: str, pool: str) -> Target:
 
 
 MARK = "<!-- written by clipmill export"  # the rest of the line names the export
-POWERS = ["1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B"]  # of ten, from 1,000 on
+POWERS = ["1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T"]  # of ten
 CONTENTS = {
     "parquet": "one row a pair: URL, caption, sizes, hashes and scores; no image",
     "csv": "one row a pair: URL, caption, uid and sha256 of the received bytes; no image",

@@ -106,7 +106,7 @@ def test_image_caption_key_and_json_of_every_kept_sample_stay(pool: str, tmp_pat
     ("kept", "size"),
     [
         (999, "n<1K"), (1_000, "1K<n<10K"), (99_999, "10K<n<100K"), (10**6, "1M<n<10M"),
-        (10**10, "10B<n<100B"),
+        (10**11, "100B<n<1T"),
     ],
 )  # fmt: skip
 def test_the_card_tells_the_size(pool: str, kept: int, size: str) -> None:
