@@ -88,11 +88,11 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     elif path.suffix == ".jsonl":
         path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n")
     else:
-        mark = "," if path.suffix == ".csv" else "\t"
+        mark, quote = (",", '"') if path.suffix == ".csv" else ("\t", "")
         lines = [mark.join(rows[0])]
         for row in rows:
-            quoted = ['"' + (value or "").replace('"', '""') + '"' for value in row.values()]
-            lines.append(mark.join(quoted))
+            texts = [(value or "").replace('"', quote * 2 or '"') for value in row.values()]
+            lines.append(mark.join(f"{quote}{text}{quote}" for text in texts))
         path.write_text("\ufeff" + "\r\n".join(lines))
 
 
@@ -126,7 +126,8 @@ def test_a_text_goes_to_the_rows_that_its_key_names(
     keys = sidecar[by].to_pylist()
     rows = []
     for number in (6, 0, 5, 2):
-        text = None if number == 5 else f'a "small", dög\n of {number} {ending}'
+        line = " " if ending == ".tsv" else "\n"
+        text = None if number == 5 else f'a "small", dög{line}of {number} {ending}'
         rows.append({"their_key": keys[number], "text": text})
     other = {"uid": "00" * 16, "url": "https://nowhere/", "sha256": "AB" * 32}[by]
     rows += [{"their_key": keys[0], "text": "second"}, {"their_key": other, "text": "nobody"}]
@@ -148,15 +149,14 @@ def test_a_text_goes_to_the_rows_that_its_key_names(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.csv", b"uid,caption\n%s,a\xff\n", r"a\.csv: line 2 is not UTF-8 at its byte 34"),
-        ("a.csv", b"uid,caption\n%s,a,b\n", "row that ends in line 2 has 3 values"),
-        ("a.csv", b'uid,caption\n%s,"a\n', r"a\.csv: line 2: unexpected end of data"),
+        ("a.csv", b"uid,caption\n%s,a\xff\n", r"a\.csv: column 'caption' is not UTF-8"),
+        ("a.csv", b"uid,caption\n%s,a,b\n", r"a\.csv: its row 1 cannot be read"),
         ("a.csv", b"uid,captions\n%s,a\n", "no column 'caption'; did you mean 'captions'"),
         ("a.csv", b"", "has no column 'uid'"),
         ("a.csv", b"uid,caption\n12,a\n", "a uid does not have 32 hex digits"),
-        ("a.jsonl", b'{"uid": "%s", "caption": "a"}\n{"uid": \n', "line 2 is not JSON"),
-        ("a.jsonl", b'["%s"]\n', "line 1 is no JSON object"),
-        ("a.jsonl", b'{"uid": "%s", "caption": "\xc3"}\n', "line 1 is not UTF-8"),
+        ("a.jsonl", b'{"uid": "%s", "caption": "a"}\n{"uid": \n', "its row 2 cannot be read"),
+        ("a.jsonl", b'["%s"]\n', "its row 1 cannot be read"),
+        ("a.jsonl", b'{"uid": "%s", "caption": "\xc3"}\n', "its row 1 cannot be read"),
         ("a.jsonl", b'{"uid": "%s", "caption": ["x"]}\n', "is not of type string"),
         ("a.jsonl", b'{"caption": "a"}\n{"uid": "%s", "caption": "a"}', "does not have 32 hex"),
         ("a.parquet", b"PAR1 %s", r"a\.parquet is (damaged|no)"),
