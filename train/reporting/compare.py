@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -101,7 +102,7 @@ def compare_reports(first: Report, second: Report) -> ReportComparison:
         only_first=tuple(arm for arm in of_first if arm not in of_second),
         only_second=tuple(arm for arm in of_second if arm not in of_first),
         differs=_differs(first, second),
-        agreement=_agreement(arms),
+        agreement=scale_agreement(*_by_arm("", arms)),  # the baseline takes part
     )
 
 
@@ -139,47 +140,38 @@ def _differences(report: Report) -> dict[str, Comparison]:
 def _compared(arm: str, first: Comparison, second: Comparison) -> ComparedArm:
     change = second.difference - first.difference
     low = high = None
-    halves = (_half_width(first), _half_width(second))
-    if halves[0] is not None and halves[1] is not None:
-        half = math.hypot(halves[0], halves[1])
+    halves = []
+    for one in (first, second):
+        if one.low is not None and one.high is not None:
+            halves.append((one.high - one.low) / 2)
+    if len(halves) == 2:
+        half = math.hypot(*halves)
         low, high = change - half, change + half
     return ComparedArm(arm=arm, first=first, second=second, change=change, low=low, high=high)
 
 
-def _half_width(difference: Comparison) -> float | None:
-    if difference.low is None or difference.high is None:
-        return None
-    return (difference.high - difference.low) / 2
-
-
-def _agreement(arms: list[ComparedArm]) -> ScaleAgreement | None:
-    """The baseline takes part, with a difference of 0."""
-    first = {"": 0.0, **{arm.arm: arm.first.difference for arm in arms}}
-    second = {"": 0.0, **{arm.arm: arm.second.difference for arm in arms}}
-    return scale_agreement(first, second)
+def _by_arm(
+    baseline: str, arms: Sequence[ComparedArm]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """The differences of both ablations by arm, with 0 of the baseline."""
+    first = {baseline: 0.0, **{arm.arm: arm.first.difference for arm in arms}}
+    return first, {baseline: 0.0, **{arm.arm: arm.second.difference for arm in arms}}
 
 
 def _differs(first: Report, second: Report) -> tuple[str, ...]:
-    lines = []
-    pairs = [
-        ("samples seen per run", first.samples_seen, second.samples_seen),
-        ("seeds", len(first.ablation.seeds), len(second.ablation.seeds)),
-        ("model", _models(first), _models(second)),
-        ("rows of the baseline", _rows(first), _rows(second)),
-    ]
-    for name, left, right in pairs:
-        if left != right:
-            lines.append(f"{name}: {_shown(left)} and {_shown(right)}")
-    return tuple(lines)
+    left, right = _size(first), _size(second)
+    different = [name for name in left if left[name] != right[name]]
+    return tuple(f"{name}: {_shown(left[name])} and {_shown(right[name])}" for name in different)
 
 
-def _models(report: Report) -> str:
-    return ", ".join(sorted({run.model for run in report.runs if run.model is not None}))
-
-
-def _rows(report: Report) -> int:
-    baselines: list[ArmReport] = [arm for arm in report.arms if arm.arm == report.baseline]
-    return baselines[0].rows if baselines else 0
+def _size(report: Report) -> dict[str, object]:
+    models = {run.model for run in report.runs if run.model is not None}
+    return {
+        "samples seen per run": report.samples_seen,
+        "seeds": len(report.ablation.seeds),
+        "model": ", ".join(sorted(models)),
+        "rows of the baseline": sum(a.rows for a in report.arms if a.arm == report.baseline),
+    }
 
 
 def _shown(value: object) -> str:
@@ -195,17 +187,12 @@ def summary(comparison: ReportComparison) -> list[str]:
     unit = wording.unit_of_difference(c.unit)
     changed = [arm for arm in c.arms if arm.other_verdict]
     beyond = [arm for arm in c.arms if arm.beyond_noise]
-    lines = []
     texts = [f"{arm.arm} ({arm.first.verdict}, then {arm.second.verdict})" for arm in changed]
-    lines.append(f"Other verdict: {', '.join(texts)}." if texts else "Every verdict is the same.")
-    texts = []
-    for arm in beyond:
-        change = wording.interval(arm.change, arm.low, arm.high, c.unit)
-        texts.append(f"{arm.arm} by {change} {unit}")
+    lines = [f"Other verdict: {', '.join(texts)}." if texts else "Every verdict is the same."]
+    texts = [f"{arm.arm} by {_cells(arm, c.unit)[2]} {unit}" for arm in beyond]
     noise = "No difference changed by more than its noise."
     lines.append(f"Changed beyond noise: {', '.join(texts)}." if texts else noise)
-    if c.agreement is not None:
-        share = c.agreement
+    if share := c.agreement:
         lines.append(f"Pairs of arms ordered alike: {share.alike} of {share.pairs}.")
     lines += [f"The two differ in {line}." for line in c.differs]
     for name, only in ((c.first, c.only_first), (c.second, c.only_second)):
@@ -259,8 +246,7 @@ def render_comparison(comparison: ReportComparison) -> str:
 
 def _ranks(c: ReportComparison, shades: dict[str, str], title: str) -> str:
     """The rank of each arm and the baseline in both ablations; "" for fewer than three."""
-    first = {c.baseline: 0.0, **{arm.arm: arm.first.difference for arm in c.arms}}
-    second = {c.baseline: 0.0, **{arm.arm: arm.second.difference for arm in c.arms}}
+    first, second = _by_arm(c.baseline, c.arms)
     if len(first) < 3:
         return ""
     points = []

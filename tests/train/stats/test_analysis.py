@@ -160,25 +160,6 @@ def test_a_task_without_samples_takes_them_from_the_average() -> None:
     assert average.comparisons[0].low_samples is None
 
 
-def test_retrieval_gives_two_groups_of_samples() -> None:
-    rng = np.random.default_rng(3)
-    images, texts = scores(rng, samples=100), scores(rng, samples=500)
-    assert images.samples is not None
-    assert texts.samples is not None
-    values: dict[str, dict[int, float]] = {}
-    samples: dict[str, dict[int, tuple[np.ndarray, np.ndarray]]] = {}
-    for arm in ARMS:
-        values[arm], samples[arm] = {}, {}
-        for seed in range(3):
-            pair = (np.asarray(images.samples[arm][seed]), np.asarray(texts.samples[arm][seed]))
-            samples[arm][seed] = pair
-            values[arm][seed] = float(np.mean([group.mean() for group in pair]))
-    result = analyse(
-        {"retrieval": TaskScores(values=values, samples=samples)}, "base", arms=["a"], band=0.02
-    )
-    assert result.tasks["retrieval"].comparisons[0].low_samples is not None
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

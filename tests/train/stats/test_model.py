@@ -213,28 +213,6 @@ def test_mean_squares_are_those_of_the_crossed_table() -> None:
     assert noise.drawing**2 / noise.drawing_error == pytest.approx(df, rel=1e-9)
 
 
-def test_the_floor_is_half_the_disagreement_of_seeds_for_independent_arms() -> None:
-    """With D the share of samples on which two seeds disagree: D/(2N) for each of the two arms."""
-    rng = np.random.default_rng(4)
-    right = rng.uniform(0.1, 0.9, 20000)
-    arm, baseline = rng.random((2, 6, 20000)) < right
-    disagreement = 0.0
-    for table in (arm, baseline):
-        pairs = [(table[i] != table[j]).mean() for i in range(6) for j in range(i)]
-        disagreement += float(np.mean(pairs)) / 2
-    noise = sample_noise(runs(arm), runs(baseline))
-    assert noise.floor == pytest.approx(disagreement / 20000, rel=0.02)
-
-
-def test_errors_that_the_same_seed_makes_in_both_arms_lower_the_floor() -> None:
-    rng = np.random.default_rng(4)
-    shared = rng.random((3, 5000)) < 0.5
-    flipped = shared ^ (rng.random((3, 5000)) < 0.05)
-    paired = sample_noise(runs(flipped), runs(shared))
-    apart = sample_noise(runs(np.roll(flipped, 1, axis=0)), runs(shared))
-    assert paired.floor < apart.floor / 5
-
-
 def test_equal_differences_in_every_seed_leave_no_floor() -> None:
     right = np.array([True, False, True, True])
     wrong = np.array([False, False, True, True])
