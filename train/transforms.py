@@ -132,28 +132,22 @@ def random_crop_into(into_HWC: Pixels, pixels_HWC: Pixels, numbers: Sequence[flo
     )
 
 
-def centre_crop(pixels_HWC: Pixels, size: int | tuple[int, int]) -> Pixels:
-    """(*size, 3): open_clip's evaluation image.
+def centre_crop(pixels_HWC: Pixels, size: int) -> Pixels:
+    """(size, size, 3): open_clip's evaluation image.
 
     The image is resized (bicubic) so that it just covers `size`, then its centre is cropped. Two
     kinds of images differ before that, by `decode_image`: transparent pixels lie on white, where
     open_clip drops the transparency, and 16 bits of grey are scaled to 8, where it cuts at 255.
     """
     height, width, _ = pixels_HWC.shape
-    if isinstance(size, int) or size[0] == size[1]:
-        tall = wide = size if isinstance(size, int) else size[0]
-        short = min(height, width)
-        w, h = int(tall * width / short), int(tall * height / short)
-    else:
-        tall, wide = size
-        ratio = min(height / tall, width / wide)
-        w, h = round(width / ratio), round(height / ratio)
+    short = min(height, width)
+    w, h = int(size * width / short), int(size * height / short)
     if (w, h) != (width, height):
         pixels_HWC = np.asarray(
             Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC)
         )
-    top, left = round((h - tall) / 2), round((w - wide) / 2)
-    return pixels_HWC[top : top + tall, left : left + wide]
+    top, left = round((h - size) / 2), round((w - size) / 2)
+    return pixels_HWC[top : top + size, left : left + size]
 
 
 @functools.cache

@@ -65,7 +65,7 @@ class Inputs:
         images = []
         for data in self.jpegs:
             pixels_HWC = decode_image(data, smallest)
-            images.append(transforms.centre_crop(pixels_HWC, config.height_width))
+            images.append(transforms.centre_crop(pixels_HWC, config.image_size))
         return torch.from_numpy(np.stack(images))
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,9 +168,9 @@ def batch_rows(count: int) -> list[slice]:
 
 
 def decoded_batches(
-    images: ImageSource, size: tuple[int, int], batches: Sequence[slice]
+    images: ImageSource, size: int, batches: Sequence[slice]
 ) -> Iterator[DecodedBatch]:
-    """Some batches of images, resized and cropped to the `size` (H, W) of a model.
+    """Some batches of images, resized and cropped to the side `size` of a model's images.
 
     What fits in CACHE_BYTES is decoded once per process. ValueError names a file that is no image.
     """
@@ -181,7 +180,7 @@ def decoded_batches(
         return
     kept_bytes = sum(batch.image_BHWC.nbytes for kept in _kept.values() for batch in kept)
     images_to_decode = sum(rows.stop - rows.start for rows in batches)
-    fits = kept_bytes + images_to_decode * math.prod(size) * 3 <= CACHE_BYTES
+    fits = kept_bytes + images_to_decode * size**2 * 3 <= CACHE_BYTES
     decoded = []
     for batch in _decode(images, size, batches):
         if fits:
@@ -191,9 +190,7 @@ def decoded_batches(
         _kept[key] = decoded
 
 
-def _decode(
-    images: ImageSource, size: tuple[int, int], batches: Sequence[slice]
-) -> Iterator[DecodedBatch]:
+def _decode(images: ImageSource, size: int, batches: Sequence[slice]) -> Iterator[DecodedBatch]:
     def decode(read: Read, index: int) -> tuple[np.ndarray, bytes]:
         data = _read_named(images, read, index)
         try:

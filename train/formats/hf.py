@@ -182,15 +182,11 @@ def from_hf(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tenso
 
 def hf_config(config: ModelConfig) -> dict[str, Any]:
     """`config.json` of a CLIPModel. ValueError for a model that CLIPModel cannot compute."""
-    for is_set, feature in (
-        (config.logit_bias, "a logit bias (the SigLIP loss)"),
-        (config.image_width not in (None, config.image_size), "images that are not square"),
-    ):
-        if is_set:
-            raise ValueError(
-                f"Hugging Face's CLIPModel cannot have {feature}; "
-                "export it as an open_clip folder instead"
-            )
+    if config.logit_bias:
+        raise ValueError(
+            "Hugging Face's CLIPModel cannot have a logit bias (the SigLIP loss); "
+            "export it as an open_clip folder instead"
+        )
     activation = "quick_gelu" if config.quick_gelu else "gelu"
     end_token = config.vocab_size - 1
     return {

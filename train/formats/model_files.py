@@ -182,10 +182,6 @@ def _architecture_differences(theirs: ModelConfig, ours: ModelConfig) -> list[tu
         if name in ("logit_bias", "drop_patch_rate"):
             continue
         one, other = getattr(theirs, name), getattr(ours, name)
-        if name == "image_width":  # None stands for a square
-            if theirs.image_width is None and ours.image_width is None:
-                continue  # image_size says it
-            one, other = theirs.height_width[1], ours.height_width[1]
         if one != other:
             different.append((name, one, other))
     return different

@@ -207,9 +207,7 @@ def open_clip_config(config: ModelConfig) -> dict[str, Any]:
         "embed_dim": config.embed_dim,
         "quick_gelu": config.quick_gelu,
         "vision_cfg": {
-            "image_size": config.image_size
-            if config.image_width is None
-            else list(config.height_width),
+            "image_size": config.image_size,
             "patch_size": config.patch_size,
             "width": config.vision_width,
             "layers": config.vision_layers,
@@ -254,14 +252,15 @@ def model_config_of(
     preprocess = preprocess or {}
     vision_width, text_width = vision.pop("width", 768), text.pop("width", 512)
     image_size = vision.pop("image_size", 224)
-    height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
+    sides = {image_size} if isinstance(image_size, int) else set(image_size)
+    if len(sides) > 1:
+        raise ValueError(f"open_clip's image_size is {image_size}; only squares are supported")
     pool = vision.pop("pool_type", "tok")
     if pool != "tok":
         raise ValueError(f"open_clip's pool_type is {pool!r}; only tok (class token) is supported")
     config = ModelConfig(
         embed_dim=outer.pop("embed_dim"),
-        image_size=height,
-        image_width=None if width == height else width,
+        image_size=sides.pop(),
         image_mean=tuple(preprocess.get("mean", IMAGE_MEAN)),
         image_std=tuple(preprocess.get("std", IMAGE_STD)),
         patch_size=vision.pop("patch_size", 16),

@@ -33,7 +33,6 @@ class ModelConfig:
     vocab_size: int = 49408
     quick_gelu: bool = False
     logit_bias: bool = False  # a learned offset of the logits, for the SigLIP loss
-    image_width: int | None = None  # of an image that is not square
     image_mean: tuple[float, ...] = IMAGE_MEAN  # per channel, of pixels from 0 to 1
     image_std: tuple[float, ...] = IMAGE_STD
     drop_patch_rate: float = 0.0  # share of an image's patches left out in training, in [0, 1)
@@ -42,12 +41,10 @@ class ModelConfig:
         for name in SIZES:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
-        for side in ("image_size", "image_width"):
-            pixels = getattr(self, side)
-            if pixels is not None and (pixels < 1 or pixels % self.patch_size):
-                raise ValueError(
-                    f"{side} {pixels} is not a multiple of patch_size {self.patch_size}"
-                )
+        if self.image_size < 1 or self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size {self.image_size} is not a multiple of patch_size {self.patch_size}"
+            )
         for tower in ("vision", "text"):
             width, heads = getattr(self, f"{tower}_width"), getattr(self, f"{tower}_heads")
             if heads < 1 or width % heads:
@@ -73,13 +70,12 @@ class ModelConfig:
     @property
     def height_width(self) -> tuple[int, int]:
         """Height and width of the model's images, in pixels."""
-        return self.image_size, self.image_width or self.image_size
+        return self.image_size, self.image_size
 
     @property
     def patches(self) -> int:
         """Patches of an image."""
-        height, width = self.height_width
-        return (height // self.patch_size) * (width // self.patch_size)
+        return (self.image_size // self.patch_size) ** 2
 
 
 SIZES = (

@@ -15,7 +15,7 @@ from train.eval_data.images import (
 from train.eval_data.samples import Samples
 
 
-def decoded(samples: Samples, size: tuple[int, int]) -> np.ndarray:
+def decoded(samples: Samples, size: int) -> np.ndarray:
     batches = batch_rows(len(samples.files))
     return np.concatenate(
         [batch.image_BHWC for batch in decoded_batches(samples.images, size, batches)]
@@ -23,10 +23,10 @@ def decoded(samples: Samples, size: tuple[int, int]) -> np.ndarray:
 
 
 def test_images_are_decoded_once(coloured: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = decoded(coloured, (32, 32))
+    first = decoded(coloured, 32)
     assert first.shape == (18, 32, 32, 3)
     monkeypatch.setattr(images, "decode_image", lambda data: pytest.fail("decoded again"))
-    np.testing.assert_array_equal(first, decoded(coloured, (32, 32)))
+    np.testing.assert_array_equal(first, decoded(coloured, 32))
 
 
 def test_what_does_not_fit_is_decoded_again(
@@ -36,7 +36,7 @@ def test_what_does_not_fit_is_decoded_again(
     monkeypatch.setattr(images, "BATCH_SIZE", 7)
     before = len(images._kept)
     for _ in range(2):
-        batches = list(decoded_batches(coloured.images, (16, 16), batch_rows(18)))
+        batches = list(decoded_batches(coloured.images, 16, batch_rows(18)))
         assert [len(batch.image_BHWC) for batch in batches] == [7, 7, 4]
     assert len(images._kept) == before
 
@@ -44,7 +44,7 @@ def test_what_does_not_fit_is_decoded_again(
 def test_an_image_that_cannot_be_read_is_named(colours: TaskSpec, coloured: Samples) -> None:
     (Path(colours.data) / "green" / "0.jpg").write_bytes(b"\xff\xd8\xff no picture")
     with pytest.raises(ValueError, match=r"green/0\.jpg cannot be decoded as an image"):
-        decoded(coloured, (10, 10))
+        decoded(coloured, 10)
     (Path(colours.data) / "green" / "0.jpg").unlink()
     with pytest.raises(ValueError, match=r"green/0\.jpg cannot be decoded .*No such file"):
         map_images(coloured.images, len)

@@ -109,12 +109,8 @@ def test_other_models_are_refused(change, message):
 
 
 def test_what_clip_model_cannot_be_is_refused_before_anything_is_written(tmp_path):
-    for change, message in (
-        ({"logit_bias": True}, "a logit bias"),
-        ({"image_width": 64}, "not square"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            save_hf(CLIP(dataclasses.replace(SMALL, **change)), str(tmp_path))
+    with pytest.raises(ValueError, match="a logit bias"):
+        save_hf(CLIP(dataclasses.replace(SMALL, logit_bias=True)), str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 

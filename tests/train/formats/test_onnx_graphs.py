@@ -40,7 +40,7 @@ def tiny(name, **changes):
 
 
 SIGLIP = tiny(
-    "ViT-S-16", logit_bias=True, image_width=48, image_mean=(0.4, 0.5, 0.6), drop_patch_rate=0.2,
+    "ViT-S-16", logit_bias=True, image_mean=(0.4, 0.5, 0.6), drop_patch_rate=0.2,
 )  # fmt: skip
 
 

@@ -70,7 +70,6 @@ def test_the_formula_is_what_torch_counts(name: str, tokens: int) -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"image_width": 64},
         {"drop_patch_rate": 0.5, "image_size": 64},
         {"vision_layers": 1, "text_layers": 1},
         {"vision_mlp": 96, "text_mlp": 40, "embed_dim": 48},

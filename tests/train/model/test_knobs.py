@@ -12,7 +12,6 @@ from torch.utils.checkpoint import checkpoint
 from train.config import configure, model_config
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
-from train.transforms import centre_crop
 
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 ROWS = torch.arange(6)
@@ -48,7 +47,6 @@ def features(model, image, tokens):
             {"visual.patch.weight": [32, 192], "visual.positional_embedding": [17, 32]},
         ),
         ({"image_size": 48}, {"visual.positional_embedding": [10, 32]}),
-        ({"image_width": 64}, {"visual.positional_embedding": [9, 32]}),
         ({"context_length": 20}, {"text.positional_embedding": [20, 32]}),
         ({"vocab_size": 60}, {"text.token_embedding.weight": [60, 32]}),
         ({"logit_bias": True}, {"logit_bias": []}),
@@ -75,18 +73,6 @@ def test_the_layers_widths_heads_and_mlps_are_as_told(tower):
     assert before.get_submodule(inner).blocks[0].qkv.head_width == 16
     one, other = features(before, *given())[inner], features(after, *given())[inner]
     assert (one - other).abs().max() > 1e-5
-
-
-def test_pictures_that_are_not_square_are_cropped_and_read_row_by_row():
-    config = dataclasses.replace(TEST, image_size=32, image_width=64)
-    assert (config.height_width, config.patches) == ((32, 64), 8)
-    model = CLIP(config, seed=1)
-    assert model.encode_image(torch.zeros(2, 3, 32, 64)).shape == (2, 32)
-    with pytest.raises(ValueError, match=r"\[3, 64, 32\]; the model takes \[3, 32, 64\]"):
-        model.encode_image(torch.zeros(2, 3, 64, 32))
-    pixels = torch.randint(0, 256, (90, 130, 3), dtype=torch.uint8).numpy()
-    assert centre_crop(pixels, (32, 64)).shape == (32, 64, 3)
-    assert (centre_crop(pixels, (40, 40)) == centre_crop(pixels, 40)).all()
 
 
 # --- what is drawn --------------------------------------------------------------------------------
