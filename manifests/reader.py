@@ -361,7 +361,8 @@ def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
         for name, arm in shaped["arms"].items():
             arms[name] = _arm(arm, folder)
         shaped["arms"] = arms
-    expand_arms(shaped)
+    if shaped.get("vary") and isinstance(shaped.get("arms"), dict):
+        shaped["arms"] = cross_arms(shaped["arms"], shaped["vary"])
     if isinstance(shaped.get("evaluate"), list):
         shaped["evaluate"] = [_task(task, folder) for task in shaped["evaluate"]]
     controls = shaped.get("controls")
@@ -505,84 +506,6 @@ def rule_fields(entry: Any, view: str, where: str) -> dict[str, Any]:
 
 # --- the arms of an ablation in compact form ------------------------------------------------------
 
-SWEEP_FORMS = (
-    'clip: {view: "web/clip{}", values: [10, 30, 100]} or '
-    "mix: {views: {web/clip30: [0.25, 0.5], web/basic: rest}}"
-)
-
-
-def expand_arms(shaped: dict[str, Any]) -> None:
-    """Put the arms of `sweep` among the arms of an ablation, and cross them with `vary`."""
-    if "sweep" in shaped:
-        swept = expand_sweep(shaped.pop("sweep"))
-        named = shaped.get("arms") or {}
-        if twice := sorted(set(swept) & set(named)):
-            raise ValueError(f"arm {twice[0]!r} is in arms and in sweep; name it once")
-        shaped["arms"] = {**named, **swept}
-    if shaped.get("vary") and isinstance(shaped.get("arms"), dict):
-        shaped["arms"] = cross_arms(shaped["arms"], shaped["vary"])
-
-
-def expand_sweep(sweep: Any) -> dict[str, Any]:
-    """The arms of a sweep, as the fields of an Arm by name. ValueError for another form.
-
-    {clip: {view: "web/clip{}", values: [10, 30]}} is clip10: web/clip10 and clip30: web/clip30.
-    {mix: {views: {web/a: [0.25, 0.5], web/b: rest}}} is mix-0.25, of which a quarter is web/a, and
-    mix-0.5.
-    """
-    if not isinstance(sweep, Mapping):
-        raise ValueError(f"sweep is {sweep!r}; it must be such as {SWEEP_FORMS}")
-    arms: dict[str, Any] = {}
-    for name, form in sweep.items():
-        if isinstance(form, Mapping) and set(form) == {"view", "values"}:
-            arms |= _swept_views(str(name), form["view"], form["values"])
-        elif isinstance(form, Mapping) and set(form) == {"views"}:
-            arms |= _swept_weights(str(name), form["views"])
-        else:
-            raise ValueError(f"sweep.{name} is {form!r}; it must be such as {SWEEP_FORMS}")
-    return arms
-
-
-def _swept_views(name: str, view: Any, values: Any) -> dict[str, Any]:
-    """One arm for each value, which stands for {} in the name of the view."""
-    if not isinstance(view, str) or "{}" not in view:
-        raise ValueError(f"sweep.{name}.view is {view!r}; write {{}} where a value stands")
-    arms = {}
-    for value in _plain_values(f"sweep.{name}.values", values):
-        arms[f"{name}{_in_name(value)}"] = {"view": view.replace("{}", str(value))}
-    return arms
-
-
-def _swept_weights(name: str, views: Any) -> dict[str, Any]:
-    """One arm for each weight of the one view that has a list; `rest` is what is left of 1."""
-    lists = []
-    rests = []
-    fixed: dict[str, float] = {}
-    for view, weight in views.items() if isinstance(views, Mapping) else ():
-        if isinstance(weight, list):
-            lists.append(view)
-        elif weight == "rest":
-            rests.append(view)
-        elif isinstance(weight, (int, float)):
-            fixed[view] = float(weight)
-    known = len(lists) + len(rests) + len(fixed)
-    if len(lists) != 1 or len(rests) != 1 or known != len(views):
-        raise ValueError(
-            f"sweep.{name}.views is {views!r}; "
-            "one view has a list of weights, one is `rest`, all others have a number"
-        )
-    arms = {}
-    for value in _plain_values(f"sweep.{name}.views.{lists[0]}", views[lists[0]]):
-        left = round(1 - sum(fixed.values()) - float(value), 10)
-        if not 0 < float(value) < 1 or left <= 0:
-            raise ValueError(
-                f"sweep.{name}.views.{lists[0]} has {value}, which leaves {left:g} for {rests[0]}; "
-                "every weight must lie between 0 and 1"
-            )
-        weights = {**fixed, lists[0]: float(value), rests[0]: left}
-        arms[f"{name}-{_in_name(value)}"] = {"views": weights}
-    return arms
-
 
 def cross_arms(arms: Mapping[str, Any], vary: Any) -> dict[str, Any]:
     """Every arm with every value of the setting that varies: raw and {precision: [bf16, fp32]} are
@@ -596,7 +519,9 @@ def cross_arms(arms: Mapping[str, Any], vary: Any) -> dict[str, Any]:
             "{precision: [bf16, fp32]}"
         )
     (key, values), crossed = next(iter(vary.items())), {}
-    values = _plain_values(f"vary.{key}", values)
+    plain = isinstance(values, list) and all(isinstance(x, (str, int, float)) for x in values)
+    if not plain or not values or len({str(value) for value in values}) < len(values):
+        raise ValueError(f"vary.{key} is {values!r}; it must be a list of different values")
     for name, arm in arms.items():
         whole = isinstance(arm, Mapping) and not (arm.get("predictions") or arm.get("model"))
         if not whole or key in (arm.get("train") or {}):
@@ -608,28 +533,10 @@ def cross_arms(arms: Mapping[str, Any], vary: Any) -> dict[str, Any]:
     return crossed
 
 
-def _plain_values(key: str, values: Any) -> list[Any]:
-    """A list of different plain values. ValueError for anything else."""
-    plain = isinstance(values, list) and all(isinstance(x, (str, int, float)) for x in values)
-    if not plain or len(values) < 1 or len({str(value) for value in values}) < len(values):
-        raise ValueError(f"{key} is {values!r}; it must be a list of different values")
-    return list(values)
-
-
 def _in_name(value: Any) -> str:
     """A value in the name of an arm, which has no `+`: 1e30, where Python writes 1e+30."""
     return str(value).replace("e+", "e") if isinstance(value, float) else str(value)
 
-
-__all__ = [
-    "check_values",
-    "list_scales",
-    "manifest_kind",
-    "merge",
-    "read_block",
-    "read_manifest",
-    "with_numbers",
-]
 
 T = TypeVar("T")
 UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "k": 10**3, "m": 10**6, "b": 10**9}
@@ -715,7 +622,7 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     _refuse_other_kind(raw, kind, where)
     raw = expand_variables(pick_scale(raw, scale, where), where)
     shaped = shape(raw, kind, Path(where).resolve().parent, where)
-    manifest = _validate(shaped, kind, where)
+    manifest = check_values(shaped, kind, where)
     if isinstance(manifest, Recipe):
         _refuse_unused(manifest, raw["source"], raw.get("fetch") or {}, where)
     return manifest
@@ -748,7 +655,7 @@ def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None =
     if block is None:
         return None
     block = expand_variables(block, str(path), key)
-    return _validate(block, kind, str(path), (key,))
+    return check_values(block, kind, str(path), (key,))
 
 
 def manifest_kind(path: str | Path) -> type[Recipe] | type[Ablation]:
@@ -829,13 +736,6 @@ def _changed_keys(value: Any, default: Any) -> list[str]:
     return [name for name in names if getattr(value, name) != getattr(default, name)]
 
 
-def check_values(values: Any, kind: type[T], where: str) -> T:
-    """Plain values as a manifest or a block of one, checked as those of a file are. `where` begins
-    the message of the ValueError.
-    """
-    return _validate(values, kind, where)
-
-
 # --- types -------------------------------------------------------------------------------------
 
 
@@ -881,7 +781,10 @@ def _without_none(kind: Any) -> Any:
     return kind
 
 
-def _validate(raw: Any, kind: type[T], where: str, prefix: tuple[str, ...] = ()) -> T:
+def check_values(raw: Any, kind: type[T], where: str, prefix: tuple[str, ...] = ()) -> T:
+    """Plain values as a manifest, or as the block of one at the keys `prefix`, checked as those of
+    a file are. `where` begins the message of the ValueError.
+    """
     import pydantic
 
     raw = with_numbers(raw, kind)

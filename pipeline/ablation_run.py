@@ -193,19 +193,15 @@ def _run_stages(ablation: Ablation, built: Sequence[str], out: str, engine: Engi
                 costs[SCORER_STAGE] = round(join(), 2)
                 join = None
                 started = time.monotonic()
-            _run_stage(name, words)
+            try:
+                run(words)
+            except subprocess.CalledProcessError as error:
+                # The report shows the finished runs, names the others and ends with this status.
+                if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
+                    raise
             stage = name.replace(FETCH_STAGE, "build ")
             costs[stage] = round(costs.get(stage, 0.0) + time.monotonic() - started, 2)
             disk.write_json(AblationLayout(out).costs_json, costs)
-
-
-def _run_stage(name: str, words: Command) -> None:
-    try:
-        run(words)
-    except subprocess.CalledProcessError as error:
-        # The report shows the finished runs, names the others and ends with the same status.
-        if name != TRAIN_STAGE or error.returncode != console.EXIT_INCOMPLETE:
-            raise
 
 
 def read_recipes(ablation: Ablation, scale: str | None) -> dict[str, Recipe]:

@@ -654,10 +654,7 @@ def object_sha256(path: str | Path) -> str | None:
 
 def source_sha256(source: bytes | Path) -> str:
     """sha256 of what is to be put."""
-    if isinstance(source, bytes):
-        return _sha256(source)
-    with open(source, "rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+    return _sha256(source) if isinstance(source, bytes) else file_sha256(source)
 
 
 def has_conditional_put(fs: Any, path: str | Path) -> bool:

@@ -13,7 +13,7 @@ Invariants:
 
 * An impossible value is refused when the object is made (`test_recipe.py`, `test_ablation.py`).
 * docs/reference has every key, generated (`tests/docs/tools/test_reference.py`).
-* A manner does not decide a pool (`test_fetch.py`); a kind of source refuses the keys that it
+* A manner does not decide a pool (`test_identity.py`); a kind of source refuses the keys that it
   does not use (`test_source.py`).
 
 To add a key: its field and its check here, its meaning in docs/tools/meanings.yaml, `python
@@ -57,36 +57,3 @@ from manifests.schema.recipe import (
     View,
     refuse_unused,
 )
-
-__all__ = [
-    "ADDED_KEYS",
-    "ADDED_SETTINGS",
-    "CAPTION_FILES",
-    "CLASS_FOLDERS",
-    "MANNERS",
-    "ROWS_PER_SHARD_LIMIT",
-    "SEEDS",
-    "SOURCES",
-    "STORED_IMAGE_SETTINGS",
-    "STORED_ROWS",
-    "Ablation",
-    "Arm",
-    "Balance",
-    "Blend",
-    "Controls",
-    "Fetch",
-    "FilterSpec",
-    "Interpolation",
-    "Pair",
-    "PoolRef",
-    "Recipe",
-    "Rule",
-    "Scorer",
-    "Source",
-    "Stop",
-    "Suite",
-    "TarStream",
-    "TaskSpec",
-    "View",
-    "refuse_unused",
-]

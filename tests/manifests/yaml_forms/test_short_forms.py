@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from manifests import disk, reader
-from manifests.reader import cross_arms, expand_sweep
+from manifests.reader import cross_arms
 from manifests.schema import Ablation, Arm, FilterSpec, Recipe
 
 MANIFEST = """
@@ -26,13 +26,6 @@ def read(tmp_path: Path, body: str) -> Ablation:
     return reader.read_manifest(path, Ablation)
 
 
-def test_a_sweep_over_weights_gives_what_is_left_to_the_rest() -> None:
-    views = {"web/a": [0.1, 0.5], "web/b": 0.2, "web/c": "rest"}
-    arms = expand_sweep({"mix": {"views": views}})
-    assert arms["mix-0.1"] == {"views": {"web/b": 0.2, "web/a": 0.1, "web/c": 0.7}}
-    assert arms["mix-0.5"]["views"]["web/c"] == 0.3
-
-
 def test_a_setting_that_varies_is_crossed_with_the_arms() -> None:
     own = {"view": "web/c", "train": {"precision": "tf32"}}
     given = {"predictions": "p/{seed}"}
@@ -47,8 +40,7 @@ def test_a_setting_that_varies_is_crossed_with_the_arms() -> None:
 
 def test_a_manifest_is_expanded_once_and_its_json_is_what_it_is(tmp_path: Path) -> None:
     body = (
-        "arms: {raw: web/raw}\n"
-        'sweep: {clip: {view: "web/clip{}", values: [10, 30]}}\n'
+        "arms: {raw: web/raw, clip10: web/clip10, clip30: web/clip30}\n"
         "vary: {samples_seen: [12.8k, 25.6k]}\n"
         "baseline: raw-12.8k\n"
         "controls: {random_like: [clip30-25.6k]}\n"
@@ -65,13 +57,6 @@ def test_a_manifest_is_expanded_once_and_its_json_is_what_it_is(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("sweep: [1]", r"sweep is \[1\]; it must be such as clip: {view"),
-        ("sweep: {clip: {view: web/clip, values: [1]}}", "write {} where a value stands"),
-        ('sweep: {clip: {view: "web/c{}", values: [1, 1]}}', "a list of different values"),
-        ('sweep: {clip: {view: "web/c{}"}}', "sweep.clip is"),
-        ("sweep: {mix: {views: {web/a: [0.5], web/b: [0.5]}}}", "one is `rest`"),
-        ("sweep: {mix: {views: {web/a: [1.5], web/b: rest}}}", "leaves -0.5 for web/b"),
-        ('arms: {c1: web/c}\nsweep: {c: {view: "web/c{}", values: [1]}}', "in arms and in sweep"),
         ("arms: {raw: web/raw}\nvary: {lr: [1, 2], warmup: [1]}", "it names one setting"),
         ("arms: {raw: web/raw}\nvary: {lr: 1}", "vary.lr is 1; it must be a list"),
     ],
