@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from manifests import console
+from manifests import console, disk
 from tests.support import commands
 from tests.support.ablations import three_arms
 from train.ablation.plan import Hardware, plan_ablation
@@ -90,9 +90,7 @@ def test_sizing_the_plan_and_a_run_choose_the_same_micro_batch(
     words = ["--preset", "datacomp_small", "--set", "recompute=none", "dp_shard=1", "tp=1"]
     values = sized(capsys, *words, "--device", "a100-80gb")["advice"]["fit"]
     plan = plan_ablation(three_arms(train=train), "/out", Hardware(name="a100-80gb"))
-    assert plan.micro_batch == values["micro_batch"]
-    assert plan.fit.needed == values["needed"]
-    assert plan.memory == values["memory"]
+    assert disk.to_plain(plan.fit) == values
     # A run asks for what is free on its own device, a GPU by its kind.
     monkeypatch.setattr(device_fit, "free_memory", lambda device, ranks: int(memory * GIB))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA A100-SXM4-80GB")
