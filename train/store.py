@@ -6,10 +6,10 @@ CRC-32, length), then the bytes.
 Invariants:
 
 * Every row lies in one range, and no range is longer than its bound but for one large row
-  (tests/train/store/test_byte_ranges.py).
+  (tests/train/test_store.py).
 * A part appears as a whole; a damaged one is noticed and fetched again; a full disk turns the
-  cache off (tests/train/store/test_part_cache.py).
-* A range is read whole, or read by s3fs (tests/train/store/test_range_client.py).
+  cache off (tests/train/test_store.py).
+* A range is read whole, or read by s3fs (tests/train/test_store.py).
 
 To extend: a store that is not read through `manifests.disk` needs nothing here; the callers pass
 the function that reads.

@@ -14,15 +14,15 @@ Invariants:
 
 * A batch is a function of blend, seeds and step alone (tests/train/data/test_loader.py).
 * A blend that is `distinct` has no uid twice in a batch, over its views and pools
-  (tests/train/data/test_row_numbers.py).
+  (tests/train/data/test_view_rows.py).
 * A replay draws what a live run drew, to the bit (tests/train/data/test_live_rows.py).
 * One damaged image costs one sample, which is replaced and counted
   (tests/train/data/test_loader.py).
 * Images of a store come in few requests, at the same time, in bounded memory, and give the same
   batches with and without a folder for parts (tests/train/data/test_read_ahead.py,
-  tests/train/data/test_read_cache.py).
+  tests/train/data/test_read_ahead.py).
 * A store that does not answer is `ReadFailed`, not a person's mistake
-  (tests/train/data/test_retry.py).
+  (tests/train/data/test_view_rows.py).
 
 To extend: a column for another purpose is read with `read_columns`.
 """

@@ -10,9 +10,9 @@ Reads the tars of the blend's `streams`. Writes no file.
 Invariants:
 
 * Every pass reads every tar once, whatever the number of ranks and readers; a pass of a reader
-  gives each sample once, before those of the next (tests/train/streams/test_readers.py).
-* A tar that is cut off anywhere is noticed (tests/train/streams/test_byte_streams.py).
-* The shares of the sources are exact (tests/train/streams/test_loader.py).
+  gives each sample once, before those of the next (tests/train/data/test_tar_streams.py).
+* A tar that is cut off anywhere is noticed (tests/train/data/test_tar_streams.py).
+* The shares of the sources are exact (tests/train/data/test_tar_streams.py).
 * A run says in its plan, log and run.json that it cannot be resumed, and is refused
   (tests/train/test_streamed_run.py).
 

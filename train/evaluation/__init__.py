@@ -8,7 +8,7 @@ with the metrics in its metadata, `eval/overlap.json`, `eval/suite-NAME.json`.
 Invariants:
 
 * The predictions are the same bytes for 1, 2 and 3 ranks
-  (`tests/train/evaluation/test_sharing.py`).
+  (`tests/train/evaluation/test_tasks.py`).
 * Logits and scores agree with open_clip; a tie counts against the model (`test_zero_shot.py`,
   `test_retrieval.py`). A metric is the mean of its values per sample (`test_metrics.py`).
 * Byte-identical images are refused by sha256; near ones (at most 4 of 64 bits of a perceptual

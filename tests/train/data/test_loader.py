@@ -1,6 +1,9 @@
+"""Batches: what they hold, the same for any ranks and threads, and damaged pictures."""
+
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +20,7 @@ from manifests.schema import Blend
 from tests.support.bundles import change_shard
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
+from train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
 from train.data.loader import Batch, Loader, StepSamples, copy_tokens
 from train.model.architecture import ModelConfig
 
@@ -108,14 +112,6 @@ def test_tokens_that_do_not_fit_are_cut_before_the_last(
     tokens = list(range(7, 7 + length)) or [49_406, 320, 49_407, 9, 49_407]
     held = copy_tokens(np.array(tokens, np.uint16), row)
     assert (held, row.tolist()) == (len(expected) - expected.count(0), expected)
-
-
-def test_the_context_length_of_the_model_decides(tiny_pool: str) -> None:
-    short = dataclasses.replace(model(), context_length=4)
-    batch = next(iter(Loader(blend_of(tiny_pool, all=1), settings(), short)))
-    assert batch.tokens_BT.shape == (16, 4)
-    assert (batch.tokens_BT[:, 3] == 49_407).all()
-    assert (batch.length_B == 4).all()
 
 
 # --- the same batches
@@ -304,3 +300,38 @@ def test_too_many_repeats_are_refused(tiny_pool: str) -> None:
         ValueError, match=r"web/half would be repeated 5\.3 times .* at most 48 samples"
     ):
         Loader(blend, settings(samples_seen=128), model())
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def damaged_sample(step: int, position: int) -> DamagedSample:
+    return DamagedSample(
+        step=step, position=position, source="web/all", shard="00001", key="000010003", reason="no"
+    )
+
+
+def test_ranks_add_up_in_the_order_of_the_run_and_the_first_are_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("train.data.damage.LISTED", 3)
+    ranks = [DamageCounts(), DamageCounts()]
+    ranks[0].add([damaged_sample(0, 1), damaged_sample(4, 0)])
+    ranks[1].add([damaged_sample(0, 0)])
+    ranks[1].add([])
+    ranks[1].add([damaged_sample(2, 5), damaged_sample(2, 7), damaged_sample(2, 9)])
+    assert [len(of_rank.samples) for of_rank in ranks] == [2, 3]
+    total = sum_damage(json.loads(json.dumps(disk.to_plain(ranks))))
+    assert total["count"] == 6
+    assert [(s["step"], s["position"]) for s in total["samples"]] == [(0, 0), (0, 1), (2, 5)]
+    assert sum_damage([]) == {"count": 0, "samples": []}
+
+
+@pytest.mark.parametrize(
+    ("drawn", "count", "limit_passed"),
+    [(10, 10, False), (11, 11, True), (10_000, 10, False), (20_000, 20, False), (19_999, 20, True)],
+)
+def test_ten_are_free_and_then_one_in_a_thousand(
+    drawn: int, count: int, limit_passed: bool
+) -> None:
+    assert too_many_damaged(count, drawn) is limit_passed

@@ -1,33 +1,45 @@
+"""Rows of a view: images, tokens, columns, numbers that collide, chances, and reads again."""
+
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import gc
 import os
+import shutil
 import tarfile
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
+from filters.tokens import Tokens
 from manifests import disk
 from manifests.layout import PoolLayout
-from manifests.records import ScoreSetDocument, read_document
+from manifests.records import ScoreSetDocument, ViewDocument, read_document
+from manifests.schema import Balance, Blend
 from tests.support.bundles import change_shard, mask_of, scores_of, write_masks, write_scores
+from tests.train.data.test_loader import model, settings
 from train.data import view_rows
-from train.data.view_rows import ViewRows, open_view, read_columns
+from train.data.loader import Loader
+from train.data.view_rows import (
+    ReadFailed,
+    ViewChances,
+    ViewNumbers,
+    ViewRows,
+    is_transient,
+    open_view,
+    read_columns,
+    read_with_retries,
+)
 
 Make = Callable[..., Any]
-
-
-def column(pool: str, view: str, name: str) -> list[Any]:
-    """A column of the kept rows of all shards."""
-    values: list[Any] = []
-    for shard in read_columns(pool, view, [name]):
-        values += shard.kept_columns()[name].to_pylist()
-    return values
 
 
 def members(pool: str, shard: int) -> dict[str, bytes]:
@@ -55,7 +67,7 @@ def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
     assert rows.shard(0).keys.to_pylist() == ["000000000", "000000002", "000000004"]
     assert rows.shard(1).keys.to_pylist() == ["000010001"]
     assert_reads_its_members(rows, pool)
-    captions = column(pool, "all", "caption")
+    captions = kept(pool, "all", "caption")
     tokens = [rows.shard(s).tokens_of(r) for s, n in enumerate(rows.shard_rows) for r in range(n)]
     assert [len(t) for t in tokens] == [len(c.split()) + 2 for c in captions]
     assert all(t[0] == 49_406 and t[-1] == 49_407 for t in tokens)
@@ -185,3 +197,333 @@ def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(
     write_scores(pool, name, {0: (scores_of(pool, name, 0), {})})
     with pytest.raises(ValueError, match="lack shards that were added since"):
         open_view(pool, "all")
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def kept(pool: str, view: str | None, name: str) -> list[Any]:
+    values: list[Any] = []
+    for shard in read_columns(pool, view, [name]):
+        values += shard.kept_columns()[name].to_pylist()
+    return values
+
+
+def test_columns_of_the_kept_rows_come_in_tar_order(tiny_pool: str) -> None:
+    assert len(kept(tiny_pool, "all", "sha256")) == 48
+    assert kept(tiny_pool, "half", "uid") == kept(tiny_pool, "all", "uid")[1::2]
+    half = open_view(tiny_pool, "half")
+    keys = [key for s in range(3) for key in half.shard(s).keys.to_pylist()]
+    assert kept(tiny_pool, "half", "key") == keys
+
+
+def test_every_row_of_a_view_has_its_outcome(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 2, keep=lambda shard, row: row == 1, failed=1)
+    shards = list(read_columns(pool, "all", ["caption", "key"]))
+    assert [shard.shard for shard in shards] == ["00000", "00001"]
+    for shard in shards:
+        assert shard.columns.column_names == ["caption", "key"]
+        assert len(shard.columns) == 4
+        assert shard.kept.tolist() == [False, True, False, False]
+        assert shard.rule.to_pylist() == ["chosen", None, "chosen", "not_stored"]
+        assert len(shard.kept_columns()) == 1
+
+
+def test_without_a_view_a_row_is_kept_where_it_is_stored(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 4, 1, failed=2)
+    (shard,) = read_columns(pool, columns=["key"])
+    assert shard.kept.tolist() == [True, True, False, False]
+    assert shard.rule.to_pylist() == [None, None, "not_stored", "not_stored"]
+    assert shard.kept_columns()["key"].to_pylist() == ["000000000", "000000001"]
+    (bare,) = read_columns(pool, "all")
+    assert bare.columns.num_rows == 4
+    assert bare.kept.dtype == np.bool_
+
+
+def test_a_column_may_come_from_a_score_set_of_the_view(make_pool: Make, tmp_path: Path) -> None:
+    pool = make_pool(tmp_path / "pool", 3, 2)
+    layout = PoolLayout(pool)
+    tokens = read_document(layout.score_set_json("tokens@0123456789ab"), ScoreSetDocument)
+    scores = dataclasses.replace(tokens, name="clip_score", columns=("clip_score",))
+    disk.write_json(layout.score_set_json("clip_score@ab"), scores)
+    values = pa.table({"clip_score": [0.1, None, 0.3]})
+    write_scores(pool, "clip_score@ab", {0: (values, {}), 1: (values, {})})
+    view = read_document(layout.view_json("all"), ViewDocument)
+    view = dataclasses.replace(view, scores={"clip_score": "clip_score@ab"})
+    disk.write_json(layout.view_json("all"), view)
+    first, _ = read_columns(pool, "all", ["clip_score", "key"])
+    assert first.columns.column_names == ["clip_score", "key"]
+    assert first.columns["clip_score"].to_pylist() == [0.1, None, 0.3]
+    write_scores(pool, "clip_score@ab", {0: (values.slice(1), {})})
+    with pytest.raises(ValueError, match="other rows than its shard"):
+        next(read_columns(pool, "all", ["clip_score"]))
+
+
+@pytest.mark.parametrize("view", [None, "all"])
+def test_an_unknown_column_is_named_with_the_nearest(tiny_pool: str, view: str | None) -> None:
+    with pytest.raises(ValueError, match="no column 'capton'; did you mean 'caption'"):
+        next(read_columns(tiny_pool, view, ["key", "capton"]))
+
+
+def test_one_shard_is_read_at_a_time(tiny_pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths: list[str] = []
+    read = disk.read_parquet
+
+    def counted(path: str, *rest: Any) -> pa.Table:
+        paths.append(path)
+        return read(path, *rest)
+
+    monkeypatch.setattr(disk, "read_parquet", counted)
+    shards = read_columns(tiny_pool, "all", ["key"])
+    assert paths == []
+    next(shards)
+    assert [path.endswith("shards/00000.parquet") for path in paths] == [True]
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def every_number(numbers: ViewNumbers, source: int, rows: list[int]) -> dict[int, tuple[int, int]]:
+    found = {}
+    for shard, count in enumerate(rows):
+        for number, row in zip(
+            numbers(source, np.full(count, shard), np.arange(count)).tolist(),
+            range(count),
+            strict=True,
+        ):
+            found[number] = shard, row
+    return found
+
+
+def test_rows_of_one_pool_are_numbered_without_reading_uids(
+    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    views = [open_view(tiny_pool, "all"), open_view(tiny_pool, "half")]
+    numbers = ViewNumbers(views, "uid", 4)
+    assert numbers.sources == {0, 1}
+    read: list[str] = []
+    load_columns = view_rows.load_columns
+
+    def reading(path: str, columns: list[str]) -> Any:
+        read.extend(columns)
+        return load_columns(path, columns)
+
+    monkeypatch.setattr(view_rows, "load_columns", reading)
+    every, half = every_number(numbers, 0, [16] * 3), every_number(numbers, 1, [8] * 3)
+    assert len(every) == 48
+    assert read == []  # of sidecars: the masks are enough
+    # `half` keeps every second row: its row r is row 2r + 1 of `all`.
+    assert {every[number]: place for number, place in half.items()} == {
+        (shard, 2 * row + 1): (shard, row) for shard in range(3) for row in range(8)
+    }
+
+
+def test_views_that_share_no_shard_cost_nothing(make_pool: Make, add_view: Make, tmp_path: Path):
+    pool = make_pool(tmp_path / "pool")
+    add_view(pool, "early", lambda shard, row: shard == 0)
+    add_view(pool, "late", lambda shard, row: shard == 2)
+    add_view(pool, "both", lambda shard, row: shard < 2)
+    views = [open_view(pool, name) for name in ("early", "late", "both")]
+    assert ViewNumbers(views, "uid", 4).sources == {0, 2}
+    assert ViewNumbers(views[:2], "uid", 4).sources == frozenset()
+    assert ViewNumbers(views[:1], "uid", 4).sources == frozenset()
+    assert ViewNumbers(views[:1], "caption", 4).sources == {0}
+
+
+def test_uids_are_compared_over_pools_and_rows_without_a_value_never_collide(
+    tiny_pool: str, tmp_path: Path
+) -> None:
+    shutil.copytree(tiny_pool, tmp_path / "copy")
+    views = [open_view(tiny_pool, "all"), open_view(str(tmp_path / "copy"), "half")]
+    numbers = ViewNumbers(views, "uid", 4)
+    every, half = every_number(numbers, 0, [16] * 3), every_number(numbers, 1, [8] * 3)
+    assert {every[number] for number in half} == {
+        (s, 2 * r + 1) for s in range(3) for r in range(8)
+    }
+    nothing = ViewNumbers(views, "page_url", 4)  # NULL in every row
+    assert len(every_number(nothing, 0, [16] * 3) | every_number(nothing, 1, [8] * 3)) == 72
+    assert min(every_number(nothing, 0, [16] * 3)) >= 0
+    with pytest.raises(ValueError, match="has no column 'dup_group'"):
+        every_number(ViewNumbers(views, "dup_group", 4), 0, [16])
+
+
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_batch_of_a_blend_holds_no_uid_twice(
+    tiny_pool: str, tmp_path: Path, copied: bool
+) -> None:
+    other = tiny_pool
+    if copied:
+        other = str(tmp_path / "copy")
+        shutil.copytree(tiny_pool, other)
+    pools = {"web": tiny_pool, "more": other} if copied else {"web": tiny_pool}
+    views = {"web/all": 0.5, "more/half" if copied else "web/half": 0.5}
+
+    def batches(distinct: str | None) -> list[list[str]]:
+        blend = Blend(name="b", pools=pools, views=views, distinct=distinct)
+        loader = Loader(blend, settings(samples_seen=16 * 20), model())
+        return [[key.partition(":")[2] for key in batch.keys] for batch in loader]
+
+    assert any(len(set(keys)) < 16 for keys in batches(None))
+    assert all(len(set(keys)) == 16 for keys in batches("uid"))
+
+
+def test_captions_are_kept_apart_by_their_column(tiny_pool: str) -> None:
+    views, pools = {"web/all": 1.0}, {"web": tiny_pool}
+    blend = Blend(name="b", pools=pools, views=views, distinct="caption")
+    loader = Loader(blend, settings(batch_size=8, samples_seen=8 * 40, lanes=4), model())
+    for batch in loader:
+        captions = {tuple(tokens) for tokens in batch.tokens_BT.tolist()}
+        assert len(captions) == 8  # of 12 different ones
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def counted_pool(make_pool: Make, tmp_path: Path) -> str:
+    """A pool of 2 shards of 64 rows with the columns `entry_count` and `synthetic`."""
+    pool: str = make_pool(tmp_path / "pool", 64, 2, size=24)
+    for shard in range(2):
+        path = disk.join(pool, "shards", f"{shard:05d}.parquet")
+        table = disk.read_parquet(path)
+        counts = [1000 if r % 2 else 10 for r in range(64)]
+        texts = [None if shard == 1 and r == 5 else f"synthetic {shard} {r}" for r in range(64)]
+        table = table.append_column("entry_count", pa.array(counts, pa.int64()))
+        table = table.append_column("synthetic", pa.array(texts, pa.string()))
+        disk.write_parquet(path, table, {})
+    return pool
+
+
+def balanced_blend(pool: str, **keys: Any) -> Blend:
+    return Blend(name="b", pools={"web": pool}, views={"web/all": 1.0}, **keys)
+
+
+def test_chances_are_the_limit_over_the_column(counted_pool: str) -> None:
+    rule = {"web/all": Balance(column="entry_count", limit=100)}
+    chances = ViewChances([open_view(counted_pool, "all")], ["web/all"], rule, 4)
+    shard, row = np.array([1, 0, 1]), np.array([3, 2, 4])
+    assert chances(0, shard, row).tolist() == [0.1, 1.0, 1.0]
+    assert chances.candidates == {0: 6}  # of the mean chance 0.55
+    assert chances.unique(0, 128, 10**6) == 128
+    assert chances.identity() == {"web/all": {"column": "entry_count", "limit": 100}}
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        ("caption", r"column 'caption' has no number above 0 in a kept row of shard 00000; add"),
+        ("warc_offset", "add the rule warc_offset > 0 to the view"),  # NULL in every row
+        ("entry_counts", "has no column 'entry_counts'; did you mean 'entry_count'"),
+    ],
+)
+def test_a_column_that_is_no_count_is_refused(counted_pool: str, column: str, message: str) -> None:
+    rule = {"web/all": Balance(column=column, limit=100)}
+    with pytest.raises(ValueError, match=message):
+        ViewChances([open_view(counted_pool, "all")], ["web/all"], rule, 4)
+
+
+def test_a_run_draws_balanced_rows_and_says_how_many(counted_pool: str) -> None:
+    blend = balanced_blend(
+        counted_pool, balance={"web/all": Balance(column="entry_count", limit=100)}
+    )
+    loader = Loader(blend, settings(samples_seen=8 * 150, batch_size=8, lanes=2), model())
+    seen = Counter(key for batch in loader for key in batch.keys)
+    rare = sum(count for key, count in seen.items() if int(key[-4:]) % 2 == 0)
+    assert abs(rare / 1200 - 1 / 1.1) < 0.04
+    source = loader.sources()["web/all"]
+    assert source["drawn"] == 1200
+    assert abs(source["unique"] - len(seen)) < 15
+
+
+def test_captions_come_from_the_columns_by_their_shares(counted_pool: str) -> None:
+    blend = balanced_blend(counted_pool, captions={"web/all": {"caption": 0.25, "synthetic": 0.75}})
+    loader = Loader(blend, settings(samples_seen=8 * 32, batch_size=8, lanes=2), model())
+    tokens = Tokens()
+    tokens.setup()
+    kinds: Counter[str] = Counter()
+    damaged = 0
+    for batch in loader:
+        damaged += batch.damaged
+        for key, row, length in zip(batch.keys, batch.tokens_BT, batch.length_B, strict=True):
+            text = f"synthetic {int(key[-9:-4])} {int(key[-4:])}"
+            own = row[: int(length)].tolist()
+            kinds["synthetic" if own == tokens.encode(text).tolist() else "caption"] += 1
+    # The row without a synthetic caption was replaced by another row, with one.
+    assert kinds == loader.sources()["web/all"]["captions"] == {"caption": 64, "synthetic": 192}
+    assert damaged > 0
+    wrong = balanced_blend(counted_pool, captions={"web/all": {"entry_count": 1}})
+    with pytest.raises(ValueError, match="name 'entry_count', which is no column of text"):
+        list(Loader(wrong, settings(), model()))
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+class ClientConnectionError(Exception):
+    """As aiohttp names it: no OSError."""
+
+
+class ServerDisconnectedError(ClientConnectionError):
+    """Below a class that is recognised by its name."""
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that were waited."""
+    waited: list[float] = []
+    monkeypatch.setattr(view_rows.time, "sleep", waited.append)
+    return waited
+
+
+def failing(times: int, error: BaseException) -> Callable[[], str]:
+    """A read that fails so many times before it succeeds."""
+    attempts = iter(range(times))
+
+    def read() -> str:
+        if next(attempts, None) is not None:
+            raise error
+        return "data"
+
+    return read
+
+
+TRANSIENT = [
+    TimeoutError("The read operation timed out"),
+    ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"),
+    OSError(errno.EBUSY, "SlowDown"),
+    ServerDisconnectedError("Server disconnected"),
+]
+PERMANENT = [
+    FileNotFoundError(errno.ENOENT, "No such file"),
+    PermissionError(errno.EACCES, "Access Denied"),
+    ValueError("damaged"),
+    KeyError("name"),
+]
+
+
+@pytest.mark.parametrize("error", TRANSIENT, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("times", [1, 5])
+def test_a_transient_error_is_repeated_with_growing_waits(
+    waits: list[float], error: Exception, times: int
+) -> None:
+    assert is_transient(error)
+    assert read_with_retries(failing(times, error), "00000.tar") == "data"
+    assert waits == [1.0, 2.0, 4.0, 8.0, 16.0][:times]
+
+
+def test_a_store_that_stays_silent_is_a_failed_read(waits: list[float]) -> None:
+    with pytest.raises(
+        ReadFailed, match=r"00000\.tar could not be read in 6 attempts \(TimeoutError: silent\)"
+    ) as raised:
+        read_with_retries(failing(6, TimeoutError("silent")), "00000.tar")
+    assert isinstance(raised.value.__cause__, TimeoutError)
+    assert not isinstance(raised.value, (ValueError, OSError))
+    assert sum(waits) == 31
+
+
+@pytest.mark.parametrize("error", PERMANENT, ids=lambda error: type(error).__name__)
+def test_other_errors_are_raised_at_once(waits: list[float], error: Exception) -> None:
+    assert not is_transient(error)
+    with pytest.raises(type(error)):
+        read_with_retries(failing(1, error), "00000.tar")
+    assert waits == []

@@ -120,22 +120,3 @@ def test_a_kernel_that_cannot_run_is_refused_with_the_reason(monkeypatch):
     monkeypatch.setattr(clip, "_varlen", lambda: None)
     with pytest.raises(ValueError, match=r"'varlen', which torch .* lacks"):
         CLIP(CONFIG, attention="varlen")
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
-@pytest.mark.parametrize("kernel", ["auto", "varlen", "flash"])
-def test_the_kernels_agree_in_16_bits(kernel):
-    if kernel == "flash":
-        pytest.importorskip("flash_attn")
-    config = dataclasses.replace(CONFIG, text_width=128, vision_width=128, vocab_size=50)
-    tokens, image = captions(), torch.randn(7, 3, 32, 32, device="cuda")
-    wanted, actual = (CLIP(config, seed=2, attention=k).cuda() for k in ("sdpa", kernel))
-    with torch.autocast("cuda", torch.bfloat16):
-        for given in (tokens.cuda(), pack_captions(tokens).to("cuda")):
-            torch.testing.assert_close(
-                actual.encode_text(given), wanted.encode_text(tokens.cuda()), atol=0.02, rtol=0
-            )
-        torch.testing.assert_close(
-            actual.encode_image(image), wanted.encode_image(image), atol=0.02, rtol=0
-        )
