@@ -6,10 +6,10 @@ It reads and writes no file. The settings of a run are written down in RUN/run.j
 
 Invariants:
 
-* Every setting has a meaning and belongs to a group (tests/train/config/test_settings.py).
+* Every setting has a meaning and belongs to a group (tests/train/test_config.py).
 * A setting that cannot be, or that another setting makes ineffective, is refused with the way out
-  (tests/train/config/test_settings.py).
-* Presets are the published settings (tests/train/config/test_presets.py).
+  (tests/train/test_config.py).
+* Presets are the published settings (tests/train/test_config.py).
 
 To add a setting: a line in `TrainConfig` with `setting(default, meaning)`, its check, and its
 place in train/trainer/loop.py if it changes no weight.

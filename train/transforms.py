@@ -7,10 +7,10 @@ It reads and writes no file.
 
 Invariants:
 
-* Both decoders give the same pixels (tests/train/transforms/test_decode.py).
+* Both decoders give the same pixels (tests/train/test_transforms.py).
 * A crop is a function of its numbers, and these of seed, step and position
-  (tests/train/transforms/test_augment.py).
-* A buffer of a thread is never another thread's (tests/train/transforms/test_decode.py).
+  (tests/train/test_transforms.py).
+* A buffer of a thread is never another thread's (tests/train/test_transforms.py).
 
 To extend: a change of the pixels bumps PIXELS_VERSION in augment.py.
 """

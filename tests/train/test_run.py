@@ -247,7 +247,7 @@ def started(blend, out, arguments, **environment):
     [
         ([], signal.SIGTERM),
         ([], signal.SIGINT),
-        # Which signals reach the ranks is in tests/train/parallel/test_launch.py.
+        # Which signals reach the ranks is in tests/train/parallel/test_process_group.py.
         (["--ranks", "2", "--set", "dp_shard=2"], signal.SIGHUP),
     ],
 )

@@ -13,7 +13,7 @@ Invariants:
 * Gradients, losses and weights of every layout are those of one process, and a checkpoint
   continues in any layout: `tests/train/parallel/test_parallelism.py`.
 * A save holds what was there when it began; one that fails leaves the one before:
-  `tests/train/parallel/test_saver.py`.
+  `tests/train/parallel/test_checkpoint.py`.
 * Only tensors are unpickled: `tests/train/parallel/test_checkpoint.py`.
 
 A new way to lay a model out is one `apply_…` function in `parallelism.py` that `parallelize`

@@ -8,11 +8,11 @@ documents.
 Invariants:
 
 * The micro-batch that is chosen fits, and a larger friendly one does not:
-  `tests/train/sizing/test_footprint.py`.
-* Every remedy that a refusal names fits: `tests/train/sizing/test_footprint.py`.
+  `tests/train/test_sizing.py`.
+* Every remedy that a refusal names fits: `tests/train/test_sizing.py`.
 * A run with `micro_batch: auto` has the identity of one without:
-  `tests/train/sizing/test_footprint.py`.
-* No layout that fits computes less than the advised one: `tests/train/sizing/test_layouts.py`.
+  `tests/train/test_sizing.py`.
+* No layout that fits computes less than the advised one: `tests/train/test_sizing.py`.
 * Sizing, `clipmill ablate plan` and a run with `micro_batch: auto` use one estimate:
   `tests/train/test_sizing.py`.
 * The estimate is what torch allocates, within 10 %: `tests/train/model/test_memory.py`.
@@ -25,9 +25,9 @@ It reads `devices.json` and `published.json` of this folder, and writes no file.
 
 Invariants:
 
-* Every figure has a source and lies above 0: `tests/train/sizing/test_devices.py`.
-* The longest word that matches torch's name decides: `tests/train/sizing/test_devices.py`.
-* A published speed is below the peak of its device: `tests/train/sizing/test_devices.py`.
+* Every figure has a source and lies above 0: `tests/train/test_sizing.py`.
+* The longest word that matches torch's name decides: `tests/train/test_sizing.py`.
+* A published speed is below the peak of its device: `tests/train/test_sizing.py`.
 
 A new GPU is an entry of `devices.json`.
 """

@@ -11,9 +11,9 @@ Invariants:
 * Every micro-batch has its own images and captions, one batch ahead
   (tests/train/step/test_feed.py).
 * No buffer on a GPU is read before its copy or overwritten before its last read
-  (tests/train/step/test_device_images.py).
+  (tests/train/step/test_feed.py).
 * A restored state goes on to the bit (tests/train/step/test_update.py).
-* Learning rates are open_clip's (tests/train/step/test_schedule.py).
+* Learning rates are open_clip's (tests/train/step/test_update.py).
 
 A new optimizer: a value of `optimizer` in train/config.py, its groups and class in
 `optimizers.py`, its state in a test of resume.

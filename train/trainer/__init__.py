@@ -9,7 +9,7 @@ Invariants:
 
 * A run that is killed and started again ends with the same weights (tests/train/test_resume.py).
 * A run is refused in the folder of another one, by the comparison that an ablation uses too
-  (tests/train/trainer/test_train_state.py).
+  (tests/train/trainer/test_train_step.py).
 * A step that is not finite changes no weight (tests/train/trainer/test_train_step.py).
 * A line of the log that was cut off is written again (tests/train/trainer/test_logbook.py).
 

@@ -1,13 +1,26 @@
+"""Hugging Face's folders: weights, settings, tokenizer."""
+
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import pytest
 import torch
 import transformers
 
-from train.formats.hf import from_hf, hf_config, load_hf, model_config_of_hf, save_hf, to_hf
+from tests.support.late import open_clip
+from train.formats import hf
+from train.formats.hf import (
+    from_hf,
+    hf_config,
+    load_hf,
+    model_config_of_hf,
+    save_hf,
+    save_tokenizer,
+    to_hf,
+)
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
 
@@ -140,3 +153,27 @@ def test_what_does_not_fit_is_named(tmp_path):
     (tmp_path / "pytorch_model.bin").write_bytes(b"no pickle")
     with pytest.raises(ValueError, match="is not a file of plain tensors"):
         load_hf(str(tmp_path))
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+CAPTIONS = ["a photo of a cat", "naïve café, 3 items!", "", "the   spaced OUT words"]
+
+
+def test_transformers_tokenizes_as_open_clip_does(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    save_tokenizer(str(tmp_path), 77)
+    theirs = transformers.CLIPTokenizer.from_pretrained(str(tmp_path))
+    for caption, row in zip(CAPTIONS, open_clip.get_tokenizer("ViT-B-32")(CAPTIONS), strict=True):
+        assert theirs(caption)["input_ids"] == row[: row.argmax() + 1].tolist()
+
+
+def test_without_open_clip_the_folder_has_no_tokenizer_and_says_so(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "open_clip", None)
+    monkeypatch.setitem(sys.modules, "open_clip.tokenizer", None)
+    assert not save_tokenizer(str(tmp_path), 77)
+    assert not list(tmp_path.iterdir())
+    hf.save_hf(CLIP(MODELS["test"]), str(tmp_path))
+    assert "has no tokenizer files" in caplog.text
+    assert not (tmp_path / "vocab.json").exists()

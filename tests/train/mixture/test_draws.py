@@ -1,24 +1,31 @@
-"""Draws by chance, captions by their shares, and draws that are kept apart."""
+"""Draws by chance, captions by their shares, draws that are kept apart, and segments."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train.mixture.order import (
     CANDIDATES,
+    REPEATED_STEPS,
     UNDECIDED,
     CaptionColumns,
+    Segment,
+    SegmentOrder,
     candidates_for,
     choose_candidates,
     exchanged_draws,
     expected_unique,
+    next_segment,
+    put_apart,
     shuffled_apart,
 )
+from train.rng import Ints
 
 
 def test_rows_are_chosen_in_proportion_to_their_chances() -> None:
@@ -123,3 +130,167 @@ def test_every_order_that_keeps_rows_apart_is_drawn() -> None:
     # Row 3, drawn last, may come third at the earliest... of four places it has all but the first.
     assert all(order.index(3) >= 1 for order in drawn)
     assert len(drawn) == 18
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def batches_of(numbers: Ints, batch: int) -> list[list[int]]:
+    return [numbers[k : k + batch].tolist() for k in range(0, len(numbers), batch)]
+
+
+def apart_in_batches(numbers: Ints, batch: int) -> bool:
+    for each in batches_of(numbers, batch):
+        checked = [number for number in each if number >= 0]
+        if len(set(checked)) < len(checked):
+            return False
+    return True
+
+
+@settings(deadline=None)
+@given(st.integers(2, 12), st.integers(2, 5), st.integers(0, 2**32))
+def test_a_block_without_collisions_has_the_same_draws_of_each_source(
+    batch: int, steps: int, seed: int
+) -> None:
+    random = np.random.default_rng(seed)
+    source = np.tile(random.integers(0, 3, batch), steps)
+    numbers = random.integers(0, 3 * batch, batch * steps)
+    numbers[source == 2] = -1  # a source that cannot collide
+    draw, left = put_apart(source, numbers, batch)
+    assert sorted(draw.tolist()) == list(range(len(source)))
+    assert np.array_equal(source[draw], source)
+    assert (draw[source == 2] == np.flatnonzero(source == 2)).all()
+    if left is None:
+        assert apart_in_batches(numbers[draw], batch)
+    if apart_in_batches(numbers, batch):
+        assert left is None
+        assert np.array_equal(draw, np.arange(len(source)))
+    again, _ = put_apart(source, numbers, batch)
+    assert np.array_equal(draw, again)
+
+
+def test_a_draw_that_collides_comes_in_the_next_batch_in_which_it_fits() -> None:
+    source = np.array([0, 1] * 4)
+    numbers = np.array([5, 5, 1, 2, 5, 3, 7, 8])
+    draw, left = put_apart(source, numbers, 2)
+    assert left is None
+    # Of the two 5s of batch 0 the later one moves: to batch 1, since batch 2 has a 5 of its own.
+    assert numbers[draw].tolist() == [5, 2, 1, 5, 5, 3, 7, 8]
+
+
+def test_the_last_batch_takes_from_an_earlier_one() -> None:
+    source = np.array([0, 1, 0, 1])
+    draw, left = put_apart(source, np.array([1, 2, 6, 6]), 2)
+    assert left is None
+    assert draw.tolist() == [0, 3, 2, 1]
+
+
+@pytest.mark.parametrize("numbers", [[4, 4, 4, 4], [1, 1, 2, 2]])
+def test_what_cannot_be_put_apart_is_named(numbers: list[int]) -> None:
+    draw, left = put_apart(np.array([0, 0, 0, 0]), np.array(numbers), 2)
+    if numbers[0] == 4:
+        assert left == 1
+    else:
+        assert left is None
+        assert apart_in_batches(np.array(numbers)[draw], 2)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def grow(found: list[list[int]], batch: int) -> list[Segment]:
+    """The segments that are decided when these shards are found; the last time is the whole."""
+    segments: list[Segment] = []
+    for number, rows in enumerate(found):
+        segment = next_segment(segments, rows, batch, complete=number == len(found) - 1)
+        if segment is not None:
+            segments.append(segment)
+            if segment.steps is None:
+                break
+    return segments
+
+
+def spans(segments: list[Segment]) -> list[tuple[int, int | None, int, int]]:
+    return [(s.first, s.steps, s.start, s.stop) for s in segments]
+
+
+def test_new_shards_are_drawn_once_before_any_row_is_drawn_again() -> None:
+    found = [[], [10], [10, 30], [10, 30], [10, 30], [10, 30, 50], [10, 30, 50], [10, 30, 50]]
+    assert spans(grow(found, 16)) == [
+        (0, 2, 0, 2),  # 10 rows alone are too few
+        (2, 2, 0, 2),  # nothing is new
+        (4, 4, 0, 2),
+        (8, 3, 2, 3),  # the new shard alone
+        (11, 5, 0, 3),
+        (16, None, 0, 3),  # complete
+    ]
+
+
+def test_segments_that_repeat_grow_but_stay_short() -> None:
+    steps = [segment.steps or 0 for segment in grow([[20]] * 40, 10)]
+    assert steps[:5] == [2, 2, 4, 8, 16]
+    assert max(steps) == REPEATED_STEPS
+    assert steps[-1] == 0  # no end
+    assert [segment.steps for segment in grow([[10_000]] * 3, 10)] == [1000, 1000, None]
+
+
+def test_too_few_rows_are_waited_for() -> None:
+    assert next_segment([], [3, 4], 8, complete=False) is None
+    assert next_segment([], [], 8, complete=True) is None
+    with pytest.raises(AssertionError):  # nothing comes after a segment without end
+        next_segment([Segment(number=0, first=0, steps=None, start=0, stop=1)], [9], 8, True)
+
+
+@dataclass
+class Live:
+    """Segments that were decided before."""
+
+    segments: list[Segment]
+    of_shards: list[int]
+
+    def at(self, step: int) -> Segment:
+        return next(one for one in self.segments if one.first <= step < one.end)
+
+    def rows(self) -> list[int]:
+        return self.of_shards
+
+
+def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice() -> None:
+    rows = [10, 30, 50]
+    segments = grow([[10, 30], [10, 30], rows, rows, rows], 16)
+    order = SegmentOrder("web/stored", Live(segments, rows), 16, 4, 2, 7)
+    counts: Counter[tuple[int, int]] = Counter()
+    for step in range(segments[-1].first + 12):
+        source, shard, row = order.batch(step)
+        drawn = list(zip(shard.tolist(), row.tolist(), strict=True))
+        assert not source.any()
+        assert len(set(drawn)) == 16
+        assert all(row < rows[shard] for shard, row in drawn)
+        counts.update(drawn)
+        halves = [order.batch(step, half) for half in (range(8), range(8, 16))]
+        assert np.array_equal(np.concatenate([part[1] for part in halves]), shard)
+    assert len(counts) == 90
+    alone = SegmentOrder(
+        "web/stored",
+        Live([Segment(number=2, first=0, steps=3, start=2, stop=3)], rows),
+        16,
+        4,
+        2,
+        7,
+    )
+    for step in range(3):  # the order of a segment begins with its first row
+        for own, of_run in zip(
+            alone.batch(step), order.batch(segments[2].first + step), strict=True
+        ):
+            assert np.array_equal(own, of_run)
+    first_new = {int(k) for k in order.batch(segments[2].first)[1]}
+    assert first_new == {2}
+    assert order.repeats(2)["web/stored"].drawn == order.repeats(2)["web/stored"].unique == 32
+    assert order.repeats(10)["web/stored"].drawn == 160
+    for steps in range(1, segments[-1].first + 12):
+        repeats = order.repeats(steps)["web/stored"]
+        assert repeats.unique <= min(repeats.drawn, 90)
+    shard, row = order.substitute(0, segments[2].first, 3, 0)
+    assert (shard, row) == alone.substitute(0, 0, 3, 0)
+    assert (shard, row < 50) == (2, True)
+    assert order.captions(3, range(4)) == [None] * 4

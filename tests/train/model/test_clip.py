@@ -1,8 +1,10 @@
-"""The parts of a model: sizes, blocks, towers, the reduced token table, parameters."""
+"""A model: sizes, blocks, towers, the reduced token table, its start, and what is locked."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import itertools
 import math
 
 import pytest
@@ -10,8 +12,10 @@ import torch
 
 from manifests import disk
 from tests.support.captions import captions
+from tests.support.late import open_clip
+from train.formats.open_clip_files import to_open_clip
 from train.model.architecture import MODELS, ModelConfig
-from train.model.clip import CLIP, Block, LayerNorm, ReducedTokenTable, Vision, trim
+from train.model.clip import CLIP, Block, LayerNorm, ReducedTokenTable, Vision, lock_tower, trim
 from train.model.memory import block_parameters, parameter_count
 
 
@@ -154,3 +158,103 @@ def test_a_reduced_token_table_gives_the_same_features_and_decays_the_rest():
     assert torch.equal(model.text.token_embedding.weight[used], before[used])
     assert model.text.token_embedding.weight.requires_grad
     assert model.encode_text(torch.tensor([[unused, 49]])).shape == (1, 32)
+
+
+# --------------------------------------------------------------------------------------------------
+
+
+def test_the_seed_alone_decides_the_start():
+    state = torch.get_rng_state()
+    one, same, other = CLIP(TINY, 3), CLIP(TINY, 3), CLIP(TINY, 4)
+    assert torch.equal(torch.get_rng_state(), state)  # nothing is drawn from the global generator
+    for (name, a), b, c in zip(
+        one.named_parameters(), same.parameters(), other.parameters(), strict=True
+    ):
+        assert torch.equal(a, b), name
+        if a.ndim > 1:
+            assert not torch.equal(a, c), name
+
+
+def test_the_start_is_open_clip_s():
+    torch.manual_seed(0)
+    from open_clip.model import CLIP as Theirs
+
+    from train.formats.open_clip_files import from_open_clip, open_clip_config
+
+    config = dataclasses.replace(
+        TINY, vision_width=128, text_width=128, embed_dim=64, vocab_size=500
+    )
+    theirs = from_open_clip(Theirs(**open_clip_config(config)["model_cfg"]).state_dict(), config)
+    for name, ours in CLIP(config).state_dict().items():
+        if ours.numel() > 1000:
+            assert ours.std().item() == pytest.approx(theirs[name].std().item(), rel=0.05), name
+            assert ours.abs().max().item() == pytest.approx(
+                theirs[name].abs().max().item(), rel=0.35
+            ), name
+        elif ours.numel() > 1 and theirs[name].std() == 0:
+            assert torch.equal(ours, theirs[name]), name
+        elif ours.numel() > 1:
+            assert ours.std().item() == pytest.approx(theirs[name].std().item(), rel=0.3), name
+    assert math.isclose(theirs["logit_scale"].item(), math.log(1 / 0.07), rel_tol=1e-6)
+
+
+def test_golden_start():
+    digest = hashlib.sha256()
+    for name, parameter in sorted(CLIP(TINY, 3).named_parameters()):
+        if name.endswith("_embedding"):
+            digest.update(parameter.detach().numpy().tobytes())
+    assert digest.hexdigest()[:16] == GOLDEN
+
+
+GOLDEN = "4b932d887728bd72"
+
+# --------------------------------------------------------------------------------------------------
+
+
+CONFIG = dataclasses.replace(MODELS["test"], vision_layers=3, text_layers=2)
+
+
+def trained_of_open_clip(image: int | None, text: int | None) -> dict[str, bool]:
+    """Which of open_clip's parameters are trained, where it locks its towers by its own code."""
+    vision = {"image_size": 32, "layers": 3, "width": 64, "patch_size": 16}
+    caption = {"context_length": 16, "vocab_size": 99, "width": 64, "heads": 2, "layers": 2}
+    model = open_clip.model.CLIP(32, vision, caption)
+    if image is not None:
+        model.lock_image_tower(unlocked_groups=image)
+    if text is not None:
+        model.lock_text_tower(unlocked_layers=text)
+    return {name: parameter.requires_grad for name, parameter in model.named_parameters()}
+
+
+def trained_of_clipmill(image: int | None, text: int | None) -> dict[str, bool]:
+    """The same of our model, by open_clip's names."""
+    model = CLIP(CONFIG)
+    if image is not None:
+        lock_tower(model.visual, CONFIG.vision_layers, image)
+    if text is not None:
+        lock_tower(model.text, CONFIG.text_layers, text)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(float(parameter.requires_grad))
+    return {name: bool(value.all()) for name, value in to_open_clip(model).items()}
+
+
+@pytest.mark.parametrize(
+    ("image", "text"),
+    [(None, None), (0, None), (None, 0), (1, 1), (2, 2), (3, 3), (4, 0), (0, 0)],
+)
+def test_the_locked_parameters_are_open_clips(image: int | None, text: int | None) -> None:
+    assert trained_of_clipmill(image, text) == trained_of_open_clip(image, text)
+
+
+def test_each_group_that_is_unlocked_is_trained() -> None:
+    model = CLIP(CONFIG)
+    trained = []
+    for unlocked in range(6):
+        lock_tower(model.visual, CONFIG.vision_layers, unlocked)
+        trained.append({n for n, p in model.visual.named_parameters() if p.requires_grad})
+    assert trained[0] == set()
+    assert trained[1] == {"proj"}
+    assert trained[2] - trained[1] >= {"ln_post.weight", "blocks.2.fc1.weight"}
+    assert all(fewer < more for fewer, more in itertools.pairwise(trained))
+    assert trained[5] == {name for name, _ in model.visual.named_parameters()}
