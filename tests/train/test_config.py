@@ -12,14 +12,7 @@ import pytest
 
 from manifests import disk
 from tests.support import commands
-from train.config import (
-    PRESETS,
-    TrainConfig,
-    check_world,
-    configure,
-    list_settings,
-    model_config,
-)
+from train.config import PRESETS, TrainConfig, check_world, configure, list_settings, model_config
 from train.model.architecture import MODELS, ModelConfig
 from train.model.clip import CLIP
 from train.step.update import learning_rate

@@ -20,12 +20,7 @@ from tests.support.task_data import images_of, tar_members, task_of, write_tar
 from tests.support.tasks import changed, class_folders, draw
 from train.eval_data import images
 from train.eval_data import samples as benchmark_layout
-from train.eval_data.images import (
-    ImageFiles,
-    batch_rows,
-    decoded_batches,
-    map_images,
-)
+from train.eval_data.images import ImageFiles, batch_rows, decoded_batches, map_images
 from train.eval_data.samples import (
     RawSamples,
     Samples,
@@ -80,11 +75,7 @@ def test_numbers_need_names_and_texts_bring_them() -> None:
     assert labelled_samples(task_of("/d", classes=["x", "y"]), numbers).classes == ("x", "y")
     assert labelled_samples(
         task_of("/d"), raw(labels=[1, 0, 1], class_names=("p", "q"))
-    ).labels == (
-        1,
-        0,
-        1,
-    )
+    ).labels == (1, 0, 1)
     texts = labelled_samples(task_of("/d"), raw(labels=["b_c", "a", "b_c"]))
     assert (texts.classes, texts.labels) == (("a", "b c"), (1, 0, 1))
 

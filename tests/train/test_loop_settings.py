@@ -46,8 +46,7 @@ def test_no_more_than_a_micro_batch_is_computed_at_once(
 
 
 @pytest.mark.parametrize(
-    ("captions", "kind"),
-    [("padded", torch.Tensor), ("packed", PackedCaptions)],
+    ("captions", "kind"), [("padded", torch.Tensor), ("packed", PackedCaptions)]
 )
 def test_captions_reach_the_model_as_the_settings_say(blend, tmp_path, monkeypatch, captions, kind):
     seen, encode = set(), CLIP.encode_text

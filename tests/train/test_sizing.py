@@ -141,9 +141,7 @@ def test_what_is_no_device_is_refused(name: str, utilisation: float | None, mess
         device_of(name, utilisation)
 
 
-def test_free_host_memory_is_what_the_cgroup_leaves(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_free_host_memory_is_what_the_cgroup_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     limits = {"memory.max": 3 * GIB, "memory.current": 2 * GIB}
     monkeypatch.setattr(device_fit, "_available", lambda: 10 * GIB)
     monkeypatch.setattr(device_fit, "_cached", lambda: GIB // 2)
@@ -216,11 +214,7 @@ def test_micro_batches_cut_evenly(samples: int, largest: int, friendly: int) -> 
 
 @pytest.mark.parametrize(
     ("changes", "ranks"),
-    [
-        ({}, 1),
-        ({"model": "ViT-bigG-14", "micro_batch": "auto"}, 2),
-        ({"model": "ViT-e-14"}, 1),
-    ],
+    [({}, 1), ({"model": "ViT-bigG-14", "micro_batch": "auto"}, 2), ({"model": "ViT-e-14"}, 1)],
 )
 def test_every_remedy_fits(changes: dict[str, object], ranks: int) -> None:
     config = b32(**changes)
@@ -535,9 +529,7 @@ def test_the_commands_of_the_page_run(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize("memory", [79.1, 24.0, 4.0])
 def test_sizing_the_plan_and_a_run_choose_the_same_micro_batch(
-    memory: float,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    memory: float, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sheet = dataclasses.replace(own_sheets()["a100-80gb"], memory_gib=memory)
     monkeypatch.setattr(device_fit, "own_sheets", lambda: {**SHEETS, "a100-80gb": sheet})

@@ -153,10 +153,7 @@ def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_a_disk_that_takes_no_more_turns_it_off_with_one_warning(
-    tmp_path: Path,
-    number: int,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = PartCache(str(tmp_path), 10**6)
     cache.add(name_of(1), b"there")

@@ -188,10 +188,7 @@ def test_the_metrics_are_the_means_of_their_values_per_sample(
 
 def test_samples_without_a_loss_are_left_out() -> None:
     table = pa.table(
-        {
-            "direction": ["image_to_text", "text_to_image", "text_to_image"],
-            "loss": [1.0, 3.0, None],
-        }
+        {"direction": ["image_to_text", "text_to_image", "text_to_image"], "loss": [1.0, 3.0, None]}
     )
     assert [values.tolist() for values in metric_values(table, "contrastive_loss")] == [[1], [3]]
 

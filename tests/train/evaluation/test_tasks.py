@@ -184,11 +184,7 @@ def test_the_command_evaluates_a_model(colours: TaskSpec, model: CLIP, tmp_path:
     )
     words = ["evaluate", str(tmp_path / "run"), "--task", str(tmp_path / "task.yaml"), "--json"]
     ended = subprocess.run(
-        console.program(words),
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=300,
+        console.program(words), capture_output=True, text=True, cwd=tmp_path, timeout=300
     )
     assert ended.returncode == 0, ended.stderr
     printed = json.loads(ended.stdout.splitlines()[-1])

@@ -178,14 +178,7 @@ def test_open_clip_s_settings_and_ours_say_the_same(name):
         assert model_config_of(get_model_config(name)) == MODELS[name]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        {"logit_bias": True},
-        {"drop_patch_rate": 0.25},
-    ],
-)
+@pytest.mark.parametrize("changes", [{}, {"logit_bias": True}, {"drop_patch_rate": 0.25}])
 def test_open_clip_loads_what_is_exported(tmp_path, changes):
     import open_clip
 

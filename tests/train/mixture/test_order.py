@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 
 from train.identity import differences
 from train.mixture.order import ORDER_VERSION, Order
-from train.mixture.schedule import (
-    SourceRows,
-    most_in_a_batch,
-    wheel_sequence,
-    wheel_slots,
-)
+from train.mixture.schedule import SourceRows, most_in_a_batch, wheel_sequence, wheel_slots
 from train.rng import Ints
 
 

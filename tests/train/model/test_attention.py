@@ -9,12 +9,7 @@ import torch
 from tests.support.captions import captions
 from train.model import clip
 from train.model.architecture import MODELS
-from train.model.clip import (
-    CLIP,
-    attend,
-    caption_lengths,
-    pack_captions,
-)
+from train.model.clip import CLIP, attend, caption_lengths, pack_captions
 
 CONFIG = dataclasses.replace(MODELS["test"], vocab_size=50, text_layers=3)
 

@@ -240,8 +240,7 @@ def trained_of_clipmill(image: int | None, text: int | None) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize(
-    ("image", "text"),
-    [(None, None), (0, None), (None, 0), (1, 1), (2, 2), (3, 3), (4, 0), (0, 0)],
+    ("image", "text"), [(None, None), (0, None), (None, 0), (1, 1), (2, 2), (3, 3), (4, 0), (0, 0)]
 )
 def test_the_locked_parameters_are_open_clips(image: int | None, text: int | None) -> None:
     assert trained_of_clipmill(image, text) == trained_of_open_clip(image, text)

@@ -16,11 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.saved_tensors import Step, retained, step_peak, step_shape_of
-from train.config import (
-    TrainConfig,
-    configure,
-    model_config,
-)
+from train.config import TrainConfig, configure, model_config
 from train.model.architecture import MODELS, ModelConfig
 from train.model.clip import CLIP, lock_tower
 from train.model.memory import StepShape, parameter_count, step_memory, training_flops
@@ -36,10 +32,7 @@ def micro(**changes: Any) -> TrainConfig:
     return configure({**base, "precision": "fp32", **changes})
 
 
-SETTINGS: list[Any] = [
-    ({}, LONG),
-    ({"captions": "packed", "precision": "bf16"}, MIXED),
-]
+SETTINGS: list[Any] = [({}, LONG), ({"captions": "packed", "precision": "bf16"}, MIXED)]
 OTHERS: list[Any] = [
     ({"precision": "bf16"}, LONG),
     ({"recompute": "full"}, LONG),

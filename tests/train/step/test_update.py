@@ -103,12 +103,7 @@ def test_a_step_without_decorators_has_the_bits_of_a_step():
 
 @pytest.mark.parametrize(
     ("precision", "inside"),
-    [
-        ("fp32", "float32"),
-        ("tf32", "float32"),
-        ("bf16", "bfloat16"),
-        ("fp16", "float16"),
-    ],
+    [("fp32", "float32"), ("tf32", "float32"), ("bf16", "bfloat16"), ("fp16", "float16")],
 )
 def test_a_precision_is_that_of_products_inside_its_context(precision, inside):
     before = torch.get_float32_matmul_precision()

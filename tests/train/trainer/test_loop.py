@@ -248,11 +248,7 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
     blend, tmp_path, monkeypatch, late
 ):
     states, batches = [], []
-    real_prepare, real_backward, real_normalise = (
-        loop.prepare,
-        loop._backward,
-        loop.normalise,
-    )
+    real_prepare, real_backward, real_normalise = (loop.prepare, loop._backward, loop.normalise)
 
     def prepare(*args):
         states.append(real_prepare(*args))
@@ -274,8 +270,7 @@ def test_a_number_that_is_none_stops_before_the_step_and_is_traced_to_its_sample
     monkeypatch.setattr(loop, "reads_late", lambda _: late)
     config = dataclasses.replace(CONFIG, checkpoint_every=2)
     with pytest.raises(
-        NonFinite,
-        match=r"step 3: the loss is nan .*first in image features on rank 0; 1 samples",
+        NonFinite, match=r"step 3: the loss is nan .*first in image features on rank 0; 1 samples"
     ) as error:
         loop.train(blend, config, str(tmp_path))
     key = batches[2].keys[5]

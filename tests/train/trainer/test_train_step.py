@@ -306,11 +306,7 @@ def test_damaged_samples_of_a_tensor_parallel_group_count_once(blend, tmp_path, 
 
 @pytest.mark.parametrize(
     ("changes", "reduced"),
-    [
-        ({}, True),
-        ({"precision": "bf16"}, True),
-        ({"precision": "fp16"}, False),
-    ],
+    [({}, True), ({"precision": "bf16"}, True), ({"precision": "fp16"}, False)],
 )
 def test_the_token_table_is_reduced_only_where_unused_rows_just_decay(
     blend, tmp_path, changes, reduced
