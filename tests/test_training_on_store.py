@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +43,7 @@ class Pools:
 
 
 @pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
+def pools(tmp_path_factory):
     folder = tmp_path_factory.mktemp("store")
     with s3_server(folder) as url, pytest.MonkeyPatch.context() as patch:
         for name, value in s3_variables(url).items():
@@ -68,16 +67,14 @@ def weights(out: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(pools: Pools, tmp_path_factory: pytest.TempPathFactory) -> str:
+def undisturbed(pools, tmp_path_factory):
     """A run of the local pool into a local folder."""
     out = str(tmp_path_factory.mktemp("run") / "run")
     assert commands.train(train_words(pools.local, out, "checkpoint_every=3")) == 0
     return out
 
 
-def test_a_run_on_a_store_has_the_weights_of_a_local_one(
-    pools: Pools, undisturbed: str, tmp_path: Path
-) -> None:
+def test_a_run_on_a_store_has_the_weights_of_a_local_one(pools, undisturbed, tmp_path):
     out = "s3://pools/runs/whole"
     assert commands.train(train_words(pools.store, out, "checkpoint_every=3")) == 0
     assert weights(out) == weights(undisturbed)
@@ -96,9 +93,7 @@ def test_a_run_on_a_store_has_the_weights_of_a_local_one(
     assert predictions[0] == predictions[1]
 
 
-def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(
-    pools: Pools, undisturbed: str, tmp_path: Path
-) -> None:
+def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(pools, undisturbed, tmp_path):
     out = "s3://pools/runs/killed"
     words = train_words(pools.store, out, "checkpoint_every=3")
     with open(tmp_path / "log", "wb") as log:
@@ -124,7 +119,7 @@ def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(
     assert weights(out) == weights(undisturbed)
 
 
-def test_an_ablation_and_its_report_on_a_store(pools: Pools, tmp_path: Path) -> None:
+def test_an_ablation_and_its_report_on_a_store(pools, tmp_path):
     fields = {
         "name": "tiny",
         "question": "Do longer captions help?",
@@ -148,9 +143,7 @@ def test_an_ablation_and_its_report_on_a_store(pools: Pools, tmp_path: Path) -> 
     assert disk.exists(layout.report_markdown)
 
 
-def test_a_sharded_run_is_saved_on_the_store_and_resumed_by_one_process(
-    pools: Pools, undisturbed: str
-) -> None:
+def test_a_sharded_run_is_saved_on_the_store_and_resumed_by_one_process(pools, undisturbed):
     out = "s3://pools/runs/sharded"
     words = train_words(pools.store, out, "checkpoint_every=3")
     assert commands.train([*words, "dp_shard=2", "--ranks", "2"]) == 0
@@ -168,9 +161,7 @@ def test_a_sharded_run_is_saved_on_the_store_and_resumed_by_one_process(
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
 
 
-def test_a_live_run_and_its_replay_on_a_store_draw_what_a_local_one_draws(
-    pools: Pools, tmp_path: Path
-) -> None:
+def test_a_live_run_and_its_replay_on_a_store_draw_what_a_local_one_draws(pools, tmp_path):
     exports = []
     for number, (pool, out) in enumerate(
         ((pools.local, str(tmp_path / "run")), (pools.store, "s3://pools/runs/live"))

@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,10 @@ from manifests import disk
 from manifests.columns import SIDECAR, VIEW
 from manifests.layout import SHARD_VERSION, CommitRecord
 from manifests.records import ScoreSetDocument, ViewDocument
-from manifests.schema import Ablation
 from tests.support import ablations
 from tests.support.bundles import write_masks, write_scores
 from tests.support.once import once
-from train.ablation.runner import Outcome, run_all
+from train.ablation.runner import run_all
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {
@@ -228,22 +227,22 @@ def build_pool(
 
 
 @pytest.fixture(scope="session")
-def make_pool() -> Callable[..., str]:
+def make_pool():
     """`make_pool(folder, rows_per_shard=16, shards=3, keep=1.0, …)`: see build_pool."""
     return build_pool
 
 
 @pytest.fixture(scope="session")
-def add_view() -> Callable[..., None]:
+def add_view():
     """`add_view(pool, name, keep)`: another view of a pool."""
     return write_view
 
 
 @pytest.fixture(scope="session")
-def tiny_pool(tmp_path_factory: pytest.TempPathFactory) -> str:
+def tiny_pool(tmp_path_factory):
     """A pool of 3 shards of 16 rows with the views `all` and `half`; for reading only."""
 
-    def make(folder: Path) -> str:
+    def make(folder):
         pool = build_pool(folder / "pool")
         write_view(pool, "half", 0.5)
         return pool
@@ -252,7 +251,7 @@ def tiny_pool(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Sums on one thread, whose order is always the same."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -261,18 +260,16 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+def data(tmp_path_factory):
     """An evaluation folder: two classes of four images."""
     return once(tmp_path_factory, "two_classes", ablations.two_classes)
 
 
 @pytest.fixture(scope="session")
-def ran(
-    tmp_path_factory: pytest.TempPathFactory, tiny_pool: str, data: str
-) -> tuple[Ablation, str, list[Outcome]]:
+def ran(tmp_path_factory, tiny_pool, data):
     """An ablation that ran: three arms (one is A/A), two seeds. For reading only."""
 
-    def make(folder: Path) -> tuple[Ablation, str, list[Outcome]]:
+    def make(folder):
         tiny = ablations.tiny_ablation(tiny_pool, data, controls={"a_a": "raw"}, jobs=2)
         return tiny, str(folder), run_all(tiny, str(folder))
 

@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 import typing
-from typing import Any
 
 import pytest
 
@@ -146,9 +145,7 @@ def test_the_model_follows_the_run():
         ({"checkpoint_every": -1}, "checkpoint_every is -1; it must not be negative"),
     ],
 )
-def test_locks_and_checkpoint_intervals_that_make_no_sense_are_refused(
-    changes: dict[str, Any], message: str
-) -> None:
+def test_locks_and_checkpoint_intervals_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         configure(changes)
 

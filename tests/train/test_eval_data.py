@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from manifests.schema import TaskSpec
 from tests.support import tasks
 from tests.support.task_data import images_of, tar_members, task_of, write_tar
 from tests.support.tasks import changed, class_folders, draw
@@ -37,25 +36,25 @@ from train.eval_data.samples import (
 
 
 @pytest.fixture
-def colours(tmp_path: Path) -> TaskSpec:
+def colours(tmp_path):
     """Eighteen noisy images of three classes, PNG and JPEG."""
     return tasks.class_folders(tmp_path / "colours")
 
 
 @pytest.fixture
-def captioned(tmp_path: Path) -> TaskSpec:
+def captioned(tmp_path):
     """Five images: the first has two captions, the last two share one."""
     return tasks.captions_folder(tmp_path / "captioned")
 
 
 @pytest.fixture
-def coloured(colours: TaskSpec) -> Samples:
+def coloured(colours):
     """The samples of `colours`."""
     return read_labelled(colours)
 
 
 @pytest.fixture
-def described(captioned: TaskSpec) -> Samples:
+def described(captioned):
     """The samples of `captioned`."""
     return read_captioned(captioned)
 
@@ -70,7 +69,7 @@ def raw(**values: Any) -> RawSamples:
     return RawSamples(source="/d", images=IMAGES, **values)
 
 
-def test_numbers_need_names_and_texts_bring_them() -> None:
+def test_numbers_need_names_and_texts_bring_them():
     numbers = raw(labels=[1, 0, 1])
     assert labelled_samples(task_of("/d", classes=["x", "y"]), numbers).classes == ("x", "y")
     assert labelled_samples(
@@ -98,14 +97,12 @@ def test_numbers_need_names_and_texts_bring_them() -> None:
         ({"templates_from": "openai"}, {"labels": ["a", "b", "b"]}, "templates is 'openai'"),
     ],
 )
-def test_labels_that_are_no_class_are_refused(
-    changes: dict[str, Any], values: dict[str, Any], message: str
-) -> None:
+def test_labels_that_are_no_class_are_refused(changes, values, message):
     with pytest.raises(ValueError, match=message):
         labelled_samples(task_of("/d", **changes), raw(**values))
 
 
-def test_templates_are_the_tasks_else_the_datas_else_the_usual(tmp_path: Path) -> None:
+def test_templates_are_the_tasks_else_the_datas_else_the_usual(tmp_path):
     own = raw(labels=["a", "b", "b"], templates=("own {}",))
     assert labelled_samples(task_of("/d"), own).templates == ("own {}",)
     assert labelled_samples(task_of("/d", templates=["the {}"]), own).templates == ("the {}",)
@@ -117,7 +114,7 @@ def test_templates_are_the_tasks_else_the_datas_else_the_usual(tmp_path: Path) -
     )
 
 
-def test_equal_captions_are_texts_of_their_own() -> None:
+def test_equal_captions_are_texts_of_their_own():
     samples = captioned_samples(
         task_of("/d", "retrieval"), raw(captions=[["x"], ["y", "x"], ["z"]])
     )
@@ -129,7 +126,7 @@ def test_equal_captions_are_texts_of_their_own() -> None:
         captioned_samples(task_of("/d", "retrieval"), raw())
 
 
-def test_the_lists_of_open_clip_have_its_names() -> None:
+def test_the_lists_of_open_clip_have_its_names():
     import open_clip
 
     assert read_classes("imagenet") == tuple(open_clip.IMAGENET_CLASSNAMES)
@@ -140,7 +137,7 @@ def test_the_lists_of_open_clip_have_its_names() -> None:
     assert len(read_templates("simple_imagenet")) == 7
 
 
-def test_files_hold_a_name_per_line_or_a_json_list(tmp_path: Path) -> None:
+def test_files_hold_a_name_per_line_or_a_json_list(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffcat\r\ndog\n\nred fox\n".encode())
     assert read_classes(str(tmp_path / "a.txt")) == ("cat", "dog", "red fox")
     (tmp_path / "a.json").write_text('["a photo of a {c}.", "{}"]')
@@ -158,9 +155,7 @@ def test_files_hold_a_name_per_line_or_a_json_list(tmp_path: Path) -> None:
         ("a.txt", b"\xff\xfe", "is not UTF-8"),
     ],
 )
-def test_what_is_no_list_is_refused(
-    tmp_path: Path, name: str, content: bytes | None, message: str
-) -> None:
+def test_what_is_no_list_is_refused(tmp_path, name, content, message):
     path = str(tmp_path / name) if "." in name else name
     if content is not None:
         Path(path).write_bytes(content)
@@ -168,7 +163,7 @@ def test_what_is_no_list_is_refused(
         read_classes(path)
 
 
-def test_a_probe_has_training_data_of_the_same_classes(colours: TaskSpec, tmp_path: Path) -> None:
+def test_a_probe_has_training_data_of_the_same_classes(colours, tmp_path):
     class_folders(tmp_path / "more")
     probe = changed(colours, kind="linear_probe", train_data=str(tmp_path / "more"))
     samples = read_probe(probe)
@@ -180,7 +175,7 @@ def test_a_probe_has_training_data_of_the_same_classes(colours: TaskSpec, tmp_pa
         read_probe(probe)
 
 
-def test_a_probe_takes_two_splits_of_one_folder(coloured: Samples, tmp_path: Path) -> None:
+def test_a_probe_takes_two_splits_of_one_folder(coloured, tmp_path):
     for split in ("test", "train"):
         write_benchmark(coloured, str(tmp_path / "b"), split)
     samples = read_probe(task_of(tmp_path / "b", "linear_probe"))
@@ -193,7 +188,7 @@ def test_a_probe_takes_two_splits_of_one_folder(coloured: Samples, tmp_path: Pat
 # --------------------------------------------------------------------------------------------------
 
 
-def test_folders_are_classes_in_order_and_underscores_are_spaces(colours: TaskSpec) -> None:
+def test_folders_are_classes_in_order_and_underscores_are_spaces(colours):
     samples = read_labelled(colours)
     assert samples.classes == ("dark red", "green", "sky blue")
     assert samples.files[0] == "dark_red/0.jpg"
@@ -201,14 +196,14 @@ def test_folders_are_classes_in_order_and_underscores_are_spaces(colours: TaskSp
     assert samples.images.path(0) == f"{colours.data}/dark_red/0.jpg"
 
 
-def test_display_names_replace_the_folders(colours: TaskSpec) -> None:
+def test_display_names_replace_the_folders(colours):
     named = changed(colours, classes=["red", "green", "blue"])
     assert read_labelled(named).classes == ("red", "green", "blue")
     with pytest.raises(ValueError, match=r"names 2 classes, but .* \(folders\) has 3: dark_red"):
         read_labelled(changed(colours, classes=["red", "green"]))
 
 
-def test_what_a_folder_lacks_is_named(tmp_path: Path, colours: TaskSpec) -> None:
+def test_what_a_folder_lacks_is_named(tmp_path, colours):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has 0 folders of images .* at least two"):
         read_labelled(changed(colours, data=str(tmp_path / "empty")))
@@ -220,7 +215,7 @@ def test_what_a_folder_lacks_is_named(tmp_path: Path, colours: TaskSpec) -> None
         read_labelled(colours)
 
 
-def test_what_a_captions_file_lacks_is_named(captioned: TaskSpec) -> None:
+def test_what_a_captions_file_lacks_is_named(captioned):
     path = Path(captioned.data) / "captions.csv"
     text = path.read_text()
     path.write_text(text.replace("file,caption", "file,captoin"))
@@ -247,9 +242,7 @@ def test_what_a_captions_file_lacks_is_named(captioned: TaskSpec) -> None:
 # --------------------------------------------------------------------------------------------------
 
 
-def test_the_form_of_hugging_face_in_several_files_and_row_groups(
-    coloured: Samples, tmp_path: Path
-) -> None:
+def test_the_form_of_hugging_face_in_several_files_and_row_groups(coloured, tmp_path):
     features = {"label": {"names": ["red", "green", "blue"], "_type": "ClassLabel"}}
     metadata = {"huggingface": json.dumps({"info": {"features": features}})}
     images = images_of(coloured)
@@ -273,9 +266,7 @@ def test_the_form_of_hugging_face_in_several_files_and_row_groups(
     assert samples.images.path(8) == f"{tmp_path}/test-1.parquet:test-1/1"
 
 
-def test_paths_are_beside_the_file_and_captions_may_be_lists(
-    captioned: TaskSpec, described: Samples
-) -> None:
+def test_paths_are_beside_the_file_and_captions_may_be_lists(captioned, described):
     folder = Path(captioned.data)
     texts = [["red", "a red picture"], ["green"], ["blue"], ["grey"], ["grey", ""]]
     pq.write_table(pa.table({"path": described.files, "caption": texts}), folder / "c.parquet")
@@ -297,9 +288,7 @@ def test_paths_are_beside_the_file_and_captions_may_be_lists(
         ({"image": [b"x"], "label": [None]}, {}, r"a/0 of .*a\.parquet has no label"),
     ],
 )
-def test_what_a_table_lacks_is_named(
-    columns: dict[str, list[object]], names: dict[str, str], message: str, tmp_path: Path
-) -> None:
+def test_what_a_table_lacks_is_named(columns, names, message, tmp_path):
     pq.write_table(pa.table(columns), tmp_path / "a.parquet")
     with pytest.raises(ValueError, match=message):
         read_labelled(task_of(tmp_path / "a.parquet", columns=names, classes=["a", "b"]))
@@ -319,7 +308,7 @@ def write(folder: Path, *rows: dict[str, Any]) -> Path:
     return path
 
 
-def test_rows_become_prompts_images_and_right_pairs(tmp_path: Path) -> None:
+def test_rows_become_prompts_images_and_right_pairs(tmp_path):
     other = {**ROW, "cue": "Ice", "associations": ["b"], "candidate_images": [b"4", b"5", b"6"]}
     write(tmp_path, ROW, other)
     samples = read_associations(task_of(tmp_path, "association"))
@@ -338,9 +327,7 @@ def test_rows_become_prompts_images_and_right_pairs(tmp_path: Path) -> None:
         ({"associations": ["z"]}, "every association among them"),
     ],
 )
-def test_a_row_that_cannot_be_is_named(
-    tmp_path: Path, change: dict[str, Any], message: str
-) -> None:
+def test_a_row_that_cannot_be_is_named(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         read_associations(task_of(write(tmp_path, {**ROW, **change}), "association"))
 
@@ -351,7 +338,7 @@ def test_a_row_that_cannot_be_is_named(
 CLASSES = ["dark_red", "green", "sky_blue"]
 
 
-def test_labels_are_numbers_or_texts(coloured: Samples, tmp_path: Path) -> None:
+def test_labels_are_numbers_or_texts(coloured, tmp_path):
     images = images_of(coloured)
     numbers = tar_members(images, [f"{label}\n" for label in coloured.labels], "cls")
     tar = write_tar(tmp_path / "n.tar", numbers)
@@ -364,9 +351,7 @@ def test_labels_are_numbers_or_texts(coloured: Samples, tmp_path: Path) -> None:
     assert (samples.labels, samples.classes) == (coloured.labels, coloured.classes)
 
 
-def test_the_shards_of_a_pool_are_read_if_they_are_committed(
-    described: Samples, tmp_path: Path
-) -> None:
+def test_the_shards_of_a_pool_are_read_if_they_are_committed(described, tmp_path):
     images, shards = images_of(described), tmp_path / "pool" / "shards"
     write_tar(shards / "00000.tar", tar_members(images[:3], ["a", "b", "c"], "txt"))
     write_tar(shards / "00001.tar", tar_members(images[3:], ["d", "e"], "txt", first=3))
@@ -376,7 +361,7 @@ def test_the_shards_of_a_pool_are_read_if_they_are_committed(
         assert read_captioned(task_of(data, "retrieval")).captions == ("a", "b", "c")
 
 
-def test_labels_and_groups_of_json_and_npy(coloured: Samples, tmp_path: Path) -> None:
+def test_labels_and_groups_of_json_and_npy(coloured, tmp_path):
     members = []
     for number, (image, label) in enumerate(zip(images_of(coloured), coloured.labels, strict=True)):
         sink = io.BytesIO()
@@ -398,7 +383,7 @@ def test_labels_and_groups_of_json_and_npy(coloured: Samples, tmp_path: Path) ->
             read_labelled(task_of(tar, columns=columns))
 
 
-def test_a_tar_with_a_fault_is_named(colours: TaskSpec, coloured: Samples, tmp_path: Path) -> None:
+def test_a_tar_with_a_fault_is_named(colours, coloured, tmp_path):
     images = images_of(coloured)
     lonely = write_tar(tmp_path / "a.tar", [("x.cls", b"0")])
     with pytest.raises(ValueError, match=r"a\.tar, sample x has no image \(jpg, jpeg"):
@@ -420,7 +405,7 @@ def test_a_tar_with_a_fault_is_named(colours: TaskSpec, coloured: Samples, tmp_p
         read_labelled(task_of(tmp_path / "e.tar"))
 
 
-def test_a_tar_that_was_written_anew_is_scanned_anew(coloured: Samples, tmp_path: Path) -> None:
+def test_a_tar_that_was_written_anew_is_scanned_anew(coloured, tmp_path):
     images = images_of(coloured)
     tar = write_tar(tmp_path / "a.tar", tar_members(images[:2], ["a", "b"], "cls"))
     assert len(read_labelled(task_of(tar)).files) == 2
@@ -431,9 +416,7 @@ def test_a_tar_that_was_written_anew_is_scanned_anew(coloured: Samples, tmp_path
 # --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_written_is_read_again(
-    coloured: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_written_is_read_again(coloured, tmp_path, monkeypatch):
     monkeypatch.setattr(benchmark_layout, "TAR_SAMPLES", 7)
     assert write_benchmark(coloured, str(tmp_path / "b")) == 18
     assert (tmp_path / "b" / "test" / "nshards.txt").read_text() == "3\n"
@@ -447,7 +430,7 @@ def test_what_is_written_is_read_again(
     assert samples.files[:2] == ("s0000000.jpg", "s0000001.png")
 
 
-def test_retrieval_is_written_and_read_again(described: Samples, tmp_path: Path) -> None:
+def test_retrieval_is_written_and_read_again(described, tmp_path):
     write_benchmark(described, str(tmp_path / "b"))
     samples = read_captioned(task_of(tmp_path / "b", "retrieval"))
     assert (samples.captions, samples.matches) == (described.captions, described.matches)
@@ -459,7 +442,7 @@ def test_retrieval_is_written_and_read_again(described: Samples, tmp_path: Path)
 # webdataset leaves its last tar open.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_webdataset_reads_what_is_written(coloured: Samples, tmp_path: Path) -> None:
+def test_webdataset_reads_what_is_written(coloured, tmp_path):
     import webdataset
 
     write_benchmark(coloured, str(tmp_path / "b"))
@@ -481,9 +464,7 @@ def test_webdataset_reads_what_is_written(coloured: Samples, tmp_path: Path) -> 
         ("classnames.txt", "a\nb\n", "is 2, but there are 2 classes"),
     ],
 )
-def test_a_damaged_folder_is_refused(
-    coloured: Samples, tmp_path: Path, path: str, content: str | None, message: str
-) -> None:
+def test_a_damaged_folder_is_refused(coloured, tmp_path, path, content, message):
     write_benchmark(coloured, str(tmp_path))
     if content is None:
         (tmp_path / path).unlink()
@@ -503,16 +484,14 @@ def decoded(samples: Samples, size: int) -> np.ndarray:
     )
 
 
-def test_images_are_decoded_once(coloured: Samples, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_are_decoded_once(coloured, monkeypatch):
     first = decoded(coloured, 32)
     assert first.shape == (18, 32, 32, 3)
     monkeypatch.setattr(images, "decode_image", lambda data: pytest.fail("decoded again"))
     np.testing.assert_array_equal(first, decoded(coloured, 32))
 
 
-def test_what_does_not_fit_is_decoded_again(
-    coloured: Samples, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_does_not_fit_is_decoded_again(coloured, monkeypatch):
     monkeypatch.setattr(images, "CACHE_BYTES", 100)
     monkeypatch.setattr(images, "BATCH_SIZE", 7)
     before = len(images._kept)
@@ -522,7 +501,7 @@ def test_what_does_not_fit_is_decoded_again(
     assert len(images._kept) == before
 
 
-def test_an_image_that_cannot_be_read_is_named(colours: TaskSpec, coloured: Samples) -> None:
+def test_an_image_that_cannot_be_read_is_named(colours, coloured):
     (Path(colours.data) / "green" / "0.jpg").write_bytes(b"\xff\xd8\xff no picture")
     with pytest.raises(ValueError, match=r"green/0\.jpg cannot be decoded as an image"):
         decoded(coloured, 10)

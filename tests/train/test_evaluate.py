@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -13,14 +12,14 @@ from manifests import disk
 from manifests.schema import Blend
 from tests.support import commands
 from train.config import configure
-from train.formats import model_files, open_clip_files
+from train.formats import open_clip_files
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
 from train.trainer import loop
 
 
 @pytest.fixture
-def task(tmp_path: Path) -> Path:
+def task(tmp_path):
     for label, colour in (("dark", (0, 0, 9)), ("light", (250, 250, 240))):
         (tmp_path / "data" / label).mkdir(parents=True)
         Image.new("RGB", (32, 32), colour).save(tmp_path / "data" / label / "0.png")
@@ -29,7 +28,7 @@ def task(tmp_path: Path) -> Path:
     return path
 
 
-def test_predictions_lie_beside_the_model_or_where_out_says(task: Path, tmp_path: Path) -> None:
+def test_predictions_lie_beside_the_model_or_where_out_says(task, tmp_path):
     model = tmp_path / "model"
     open_clip_files.save_export(CLIP(MODELS["test"], seed=0), str(model))
     assert commands.evaluate([str(model), "--task", str(task), "--device", "cpu"]) == 0
@@ -44,27 +43,13 @@ def test_predictions_lie_beside_the_model_or_where_out_says(task: Path, tmp_path
     assert disk.read_parquet(data)["url"].to_pylist() == ["mine"]
 
 
-def test_a_hugging_face_folder_is_evaluated_like_an_open_clip_folder(
-    task: Path, tmp_path: Path
-) -> None:
-    model, tables = CLIP(MODELS["test"], seed=0), []
-    for name in ("open_clip", "huggingface"):
-        model_files.save_model(model, str(tmp_path / name), name)
-        command = [f"local-dir:{tmp_path / name}", "--task", str(task), "--device", "cpu"]
-        assert commands.evaluate(command) == 0
-        tables.append(disk.read_parquet(tmp_path / name / "eval" / "shades.parquet"))
-    assert tables[0].equals(tables[1])
-
-
-def test_a_model_of_a_list_needs_a_folder_for_the_predictions(
-    task: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_of_a_list_needs_a_folder_for_the_predictions(task, capsys):
     assert commands.evaluate(["open_clip:ViT-B-32/openai", "--task", str(task)]) == 2
     assert "--out" in capsys.readouterr().err
 
 
 @pytest.fixture
-def trained(tiny_pool: str, tmp_path: Path) -> Path:
+def trained(tiny_pool, tmp_path):
     """A run that keeps its last three checkpoints."""
     settings = {
         "model": "test", "samples_seen": 32, "batch_size": 8, "lanes": 4, "warmup": 1,
@@ -78,9 +63,7 @@ def trained(tiny_pool: str, tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_averaged_weights_are_evaluated_under_a_name_of_their_own(
-    task: Path, trained: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_averaged_weights_are_evaluated_under_a_name_of_their_own(task, trained, capsys):
     command = [str(trained), "--task", str(task), "--device", "cpu"]
     for options in ([], ["--average-last", "3"], ["--average-last", "1"]):
         assert commands.evaluate([*command, *options]) == 0
@@ -94,9 +77,7 @@ def test_averaged_weights_are_evaluated_under_a_name_of_their_own(
     assert "has 3 checkpoints, not 4" in capsys.readouterr().err
 
 
-def test_a_suite_says_what_is_missing_and_from_how_many_it_averages(
-    task: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_suite_says_what_is_missing_and_from_how_many_it_averages(task, tmp_path, capsys):
     open_clip_files.save_export(CLIP(MODELS["test"], seed=0), str(tmp_path / "model"))
     gone = "{name: gone, kind: classification, data: nowhere}"
     bad = f"{{name: bad, kind: classification, data: {tmp_path / 'data'}, templates: [x]}}"
@@ -112,7 +93,7 @@ def test_a_suite_says_what_is_missing_and_from_how_many_it_averages(
     assert json.loads(printed.splitlines()[-1])["averages"][0]["group"] == "one"
 
 
-def test_tasks_are_written_in_the_layout_of_clip_benchmark(task: Path, tmp_path: Path) -> None:
+def test_tasks_are_written_in_the_layout_of_clip_benchmark(task, tmp_path):
     assert commands.evaluate(["benchmark", str(task), "--to", str(tmp_path / "b")]) == 0
     assert (tmp_path / "b" / "shades" / "classnames.txt").read_text() == "dark\nlight\n"
     model = tmp_path / "model"
@@ -136,9 +117,7 @@ def test_tasks_are_written_in_the_layout_of_clip_benchmark(task: Path, tmp_path:
         (["m"], "Exactly 1 of {--task, --suite} must be specified"),
     ],
 )
-def test_options_that_contradict_each_other_are_refused(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_options_that_contradict_each_other_are_refused(words, message, capsys):
     assert commands.evaluate(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")

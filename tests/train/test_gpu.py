@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -72,7 +71,7 @@ def made(config: Any = SMALL, **settings: Any) -> CLIP:
 @pytest.mark.parametrize("kernel", KERNELS)
 # Heads of 64, 80 and 88 channels
 @pytest.mark.parametrize("name", ["ViT-S-32", "ViT-H-14", "ViT-g-14"])
-def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel: str, name: str) -> None:
+def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel, name):
     config = dataclasses.replace(MODELS[name], vision_layers=2, text_layers=2)
     image_BCHW, tokens_BT = batch(8)
     wanted = computed(made(config, attention="sdpa"), tokens_BT, image_BCHW, bf16=False)
@@ -83,7 +82,7 @@ def test_every_kernel_gives_the_same_for_padded_and_packed_captions(kernel: str,
 
 
 @pytest.mark.parametrize("captions", ["padded", "packed"])
-def test_compiled_blocks_give_the_same(captions: str) -> None:
+def test_compiled_blocks_give_the_same(captions):
     alone = Ranks(rank=0, world=1, device=torch.device(DEVICE), owns_group=False)
     compiled = made()
     parallelize(compiled, alone, configure({"model": "ViT-S-32", "compile": "inductor"}))
@@ -109,14 +108,14 @@ def held(work: Any) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def test_a_loss_of_32768_pairs_needs_little_beside_features_and_gradients() -> None:
+def test_a_loss_of_32768_pairs_needs_little_beside_features_and_gradients():
     count, width = 32_768, 512
     drawn = [torch.randn(count, width, device=DEVICE) for _ in range(2)]
     units = [torch.nn.functional.normalize(x, dim=-1).requires_grad_() for x in drawn]
     scale = torch.tensor(14.3, device=DEVICE, requires_grad=True)
     gradients = 2 * count * width * 4
 
-    def work() -> None:
+    def work():
         contrastive("clip", *units, scale)[0].backward()
 
     work()  # workspaces of the libraries
@@ -126,7 +125,7 @@ def test_a_loss_of_32768_pairs_needs_little_beside_features_and_gradients() -> N
 
 
 @pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_recomputed_blocks_hold_less_and_give_the_same(recompute: str) -> None:
+def test_recomputed_blocks_hold_less_and_give_the_same(recompute):
     alone = Ranks(rank=0, world=1, device=torch.device(DEVICE), owns_group=False)
     image_BCHW, tokens_BT = batch(128)
     plain, thrifty = made(), made()
@@ -140,7 +139,7 @@ def test_recomputed_blocks_hold_less_and_give_the_same(recompute: str) -> None:
     assert little < 0.9 * much
 
 
-def test_a_run_on_the_gpu_learns_and_says_what_it_used(tiny_pool: str, tmp_path: Path) -> None:
+def test_a_run_on_the_gpu_learns_and_says_what_it_used(tiny_pool, tmp_path):
     changes = {
         "preset": "micro",
         "model": "test",

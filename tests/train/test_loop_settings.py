@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -72,31 +70,6 @@ def test_blocks_are_recomputed_as_the_settings_say(blend, tmp_path, monkeypatch,
     changes = {"samples_seen": 8, "recompute": recompute}
     loop.train(blend, configure({**SETTINGS, **changes}), str(tmp_path))
     assert len(calls) == passes  # two blocks in each tower, and one step
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"micro_batch": 3},
-        {"loss_tile": 3},
-        {"micro_batch": 2, "loss_tile": 5, "captions": "packed"},
-    ],
-)
-def test_settings_that_may_change_on_resume_change_weights_by_rounding_alone(
-    blend, tmp_path, changes
-):
-    # A large eps: AdamW would amplify the rounding of gradients that are 0 by nature (key biases).
-    steady = {"eps": 1e-2, "lr": 0.1, "model.drop_patch_rate": 0.25}
-    config = configure({**SETTINGS, **steady})
-    loop.train(blend, config, str(tmp_path / "plain"))
-    loop.train(blend, dataclasses.replace(config, **changes), str(tmp_path / "changed"))
-    plain, changed = weights_of(tmp_path / "plain"), weights_of(tmp_path / "changed")
-    start = to_open_clip(CLIP(model_config(config), 0))
-    for name, weight in plain.items():
-        worst = (changed[name] - weight).abs().max().item()
-        assert worst < 1e-4, (name, worst)
-    assert (plain["visual.proj"] - start["visual.proj"]).abs().mean() > 1e-3
 
 
 LOCKS = [

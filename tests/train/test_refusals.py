@@ -37,9 +37,7 @@ def error_of(capsys: Any) -> str:
         (["--set", "lanes=5"], "lanes"),
     ],
 )
-def test_a_refused_run_leaves_nothing(
-    tiny_pool: str, tmp_path: Path, capsys: Any, arguments: list[str], message: str, ranks: str
-) -> None:
+def test_a_refused_run_leaves_nothing(tiny_pool, tmp_path, capsys, arguments, message, ranks):
     out = tmp_path / "out" / "run"
     given = ["--mix", f"{tiny_pool}/all=1", "--out", str(out), "--ranks", ranks]
     assert commands.train([*given, *SETTINGS, *arguments]) == 2
@@ -47,7 +45,7 @@ def test_a_refused_run_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_refused_restart_costs_nothing(tiny_pool: str, tmp_path: Path, capsys: Any) -> None:
+def test_a_refused_restart_costs_nothing(tiny_pool, tmp_path, capsys):
     out = tmp_path / "run"
     command = ["--mix", f"{tiny_pool}/all=1", "--out", str(out), *SETTINGS]
     assert commands.train(command) == 0
@@ -63,9 +61,9 @@ def test_a_refused_restart_costs_nothing(tiny_pool: str, tmp_path: Path, capsys:
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(
-    tiny_pool: str, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_work(*_: object, **__: object) -> None:
+    tiny_pool, tmp_path, capsys, monkeypatch
+):
+    def no_work(*_, **__):
         raise AssertionError("the folder was checked too late")
 
     monkeypatch.setattr(train, "train", no_work)
@@ -93,7 +91,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
             assert expected in error_of(capsys)
 
 
-def test_a_recipe_or_an_ablation_is_not_a_blend(tmp_path: Path, capsys: Any) -> None:
+def test_a_recipe_or_an_ablation_is_not_a_blend(tmp_path, capsys):
     recipe = {"name": "r", "source": {"kind": "wat", "paths": ["x"]}, "views": {"raw": []}}
     ablation = {"name": "a", "pools": {"web": {"recipe": "r.yaml"}}, "arms": {"raw": "web/raw"}}
     for value, what in ((recipe, "a recipe; build its pool with"), (ablation, "an ablation; run")):
@@ -135,9 +133,7 @@ def damaged_pool(make_pool: Any, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_stops_at_the_same_sample_for_any_number_of_ranks(
-    make_pool: Any, tmp_path: Path, capfd: Any
-) -> None:
+def test_a_run_stops_at_the_same_sample_for_any_number_of_ranks(make_pool, tmp_path, capfd):
     pool = damaged_pool(make_pool, tmp_path)
     errors = []
     for ranks in ("1", "2", "4"):
@@ -151,7 +147,7 @@ def test_a_run_stops_at_the_same_sample_for_any_number_of_ranks(
     assert errors[1] == errors[2] == errors[0]
 
 
-def test_samples_before_a_resume_count(make_pool: Any, tmp_path: Path, capfd: Any) -> None:
+def test_samples_before_a_resume_count(make_pool, tmp_path, capfd):
     pool = damaged_pool(make_pool, tmp_path)
     out = tmp_path / "run"
     settings = ["--set", *DAMAGED_SETTINGS, "checkpoint_every=1"]

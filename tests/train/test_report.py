@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-from pathlib import Path
 
 import pytest
 
@@ -11,7 +10,7 @@ from clipmill.ablate import date_of
 from tests.support import commands
 
 
-def test_the_date_is_given_or_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_date_is_given_or_of_the_environment(monkeypatch):
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "86400")
     assert date_of("2026-01-31") == datetime.date(2026, 1, 31)
     assert date_of(None) == datetime.date(1970, 1, 2)
@@ -22,9 +21,7 @@ def test_the_date_is_given_or_of_the_environment(monkeypatch: pytest.MonkeyPatch
         date_of("31.1.")
 
 
-def test_options_that_do_not_go_together_are_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+def test_options_that_do_not_go_together_are_one_line(capsys, tmp_path):
     assert commands.report(["a", "b", "--markdown"]) == 2
     assert capsys.readouterr().err == "error: --markdown goes with one folder\n"
     assert commands.report(["a", "--page", "x.html"]) == 2

@@ -63,7 +63,7 @@ def hashes(out: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny_pool: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tiny_pool, tmp_path_factory):
     """A run that nothing disturbs."""
     out = tmp_path_factory.mktemp("whole") / "run"
     before = torch.get_num_threads()
@@ -81,7 +81,7 @@ def end_in(patch: pytest.MonkeyPatch, step: int, *, by_signal: bool = False) -> 
     """Let a run end in its step number `step`."""
     real = StepRunner.step
 
-    def step_or_end(runner, ready, waited):  # type: ignore[no-untyped-def]
+    def step_or_end(runner, ready, waited):
         if ready.batch.step == step:
             if by_signal:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -92,8 +92,8 @@ def end_in(patch: pytest.MonkeyPatch, step: int, *, by_signal: bool = False) -> 
 
 
 def test_a_run_that_is_killed_in_each_of_its_steps_ends_the_same_to_the_bit(
-    tiny_pool: str, tmp_path: Path, whole: Path
-) -> None:
+    tiny_pool, tmp_path, whole
+):
     """One run that is killed forty times, each time a step later, with other threads each time."""
     for step in range(STEPS):
         with pytest.MonkeyPatch.context() as patch:
@@ -113,9 +113,7 @@ def train_and_die(pool: str, out: str, step: int) -> None:
         trained(pool, Path(out), threads=1)
 
 
-def test_what_sigkill_ends_in_any_step_is_resumed_to_the_bit(
-    tiny_pool: str, tmp_path: Path, whole: Path
-) -> None:
+def test_what_sigkill_ends_in_any_step_is_resumed_to_the_bit(tiny_pool, tmp_path, whole):
     """SIGKILL also ends a save that is under way. All steps with CLIPMILL_CHAOS=1."""
     with CommandServer() as server:
         for step in some(list(range(STEPS)), "resume", 3):
@@ -142,8 +140,8 @@ def cut_back(out: Path, step: int) -> None:
 
 
 def test_other_ranks_micro_batches_tiles_and_threads_go_on_with_the_same_losses(
-    tiny_pool: str, tmp_path: Path
-) -> None:
+    tiny_pool, tmp_path
+):
     one, out = tmp_path / "one", tmp_path / "run"
     mix = ["--mix", f"{tiny_pool}/all=1"]
     keep = {"checkpoint_every": 2, "keep_checkpoints": 9}
@@ -176,9 +174,9 @@ def test_other_ranks_micro_batches_tiles_and_threads_go_on_with_the_same_losses(
     ],
     ids=["missing", "corrupt"],
 )
-def test_a_shard_that_is_missing_or_corrupt_ends_a_run_of_two_ranks_with_its_name(  # type: ignore[no-untyped-def]
-    make_pool, tmp_path: Path, capfd, damage, message: str
-) -> None:
+def test_a_shard_that_is_missing_or_corrupt_ends_a_run_of_two_ranks_with_its_name(
+    make_pool, tmp_path, capfd, damage, message
+):
     pool = make_pool(tmp_path / "pool")
     damage(Path(pool) / "shards" / "00001.tar")
     began = time.monotonic()
@@ -191,13 +189,11 @@ def test_a_shard_that_is_missing_or_corrupt_ends_a_run_of_two_ranks_with_its_nam
 
 
 @pytest.fixture
-def mix(tiny_pool: str) -> list[str]:
+def mix(tiny_pool):
     return ["--mix", f"{tiny_pool}/all=1"]
 
 
-def test_a_resume_that_is_required_starts_no_other_run(
-    mix: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_resume_that_is_required_starts_no_other_run(mix, tmp_path, capsys):
     out = tmp_path / "run"
     arguments = [*mix, "--out", str(out), *words(samples_seen=24)]
     assert commands.train([*arguments, "--resume", "required"]) == 2
@@ -229,7 +225,7 @@ raise SystemExit(main(["train", *sys.argv[1:]]))
 """
 
 
-def test_torchrun_starts_the_ranks_again_and_they_resume(mix: list[str], tmp_path: Path) -> None:
+def test_torchrun_starts_the_ranks_again_and_they_resume(mix, tmp_path):
     script, out = tmp_path / "lost.py", tmp_path / "run"
     script.write_text(LOST.format(root=str(ROOT)))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]

@@ -22,7 +22,6 @@ from train.ablation.runner import Outcome, request_of, train_and_evaluate
 from train.eval_data.samples import write_benchmark
 from train.evaluation.tasks import read_samples
 
-Ran = tuple[Ablation, str, list[Outcome]]
 WEIGHTS = "export/open_clip_model.safetensors"
 
 
@@ -34,12 +33,12 @@ def in_process(to_do: Any, tasks: Any, jobs: int, out: str, report: Any) -> None
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
+def asked(monkeypatch, caplog):
     """The runs that are not reused, as ARM-SEED; they are done in this process."""
     caplog.set_level("INFO")
     names: list[str] = []
 
-    def note(to_do: Any, *rest: Any) -> None:
+    def note(to_do, *rest):
         names.extend(f"{each.arm}-{each.seed}" for each in to_do)
         in_process(to_do, *rest)
 
@@ -68,26 +67,19 @@ def other_weights(run_folder: str | Path) -> None:
 
 
 @pytest.fixture
-def tiny(ran: Ran) -> Ablation:
+def tiny(ran):
     return changed(ran[0], controls={})
 
 
 @pytest.fixture
-def out(ran: Ran, tmp_path: Path) -> str:
+def out(ran, tmp_path):
     """The folder of finished runs of raw and half, seeds 0 and 1, to be changed."""
     shutil.copytree(ran[1], tmp_path / "out")
     return str(tmp_path / "out")
 
 
 @pytest.mark.slow
-def test_initial_weights_that_change_in_place(
-    ran: Ran,
-    tiny: Ablation,
-    tmp_path: Path,
-    asked: list[str],
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_initial_weights_that_change_in_place(ran, tiny, tmp_path, asked, capsys, caplog):
     base, out = tmp_path / "base", str(tmp_path / "out")
     shutil.copytree(f"{ran[1]}/runs/raw/seed-0", base)
     train = {**TRAIN, "init": f"{base}/export"}
@@ -124,9 +116,7 @@ def test_initial_weights_that_change_in_place(
     assert asked == []
 
 
-def test_a_run_that_removes_its_own_initial_weights_is_refused(
-    out: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_removes_its_own_initial_weights_is_refused(out, capsys):
     one = f"{out}/runs/raw/seed-0"
     words = [f"{out}/blends/raw.json", "--out", one, "--restart", "--set", f"init={one}/export"]
     assert commands.train([*words, *(f"{key}={value}" for key, value in TRAIN.items())]) == 2
@@ -135,7 +125,7 @@ def test_a_run_that_removes_its_own_initial_weights_is_refused(
 
 
 @pytest.mark.slow
-def test_prompts_that_change(tiny: Ablation, out: str, asked: list[str], tmp_path: Path) -> None:
+def test_prompts_that_change(tiny, out, asked, tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a photo of something {}\n")
     task = {**disk.to_plain(tiny.evaluate[0]), "templates": None, "templates_from": str(prompts)}
@@ -151,9 +141,7 @@ def test_prompts_that_change(tiny: Ablation, out: str, asked: list[str], tmp_pat
 
 
 @pytest.mark.slow
-def test_prompts_of_the_data_that_change(
-    tiny: Ablation, out: str, asked: list[str], tmp_path: Path
-) -> None:
+def test_prompts_of_the_data_that_change(tiny, out, asked, tmp_path):
     data = str(tmp_path / "data")
     write_benchmark(read_samples(tiny.evaluate[0]), data, "test")
     other = changed(tiny, evaluate=[disk.to_plain(tiny.evaluate[0]) | {"data": data}])
@@ -177,13 +165,8 @@ def test_prompts_of_the_data_that_change(
     ],
 )
 def test_runs_of_another_version_are_not_mixed_with_new_ones(
-    edit: Callable[[Any], object],
-    reason: str,
-    tiny: Ablation,
-    out: str,
-    asked: list[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    edit, reason, tiny, out, asked, caplog
+):
     edited(f"{out}/runs/raw/seed-1/run.json", lambda record: edit(record["identity"]))
     assert command(tiny, out) == 0
     assert asked == ["raw-1"]
@@ -191,9 +174,7 @@ def test_runs_of_another_version_are_not_mixed_with_new_ones(
 
 
 @pytest.mark.slow
-def test_weights_that_change_under_a_finished_run(
-    tiny: Ablation, out: str, asked: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_weights_that_change_under_a_finished_run(tiny, out, asked, caplog):
     other_weights(f"{out}/runs/half/seed-0")
     assert command(tiny, out) == 0
     assert asked == ["half-0"]
@@ -201,9 +182,7 @@ def test_weights_that_change_under_a_finished_run(
 
 
 @pytest.mark.slow
-def test_predictions_of_another_run_are_made_anew(
-    tiny: Ablation, out: str, asked: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_predictions_of_another_run_are_made_anew(tiny, out, asked, caplog):
     file = "eval/colours.parquet"
     shutil.copy(f"{out}/runs/raw/seed-0/{file}", f"{out}/runs/half/seed-1/{file}")
     assert command(tiny, out) == 0
@@ -212,9 +191,7 @@ def test_predictions_of_another_run_are_made_anew(
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_of_another_blend_is_moved_aside(
-    tiny: Ablation, out: str, tmp_path: Path, asked: list[str]
-) -> None:
+def test_an_interrupted_run_of_another_blend_is_moved_aside(tiny, out, tmp_path, asked):
     """Its checkpoint alone says what it was; the trainer would refuse it at every attempt."""
     mixed = {"views": {"web/all": 0.5, "web/half": 0.5}}
     arms = {"raw": "web/all", "mixed": mixed}
@@ -227,9 +204,7 @@ def test_an_interrupted_run_of_another_blend_is_moved_aside(
     assert disk.list_names(f"{out}/runs/.replaced/mixed")
 
 
-def test_a_plan_takes_no_spread_from_runs_of_other_settings(
-    tiny: Ablation, out: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_takes_no_spread_from_runs_of_other_settings(tiny, out, capsys):
     assert command(tiny, out, "plan", "--json") == 0
     plan = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert plan["run_sd_source"].startswith("of 4 finished runs")
@@ -243,9 +218,7 @@ def test_a_plan_takes_no_spread_from_runs_of_other_settings(
 
 
 @pytest.mark.parametrize("words", [["check"], ["plan"], ["run"], []])
-def test_arms_that_differ_in_a_setting_are_refused_by_every_command(
-    words: list[str], tiny: Ablation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arms_that_differ_in_a_setting_are_refused_by_every_command(words, tiny, tmp_path, capsys):
     arms = {"raw": "web/all", "half": {"view": "web/half", "train": {"lr": 0.01}}}
     assert command(changed(tiny, arms=arms), tmp_path / "out", *words) == 2
     assert "arm 'half' sets lr, which is not the factor that the ablation declares (data)" in (
@@ -257,9 +230,7 @@ def test_arms_that_differ_in_a_setting_are_refused_by_every_command(
 
 
 @pytest.mark.slow
-def test_arms_whose_pools_have_tokens_of_other_versions_are_refused(
-    tiny: Ablation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_arms_whose_pools_have_tokens_of_other_versions_are_refused(tiny, tmp_path, capsys):
     """Otherwise the arms would differ in how captions are tokenized, beside their data."""
     pools = {}
     for version in (1, 2):

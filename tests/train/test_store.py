@@ -7,11 +7,9 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -32,20 +30,20 @@ def spans(of: ByteRanges) -> list[tuple[int, int]]:
     return list(zip(of.start.tolist(), of.length.tolist(), strict=True))
 
 
-def test_near_rows_share_a_range_and_far_ones_do_not() -> None:
+def test_near_rows_share_a_range_and_far_ones_do_not():
     rows = [(0, 10), (15, 10), (31, 5)]
     assert spans(ranges(rows, 5)) == [(0, 25), (31, 5)]
     assert spans(ranges(rows, 6)) == [(0, 36)]
     assert spans(ranges(rows, 4)) == [(0, 10), (15, 10), (31, 5)]
 
 
-def test_a_range_stays_within_its_size_but_for_one_large_row() -> None:
+def test_a_range_stays_within_its_size_but_for_one_large_row():
     rows = [(0, 40), (40, 40), (80, 40), (120, 500), (620, 10)]
     assert spans(ranges(rows, 100, 100)) == [(0, 80), (80, 40), (120, 500), (620, 10)]
 
 
 @pytest.mark.parametrize("gap", [0, 7, 200])
-def test_every_row_lies_in_its_range(gap: int) -> None:
+def test_every_row_lies_in_its_range(gap):
     rng = np.random.default_rng(3)
     length = rng.integers(1, 60, 400)
     offset = np.cumsum(length + rng.integers(0, 30, 400))
@@ -77,7 +75,7 @@ def never() -> bytes:
     raise AssertionError("it is in the cache")
 
 
-def test_a_part_is_fetched_once_and_read_by_all(tmp_path: Path) -> None:
+def test_a_part_is_fetched_once_and_read_by_all(tmp_path):
     caches = [PartCache(str(tmp_path), 10**6) for _ in range(3)]
     assert caches[0].open(NAME) is None
     assert not caches[0].has(NAME)
@@ -92,9 +90,7 @@ def test_a_part_is_fetched_once_and_read_by_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["torn", "head", "flipped", "longer", "empty"])
-def test_a_damaged_part_is_fetched_again(
-    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_part_is_fetched_again(tmp_path, damage, caplog):
     PartCache(str(tmp_path), 10**6).add(NAME, b"x" * 1000)
     path = tmp_path / "ab" / f"{NAME}.part"
     data = bytearray(path.read_bytes())
@@ -109,7 +105,7 @@ def test_a_damaged_part_is_fetched_again(
     assert f"{NAME}.part is damaged and is fetched again" in caplog.text
 
 
-def test_the_least_used_parts_go_first_and_can_still_be_read(tmp_path: Path) -> None:
+def test_the_least_used_parts_go_first_and_can_still_be_read(tmp_path):
     cache = PartCache(str(tmp_path), 10_000)
     first = cache.fetch(name_of(0), lambda: b"0" * 1000)
     for number in range(1, 9):
@@ -129,7 +125,7 @@ def test_the_least_used_parts_go_first_and_can_still_be_read(tmp_path: Path) -> 
     assert first.read(0, 3) == b"000"
 
 
-def test_the_limit_is_kept_while_many_parts_are_written(tmp_path: Path) -> None:
+def test_the_limit_is_kept_while_many_parts_are_written(tmp_path):
     cache = PartCache(str(tmp_path), 100_000)
     most = 0
     for number in range(200):
@@ -138,9 +134,7 @@ def test_the_limit_is_kept_while_many_parts_are_written(tmp_path: Path) -> None:
     assert 80_000 < most <= 100_000 * (1 + 1 / 64) + 2020
 
 
-def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(
-    tmp_path: Path,
-) -> None:
+def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(tmp_path):
     folder = tmp_path / "ab"
     folder.mkdir()
     old, new = folder / f".{NAME}.part.11", folder / f".{NAME}.part.22"
@@ -153,12 +147,12 @@ def test_what_a_killed_process_left_is_removed_and_what_is_being_written_is_not(
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EACCES])
 def test_a_disk_that_takes_no_more_turns_it_off_with_one_warning(
-    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+    tmp_path, number, monkeypatch, caplog
+):
     cache = PartCache(str(tmp_path), 10**6)
     cache.add(name_of(1), b"there")
 
-    def full(self: Path, target: Any) -> None:
+    def full(self, target):
         raise OSError(number, os.strerror(number), str(self))
 
     monkeypatch.setattr(Path, "rename", full)
@@ -173,15 +167,15 @@ def test_a_disk_that_takes_no_more_turns_it_off_with_one_warning(
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
 
-def test_many_threads_and_processes_may_want_one_part(tmp_path: Path) -> None:
+def test_many_threads_and_processes_may_want_one_part(tmp_path):
     caches = [PartCache(str(tmp_path), 10**6) for _ in range(4)]
     start = threading.Barrier(8)
     results: list[bytes] = []
 
-    def want(cache: PartCache) -> None:
+    def want(cache):
         start.wait(20)
         for number in range(20):
-            part = cache.fetch(name_of(number), lambda n=number: bytes([n]) * 500)  # type: ignore[misc]
+            part = cache.fetch(name_of(number), lambda n=number: bytes([n]) * 500)
             assert part is not None
             results.append(part.read(0, 500))
 
@@ -243,13 +237,13 @@ class Store:
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(monkeypatch):
     one = Store()
     thread = threading.Thread(target=one.server.serve_forever)
     thread.start()
     signed = []
 
-    def sign(url: str) -> store_module._Address:
+    def sign(url):
         signed.append(url)
         return store_module._Address(("http", one.address), f"/a?signed={len(signed)}", 1e18)
 
@@ -260,7 +254,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     thread.join()
 
 
-def test_many_ranges_take_one_signature_and_one_connection_for_each_thread(store: Store) -> None:
+def test_many_ranges_take_one_signature_and_one_connection_for_each_thread(store):
     client = RangeClient()
     starts = list(range(0, 10_000, 100))
     with ThreadPoolExecutor(4) as threads:
@@ -272,7 +266,7 @@ def test_many_ranges_take_one_signature_and_one_connection_for_each_thread(store
 
 
 @pytest.mark.parametrize("manner", ["404", "503", "no ranges", "short", "other range"])
-def test_what_is_not_the_plain_case_is_left_to_the_caller(store: Store, manner: str) -> None:
+def test_what_is_not_the_plain_case_is_left_to_the_caller(store, manner):
     client = RangeClient()
     assert client.read(URL, 0, 10) == CONTENT[:10]
     store.manner = manner
@@ -281,7 +275,7 @@ def test_what_is_not_the_plain_case_is_left_to_the_caller(store: Store, manner: 
     assert client.read(URL, 70, 10) == CONTENT[70:80]  # on a connection without old bytes
 
 
-def test_a_signature_that_has_run_out_is_made_anew_and_a_refusal_is_final(store: Store) -> None:
+def test_a_signature_that_has_run_out_is_made_anew_and_a_refusal_is_final(store):
     client = RangeClient()
     assert client.read(URL, 0, 10) == CONTENT[:10]
     store.manner = "403"
@@ -293,7 +287,7 @@ def test_a_signature_that_has_run_out_is_made_anew_and_a_refusal_is_final(store:
     assert client.read("s3://other/b.tar", 0, 10) == CONTENT[:10]
 
 
-def test_a_connection_that_the_server_closed_is_opened_again(store: Store) -> None:
+def test_a_connection_that_the_server_closed_is_opened_again(store):
     client = RangeClient()
     store.manner = "closes"
     for start in range(5):
@@ -301,7 +295,7 @@ def test_a_connection_that_the_server_closed_is_opened_again(store: Store) -> No
     assert store.connections == 5
 
 
-def test_other_stores_and_a_dead_server_are_left_to_the_caller(store: Store) -> None:
+def test_other_stores_and_a_dead_server_are_left_to_the_caller(store):
     client = RangeClient()
     assert client.read("gs://bucket/a.tar", 0, 10) is None
     assert client.read("/local/a.tar", 0, 10) is None
@@ -311,10 +305,8 @@ def test_other_stores_and_a_dead_server_are_left_to_the_caller(store: Store) -> 
     assert client.read(URL, 0, 10) is None
 
 
-def test_without_credentials_or_a_filesystem_the_usual_way_is_taken(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def missing(url: str) -> None:
+def test_without_credentials_or_a_filesystem_the_usual_way_is_taken(monkeypatch):
+    def missing(url):
         raise ValueError(f"{url} cannot be opened")
 
     monkeypatch.setattr(store_module.files, "filesystem", missing)
@@ -342,11 +334,11 @@ class SlowStore:
         return f"shard {number}"
 
 
-def test_one_shard_is_loaded_once_by_many_threads() -> None:
+def test_one_shard_is_loaded_once_by_many_threads():
     started, release = threading.Event(), threading.Event()
     loads = Counter[int]()
 
-    def load(number: int) -> object:
+    def load(number):
         loads[number] += 1
         started.set()
         assert release.wait(20)
@@ -362,10 +354,10 @@ def test_one_shard_is_loaded_once_by_many_threads() -> None:
     assert loads == {3: 1}
 
 
-def test_the_values_that_were_used_last_stay() -> None:
+def test_the_values_that_were_used_last_stay():
     loads: list[int] = []
 
-    def load(number: int) -> int:
+    def load(number):
         loads.append(number)
         return number
 
@@ -375,7 +367,7 @@ def test_the_values_that_were_used_last_stay() -> None:
     assert loads == [0, 1, 2, 1]  # 1 was evicted by 2, then 2 by 1
 
 
-def test_a_load_in_progress_is_not_evicted() -> None:
+def test_a_load_in_progress_is_not_evicted():
     store = SlowStore(together=4)
     cache = ShardCache(1, store.load)
     with ThreadPoolExecutor(4) as threads:
@@ -383,11 +375,11 @@ def test_a_load_in_progress_is_not_evicted() -> None:
     assert set(store.loads.values()) == {1}
 
 
-def test_a_failed_load_is_told_to_all_who_wait_and_tried_again() -> None:
+def test_a_failed_load_is_told_to_all_who_wait_and_tried_again():
     failures = iter([OSError("no answer")])
     started, release = threading.Event(), threading.Event()
 
-    def load(number: int) -> int:
+    def load(number):
         started.set()
         assert release.wait(20)
         if (error := next(failures, None)) is not None:

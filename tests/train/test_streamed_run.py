@@ -20,12 +20,12 @@ SETTINGS = ["--set", *(f"{key}={value}" for key, value in RUN_SETTINGS.items())]
 
 
 @pytest.fixture(autouse=True)
-def _usual_signals(one_thread: None) -> None:
+def _usual_signals(one_thread):
     """Sums on one thread."""
 
 
 @pytest.fixture(scope="module")
-def tars(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def tars(tmp_path_factory):
     """Two tars of eight samples, a lonely caption and a lonely image."""
     folder = tmp_path_factory.mktemp("tars")
     paths = []
@@ -38,11 +38,8 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_a_run_on_a_pipe_trains_and_says_everywhere_that_it_cannot_be_resumed(
-    tars: list[str],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    tars, tmp_path, capsys, caplog
+):
     out = str(tmp_path / "run")
     streams = ["--stream", f"pipe:cat {tars[0]}", tars[1]]
     assert commands.train([*streams, "--plan", *SETTINGS]) == 0
@@ -67,20 +64,16 @@ def test_a_run_on_a_pipe_trains_and_says_everywhere_that_it_cannot_be_resumed(
 
 
 def test_a_stopped_run_is_refused_and_restart_trains_it_anew(
-    tars: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    tars, tmp_path, monkeypatch, capsys, caplog
+):
     out = str(tmp_path / "run")
     command = ["--stream", *tars, "--out", out, *SETTINGS]
     step = StepRunner.step
 
-    def stopped_at_2(self: StepRunner, ready: object, waited: float) -> None:
-        if ready.batch.step == 1:  # type: ignore[attr-defined]
+    def stopped_at_2(self, ready, waited):
+        if ready.batch.step == 1:
             os.kill(os.getpid(), signal.SIGTERM)
-        step(self, ready, waited)  # type: ignore[arg-type]
+        step(self, ready, waited)
 
     with monkeypatch.context() as patched:
         patched.setattr(StepRunner, "step", stopped_at_2)
@@ -104,9 +97,7 @@ def test_a_stopped_run_is_refused_and_restart_trains_it_anew(
     assert "such a run cannot be resumed; leave --resume out" in capsys.readouterr().err
 
 
-def test_a_broken_tar_is_exit_3_and_named_or_counted(
-    tars: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_broken_tar_is_exit_3_and_named_or_counted(tars, tmp_path, capsys):
     cut = tmp_path / "cut.tar"
     cut.write_bytes(Path(tars[0]).read_bytes()[:9_000])
     assert (

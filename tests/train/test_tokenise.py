@@ -13,7 +13,7 @@ from manifests.clip_tokenizer import CaptionTokenizer
 TEXTS = ["a red dog", "Café  & co. — 3x4!", "", None, "  ", "word " * 200, "日本 🦊"]
 
 
-def test_tokens_are_those_of_the_filter() -> None:
+def test_tokens_are_those_of_the_filter():
     stored = Tokens()
     stored.setup()
     tokens, ends = CaptionTokenizer().encode_all(pa.chunked_array([TEXTS]))
@@ -24,7 +24,7 @@ def test_tokens_are_those_of_the_filter() -> None:
     assert len(tokens[ends[5] : ends[6]]) == 77
 
 
-def test_without_open_clip_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_open_clip_the_remedy_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "open_clip", None)
     with pytest.raises(ValueError, match="pip install open_clip_torch, or train on the stored"):
         CaptionTokenizer()

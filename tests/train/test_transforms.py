@@ -48,18 +48,14 @@ def numbers_of(seed: int, step: int = 0, crop_min: float = 0.9) -> list[float]:
 
 
 @given(st.integers(1, 400), st.integers(1, 400), st.integers(0, 2**64), st.floats(0.05, 1))
-def test_a_crop_lies_inside_its_picture(
-    height: int, width: int, seed: int, crop_min: float
-) -> None:
+def test_a_crop_lies_inside_its_picture(height, width, seed, crop_min):
     left, top, right, bottom = crop_box(height, width, numbers_of(seed, crop_min=crop_min))
     assert 0 <= left < right <= width
     assert 0 <= top < bottom <= height
 
 
 @given(st.integers(30, 400), st.integers(30, 400), st.integers(0, 2**64))
-def test_a_picture_decoded_at_the_smallest_side_still_fills_a_crop(
-    height: int, width: int, seed: int
-) -> None:
+def test_a_picture_decoded_at_the_smallest_side_still_fills_a_crop(height, width, seed):
     size = 24
     scale = max(1.0, smallest_side(size, 0.9) / min(height, width))
     left, top, right, bottom = crop_box(
@@ -69,7 +65,7 @@ def test_a_picture_decoded_at_the_smallest_side_still_fills_a_crop(
 
 
 @pytest.mark.parametrize("size", [(200, 200), (200, 320), (300, 110)])
-def test_crops_have_the_distribution_of_torchvisions(size: tuple[int, int]) -> None:
+def test_crops_have_the_distribution_of_torchvisions(size):
     transforms = pytest.importorskip("torchvision.transforms")
     torch.manual_seed(0)
     image = torch.empty(3, *size)
@@ -90,7 +86,7 @@ def test_crops_have_the_distribution_of_torchvisions(size: tuple[int, int]) -> N
         assert abs(statistics.stdev(b) - spread) <= 0.1 * spread
 
 
-def test_the_numbers_of_a_crop_belong_to_its_place_in_the_run() -> None:
+def test_the_numbers_of_a_crop_belong_to_its_place_in_the_run():
     whole = crop_numbers(3, 17, np.arange(64), 0.9)
     assert np.array_equal(whole[20:30], crop_numbers(3, 17, np.arange(20, 30), 0.9))
     for other in (crop_numbers(4, 17, np.arange(64), 0.9), crop_numbers(3, 18, np.arange(64), 0.9)):
@@ -105,7 +101,7 @@ def photograph(height: int, width: int) -> Pixels:
 
 
 @pytest.mark.parametrize("size", [(240, 320), (320, 240), (90, 400), (180, 180), (700, 500)])
-def test_torch_resizes_a_crop_as_pillow_does(size: tuple[int, int]) -> None:
+def test_torch_resizes_a_crop_as_pillow_does(size):
     picture = photograph(*size)
     drawn = numbers_of(1)
     cropped = random_crop(picture, 224, drawn).astype(int)
@@ -115,7 +111,7 @@ def test_torch_resizes_a_crop_as_pillow_does(size: tuple[int, int]) -> None:
     assert difference.mean() < 0.2
 
 
-def test_a_crop_of_the_right_size_is_copied_and_not_resampled() -> None:
+def test_a_crop_of_the_right_size_is_copied_and_not_resampled():
     picture = noise(60, 60)
     numbers = [1.0] * NUMBERS
     numbers[0] = numbers[1] = 32 / 60
@@ -129,9 +125,7 @@ def test_a_crop_of_the_right_size_is_copied_and_not_resampled() -> None:
     "size", [(224, 224), (300, 400), (401, 299), (33, 97), (100, 31), (480, 224)]
 )
 @pytest.mark.parametrize("target", [32, 224])
-def test_the_centre_crop_is_open_clips_evaluation_picture(
-    size: tuple[int, int], target: int
-) -> None:
+def test_the_centre_crop_is_open_clips_evaluation_picture(size, target):
     open_clip = pytest.importorskip("open_clip")
     picture = noise(*size)
     expected = open_clip.image_transform(target, is_train=False)(Image.fromarray(picture))
@@ -158,7 +152,7 @@ def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
 
 
 @pytest.fixture(params=["simplejpeg", "pillow"])
-def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def decoder(request, monkeypatch):
     if request.param == "pillow":
         monkeypatch.setattr(decode_module, "fast_jpeg", lambda: None)
     else:
@@ -167,7 +161,7 @@ def decoder(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("subsampling", [0, 2])
-def test_a_jpeg_gives_the_pixels_that_pillow_gives(decoder: str, subsampling: int) -> None:
+def test_a_jpeg_gives_the_pixels_that_pillow_gives(decoder, subsampling):
     data = encoded(Image.fromarray(pixels(61, 83)), "JPEG", quality=90, subsampling=subsampling)
     decoded = decode_image(data)
     assert decoded.shape == (61, 83, 3)
@@ -176,7 +170,7 @@ def test_a_jpeg_gives_the_pixels_that_pillow_gives(decoder: str, subsampling: in
 
 
 @pytest.mark.parametrize("min_size", [0, 16])
-def test_pixels_in_a_buffer_are_the_same(decoder: str, min_size: int) -> None:
+def test_pixels_in_a_buffer_are_the_same(decoder, min_size):
     buffer = ThreadBuffer()
     for height, width in [(16, 16), (33, 47), (131, 64), (64, 129), (255, 257), (40, 300)]:
         for subsampling in (0, 2):
@@ -190,14 +184,14 @@ def test_pixels_in_a_buffer_are_the_same(decoder: str, min_size: int) -> None:
 
 @pytest.mark.parametrize("mode", ["L", "CMYK", "RGB"])
 @pytest.mark.parametrize("progressive", [False, True])
-def test_other_jpegs_become_rgb(decoder: str, mode: str, progressive: bool) -> None:
+def test_other_jpegs_become_rgb(decoder, mode, progressive):
     picture = Image.fromarray(pixels(40, 40)).convert(mode)
     decoded = decode_image(encoded(picture, "JPEG", quality=95, progressive=progressive))
     assert decoded.shape == (40, 40, 3)
     assert np.abs(decoded.astype(int) - np.asarray(picture.convert("RGB"))).mean() < 4
 
 
-def test_png_and_webp_are_read_and_transparency_becomes_white(decoder: str) -> None:
+def test_png_and_webp_are_read_and_transparency_becomes_white(decoder):
     plain = Image.fromarray(pixels(20, 30))
     assert np.array_equal(decode_image(encoded(plain, "PNG")), np.asarray(plain))
     assert np.array_equal(decode_image(encoded(plain, "WEBP", lossless=True)), np.asarray(plain))
@@ -208,7 +202,7 @@ def test_png_and_webp_are_read_and_transparency_becomes_white(decoder: str) -> N
     assert decode_image(palette).shape == (20, 30, 3)
 
 
-def test_sixteen_bits_of_grey_are_scaled() -> None:
+def test_sixteen_bits_of_grey_are_scaled():
     grey = Image.fromarray(np.full((8, 8), 40_000, np.uint16))
     assert (decode_image(encoded(grey, "PNG")) == 40_000 >> 8).all()
 
@@ -225,9 +219,7 @@ def test_sixteen_bits_of_grey_are_scaled() -> None:
         ((900, 2000), 0, 1),
     ],
 )
-def test_a_large_jpeg_may_come_smaller_but_not_below_what_is_asked(
-    decoder: str, size: tuple[int, int], min_size: int, factor: int
-) -> None:
+def test_a_large_jpeg_may_come_smaller_but_not_below_what_is_asked(decoder, size, min_size, factor):
     assert reduction(*size, min_size) == factor
     if max(size) <= 1000:
         decoded = decode_image(encoded(Image.fromarray(pixels(*size)), "JPEG"), min_size)
@@ -236,9 +228,7 @@ def test_a_large_jpeg_may_come_smaller_but_not_below_what_is_asked(
 
 @pytest.mark.parametrize("size", [(480, 640), (481, 643), (250, 1001)])
 @pytest.mark.parametrize("min_size", [30, 60, 120, 240])
-def test_both_decoders_give_the_same_pixels_at_every_scale(
-    size: tuple[int, int], min_size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_decoders_give_the_same_pixels_at_every_scale(size, min_size, monkeypatch):
     pytest.importorskip("simplejpeg")
     data = encoded(Image.fromarray(pixels(*size)), "JPEG", quality=88)
     fast = decode_image(data, min_size)
@@ -262,12 +252,12 @@ GOOD = encoded(Image.fromarray(pixels(64, 64)), "JPEG", quality=90)
         encoded(Image.new("L", (9, 9)), "GIF"),
     ],
 )
-def test_damaged_bytes_and_other_formats_are_refused(decoder: str, data: bytes) -> None:
+def test_damaged_bytes_and_other_formats_are_refused(decoder, data):
     with pytest.raises(ValueError, match=r"\w"):
         decode_image(data)
 
 
-def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder: str) -> None:
+def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder):
     random = np.random.default_rng(0)
     kinds = [encoded(Image.fromarray(pixels(40, 40)), kind) for kind in ("JPEG", "PNG", "WEBP")]
     refused = 0
@@ -282,7 +272,7 @@ def test_a_thousand_damaged_pictures_are_pixels_or_a_value_error(decoder: str) -
     assert refused > 300
 
 
-def test_threads_do_not_share_memory() -> None:
+def test_threads_do_not_share_memory():
     buffer, taken = ThreadBuffer(), []
     for _ in range(2):
         thread = threading.Thread(target=lambda: taken.append(buffer.take(100)))

@@ -6,7 +6,6 @@ import random
 import shutil
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from train.data.live_rows import FoundShard, LivePool, committed_shards
 from train.data.loader import Loader
 from train.mixture.order import SegmentOrder
 
-Make = Callable[..., Any]
 BATCH = 2048  # the order works out one step at a time
 
 
@@ -70,7 +68,7 @@ class Process:
 
 
 @pytest.mark.slow
-def test_a_replay_draws_what_a_live_run_drew_in_any_interleaving(tmp_path: Path) -> None:
+def test_a_replay_draws_what_a_live_run_drew_in_any_interleaving(tmp_path):
     for seed in range(6):
         shards, folder = Growing(seed), str(tmp_path / str(seed))
         chance = random.Random(seed)
@@ -95,7 +93,7 @@ def test_a_replay_draws_what_a_live_run_drew_in_any_interleaving(tmp_path: Path)
         assert len({shard for shard, _ in every}) > 3
 
 
-def test_a_replay_needs_the_same_shards_and_no_more_steps(tmp_path: Path) -> None:
+def test_a_replay_needs_the_same_shards_and_no_more_steps(tmp_path):
     shards = Growing(3)
     Process(shards, str(tmp_path), decides=True).batch(4)
     replay = Process(shards, str(tmp_path), decides=False, replay=True)
@@ -115,8 +113,8 @@ def live(pool: str, **keys: Any) -> Blend:
 
 
 def test_a_run_trains_while_shards_arrive_and_a_replay_is_equal_to_the_bit(
-    make_pool: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    make_pool, tmp_path, monkeypatch
+):
     monkeypatch.setattr(live_rows, "POLL_S", 0.02)
     done = Path(make_pool(tmp_path / "done", 12, 5, failed=2))
     growing = tmp_path / "growing"
@@ -124,7 +122,7 @@ def test_a_run_trains_while_shards_arrive_and_a_replay_is_equal_to_the_bit(
     config = settings(batch_size=8, lanes=4, samples_seen=8 * 24, threads=1)
     loader = Loader(live(str(growing)), config, model(), out=str(tmp_path / "run"))
 
-    def build() -> None:
+    def build():
         for shard in (1, 0, 3, 2, 4):
             time.sleep(0.2)
             for name in ("tar", "parquet"):
@@ -153,9 +151,7 @@ def test_a_run_trains_while_shards_arrive_and_a_replay_is_equal_to_the_bit(
         assert torch.equal(one.image_BHWC, other.image_BHWC)
 
 
-def test_a_complete_pool_that_is_too_small_is_refused(
-    make_pool: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_complete_pool_that_is_too_small_is_refused(make_pool, tmp_path, monkeypatch):
     pool = make_pool(tmp_path / "pool", 2, 2)
     found, complete = committed_shards(pool)
     assert sorted(found) == [0, 1]
@@ -174,7 +170,7 @@ def test_a_complete_pool_that_is_too_small_is_refused(
         next(iter(Loader(live(pool), settings(batch_size=4, lanes=1), model())))
 
 
-def test_settings_that_a_live_run_would_ignore_are_refused(make_pool: Make, tmp_path: Path) -> None:
+def test_settings_that_a_live_run_would_ignore_are_refused(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool")
     blend = Blend(name="b", pools={"p": pool}, views={"p/stored": 1}, live=True)
     with pytest.raises(ValueError, match="a live run, its replay and a run on streams read"):

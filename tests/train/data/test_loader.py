@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,10 +19,8 @@ from tests.support.bundles import change_shard
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
 from train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
-from train.data.loader import Batch, Loader, StepSamples, copy_tokens
+from train.data.loader import Batch, Loader, copy_tokens
 from train.model.architecture import ModelConfig
-
-Make = Callable[..., Any]
 
 
 def settings(**changes: Any) -> TrainConfig:
@@ -71,7 +67,7 @@ def damage(pool: str, key: str) -> None:
 # --- what a batch holds
 
 
-def test_a_batch_holds_pictures_with_their_own_tokens(tiny_pool: str) -> None:
+def test_a_batch_holds_pictures_with_their_own_tokens(tiny_pool):
     loader = Loader(blend_of(tiny_pool, all=1), settings(), model())
     batches = list(loader)
     assert [batch.step for batch in batches] == list(range(8))
@@ -105,9 +101,7 @@ def test_a_batch_holds_pictures_with_their_own_tokens(tiny_pool: str) -> None:
         (0, 3, [49_406, 320, 49_407]),
     ],
 )
-def test_tokens_that_do_not_fit_are_cut_before_the_last(
-    length: int, context: int, expected: list[int]
-) -> None:
+def test_tokens_that_do_not_fit_are_cut_before_the_last(length, context, expected):
     row = np.zeros(context, np.int64)
     tokens = list(range(7, 7 + length)) or [49_406, 320, 49_407, 9, 49_407]
     held = copy_tokens(np.array(tokens, np.uint16), row)
@@ -122,8 +116,8 @@ def test_tokens_that_do_not_fit_are_cut_before_the_last(
     [(1, 1, 0), (1, 3, 0), (2, 0, 0), (4, 1, 0), (8, 2, 0), (1, 0, 5), (2, 2, 7), (1, 2, 8)],
 )
 def test_ranks_threads_and_the_step_that_a_run_goes_on_at_change_nothing(
-    tiny_pool: str, world: int, threads: int, start: int
-) -> None:
+    tiny_pool, world, threads, start
+):
     blend = blend_of(tiny_pool, all=2, half=1)
     whole = list(Loader(blend, settings(), model()))[start:]
     ranks = [
@@ -140,7 +134,7 @@ def test_ranks_threads_and_the_step_that_a_run_goes_on_at_change_nothing(
         assert sum((part.keys for part in parts), ()) == expected.keys
 
 
-def test_both_seeds_decide_the_order_and_an_epoch_is_cropped_anew(tiny_pool: str) -> None:
+def test_both_seeds_decide_the_order_and_an_epoch_is_cropped_anew(tiny_pool):
     first = [
         next(iter(Loader(blend_of(tiny_pool, seed, all=1), settings(seed=run), model())))
         for seed, run in ((0, 0), (0, 1), (1, 0))
@@ -156,8 +150,8 @@ def test_both_seeds_decide_the_order_and_an_epoch_is_cropped_anew(tiny_pool: str
     assert different > 24  # of 48; a crop is often the whole picture
 
 
-def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool: str) -> None:
-    def first(**changes: int) -> Batch:
+def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool):
+    def first(**changes):
         return next(iter(Loader(blend_of(tiny_pool, all=1), settings(**changes), model())))
 
     assert_equal(first(seed=0, order_seed=5), first(seed=5))
@@ -165,14 +159,12 @@ def test_the_order_seed_takes_the_place_of_the_seed(tiny_pool: str) -> None:
     assert first(seed=0, order_seed=5).keys != first(seed=0).keys
 
 
-def test_only_so_many_batches_are_under_way(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_batches_are_under_way(tiny_pool, monkeypatch):
     loader = Loader(blend_of(tiny_pool, all=1), settings(threads=1, samples_seen=16 * 100), model())
     planned: list[int] = []
     plan = loader._plan
 
-    def noted(samples: StepSamples) -> Any:
+    def noted(samples):
         planned.append(samples.step)
         return plan(samples)
 
@@ -181,14 +173,14 @@ def test_only_so_many_batches_are_under_way(
     for step in range(20):
         next(batches)
         assert max(planned) <= step + loader_module.PREFETCH
-    batches.close()  # type: ignore[attr-defined]
+    batches.close()
     monkeypatch.setattr(loader_module, "PREFETCH_BYTES", 1)
     assert loader._ahead() == 1
 
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_batches_for_a_gpu_lie_in_pinned_memory(tiny_pool: str) -> None:
+def test_batches_for_a_gpu_lie_in_pinned_memory(tiny_pool):
     batch = next(
         iter(Loader(blend_of(tiny_pool, all=1), settings(device="cuda", threads=2), model()))
     )
@@ -202,9 +194,7 @@ def test_batches_for_a_gpu_lie_in_pinned_memory(tiny_pool: str) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_damaged_picture_is_replaced_and_counted(
-    make_pool: Make, tmp_path: Path, threads: int
-) -> None:
+def test_a_damaged_picture_is_replaced_and_counted(make_pool, tmp_path, threads):
     pool = make_pool(tmp_path / "pool")
     blend, config = blend_of(pool, all=1), settings(samples_seen=96, threads=threads)
     sound = list(Loader(blend, config, model()))
@@ -232,8 +222,8 @@ def test_a_damaged_picture_is_replaced_and_counted(
 
 @pytest.mark.parametrize("distinct", [None, "uid"])
 def test_a_substitute_is_not_in_the_batch_whatever_ranks_and_threads(
-    make_pool: Make, add_view: Make, tmp_path: Path, distinct: str | None
-) -> None:
+    make_pool, add_view, tmp_path, distinct
+):
     pool = make_pool(tmp_path / "pool")
     for key in ("000000004", "000000005", "000010003", "000020006"):
         damage(pool, key)
@@ -256,10 +246,10 @@ def test_a_substitute_is_not_in_the_batch_whatever_ranks_and_threads(
             assert batch.keys == tuple(key for part in parts for key in part.keys)
 
 
-def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> None:
+def test_a_row_without_tokens_is_replaced(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 16, 1)
 
-    def without_one(table: pa.Table) -> pa.Table:
+    def without_one(table):
         tokens = table["tokens"].to_pylist()
         tokens[4] = None
         return pa.table({"tokens": tokens}, schema=table.schema)
@@ -272,7 +262,7 @@ def test_a_row_without_tokens_is_replaced(make_pool: Make, tmp_path: Path) -> No
     assert batch.damaged_samples[0].reason == "it has no tokens"
 
 
-def test_a_source_of_damaged_pictures_ends_the_run(make_pool: Make, tmp_path: Path) -> None:
+def test_a_source_of_damaged_pictures_ends_the_run(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 16, 1)
     for row in range(16):
         damage(pool, f"00000{row:04d}")
@@ -281,9 +271,7 @@ def test_a_source_of_damaged_pictures_ends_the_run(make_pool: Make, tmp_path: Pa
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_tar_that_cannot_be_read_ends_the_run_by_name(
-    make_pool: Make, tmp_path: Path, threads: int
-) -> None:
+def test_a_tar_that_cannot_be_read_ends_the_run_by_name(make_pool, tmp_path, threads):
     pool = make_pool(tmp_path / "pool")
     os.remove(tmp_path / "pool/shards/00001.tar")
     with pytest.raises(ValueError, match=r"00001\.tar cannot be read at step 0"):
@@ -293,7 +281,7 @@ def test_a_tar_that_cannot_be_read_ends_the_run_by_name(
 # --- what is refused before the first step
 
 
-def test_too_many_repeats_are_refused(tiny_pool: str) -> None:
+def test_too_many_repeats_are_refused(tiny_pool):
     blend = dataclasses.replace(blend_of(tiny_pool, half=1), max_repeats=2)
     assert len(Loader(blend, settings(samples_seen=48), model())) == 3
     with pytest.raises(
@@ -311,9 +299,7 @@ def damaged_sample(step: int, position: int) -> DamagedSample:
     )
 
 
-def test_ranks_add_up_in_the_order_of_the_run_and_the_first_are_listed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_ranks_add_up_in_the_order_of_the_run_and_the_first_are_listed(monkeypatch):
     monkeypatch.setattr("train.data.damage.LISTED", 3)
     ranks = [DamageCounts(), DamageCounts()]
     ranks[0].add([damaged_sample(0, 1), damaged_sample(4, 0)])
@@ -331,7 +317,5 @@ def test_ranks_add_up_in_the_order_of_the_run_and_the_first_are_listed(
     ("drawn", "count", "limit_passed"),
     [(10, 10, False), (11, 11, True), (10_000, 10, False), (20_000, 20, False), (19_999, 20, True)],
 )
-def test_ten_are_free_and_then_one_in_a_thousand(
-    drawn: int, count: int, limit_passed: bool
-) -> None:
+def test_ten_are_free_and_then_one_in_a_thousand(drawn, count, limit_passed):
     assert too_many_damaged(count, drawn) is limit_passed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from train.store import PartCache
 
 
 @pytest.fixture
-def store() -> Iterator[type[SlowStore]]:
+def store():
     slow_store.register()
     SlowStore.reset()
     yield SlowStore
@@ -32,9 +31,6 @@ def store() -> Iterator[type[SlowStore]]:
 
 
 # --------------------------------------------------------------------------------------------------
-
-
-Make = Callable[..., str]
 
 
 def loader_of(
@@ -61,7 +57,7 @@ def loader_of(
 
 
 @pytest.fixture
-def many_shards(make_pool: Make, tmp_path: Path) -> str:
+def many_shards(make_pool, tmp_path):
     return make_pool(tmp_path / "pool", 24, 16, size=32)
 
 
@@ -72,9 +68,7 @@ def assert_same(one: Batch, other: Batch) -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 3])
-def test_batches_from_a_store_are_those_of_the_files_in_fewer_requests(
-    many_shards: str, store: type[SlowStore], threads: int
-) -> None:
+def test_batches_from_a_store_are_those_of_the_files_in_fewer_requests(many_shards, store, threads):
     expected = list(loader_of(many_shards, steps=60))
     batches = list(loader_of(f"slow://{many_shards}", steps=60, threads=threads))
     for one, other in zip(batches, expected, strict=True):
@@ -82,7 +76,7 @@ def test_batches_from_a_store_are_those_of_the_files_in_fewer_requests(
     assert len(store.reads()) < 60 * 16 / 3
 
 
-def test_shards_are_read_at_the_same_time(many_shards: str, store: type[SlowStore]) -> None:
+def test_shards_are_read_at_the_same_time(many_shards, store):
     loader = loader_of(f"slow://{many_shards}", threads=8, batch_size=64)
     store.reset(wait_s=0.05)
     batches = loader.batches()
@@ -93,9 +87,7 @@ def test_shards_are_read_at_the_same_time(many_shards: str, store: type[SlowStor
     batches.close()
 
 
-def test_the_bytes_that_wait_are_bounded(
-    many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_bytes_that_wait_are_bounded(many_shards, store, monkeypatch):
     loader = loader_of(f"slow://{many_shards}", steps=200)
     size = int(loader.views[0].shard(0).length.mean()) * 16  # of a step
     monkeypatch.setattr(read_ahead, "READ_BYTES", 12 * size)
@@ -110,17 +102,13 @@ def test_the_bytes_that_wait_are_bounded(
     batches.close()
 
 
-def test_a_step_larger_than_the_bound_is_read_alone(
-    many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_step_larger_than_the_bound_is_read_alone(many_shards, store, monkeypatch):
     monkeypatch.setattr(read_ahead, "READ_BYTES", 1)
     assert len(list(loader_of(f"slow://{many_shards}", steps=6))) == 6
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_time_outs_change_nothing(
-    many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
+def test_time_outs_change_nothing(many_shards, store, monkeypatch, threads):
     monkeypatch.setattr("manifests.disk.files.FIRST_PAUSE_S", 0.001)
     expected = list(loader_of(many_shards))
     loader = loader_of(f"slow://{many_shards}", threads=threads)
@@ -131,9 +119,7 @@ def test_time_outs_change_nothing(
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_silent_store_ends_the_run_with_shard_and_key(
-    many_shards: str, store: type[SlowStore], monkeypatch: pytest.MonkeyPatch, threads: int
-) -> None:
+def test_a_silent_store_ends_the_run_with_shard_and_key(many_shards, store, monkeypatch, threads):
     monkeypatch.setattr("manifests.disk.files.RETRY_S", 0.0)
     monkeypatch.setattr(view_rows, "WAITS_S", (0.0,))
     loader = loader_of(f"slow://{many_shards}", threads=threads)
@@ -144,9 +130,7 @@ def test_a_silent_store_ends_the_run_with_shard_and_key(
         list(loader)
 
 
-def test_a_tar_that_ends_early_costs_the_images_behind_its_end(
-    many_shards: str, store: type[SlowStore]
-) -> None:
+def test_a_tar_that_ends_early_costs_the_images_behind_its_end(many_shards, store):
     path = disk.local_path(f"{many_shards}/shards/00003.tar")
     path.write_bytes(path.read_bytes()[:-12_000])
     loaders = [loader_of(f"{prefix}{many_shards}", steps=24) for prefix in ("slow://", "")]
@@ -160,7 +144,7 @@ def test_a_tar_that_ends_early_costs_the_images_behind_its_end(
     assert {sample.shard for sample in damaged} == {"00003"}
 
 
-def test_closing_wakes_whoever_waits(many_shards: str, store: type[SlowStore]) -> None:
+def test_closing_wakes_whoever_waits(many_shards, store):
     loader = loader_of(f"slow://{many_shards}", steps=100, threads=3)
     batches = loader.batches()
     next(batches)
@@ -170,23 +154,21 @@ def test_closing_wakes_whoever_waits(many_shards: str, store: type[SlowStore]) -
     assert not [t for t in threading.enumerate() if t.name.startswith(names)]
 
 
-def test_what_fails_ahead_is_raised_at_its_step(many_shards: str) -> None:
+def test_what_fails_ahead_is_raised_at_its_step(many_shards):
     loader = loader_of(many_shards, threads=2)
     compute = loader.order.batch
 
-    def batch(step: int, rows: range | None = None) -> Any:
+    def batch(step, rows=None):
         if step == 5:
             raise ZeroDivisionError("step 5")
         return compute(step, rows)
 
-    loader.order.batch = batch  # type: ignore[method-assign]
+    loader.order.batch = batch
     with pytest.raises(ZeroDivisionError, match="step 5"):
         list(loader)
 
 
-def test_columns_that_cannot_be_read_are_the_error_of_the_steps_that_need_them(
-    many_shards: str,
-) -> None:
+def test_columns_that_cannot_be_read_are_the_error_of_the_steps_that_need_them(many_shards):
     loader = loader_of(many_shards, steps=24, threads=2)
     shards = [set(loader.order.batch(step)[1].tolist()) for step in range(24)]
     shard = next(s for s in shards[23] if s not in shards[0])
@@ -204,7 +186,7 @@ STEPS, SHARDS = 30, 6
 
 
 @pytest.fixture
-def pool(make_pool: Callable[..., str], add_view: Callable[..., None], tmp_path: Path) -> str:
+def pool(make_pool, add_view, tmp_path):
     path = make_pool(tmp_path / "pool", 24, SHARDS, size=32)
     add_view(path, "few", 0.4)
     return path
@@ -212,9 +194,7 @@ def pool(make_pool: Callable[..., str], add_view: Callable[..., None], tmp_path:
 
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("view", ["all", "few"])
-def test_batches_stay_and_a_warm_cache_needs_no_store(
-    pool: str, store: type[SlowStore], tmp_path: Path, view: str, threads: int
-) -> None:
+def test_batches_stay_and_a_warm_cache_needs_no_store(pool, store, tmp_path, view, threads):
     expected = list(loader_of(pool, STEPS, view=view))
     changes = {"view": view, "threads": threads, "read_cache": str(tmp_path / "cache")}
     for _ in range(3):  # the first ones may end before the last part has come
@@ -225,12 +205,10 @@ def test_batches_stay_and_a_warm_cache_needs_no_store(
     assert store.reads() == []  # of tars, the last time
 
 
-def test_no_batch_waits_for_a_part_and_each_part_comes_once(
-    pool: str, store: type[SlowStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_batch_waits_for_a_part_and_each_part_comes_once(pool, store, tmp_path, monkeypatch):
     fetch, begun = PartCache.fetch, list[str]()
 
-    def late(self: PartCache, name: str, read: Callable[[], bytes]) -> object:
+    def late(self, name, read):
         begun.append(name)
         time.sleep(1.0)
         return fetch(self, name, read)
@@ -247,9 +225,7 @@ def test_no_batch_waits_for_a_part_and_each_part_comes_once(
     assert len(list((tmp_path / "cache").rglob("*.part"))) == SHARDS
 
 
-def test_a_damaged_part_of_a_silent_store_ends_as_a_read_does(
-    pool: str, store: type[SlowStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_damaged_part_of_a_silent_store_ends_as_a_read_does(pool, store, tmp_path, monkeypatch):
     cache = str(tmp_path / "cache")
     list(loader_of(f"slow://{pool}", STEPS, read_cache=cache))
     for path in (tmp_path / "cache").rglob("*.part"):
@@ -264,10 +240,8 @@ def test_a_damaged_part_of_a_silent_store_ends_as_a_read_does(
         list(loader)
 
 
-def test_a_cache_that_takes_nothing_changes_no_batch(
-    pool: str, store: type[SlowStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(self: Path, target: Any) -> None:
+def test_a_cache_that_takes_nothing_changes_no_batch(pool, store, tmp_path, monkeypatch):
+    def full(self, target):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "rename", full)
@@ -276,9 +250,7 @@ def test_a_cache_that_takes_nothing_changes_no_batch(
         assert_same(one, other)
 
 
-def test_a_cache_that_is_too_small_for_a_window_is_not_used(
-    pool: str, store: type[SlowStore], tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_cache_that_is_too_small_for_a_window_is_not_used(pool, store, tmp_path, caplog):
     changes = {"read_cache": str(tmp_path / "cache"), "read_cache_gb": 1e-4}
     for one, other in zip(loader_of(f"slow://{pool}", **changes), loader_of(pool), strict=True):
         assert_same(one, other)
@@ -286,7 +258,7 @@ def test_a_cache_that_is_too_small_for_a_window_is_not_used(
     assert not list((tmp_path / "cache").rglob("*.part"))
 
 
-def test_a_folder_that_cannot_be_used_is_refused(pool: str) -> None:
+def test_a_folder_that_cannot_be_used_is_refused(pool):
     with pytest.raises(ValueError, match="is a URL; name a folder of a local disk"):
         loader_of(pool, read_cache="s3://bucket/cache")
     with pytest.raises(ValueError, match="read_cache_gb is 0"):

@@ -56,7 +56,7 @@ def members_of(number: int, rows: int = ROWS) -> Members:
 
 
 @pytest.fixture
-def tars(tmp_path: Path) -> list[str]:
+def tars(tmp_path):
     """Four tars of ROWS samples."""
     return [str(pack(tmp_path / f"t-{k}.tar", members_of(k))) for k in range(4)]
 
@@ -76,15 +76,15 @@ def whole_source(name: str) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server():
     """A web server without ranges: /tar is whole, /short ends too early, /busy is never there."""
     content = b"x" * 1024 + bytes(1024)
 
     class Handler(BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
+        def log_message(self, *_):
             pass
 
-        def do_GET(self) -> None:
+        def do_GET(self):
             status = {"/tar": 200, "/short": 200, "/busy": 503}.get(self.path, 404)
             self.send_response(status)
             self.send_header("Content-Length", str(len(content) if status == 200 else 0))
@@ -101,9 +101,7 @@ def server() -> Iterator[str]:
     thread.join()
 
 
-def test_a_file_a_command_a_web_server_and_gzip_give_the_same_bytes(
-    tmp_path: Path, server: str
-) -> None:
+def test_a_file_a_command_a_web_server_and_gzip_give_the_same_bytes(tmp_path, server):
     content = b"x" * 1024 + bytes(1024)
     path = tmp_path / "a.tar"
     path.write_bytes(content)
@@ -113,7 +111,7 @@ def test_a_file_a_command_a_web_server_and_gzip_give_the_same_bytes(
         assert whole_source(name) == content, name
 
 
-def test_a_source_that_ends_too_early_is_named_with_the_reason(tmp_path: Path, server: str) -> None:
+def test_a_source_that_ends_too_early_is_named_with_the_reason(tmp_path, server):
     path = tmp_path / "a.tar"
     path.write_bytes(b"x" * 1024)  # at the border of a member: tarfile alone would not notice
     cut = tmp_path / "cut.tgz"
@@ -134,7 +132,7 @@ def test_a_source_that_ends_too_early_is_named_with_the_reason(tmp_path: Path, s
             whole_source(name)
 
 
-def test_two_tars_one_after_the_other_are_not_half_read(tmp_path: Path) -> None:
+def test_two_tars_one_after_the_other_are_not_half_read(tmp_path):
     path = tmp_path / "a.tar"
     path.write_bytes(bytes(10240) + b"x" * 512 + bytes(1024))
     with open_source(str(path)) as source:
@@ -144,9 +142,7 @@ def test_two_tars_one_after_the_other_are_not_half_read(tmp_path: Path) -> None:
             data.finish()
 
 
-def test_a_server_that_does_not_answer_is_asked_again(
-    server: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_does_not_answer_is_asked_again(server, monkeypatch):
     monkeypatch.setattr(view_rows, "WAITS_S", (0.0, 0.0))
     with pytest.raises(
         ReadFailed,
@@ -155,7 +151,7 @@ def test_a_server_that_does_not_answer_is_asked_again(
         whole_source(f"{server}/busy")
 
 
-def test_a_command_that_hangs_is_stopped_with_all_that_it_started() -> None:
+def test_a_command_that_hangs_is_stopped_with_all_that_it_started():
     with open_source("pipe:sleep 1000 | cat") as source:
         timer = threading.Timer(0.1, source.stop)
         timer.start()
@@ -175,7 +171,7 @@ def samples_of(path: Path, caption: str = "txt") -> list[TarSample | str]:
         return list(read_samples(str(path), source, stream))
 
 
-def test_images_with_captions_come_and_others_are_named_by_reason(tmp_path: Path) -> None:
+def test_images_with_captions_come_and_others_are_named_by_reason(tmp_path):
     image = picture()
     members: Members = [
         ("a/1.jpg", image),
@@ -201,13 +197,13 @@ def test_images_with_captions_come_and_others_are_named_by_reason(tmp_path: Path
     assert [each.caption for each in by_json if isinstance(each, TarSample)] == ["two"]
 
 
-def test_json_that_is_no_caption_is_none() -> None:
+def test_json_that_is_no_caption_is_none():
     for data in (b"[]", b'"text"', b"{", b'{"caption": 5}', b"[" * 100_000, b"\xff"):
         members = {"__key__": "k", "jpg": b"x", "json": data}
         assert sample_of("a.tar", members, "json:caption") == "no caption"
 
 
-def test_a_broken_member_ends_the_tar_after_what_was_whole(tmp_path: Path) -> None:
+def test_a_broken_member_ends_the_tar_after_what_was_whole(tmp_path):
     damaged = (cut_in_member(tmp_path), flipped(tmp_path, "000002.jpg", 150))
     for number, data in enumerate(damaged):
         path = tmp_path / f"broken-{number}.tar"
@@ -223,7 +219,7 @@ def test_a_broken_member_ends_the_tar_after_what_was_whole(tmp_path: Path) -> No
         assert [isinstance(sample, TarSample) for sample in usable] == [True] * (2 - number)
 
 
-def test_every_byte_that_is_missing_at_the_end_is_noticed(tmp_path: Path) -> None:
+def test_every_byte_that_is_missing_at_the_end_is_noticed(tmp_path):
     data = whole(tmp_path)
     path = tmp_path / "cut.tar"
     for size in range(0, len(data.rstrip(b"\0")), 512):
@@ -250,7 +246,7 @@ def reader_of(
         assert not one._thread.is_alive()
 
 
-def test_a_pass_gives_every_sample_once_in_another_order(tars: list[str]) -> None:
+def test_a_pass_gives_every_sample_once_in_another_order(tars):
     with reader_of(tars) as (reader, _):
         passes = [[reader.take().key for _ in range(4 * ROWS)] for _ in range(2)]
     assert sorted(passes[0]) == sorted(passes[1]) == sorted(set(passes[0]))
@@ -261,7 +257,7 @@ def test_a_pass_gives_every_sample_once_in_another_order(tars: list[str]) -> Non
 
 
 @pytest.mark.parametrize("readers", [1, 2, 3, 7])
-def test_each_pass_reads_every_tar_once_whatever_the_number_of_readers(readers: int) -> None:
+def test_each_pass_reads_every_tar_once_whatever_the_number_of_readers(readers):
     names = [f"{k}.tar" for k in range(7)]
     read: Counter[tuple[int, str]] = Counter()
     for reader in range(readers):
@@ -270,7 +266,7 @@ def test_each_pass_reads_every_tar_once_whatever_the_number_of_readers(readers: 
     assert read == Counter(itertools.product(range(3), names))
 
 
-def test_readers_never_outnumber_tars() -> None:
+def test_readers_never_outnumber_tars():
     assert readers_of_rank(tars=8, world=8, threads=4) == 1
     assert readers_of_rank(tars=100, world=8, threads=16) == 4
     assert readers_of_rank(tars=100, world=1, threads=2) == 2
@@ -278,7 +274,7 @@ def test_readers_never_outnumber_tars() -> None:
 
 
 @pytest.mark.parametrize("dead", ["pipe:exit 7", "pipe:head -c 1500 {}", "pipe:cat {}; exit 7"])
-def test_a_dead_pipe_ends_the_run_or_is_counted(tars: list[str], dead: str) -> None:
+def test_a_dead_pipe_ends_the_run_or_is_counted(tars, dead):
     bad = dead.format(tars[0])
     with (
         reader_of([*tars[1:], bad]) as (reader, _),
@@ -292,7 +288,7 @@ def test_a_dead_pipe_ends_the_run_or_is_counted(tars: list[str], dead: str) -> N
     assert set(counts.reasons) == {bad}
 
 
-def test_a_source_without_a_usable_sample_is_a_mistake_and_not_a_hang(tmp_path: Path) -> None:
+def test_a_source_without_a_usable_sample_is_a_mistake_and_not_a_hang(tmp_path):
     lonely = [str(pack(tmp_path / f"{k}.tar", [(f"{k}.txt", b"text")])) for k in range(3)]
     with (
         reader_of(lonely) as (reader, _),
@@ -306,7 +302,7 @@ def test_a_source_without_a_usable_sample_is_a_mistake_and_not_a_hang(tmp_path: 
         reader.take()
 
 
-def test_a_silent_pipe_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_pipe_counts_as_dead(monkeypatch):
     monkeypatch.setattr(tar_streams, "SILENT_S", 0.3)
     monkeypatch.setattr(tar_streams, "LOOK_S", 0.05)
     began = time.monotonic()
@@ -318,7 +314,7 @@ def test_a_silent_pipe_counts_as_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_the_counts_of_ranks_are_added_up_and_few_tars_are_named() -> None:
+def test_the_counts_of_ranks_are_added_up_and_few_tars_are_named():
     one, other = StreamCounts(), StreamCounts()
     for number in range(2 * LISTED):
         one.end_tar(f"{number}.tar", "cut off")
@@ -348,7 +344,7 @@ def keys_of(batches: list[Batch]) -> list[str]:
     return [key.rpartition("#")[2] for batch in batches for key in batch.keys]
 
 
-def test_two_ranks_draw_each_sample_of_a_pass_once(tars: list[str]) -> None:
+def test_two_ranks_draw_each_sample_of_a_pass_once(tars):
     stream = {"s": TarStream(tars=tuple(tars))}
     keys: list[str] = []
     for rank in range(2):
@@ -358,7 +354,7 @@ def test_two_ranks_draw_each_sample_of_a_pass_once(tars: list[str]) -> None:
     assert len(set(keys)) == 4 * ROWS == 24
 
 
-def test_each_row_has_its_own_image_and_caption(tars: list[str]) -> None:
+def test_each_row_has_its_own_image_and_caption(tars):
     for batch in batches_of(loader_of({"s": TarStream(tars=tuple(tars))})):
         assert batch.image_BHWC.dtype == torch.uint8
         assert not batch.damaged
@@ -369,7 +365,7 @@ def test_each_row_has_its_own_image_and_caption(tars: list[str]) -> None:
     assert [int(batch.length_B.min()) > 2 for batch in [batch]] == [True]
 
 
-def test_the_shares_of_sources_are_exact(tars: list[str]) -> None:
+def test_the_shares_of_sources_are_exact(tars):
     streams = {
         "a": TarStream(tars=tuple(tars[:2]), weight=3),
         "b": TarStream(tars=(f"pipe:cat {tars[2]}",), weight=1),
@@ -383,7 +379,7 @@ def test_the_shares_of_sources_are_exact(tars: list[str]) -> None:
     assert loader.order.identity()["streams"]["b"]["tars"] == [f"pipe:cat {tars[2]}"]
 
 
-def test_an_image_that_cannot_be_decoded_is_replaced_and_counted(tmp_path: Path) -> None:
+def test_an_image_that_cannot_be_decoded_is_replaced_and_counted(tmp_path):
     members = []
     for row in range(8):
         image = b"\xff\xd8\xffno" if row == 3 else picture(40, 32)
@@ -402,7 +398,7 @@ def test_an_image_that_cannot_be_decoded_is_replaced_and_counted(tmp_path: Path)
         batches_of(loader_of({"s": TarStream(tars=(str(tmp_path / "b.tar"),))}))
 
 
-def test_what_cannot_be_streamed_is_refused_at_once(tars: list[str], tmp_path: Path) -> None:
+def test_what_cannot_be_streamed_is_refused_at_once(tars, tmp_path):
     missing = str(tmp_path / "none.tar")
     for stream, world, message in [
         (TarStream(tars=(missing,)), 1, "there is no tar at .*none.tar"),
@@ -418,7 +414,7 @@ def test_what_cannot_be_streamed_is_refused_at_once(tars: list[str], tmp_path: P
         loader_of({"s": TarStream(tars=tuple(tars))}, tokenizer="other")
 
 
-def test_braces_stand_for_many_tars() -> None:
+def test_braces_stand_for_many_tars():
     assert expand("s", ["w-{00..02}.tar", "pipe:cat {a,b}"]) == [
         "w-00.tar", "w-01.tar", "w-02.tar", "pipe:cat a", "pipe:cat b",
     ]  # fmt: skip

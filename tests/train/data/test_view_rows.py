@@ -39,12 +39,10 @@ from train.data.view_rows import (
     read_with_retries,
 )
 
-Make = Callable[..., Any]
-
 
 def members(pool: str, shard: int) -> dict[str, bytes]:
     with tarfile.open(disk.join(pool, "shards", f"{shard:05d}.tar")) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+        return {member.name: tar.extractfile(member).read() for member in tar}
 
 
 def assert_reads_its_members(rows: ViewRows, pool: str) -> None:
@@ -55,9 +53,7 @@ def assert_reads_its_members(rows: ViewRows, pool: str) -> None:
             assert rows.read_image(shard, row) == spans[f"{of.keys[row]}.jpg"]
 
 
-def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
-    make_pool: Make, tmp_path: Path
-) -> None:
+def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(make_pool, tmp_path):
     pool = make_pool(
         tmp_path / "pool", [6, 4, 5], keep=lambda shard, row: (shard + row) % 2 == 0, failed=1
     )
@@ -73,7 +69,7 @@ def test_a_view_gives_the_bytes_and_tokens_of_its_kept_rows(
     assert all(t[0] == 49_406 and t[-1] == 49_407 for t in tokens)
 
 
-def test_a_tar_may_lie_elsewhere(make_pool: Make, tmp_path: Path) -> None:
+def test_a_tar_may_lie_elsewhere(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 1)
     expected = open_view(pool, "all").read_image(0, 2)
     tar, record = tmp_path / "pool/shards/00000.tar", tmp_path / "pool/shards/00000_stats.json"
@@ -93,9 +89,7 @@ def open_tars(pool: str) -> int:
 
 
 @pytest.mark.slow
-def test_only_so_many_shards_and_tars_are_held(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_so_many_shards_and_tars_are_held(tiny_pool, monkeypatch):
     monkeypatch.setattr(view_rows, "OPEN_TARS", 1)
     rows = open_view(tiny_pool, "all", cached_shards=1)
     first = rows.shard(0)
@@ -112,9 +106,7 @@ def test_only_so_many_shards_and_tars_are_held(
     assert open_tars(tiny_pool) == before
 
 
-def test_threads_may_read_while_tars_are_closed_and_opened(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_may_read_while_tars_are_closed_and_opened(tiny_pool, monkeypatch):
     monkeypatch.setattr(view_rows, "OPEN_TARS", 1)
     rows = open_view(tiny_pool, "all")
     asked = [(k % 3, k % 16) for k in range(300)]
@@ -123,16 +115,14 @@ def test_threads_may_read_while_tars_are_closed_and_opened(
         assert all(pool.map(lambda span: rows.read_image(*span) == expected[span], asked))
 
 
-def test_an_unknown_view_is_named_with_the_nearest(tiny_pool: str, tmp_path: Path) -> None:
+def test_an_unknown_view_is_named_with_the_nearest(tiny_pool, tmp_path):
     with pytest.raises(ValueError, match="no view 'haf'; did you mean 'half'\\?; it has all, half"):
         open_view(tiny_pool, "haf")
     with pytest.raises(ValueError, match="it has none"):
         open_view(str(tmp_path / "nowhere"), "all")
 
 
-def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(
-    make_pool: Make, add_view: Make, tmp_path: Path
-) -> None:
+def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(make_pool, add_view, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 2)
     record = disk.join(pool, "shards", "00001_stats.json")
     disk.write_json(record, {**disk.read_json(record), "sidecar_sha256": "0" * 64})
@@ -142,14 +132,14 @@ def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(
     assert open_view(pool, "all").shard_rows.tolist() == [4, 4]
 
 
-def test_a_view_must_fit_its_shard(make_pool: Make, tmp_path: Path) -> None:
+def test_a_view_must_fit_its_shard(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 2)
     change_shard(PoolLayout(pool).view_bundle("all", 0), 0, lambda mask: mask.slice(0, 3))
     with pytest.raises(ValueError, match="does not fit its shard"):
         open_view(pool, "all").shard(0)
 
 
-def test_a_view_may_not_keep_rows_that_are_not_stored(make_pool: Make, tmp_path: Path) -> None:
+def test_a_view_may_not_keep_rows_that_are_not_stored(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 1, failed=1)
     mask = mask_of(pool, "all", 0).set_column(0, "kept", [[True] * 4])
     shards = disk.to_plain(write_masks(pool, "all", {0: mask}))
@@ -159,7 +149,7 @@ def test_a_view_may_not_keep_rows_that_are_not_stored(make_pool: Make, tmp_path:
         open_view(pool, "all").shard(0)
 
 
-def test_tokens_of_another_tokenizer_do_not_do(make_pool: Make, tmp_path: Path) -> None:
+def test_tokens_of_another_tokenizer_do_not_do(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 1, tokenizer="other")
     with pytest.raises(
         ValueError,
@@ -169,7 +159,7 @@ def test_tokens_of_another_tokenizer_do_not_do(make_pool: Make, tmp_path: Path) 
     assert open_view(pool, "all", "other").shard_rows.tolist() == [4]
 
 
-def test_of_several_token_sets_the_highest_version_is_read(make_pool: Make, tmp_path: Path) -> None:
+def test_of_several_token_sets_the_highest_version_is_read(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 1)
     layout = PoolLayout(pool)
     for name, version in (("tokens@ffff", 2), ("tokens@0000", 10), ("tokens@5555", 9)):
@@ -184,9 +174,7 @@ def test_of_several_token_sets_the_highest_version_is_read(make_pool: Make, tmp_
     assert open_view(pool, "all").token_set == "tokens@5555"  # the newest that is complete
 
 
-def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(
-    make_pool: Make, tmp_path: Path
-) -> None:
+def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 2)
     name = "tokens@0123456789ab"
     change_shard(PoolLayout(pool).score_bundle(name, 1), 1, uids="0" * 64)
@@ -209,7 +197,7 @@ def kept(pool: str, view: str | None, name: str) -> list[Any]:
     return values
 
 
-def test_columns_of_the_kept_rows_come_in_tar_order(tiny_pool: str) -> None:
+def test_columns_of_the_kept_rows_come_in_tar_order(tiny_pool):
     assert len(kept(tiny_pool, "all", "sha256")) == 48
     assert kept(tiny_pool, "half", "uid") == kept(tiny_pool, "all", "uid")[1::2]
     half = open_view(tiny_pool, "half")
@@ -217,7 +205,7 @@ def test_columns_of_the_kept_rows_come_in_tar_order(tiny_pool: str) -> None:
     assert kept(tiny_pool, "half", "key") == keys
 
 
-def test_every_row_of_a_view_has_its_outcome(make_pool: Make, tmp_path: Path) -> None:
+def test_every_row_of_a_view_has_its_outcome(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 2, keep=lambda shard, row: row == 1, failed=1)
     shards = list(read_columns(pool, "all", ["caption", "key"]))
     assert [shard.shard for shard in shards] == ["00000", "00001"]
@@ -229,7 +217,7 @@ def test_every_row_of_a_view_has_its_outcome(make_pool: Make, tmp_path: Path) ->
         assert len(shard.kept_columns()) == 1
 
 
-def test_without_a_view_a_row_is_kept_where_it_is_stored(make_pool: Make, tmp_path: Path) -> None:
+def test_without_a_view_a_row_is_kept_where_it_is_stored(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 4, 1, failed=2)
     (shard,) = read_columns(pool, columns=["key"])
     assert shard.kept.tolist() == [True, True, False, False]
@@ -240,7 +228,7 @@ def test_without_a_view_a_row_is_kept_where_it_is_stored(make_pool: Make, tmp_pa
     assert bare.kept.dtype == np.bool_
 
 
-def test_a_column_may_come_from_a_score_set_of_the_view(make_pool: Make, tmp_path: Path) -> None:
+def test_a_column_may_come_from_a_score_set_of_the_view(make_pool, tmp_path):
     pool = make_pool(tmp_path / "pool", 3, 2)
     layout = PoolLayout(pool)
     tokens = read_document(layout.score_set_json("tokens@0123456789ab"), ScoreSetDocument)
@@ -260,16 +248,16 @@ def test_a_column_may_come_from_a_score_set_of_the_view(make_pool: Make, tmp_pat
 
 
 @pytest.mark.parametrize("view", [None, "all"])
-def test_an_unknown_column_is_named_with_the_nearest(tiny_pool: str, view: str | None) -> None:
+def test_an_unknown_column_is_named_with_the_nearest(tiny_pool, view):
     with pytest.raises(ValueError, match="no column 'capton'; did you mean 'caption'"):
         next(read_columns(tiny_pool, view, ["key", "capton"]))
 
 
-def test_one_shard_is_read_at_a_time(tiny_pool: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_shard_is_read_at_a_time(tiny_pool, monkeypatch):
     paths: list[str] = []
     read = disk.read_parquet
 
-    def counted(path: str, *rest: Any) -> pa.Table:
+    def counted(path, *rest):
         paths.append(path)
         return read(path, *rest)
 
@@ -295,16 +283,14 @@ def every_number(numbers: ViewNumbers, source: int, rows: list[int]) -> dict[int
     return found
 
 
-def test_rows_of_one_pool_are_numbered_without_reading_uids(
-    tiny_pool: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_one_pool_are_numbered_without_reading_uids(tiny_pool, monkeypatch):
     views = [open_view(tiny_pool, "all"), open_view(tiny_pool, "half")]
     numbers = ViewNumbers(views, "uid", 4)
     assert numbers.sources == {0, 1}
     read: list[str] = []
     load_columns = view_rows.load_columns
 
-    def reading(path: str, columns: list[str]) -> Any:
+    def reading(path, columns):
         read.extend(columns)
         return load_columns(path, columns)
 
@@ -318,7 +304,7 @@ def test_rows_of_one_pool_are_numbered_without_reading_uids(
     }
 
 
-def test_views_that_share_no_shard_cost_nothing(make_pool: Make, add_view: Make, tmp_path: Path):
+def test_views_that_share_no_shard_cost_nothing(make_pool, add_view, tmp_path):
     pool = make_pool(tmp_path / "pool")
     add_view(pool, "early", lambda shard, row: shard == 0)
     add_view(pool, "late", lambda shard, row: shard == 2)
@@ -330,9 +316,7 @@ def test_views_that_share_no_shard_cost_nothing(make_pool: Make, add_view: Make,
     assert ViewNumbers(views[:1], "caption", 4).sources == {0}
 
 
-def test_uids_are_compared_over_pools_and_rows_without_a_value_never_collide(
-    tiny_pool: str, tmp_path: Path
-) -> None:
+def test_uids_are_compared_over_pools_and_rows_without_a_value_never_collide(tiny_pool, tmp_path):
     shutil.copytree(tiny_pool, tmp_path / "copy")
     views = [open_view(tiny_pool, "all"), open_view(str(tmp_path / "copy"), "half")]
     numbers = ViewNumbers(views, "uid", 4)
@@ -348,9 +332,7 @@ def test_uids_are_compared_over_pools_and_rows_without_a_value_never_collide(
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_batch_of_a_blend_holds_no_uid_twice(
-    tiny_pool: str, tmp_path: Path, copied: bool
-) -> None:
+def test_a_batch_of_a_blend_holds_no_uid_twice(tiny_pool, tmp_path, copied):
     other = tiny_pool
     if copied:
         other = str(tmp_path / "copy")
@@ -358,7 +340,7 @@ def test_a_batch_of_a_blend_holds_no_uid_twice(
     pools = {"web": tiny_pool, "more": other} if copied else {"web": tiny_pool}
     views = {"web/all": 0.5, "more/half" if copied else "web/half": 0.5}
 
-    def batches(distinct: str | None) -> list[list[str]]:
+    def batches(distinct):
         blend = Blend(name="b", pools=pools, views=views, distinct=distinct)
         loader = Loader(blend, settings(samples_seen=16 * 20), model())
         return [[key.partition(":")[2] for key in batch.keys] for batch in loader]
@@ -367,7 +349,7 @@ def test_a_batch_of_a_blend_holds_no_uid_twice(
     assert all(len(set(keys)) == 16 for keys in batches("uid"))
 
 
-def test_captions_are_kept_apart_by_their_column(tiny_pool: str) -> None:
+def test_captions_are_kept_apart_by_their_column(tiny_pool):
     views, pools = {"web/all": 1.0}, {"web": tiny_pool}
     blend = Blend(name="b", pools=pools, views=views, distinct="caption")
     loader = Loader(blend, settings(batch_size=8, samples_seen=8 * 40, lanes=4), model())
@@ -380,7 +362,7 @@ def test_captions_are_kept_apart_by_their_column(tiny_pool: str) -> None:
 
 
 @pytest.fixture
-def counted_pool(make_pool: Make, tmp_path: Path) -> str:
+def counted_pool(make_pool, tmp_path):
     """A pool of 2 shards of 64 rows with the columns `entry_count` and `synthetic`."""
     pool: str = make_pool(tmp_path / "pool", 64, 2, size=24)
     for shard in range(2):
@@ -398,7 +380,7 @@ def balanced_blend(pool: str, **keys: Any) -> Blend:
     return Blend(name="b", pools={"web": pool}, views={"web/all": 1.0}, **keys)
 
 
-def test_chances_are_the_limit_over_the_column(counted_pool: str) -> None:
+def test_chances_are_the_limit_over_the_column(counted_pool):
     rule = {"web/all": Balance(column="entry_count", limit=100)}
     chances = ViewChances([open_view(counted_pool, "all")], ["web/all"], rule, 4)
     shard, row = np.array([1, 0, 1]), np.array([3, 2, 4])
@@ -416,13 +398,13 @@ def test_chances_are_the_limit_over_the_column(counted_pool: str) -> None:
         ("entry_counts", "has no column 'entry_counts'; did you mean 'entry_count'"),
     ],
 )
-def test_a_column_that_is_no_count_is_refused(counted_pool: str, column: str, message: str) -> None:
+def test_a_column_that_is_no_count_is_refused(counted_pool, column, message):
     rule = {"web/all": Balance(column=column, limit=100)}
     with pytest.raises(ValueError, match=message):
         ViewChances([open_view(counted_pool, "all")], ["web/all"], rule, 4)
 
 
-def test_a_run_draws_balanced_rows_and_says_how_many(counted_pool: str) -> None:
+def test_a_run_draws_balanced_rows_and_says_how_many(counted_pool):
     blend = balanced_blend(
         counted_pool, balance={"web/all": Balance(column="entry_count", limit=100)}
     )
@@ -435,7 +417,7 @@ def test_a_run_draws_balanced_rows_and_says_how_many(counted_pool: str) -> None:
     assert abs(source["unique"] - len(seen)) < 15
 
 
-def test_captions_come_from_the_columns_by_their_shares(counted_pool: str) -> None:
+def test_captions_come_from_the_columns_by_their_shares(counted_pool):
     blend = balanced_blend(counted_pool, captions={"web/all": {"caption": 0.25, "synthetic": 0.75}})
     loader = Loader(blend, settings(samples_seen=8 * 32, batch_size=8, lanes=2), model())
     tokens = Tokens()
@@ -468,7 +450,7 @@ class ServerDisconnectedError(ClientConnectionError):
 
 
 @pytest.fixture
-def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def waits(monkeypatch):
     """The seconds that were waited."""
     waited: list[float] = []
     monkeypatch.setattr(view_rows.time, "sleep", waited.append)
@@ -503,15 +485,13 @@ PERMANENT = [
 
 @pytest.mark.parametrize("error", TRANSIENT, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("times", [1, 5])
-def test_a_transient_error_is_repeated_with_growing_waits(
-    waits: list[float], error: Exception, times: int
-) -> None:
+def test_a_transient_error_is_repeated_with_growing_waits(waits, error, times):
     assert is_transient(error)
     assert read_with_retries(failing(times, error), "00000.tar") == "data"
     assert waits == [1.0, 2.0, 4.0, 8.0, 16.0][:times]
 
 
-def test_a_store_that_stays_silent_is_a_failed_read(waits: list[float]) -> None:
+def test_a_store_that_stays_silent_is_a_failed_read(waits):
     with pytest.raises(
         ReadFailed, match=r"00000\.tar could not be read in 6 attempts \(TimeoutError: silent\)"
     ) as raised:
@@ -522,7 +502,7 @@ def test_a_store_that_stays_silent_is_a_failed_read(waits: list[float]) -> None:
 
 
 @pytest.mark.parametrize("error", PERMANENT, ids=lambda error: type(error).__name__)
-def test_other_errors_are_raised_at_once(waits: list[float], error: Exception) -> None:
+def test_other_errors_are_raised_at_once(waits, error):
     assert not is_transient(error)
     with pytest.raises(type(error)):
         read_with_retries(failing(1, error), "00000.tar")

@@ -26,14 +26,13 @@ from train.evaluation.overlap import (
     refuse_near,
 )
 from train.formats import open_clip_files
-from train.model.clip import CLIP
 
 
 def data_of(task: TaskSpec, file: str) -> bytes:
     return (Path(task.data) / file).read_bytes()
 
 
-def test_an_image_in_both_is_refused_by_name(colours: TaskSpec, tmp_path: Path) -> None:
+def test_an_image_in_both_is_refused_by_name(colours, tmp_path):
     pool = pool_with(tmp_path / "pool", [b"other", data_of(colours, "green/3.png"), None])
     shared = find_shared_images([pool], [colours])
     assert shared.images == (
@@ -48,14 +47,14 @@ def test_an_image_in_both_is_refused_by_name(colours: TaskSpec, tmp_path: Path) 
     assert shared.count_files([colours], near=False) == {"colours": 1}
 
 
-def test_only_stored_rows_of_committed_shards_count(colours: TaskSpec, tmp_path: Path) -> None:
+def test_only_stored_rows_of_committed_shards_count(colours, tmp_path):
     gone = pool_with(tmp_path / "a", [b"other", None])
     uncommitted = pool_with(tmp_path / "b", [data_of(colours, "green/3.png")])
     Path(PoolLayout(uncommitted).commit_record(0)).unlink()
     assert find_shared_images([gone, uncommitted], [colours]).images == ()
 
 
-def test_the_same_image_at_jpeg_90_is_a_near_duplicate(colours: TaskSpec, tmp_path: Path) -> None:
+def test_the_same_image_at_jpeg_90_is_a_near_duplicate(colours, tmp_path):
     copies = [
         recompress(data_of(colours, f"green/{i}.{'png' if i % 2 else 'jpg'}")) for i in (1, 2)
     ]
@@ -70,8 +69,8 @@ def test_the_same_image_at_jpeg_90_is_a_near_duplicate(colours: TaskSpec, tmp_pa
 
 
 def test_near_duplicates_are_refused_where_the_task_says_so_and_a_view_keeps_them(
-    colours: TaskSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    colours, tmp_path, monkeypatch
+):
     copy = recompress(data_of(colours, "green/1.png"))
     pool = pool_with(
         tmp_path / "pool", [copy, None, data_of(colours, "dark_red/1.png")], hashed=True
@@ -80,7 +79,7 @@ def test_near_duplicates_are_refused_where_the_task_says_so_and_a_view_keeps_the
     strict = changed(colours, near_overlap="refuse")
     kept = {"all": [f"{0:032x}", f"{2:032x}"], "clean": [f"{2:032x}"]}
 
-    def columns_of_view(pool: str, view: str, columns: list[str]) -> list[ShardColumns]:
+    def columns_of_view(pool, view, columns):
         uids = pa.chunked_array([[f"{number:032x}" for number in range(3)]])
         table, mask = pa.table({"uid": uids}), np.isin(uids.to_numpy(), kept[view])
         return [ShardColumns(shard="00000", columns=table, kept=mask, rule=pa.chunked_array([[]]))]
@@ -95,7 +94,7 @@ def test_near_duplicates_are_refused_where_the_task_says_so_and_a_view_keeps_the
         refuse_near(unknown, [strict], [(pool, "clean")])
 
 
-def test_a_pool_without_hashes_is_named(colours: TaskSpec, tmp_path: Path) -> None:
+def test_a_pool_without_hashes_is_named(colours, tmp_path):
     pool = pool_with(tmp_path / "pool", [recompress(data_of(colours, "green/1.png"))])
     shared = find_shared_images([pool], [colours])
     assert shared == SharedImages(images=(), without_phash=(pool,))
@@ -103,7 +102,7 @@ def test_a_pool_without_hashes_is_named(colours: TaskSpec, tmp_path: Path) -> No
     assert line.startswith(f"{pool} has no column phash: near duplicates are not checked")
 
 
-def test_hashes_of_an_instance_are_found(colours: TaskSpec, tmp_path: Path) -> None:
+def test_hashes_of_an_instance_are_found(colours, tmp_path):
     pool = pool_with(tmp_path / "pool", [recompress(data_of(colours, "green/1.png"))], hashed=True)
     layout = PoolLayout(pool)
     (name,) = disk.list_names(layout.scores)
@@ -119,7 +118,7 @@ def test_hashes_of_an_instance_are_found(colours: TaskSpec, tmp_path: Path) -> N
     assert (image.file, image.key) == ("green/1.png", "000000000")
 
 
-def test_hashes_of_other_rows_are_refused(colours: TaskSpec, tmp_path: Path) -> None:
+def test_hashes_of_other_rows_are_refused(colours, tmp_path):
     pool = pool_with(tmp_path / "pool", [b"one"], hashed=False)
     pool_with(tmp_path / "pool", [data_of(colours, "green/1.png")], hashed=True)
     pool_with(tmp_path / "pool", [data_of(colours, "green/1.png"), None])  # another sidecar
@@ -131,13 +130,7 @@ def test_hashes_of_other_rows_are_refused(colours: TaskSpec, tmp_path: Path) -> 
 # --- the command ---------------------------------------------------------------------------------
 
 
-def test_evaluate_searches_the_pools_of_a_run(
-    colours: TaskSpec,
-    model: CLIP,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_evaluate_searches_the_pools_of_a_run(colours, model, tmp_path, capsys, monkeypatch):
     rows: list[bytes | None] = [data_of(colours, f"green/{i}.png") for i in (1, 3, 5)]
     rows.append(recompress(data_of(colours, "dark_red/1.png")))
     pool, run = pool_with(tmp_path / "pool", rows, hashed=True), tmp_path / "run"

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from manifests import console, disk
+from manifests import disk
 from manifests.schema import TaskSpec
 from tests.support import evaluation_ranks
 from tests.support.late import optimize, special
@@ -42,9 +42,7 @@ from train.model.clip import CLIP
 from train.parallel import process_group
 
 
-def test_it_agrees_with_open_clip_on_every_image(
-    colours: TaskSpec, model: CLIP, tmp_path: Path
-) -> None:
+def test_it_agrees_with_open_clip_on_every_image(colours, model, tmp_path):
     import open_clip
 
     metrics = evaluate(model, [colours], str(tmp_path / "eval"))["colours"]
@@ -83,9 +81,7 @@ def test_it_agrees_with_open_clip_on_every_image(
     assert metrics["accuracy"] == pytest.approx(expected, abs=1e-12)
 
 
-def test_columns_and_metadata_are_as_promised(
-    colours: TaskSpec, model: CLIP, tmp_path: Path
-) -> None:
+def test_columns_and_metadata_are_as_promised(colours, model, tmp_path):
     metrics = evaluate(model, [colours], str(tmp_path))["colours"]
     table = disk.read_parquet(tmp_path / "colours.parquet")
     assert table.schema.remove_metadata() == pa.schema(
@@ -113,7 +109,7 @@ def test_columns_and_metadata_are_as_promised(
     assert correct.tolist() == table["correct"].to_pylist()
 
 
-def test_classify_by_hand() -> None:
+def test_classify_by_hand():
     images = torch.nn.functional.normalize(
         torch.tensor([[1.0, 0.1], [0.9, 0.2], [0.2, 1.0], [1.0, 0.0]]), dim=1
     )
@@ -127,7 +123,7 @@ def test_classify_by_hand() -> None:
     assert metrics["logprob"] == pytest.approx(columns["logprob"].mean())
 
 
-def test_a_tie_counts_against_the_model() -> None:
+def test_a_tie_counts_against_the_model():
     constant = torch.ones(6, 4) / 2
     columns, metrics = tasks.classify(100 * constant @ constant.T, [0, 1, 2, 3, 4, 5])
     shares = {name: metrics[name] for name in ("accuracy", "accuracy5", "mean_class_accuracy")}
@@ -143,7 +139,7 @@ def test_a_tie_counts_against_the_model() -> None:
     assert metrics["accuracy"] == 1 / 3
 
 
-def test_a_logit_scale_that_overflows_is_refused(colours: TaskSpec, tmp_path: Path) -> None:
+def test_a_logit_scale_that_overflows_is_refused(colours, tmp_path):
     broken = CLIP(MODELS["test"], seed=3)
     with torch.no_grad():
         broken.logit_scale.fill_(1000.0)
@@ -152,9 +148,7 @@ def test_a_logit_scale_that_overflows_is_refused(colours: TaskSpec, tmp_path: Pa
     assert not (tmp_path / "colours.parquet").exists()
 
 
-def test_the_worst_group_is_that_of_the_data(
-    colours: TaskSpec, model: CLIP, tmp_path: Path
-) -> None:
+def test_the_worst_group_is_that_of_the_data(colours, model, tmp_path):
     samples = read_samples(colours)
     members = []
     for number, image in enumerate(images_of(samples)):
@@ -176,27 +170,10 @@ def test_the_worst_group_is_that_of_the_data(
 # --- the command ---------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-def test_the_command_evaluates_a_model(colours: TaskSpec, model: CLIP, tmp_path: Path) -> None:
-    open_clip_files.save_export(model, str(tmp_path / "run" / "export"))
-    (tmp_path / "task.yaml").write_text(
-        f"{{name: colours, kind: classification, data: {colours.data}}}"
-    )
-    words = ["evaluate", str(tmp_path / "run"), "--task", str(tmp_path / "task.yaml"), "--json"]
-    ended = subprocess.run(
-        console.program(words), capture_output=True, text=True, cwd=tmp_path, timeout=300
-    )
-    assert ended.returncode == 0, ended.stderr
-    printed = json.loads(ended.stdout.splitlines()[-1])
-    path = tmp_path / "run" / "eval" / "colours.parquet"
-    assert disk.read_metadata(path)["metrics"] == printed["colours"]
-    assert "has no run.json: its training pools are not known" in ended.stderr
-
-
 # --------------------------------------------------------------------------------------------------
 
 
-def test_ranks_by_hand() -> None:
+def test_ranks_by_hand():
     queries = torch.eye(3)
     candidates = torch.tensor([[0.9, 0.1, 0.5], [0.5, 0.8, 0.5], [0.1, 0.9, 0.5], [0.95, 0.0, 0.5]])
     # Query 0: 0 and 3 are right, 3 is first. Query 1: 1 is right, after 2. Query 2: a tie.
@@ -205,7 +182,7 @@ def test_ranks_by_hand() -> None:
     assert tasks.ranks(queries, torch.full((4, 3), torch.nan), matches).tolist() == [2, 3, 3]
 
 
-def test_ranks_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_do_not_depend_on_the_batch(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     queries = torch.randn(23, 8, generator=generator)
     candidates = torch.randn(40, 8, generator=generator)
@@ -221,7 +198,7 @@ def test_ranks_do_not_depend_on_the_batch(monkeypatch: pytest.MonkeyPatch) -> No
     assert tasks.ranks(queries, candidates, matches).tolist() == expected
 
 
-def test_retrieval_counts_both_directions(captioned: TaskSpec, model: CLIP, tmp_path: Path) -> None:
+def test_retrieval_counts_both_directions(captioned, model, tmp_path):
     metrics = evaluate(model, [captioned], str(tmp_path))["captioned"]
     table = disk.read_parquet(tmp_path / "captioned.parquet")
     assert table.schema.names == ["direction", "sample", "rank", "loss"]
@@ -244,9 +221,7 @@ def test_retrieval_counts_both_directions(captioned: TaskSpec, model: CLIP, tmp_
     assert tasks.RETRIEVAL.chance({}, 5) == 0.2
 
 
-def test_a_text_of_two_images_is_two_captions_and_no_wrong_one_of_either(
-    captioned: TaskSpec,
-) -> None:
+def test_a_text_of_two_images_is_two_captions_and_no_wrong_one_of_either(captioned):
     samples = read_samples(captioned)  # captions: red, a red picture, green, blue, grey, grey
     image_NE = torch.eye(5)
     text_ME = image_NE[[0, 0, 1, 2, 3, 3]]  # both of grey lie on d
@@ -263,7 +238,7 @@ def one_caption_each(count: int) -> Samples:
     return Samples(images=ImageFiles("", names), captions=names, matches=pairs)
 
 
-def test_the_loss_of_one_batch_is_the_loss_of_training() -> None:
+def test_the_loss_of_one_batch_is_the_loss_of_training():
     generator = torch.Generator().manual_seed(2)
     image_NE = torch.nn.functional.normalize(torch.randn(7, 5, generator=generator), dim=1)
     text_NE = torch.nn.functional.normalize(torch.randn(7, 5, generator=generator), dim=1)
@@ -277,7 +252,7 @@ def test_the_loss_of_one_batch_is_the_loss_of_training() -> None:
     assert len(by_image) == 7
 
 
-def test_other_right_answers_are_no_candidates(captioned: TaskSpec) -> None:
+def test_other_right_answers_are_no_candidates(captioned):
     samples = read_samples(captioned)  # captions: red, a red picture, green, blue, grey, grey
     by_image, by_text = tasks.contrastive_losses(torch.ones(5, 3), torch.ones(6, 3), samples, 1.0)
     assert np.exp(by_image).round().astype(int).tolist() == [5, 5, 5, 4, 4]  # two have "grey"
@@ -297,11 +272,11 @@ def clusters(count: int, seed: int = 0) -> tuple[torch.Tensor, list[int]]:
 
 
 @pytest.mark.parametrize("strength", [1e-3, 1.0])
-def test_the_regression_is_that_of_scipy(strength: float) -> None:
+def test_the_regression_is_that_of_scipy(strength):
     feature_NE, labels = clusters(60)
     x_NE, y_N = feature_NE.double().numpy(), np.array(labels)
 
-    def objective(flat: np.ndarray) -> tuple[float, np.ndarray]:
+    def objective(flat):
         weight, bias = flat[:18].reshape(6, 3), flat[18:]
         logprobs = special.log_softmax(x_NE @ weight + bias, axis=1)
         loss = -logprobs[np.arange(60), y_N].mean() + strength / 2 * (weight**2).sum()
@@ -317,7 +292,7 @@ def test_the_regression_is_that_of_scipy(strength: float) -> None:
     assert torch.equal(probe.weight_EC, again.weight_EC)
 
 
-def test_the_strength_has_the_most_right_answers_on_the_held_out() -> None:
+def test_the_strength_has_the_most_right_answers_on_the_held_out():
     feature_NE, labels = clusters(150)
     strength = choose_strength(feature_NE, labels, 3)
     chosen, label_N = torch.from_numpy(held_out(labels)), torch.tensor(labels)
@@ -331,7 +306,7 @@ def test_the_strength_has_the_most_right_answers_on_the_held_out() -> None:
         choose_strength(feature_NE[:9], labels[:9], 3)
 
 
-def test_a_probe_learns_the_training_images(colours: TaskSpec, model: CLIP, tmp_path: Path) -> None:
+def test_a_probe_learns_the_training_images(colours, model, tmp_path):
     class_folders(tmp_path / "train")
     probe = changed(colours, kind="linear_probe", name="probe", train_data=str(tmp_path / "train"))
     metrics = evaluate(model, [probe], str(tmp_path / "out"))["probe"]
@@ -348,7 +323,7 @@ def test_a_probe_learns_the_training_images(colours: TaskSpec, model: CLIP, tmp_
 # --------------------------------------------------------------------------------------------------
 
 
-def test_jaccard_by_hand() -> None:
+def test_jaccard_by_hand():
     similarity = np.array([0.9, 0.8, 0.1, 0.7, 0.5, 0.5, 0.2])
     cue = np.array([0, 0, 0, 0, 1, 1, 1])
     right = np.array([True, False, True, False, True, False, False])
@@ -359,7 +334,7 @@ def test_jaccard_by_hand() -> None:
 
 
 @pytest.fixture
-def associations(colours: TaskSpec, tmp_path: Path) -> TaskSpec:
+def associations(colours, tmp_path):
     """Three cues: ten candidates, then five, then three."""
     images, rows, first = images_of(read_samples(colours)), [], 0
     for cue, count, right in (("Apple", 10, 4), ("night", 5, 2), ("x", 3, 1)):
@@ -379,7 +354,7 @@ def associations(colours: TaskSpec, tmp_path: Path) -> TaskSpec:
     return task_of(tmp_path / "w", "association")
 
 
-def test_every_cue_has_its_row(associations: TaskSpec, model: CLIP, tmp_path: Path) -> None:
+def test_every_cue_has_its_row(associations, model, tmp_path):
     metrics = evaluate(model, [associations], str(tmp_path / "out"))["t"]
     table = disk.read_parquet(tmp_path / "out" / "t.parquet")
     assert table["sample"].to_pylist() == ["An apple", "A night", "A x"]
@@ -416,9 +391,7 @@ def run_ranks(world: int, tasks: list[TaskSpec], folder: Path) -> list[tuple[int
 
 
 @pytest.mark.slow
-def test_the_predictions_are_the_same_bytes_for_one_and_three_ranks(
-    colours: TaskSpec, captioned: TaskSpec, tmp_path: Path
-) -> None:
+def test_the_predictions_are_the_same_bytes_for_one_and_three_ranks(colours, captioned, tmp_path):
     class_folders(tmp_path / "more")
     probe = changed(colours, kind="linear_probe", name="probe", train_data=str(tmp_path / "more"))
     tasks = [colours, captioned, probe]
@@ -433,7 +406,7 @@ def test_the_predictions_are_the_same_bytes_for_one_and_three_ranks(
 
 
 @pytest.mark.slow
-def test_an_error_of_one_rank_ends_all(colours: TaskSpec, tmp_path: Path) -> None:
+def test_an_error_of_one_rank_ends_all(colours, tmp_path):
     (Path(colours.data) / "green" / "0.jpg").write_bytes(b"\xff\xd8\xff no picture")
     for status, output in run_ranks(2, [colours], tmp_path / "r"):
         assert status == 2

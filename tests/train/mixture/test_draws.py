@@ -28,7 +28,7 @@ from train.mixture.order import (
 from train.rng import Ints
 
 
-def test_rows_are_chosen_in_proportion_to_their_chances() -> None:
+def test_rows_are_chosen_in_proportion_to_their_chances():
     kinds = np.array([1.0, 0.5, 0.1])  # a third of the rows each
     random = np.random.default_rng(0)
     count = candidates_for(float(kinds.mean()))
@@ -42,20 +42,20 @@ def test_rows_are_chosen_in_proportion_to_their_chances() -> None:
 
 
 @pytest.mark.parametrize("mean", [1.0, 0.97, 0.9, 0.5, 0.25, 0.05, 0.001])
-def test_there_are_enough_candidates(mean: float) -> None:
+def test_there_are_enough_candidates(mean):
     count = candidates_for(mean)
     assert 1 <= count <= CANDIDATES
     assert (1 - mean) ** count <= UNDECIDED or count == CANDIDATES
     assert (1 - mean) ** max(0, count - 2) > UNDECIDED or count <= 2
 
 
-def test_where_none_is_accepted_one_is_taken_by_weight() -> None:
+def test_where_none_is_accepted_one_is_taken_by_weight():
     chances = np.tile([1e-9, 3e-9], (20_000, 1))
     chosen = choose_candidates(chances, 1, np.arange(20_000))
     assert abs(chosen.mean() - 0.75) < 0.01
 
 
-def test_the_number_of_different_rows_is_estimated() -> None:
+def test_the_number_of_different_rows_is_estimated():
     assert expected_unique(np.ones(50), 1000, 10) == pytest.approx(10, rel=0.01)
     assert expected_unique(np.ones(50), 1000, 10**6) == pytest.approx(1000)
     chances = np.array([1.0, 0.01])
@@ -65,7 +65,7 @@ def test_the_number_of_different_rows_is_estimated() -> None:
 
 
 @given(st.integers(0, 90), st.integers(0, 2**63))
-def test_any_prefix_is_counted_and_the_shares_are_exact(draws: int, key: int) -> None:
+def test_any_prefix_is_counted_and_the_shares_are_exact(draws, key):
     columns = CaptionColumns({"caption": 0.3, "synthetic": 0.7}, key)
     chosen = [columns.names[k] for k in columns.of_draws(np.arange(90)).tolist()]
     assert columns.count(draws) == {
@@ -78,7 +78,7 @@ def test_any_prefix_is_counted_and_the_shares_are_exact(draws: int, key: int) ->
         assert columns.names[int(columns.of_draws(np.array([draws]))[0])] == chosen[draws]
 
 
-def test_columns_are_not_bound_to_the_lane_of_a_draw() -> None:
+def test_columns_are_not_bound_to_the_lane_of_a_draw():
     columns = CaptionColumns({"a": 1, "b": 1}, 5)
     of_lane = columns.of_draws(np.arange(0, 6400, 64))
     assert 25 < np.count_nonzero(of_lane) < 75
@@ -86,7 +86,7 @@ def test_columns_are_not_bound_to_the_lane_of_a_draw() -> None:
     assert not np.array_equal(of_lane, other)
 
 
-def test_impossible_shares_are_refused() -> None:
+def test_impossible_shares_are_refused():
     with pytest.raises(ValueError, match="weight of 'b' is 0"):
         CaptionColumns({"a": 1, "b": 0}, 0)
 
@@ -98,9 +98,7 @@ def is_apart(order: list[int], apart: int) -> bool:
 
 
 @given(st.integers(1, 20), st.integers(0, 60), st.integers(0, 2**32))
-def test_draws_are_exchanged_so_that_no_row_follows_itself(
-    apart: int, more: int, seed: int
-) -> None:
+def test_draws_are_exchanged_so_that_no_row_follows_itself(apart, more, seed):
     rows = 4 * apart + more
     random = np.random.default_rng(seed)
     before, after = random.permutation(rows), random.permutation(rows)
@@ -113,7 +111,7 @@ def test_draws_are_exchanged_so_that_no_row_follows_itself(
 
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(0, 2**63))
-def test_a_shuffled_epoch_keeps_its_rows_apart(apart: int, slack: int, key: int) -> None:
+def test_a_shuffled_epoch_keeps_its_rows_apart(apart, slack, key):
     before = np.random.default_rng(apart).permutation(apart + slack)
     after = shuffled_apart(before, apart, key)
     assert sorted(after.tolist()) == sorted(before.tolist())
@@ -122,7 +120,7 @@ def test_a_shuffled_epoch_keeps_its_rows_apart(apart: int, slack: int, key: int)
         assert np.array_equal(before, after)  # nothing is left to chance
 
 
-def test_every_order_that_keeps_rows_apart_is_drawn() -> None:
+def test_every_order_that_keeps_rows_apart_is_drawn():
     before = np.arange(4)
     drawn = {tuple(shuffled_apart(before, 2, key).tolist()) for key in range(400)}
     assert (2, 3, 0, 1) in drawn
@@ -149,9 +147,7 @@ def apart_in_batches(numbers: Ints, batch: int) -> bool:
 
 @settings(deadline=None)
 @given(st.integers(2, 12), st.integers(2, 5), st.integers(0, 2**32))
-def test_a_block_without_collisions_has_the_same_draws_of_each_source(
-    batch: int, steps: int, seed: int
-) -> None:
+def test_a_block_without_collisions_has_the_same_draws_of_each_source(batch, steps, seed):
     random = np.random.default_rng(seed)
     source = np.tile(random.integers(0, 3, batch), steps)
     numbers = random.integers(0, 3 * batch, batch * steps)
@@ -169,7 +165,7 @@ def test_a_block_without_collisions_has_the_same_draws_of_each_source(
     assert np.array_equal(draw, again)
 
 
-def test_a_draw_that_collides_comes_in_the_next_batch_in_which_it_fits() -> None:
+def test_a_draw_that_collides_comes_in_the_next_batch_in_which_it_fits():
     source = np.array([0, 1] * 4)
     numbers = np.array([5, 5, 1, 2, 5, 3, 7, 8])
     draw, left = put_apart(source, numbers, 2)
@@ -178,7 +174,7 @@ def test_a_draw_that_collides_comes_in_the_next_batch_in_which_it_fits() -> None
     assert numbers[draw].tolist() == [5, 2, 1, 5, 5, 3, 7, 8]
 
 
-def test_the_last_batch_takes_from_an_earlier_one() -> None:
+def test_the_last_batch_takes_from_an_earlier_one():
     source = np.array([0, 1, 0, 1])
     draw, left = put_apart(source, np.array([1, 2, 6, 6]), 2)
     assert left is None
@@ -186,7 +182,7 @@ def test_the_last_batch_takes_from_an_earlier_one() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[4, 4, 4, 4], [1, 1, 2, 2]])
-def test_what_cannot_be_put_apart_is_named(numbers: list[int]) -> None:
+def test_what_cannot_be_put_apart_is_named(numbers):
     draw, left = put_apart(np.array([0, 0, 0, 0]), np.array(numbers), 2)
     if numbers[0] == 4:
         assert left == 1
@@ -214,7 +210,7 @@ def spans(segments: list[Segment]) -> list[tuple[int, int | None, int, int]]:
     return [(s.first, s.steps, s.start, s.stop) for s in segments]
 
 
-def test_new_shards_are_drawn_once_before_any_row_is_drawn_again() -> None:
+def test_new_shards_are_drawn_once_before_any_row_is_drawn_again():
     found = [[], [10], [10, 30], [10, 30], [10, 30], [10, 30, 50], [10, 30, 50], [10, 30, 50]]
     assert spans(grow(found, 16)) == [
         (0, 2, 0, 2),  # 10 rows alone are too few
@@ -226,7 +222,7 @@ def test_new_shards_are_drawn_once_before_any_row_is_drawn_again() -> None:
     ]
 
 
-def test_segments_that_repeat_grow_but_stay_short() -> None:
+def test_segments_that_repeat_grow_but_stay_short():
     steps = [segment.steps or 0 for segment in grow([[20]] * 40, 10)]
     assert steps[:5] == [2, 2, 4, 8, 16]
     assert max(steps) == REPEATED_STEPS
@@ -234,7 +230,7 @@ def test_segments_that_repeat_grow_but_stay_short() -> None:
     assert [segment.steps for segment in grow([[10_000]] * 3, 10)] == [1000, 1000, None]
 
 
-def test_too_few_rows_are_waited_for() -> None:
+def test_too_few_rows_are_waited_for():
     assert next_segment([], [3, 4], 8, complete=False) is None
     assert next_segment([], [], 8, complete=True) is None
     with pytest.raises(AssertionError):  # nothing comes after a segment without end
@@ -255,7 +251,7 @@ class Live:
         return self.of_shards
 
 
-def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice() -> None:
+def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice():
     rows = [10, 30, 50]
     segments = grow([[10, 30], [10, 30], rows, rows, rows], 16)
     order = SegmentOrder("web/stored", Live(segments, rows), 16, 4, 2, 7)

@@ -54,7 +54,7 @@ def orders(draw: st.DrawFn) -> Order:
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(orders())
-def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(order: Order) -> None:
+def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(order):
     seen = [
         {(shard, row): 0 for shard, rows in enumerate(s.shard_rows) for row in range(rows)}
         for s in order.sources
@@ -72,14 +72,14 @@ def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(ord
 @pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(orders())
-def test_no_batch_holds_a_row_twice(order: Order) -> None:
+def test_no_batch_holds_a_row_twice(order):
     for step in range(40):
         rows = drawn(order, step)
         assert len(set(rows)) == len(rows)
 
 
 @pytest.mark.parametrize("rows", [32, 33, 40, 64, 127, 128, 129, 500])
-def test_no_batch_holds_a_row_twice_where_an_epoch_ends_in_it(rows: int) -> None:
+def test_no_batch_holds_a_row_twice_where_an_epoch_ends_in_it(rows):
     order = Order([source("a", 1, rows // 2, rows - rows // 2)], 32, 8)
     batches = [drawn(order, step) for step in range(60)]
     for batch in batches:
@@ -94,9 +94,7 @@ def test_no_batch_holds_a_row_twice_where_an_epoch_ends_in_it(rows: int) -> None
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(orders())
-def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_share(
-    order: Order,
-) -> None:
+def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_share(order):
     slots = wheel_slots(order.sources)
     source_of = np.concatenate([order.batch(step)[0] for step in range(20)])
     n = np.arange(1, len(source_of) + 1)
@@ -107,7 +105,7 @@ def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_
 @pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(orders(), st.integers(0, 400))
-def test_a_fresh_order_answers_as_one_that_ran(order: Order, step: int) -> None:
+def test_a_fresh_order_answers_as_one_that_ran(order, step):
     for before in range(0, step, 7):
         order.batch(before)
     fresh = Order(order.sources, order.batch_size, order.lanes, order.window, order.seed)
@@ -115,7 +113,7 @@ def test_a_fresh_order_answers_as_one_that_ran(order: Order, step: int) -> None:
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 8, 96, 1000])
-def test_ranks_together_draw_the_same_batch_whatever_their_number(world: int) -> None:
+def test_ranks_together_draw_the_same_batch_whatever_their_number(world):
     sources = [source("a", 0.7, *[900] * 30), source("b", 0.3, *[700] * 20)]
     batch = 12_000
     whole, of_ranks = Order(sources, batch, 16), Order(sources, batch, 16)
@@ -128,7 +126,7 @@ def test_ranks_together_draw_the_same_batch_whatever_their_number(world: int) ->
             assert np.array_equal(np.concatenate(column), expected)
 
 
-def test_the_order_of_the_sources_in_a_blend_does_not_matter() -> None:
+def test_the_order_of_the_sources_in_a_blend_does_not_matter():
     one, other = Order(blend(), 32, 8), Order(blend()[::-1], 32, 8)
     for step in range(5):
         named = [
@@ -139,7 +137,7 @@ def test_the_order_of_the_sources_in_a_blend_does_not_matter() -> None:
     assert one.fingerprint() == other.fingerprint()
 
 
-def test_a_source_keeps_its_order_when_another_joins_the_blend() -> None:
+def test_a_source_keeps_its_order_when_another_joins_the_blend():
     alone, joined = Order(blend()[:1], 20, 1), Order([*blend()[:1], source("z", 0.6, 500)], 20, 1)
     first = [x[1:] for step in range(6) for x in drawn(alone, step)]
     second = [x[1:] for step in range(12) for x in drawn(joined, step) if x[0] == 0]
@@ -147,8 +145,8 @@ def test_a_source_keeps_its_order_when_another_joins_the_blend() -> None:
     assert first[:100] == second[:100]
 
 
-def test_epochs_and_seeds_differ() -> None:
-    def epoch(seed: int, number: int) -> list[tuple[int, int, int]]:
+def test_epochs_and_seeds_differ():
+    def epoch(seed, number):
         order = Order([source("a", 1, 40, 40)], 20, 4, seed=seed)
         return [x for step in range(4 * number, 4 * number + 4) for x in drawn(order, step)]
 
@@ -158,7 +156,7 @@ def test_epochs_and_seeds_differ() -> None:
     assert runs[0] != runs[2]
 
 
-def test_a_lane_reads_a_window_of_shards_at_a_time() -> None:
+def test_a_lane_reads_a_window_of_shards_at_a_time():
     order = Order([source("a", 1, *[10] * 12)], 10, 1, window=3)
     shards = [set(order.batch(step)[1].tolist()) for step in range(12)]
     windows = [set().union(*shards[k : k + 3]) for k in range(0, 12, 3)]
@@ -167,7 +165,7 @@ def test_a_lane_reads_a_window_of_shards_at_a_time() -> None:
     assert len(shards[0]) == 3  # rows of a window are mixed
 
 
-def test_a_rank_reads_few_shards_beside_those_of_its_lanes() -> None:
+def test_a_rank_reads_few_shards_beside_those_of_its_lanes():
     order = Order([source("a", 0.6, *[40] * 96), source("b", 0.4, *[40] * 64)], 256, 64)
     for rank in range(4):
         # One epoch of each
@@ -180,9 +178,7 @@ def test_a_rank_reads_few_shards_beside_those_of_its_lanes() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(orders(), st.integers(0, 12))
-def test_a_substitute_is_another_row_of_the_source_than_any_that_its_batch_needs(
-    order: Order, step: int
-) -> None:
+def test_a_substitute_is_another_row_of_the_source_than_any_that_its_batch_needs(order, step):
     batch = drawn(order, step)
     for s, one in enumerate(order.sources):
         positions = [position for position, row in enumerate(batch) if row[0] == s]
@@ -196,7 +192,7 @@ def test_a_substitute_is_another_row_of_the_source_than_any_that_its_batch_needs
                 assert len(set(rows)) == len(rows)
 
 
-def test_a_substitute_depends_on_every_number_that_names_it() -> None:
+def test_a_substitute_depends_on_every_number_that_names_it():
     rows = [source("a", 0.5, 4000, 5000), source("b", 0.5, 9000)]
     order = Order(rows, 32, 8, seed=1)
     in_step = order.batch(3)[0]
@@ -211,7 +207,7 @@ def test_a_substitute_depends_on_every_number_that_names_it() -> None:
     assert [again.substitute(*numbers) for numbers in reversed(named)] == substitutes[3::-1]
 
 
-def test_of_few_rows_outside_of_the_batch_every_one_is_tried() -> None:
+def test_of_few_rows_outside_of_the_batch_every_one_is_tried():
     order = Order([source("a", 1, 40)], 32, 4)
     outside = {(0, k) for k in range(40)} - {row[1:] for row in drawn(order, 17)}
     for position in range(32):
@@ -219,7 +215,7 @@ def test_of_few_rows_outside_of_the_batch_every_one_is_tried() -> None:
         assert tried == outside
 
 
-def test_golden_substitutes() -> None:
+def test_golden_substitutes():
     order = Order(blend(), 16, 4, window=2, seed=7)
     substitutes = []
     for step in range(4):
@@ -228,7 +224,7 @@ def test_golden_substitutes() -> None:
     assert substitutes == GOLDEN_SUBSTITUTES
 
 
-def test_golden_order() -> None:
+def test_golden_order():
     order = Order(blend(), 16, 4, window=2, seed=7)
     assert drawn(order, 0)[:6] == GOLDEN_START
     digest = hashlib.sha256()
@@ -279,9 +275,7 @@ GOLDEN_SUBSTITUTES = [
         ({"sources": [*blend()[:2], source("d", 0.1, 7)]}, "sources.more/c: {"),
     ],
 )
-def test_the_fingerprint_holds_all_that_decides_the_order(
-    change: dict[str, Any], name: str
-) -> None:
+def test_the_fingerprint_holds_all_that_decides_the_order(change, name):
     settings: dict[str, Any] = {
         "sources": blend(),
         "batch_size": 32,
@@ -318,12 +312,12 @@ def test_the_fingerprint_holds_all_that_decides_the_order(
         ((blend(), 32, 8, 0), "window is 0"),
     ],
 )
-def test_what_cannot_be_ordered_is_refused(arguments: tuple[Any, ...], message: str) -> None:
+def test_what_cannot_be_ordered_is_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         Order(*arguments)
 
 
-def test_too_many_repeats_are_refused_with_what_would_fit() -> None:
+def test_too_many_repeats_are_refused_with_what_would_fit():
     order = Order([source("web/a", 0.75, 60, 60), source("web/b", 0.25, 10)], 40, 8)
     order.check_repeats(40, None)
     order.check_repeats(8, 8)
@@ -351,14 +345,14 @@ class Modulo:
         return numbers
 
 
-def test_a_batch_holds_no_number_twice_for_any_rank_and_any_step() -> None:
+def test_a_batch_holds_no_number_twice_for_any_rank_and_any_step():
     of = [source("a", 0.5, 40, 60), source("b", 0.25, 70), source("c", 0.25, 90)]
     numbers = Modulo(of, 64, 0, 1)
 
-    def of_row(s: int, shard: int, row: int) -> int:
+    def of_row(s, shard, row):
         return int(numbers(s, np.array([shard]), np.array([row]))[0])
 
-    def order() -> Order:
+    def order():
         return Order(of, 32, 8, 2, distinct=numbers)
 
     whole, plain = order(), Order(of, 32, 8, 2)
@@ -393,7 +387,7 @@ def test_a_batch_holds_no_number_twice_for_any_rank_and_any_step() -> None:
     assert whole.fingerprint() != plain.fingerprint()
 
 
-def test_too_few_different_rows_for_a_batch_are_refused() -> None:
+def test_too_few_different_rows_for_a_batch_are_refused():
     of = [source("a", 1, 40), source("b", 1, 40)]
     with pytest.raises(
         ValueError, match=r"step 0 would draw a row of [ab] .*distinct: group.*lower"
@@ -424,7 +418,7 @@ class Tenth:
         return {"a": "tenth"}
 
 
-def test_a_balanced_source_draws_by_chance_at_any_step_and_rank() -> None:
+def test_a_balanced_source_draws_by_chance_at_any_step_and_rank():
     of = [source("a", 0.5, *[100] * 40), source("b", 0.5, *[100] * 40)]
     balance = Tenth(of, 0, 12)
     order, plain = Order(of, 32, 8, balance=balance), Order(of, 32, 8)
@@ -451,7 +445,7 @@ def test_a_balanced_source_draws_by_chance_at_any_step_and_rank() -> None:
     assert order.repeats(3)["b"].unique == 48
 
 
-def test_a_small_balanced_source_looks_at_fewer_candidates_and_repeats_no_row_in_a_batch() -> None:
+def test_a_small_balanced_source_looks_at_fewer_candidates_and_repeats_no_row_in_a_batch():
     of = [source("a", 0.5, 70), source("b", 0.5, 400)]
     order = Order(of, 32, 4, balance=Tenth(of, 0, 64))
     for step in range(120):
@@ -459,7 +453,7 @@ def test_a_small_balanced_source_looks_at_fewer_candidates_and_repeats_no_row_in
         assert len(set(rows)) == 32
 
 
-def test_captions_have_exact_shares_for_any_rank() -> None:
+def test_captions_have_exact_shares_for_any_rank():
     of = [source("a", 0.5, 70), source("b", 0.5, 400)]
     order = Order(of, 32, 4, captions={"a": {"alt": 0.25, "made": 0.75}})
     counts: Counter[str | None] = Counter()

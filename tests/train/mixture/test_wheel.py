@@ -37,19 +37,17 @@ def source(name: str, weight: float, *rows: int) -> SourceRows:
         ((0.123456789, 0.876543211), [8091, 57445]),  # else to the nearest 65,536th
     ],
 )
-def test_slots_are_exact_where_the_weights_have_a_common_denominator(
-    weights: tuple[float, ...], slots: list[int]
-) -> None:
+def test_slots_are_exact_where_the_weights_have_a_common_denominator(weights, slots):
     assert wheel_slots([source(str(k), weight, 1) for k, weight in enumerate(weights)]) == slots
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf"), -1e-300])
-def test_a_weight_must_be_a_positive_number(weight: float) -> None:
+def test_a_weight_must_be_a_positive_number(weight):
     with pytest.raises(ValueError, match="weight of 'b'"):
         wheel_slots([source("a", 1, 1), source("b", weight, 1)])
 
 
-def test_a_share_too_small_for_the_wheel_is_refused() -> None:
+def test_a_share_too_small_for_the_wheel_is_refused():
     with pytest.raises(ValueError, match="'b' is less than one in 65,536"):
         wheel_slots([source("a", 1, 1), source("b", 1e-300, 1)])
 
@@ -63,11 +61,11 @@ def assert_quota(wheel: np.ndarray[Any, Any], slots: list[int]) -> None:
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=7))
-def test_every_prefix_of_the_wheel_is_within_one_of_each_share(slots: list[int]) -> None:
+def test_every_prefix_of_the_wheel_is_within_one_of_each_share(slots):
     assert_quota(wheel_sequence(slots), slots)
 
 
-def test_the_wheel_keeps_its_promise_for_many_small_sources_beside_a_large_one() -> None:
+def test_the_wheel_keeps_its_promise_for_many_small_sources_beside_a_large_one():
     slots = wheel_slots(
         [source("large", 0.9, 1), *(source(f"s{k}", 0.1 / 9 + k * 1e-5, 1) for k in range(9))]
     )
@@ -75,14 +73,12 @@ def test_the_wheel_keeps_its_promise_for_many_small_sources_beside_a_large_one()
     assert_quota(wheel_sequence(slots), slots)
 
 
-def test_golden_turn() -> None:
+def test_golden_turn():
     assert wheel_sequence([5, 3, 2]).tolist() == [0, 1, 0, 2, 0, 1, 0, 1, 0, 2]
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 60), st.integers(0, 40))
-def test_the_most_draws_are_found_wherever_the_first_batch_begins(
-    slots: list[int], batch: int, offset: int
-) -> None:
+def test_the_most_draws_are_found_wherever_the_first_batch_begins(slots, batch, offset):
     wheel = wheel_sequence(slots)
     long = np.tile(wheel, 3 * batch + 3 * offset + 3)[offset:]
     batches = long[: len(long) // batch * batch].reshape(-1, batch)[: len(wheel)]
@@ -90,15 +86,15 @@ def test_the_most_draws_are_found_wherever_the_first_batch_begins(
     assert most_in_a_batch(wheel, len(slots), batch, offset) == counts
 
 
-def test_slots_are_numbered_within_their_source() -> None:
+def test_slots_are_numbered_within_their_source():
     assert numbered_slots(np.array([0, 1, 0, 2, 0, 1]), 4).tolist() == [0, 0, 1, 0, 2, 1]
 
 
-def test_a_source_without_slots_does_not_occur() -> None:
+def test_a_source_without_slots_does_not_occur():
     assert wheel_sequence([2, 0, 1]).tolist() == [0, 0, 2]
 
 
-def test_weights_may_be_repeats() -> None:
+def test_weights_may_be_repeats():
     views = {"web/a": 3.0, "web/b": 1.0}
     blend = Blend(name="b", pools={"web": "/p"}, views=views, weights="repeats")
     schedule = Schedule(blend_sources(blend, {"web/a": [40, 60], "web/b": [300]}))
@@ -107,7 +103,7 @@ def test_weights_may_be_repeats() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.sampled_from([1, 2, 0.5, 0.3]), min_size=1, max_size=4), st.integers(1, 12))
-def test_the_draws_of_a_source_are_counted_from_0(weights: list[float], batch: int) -> None:
+def test_the_draws_of_a_source_are_counted_from_0(weights, batch):
     sources = [
         SourceRows(name=f"s{-k}", weight=weight, shard_rows=(9,))
         for k, weight in enumerate(weights)

@@ -75,14 +75,14 @@ def test_the_towers_have_the_published_number_of_parameters_and_heads(name):
 
 @pytest.mark.parametrize("name", ["test", "ViT-B-32", "ViT-L-14", "ViT-e-14"])
 @pytest.mark.parametrize("logit_bias", [False, True])
-def test_parameters_are_those_of_the_model(name: str, logit_bias: bool) -> None:
+def test_parameters_are_those_of_the_model(name, logit_bias):
     config = dataclasses.replace(MODELS[name], logit_bias=logit_bias)
     with torch.device("meta"):
         model = CLIP(config)
     assert parameter_count(config) == sum(p.numel() for p in model.parameters())
 
 
-def test_a_block_that_is_sharded_keeps_its_norms_and_output_biases_whole() -> None:
+def test_a_block_that_is_sharded_keeps_its_norms_and_output_biases_whole():
     split, rest = block_parameters(8, 32)
     with torch.device("meta"):
         block = torch.nn.TransformerEncoderLayer(8, 2, 32)
@@ -242,11 +242,11 @@ def trained_of_clipmill(image: int | None, text: int | None) -> dict[str, bool]:
 @pytest.mark.parametrize(
     ("image", "text"), [(None, None), (0, None), (None, 0), (1, 1), (2, 2), (3, 3), (4, 0), (0, 0)]
 )
-def test_the_locked_parameters_are_open_clips(image: int | None, text: int | None) -> None:
+def test_the_locked_parameters_are_open_clips(image, text):
     assert trained_of_clipmill(image, text) == trained_of_open_clip(image, text)
 
 
-def test_each_group_that_is_unlocked_is_trained() -> None:
+def test_each_group_that_is_unlocked_is_trained():
     model = CLIP(CONFIG)
     trained = []
     for unlocked in range(6):

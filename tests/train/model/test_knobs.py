@@ -168,7 +168,7 @@ def test_a_run_changes_its_model_by_name():
 # --------------------------------------------------------------------------------------------------
 
 
-def test_every_sample_and_key_keeps_patches_of_its_own() -> None:
+def test_every_sample_and_key_keeps_patches_of_its_own():
     kept = clip.kept_patches(torch.arange(50), torch.tensor(5), 49, 0.5)
     assert kept.shape == (50, 24)
     assert (kept.diff(dim=1) > 0).all()
@@ -180,7 +180,7 @@ def test_every_sample_and_key_keeps_patches_of_its_own() -> None:
     assert clip.kept_patches(torch.arange(2), torch.tensor(5), 4, 0.99).shape == (2, 1)
 
 
-def test_golden_numbers() -> None:
+def test_golden_numbers():
     assert clip.uniform(torch.tensor(7), torch.tensor([0, 1, 1 << 40])).tolist() == GOLDEN
 
 

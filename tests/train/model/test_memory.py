@@ -57,7 +57,7 @@ OTHERS: list[Any] = [
     [*SETTINGS, *(pytest.param(*each, marks=pytest.mark.slow) for each in OTHERS)],
     ids=str,
 )
-def test_the_formula_is_what_torch_allocates(changes: dict[str, Any], lengths: list[int]) -> None:
+def test_the_formula_is_what_torch_allocates(changes, lengths):
     config = micro(**changes)
     memory = step_memory(model_config(config), step_shape_of(config, lengths))
     if config.micro_batch is None:
@@ -68,7 +68,7 @@ def test_the_formula_is_what_torch_allocates(changes: dict[str, Any], lengths: l
     assert memory.peak - memory.weights - memory.optimizer == pytest.approx(peak, rel=0.1)
 
 
-def test_shards_and_tensor_parallelism_divide_what_a_rank_holds() -> None:
+def test_shards_and_tensor_parallelism_divide_what_a_rank_holds():
     config = MODELS["ViT-L-14"]
     one = StepShape(samples=64, tokens=77, longest=77, data_parallel=8)
     whole = step_memory(config, one)
@@ -81,7 +81,7 @@ def test_shards_and_tensor_parallelism_divide_what_a_rank_holds() -> None:
     assert 0.5 * whole.activations < split.activations < 0.8 * whole.activations
 
 
-def test_a_micro_batch_divides_the_activations_and_not_the_features() -> None:
+def test_a_micro_batch_divides_the_activations_and_not_the_features():
     config = MODELS["ViT-B-32"]
     whole = StepShape(samples=4096, tokens=77, longest=77, loss_tile=1024)
     pieces = dataclasses.replace(whole, micro_batch=512)
@@ -105,7 +105,7 @@ def test_a_micro_batch_divides_the_activations_and_not_the_features() -> None:
     ],
     ids=str,
 )
-def test_on_a_gpu_the_allocator_says_the_same(changes: dict[str, Any]) -> None:
+def test_on_a_gpu_the_allocator_says_the_same(changes):
     config, lengths = micro(model="ViT-B-32", device="cuda", **changes), [77] * 64
     step = Step(config, lengths, "cuda")
     step.backward()
@@ -149,7 +149,7 @@ def counted(
 
 
 @pytest.mark.parametrize("groups", [0, 2, 5])
-def test_of_locked_layers_only_forward_counts(groups: int) -> None:
+def test_of_locked_layers_only_forward_counts(groups):
     whole = training_flops(SMALL).sample(9)
     for trained in ((groups, None), (None, groups), (groups, 5 - groups)):
         work = training_flops(SMALL, trained=trained).sample(9)
@@ -169,7 +169,7 @@ def test_of_locked_layers_only_forward_counts(groups: int) -> None:
         ("ViT-g-14", 77),
     ],
 )
-def test_the_formula_is_what_torch_counts(name: str, tokens: int) -> None:
+def test_the_formula_is_what_torch_counts(name, tokens):
     config = MODELS[name]
     assert training_flops(config).sample(tokens) == counted(config, tokens)
 
@@ -182,7 +182,7 @@ def test_the_formula_is_what_torch_counts(name: str, tokens: int) -> None:
         {"vision_mlp": 96, "text_mlp": 40, "embed_dim": 48},
     ],
 )
-def test_every_shape_of_a_model_is_in_the_formula(change: dict[str, object]) -> None:
+def test_every_shape_of_a_model_is_in_the_formula(change):
     config = dataclasses.replace(SMALL, **change)
     assert training_flops(config).sample(9) == counted(config, 9)
 
@@ -199,7 +199,7 @@ def test_every_shape_of_a_model_is_in_the_formula(change: dict[str, object]) -> 
         ("ViT-g-14", 1743.0),
     ],
 )
-def test_unpruned_they_are_the_published_profile(name: str, gflop: float) -> None:
+def test_unpruned_they_are_the_published_profile(name, gflop):
     assert training_flops(MODELS[name], whole=True).sample(77) / 1e9 == pytest.approx(
         gflop, rel=5e-4
     )

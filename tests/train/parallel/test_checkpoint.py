@@ -178,7 +178,7 @@ def save_seed(run: Path, step: int) -> None:
     checkpoint.save(str(run), weights, {}, record_of(step, IDENTITY), keep=3)
 
 
-def test_the_mean_of_the_last_is_the_mean_of_their_weights(tmp_path: Path) -> None:
+def test_the_mean_of_the_last_is_the_mean_of_their_weights(tmp_path):
     for step in (1, 2, 3, 4):
         save_seed(tmp_path, step)
     model, steps = checkpoint.mean_of_last(str(tmp_path), 3)
@@ -192,7 +192,7 @@ def test_the_mean_of_the_last_is_the_mean_of_their_weights(tmp_path: Path) -> No
         assert torch.equal(value, expected[2][name])
 
 
-def test_sharded_checkpoints_are_averaged_too(tmp_path: Path) -> None:
+def test_sharded_checkpoints_are_averaged_too(tmp_path):
     saver = Saver(str(tmp_path), SHARDED, keep=2)
     for step in (1, 2):
         model = model_of(step)
@@ -204,7 +204,7 @@ def test_sharded_checkpoints_are_averaged_too(tmp_path: Path) -> None:
         torch.testing.assert_close(value, (first[name] + second[name]) / 2)
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_what_is_not_there_is_named(tmp_path):
     save_seed(tmp_path, 1)
     with pytest.raises(ValueError, match=r"has 1 checkpoints, not 2; .* keep_checkpoints=K"):
         checkpoint.mean_of_last(str(tmp_path), 2)

@@ -157,9 +157,9 @@ class Steps:
 
         def counted(*arguments: object) -> None:
             self.copies += 1
-            copy(*arguments)  # type: ignore[arg-type]
+            copy(*arguments)
 
-        self.images._copy = counted  # type: ignore[method-assign, assignment]
+        self.images._copy = counted
 
     def batch(self, number: int) -> BatchImages:
         return self.images.batch(IMAGES[number], self.parts)

@@ -27,7 +27,7 @@ NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def clock(monkeypatch):
     """`clock[0]` is what time it is."""
     now = [100.0]
     monkeypatch.setattr(logbook.time, "perf_counter", lambda: now[0])
@@ -53,8 +53,8 @@ def lines(out: Path) -> list[dict[str, Any]]:
 
 
 def test_a_line_has_speed_waiting_operations_memory_and_every_sources_samples(
-    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+    tmp_path, clock, monkeypatch
+):
     monkeypatch.setattr(logbook, "peak_flops", lambda *_: 1e9)
     one = book(tmp_path, world=2)
     for lengths in ([3, 5, 4, 4], [3, 16, 4, 5]):
@@ -78,7 +78,7 @@ def test_a_line_has_speed_waiting_operations_memory_and_every_sources_samples(
     assert set(MEASURED) < set(line)
 
 
-def test_only_the_first_rank_writes(tmp_path: Path) -> None:
+def test_only_the_first_rank_writes(tmp_path):
     other = book(tmp_path, rank=1, log_to=["tensorboard"])
     other.batch(torch.tensor([3]), waited=0)
     assert other.line(1, NUMBERS)["step"] == 1
@@ -86,7 +86,7 @@ def test_only_the_first_rank_writes(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path):
     one = book(tmp_path)
     for step in (10, 20, 30):
         one.line(step, NUMBERS)
@@ -101,9 +101,7 @@ def test_a_run_that_goes_on_keeps_the_lines_up_to_its_checkpoint(tmp_path: Path)
     assert kept_lines(str(tmp_path / "nowhere"), 20) == []
 
 
-def test_a_line_that_the_disk_loses_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_line_that_the_disk_loses_ends_the_run(tmp_path, monkeypatch):
     one = book(tmp_path)
     one.line(10, NUMBERS)
     one.line(20, NUMBERS)
@@ -132,7 +130,7 @@ class _Losing:
         return len(data)
 
 
-def test_a_store_is_given_whole_files(clock: list[float]) -> None:
+def test_a_store_is_given_whole_files(clock):
     out = "memory://logbook/run"
     one = book(out)
     for step in (1, 2):
@@ -142,36 +140,34 @@ def test_a_store_is_given_whole_files(clock: list[float]) -> None:
     assert [json.loads(line)["step"] for line in lines] == [1, 2]
 
 
-def test_tensorboard_and_wandb_are_given_every_number(
-    tmp_path: Path, clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tensorboard_and_wandb_are_given_every_number(tmp_path, clock, monkeypatch):
     calls: list[Any] = []
 
     class Writer:
-        def __init__(self, folder: str, purge_step: int | None) -> None:
+        def __init__(self, folder, purge_step):
             calls.append((Path(folder).name, purge_step))
 
-        def add_scalar(self, name: str, value: float, step: int) -> None:
+        def add_scalar(self, name, value, step):
             calls.append((name, value, step))
 
-        def close(self) -> None:
+        def close(self):
             calls.append("written")
 
     class Run:
-        def log(self, numbers: dict[str, float], step: int) -> None:
+        def log(self, numbers, step):
             calls.append((numbers, step))
 
-        def finish(self) -> None:
+        def finish(self):
             calls.append("sent")
 
-    def init(**settings: Any) -> Run:
+    def init(**settings):
         calls.append(settings)
         return Run()
 
     board = types.ModuleType("torch.utils.tensorboard")
-    board.SummaryWriter = Writer  # type: ignore[attr-defined]
+    board.SummaryWriter = Writer
     wandb = types.ModuleType("wandb")
-    wandb.init = init  # type: ignore[attr-defined]
+    wandb.init = init
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     one = book(tmp_path / "run", first=20, log_to=["tensorboard", "wandb"])
@@ -201,8 +197,8 @@ def test_tensorboard_and_wandb_are_given_every_number(
     ],
 )
 def test_a_place_that_cannot_be_written_to_is_refused_at_the_start(
-    kind: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    kind, message, tmp_path, monkeypatch
+):
     for name in ("torch.utils.tensorboard", "wandb"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(ValueError, match=message.split("(")[0]):

@@ -147,27 +147,6 @@ def test_an_overflow_of_fp16_costs_a_step_and_a_loss_that_is_none_the_run(
         loop.train(blend, dataclasses.replace(config, samples_seen=8 * 40), str(tmp_path / "never"))
 
 
-@pytest.mark.slow
-def test_a_damaged_checkpoint_costs_only_the_steps_since_the_one_before(
-    blend, tmp_path, monkeypatch, caplog
-):
-    config = dataclasses.replace(CONFIG, checkpoint_every=2)
-    loop.train(blend, CONFIG, str(tmp_path / "whole"))
-
-    def end():
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        kill_at(patch, 5, end)
-        with pytest.raises(Killed):
-            loop.train(blend, config, str(tmp_path / "run"))
-    path = tmp_path / "run" / "checkpoints" / "step-4" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    assert loop.train(blend, config, str(tmp_path / "run")).resumed_at == 2
-    assert "step-4 is damaged" in caplog.text
-    assert_same(weights_of(tmp_path / "run"), weights_of(tmp_path / "whole"))
-
-
 def stopped_after(blend, config, out, step, monkeypatch):
     """A run that SIGTERM ended after `step` steps."""
     with monkeypatch.context() as patch:
@@ -205,26 +184,6 @@ def test_a_resumed_run_does_not_read_its_initial_weights_again(
 
 
 # --- damaged samples ------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_a_run_that_is_whole_is_not_trained_again_unless_asked(blend, tmp_path, monkeypatch):
-    first = loop.train(blend, CONFIG, str(tmp_path))
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "_steps", lambda *_: pytest.fail("trained again"))
-        moved = dataclasses.replace(CONFIG, log_every=50, threads=3)  # how it ran does not matter
-        assert loop.train(blend, moved, str(tmp_path)) == first
-        for change, message in (
-            ({"lr": 2e-3}, "config.lr: 0.001 -> 0.002"),
-            ({"seed": 7}, "config.seed: 0 -> 7"),
-        ):
-            with pytest.raises(ValueError, match=message):
-                loop.train(blend, dataclasses.replace(CONFIG, **change), str(tmp_path))
-        other = dataclasses.replace(blend, views={"p/all": 1.0})
-        with pytest.raises(ValueError, match=r"holds another run .*choose another --out"):
-            loop.train(other, CONFIG, str(tmp_path))
-    other = dataclasses.replace(CONFIG, seed=7)
-    assert loop.train(blend, other, str(tmp_path), resume="never").seed == 7
 
 
 @pytest.mark.slow

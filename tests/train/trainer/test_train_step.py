@@ -22,7 +22,7 @@ from train.data.damage import DamagedSample
 from train.data.loader import Batch, Loader
 from train.formats.model_files import weights_sha256
 from train.formats.open_clip_files import save_export
-from train.identity import INCIDENTAL, check_same_run, deciding_settings, differences, view_hashes
+from train.identity import INCIDENTAL, check_same_run, deciding_settings, view_hashes
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
 from train.parallel import checkpoint, process_group
@@ -313,17 +313,6 @@ def test_the_token_table_is_reduced_only_where_unused_rows_just_decay(
 ):
     state = prepared(blend, dataclasses.replace(CONFIG, **changes), str(tmp_path))
     assert (state.reduced_table is not None) == reduced
-
-
-def test_differences_are_named_by_their_path():
-    saved = {"config": {"lr": 1.0, "seed": 0}, "views": {"a": "x"}}
-    now = {"config": {"lr": 2.0, "seed": 0}, "views": {"a": "x", "b": "y"}, "order": 1}
-    assert differences(saved, now) == [
-        "config.lr: 1.0 -> 2.0",
-        "order: None -> 1",
-        "views.b: None -> y",
-    ]
-    assert differences(saved, saved) == []
 
 
 def test_settings_of_memory_and_speed_do_not_decide():
