@@ -215,24 +215,19 @@ def test_what_a_folder_lacks_is_named(tmp_path, colours):
         read_labelled(colours)
 
 
-def test_what_a_captions_file_lacks_is_named(captioned):
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda text: text.replace("caption", "captoin"), r"no column 'caption'; .* 'captoin'\?"),
+        (lambda text: text + "missing.png,nothing\n", r"image .*missing\.png does not exist"),
+        (lambda text: text + "a.png,\n", r"csv line 8: file and caption must both be given"),
+        (lambda _: "file,caption\na.png,one\n", "names 1 images; retrieval needs at least two"),
+    ],
+)
+def test_what_a_captions_file_lacks_is_named(captioned, edit, message):
     path = Path(captioned.data) / "captions.csv"
-    text = path.read_text()
-    path.write_text(text.replace("file,caption", "file,captoin"))
-    with pytest.raises(
-        ValueError, match=r"no column 'caption'; did you mean 'captoin'\? \(of file, captoin\)"
-    ):
-        read_captioned(captioned)
-    path.write_text(text + "missing.png,nothing\n")
-    with pytest.raises(ValueError, match=r"image .*missing\.png does not exist"):
-        read_captioned(captioned)
-    path.write_text(text + "a.png,\n")
-    with pytest.raises(
-        ValueError, match=r"captions\.csv line 8: file and caption must both be given"
-    ):
-        read_captioned(captioned)
-    path.write_text("file,caption\na.png,one\n")
-    with pytest.raises(ValueError, match="names 1 images; retrieval needs at least two"):
+    path.write_text(edit(path.read_text()))
+    with pytest.raises(ValueError, match=message):
         read_captioned(captioned)
     path.unlink()
     with pytest.raises(ValueError, match=r"captions\.csv does not exist; retrieval reads"):

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -163,28 +162,14 @@ def test_other_ranks_micro_batches_tiles_and_threads_go_on_with_the_same_losses(
 # --- readers --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda tar: tar.unlink(), "00001.tar cannot be read at step"),
-        (
-            lambda tar: tar.write_bytes(b"\0" * tar.stat().st_size),
-            "samples cannot be used, more than 1 in 1,000; the last is key 00001",
-        ),
-    ],
-    ids=["missing", "corrupt"],
-)
-def test_a_shard_that_is_missing_or_corrupt_ends_a_run_of_two_ranks_with_its_name(
-    make_pool, tmp_path, capfd, damage, message
-):
+def test_a_shard_that_is_missing_ends_a_run_of_two_ranks_with_its_name(make_pool, tmp_path, capfd):
+    """Corrupt ones: tests/train/test_refusals.py."""
     pool = make_pool(tmp_path / "pool")
-    damage(Path(pool) / "shards" / "00001.tar")
-    began = time.monotonic()
+    (Path(pool) / "shards" / "00001.tar").unlink()
     arguments = ["--mix", f"{pool}/all=1", "--out", str(tmp_path / "run"), *words(threads=1)]
     assert commands.train([*arguments, "--ranks", "2"]) == 2
-    assert time.monotonic() - began < 120
     errors = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error: ")]
-    assert any(message in line for line in errors), errors
+    assert any("00001.tar cannot be read at step" in line for line in errors), errors
     assert not (tmp_path / "run" / "run.json").exists()
 
 

@@ -62,32 +62,6 @@ def one_thread(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (
-            ["--set", "batchsize=8"],
-            "error: unknown training setting 'batchsize'; did you mean 'batch_size'?",
-        ),
-        (["--set", "lr"], "error: --set 'lr' is not KEY=VALUE"),
-        (changes(**{"model.vision_mlp": 0}), "error: vision_mlp is 0; it must be at least 1"),
-        (changes(seed=2**70), "error: seed is 1180591620717411303424; it must be below 2^32"),
-        (changes(init="weights.pt"), "error: init: weights.pt does not exist"),
-        (["--ranks", "0"], "error: --ranks is 0; it must be at least 1"),
-        (["--preset", "micro"], "error: "),  # 48 rows are less than a batch of 128
-        (
-            ["--preset", "micro", "--ranks", "3"],
-            "error: 3 ranks cannot share a batch of 128 evenly",
-        ),
-    ],
-)
-def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, message):
-    assert commands.train([blend, "--out", str(tmp_path / "run"), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(message)
-    assert error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
         (["{pool}"], "{pool} is a pool, not a blend: write --mix {pool}/all=1 instead"),
         (["{tmp}"], "{tmp} is a folder; give the YAML file of a blend"),
         (["{blend}", "--mix", "{pool}/all=1"], "Mutually exclusive arguments: {{BLEND, --mix}}"),
@@ -98,15 +72,14 @@ def test_a_mistake_is_one_line_and_status_2(blend, tmp_path, capsys, arguments, 
         (["{blend}", "--out", "{blend}"], "blend.yaml is a file; name a folder"),
         (["{blend}", "--out", "{blend}/x"], "blend.yaml"),
         (["{blend}", "--set", "init=nowhere"], "init: nowhere does not exist: give a finished run"),
-        (
-            ["{blend}", "--set", "init=nowhere", "--ranks", "2"],
-            "init: nowhere does not exist: give a finished run",
-        ),
+        (["{blend}", "--set", "batchsize=8"], "'batchsize'; did you mean 'batch_size'?"),
+        (["{blend}", "--set", "lr"], "--set 'lr' is not KEY=VALUE"),
+        (["{blend}", "--set", "model.vision_mlp=0"], "vision_mlp is 0; it must be at least 1"),
+        (["{blend}", "--ranks", "0"], "--ranks is 0; it must be at least 1"),
+        (["{blend}", "--ranks", "3"], "3 ranks cannot share a batch of 8 evenly"),
     ],
 )
-def test_a_wrong_path_is_one_line_and_status_2(
-    blend, tiny_pool, tmp_path, capsys, arguments, message
-):
+def test_a_mistake_is_one_line_and_status_2(blend, tiny_pool, tmp_path, capsys, arguments, message):
     names = {"pool": tiny_pool, "tmp": tmp_path, "blend": blend}
     given = [argument.format(**names) for argument in arguments]
     if "--out" not in given:
@@ -214,12 +187,8 @@ def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradie
     command = [sys.executable, "-c", NAN, str(console.ROOT), blend, "--out", str(out)]
     assert under_torchrun(2, [*command, *changes(dp_shard=2)]) == [3, 3]
     first, other = (disk.read_json(out / f"nonfinite-{rank}.json") for rank in (1, 0))
-    assert (first["rank"], first["step"], first["tensors"][0], len(first["keys"])) == (
-        1,
-        1,
-        "image features",
-        1,
-    )
+    found = (first["rank"], first["step"], first["tensors"][0], len(first["keys"]))
+    assert found == (1, 1, "image features", 1)
     assert first["shards"] == [first["keys"][0][:-4]]
     assert other["tensors"][0].startswith("gradient of")
     assert not (out / "checkpoints").exists()
@@ -356,7 +325,7 @@ def test_initial_weights_are_loaded_before_the_model_is_sharded(blend, tmp_path,
     assert hashes[0] == hashes[1]
 
 
-def test_a_run_starts_from_a_checkpoint_of_open_clip_s_training(blend, tmp_path, capsys):
+def test_a_run_starts_from_a_checkpoint_of_open_clip_s_training(blend, tmp_path):
     first = str(tmp_path / "first")
     assert commands.train([blend, "--out", first, *changes()]) == 0
     export = load_file(disk.join(first, "export", "open_clip_model.safetensors"))
@@ -368,12 +337,6 @@ def test_a_run_starts_from_a_checkpoint_of_open_clip_s_training(blend, tmp_path,
     assert commands.train([blend, "--out", str(tmp_path / "run"), *changes(**starts)]) == 0
     trained = load_file(tmp_path / "run" / "export" / "open_clip_model.safetensors")
     assert all(torch.equal(trained[name], value) for name, value in export.items())
-    capsys.readouterr()
-    torch.save({"epoch": 1, "state_dict": {}}, path)
-    assert commands.train([blend, "--out", str(tmp_path / "none"), *changes(init=path)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith(f"error: init: {path}: the checkpoint has no '")
-    assert error.count("\n") == 1
 
 
 @pytest.mark.ray
@@ -433,19 +396,8 @@ def test_workers_of_ray_train_are_ranks_and_are_started_again_where_one_is_lost(
     with tempfile.TemporaryDirectory(
         prefix="run-", dir="/tmp"
     ) as folder:  # short: a socket's path is cut at 107
-        command = [
-            sys.executable,
-            "-c",
-            ON_RAY,
-            str(console.ROOT),
-            folder,
-            str(tmp_path / "lost"),
-            blend,
-            "--out",
-            str(out),
-            *changes(checkpoint_every=1),
-        ]
-        command += ["--ranks", "2", "--ray"]
+        command = [sys.executable, "-c", ON_RAY, str(console.ROOT), folder, str(tmp_path / "lost")]
+        command += [blend, "--out", str(out), *changes(checkpoint_every=1), "--ranks", "2", "--ray"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     record = disk.read_json(out / "run.json")

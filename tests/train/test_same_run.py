@@ -152,42 +152,54 @@ def test_prompts_of_the_data_that_change(tiny, out, asked, tmp_path):
     assert len(asked) == 4
 
 
+def with_identity(edit):
+    """A run's record whose identity is edited."""
+    return lambda runs: edited(
+        f"{runs}/raw/seed-1/run.json", lambda record: edit(record["identity"])
+    )
+
+
+def other_predictions(runs):
+    file = "eval/colours.parquet"
+    shutil.copy(f"{runs}/raw/seed-0/{file}", f"{runs}/half/seed-1/{file}")
+
+
+ANEW = "raw seed 1 is trained anew ({}); the old run is kept in"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("edit", "reason"),
+    ("change", "again", "reason"),
     [
-        (lambda identity: identity["order"].update(version=1), "order.version: 1 -> 2"),
-        (lambda identity: identity.update(pixels=1), "pixels: 1 -> 2"),
         (
-            lambda identity: identity["tokens"].update({"web/all": "tokens@old"}),
-            "tokens.web/all: tokens@old -> tokens@0123456789ab",
+            with_identity(lambda identity: identity["order"].update(version=1)),
+            "raw-1",
+            ANEW.format("order.version: 1 -> 2"),
+        ),
+        (
+            with_identity(lambda identity: identity["tokens"].update({"web/all": "tokens@old"})),
+            "raw-1",
+            ANEW.format("tokens.web/all: tokens@old -> tokens@0123456789ab"),
+        ),
+        (
+            lambda runs: other_weights(f"{runs}/half/seed-0"),
+            "half-0",
+            "half seed 0 is trained anew (export.open_clip_model.safetensors: ",
+        ),
+        (
+            other_predictions,
+            "half-1",
+            "seed-1/eval/colours.parquet is of other weights: it is made anew",
         ),
     ],
 )
-def test_runs_of_another_version_are_not_mixed_with_new_ones(
-    edit, reason, tiny, out, asked, caplog
+def test_runs_that_are_not_what_they_were_are_made_anew(
+    change, again, reason, tiny, out, asked, caplog
 ):
-    edited(f"{out}/runs/raw/seed-1/run.json", lambda record: edit(record["identity"]))
+    change(f"{out}/runs")
     assert command(tiny, out) == 0
-    assert asked == ["raw-1"]
-    assert f"raw seed 1 is trained anew ({reason}); the old run is kept in" in caplog.text
-
-
-@pytest.mark.slow
-def test_weights_that_change_under_a_finished_run(tiny, out, asked, caplog):
-    other_weights(f"{out}/runs/half/seed-0")
-    assert command(tiny, out) == 0
-    assert asked == ["half-0"]
-    assert "half seed 0 is trained anew (export.open_clip_model.safetensors: " in caplog.text
-
-
-@pytest.mark.slow
-def test_predictions_of_another_run_are_made_anew(tiny, out, asked, caplog):
-    file = "eval/colours.parquet"
-    shutil.copy(f"{out}/runs/raw/seed-0/{file}", f"{out}/runs/half/seed-1/{file}")
-    assert command(tiny, out) == 0
-    assert asked == ["half-1"]
-    assert "seed-1/eval/colours.parquet is of other weights: it is made anew" in caplog.text
+    assert asked == [again]
+    assert reason in caplog.text
 
 
 @pytest.mark.slow

@@ -151,18 +151,6 @@ def test_a_run_changes_its_model_by_name():
     wanted = {"drop_patch_rate": 0.1, "image_mean": (0.5, 0.5, 0.5), "quick_gelu": True}
     assert model_config(config) == dataclasses.replace(MODELS["micro"], **wanted)
     assert model_config(configure({"model.context_length": 40})).context_length == 40
-    for changes, message in (
-        ({"model.drop_pach_rate": 0.1}, "did you mean 'drop_patch_rate'"),
-        ({"model.logit_bias": True}, "unknown setting 'logit_bias'"),
-        ({"model.drop_patch_rate": 1}, r"drop_patch_rate is 1.0; it must lie in \[0, 1\)"),
-        ({"model.image_mean": "0.5"}, "image_mean has 1 values; images have 3"),
-        ({"model.image_mean": 5}, "values with commas"),
-        ({"model.patch_size": 15}, "image_size 224 is not a multiple of patch_size 15"),
-        ({"model.drop_path_rate": 0.1}, "unknown setting 'drop_path_rate' of a model"),
-        ({"model.image_std": [0, 1, 1]}, "every value must be above 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            configure(changes)
 
 
 # --------------------------------------------------------------------------------------------------

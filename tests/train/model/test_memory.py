@@ -34,19 +34,13 @@ def micro(**changes: Any) -> TrainConfig:
 
 SETTINGS: list[Any] = [({}, LONG), ({"captions": "packed", "precision": "bf16"}, MIXED)]
 OTHERS: list[Any] = [
-    ({"precision": "bf16"}, LONG),
     ({"recompute": "full"}, LONG),
-    ({"recompute": "selective"}, LONG),
-    ({"recompute": "every_2"}, LONG),
-    ({"recompute": "full", "precision": "bf16"}, LONG),
     ({"recompute": "selective", "precision": "bf16"}, LONG),
-    ({"captions": "packed"}, MIXED),
+    ({"recompute": "every_2", "model.quick_gelu": True}, LONG),
     ({"micro_batch": 4}, LONG),
     ({"model": "test"}, [16] * 512),
     ({"model": "test", "loss_tile": 128}, [16] * 512),
     ({"model.drop_patch_rate": 0.5}, LONG),
-    ({"model.quick_gelu": True}, LONG),
-    ({"init": "x", "lock_image": True}, LONG),
     ({"init": "x", "lock_image": True, "lock_image_unlocked_groups": 3}, LONG),
     ({"init": "x", "lock_text": True, "lock_text_unlocked_layers": 2, "micro_batch": 4}, LONG),
 ]
