@@ -79,7 +79,7 @@ NOT_RUN = {
     " tests/train/test_evaluate.py",
     "torchrun --nproc-per-node 4": "four processes and ImageNet",
     "clipmill train mostly_long.yaml --out out/run --preset datacomp_small": "eight GPUs",
-    "clipmill train mostly_long.yaml --out out/lit": "weights; tests/train/test_loop_settings.py",
+    "clipmill train mostly_long.yaml --out out/lit": "weights; tests/train/trainer/test_loop.py",
     "clipmill train mostly_long.yaml --out out/flip": "a GPU; tests/train/test_resume.py",
     "clipmill train mostly_long.yaml --out out/siglip": "a GPU; tests/train/trainer/test_loop.py",
     "clipmill train trusted.yaml": "a GPU; tests/pipeline/test_ablation_run.py has a scorer",

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import signal
-import subprocess
-import time
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from manifests import console, disk
+from manifests import disk
 from manifests.layout import AblationLayout, RunLayout
 from tests.conftest import TINY, draw
 from tests.support import commands
@@ -27,7 +22,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # of botocore
 ]
-ROOT = Path(__file__).resolve().parents[1]
 STEPS = 12
 SETTINGS = [f"{key}={value}" for key, value in TRAIN.items() if key != "samples_seen"]
 SETTINGS.append(f"samples_seen={STEPS * TRAIN['batch_size']}")
@@ -56,11 +50,11 @@ def pools(tmp_path_factory):
         yield Pools(str(folder / "pool"), "s3://pools/pool", two_classes(folder / "eval"))
 
 
-def train_words(pool: str, out: str, *more: str) -> list[str]:
+def train_words(pool, out, *more):
     return ["--mix", f"{pool}/raw=1", "--out", out, "--set", *SETTINGS, *more]
 
 
-def weights(out: str) -> str:
+def weights(out):
     """The hash of the exported weights."""
     path = disk.join(RunLayout(out).export, "open_clip_model.safetensors")
     return hashlib.sha256(disk.read_bytes(path)).hexdigest()
@@ -91,32 +85,6 @@ def test_a_run_on_a_store_has_the_weights_of_a_local_one(pools, undisturbed, tmp
         disk.read_bytes(disk.join(each, "eval", "colours.parquet")) for each in (out, undisturbed)
     ]
     assert predictions[0] == predictions[1]
-
-
-def test_a_killed_run_resumes_from_its_checkpoint_on_the_store(pools, undisturbed, tmp_path):
-    out = "s3://pools/runs/killed"
-    words = train_words(pools.store, out, "checkpoint_every=3")
-    with open(tmp_path / "log", "wb") as log:
-        process = subprocess.Popen(
-            console.program(["train", *words]),
-            cwd=ROOT,
-            env={**os.environ, "PYTHONWARNINGS": "ignore"},
-            stdout=log,
-            stderr=log,
-        )
-        until = time.monotonic() + 200
-        while not disk.exists(disk.join(RunLayout(out).checkpoint(3), checkpoint.STATE_FILE)):
-            assert process.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < until
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
-    assert not disk.exists(RunLayout(out).run_json)
-    found = checkpoint.latest(out)
-    assert found is not None
-    assert commands.train(words) == 0
-    assert disk.read_json(RunLayout(out).run_json)["resumed_at"] == found.step >= 3
-    assert weights(out) == weights(undisturbed)
 
 
 def test_an_ablation_and_its_report_on_a_store(pools, tmp_path):

@@ -1,7 +1,5 @@
 """Settings, presets, and changes to them by text."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,12 +1,9 @@
 """Evaluation data: folders, tables, tars, and the samples and images of tasks."""
 
-from __future__ import annotations
-
 import io
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +19,6 @@ from train.eval_data import samples as benchmark_layout
 from train.eval_data.images import ImageFiles, batch_rows, decoded_batches, map_images
 from train.eval_data.samples import (
     RawSamples,
-    Samples,
     captioned_samples,
     labelled_samples,
     read_associations,
@@ -65,7 +61,7 @@ def described(captioned):
 IMAGES = ImageFiles("/d", ("a.png", "b.png", "c.png"))
 
 
-def raw(**values: Any) -> RawSamples:
+def raw(**values):
     return RawSamples(source="/d", images=IMAGES, **values)
 
 
@@ -297,7 +293,7 @@ ROW = {
 }
 
 
-def write(folder: Path, *rows: dict[str, Any]) -> Path:
+def write(folder, *rows):
     path = folder / "w.parquet"
     pq.write_table(pa.Table.from_pylist(list(rows)), path, row_group_size=1)
     return path
@@ -472,7 +468,7 @@ def test_a_damaged_folder_is_refused(coloured, tmp_path, path, content, message)
 # --------------------------------------------------------------------------------------------------
 
 
-def decoded(samples: Samples, size: int) -> np.ndarray:
+def decoded(samples, size):
     batches = batch_rows(len(samples.files))
     return np.concatenate(
         [batch.image_BHWC for batch in decoded_batches(samples.images, size, batches)]

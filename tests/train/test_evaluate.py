@@ -1,7 +1,5 @@
 """clipmill evaluate. The evaluation itself is in tests/train/evaluation/."""
 
-from __future__ import annotations
-
 import json
 
 import pyarrow as pa

@@ -4,16 +4,12 @@ memory is held.
 `python -m pytest -m gpu tests/train/test_gpu.py` runs these alone; without a GPU they are skipped.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from manifests.schema import Blend
 from train.config import configure
@@ -37,7 +33,7 @@ KERNELS = ["sdpa", "varlen", *(["flash"] if importlib.util.find_spec("flash_attn
 FEATURES, GRADIENTS = 0.02, 0.06
 
 
-def batch(count: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
+def batch(count=32, seed=0):
     """Normalised pictures, and captions of 4 to 77 tokens in main memory."""
     generator = torch.Generator().manual_seed(seed)
     image_BCHW = torch.randn((count, 3, 224, 224), generator=generator)
@@ -48,9 +44,7 @@ def batch(count: int = 32, seed: int = 0) -> tuple[Tensor, Tensor]:
     return image_BCHW.to(DEVICE), tokens_BT
 
 
-def computed(
-    model: CLIP, tokens: Any, image_BCHW: Tensor, *, bf16: bool = True
-) -> tuple[Tensor, Tensor]:
+def computed(model, tokens, image_BCHW, *, bf16=True):
     """Both features one under the other, and all gradients of the loss in one row, in 32 bits."""
     model.zero_grad(set_to_none=True)
     with torch.autocast(DEVICE, torch.bfloat16, enabled=bf16):
@@ -60,11 +54,11 @@ def computed(
     return torch.cat([image_BE, text_BE]).detach().float(), grads
 
 
-def difference(actual: Tensor, wanted: Tensor) -> float:
+def difference(actual, wanted):
     return float((actual - wanted).norm() / wanted.norm())
 
 
-def made(config: Any = SMALL, **settings: Any) -> CLIP:
+def made(config=SMALL, **settings):
     return CLIP(config, 0, **settings).to(DEVICE)
 
 
@@ -98,7 +92,7 @@ def test_compiled_blocks_give_the_same(captions):
 # --- memory ---------------------------------------------------------------------------------------
 
 
-def held(work: Any) -> int:
+def held(work):
     """Bytes that `work` held at most, beside what was there before."""
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()

@@ -1,10 +1,5 @@
 """What is refused before a run begins or ends it: one line, status 2, nothing is left behind."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import Any
-
 import pytest
 import yaml
 
@@ -18,7 +13,7 @@ from train.parallel import checkpoint
 SETTINGS = ["--set", *(f"{key}={value}" for key, value in TRAIN.items())]
 
 
-def error_of(capsys: Any) -> str:
+def error_of(capsys):
     """The only line on stderr."""
     error = str(capsys.readouterr().err)
     assert error.startswith("error: ")
@@ -121,7 +116,7 @@ DAMAGED_SETTINGS = [
 LIMIT = "samples cannot be used, more than 1 in 1,000; the last is key 00002"
 
 
-def damaged_pool(make_pool: Any, folder: Path) -> str:
+def damaged_pool(make_pool, folder):
     """A pool of 48 rows; the images of 6 of them are overwritten."""
     pool = str(make_pool(folder / "pool"))
     sidecar = disk.read_parquet(f"{pool}/shards/00002.parquet")

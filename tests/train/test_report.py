@@ -1,7 +1,5 @@
 """clipmill report. What a report holds is tested in tests/train/reporting/."""
 
-from __future__ import annotations
-
 import datetime
 
 import pytest

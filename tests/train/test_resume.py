@@ -2,8 +2,6 @@
 happened. What readers do to a run of several ranks: nothing hangs.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -44,16 +42,16 @@ SETTINGS = {
 }
 
 
-def trained(pool: str, out: Path, **changes: object) -> None:
+def trained(pool, out, **changes):
     blend = Blend(name="tiny", pools={"p": pool}, views={"p/all": 1.0})
     loop.train(blend, configure({**SETTINGS, **changes}), str(out))
 
 
-def losses(out: Path) -> list[float]:
+def losses(out):
     return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-def hashes(out: Path) -> dict[str, str]:
+def hashes(out):
     """Of weights and optimizer state of the last checkpoint."""
     newest = checkpoint.latest(str(out))
     assert newest is not None
@@ -76,7 +74,7 @@ class Killed(Exception):
     pass
 
 
-def end_in(patch: pytest.MonkeyPatch, step: int, *, by_signal: bool = False) -> None:
+def end_in(patch, step, *, by_signal=False):
     """Let a run end in its step number `step`."""
     real = StepRunner.step
 
@@ -105,7 +103,7 @@ def test_a_run_that_is_killed_in_each_of_its_steps_ends_the_same_to_the_bit(
     assert losses(tmp_path) == losses(whole)
 
 
-def train_and_die(pool: str, out: str, step: int) -> None:
+def train_and_die(pool, out, step):
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         end_in(patch, step, by_signal=True)
@@ -125,12 +123,12 @@ def test_what_sigkill_ends_in_any_step_is_resumed_to_the_bit(tiny_pool, tmp_path
             assert hashes(out) == hashes(whole)
 
 
-def words(**changes: object) -> list[str]:
+def words(**changes):
     given = {**SETTINGS, "batch_size": 12, "lanes": 4, "samples_seen": 72, **changes}
     return ["--set", *(f"{key}={value}" for key, value in given.items())]
 
 
-def cut_back(out: Path, step: int) -> None:
+def cut_back(out, step):
     """Make a whole run one that ended after `step`."""
     disk.remove(out / "run.json")
     for path in (out / "checkpoints").iterdir():

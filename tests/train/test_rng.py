@@ -1,7 +1,5 @@
 """Random numbers as functions of integers: the same everywhere, and golden."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -26,18 +24,8 @@ def test_uniform_numbers_belong_to_their_row_whatever_rows_are_asked_for():
 
 
 def test_mixed_numbers_depend_on_every_part_and_its_place():
-    assert (
-        len(
-            {
-                derive_key(1, 2),
-                derive_key(2, 1),
-                derive_key(1, 2, 0),
-                derive_key(-1, 2),
-                derive_key(1),
-            }
-        )
-        == 5
-    )
+    parts = [(1, 2), (2, 1), (1, 2, 0), (-1, 2), (1,)]
+    assert len({derive_key(*each) for each in parts}) == 5
 
 
 def test_a_key_has_64_bits_and_parts_may_be_large_or_negative():

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from manifests import disk
 from manifests.layout import RunLayout
-from manifests.schema import Ablation
 from tests.support import commands
 from tests.support.ablations import TRAIN, changed
 from tests.train.conftest import build_pool, write_tokens, write_view
@@ -25,7 +22,7 @@ from train.evaluation.tasks import read_samples
 WEIGHTS = "export/open_clip_model.safetensors"
 
 
-def in_process(to_do: Any, tasks: Any, jobs: int, out: str, report: Any) -> None:
+def in_process(to_do, tasks, jobs, out, report):
     """Instead of `run_in_children`: the same requests, in this process."""
     for each in to_do:
         answer = train_and_evaluate(request_of(each, tasks, 1))
@@ -46,21 +43,21 @@ def asked(monkeypatch, caplog):
     return names
 
 
-def command(ablation: Ablation, out: str | Path, *words: str) -> int:
+def command(ablation, out, *words):
     """The exit status of clipmill ablate; `words` stand before the manifest."""
     path = f"{out}.asked.json"
     disk.write_json(path, ablation)
     return commands.ablate([*words, path, "--out", str(out)])
 
 
-def edited(path: str | Path, edit: Callable[[Any], object]) -> None:
+def edited(path, edit):
     """A JSON file, changed in place."""
     value = disk.read_json(path)
     edit(value)
     disk.write_json(path, value)
 
 
-def other_weights(run_folder: str | Path) -> None:
+def other_weights(run_folder):
     """Other weights of the same shapes, at the same path."""
     path = Path(run_folder) / WEIGHTS
     save_file({name: 2 * value for name, value in load_file(path).items()}, path)

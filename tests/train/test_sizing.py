@@ -17,13 +17,13 @@ from manifests.schema import Blend
 from tests.support import commands
 from tests.support.ablations import TRAIN, three_arms
 from train.ablation.plan import Hardware, plan_ablation
-from train.config import TrainConfig, configure
+from train.config import configure
 from train.identity import deciding_settings
-from train.model.architecture import MODELS, ModelConfig
-from train.model.memory import StepMemory, StepShape, training_flops
+from train.model.architecture import MODELS
+from train.model.memory import StepMemory, training_flops
 from train.parallel.process_group import Ranks
 from train.sizing import device_fit
-from train.sizing.advice import Requirements, advise, parallel_name, requirement_lines, requirements
+from train.sizing.advice import advise, parallel_name, requirement_lines, requirements
 from train.sizing.device_fit import (
     DEVICE_SHARE,
     GIB,
@@ -158,16 +158,16 @@ A100 = device_of("a100-80gb")
 MIB = 2**20
 
 
-def one_mebibyte_a_sample(model: ModelConfig, shape: StepShape) -> StepMemory:
+def one_mebibyte_a_sample(model, shape):
     parts = dict.fromkeys((part.name for part in dataclasses.fields(StepMemory)), 0)
     return StepMemory(**{**parts, "peak": shape.piece * MIB})
 
 
-def host(memory: float) -> Device:
+def host(memory):
     return Device(name="host", kind="cpu", memory=int(memory), utilisation=1.0)
 
 
-def b32(**changes: object) -> TrainConfig:
+def b32(**changes):
     return configure({"preset": "datacomp_small", **changes})
 
 
@@ -230,7 +230,7 @@ def test_images_that_are_read_ahead_count_on_a_processor():
 # --- when a run starts ----------------------------------------------------------------------------
 
 
-def alone() -> Ranks:
+def alone():
     return Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 
 
@@ -322,7 +322,7 @@ def test_measured_speed_is_of_runs_with_the_same_settings_and_ranks():
 # --------------------------------------------------------------------------------------------------
 
 
-def made(model: str, batch: int = 1024, **changes: object) -> TrainConfig:
+def made(model, batch=1024, **changes):
     return configure({"model": model, "batch_size": batch, "warmup": 0, **changes})
 
 
@@ -400,7 +400,7 @@ def test_a_processor_takes_fp32_and_no_mesh():
 # --------------------------------------------------------------------------------------------------
 
 
-def needs(**changes: object) -> Requirements:
+def needs(**changes):
     config = configure({"model": "ViT-H-14", "batch_size": 4096, "warmup": 0, **changes})
     device = device_of("a100-80gb")
     advice = advise(config, 2, device, set(changes))
@@ -442,7 +442,7 @@ def test_the_lines_have_every_figure_and_the_document_is_json():
 SHEETS = own_sheets()
 
 
-def sized(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0) -> dict[str, Any]:
+def sized(capsys, *words, status=0):
     assert commands.size([*words, "--json"]) == status
     document: dict[str, Any] = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
     return document

@@ -82,13 +82,10 @@ def test_a_stopped_run_is_refused_and_restart_trains_it_anew(
     assert ended.value.code == console.EXIT_SAVED
     assert "it is saved, and cannot be resumed" in caplog.text
     capsys.readouterr()
-    for resume, message in (
-        ("auto", "has a checkpoint after step 2, but its blend streams tars"),
-        ("required", "has a checkpoint after step 2, but its blend streams tars"),
-    ):
+    for resume in ("auto", "required"):
         assert commands.train([*command, "--resume", resume]) == 2
         error = capsys.readouterr().err
-        assert message in error
+        assert "has a checkpoint after step 2, but its blend streams tars" in error
         assert error.count("\n") == 1
     assert commands.train([*command, "--restart"]) == 0
     assert disk.read_json(disk.join(out, "run.json"))["steps"] == 6

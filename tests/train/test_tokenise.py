@@ -1,7 +1,5 @@
 """Tokens that the trainer makes are those that the filter stores."""
 
-from __future__ import annotations
-
 import sys
 
 import pyarrow as pa

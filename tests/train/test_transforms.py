@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import statistics
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,20 +27,18 @@ from train.transforms import (
     smallest_side,
 )
 
-Pixels = np.ndarray[Any, np.dtype[np.uint8]]
 
-
-def noise(height: int, width: int) -> Pixels:
+def noise(height, width):
     return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
-def random_crop(picture: Pixels, size: int, numbers: list[float]) -> Pixels:
+def random_crop(picture, size, numbers):
     cropped = np.empty((size, size, 3), np.uint8)
     random_crop_into(cropped, picture, numbers)
     return cropped
 
 
-def numbers_of(seed: int, step: int = 0, crop_min: float = 0.9) -> list[float]:
+def numbers_of(seed, step=0, crop_min=0.9):
     numbers: list[float] = crop_numbers(seed, step, np.arange(1), crop_min)[0].tolist()
     assert len(numbers) == NUMBERS
     return numbers
@@ -93,7 +90,7 @@ def test_the_numbers_of_a_crop_belong_to_its_place_in_the_run():
         assert not np.any(whole == other)
 
 
-def photograph(height: int, width: int) -> Pixels:
+def photograph(height, width):
     """Smooth in large parts, sharp at some edges, and clipped at both ends, as photographs are."""
     y, x = np.mgrid[0:height, 0:width]
     waves = [np.sin(x / 9 + k) + np.cos(y / (5 + k)) + (x > 2 * y) for k in range(3)]
@@ -138,14 +135,14 @@ def test_the_centre_crop_is_open_clips_evaluation_picture(size, target):
 # --------------------------------------------------------------------------------------------------
 
 
-def pixels(height: int, width: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+def pixels(height, width, seed=0):
     coarse = np.random.default_rng(seed).integers(
         0, 256, (height // 8 + 1, width // 8 + 1, 3), dtype=np.uint8
     )
     return np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC))
 
 
-def encoded(picture: Image.Image, kind: str, **options: Any) -> bytes:
+def encoded(picture, kind, **options):
     sink = io.BytesIO()
     picture.save(sink, kind, **options)
     return sink.getvalue()

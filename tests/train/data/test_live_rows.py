@@ -7,7 +7,6 @@ import shutil
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,14 +26,14 @@ BATCH = 2048  # the order works out one step at a time
 class Growing:
     """Shards that are committed in any order, some at each look."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self._random = random.Random(seed)
         numbers = list(range(12))
         self._random.shuffle(numbers)
         self._waiting = numbers
         self._found: dict[int, FoundShard] = {}
 
-    def grow(self) -> None:
+    def grow(self):
         for _ in range(self._random.choice([0, 0, 1, 2])):
             if self._waiting:
                 number = self._waiting.pop()
@@ -43,11 +42,11 @@ class Growing:
                     shard=number, rows=rows, tar="", sidecar="", sha256=f"{number:064d}"
                 )
 
-    def finish(self) -> None:
+    def finish(self):
         while self._waiting:
             self.grow()
 
-    def __call__(self) -> tuple[dict[int, FoundShard], bool]:
+    def __call__(self):
         self.grow()
         return dict(self._found), not self._waiting
 
@@ -55,12 +54,12 @@ class Growing:
 class Process:
     """A rank of a run, with its own view of the segments."""
 
-    def __init__(self, shards: Growing, folder: str | None, **kind: bool) -> None:
+    def __init__(self, shards, folder, **kind):
         sleep = lambda _: shards.grow()  # noqa: E731
         self.live = LivePool("pool", shards, BATCH, folder, sleep=sleep, **kind)
         self.order = SegmentOrder("web/stored", self.live, BATCH, 4, 2, 5)
 
-    def batch(self, step: int) -> list[tuple[int, int]]:
+    def batch(self, step):
         """(shard of the pool, row) of each row of a batch."""
         _, shard, row = self.order.batch(step)
         numbers = [self.live.found[k].shard for k in shard.tolist()]
@@ -107,7 +106,7 @@ def test_a_replay_needs_the_same_shards_and_no_more_steps(tmp_path):
         Process(shards, str(tmp_path), decides=False, replay=True).batch(0)
 
 
-def live(pool: str, **keys: Any) -> Blend:
+def live(pool, **keys):
     keys = keys or {"live": True}
     return Blend(name="live", pools={"web": pool}, views={"web/stored": 1}, **keys)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,11 +18,10 @@ from tests.support.bundles import change_shard
 from train.config import TrainConfig, model_config
 from train.data import loader as loader_module
 from train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
-from train.data.loader import Batch, Loader, copy_tokens
-from train.model.architecture import ModelConfig
+from train.data.loader import Loader, copy_tokens
 
 
-def settings(**changes: Any) -> TrainConfig:
+def settings(**changes):
     base = TrainConfig(
         model="test",
         samples_seen=8 * 16,
@@ -37,16 +35,16 @@ def settings(**changes: Any) -> TrainConfig:
     return dataclasses.replace(base, **changes)
 
 
-def model() -> ModelConfig:
+def model():
     return model_config(settings())
 
 
-def blend_of(pool: str, seed: int = 0, **views: float) -> Blend:
+def blend_of(pool, seed=0, **views):
     weights = {f"web/{view}": weight for view, weight in views.items()}
     return Blend(name="test", pools={"web": pool}, views=weights, seed=seed)
 
 
-def assert_equal(one: Batch, other: Batch) -> None:
+def assert_equal(one, other):
     assert one.step == other.step
     assert one.keys == other.keys
     assert one.substituted == other.substituted
@@ -54,7 +52,7 @@ def assert_equal(one: Batch, other: Batch) -> None:
         assert torch.equal(getattr(one, name), getattr(other, name))
 
 
-def damage(pool: str, key: str) -> None:
+def damage(pool, key):
     """Overwrite the picture of one row of a local pool with zeros."""
     shard = key[:5]
     table = disk.read_parquet(disk.join(pool, "shards", f"{shard}.parquet"))
@@ -293,7 +291,7 @@ def test_too_many_repeats_are_refused(tiny_pool):
 # --------------------------------------------------------------------------------------------------
 
 
-def damaged_sample(step: int, position: int) -> DamagedSample:
+def damaged_sample(step, position):
     return DamagedSample(
         step=step, position=position, source="web/all", shard="00001", key="000010003", reason="no"
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,7 +15,7 @@ from tests.support import slow_store
 from tests.support.slow_store import SlowStore
 from train.config import TrainConfig, model_config
 from train.data import read_ahead, view_rows
-from train.data.loader import Batch, Loader
+from train.data.loader import Loader
 from train.data.read_ahead import ReadAhead
 from train.data.view_rows import ReadFailed
 from train.store import PartCache
@@ -33,14 +32,7 @@ def store():
 # --------------------------------------------------------------------------------------------------
 
 
-def loader_of(
-    pool: str,
-    steps: int = 12,
-    threads: int = 2,
-    batch_size: int = 16,
-    view: str = "all",
-    **changes: Any,
-) -> Loader:
+def loader_of(pool, steps=12, threads=2, batch_size=16, view="all", **changes):
     config = TrainConfig(
         model="test",
         samples_seen=steps * batch_size,
@@ -61,7 +53,7 @@ def many_shards(make_pool, tmp_path):
     return make_pool(tmp_path / "pool", 24, 16, size=32)
 
 
-def assert_same(one: Batch, other: Batch) -> None:
+def assert_same(one, other):
     assert (one.step, one.keys, one.damaged) == (other.step, other.keys, other.damaged)
     for name in ("image_BHWC", "tokens_BT", "length_B"):
         assert torch.equal(getattr(one, name), getattr(other, name))

@@ -7,11 +7,8 @@ import itertools
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,7 +20,7 @@ from tests.support.steps import config_of
 from train.config import model_config
 from train.data import tar_streams, view_rows
 from train.data.damage import StageTimes
-from train.data.loader import Batch, Loader
+from train.data.loader import Loader
 from train.data.tar_streams import (
     LISTED,
     BrokenSource,
@@ -45,7 +42,7 @@ from train.data.view_rows import ReadFailed
 ROWS = 6
 
 
-def members_of(number: int, rows: int = ROWS) -> Members:
+def members_of(number, rows=ROWS):
     """The members of tar `number`; each caption is the key of its sample."""
     members: Members = []
     for row in range(rows):
@@ -64,7 +61,7 @@ def tars(tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-def whole_source(name: str) -> bytes:
+def whole_source(name):
     """All bytes of a source, checked as those of a tar."""
     with open_source(name) as source:
         data = TarBytes(source)
@@ -165,7 +162,7 @@ def test_a_command_that_hangs_is_stopped_with_all_that_it_started():
 # --------------------------------------------------------------------------------------------------
 
 
-def samples_of(path: Path, caption: str = "txt") -> list[TarSample | str]:
+def samples_of(path, caption="txt"):
     stream = TarStream(tars=(str(path),), caption=caption)
     with open_source(str(path)) as source:
         return list(read_samples(str(path), source, stream))
@@ -232,9 +229,7 @@ def test_every_byte_that_is_missing_at_the_end_is_noticed(tmp_path):
 
 
 @contextmanager
-def reader_of(
-    tars: list[str], *, reader: int = 0, of: int = 1, **options: Any
-) -> Iterator[tuple[TarReader, StreamCounts]]:
+def reader_of(tars, *, reader=0, of=1, **options):
     counts = StreamCounts()
     stream = TarStream(tars=tuple(tars), **options)
     share = Share(name="s", stream=stream, tars=tars, reader=reader, readers=of, seed=3)
@@ -329,18 +324,16 @@ def test_the_counts_of_ranks_are_added_up_and_few_tars_are_named():
 # --------------------------------------------------------------------------------------------------
 
 
-def loader_of(
-    streams: dict[str, TarStream], rank: int = 0, world: int = 1, **changes: Any
-) -> Loader:
+def loader_of(streams, rank=0, world=1, **changes):
     config = config_of(**{"samples_seen": 24, "warmup": 1, "threads": 2, **changes})
     return Loader(Blend(name="b", streams=streams), config, model_config(config), rank, world)
 
 
-def batches_of(loader: Loader) -> list[Batch]:
+def batches_of(loader):
     return list(loader.batches())
 
 
-def keys_of(batches: list[Batch]) -> list[str]:
+def keys_of(batches):
     return [key.rpartition("#")[2] for batch in batches for key in batch.keys]
 
 

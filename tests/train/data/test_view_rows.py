@@ -31,7 +31,6 @@ from train.data.view_rows import (
     ReadFailed,
     ViewChances,
     ViewNumbers,
-    ViewRows,
     is_transient,
     open_view,
     read_columns,
@@ -39,12 +38,12 @@ from train.data.view_rows import (
 )
 
 
-def members(pool: str, shard: int) -> dict[str, bytes]:
+def members(pool, shard):
     with tarfile.open(disk.join(pool, "shards", f"{shard:05d}.tar")) as tar:
         return {member.name: tar.extractfile(member).read() for member in tar}
 
 
-def assert_reads_its_members(rows: ViewRows, pool: str) -> None:
+def assert_reads_its_members(rows, pool):
     for shard in range(len(rows.shards)):
         spans = members(pool, shard)
         of = rows.shard(shard)
@@ -77,7 +76,7 @@ def test_a_tar_may_lie_elsewhere(make_pool, tmp_path):
     assert open_view(pool, "all").read_image(0, 2) == expected
 
 
-def open_tars(pool: str) -> int:
+def open_tars(pool):
     """Number of tars of a pool that this process has open; other threads may open other files."""
     count = 0
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -189,7 +188,7 @@ def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(make_p
 # --------------------------------------------------------------------------------------------------
 
 
-def kept(pool: str, view: str | None, name: str) -> list[Any]:
+def kept(pool, view, name):
     values: list[Any] = []
     for shard in read_columns(pool, view, [name]):
         values += shard.kept_columns()[name].to_pylist()
@@ -270,7 +269,7 @@ def test_one_shard_is_read_at_a_time(tiny_pool, monkeypatch):
 # --------------------------------------------------------------------------------------------------
 
 
-def every_number(numbers: ViewNumbers, source: int, rows: list[int]) -> dict[int, tuple[int, int]]:
+def every_number(numbers, source, rows):
     found = {}
     for shard, count in enumerate(rows):
         for number, row in zip(
@@ -375,7 +374,7 @@ def counted_pool(make_pool, tmp_path):
     return pool
 
 
-def balanced_blend(pool: str, **keys: Any) -> Blend:
+def balanced_blend(pool, **keys):
     return Blend(name="b", pools={"web": pool}, views={"web/all": 1.0}, **keys)
 
 

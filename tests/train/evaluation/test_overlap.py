@@ -11,7 +11,6 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
-from manifests.schema import TaskSpec
 from tests.support import commands
 from tests.support.bundles import write_scores
 from tests.support.tasks import changed, pool_with, recompress
@@ -28,7 +27,7 @@ from train.evaluation.overlap import (
 from train.formats import open_clip_files
 
 
-def data_of(task: TaskSpec, file: str) -> bytes:
+def data_of(task, file):
     return (Path(task.data) / file).read_bytes()
 
 

@@ -1,7 +1,5 @@
 """Suites, metrics, embeddings, and predictions that are saved."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from manifests import disk
-from manifests.schema import Suite, TaskSpec
+from manifests.schema import Suite
 from tests.support.tasks import changed, draw
 from train.evaluation.metrics import (
     METRICS,
@@ -27,7 +25,7 @@ from train.model.architecture import MODELS
 from train.model.clip import CLIP
 
 
-def suite_of(*tasks: TaskSpec, **groups: tuple[str, ...]) -> Suite:
+def suite_of(*tasks, **groups):
     return Suite(name="small", tasks=tasks, groups=groups)
 
 

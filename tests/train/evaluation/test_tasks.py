@@ -1,7 +1,5 @@
 """The kinds of tasks: zero-shot, retrieval, probes, associations; over ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -17,7 +15,6 @@ import torch.nn.functional as F
 from PIL import Image
 
 from manifests import disk
-from manifests.schema import TaskSpec
 from tests.support import evaluation_ranks
 from tests.support.late import optimize, special
 from tests.support.task_data import images_of, task_of, write_tar
@@ -232,7 +229,7 @@ def test_a_text_of_two_images_is_two_captions_and_no_wrong_one_of_either(caption
     assert metrics["text_to_image_recall@1"] == pytest.approx(5 / 6)
 
 
-def one_caption_each(count: int) -> Samples:
+def one_caption_each(count):
     pairs = tuple((n, n) for n in range(count))
     names = tuple(f"{n}" for n in range(count))
     return Samples(images=ImageFiles("", names), captions=names, matches=pairs)
@@ -263,7 +260,7 @@ def test_other_right_answers_are_no_candidates(captioned):
 # --------------------------------------------------------------------------------------------------
 
 
-def clusters(count: int, seed: int = 0) -> tuple[torch.Tensor, list[int]]:
+def clusters(count, seed=0):
     """Unit vectors (count, 6) of three classes that overlap a little."""
     generator = torch.Generator().manual_seed(seed)
     labels = [n % 3 for n in range(count)]
@@ -371,7 +368,7 @@ def test_every_cue_has_its_row(associations, model, tmp_path):
 # --------------------------------------------------------------------------------------------------
 
 
-def run_ranks(world: int, tasks: list[TaskSpec], folder: Path) -> list[tuple[int, str]]:
+def run_ranks(world, tasks, folder):
     """Status and output of every rank; the predictions are in `folder`/out."""
     folder.mkdir()
     (folder / "tasks.json").write_text(json.dumps(disk.to_plain(tasks)))

@@ -1,7 +1,5 @@
 """Hugging Face's folders: weights, settings, tokenizer."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import sys

@@ -1,7 +1,5 @@
 """ONNX: graphs that compute what the model computes, and the folder that they lie in."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.util
 import json

@@ -4,8 +4,6 @@ proves nothing.
 `python -m pytest tests/train/formats/test_parity.py -s` prints what was measured.
 """
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 

@@ -25,7 +25,6 @@ from train.mixture.order import (
     put_apart,
     shuffled_apart,
 )
-from train.rng import Ints
 
 
 def test_rows_are_chosen_in_proportion_to_their_chances():
@@ -91,7 +90,7 @@ def test_impossible_shares_are_refused():
         CaptionColumns({"a": 1, "b": 0}, 0)
 
 
-def is_apart(order: list[int], apart: int) -> bool:
+def is_apart(order, apart):
     return all(
         len(set(order[k : k + apart])) == apart for k in range(max(1, len(order) - apart + 1))
     )
@@ -133,11 +132,11 @@ def test_every_order_that_keeps_rows_apart_is_drawn():
 # --------------------------------------------------------------------------------------------------
 
 
-def batches_of(numbers: Ints, batch: int) -> list[list[int]]:
+def batches_of(numbers, batch):
     return [numbers[k : k + batch].tolist() for k in range(0, len(numbers), batch)]
 
 
-def apart_in_batches(numbers: Ints, batch: int) -> bool:
+def apart_in_batches(numbers, batch):
     for each in batches_of(numbers, batch):
         checked = [number for number in each if number >= 0]
         if len(set(checked)) < len(checked):
@@ -194,7 +193,7 @@ def test_what_cannot_be_put_apart_is_named(numbers):
 # --------------------------------------------------------------------------------------------------
 
 
-def grow(found: list[list[int]], batch: int) -> list[Segment]:
+def grow(found, batch):
     """The segments that are decided when these shards are found; the last time is the whole."""
     segments: list[Segment] = []
     for number, rows in enumerate(found):
@@ -206,7 +205,7 @@ def grow(found: list[list[int]], batch: int) -> list[Segment]:
     return segments
 
 
-def spans(segments: list[Segment]) -> list[tuple[int, int | None, int, int]]:
+def spans(segments):
     return [(s.first, s.steps, s.start, s.stop) for s in segments]
 
 
@@ -244,10 +243,10 @@ class Live:
     segments: list[Segment]
     of_shards: list[int]
 
-    def at(self, step: int) -> Segment:
+    def at(self, step):
         return next(one for one in self.segments if one.first <= step < one.end)
 
-    def rows(self) -> list[int]:
+    def rows(self):
         return self.of_shards
 
 

@@ -15,11 +15,11 @@ from train.mixture.schedule import SourceRows, most_in_a_batch, wheel_sequence, 
 from train.rng import Ints
 
 
-def source(name: str, weight: float, *rows: int) -> SourceRows:
+def source(name, weight, *rows):
     return SourceRows(name=name, weight=weight, shard_rows=rows)
 
 
-def blend() -> list[SourceRows]:
+def blend():
     return [
         source("web/a", 0.6, 30, 0, 50, 40),
         source("web/b", 0.3, 25, 25),
@@ -27,7 +27,7 @@ def blend() -> list[SourceRows]:
     ]
 
 
-def drawn(order: Order, step: int) -> list[tuple[int, int, int]]:
+def drawn(order, step):
     return list(zip(*(column.tolist() for column in order.batch(step)), strict=True))
 
 
@@ -35,7 +35,7 @@ def drawn(order: Order, step: int) -> list[tuple[int, int, int]]:
 
 
 @st.composite
-def orders(draw: st.DrawFn) -> Order:
+def orders(draw):
     lanes = draw(st.sampled_from([1, 2, 3, 4, 8]))
     batch = lanes * draw(st.integers(1, 4))
     count = draw(st.integers(1, 4))
@@ -336,11 +336,11 @@ class Modulo:
 
     column = "group"
 
-    def __init__(self, of: list[SourceRows], different: int, *sources: int) -> None:
+    def __init__(self, of, different, *sources):
         self._first = [np.cumsum([0, *each.shard_rows]) for each in of]
         self.different, self.sources = different, frozenset(sources)
 
-    def __call__(self, source: int, shard: Ints, row: Ints) -> Ints:
+    def __call__(self, source, shard, row):
         numbers: Ints = (self._first[source][shard] + row) % self.different
         return numbers
 
@@ -401,20 +401,20 @@ def test_too_few_different_rows_for_a_batch_are_refused():
 class Tenth:
     """Rows of one source whose number is divisible by 4 have the chance 1, others 0.1."""
 
-    def __init__(self, of: list[SourceRows], source: int, candidates: int) -> None:
+    def __init__(self, of, source, candidates):
         self._first = np.cumsum([0, *of[source].shard_rows])
         self.candidates = {source: candidates}
         self.looked_at: Counter[int] = Counter()
 
-    def __call__(self, source: int, shard: Ints, row: Ints) -> Any:
+    def __call__(self, source, shard, row):
         assert source in self.candidates
         self.looked_at.update((self._first[shard] + row).tolist())
         return np.where((self._first[shard] + row) % 4 == 0, 1.0, 0.1)
 
-    def unique(self, source: int, rows: int, drawn: int) -> int:
+    def unique(self, source, rows, drawn):
         return 1
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self):
         return {"a": "tenth"}
 
 

@@ -1,9 +1,5 @@
 """The wheel: exact shares in every prefix, the most draws of a batch, and positions by source."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -21,7 +17,7 @@ from train.mixture.schedule import (
 )
 
 
-def source(name: str, weight: float, *rows: int) -> SourceRows:
+def source(name, weight, *rows):
     return SourceRows(name=name, weight=weight, shard_rows=rows)
 
 
@@ -52,7 +48,7 @@ def test_a_share_too_small_for_the_wheel_is_refused():
         wheel_slots([source("a", 1, 1), source("b", 1e-300, 1)])
 
 
-def assert_quota(wheel: np.ndarray[Any, Any], slots: list[int]) -> None:
+def assert_quota(wheel, slots):
     n = np.arange(1, len(wheel) + 1)
     for s, count in enumerate(slots):
         error = np.cumsum(wheel == s) - n * count / len(wheel)

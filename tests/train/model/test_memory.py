@@ -16,8 +16,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from tests.support.saved_tensors import Step, retained, step_peak, step_shape_of
-from train.config import TrainConfig, configure, model_config
-from train.model.architecture import MODELS, ModelConfig
+from train.config import configure, model_config
+from train.model.architecture import MODELS
 from train.model.clip import CLIP, lock_tower
 from train.model.memory import StepShape, parameter_count, step_memory, training_flops
 
@@ -26,7 +26,7 @@ LONG = [16] * 16
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def micro(**changes: Any) -> TrainConfig:
+def micro(**changes):
     """A step of the micro model on the CPU."""
     base = {"model": "micro", "batch_size": 64, "samples_seen": 6400, "warmup": 1, "device": "cpu"}
     return configure({**base, "precision": "fp32", **changes})
@@ -118,12 +118,7 @@ def test_on_a_gpu_the_allocator_says_the_same(changes):
 SMALL = dataclasses.replace(MODELS["test"], vision_layers=3, text_layers=3)
 
 
-def counted(
-    config: ModelConfig,
-    tokens: int,
-    samples: int = 2,
-    trained: tuple[int | None, int | None] = (None, None),
-) -> float:
+def counted(config, tokens, samples=2, trained=(None, None)):
     """Operations of forward and backward by torch's counter, on tensors that hold nothing."""
     with torch.device("meta"):
         model = CLIP(config)

@@ -1,7 +1,5 @@
 """Checkpoints: what comes back, what is damaged, their mean, and saves beside training."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import hashlib
@@ -9,7 +7,6 @@ import io
 import json
 import os
 import threading
-from pathlib import Path
 
 import pytest
 import torch
@@ -168,11 +165,11 @@ CONFIG = configure({"model": "test", "samples_seen": 48, "batch_size": 8, "lanes
 IDENTITY = {"config": disk.to_plain(CONFIG)}
 
 
-def model_of(seed: int) -> CLIP:
+def model_of(seed):
     return CLIP(MODELS["test"], seed=seed)
 
 
-def save_seed(run: Path, step: int) -> None:
+def save_seed(run, step):
     """A checkpoint with the weights that seed `step` draws."""
     weights = to_open_clip(model_of(step))
     checkpoint.save(str(run), weights, {}, record_of(step, IDENTITY), keep=3)

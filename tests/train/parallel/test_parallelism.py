@@ -101,7 +101,7 @@ class Graphs:
     size of the activations.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.made: list[tuple[str, bool]] = []
 
     def __call__(self, graph, inputs):

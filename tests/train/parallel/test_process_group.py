@@ -1,7 +1,5 @@
 """Ranks: how they are started, find each other and end; workers of Ray Train."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal
@@ -10,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from manifests import disk
 from manifests.folder_lock import locked_folder
@@ -19,19 +16,6 @@ from tests.support.s3_server import s3_server, s3_variables
 from train.config import configure
 from train.parallel import process_group, ray_train
 from train.parallel.process_group import Ranks
-from train.step.loss import DataParallel
-
-
-def test_alone_there_is_nothing_to_average():
-    ranks = process_group.init_distributed("cpu")
-    assert (ranks.rank, ranks.world, ranks.device.type) == (0, 1, "cpu")
-    assert ranks.data_parallel == DataParallel()
-    model = nn.Linear(2, 2)
-    assert process_group.apply_ddp(model, ranks) is model
-    assert process_group.mean(torch.tensor([1.5, -2.0]), ranks).tolist() == [1.5, -2.0]
-    process_group.barrier(ranks)
-    process_group.close(ranks)
-    assert not torch.distributed.is_initialized()
 
 
 def test_the_mesh_says_who_sees_which_samples_and_who_averages():

@@ -1,7 +1,5 @@
 """Batches on their way to the device: order, threads, copies and reads."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import threading
@@ -13,7 +11,7 @@ from tests.support.streams import FakeStreams, Race
 from train.config import configure
 from train.data.loader import Batch
 from train.step import accumulate, feed
-from train.step.feed import BatchImages, DeviceImages, Feed
+from train.step.feed import DeviceImages, Feed
 
 CPU = torch.device("cpu")
 
@@ -141,37 +139,37 @@ ROWS = 12
 IMAGES = torch.arange(6 * ROWS, dtype=torch.uint8)[:, None].repeat(1, 6).split(ROWS)
 
 
-def plus_one(x: torch.Tensor) -> torch.Tensor:
+def plus_one(x):
     return x.float() + 1
 
 
 class Steps:
     """Batches that are made one ahead and read twice, as the feed and a step do."""
 
-    def __init__(self, streams: FakeStreams, micro_batch: int | None, *, whole: bool) -> None:
+    def __init__(self, streams, micro_batch, *, whole):
         self.streams, self.images = streams, DeviceImages(CPU, streams)
         self.pieces = accumulate.micro_batches(ROWS, micro_batch)
         self.parts = [slice(0, ROWS)] if whole else self.pieces
         self.copies = 0
         copy = self.images._copy
 
-        def counted(*arguments: object) -> None:
+        def counted(*arguments):
             self.copies += 1
             copy(*arguments)
 
         self.images._copy = counted
 
-    def batch(self, number: int) -> BatchImages:
+    def batch(self, number):
         return self.images.batch(IMAGES[number], self.parts)
 
-    def read(self, batch: BatchImages, number: int, passes: int = 2) -> None:
+    def read(self, batch, number, passes=2):
         """All micro-batches so often: what is read is what was sent."""
         for _ in range(passes):
             for rows in self.pieces:
                 prepared = batch.read(rows, plus_one)
                 assert torch.equal(prepared, IMAGES[number][rows].float() + 1)
 
-    def run(self, count: int = 5, passes: int = 2) -> None:
+    def run(self, count=5, passes=2):
         with self.streams:
             upcoming = self.batch(0)
             for number in range(count):

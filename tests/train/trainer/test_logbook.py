@@ -15,7 +15,7 @@ import torch
 
 from manifests import disk
 from tests.support.steps import MEASURED
-from train.config import TrainConfig, configure, model_config
+from train.config import configure, model_config
 from train.mixture.order import Order
 from train.mixture.schedule import SourceRows
 from train.model.clip import CLIP
@@ -34,12 +34,12 @@ def clock(monkeypatch):
     return now
 
 
-def config(**changes: Any) -> TrainConfig:
+def config(**changes):
     fixed = {"preset": "micro", "model": "test", "batch_size": 8, "lanes": 4, "samples_seen": 800}
     return configure({**fixed, **changes})
 
 
-def book(out: Path | str, changes: dict[str, Any] | None = None, **settings: Any) -> Logbook:
+def book(out, changes=None, **settings):
     shards = {"a/all": (40, 8), "b/all": (16,)}
     sources = [SourceRows(name=name, weight=1.0, shard_rows=rows) for name, rows in shards.items()]
     order = Order(sources, 8, 4, 1, seed=0)
@@ -48,7 +48,7 @@ def book(out: Path | str, changes: dict[str, Any] | None = None, **settings: Any
     return Logbook(str(out), settled, model, torch.device("cpu"), order.repeats, **settings)
 
 
-def lines(out: Path) -> list[dict[str, Any]]:
+def lines(out):
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
@@ -114,19 +114,19 @@ def test_a_line_that_the_disk_loses_ends_the_run(tmp_path, monkeypatch):
 class _Losing:
     """A file whose writes take no byte and say nothing."""
 
-    def __init__(self, path: Path, mode: str) -> None:
+    def __init__(self, path, mode):
         self.size = path.stat().st_size
 
-    def __enter__(self) -> _Losing:
+    def __enter__(self):
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, *_):
         pass
 
-    def tell(self) -> int:
+    def tell(self):
         return self.size
 
-    def write(self, data: bytes) -> int:
+    def write(self, data):
         return len(data)
 
 

@@ -1,7 +1,5 @@
 """The state of a run, its steps, its identity, and its report of NaN."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json
