@@ -13,6 +13,7 @@ import contextlib
 import copy
 import importlib
 import importlib.util
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -24,11 +25,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from manifests import disk
 from train.config import TrainConfig
 from train.formats.onnx_export import (
+    CONFIG_FILE,
+    FORMAT,
+    IMAGE_FILE,
+    TEXT_FILE,
     ImageTower,
     OnnxOptions,
-    StoredGraphs,
     TextTower,
     missing_packages,
     write_graphs,
@@ -49,6 +54,50 @@ class Outputs(NamedTuple):
 
     image_BE: NDArray[np.float32]
     text_BE: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredGraphs:
+    """A folder that `save_onnx` has written, and what its graphs take."""
+
+    folder: Path
+    options: OnnxOptions
+    weights_sha256: str  # of the model that they are made from
+
+
+def read_graphs(folder: str) -> StoredGraphs:
+    """The folder, whose files are those that were written.
+
+    ValueError where it is no such folder, or a file of it is missing or has changed.
+    """
+    root = disk.local_path(folder)
+    path = root / CONFIG_FILE
+    if not path.is_file():
+        raise ValueError(
+            f"{folder} has no {CONFIG_FILE}; give a local folder of clipmill weights onnx"
+        )
+    value = disk.read_json(path)
+    try:
+        if value["format"] != FORMAT:
+            raise ValueError(f"format is {value['format']!r}; this program reads {FORMAT}")
+        options = OnnxOptions(
+            dtype=value["dtype"],
+            text_length=value["text"]["text_length"],
+            pixels=value["image"]["pixels"],
+        )
+        files = {name: (each["bytes"], each["sha256"]) for name, each in value["files"].items()}
+        weights = str(value["weights_sha256"])
+        disk.from_plain(int | None, options.text_length, "text_length")
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{path} is damaged: {missing}") from error
+    for name in sorted({IMAGE_FILE, TEXT_FILE} | files.keys()):
+        file = root / os.path.basename(name)
+        if name not in files or not file.is_file():
+            raise ValueError(f"{folder} has no {name}; export the model again")
+        if (file.stat().st_size, disk.file_sha256(file)) != files[name]:
+            raise ValueError(f"{file} is not as it was written; export the model again")
+    return StoredGraphs(folder=root, options=options, weights_sha256=weights)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,16 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.trainer.backends import BACKENDS, Backend, Eager, Outputs, Setup, Unavailable
+from benchmarks.trainer.backends import (
+    BACKENDS,
+    Backend,
+    Eager,
+    Outputs,
+    Setup,
+    StoredGraphs,
+    Unavailable,
+    read_graphs,
+)
 from benchmarks.trainer.options import SYNTHETIC, BenchOptions, Mode, is_source, source_label
 from benchmarks.trainer.report import torch_device
 from benchmarks.trainer.report_form import Cell
@@ -34,7 +43,7 @@ from train import transforms
 from train.config import TrainConfig, model_config
 from train.formats import model_files
 from train.formats.model_files import load_model
-from train.formats.onnx_export import TOLERANCES, StoredGraphs, example_inputs, read_graphs
+from train.formats.onnx_export import TOLERANCES, example_inputs
 from train.model.architecture import ModelConfig
 from train.model.clip import CLIP
 from train.transforms import decode_image

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.trainer.report_form import Machine, Report, read_report
 from manifests import disk
-from train.sizing.device_fit import processor_name, usable_cores
+from train.sizing.device_fit import usable_cores
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("numpy", "pyarrow", "pillow", "simplejpeg", "triton")
@@ -33,6 +33,19 @@ def torch_device(name: str = "auto") -> torch.device:
     if name.startswith("cuda") and not cuda:
         raise ValueError(f"device is {name!r}, but torch finds no GPU here; set it to cpu or auto")
     return torch.device(("cuda" if cuda else "cpu") if name == "auto" else name)
+
+
+def processor_name() -> str:
+    """The model of the processor, or its architecture where the system does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return value.strip()
+    return platform.processor() or platform.machine()
 
 
 def this_machine(device: torch.device) -> Machine:

@@ -26,7 +26,7 @@ from train.parallel import process_group
 BATCH = 5  # of 18 images: three batches of 5 and one of 3
 
 
-def evaluated(tasks: str, out: str) -> int:
+def evaluated(tasks, out):
     """Evaluate the tasks of a JSON file; the message of a ValueError is printed, with status 2."""
     images.BATCH_SIZE = BATCH
     specs = [disk.from_plain(TaskSpec, task) for task in json.loads(Path(tasks).read_text())]
@@ -41,14 +41,14 @@ def evaluated(tasks: str, out: str) -> int:
     return 0
 
 
-def main(folder: str) -> int:
+def main(folder):
     """FOLDER/tasks.json into FOLDER/out on WORLD_SIZE ranks; their statuses and what each printed
     are in FOLDER/ended.json.
     """
     torch.set_num_threads(1)
     world = int(os.environ["WORLD_SIZE"])
 
-    def work(rank: int) -> int:
+    def work(rank):
         os.environ["RANK"] = str(rank)
         sys.stdout = open(Path(folder, f"output-{rank}"), "w")  # noqa: SIM115
         return evaluated(f"{folder}/tasks.json", f"{folder}/out")

@@ -60,11 +60,7 @@ LAYOUTS = {
     },
     2: {"dp2": {}, "tp2": {"tp": 2}, "fsdp2": {"dp_shard": 2}},
 }
-LOSSES = {
-    "clip": {},
-    "siglip": {"loss": "siglip"},
-    "clip, tiled": {"loss_tile": 3},
-}
+LOSSES = {"clip": {}, "siglip": {"loss": "siglip"}, "clip, tiled": {"loss_tile": 3}}
 CHANGES = {  # beside the losses
     "accumulated": {"micro_batch": 2},
     "packed": {"captions": "packed"},
@@ -131,17 +127,11 @@ def backward(model, wrapped, config, data_parallel, step):
     def take(rows):
         at = slice(first + rows.start, first + rows.stop)
         model.reseed(config.seed, step, torch.arange(at.start, at.stop))
-        captions = {
-            "padded": lambda x: x,
-            "packed": pack_captions,
-        }[config.captions]
+        captions = {"padded": lambda x: x, "packed": pack_captions}[config.captions]
         return image[at], captions(tokens[at])
 
     loss_of = functools.partial(
-        contrastive,
-        config.loss,
-        data_parallel=data_parallel,
-        tile=config.loss_tile,
+        contrastive, config.loss, data_parallel=data_parallel, tile=config.loss_tile
     )
     precision = functools.partial(precision_context, config, torch.device("cpu"))
     return accumulate.backward(

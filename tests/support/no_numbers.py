@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +26,7 @@ class Waits(AssertionError):
 class _Autocast(torch.autocast):
     """torch has no autocast for the device: it does what the CPU's does."""
 
-    def __init__(self, device_type: str, *arguments: Any, **options: Any) -> None:
+    def __init__(self, device_type, *arguments, **options):
         device_type = "cpu" if device_type == DEVICE.type else device_type
         super().__init__(device_type, *arguments, **options)
 
@@ -36,13 +34,7 @@ class _Autocast(torch.autocast):
 class _Copies(TorchDispatchMode):
     """Copies from the host to the device must not be waited for."""
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func is torch.ops.aten.copy_.default:
             waits = not (len(args) > 2 and args[2]) and not kwargs.get("non_blocking")
@@ -52,7 +44,7 @@ class _Copies(TorchDispatchMode):
             self._check(args[0].device, torch.device(target), not kwargs.get("non_blocking"))
         return func(*args, **kwargs)
 
-    def _check(self, source: torch.device, target: torch.device, waits: bool) -> None:
+    def _check(self, source, target, waits):
         if waits and source.type == "cpu" and target.type == DEVICE.type:
             raise Waits("a copy from host memory to the device is not asynchronous")
 
@@ -60,13 +52,7 @@ class _Copies(TorchDispatchMode):
 class _Constants(TorchFunctionMode):
     """torch.tensor makes a tensor on the host, and its copy to a GPU is waited for."""
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         on_device = torch.device(kwargs.get("device") or "cpu").type == DEVICE.type
         if on_device and func in (torch.tensor, torch.as_tensor):
@@ -75,22 +61,20 @@ class _Constants(TorchFunctionMode):
 
 
 @contextlib.contextmanager
-def without_numbers() -> Iterator[None]:
+def without_numbers():
     """Models and optimizers on DEVICE are computed as on a GPU."""
     optimizer = importlib.import_module("torch.optim.optimizer")  # torch.optim removes the name
     devices = optimizer._get_fused_kernels_supported_devices()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "autocast", _Autocast)
         patch.setattr(
-            optimizer,
-            "_get_fused_kernels_supported_devices",
-            lambda: [*devices, DEVICE.type],
+            optimizer, "_get_fused_kernels_supported_devices", lambda: [*devices, DEVICE.type]
         )
         yield
 
 
 @contextlib.contextmanager
-def refuses_waiting() -> Iterator[None]:
+def refuses_waiting():
     """A copy to DEVICE that the host waits for is `Waits` in the block."""
     with _Constants(), _Copies():
         yield

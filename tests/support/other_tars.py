@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-from pathlib import Path
 from typing import Any
 
 from PIL import Image
@@ -18,13 +17,13 @@ from pipeline.pool.lease import read_sidecar
 Members = list[tuple[str, bytes]]
 
 
-def picture(width: int = 6, height: int = 4, kind: str = "JPEG", shade: int = 0) -> bytes:
+def picture(width=6, height=4, kind="JPEG", shade=0):
     sink = io.BytesIO()
     Image.new("RGB", (width, height), (shade, 90, 10)).save(sink, kind)
     return sink.getvalue()
 
 
-def pack(path: Path, members: Members, kind: int = tarfile.GNU_FORMAT) -> Path:
+def pack(path, members, kind=tarfile.GNU_FORMAT):
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w", format=kind) as tar:
         for name, data in members:
@@ -34,9 +33,7 @@ def pack(path: Path, members: Members, kind: int = tarfile.GNU_FORMAT) -> Path:
     return path
 
 
-def take(
-    pool: Path, *paths: Path | str, fetch: dict[str, Any] | None = None, **source: Any
-) -> list[dict[str, Any]]:
+def take(pool, *paths, fetch=None, **source):
     """Adopt tars into a pool; the commit records."""
     work = adopt_tars({"pool": str(pool), "fetch": fetch or {}})
     members = [
@@ -49,7 +46,7 @@ def take(
     return members
 
 
-def rows(pool: Path, number: int = 0) -> list[dict[str, Any]]:
+def rows(pool, number=0):
     table = read_sidecar(str(pool), number)
     assert table.schema.equals(SIDECAR)
     records: list[dict[str, Any]] = table.to_pylist()

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from train.config import TrainConfig, model_config
+from train.config import model_config
 from train.model.clip import CLIP, pack_captions
-from train.model.memory import StepShape
 from train.parallel.parallelism import parallelize
 from train.parallel.process_group import Ranks
 from train.sizing.device_fit import step_shape
@@ -24,7 +21,7 @@ from train.trainer.loop import lock_towers
 END = 49407
 
 
-def tokens_of_lengths(lengths: Sequence[int], context: int) -> Tensor:
+def tokens_of_lengths(lengths, context):
     """Captions of these lengths: ones, the highest number as the end, zeros behind it."""
     tokens_BT = torch.zeros(len(lengths), context, dtype=torch.long)
     for row, length in enumerate(lengths):
@@ -33,25 +30,21 @@ def tokens_of_lengths(lengths: Sequence[int], context: int) -> Tensor:
     return tokens_BT
 
 
-def step_shape_of(config: TrainConfig, lengths: Sequence[int], device: str = "cpu") -> StepShape:
+def step_shape_of(config, lengths, device="cpu"):
     """What the settings and the captions say about memory."""
     tokens = float(max(lengths))
     if config.captions == "packed":
         tokens = sum(lengths) / len(lengths)
     shape = step_shape(config, ranks=1, kind=device)
     return dataclasses.replace(
-        shape,
-        samples=len(lengths),
-        tokens=tokens,
-        longest=max(lengths),
-        loss_tile=config.loss_tile,
+        shape, samples=len(lengths), tokens=tokens, longest=max(lengths), loss_tile=config.loss_tile
     )
 
 
 class Step:
     """A model with its captions and images in host memory, ready for one step."""
 
-    def __init__(self, config: TrainConfig, lengths: Sequence[int], device: str = "cpu") -> None:
+    def __init__(self, config, lengths, device="cpu"):
         self.config, self.device = config, torch.device(device)
         self.model = CLIP(model_config(config), attention=config.attention)
         ranks = Ranks(rank=0, world=1, device=self.device, owns_group=False)
@@ -63,7 +56,7 @@ class Step:
         self.tokens_BT = tokens_of_lengths(lengths, self.model.config.context_length)
         self.length_B = torch.tensor(list(lengths))
 
-    def inputs(self, rows: slice) -> tuple[Tensor, object]:
+    def inputs(self, rows):
         """Images and captions of some samples, as the loop makes them."""
         self.model.reseed(0, 0, torch.arange(rows.start, rows.stop))
         image_BHWC = self.image_BHWC[rows].to(self.device)
@@ -73,16 +66,16 @@ class Step:
             return image_BCHW, pack_captions(tokens_BT, length_B).to(self.device)
         return image_BCHW, tokens_BT[:, : int(self.length_B.max())].to(self.device)
 
-    def forward(self) -> object:
+    def forward(self):
         """The outputs of one forward pass of all samples."""
         with precision_context(self.config, self.device):
             return self.model(*self.inputs(slice(0, len(self.length_B))))
 
-    def backward(self) -> None:
+    def backward(self):
         """Forward, loss and backward of a step."""
         accumulate.backward(
             self.model,
-            self.inputs,  # type: ignore[arg-type]
+            self.inputs,
             len(self.length_B),
             lambda *outputs: contrastive("clip", *outputs, tile=self.config.loss_tile),
             micro_batch=self.config.micro_batch,
@@ -93,13 +86,13 @@ class Step:
 class Allocations:
     """The allocations of a block of code on the CPU: what was left, and the highest sum."""
 
-    def __enter__(self) -> Allocations:
+    def __enter__(self):
         gc.collect()  # what other code left must not be freed inside
         self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
         self._profile.__enter__()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self._profile.__exit__(None, None, None)
         assert self._profile.profiler is not None
         events = self._profile.profiler.kineto_results.events()
@@ -110,7 +103,7 @@ class Allocations:
             self.peak = max(self.peak, self.left)
 
 
-def retained(step: Step) -> int:
+def retained(step):
     """Bytes that a forward pass leaves allocated: activations and copies of weights."""
     with Allocations() as allocations:
         outputs = step.forward()
@@ -118,7 +111,7 @@ def retained(step: Step) -> int:
     return allocations.left
 
 
-def step_peak(step: Step) -> tuple[int, int]:
+def step_peak(step):
     """Bytes of weights and optimizer after a first step, and the peak of the second on top."""
     step.backward()
     step.update.step(1e-4, step.update.grad_norm())

@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import fsspec
 from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
@@ -31,18 +31,18 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
     _lock = threading.Lock()
 
     @classmethod
-    def reset(cls, wait_s: float = 0.0, bytes_per_s: float = float("inf")) -> None:
+    def reset(cls, wait_s=0.0, bytes_per_s=float("inf")):
         """Forget what was asked, and set the costs."""
         cls.wait_s, cls.bytes_per_s = wait_s, bytes_per_s
         cls.failures, cls.requests, cls.most_at_once, cls._line_free = 0, [], 0, 0.0
 
     @classmethod
-    def reads(cls, suffix: str = ".tar") -> list[tuple[str, str, int]]:
+    def reads(cls, suffix=".tar"):
         """The requests for bytes of files of this kind."""
         return [each for each in cls.requests if each[0] == "read" and each[1].endswith(suffix)]
 
     @classmethod
-    def request(cls, kind: str, path: str, size: int = 0) -> None:
+    def request(cls, kind, path, size=0):
         """Wait as one request does, and count it."""
         with cls._lock:
             cls.requests.append((kind, path.rpartition("/")[2], size))
@@ -60,46 +60,44 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
         if fails:
             raise TimeoutError("the read timed out")
 
-    def info(self, path: str, **_: Any) -> dict[str, Any]:
+    def info(self, path, **_):
         self.request("info", path)
         return self._details(self._strip_protocol(path))
 
-    def ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
+    def ls(self, path, detail=True, **_):
         self.request("list", path)
         folder = self._strip_protocol(path)
         paths = [f"{folder}/{name}" for name in sorted(os.listdir(folder))]
         return [self._details(each) for each in paths] if detail else paths
 
-    def cat_file(
-        self, path: str, start: int | None = None, end: int | None = None, **_: Any
-    ) -> bytes:
+    def cat_file(self, path, start=None, end=None, **_):
         data = _bytes_of(self._strip_protocol(path), start or 0, end)
         self.request("read", path, len(data))
         return data
 
-    def _open(self, path: str, mode: str = "rb", **options: Any) -> _SlowFile:
+    def _open(self, path, mode="rb", **options):
         return _SlowFile(self, path, mode, **options)
 
     @staticmethod
-    def _details(path: str) -> dict[str, Any]:
+    def _details(path):
         is_folder = Path(path).is_dir()
         size = Path(path).stat().st_size  # FileNotFoundError where there is none
         return {"name": path, "size": size, "type": "directory" if is_folder else "file"}
 
 
 class _SlowFile(AbstractBufferedFile):  # type: ignore[misc]
-    def _fetch_range(self, start: int, end: int) -> bytes:
+    def _fetch_range(self, start, end):
         data = _bytes_of(self.path, start, end)
         SlowStore.request("read", self.path, len(data))
         return data
 
 
-def _bytes_of(path: str, start: int, end: int | None) -> bytes:
+def _bytes_of(path, start, end):
     with open(path, "rb") as f:
         f.seek(start)
         return f.read() if end is None else f.read(end - start)
 
 
-def register() -> None:
+def register():
     """Make slow:// known to fsspec."""
     fsspec.register_implementation("slow", SlowStore, clobber=True)

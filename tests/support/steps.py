@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
-from train.config import TrainConfig, configure
+from train.config import configure
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
 
@@ -30,12 +29,12 @@ RUN_SETTINGS = {
 SMALL = dataclasses.replace(MODELS["test"], vocab_size=60)
 
 
-def config_of(**changes: Any) -> TrainConfig:
+def config_of(**changes):
     """SETTINGS with a learning rate of 0.01 and the changes."""
     return configure({**SETTINGS, "lr": 1e-2, **changes})
 
 
-def model_of(seed: int = 0) -> CLIP:
+def model_of(seed=0):
     """A small model with 60 tokens."""
     return CLIP(SMALL, seed)
 

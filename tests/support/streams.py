@@ -10,7 +10,6 @@ raised. The order is followed by vector clocks, as race detectors do (Flanagan a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,7 +29,7 @@ class FakeEvent:
 
     clock: Clock = field(default_factory=dict)
 
-    def record(self, stream: FakeStream) -> None:
+    def record(self, stream):
         """The event comes after all operations of the stream so far."""
         self.clock = dict(stream.clock)
 
@@ -44,7 +43,7 @@ class FakeStream:
     clock: Clock = field(default_factory=dict)
     waits: int = 0
 
-    def wait_event(self, event: FakeEvent) -> None:
+    def wait_event(self, event):
         """Later operations come after the event; nothing where it was not recorded."""
         self.waits += 1
         if self.ignores:
@@ -65,23 +64,23 @@ class _Accesses:
 class FakeStreams(TorchDispatchMode):
     """The streams of a device that is the CPU. Use it as a context: operations inside count."""
 
-    def __init__(self, *, ignores: str = "") -> None:
+    def __init__(self, *, ignores=""):
         super().__init__()
         self.compute = FakeStream("compute", ignores == "compute")
         self.copies = FakeStream("copies", ignores == "copies")
         self.accesses: dict[int, _Accesses] = {}
         self._current = self.compute
 
-    def current(self) -> FakeStream:
+    def current(self):
         """The stream that computes."""
         return self._current
 
-    def event(self) -> FakeEvent:
+    def event(self):
         """A new event."""
         return FakeEvent()
 
     @contextlib.contextmanager
-    def copying(self) -> Iterator[FakeStream]:
+    def copying(self):
         """The stream of the copies, which is the current one in the block."""
         before, self._current = self._current, self.copies
         try:
@@ -89,13 +88,7 @@ class FakeStreams(TorchDispatchMode):
         finally:
             self._current = before
 
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         stream = self._current
         time = stream.clock[stream.name] = stream.clock.get(stream.name, 0) + 1
@@ -109,7 +102,7 @@ class FakeStreams(TorchDispatchMode):
             self._use(stream, time, tensor, writes=True)
         return result
 
-    def _use(self, stream: FakeStream, time: int, tensor: Tensor, writes: bool) -> None:
+    def _use(self, stream, time, tensor, writes):
         storage = tensor.untyped_storage()
         accesses = self.accesses.setdefault(storage.data_ptr(), _Accesses(storage))
         for before in (accesses.writes, accesses.reads) if writes else (accesses.writes,):
@@ -120,7 +113,7 @@ class FakeStreams(TorchDispatchMode):
         (accesses.writes if writes else accesses.reads)[stream.name] = time
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def _tensors(value):
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (list, tuple)):

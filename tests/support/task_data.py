@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import io
 import tarfile
-from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from manifests import disk
 from manifests.schema import TaskSpec
-from train.eval_data.samples import Samples
 
 
-def images_of(samples: Samples) -> list[bytes]:
+def images_of(samples):
     """The encoded images."""
     return [read() for read in samples.images.readers(0, len(samples.files))]
 
 
-def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> str:
+def write_tar(path, members):
     """A plain tar of (name, content)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as tar:
@@ -28,9 +25,7 @@ def write_tar(path: Path, members: Iterable[tuple[str, bytes]]) -> str:
     return str(path)
 
 
-def tar_members(
-    images: Sequence[bytes], texts: Sequence[str], extension: str, first: int = 0
-) -> list[tuple[str, bytes]]:
+def tar_members(images, texts, extension, first=0):
     """An image and a text for each sample, with the keys k0000 and so on."""
     members = []
     for number, (image, text) in enumerate(zip(images, texts, strict=True), first):
@@ -40,7 +35,7 @@ def tar_members(
     return members
 
 
-def task_of(data: Path | str, kind: str = "classification", **changes: object) -> TaskSpec:
+def task_of(data, kind="classification", **changes):
     """A task named t."""
     plain = {"name": "t", "kind": kind, "data": str(data), **changes}
     task: TaskSpec = disk.from_plain(TaskSpec, plain)

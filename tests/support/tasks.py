@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,24 +12,23 @@ from PIL import Image
 
 from manifests import disk
 from manifests.hashes import phash
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, uids_checksum
+from manifests.layout import PoolLayout, uids_checksum
 from manifests.records import ScoreSetDocument
 from manifests.schema import TaskSpec
 from tests.support.bundles import write_scores
+from tests.support.commit_records import write_record
 
 COLOURS = {"dark_red": (150, 20, 30), "green": (20, 160, 40), "sky_blue": (80, 140, 220)}
 
 
-def draw(
-    path: Path, colour: tuple[int, int, int], seed: int, size: tuple[int, int] = (40, 34)
-) -> None:
+def draw(path, colour, seed, size=(40, 34)):
     """A noisy image of one colour."""
     noise = np.random.default_rng(seed).integers(-60, 60, size=(*size, 3))
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(np.clip(np.array(colour) + noise, 0, 255).astype(np.uint8)).save(path)
 
 
-def class_folders(folder: Path) -> TaskSpec:
+def class_folders(folder):
     """Eighteen noisy images of three classes, PNG and JPEG."""
     for c, (name, colour) in enumerate(COLOURS.items()):
         for i in range(6):
@@ -43,7 +41,7 @@ def class_folders(folder: Path) -> TaskSpec:
     )
 
 
-def captions_folder(folder: Path) -> TaskSpec:
+def captions_folder(folder):
     """Five images: the first has two captions, the last two share one."""
     rows = [
         ("a.png", "red"),
@@ -60,20 +58,20 @@ def captions_folder(folder: Path) -> TaskSpec:
     return TaskSpec(name="captioned", kind="retrieval", data=str(folder))
 
 
-def changed(task: TaskSpec, **changes: object) -> TaskSpec:
+def changed(task, **changes):
     """The task with other values of some fields."""
     other: TaskSpec = disk.from_plain(TaskSpec, {**disk.to_plain(task), **changes})
     return other
 
 
-def recompress(data: bytes, quality: int = 90) -> bytes:
+def recompress(data, quality=90):
     """The image as JPEG again."""
     sink = io.BytesIO()
     Image.open(io.BytesIO(data)).convert("RGB").save(sink, "JPEG", quality=quality)
     return sink.getvalue()
 
 
-def pool_with(folder: Path, images: list[bytes | None], *, hashed: bool = False) -> str:
+def pool_with(folder, images, *, hashed=False):
     """A pool of one shard; None is a row that was not stored. `hashed`: with the column phash."""
     stored = [image is not None for image in images]
     rows = {
@@ -84,27 +82,7 @@ def pool_with(folder: Path, images: list[bytes | None], *, hashed: bool = False)
     }
     layout, table = PoolLayout(str(folder)), pa.table(rows)
     disk.write_parquet(layout.sidecar(0), table)
-    record = CommitRecord(
-        shard="00000",
-        tar="00000.tar",
-        tar_bytes=0,
-        tar_sha256="0" * 64,
-        count=len(images),
-        successes=sum(stored),
-        reasons={},
-        failed_to_download=0,
-        failed_to_resize=0,
-        retries=0,
-        sidecar_bytes=0,
-        sidecar_file_sha256="0" * 64,
-        sidecar_sha256="ab" * 32,
-        task="0",
-        group="0",
-        version=SHARD_VERSION,
-        duration_s=0.0,
-        adopted=False,
-    )
-    disk.write_json(layout.commit_record(0), record.to_plain())
+    write_record(str(folder), 0, count=len(images), successes=sum(stored), sidecar_sha256="ab" * 32)
     if hashed:
         values = []
         for image in images:
@@ -113,21 +91,26 @@ def pool_with(folder: Path, images: list[bytes | None], *, hashed: bool = False)
     return str(folder)
 
 
-def write_hashes(layout: PoolLayout, columns: pa.Table, uids: pa.ChunkedArray) -> None:
+def write_hashes(layout, columns, uids):
     """A score set of the filter `picture` with the column phash alone."""
     name, checksum = "picture@0123456789ab", uids_checksum(uids)
     write_scores(layout.root, name, {0: (columns, {"uids": checksum})})
+    write_score_set(layout, name, ("phash",), rows=len(columns))
+
+
+def write_score_set(layout, name, columns, version=1, rows=0, **options):
+    """The document of a score set FILTER@ID."""
     document = ScoreSetDocument(
-        name="picture",
-        id="0123456789ab",
-        version=1,
-        options={},
+        name=name.partition("@")[0],
+        id=name.partition("@")[2],
+        version=version,
+        options=options,
         identity="",
-        columns=("phash",),
+        columns=columns,
         fingerprint="",
-        rows=len(columns),
-        stored=len(columns),
-        scored=len(columns),
+        rows=rows,
+        stored=rows,
+        scored=rows,
         seconds=0.0,
     )
     disk.write_json(layout.score_set_json(name), document)

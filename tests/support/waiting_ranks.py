@@ -24,7 +24,7 @@ from train.trainer import loop
 SLOW_S = loop.LOCK_WAIT_S = 1.3
 
 
-def main() -> int:
+def main():
     process_group.TIMEOUT = timedelta(seconds=1)
     ranks = process_group.init_distributed("cpu")
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,11 +17,13 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR, VIEW
-from manifests.layout import SHARD_VERSION, CommitRecord
-from manifests.records import ScoreSetDocument, ViewDocument
+from manifests.layout import PoolLayout
+from manifests.records import ViewDocument
 from tests.support import ablations
 from tests.support.bundles import write_masks, write_scores
+from tests.support.commit_records import write_record
 from tests.support.once import once
+from tests.support.tasks import write_score_set
 from train.ablation.runner import run_all
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
@@ -33,10 +33,9 @@ COLOURS = {
     "blue": (40, 70, 200),
     "yellow": (220, 200, 40),
 }
-Keep = float | Callable[[int, int], bool]
 
 
-def picture(colour: int, size: int, seed: int) -> bytes:
+def picture(colour, size, seed):
     """A JPEG of one colour with some noise, `size` pixels wide and three quarters as high."""
     noise = np.random.default_rng(seed).integers(-30, 30, (size * 3 // 4, size, 3))
     pixels = np.clip(np.array(list(COLOURS.values())[colour]) + noise, 0, 255).astype(np.uint8)
@@ -45,7 +44,7 @@ def picture(colour: int, size: int, seed: int) -> bytes:
     return sink.getvalue()
 
 
-def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_shard(pool, shard, rows):
     """A tar, its sidecar and its commit record. A row without `image` ended as `http_4xx`."""
     name = f"{shard:05d}"
     sink = io.BytesIO()
@@ -87,41 +86,25 @@ def write_shard(pool: str, shard: int, rows: Sequence[Mapping[str, Any]]) -> Non
     disk.write_parquet(
         disk.join(folder, f"{name}.parquet"), pa.Table.from_pylist(table, schema=SIDECAR), {}
     )
-    disk.write_json(
-        disk.join(folder, f"{name}_stats.json"),
-        CommitRecord(
-            shard=name,
-            tar=f"{name}.tar",
-            tar_bytes=len(data),
-            tar_sha256=hashlib.sha256(data).hexdigest(),
-            sidecar_bytes=0,
-            sidecar_file_sha256="0" * 64,
-            sidecar_sha256=disk.content_hash(table, 64),
-            count=len(rows),
-            successes=sum(row["image"] is not None for row in rows),
-            reasons={},
-            failed_to_download=0,
-            failed_to_resize=0,
-            retries=0,
-            task=name,
-            group="0",
-            version=SHARD_VERSION,
-            duration_s=0.0,
-            adopted=False,
-        ).to_plain(),
+    write_record(
+        pool,
+        shard,
+        tar_bytes=len(data),
+        tar_sha256=hashlib.sha256(data).hexdigest(),
+        sidecar_sha256=disk.content_hash(table, 64),
+        count=len(rows),
+        successes=sum(row["image"] is not None for row in rows),
     )
 
 
-def sidecars(pool: str) -> dict[str, pa.Table]:
+def sidecars(pool):
     """The sidecar of every committed shard."""
     folder = disk.join(pool, "shards")
     shards = [name.removesuffix("_stats.json") for name in disk.list_names(folder, "_stats.json")]
     return {shard: disk.read_parquet(disk.join(folder, f"{shard}.parquet")) for shard in shards}
 
 
-def write_tokens(
-    pool: str, tokenizer: str = "clip", name: str = "tokens@0123456789ab", version: int = 1
-) -> None:
+def write_tokens(pool, tokenizer="clip", name="tokens@0123456789ab", version=1):
     """Tokens of every stored row: start, one or more that the caption's words decide, end."""
     shards: dict[int | str, tuple[pa.Table, dict[str, Any]]] = {}
     for shard, table in sidecars(pool).items():
@@ -138,23 +121,10 @@ def write_tokens(
         column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
         shards[shard] = column, {"uids": uids}
     write_scores(pool, name, shards)
-    scores = ScoreSetDocument(
-        name="tokens",
-        id=name.partition("@")[2],
-        version=version,
-        options={"tokenizer": tokenizer},
-        identity="",
-        columns=("tokens",),
-        fingerprint="",
-        rows=0,
-        stored=0,
-        scored=0,
-        seconds=0.0,
-    )
-    disk.write_json(disk.join(pool, "scores", name, "scores.json"), scores)
+    write_score_set(PoolLayout(pool), name, ("tokens",), version, tokenizer=tokenizer)
 
 
-def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
+def write_view(pool, view="all", keep=1.0):
     """A view of an even share of each shard's rows, or of those that `keep(shard, row)` names."""
     masks: dict[int | str, pa.Table] = {}
     for number, (shard, table) in enumerate(sidecars(pool).items()):
@@ -188,17 +158,17 @@ def write_view(pool: str, view: str = "all", keep: Keep = 1.0) -> None:
 
 
 def build_pool(
-    folder: str | Path,
-    rows_per_shard: int | Sequence[int] = 16,
-    shards: int = 3,
-    keep: Keep = 1.0,
+    folder,
+    rows_per_shard=16,
+    shards=3,
+    keep=1.0,
     *,
-    view: str = "all",
-    failed: int = 0,
-    size: int = 48,
-    seed: int = 0,
-    tokenizer: str = "clip",
-) -> str:
+    view="all",
+    failed=0,
+    size=48,
+    seed=0,
+    tokenizer="clip",
+):
     """Write a pool with one view and return its path.
 
     Each row shows one of four colours and its caption names it. `rows_per_shard` may be one number

@@ -264,50 +264,6 @@ TOLERANCES = {"fp32": 1e-5, "fp16": 1e-3}
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class StoredGraphs:
-    """A folder that `save_onnx` has written, and what its graphs take."""
-
-    folder: Path
-    options: OnnxOptions
-    weights_sha256: str  # of the model that they are made from
-
-
-def read_graphs(folder: str) -> StoredGraphs:
-    """The folder, whose files are those that were written.
-
-    ValueError where it is no such folder, or a file of it is missing or has changed.
-    """
-    root = disk.local_path(folder)
-    path = root / CONFIG_FILE
-    if not path.is_file():
-        raise ValueError(
-            f"{folder} has no {CONFIG_FILE}; give a local folder of clipmill weights onnx"
-        )
-    value = disk.read_json(path)
-    try:
-        if value["format"] != FORMAT:
-            raise ValueError(f"format is {value['format']!r}; this program reads {FORMAT}")
-        options = OnnxOptions(
-            dtype=value["dtype"],
-            text_length=value["text"]["text_length"],
-            pixels=value["image"]["pixels"],
-        )
-        files = {name: (each["bytes"], each["sha256"]) for name, each in value["files"].items()}
-        weights = str(value["weights_sha256"])
-        disk.from_plain(int | None, options.text_length, "text_length")
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        missing = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise ValueError(f"{path} is damaged: {missing}") from error
-    for name in sorted({IMAGE_FILE, TEXT_FILE} | files.keys()):
-        file = root / os.path.basename(name)
-        if name not in files or not file.is_file():
-            raise ValueError(f"{folder} has no {name}; export the model again")
-        if (file.stat().st_size, disk.file_sha256(file)) != files[name]:
-            raise ValueError(f"{file} is not as it was written; export the model again")
-    return StoredGraphs(folder=root, options=options, weights_sha256=weights)
-
-
 # --- what is written beside them ------------------------------------------------------------------
 
 

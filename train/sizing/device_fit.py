@@ -7,7 +7,6 @@ import functools
 import logging
 import math
 import os
-import platform
 import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -208,19 +207,6 @@ def free_memory(device: torch.device, ranks: int = 1) -> int:
         free, _ = torch.cuda.mem_get_info(device)
         return free // share
     return free_host_memory() // (share * ranks)
-
-
-def processor_name() -> str:
-    """The model of the processor, or its architecture where the system does not say."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
-        name, _, value = line.partition(":")
-        if name.strip() == "model name" and value.strip():
-            return value.strip()
-    return platform.processor() or platform.machine()
 
 
 def usable_cores() -> int:
