@@ -56,7 +56,6 @@ from train.reporting.schema import (
     SeedValues,
 )
 from train.stats.analysis import mean_sd
-from train.stats.scaling import wilson
 
 # --------------------------------------------------------------------------------------------------
 # What arms change on a task, by class and by sample, from the predictions of their runs.
@@ -419,6 +418,8 @@ SHARE_OF_SAMPLES = ("accuracy", "accuracy5")  # metrics that are a share of inde
 
 def run_rows(runs: Sequence[AnyRun], results: Results, task: TaskSpec) -> tuple[RunRow, ...]:
     """Every finished run with its deciding metric on a task."""
+    from scipy.stats import binomtest
+
     metric = deciding_metric(task)
     samples = results.tasks[task.name].samples
     rows = []
@@ -429,8 +430,8 @@ def run_rows(runs: Sequence[AnyRun], results: Results, task: TaskSpec) -> tuple[
         value = metrics[metric]
         low = high = None
         if metric in SHARE_OF_SAMPLES and samples:
-            interval = wilson(round(value * samples), samples)
-            low, high = interval.low, interval.high
+            counted = binomtest(round(value * samples), samples)
+            low, high = (float(limit) for limit in counted.proportion_ci(method="wilson"))
         config = run.config if isinstance(run, Run) else None
         row = RunRow(
             arm=run.arm,

@@ -192,8 +192,11 @@ def summary(comparison: ReportComparison) -> list[str]:
     texts = [f"{arm.arm} by {_cells(arm, c.unit)[2]} {unit}" for arm in beyond]
     noise = "No difference changed by more than its noise."
     lines.append(f"Changed beyond noise: {', '.join(texts)}." if texts else noise)
-    if share := c.agreement:
-        lines.append(f"Pairs of arms ordered alike: {share.alike} of {share.pairs}.")
+    if alike := c.agreement:
+        text = f"Pairs of arms ordered alike: {alike.alike} of {alike.pairs}"
+        if (alike.share.low, alike.share.high) != (0.0, 1.0):
+            text += f" ({alike.share.low:.0%} to {alike.share.high:.0%}, leaving out each arm)"
+        lines.append(f"{text}.")
     lines += [f"The two differ in {line}." for line in c.differs]
     for name, only in ((c.first, c.only_first), (c.second, c.only_second)):
         if only:

@@ -22,6 +22,7 @@ import numpy as np
 LARGEST_EXPONENT = 4.0
 SAFE_FACTOR = 4.0  # predictions further beyond the largest size than this carry a warning
 LIMITS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of an interval of 95 %, as shares
+FEWEST_ARMS = 4  # that an interval of the agreement of two scales is of
 GRID = 400  # sizes at which two curves are compared in the search of a crossing
 
 Runs = Mapping[float, Mapping[int, float]]  # {samples seen: {seed: error}}
@@ -117,8 +118,11 @@ class Crossing:
 class ScaleAgreement:
     """Decisions at a small scale against those at a large one.
 
-    pairs: pairs of arms that neither scale ties. share: the part of them decided alike, with its
-    Wilson interval (pairs share arms, so it is narrower than the truth).
+    pairs: pairs of arms that neither scale ties. share: the part of them decided alike, with an
+    interval of 95 % by the jackknife over arms, because pairs share arms: each arm is left out in
+    turn, and the pseudo-values have t with arms - 1 degrees of freedom. From 0 to 1 where nothing
+    is known of it: fewer than FEWEST_ARMS arms, one arm that is in every pair, or no pseudo-value
+    that differs (all pairs alike).
     """
 
     pairs: int
@@ -305,22 +309,6 @@ def _last_crossing(first: PowerLaw, second: PowerLaw, start: float, end: float) 
     )
 
 
-def wilson(successes: int, trials: int) -> Interval:
-    """A share with Wilson's 95 % score interval; at least 1 trial."""
-    from scipy.special import ndtri
-
-    z2 = float(ndtri(LIMITS[1])) ** 2
-    share = successes / trials
-    centre = (share + z2 / (2 * trials)) / (1 + z2 / trials)
-    spread = share * (1 - share) / trials + z2 / (4 * trials**2)
-    half = math.sqrt(z2 * spread) / (1 + z2 / trials)
-    return Interval(
-        value=share,
-        low=max(0.0, min(share, centre - half)),
-        high=min(1.0, max(share, centre + half)),
-    )
-
-
 def scale_agreement(
     small: Mapping[str, float], large: Mapping[str, float]
 ) -> ScaleAgreement | None:
@@ -329,15 +317,34 @@ def scale_agreement(
     Both have the same arms. A pair that either scale ties decides nothing and is counted apart.
     None where there is no other pair.
     """
-    alike, ties, pairs = 0, 0, 0
-    for one, other in itertools.combinations(sorted(small), 2):
-        signs = np.sign([small[one] - small[other], large[one] - large[other]])
-        ties += int(not signs.all())
-        pairs += int(signs.all())
-        alike += int(signs[0] * signs[1] > 0)
+    arms = sorted(small)
+    values = np.array([[scale[arm] for arm in arms] for scale in (small, large)])
+    signs = np.sign(values[:, :, None] - values[:, None, :])  # [scale, arm, arm]
+    product = signs[0] * signs[1]
+    of_arm, alike_of_arm = (product != 0).sum(axis=1), (product > 0).sum(axis=1)
+    pairs, alike = int(of_arm.sum()) // 2, int(alike_of_arm.sum()) // 2
     if not pairs:
         return None
-    return ScaleAgreement(pairs=pairs, alike=alike, ties=ties, share=wilson(alike, pairs))
+    return ScaleAgreement(
+        pairs=pairs,
+        alike=alike,
+        ties=math.comb(len(arms), 2) - pairs,
+        share=_jackknife(alike, pairs, alike - alike_of_arm, pairs - of_arm),
+    )
+
+
+def _jackknife(alike: int, pairs: int, alike_without: np.ndarray, without: np.ndarray) -> Interval:
+    """The share alike / pairs, with the interval of `ScaleAgreement`; `_without` each arm [arms]."""
+    from scipy.special import stdtrit
+
+    share, arms = alike / pairs, len(without)
+    if arms < FEWEST_ARMS or not without.all():
+        return Interval(value=share, low=0.0, high=1.0)
+    pseudo = arms * share - (arms - 1) * (alike_without / without)
+    half = float(stdtrit(arms - 1, LIMITS[1]) * pseudo.std(ddof=1)) / math.sqrt(arms)
+    if not half:
+        return Interval(value=share, low=0.0, high=1.0)
+    return Interval(value=share, low=max(0.0, share - half), high=min(1.0, share + half))
 
 
 # --------------------------------------------------------------------------------------------------
