@@ -334,7 +334,7 @@ def scale_agreement(
 
 
 def _jackknife(alike: int, pairs: int, alike_without: np.ndarray, without: np.ndarray) -> Interval:
-    """The share alike / pairs, with the interval of `ScaleAgreement`; `_without` each arm [arms]."""
+    """alike / pairs, with its interval from the same counts without each arm [arms]."""
     from scipy.special import stdtrit
 
     share, arms = alike / pairs, len(without)
