@@ -16,8 +16,7 @@ from manifests.reader import VARIABLES
 from manifests.schema import SOURCES, Ablation, Blend, Recipe, Suite, TaskSpec
 from pipeline import ablation_run
 from train.config import configure
-from train.evaluation.metrics import METRICS
-from train.evaluation.tasks import deciding_metric
+from train.evaluation.metrics import METRICS, deciding_metric
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "manifests"

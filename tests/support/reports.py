@@ -23,7 +23,7 @@ from manifests.records import (
     read_document,
 )
 from tests.support.bundles import write_scores
-from train.ablation.arms import Role
+from train.ablation.names import Role
 from train.reporting import schema
 from train.reporting.data import KEPT, ArmView, PoolColumns
 from train.stats.comparison import Comparison, Verdict

@@ -7,7 +7,7 @@ import posixpath
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,8 +16,10 @@ import pyarrow.compute as pc
 from manifests import disk, reader
 from manifests.layout import AblationLayout, PoolLayout, RunLayout, random_view_name
 from manifests.schema import Ablation, Arm, Blend, TaskSpec
+from train.ablation.names import A_A, NO_SEED, RANDOM_LIKE, controls_of
 from train.config import TrainConfig, configure, model_config, plain_changes
-from train.evaluation.tasks import BoolArray, Metrics, saved_metrics
+from train.evaluation.metrics import BoolArray, Metrics
+from train.evaluation.tasks import saved_metrics
 from train.identity import changes_since, differences, run_identity
 
 # --------------------------------------------------------------------------------------------------
@@ -262,7 +264,6 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 # beside model.json with the sha256 of its files: when they change, the scores are stale.
 
 
-NO_SEED = -1  # the seed of an arm that is one model: no other run has it, so nothing is paired
 OPEN_CLIP = "open_clip:"
 Json = dict[str, Any]
 
@@ -389,10 +390,7 @@ def stale_model(run: ModelRun) -> list[str]:
 # The runs of an ablation: arms × seeds, which of them are finished, and which are stale.
 
 
-Role = Literal["baseline", "arm", "random", "a_a"]
-A_A = "a_a"
 A_A_ORDER = 1000  # added to a seed, it is the seed of the order of its A/A run
-RANDOM_LIKE = "random_like_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,24 +465,6 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
             )
             runs.append(run)
     return tuple(runs)
-
-
-def controls_of(ablation: Ablation) -> dict[str, str]:
-    """{control: the arm that it is for}: the random subsets, then A/A."""
-    controls = {RANDOM_LIKE + arm: arm for arm in ablation.controls.random_like}
-    return controls | ({A_A: ablation.controls.a_a} if ablation.controls.a_a else {})
-
-
-def primary_task(ablation: Ablation) -> TaskSpec:
-    """The task that decides."""
-    return next(task for task in ablation.evaluate if task.name == ablation.primary)
-
-
-def role_of(ablation: Ablation, arm: str) -> Role:
-    """What an arm or a control is for."""
-    if arm in ablation.arms:
-        return "baseline" if arm == ablation.baseline else "arm"
-    return "a_a" if arm == A_A else "random"
 
 
 def all_runs(ablation: Ablation, out: str) -> tuple[AnyRun, ...]:

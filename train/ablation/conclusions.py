@@ -11,8 +11,7 @@ import numpy as np
 
 from manifests.schema import Ablation
 from train.ablation import wording
-from train.ablation.arms import A_A, arm_config, controls_of
-from train.ablation.history import EarlierLook
+from train.ablation.names import A_A, controls_of
 from train.ablation.rounds import (
     DEFAULT_BAND,
     ArmRounds,
@@ -22,8 +21,13 @@ from train.ablation.rounds import (
     round_sizes,
     rounds_note,
 )
-from train.evaluation.metrics import METRICS, can_be_averaged, chance_of
-from train.evaluation.tasks import Metrics, deciding_metric
+from train.evaluation.metrics import (
+    METRICS,
+    Metrics,
+    can_be_averaged,
+    chance_of,
+    deciding_metric,
+)
 from train.stats.analysis import Analysis, ScorerScore, TaskRange, TaskResult, TaskScores, analyse
 from train.stats.comparison import Comparison
 from train.stats.scaling import (
@@ -137,6 +141,16 @@ class FailedRun:
     arm: str
     seed: int
     error: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierLook:
+    """A verdict with the same training settings on other seeds, another task or another metric."""
+
+    date: str  # UTC, of the first such verdict
+    seeds: tuple[int, ...]
+    task: str
+    metric: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -509,6 +523,8 @@ def scaling_tables(
     """
     if "samples_seen" not in ablation.vary:
         return ()
+    from train.ablation.arms import arm_config  # with the settings of training
+
     sizes: dict[str, dict[float, str]] = {}  # data -> samples seen -> arm
     for name, arm in ablation.arms.items():
         if arm.is_trained:

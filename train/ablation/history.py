@@ -17,9 +17,12 @@ from typing import Any, Literal
 from manifests import disk
 from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
-from train.ablation.arms import NO_SEED, expand_runs, given_runs, primary_task
+from train.ablation.arms import expand_runs, given_runs
+from train.ablation.conclusions import EarlierLook
+from train.ablation.names import NO_SEED, primary_task
 from train.config import configure
-from train.evaluation.tasks import data_hash, deciding_metric, read_samples
+from train.evaluation.metrics import deciding_metric
+from train.evaluation.tasks import data_hash, read_samples
 from train.identity import differences, run_identity, settings_identity, shared_part
 
 ALPHA = 0.05
@@ -60,16 +63,6 @@ class Change:
             f"the design was changed on {day} at {time} UTC, after {runs} had ended: "
             f"{'; '.join(self.lines)}"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlierLook:
-    """A verdict with the same training settings on other seeds, another task or another metric."""
-
-    date: str  # UTC, of the first such verdict
-    seeds: tuple[int, ...]
-    task: str
-    metric: str
 
 
 def earlier_looks(ablation: Ablation, history: Sequence[Look]) -> tuple[EarlierLook, ...]:

@@ -21,14 +21,13 @@ from train.ablation.arms import (
     finished_metrics,
     given_runs,
     model_runs,
-    primary_task,
-    role_of,
     saved_model,
     stale_because,
     trained_on,
 )
+from train.ablation.names import primary_task, role_of
 from train.config import TrainConfig, configure, model_config
-from train.evaluation.metrics import METRICS
+from train.evaluation.metrics import METRICS, deciding_metric
 from train.evaluation.overlap import (
     SharedImages,
     find_shared_images,
@@ -36,7 +35,7 @@ from train.evaluation.overlap import (
     refuse_identical,
     refuse_near,
 )
-from train.evaluation.tasks import deciding_metric, read_samples
+from train.evaluation.tasks import read_samples
 from train.late_torch import torch
 from train.sizing.device_fit import (
     GIB,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from manifests.schema import Ablation
-from train.ablation.arms import controls_of, evaluated_runs
+from train.ablation.names import controls_of
 from train.stats.analysis import TaskScores, analyse
 from train.stats.comparison import Comparison
 
@@ -192,6 +192,7 @@ def run_rounds(
     read: the score of a run that is finished and not stale. looks: as in `replay`.
     The children are kept from round to round: a start costs seconds of imports.
     """
+    from train.ablation.arms import evaluated_runs
     from train.ablation.runner import run_all, warm_children
 
     outcomes: dict[RunKey, Outcome] = {}

@@ -26,7 +26,8 @@ from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import arms, wording
 from train.ablation.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
 from train.config import TrainConfig
-from train.evaluation.tasks import Metrics, deciding_metric, evaluate
+from train.evaluation.metrics import Metrics, deciding_metric
+from train.evaluation.tasks import evaluate
 from train.sizing.device_fit import DEVICE_SHARE, usable_cores
 
 # --------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from train.ablation.arms import NO_SEED
+from train.ablation.names import NO_SEED
 from train.stats.analysis import ScorerScore, TaskResult
 from train.stats.comparison import Comparison, Power, Verdict
 

@@ -15,12 +15,22 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from manifests import disk
+from manifests.schema import TaskSpec
 
 RECALLS = (1, 5, 10)
 DIRECTIONS = ("image_to_text", "text_to_image")
 CALIBRATION_BINS = 15
 TOP = 5  # classes whose log-probabilities are kept
 FloatArray = NDArray[np.float64]
+BoolArray = NDArray[np.bool_]
+Metrics = dict[str, float]
+# Of each kind of task, the metric that arms are compared by where the task names none.
+HEADLINES = {
+    "association": "accuracy",
+    "classification": "accuracy",
+    "linear_probe": "accuracy",
+    "retrieval": "recall@1",
+}
 Values = Callable[[pa.Table], list[FloatArray]]
 
 
@@ -64,6 +74,19 @@ def metric_values(table: pa.Table, metric: str) -> list[FloatArray]:
             f"{metric} needs the column {error.args[0]}, which these predictions do not have "
             f"(they have {', '.join(table.schema.names)}); evaluate the model again"
         ) from None
+
+
+def deciding_metric(task: TaskSpec) -> str:
+    """The metric that decides on a task: its own `metric`, else the headline of its kind.
+
+    ValueError for a metric that there is not.
+    """
+    name = task.metric or HEADLINES[task.kind]
+    if name not in METRICS:
+        raise ValueError(
+            f"task {task.name!r}: there is no metric {name!r}{disk.did_you_mean(name, METRICS)}"
+        )
+    return name
 
 
 def chance_of(metric: str, one_guess: float) -> float | None:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from manifests import disk
 from manifests.schema import Suite, TaskSpec
-from train.evaluation.metrics import can_be_averaged
-from train.evaluation.tasks import Metrics, alone, deciding_metric, evaluate, read_samples
+from train.evaluation.metrics import Metrics, can_be_averaged, deciding_metric
+from train.evaluation.tasks import alone, evaluate, read_samples
 
 if TYPE_CHECKING:
     import torch

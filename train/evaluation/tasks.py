@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.clip_tokenizer import simple_tokenizer
@@ -30,6 +29,8 @@ from train.evaluation.metrics import (
     DIRECTIONS,
     METRICS,
     TOP,
+    BoolArray,
+    Metrics,
     calibration_error,
     f1_macro,
     mean_of_directions,
@@ -256,9 +257,7 @@ class Encoder:
 # A new kind is one module with a `TaskKind`, one line in `tasks.TASKS`, and one test.
 
 
-Metrics = dict[str, float]
 Columns = dict[str, Any]
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -274,7 +273,7 @@ class Predicted:
 class TaskKind:
     """One kind of evaluation task.
 
-    name: the `kind` of a task manifest. headline: the metric that arms are compared by.
+    name: the `kind` of a task manifest.
     read: the samples of a task; ValueError names what the folder lacks.
     predict: the columns of the predictions (one row per sample) and the metrics; a collective.
     correct: from a predictions table, one boolean array per direction, in the order of the table;
@@ -283,7 +282,6 @@ class TaskKind:
     """
 
     name: str
-    headline: str
     read: Callable[[TaskSpec], Samples]
     predict: Callable[[Encoder, TaskSpec, Samples], Predicted]
     correct: Callable[[pa.Table], list[BoolArray]]
@@ -353,7 +351,6 @@ def _association_chance(metadata: Mapping[str, Any], samples: int) -> float:
 
 ASSOCIATION = TaskKind(
     name="association",
-    headline="accuracy",
     read=read_associations,
     predict=_predict_association,
     correct=_association_correct,
@@ -517,7 +514,6 @@ def _retrieval_chance(metadata: Mapping[str, Any], samples: int) -> float:
 
 RETRIEVAL = TaskKind(
     name="retrieval",
-    headline="recall@1",
     read=read_captioned,
     predict=_predict_retrieval,
     correct=_retrieval_correct,
@@ -648,7 +644,6 @@ def _zero_shot_chance(metadata: Mapping[str, Any], samples: int) -> float:
 
 CLASSIFICATION = TaskKind(
     name="classification",
-    headline="accuracy",
     read=read_labelled,
     predict=_predict_zero_shot,
     correct=_correct,
@@ -778,7 +773,6 @@ def _predict_probe(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predic
 
 LINEAR_PROBE = TaskKind(
     name="linear_probe",
-    headline="accuracy",
     read=read_probe,
     predict=_predict_probe,
     correct=CLASSIFICATION.correct,
@@ -796,19 +790,9 @@ TASKS: dict[str, TaskKind] = {
 }
 
 
-def kind_of(task: TaskSpec) -> TaskKind:
-    """The table's entry of a task. ValueError names the nearest kind where there is none."""
-    if task.kind not in TASKS:
-        raise ValueError(
-            f"task {task.name!r}: there is no kind {task.kind!r}"
-            f"{disk.did_you_mean(task.kind, TASKS)} (of {', '.join(TASKS)})"
-        )
-    return TASKS[task.kind]
-
-
 def read_samples(task: TaskSpec) -> Samples:
     """The images of a task with their classes or captions. ValueError names what is missing."""
-    kind = kind_of(task)
+    kind = TASKS[task.kind]
     if not re.fullmatch(r"[\w.-]+", task.name):
         raise ValueError(
             f"task {task.name!r}: a task name is a file name of letters, digits, '.', '_' and '-'"
@@ -885,7 +869,7 @@ def _check_replaceable(path: str) -> None:
 
 def _evaluate(encoder: Encoder, task: TaskSpec, out: str, weights: Mapping[str, str]) -> Metrics:
     samples = read_samples(task)
-    predicted = kind_of(task).predict(encoder, task, samples)
+    predicted = TASKS[task.kind].predict(encoder, task, samples)
     if encoder.ranks.rank == 0:
         metadata = {
             **predicted.details,
@@ -932,19 +916,6 @@ def saved_metrics(
         return None
     metrics: Metrics = metadata["metrics"]
     return metrics
-
-
-def deciding_metric(task: TaskSpec) -> str:
-    """The metric that decides on a task: its own `metric`, else the headline of its kind.
-
-    ValueError for a metric that there is not.
-    """
-    name = task.metric or kind_of(task).headline
-    if name not in METRICS:
-        raise ValueError(
-            f"task {task.name!r}: there is no metric {name!r}{disk.did_you_mean(name, METRICS)}"
-        )
-    return name
 
 
 def headline(correct: Sequence[BoolArray]) -> float:

@@ -26,8 +26,6 @@ from train.ablation.arms import (
     all_runs,
     arm_names,
     missing_views,
-    primary_task,
-    role_of,
 )
 from train.ablation.conclusions import (
     Results,
@@ -35,8 +33,10 @@ from train.ablation.conclusions import (
     metric_tables,
     scaling_tables,
 )
+from train.ablation.names import primary_task, role_of
 from train.eval_data.samples import Samples
-from train.evaluation.tasks import BoolArray, deciding_metric, read_samples
+from train.evaluation.metrics import BoolArray, deciding_metric
+from train.evaluation.tasks import read_samples
 from train.identity import SEEDS, shared_part
 from train.reporting import data
 from train.reporting.data import ArmView, data_uri, open_views

@@ -27,7 +27,7 @@ from manifests.records import (
 )
 from manifests.schema import Blend
 from train.data.view_rows import covers, load_aligned, open_masks
-from train.evaluation.tasks import BoolArray
+from train.evaluation.metrics import BoolArray
 from train.reporting.schema import (
     Categories,
     DuplicateGroups,

@@ -28,7 +28,6 @@ from train.ablation.arms import (
     arm_names,
     finished_metrics,
     missing_seeds,
-    primary_task,
     scorer_run,
     stale_because,
 )
@@ -39,10 +38,19 @@ from train.ablation.conclusions import (
     conclude,
     scorer_score,
 )
+from train.ablation.names import primary_task
 from train.ablation.rounds import ReadScore, Score, Study, replay, task_scores
-from train.evaluation.metrics import DIRECTIONS, METRICS, metric_values
+from train.evaluation.metrics import (
+    DIRECTIONS,
+    HEADLINES,
+    METRICS,
+    BoolArray,
+    Metrics,
+    deciding_metric,
+    metric_values,
+)
 from train.evaluation.overlap import SharedImages
-from train.evaluation.tasks import BoolArray, Metrics, deciding_metric, headline, kind_of
+from train.evaluation.tasks import TASKS, headline
 from train.stats.analysis import ScorerScore, TaskScores, mcnemar
 
 RunKey = tuple[str, int]  # arm, seed
@@ -209,7 +217,7 @@ class TaskReader:
             return read_predictions(disk.read_parquet(path), disk.read_metadata(path), task, path)
         correct = [self._given.read(path)["correct"].to_numpy()]
         metric = deciding_metric(task)
-        if metric != kind_of(task).headline:
+        if metric != HEADLINES[task.kind]:
             raise ValueError(
                 f"task {task.name!r} is decided by {metric}, but the predictions of arm "
                 f"{run.arm!r} tell right and wrong only"
@@ -278,17 +286,17 @@ def read_predictions(
 
     ValueError where it is not the metric that the file states.
     """
-    kind = kind_of(task)
-    correct = kind.correct(table)
+    kind = TASKS[task.kind]
+    correct, name = kind.correct(table), HEADLINES[task.kind]
     stated = metadata["metrics"]
     assert isinstance(stated, dict)
     computed = headline(correct)
-    if not abs(computed - stated[kind.headline]) < ROUNDING:
+    if not abs(computed - stated[name]) < ROUNDING:
         raise ValueError(
-            f"{path} states {kind.headline} {stated[kind.headline]}, but its samples give "
+            f"{path} states {name} {stated[name]}, but its samples give "
             f"{computed}; remove the file and run clipmill ablate again"
         )
-    metrics = {**stated, kind.headline: computed}
+    metrics = {**stated, name: computed}
     decides = deciding_metric(task)
     if decides not in metrics:
         raise ValueError(

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manifests.schema import Ablation
-from train.ablation.arms import Role
 from train.ablation.conclusions import Results, ScalingTable, TaskSignals
+from train.ablation.names import Role
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison
 

@@ -14,8 +14,8 @@ from manifests import disk
 from manifests.schema import Ablation
 from tests.support.ablations import by_seed, three_arms
 from train.ablation import wording
-from train.ablation.arms import NO_SEED
 from train.ablation.conclusions import (
+    EarlierLook,
     FailedRun,
     Results,
     TaskFacts,
@@ -26,7 +26,7 @@ from train.ablation.conclusions import (
     scaling_tables,
     scorer_score,
 )
-from train.ablation.history import EarlierLook
+from train.ablation.names import NO_SEED
 from train.ablation.wording import DASH, MINUS
 from train.stats.analysis import TaskRange, TaskScores, analyse
 from train.stats.comparison import Comparison, Power

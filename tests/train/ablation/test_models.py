@@ -13,7 +13,6 @@ from manifests.schema import Ablation
 from tests.support.ablations import Ran, changed, in_process
 from train.ablation import runner, wording
 from train.ablation.arms import (
-    NO_SEED,
     ModelRun,
     all_runs,
     check_models,
@@ -22,6 +21,7 @@ from train.ablation.arms import (
     stale_because,
     trained_on,
 )
+from train.ablation.names import NO_SEED
 from train.ablation.plan import check_ablation, check_pools
 from train.ablation.runner import run_all
 from train.reporting.collect import collect_report
