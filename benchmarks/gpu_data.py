@@ -71,7 +71,7 @@ def write_pool(pool: str) -> None:
             duration_s=0.0,
             adopted=False,
         )
-        disk.write_json(layout.commit_record(shard), record.to_plain())
+        disk.write_json(layout.commit_record(shard), record)
         kept = pa.table(
             {"kept": [True] * ROWS, "rule": pa.array([None] * ROWS, pa.string())}, schema=VIEW
         )

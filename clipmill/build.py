@@ -227,7 +227,7 @@ def build_ablation(options: Options, served: AbstractContextManager[object] | No
     except subprocess.CalledProcessError as error:
         if error.returncode > 0:
             return error.returncode
-        name, words = console.signal_name(-error.returncode), shlex.join(error.cmd)
+        name, words = console.signal_name(-error.returncode), ablation_run.shown(error.cmd)
         console.print_error(f"\n{words} was ended by {name}: run the command again to resume")
         return 128 - error.returncode
     layout = AblationLayout(out)

@@ -155,7 +155,7 @@ def random_like(
 
 def _print_funnels(documents: Mapping[str, Any], as_json: bool) -> int:
     if as_json:
-        plain = {name: document.document() for name, document in documents.items()}
+        plain = disk.to_plain(documents)
         print(json.dumps(plain, sort_keys=True))
     else:
         print("\n".join(funnel_lines(documents)))

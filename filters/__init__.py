@@ -31,20 +31,6 @@ from manifests.schema import FilterSpec, Recipe
 
 logger = logging.getLogger(__name__)
 
-__all__ = [
-    "FILTERS",
-    "Instance",
-    "check_filters",
-    "class_of",
-    "instance_of_worker_spec",
-    "instances_of",
-    "make",
-    "normalised",
-    "specs_of_recipe",
-    "survivor_text",
-    "worker_spec",
-]
-
 FILTERS: dict[str, type[FilterBase]] = {
     "caption": Caption,
     "caption_file": CaptionFile,

@@ -7,7 +7,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,45 +109,39 @@ class CommitRecord:
     group: str
     version: int  # SHARD_VERSION when it was written
     duration_s: float
-    revision: int = 0  # of the sidecar's name, and of the tar's unless it stayed; see revised_name
+    # Of the sidecar's name, and of the tar's unless it stayed; see revised_name
+    revision: int = field(default=0, metadata=disk.OPTIONAL)
     adopted: bool  # the tar was there before the pool
-    fence: int | None = None  # number of the lease under which it was written; None without one
-    engine: str | None = None  # another program that fetched the images
-    engine_version: str | None = None
-    tar_stamp: dict[str, Any] | None = None  # adopted: size and time, or what its store said of it
+    # Number of the lease under which it was written; None without one
+    fence: int | None = field(default=None, metadata=disk.OPTIONAL)
+    # Another program that fetched the images
+    engine: str | None = field(default=None, metadata=disk.OPTIONAL)
+    engine_version: str | None = field(default=None, metadata=disk.OPTIONAL)
+    # Adopted: size and time, or what its store said of it
+    tar_stamp: dict[str, Any] | None = field(default=None, metadata=disk.OPTIONAL)
     # How its images were asked for (user agent, per_host, deadline …). They may change between the
     # shards of a pool. None of a shard that was adopted.
-    manners: dict[str, Any] | None = None
+    manners: dict[str, Any] | None = field(default=None, metadata=disk.OPTIONAL)
 
     @property
     def sidecar(self) -> str:
         """File name of the sidecar inside the pool."""
         return f"{revised_name(self.shard, self.revision)}.parquet"
 
-    def to_plain(self) -> dict[str, Any]:
-        """The JSON document, without what is None and without revision 0."""
-        document: dict[str, Any] = disk.to_plain(self)
-        for name in ("engine", "engine_version", "tar_stamp", "manners", "fence"):
-            if document[name] is None:
-                del document[name]
-        if self.revision == 0:
-            del document["revision"]
-        return document
-
     @classmethod
     def from_plain(cls, document: Any) -> CommitRecord:
-        """The inverse of `to_plain`. Unknown keys are ignored.
+        """The inverse of `disk.to_plain`. Unknown keys are ignored.
 
         ValueError where a key is missing, or for another version of shards than SHARD_VERSION.
         """
         if not isinstance(document, dict):
             raise ValueError("it is not a JSON object")
         known = {}
-        for field in dataclasses.fields(cls):
-            if field.name in document:
-                known[field.name] = document[field.name]
-            elif field.default is dataclasses.MISSING:
-                raise ValueError(f"it has no {field.name!r}")
+        for each in dataclasses.fields(cls):
+            if each.name in document:
+                known[each.name] = document[each.name]
+            elif each.default is dataclasses.MISSING:
+                raise ValueError(f"it has no {each.name!r}")
         version = known["version"]
         if version != SHARD_VERSION:
             raise ValueError(
@@ -164,10 +158,10 @@ class CommitRecord:
         numbers: dict[str, float] = {}
         for reason, count in self.reasons.items():
             numbers[f"reasons.{reason}"] = count
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
             if isinstance(value, (int, float)):
-                numbers[field.name] = value
+                numbers[each.name] = value
         for name, number in numbers.items():
             if not 0 <= number < LARGEST_NUMBER:
                 shown = str(number)[:20]

@@ -5,7 +5,7 @@ The commit record of a shard is in `manifests/layout.py`, beside the paths.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,11 +48,6 @@ class ShardTable:
     sha256: str
 
 
-def _without_none(document: Any) -> dict[str, Any]:
-    plain: dict[str, Any] = disk.to_plain(document)
-    return {key: value for key, value in plain.items() if value is not None}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewDocument:
     """views/NAME.json: what a view was made from and what it keeps."""
@@ -66,12 +61,8 @@ class ViewDocument:
     scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
     # Hash of its rows, see pipeline/pool/uid_hashes.py. None in large pools, and after a purge of
     # some of its rows.
-    rows_sha256: str | None = None
+    rows_sha256: str | None = field(default=None, metadata=disk.OPTIONAL)
     shards: ShardTable  # rows kept of each
-
-    def document(self) -> dict[str, Any]:
-        """The JSON document, without what is None."""
-        return _without_none(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,21 +102,20 @@ class ScoreSetDocument:
     stored: int
     scored: int
     seconds: float
-    kind: str | None = None  # the filter, where `name` is another name of it
-    reads: dict[str, str] | None = None  # instance -> score set (NAME@ID) that the filter read
+    # The filter, where `name` is another name of it
+    kind: str | None = field(default=None, metadata=disk.OPTIONAL)
+    # Instance -> score set (NAME@ID) that the filter read
+    reads: dict[str, str] | None = field(default=None, metadata=disk.OPTIONAL)
     # True where a value depends on other rows of the pool: rows that come or go make all columns
     # old, and `fingerprint` is of the rows that they were computed from.
-    whole_pool: bool | None = None
-    meanings: dict[str, str] | None = None  # of the columns of a user's own filter
+    whole_pool: bool | None = field(default=None, metadata=disk.OPTIONAL)
+    # Of the columns of a user's own filter
+    meanings: dict[str, str] | None = field(default=None, metadata=disk.OPTIONAL)
 
     @property
     def filter_kind(self) -> str:
         """The filter: a key of FILTERS, or PATH.py:CLASS."""
         return self.kind or self.name
-
-    def document(self) -> dict[str, Any]:
-        """The JSON document, without what is None."""
-        return _without_none(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,8 +275,4 @@ class CheckpointRecord:
     sha256: dict[str, str]  # file name -> hash
     bad: DamagedSamples  # up to this step
     # dp_replicate, dp_shard, tp of a sharded checkpoint; None of a whole one
-    layout: dict[str, int] | None = None
-
-    def document(self) -> dict[str, Any]:
-        """The JSON document, without what is None."""
-        return _without_none(self)
+    layout: dict[str, int] | None = field(default=None, metadata=disk.OPTIONAL)

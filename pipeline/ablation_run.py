@@ -33,12 +33,12 @@ SCORER_STAGE = "train scorer"
 FETCH_STAGE = "fetch "  # and the name of a pool: what is done while the scorer is trained
 
 
-# --- commands ---------------------------------------------------------------------------------
+# --- commands: the words after `clipmill` -------------------------------------------------------
 
 
-def command(*words: str) -> Command:
-    """A command of this project as a person would type it, for `run`."""
-    return ["clipmill", *words]
+def shown(words: Sequence[str]) -> str:
+    """A command as a person would type it."""
+    return shlex.join(["clipmill", *words])
 
 
 def run(words: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ def run(words: Sequence[str]) -> None:
     A stop signal is passed on once, and the command has the time that it needs to end; a second one
     kills it.
     """
-    print(f"\n$ {shlex.join(words)}", flush=True)
+    print(f"\n$ {shown(words)}", flush=True)
     wait(start(words), words)
 
 
@@ -60,7 +60,7 @@ def start(words: Sequence[str], log: Path | None = None) -> Child:
             log.parent.mkdir(parents=True, exist_ok=True)
             output = stack.enter_context(open(log, "w"))
         return subprocess.Popen(
-            console.program(words[1:]),
+            console.program(words),
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
@@ -97,7 +97,7 @@ def running_beside(words: Sequence[str], log: Path) -> Iterator[Callable[[], flo
     of its log. It raises CalledProcessError, and prints the last lines of the log, where the
     command failed. Where the block is left before, the command is told to stop.
     """
-    print(f"\n$ {shlex.join(words)} > {log} 2>&1 &", flush=True)
+    print(f"\n$ {shown(words)} > {log} 2>&1 &", flush=True)
     started = time.time()
     child = start(words, log)
     with contextlib.suppress(ProcessLookupError):  # it may have ended
@@ -161,18 +161,18 @@ def ablate(
     # evaluation images, which `served` may make.
     with served or contextlib.nullcontext():
         check = ["ablate", "check", manifest, "--out", out, "--engine", engine]
-        run(command(*check, *at_scale))
+        run([*check, *at_scale])
         disk.write_json(layout.ablation_json, ablation)
         for name, recipe in recipes.items():
             disk.write_json(layout.recipe_json(name), recipe)
-        again = command(*entry, manifest, "--out", out, *at_scale)
-        disk.write_json(layout.command_json, shlex.join(again))
+        again = shown([*entry, manifest, "--out", out, *at_scale])
+        disk.write_json(layout.command_json, again)
         with one_ray(engine):
             _run_stages(ablation, sorted(recipes), out, engine)
             if ablation.controls.null_web:
                 null = [entry[0], ablation.controls.null_web, "--out", layout.null]
-                run(command(*null, "--engine", engine))
-    run(command("report", out))
+                run([*null, "--engine", engine])
+    run(["report", out])
 
 
 def _run_stages(ablation: Ablation, built: Sequence[str], out: str, engine: Engine) -> None:
@@ -276,7 +276,7 @@ def commands(
     def build(pool: str, *until: str) -> tuple[str, Command]:
         words = ["build", layout.recipe_json(pool), "--out", folders[pool]]
         stage = f"{FETCH_STAGE}{pool}" if until else f"build {pool}"
-        return stage, command(*words, "--engine", engine, *until)
+        return stage, [*words, "--engine", engine, *until]
 
     trusted = ablation.scorer.view.partition("/")[0] if ablation.scorer else None
     if ablation.scorer and trusted:
@@ -292,9 +292,8 @@ def commands(
     for pool, view in random_views(ablation.arms, ablation.controls):
         words = ["filter", "random-like", folders[pool], view, "--seed"]
         words += [str(ablation.random_draw(seed)) for seed in ablation.seeds]
-        yield f"choose {pool}", command(*words)
-    words = ["ablate", layout.ablation_json, "--out", out, "--engine", engine]
-    yield TRAIN_STAGE, command(*words)
+        yield f"choose {pool}", words
+    yield TRAIN_STAGE, ["ablate", layout.ablation_json, "--out", out, "--engine", engine]
 
 
 def _train_scorer(
@@ -306,7 +305,7 @@ def _train_scorer(
     words = ["train", layout.blend_json("scorer"), "--out", layout.scorer]
     for key, value in {**ablation.train, **scorer.train, "seed": scorer.seed}.items():
         words += ["--set", f"{key}={value}"]
-    return command(*words)
+    return words
 
 
 def random_views(arms: Mapping[str, Arm], controls: Controls) -> list[tuple[str, str]]:

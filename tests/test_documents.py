@@ -72,8 +72,8 @@ NOT_RUN = {
     "clipmill audit same-rows out/pool": "two labs: tests/pipeline/lock",
     "clipmill look out/pool --serve": "runs until Ctrl-C: tests/pipeline/look",
     "python benchmarks/trainer/bench.py": "the command that a committed report records",
-    "python examples/miniweb/small_web.py cifar10": "a download: test_photo_web.py makes one",
-    "clipmill demo manifests/ablations/cifar10.yaml": "hours: test_photo_web.py",
+    "python examples/miniweb/small_web.py cifar10": "a download: test_photographs.py makes one",
+    "clipmill demo manifests/ablations/cifar10.yaml": "hours: test_photographs.py",
     "clipmill evaluate out/run --suite": "data of 38 tasks",
     "clipmill evaluate out/run --task objects.yaml --average-last": "two checkpoints:"
     " tests/train/test_evaluate.py",

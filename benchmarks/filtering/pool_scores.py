@@ -116,7 +116,7 @@ def make_pool(folder: str, rows: int) -> None:
             sidecar_bytes=0, sidecar_file_sha256=sha256, sidecar_sha256=sha256, task=name,
             group="0", version=SHARD_VERSION, duration_s=0.0, adopted=False,
         )  # fmt: skip
-        disk.write_json(layout.commit_record(shard), record.to_plain())
+        disk.write_json(layout.commit_record(shard), record)
 
 
 def measure(pool: str, form: str) -> dict[str, Any]:

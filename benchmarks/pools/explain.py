@@ -28,6 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.commits import Commits, update_index
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
@@ -75,7 +76,7 @@ def make_pool(pool: str, shards: int) -> None:
             sidecar_file_sha256=f"{shard:064x}", sidecar_sha256=f"{shard:064x}", task=str(shard),
             group="0", version=SHARD_VERSION, duration_s=1.0, adopted=False,
         )  # fmt: skip
-        Path(layout.commit_record(shard)).write_text(json.dumps(record.to_plain()))
+        Path(layout.commit_record(shard)).write_text(json.dumps(disk.to_plain(record)))
 
 
 def measure(rows: int, batches: int) -> dict[str, Any]:

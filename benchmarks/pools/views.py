@@ -92,7 +92,7 @@ def prepare(folder: Path, rows: int) -> None:
             sidecar_sha256=f"{shard:064x}", task=str(shard), group="0", version=SHARD_VERSION,
             duration_s=1.0, adopted=False,
         )  # fmt: skip
-        disk.write_json(layout.commit_record(shard), record.to_plain(), sealed=True)
+        disk.write_json(layout.commit_record(shard), record, sealed=True)
         uids.append(table["uid"].combine_chunks())
     update_index(str(pool))
     _write_metadata(folder / "metadata", pa.concat_arrays(uids), SCORES)

@@ -95,13 +95,13 @@ def write_documents(pool: str, shards: int) -> None:
         funnel=(("attempted", ROWS * shards),), scores={},
         shards=write_view_shards(pool, "all", commits.shards, np.full(shards, ROWS)),
     )  # fmt: skip
-    disk.write_json(layout.view_json("all"), view.document())
+    disk.write_json(layout.view_json("all"), view)
     tokens = ScoreSetDocument(
         name="tokens", id="0", version=1, options={"tokenizer": "clip"}, identity="clip",
         columns=("tokens",), fingerprint=commits.fingerprint, rows=ROWS * shards,
         stored=ROWS * shards, scored=ROWS * shards, seconds=1.0,
     )  # fmt: skip
-    disk.write_json(layout.score_set_json(TOKENS), tokens.document())
+    disk.write_json(layout.score_set_json(TOKENS), tokens)
 
 
 def _footer(shard: int) -> dict[str, Any]:

@@ -97,13 +97,13 @@ def prepare(folder: Path, count: int) -> None:
         funnel=(("attempted", int(rows.sum())), ("stored", total)), scores={},
         shards=write_view_shards(pool, "all", commits.shards, stored),
     )  # fmt: skip
-    disk.write_json(layout.view_json("all"), view.document())
+    disk.write_json(layout.view_json("all"), view)
     tokens = ScoreSetDocument(
         name="tokens", id="0", version=1, options={"tokenizer": "clip"}, identity="clip",
         columns=("tokens",), fingerprint=commits.fingerprint, rows=int(rows.sum()), stored=total,
         scored=total, seconds=1.0,
     )  # fmt: skip
-    disk.write_json(layout.score_set_json("tokens@0"), tokens.document())
+    disk.write_json(layout.score_set_json("tokens@0"), tokens)
 
 
 def read_index(folder: Path, count: int) -> None:

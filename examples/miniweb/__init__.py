@@ -13,10 +13,10 @@ robots_txt.
 
 Invariants:
 
-* Everything follows from the settings and file names: same bytes (`test_scenes.py`,
-  `test_photo_web.py`).
-* Every pair of the truth is in the WAT once (`test_wat_file.py`, `test_photo_web.py`); shares are
-  exact (`test_web_plan.py`, `test_photo_plan.py`); shipped ablations run (`test_photo_web.py`).
+* Everything follows from the settings and file names: same bytes (`test_drawn_web.py`,
+  `test_photographs.py`).
+* Every pair of the truth is in the WAT once (`test_drawn_web.py`, `test_photographs.py`), shares
+  are exact (the same); shipped ablations run (`test_photographs.py`).
 * A change of a drawn image or its caption raises DRAW_VERSION. A new fault: MINIWEB_FAULTS,
   `answers.py`.
 """

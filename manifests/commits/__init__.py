@@ -36,18 +36,3 @@ from manifests.commits.index import (
     rebuild_index,
     update_index,
 )
-
-__all__ = [
-    "CommitTotals",
-    "Commits",
-    "IndexDocument",
-    "IndexWriter",
-    "ShardFiles",
-    "in_threads",
-    "open_shard_files",
-    "read_commits",
-    "read_files",
-    "read_index_document",
-    "rebuild_index",
-    "update_index",
-]

@@ -54,6 +54,7 @@ from manifests.disk.files import (
     write_bytes,
 )
 from manifests.disk.plain import (
+    OPTIONAL,
     closest,
     did_you_mean,
     from_plain,

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any
 
 PLAIN_TYPES = {str, int, float, bool, type(None)}
+OPTIONAL = {"optional": True}  # metadata of a field whose key a document may lack
 
 
 def to_plain(value: Any, *, with_defaults: bool = True) -> Any:
     """Dataclasses, tuples and paths as dicts, lists and strings.
 
-    A field with the metadata `omit_none` is left out where it is None: what was written before the
-    field came stays as it is. with_defaults False leaves out all fields that have their default: a
-    field that is added later does not change the hash of what was written before.
+    A field with the metadata OPTIONAL is left out where it has its default. with_defaults False
+    leaves out all fields that have it: a field that is added later does not change the hash of what
+    was written before.
     """
     if type(value) in PLAIN_TYPES:  # most values of a large document
         return value
@@ -28,8 +29,8 @@ def to_plain(value: Any, *, with_defaults: bool = True) -> Any:
         plain = {}
         for field in dataclasses.fields(value):
             each = getattr(value, field.name)
-            is_omitted = each is None and field.metadata.get("omit_none")
-            if not is_omitted and (with_defaults or not _is_default(field, each)):
+            is_shown = with_defaults and "optional" not in field.metadata
+            if is_shown or not _is_default(field, each):
                 plain[field.name] = to_plain(each, with_defaults=with_defaults)
         return plain
     if isinstance(value, Mapping):

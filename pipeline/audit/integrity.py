@@ -120,7 +120,7 @@ class ShardChecker:
             damages += self._masks(shard, rows, ticket.payload["views"])
         return {
             "damages": disk.to_plain(damages),
-            "record": record.to_plain(),
+            "record": disk.to_plain(record),
             "sidecar": rows is not None,
         }
 

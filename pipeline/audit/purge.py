@@ -925,7 +925,7 @@ def _purge_scores(commits: Commits, rows: FoundRows, journal: Journal, fence: in
                 stored=commits.totals.stored,
                 scored=document.scored - scored_before + scored,
             )
-            disk.write_json(path, document.document(), sealed=True)
+            disk.write_json(path, document, sealed=True)
 
 
 def _purge_views(commits: Commits, rows: FoundRows, journal: Journal, fence: int | None) -> None:
@@ -946,6 +946,6 @@ def _purge_views(commits: Commits, rows: FoundRows, journal: Journal, fence: int
             counts[np.searchsorted(shards, list(kept))] = list(kept.values())
             table = write_view_shards(commits.pool, view, shards, counts)
             changed = replace(changed, shards=table)
-            disk.write_json(path, changed.document(), sealed=True)
+            disk.write_json(path, changed, sealed=True)
             document = changed
         remove_view_shards(commits.pool, view, document.shards.file)

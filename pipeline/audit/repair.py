@@ -164,7 +164,7 @@ def _records(pool: str, wrong: Sequence[Damage], fence: int | None) -> Iterator[
         record = None if indexed is None else indexed.get(shard)
         check_fence(pool, fence)
         if record is not None:
-            disk.write_json(path, record.to_plain(), sealed=True)
+            disk.write_json(path, record, sealed=True)
             yield f"{shard_name(shard)}: commit record written again from the index"
         else:
             disk.remove(path)

@@ -397,7 +397,7 @@ def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
         schema = with_extra(SIDECAR, extra)
         if (existing := read_commit_record(pool, number)) is not None:
             _require_same(existing, ticket, pool, schema.names)
-            return existing.to_plain()
+            return dict(disk.to_plain(existing))
         url_column, caption_column = ticket.payload["url_column"], ticket.payload["caption_column"]
         reader = TarReader(tar, url_column, caption_column, settings, extra)
         stamp = file_stamp(tar)
@@ -419,7 +419,7 @@ def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
             schema=schema,
             fence=config.get("fence"),
         )
-        return record.to_plain()
+        return dict(disk.to_plain(record))
 
     return work
 

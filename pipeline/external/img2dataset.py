@@ -298,7 +298,7 @@ class Downloader:
                 engine_version=self.version,
                 manners=manners_of(self.settings),
             )
-            return record.to_plain()
+            return dict(disk.to_plain(record))
 
     def _run(self, pairs: Sequence[Pair], folder: Path) -> None:
         """Leave 00000.tar and 00000.parquet in `folder`. RuntimeError where the tool does not."""

@@ -95,7 +95,7 @@ class Downloader:
                     f"{record.task}, the plan has {ticket.id} there: the pool's plan was changed; "
                     "build into another folder"
                 )
-            return record.to_plain()
+            return dict(disk.to_plain(record))
         pairs, retried = read_ticket(ticket.payload, self.pool)
         counts = self._report.tickets[ticket.id] = Measure(total=len(pairs))
         try:
@@ -112,7 +112,7 @@ class Downloader:
                 finally:
                     work.cancel()  # where this thread was interrupted
                 committed = writer.commit(len(pairs), manners=self.manners, replace=self.replace)
-                return committed.to_plain()
+                return dict(disk.to_plain(committed))
         finally:
             del self._report.tickets[ticket.id]
 

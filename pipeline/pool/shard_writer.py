@@ -158,7 +158,7 @@ def publish_shard(
         )
         check_fence(pool, fence)  # the puts may have taken minutes
         path = PoolLayout(pool).commit_record(shard)
-        disk.create_json(path, record.to_plain(), sealed=True)
+        disk.create_json(path, record, sealed=True)
     return record
 
 
@@ -198,7 +198,7 @@ def replace_shard(
             files["adopted"] = old.adopted
         record = replace(old, **files, version=SHARD_VERSION, fence=fence)
         check_fence(pool, fence)
-        disk.replace_json(path, record.to_plain(), before, sealed=True)
+        disk.replace_json(path, record, before, sealed=True)
         disk.remove(layout.sidecar(shard, old.revision))
         if staged_tar is not None and not old.adopted:
             disk.remove(layout.tar(old))

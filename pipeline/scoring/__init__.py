@@ -17,9 +17,8 @@ Invariants:
   `tests/pipeline/scoring/test_score_worker.py`.
 * What is scored is not scored again; options that depend on the machine are fixed before the ID
   is made: `tests/pipeline/scoring/test_scorer.py`.
-* A kill while a bundle is made costs no score: `tests/pipeline/scoring/test_score_bundles.py`.
-* A pool without a stored row names reasons and a row:
-  `tests/pipeline/scoring/test_stored_rows.py`.
+* A kill while a bundle is made costs no score, and a pool without a stored row names reasons and
+  a row: `tests/pipeline/scoring/test_score_sets.py`.
 
 To extend: a new filter is a file in `filters/`; nothing changes here.
 """

@@ -114,7 +114,7 @@ def score(
         if failed:
             break
     documents = {name: read_score_set(pool, name) for name in names}
-    shown = {name: document.document() if document else {} for name, document in documents.items()}
+    shown = {name: disk.to_plain(document or {}) for name, document in documents.items()}
     return {"sets": shown, "failed": failed, "joined": run.joined}
 
 
@@ -320,7 +320,7 @@ def _write_document(job: _Job, commits: Commits, seconds: float) -> None:
         whole_pool=True if job.whole_pool else None,
         meanings=None if instance.kind in FILTERS else instance.meanings(),
     )
-    disk.write_json(layout.score_set_json(job.name), document.document(), sealed=True)
+    disk.write_json(layout.score_set_json(job.name), document, sealed=True)
 
 
 def _has_gpu(filter_: FilterBase, engine: Engine) -> bool:

@@ -792,7 +792,7 @@ def write_view(
         shards=shards,
     )
     check_fence(commits.pool, fence)
-    disk.write_json(layout.view_json(name), document.document(), sealed=True)
+    disk.write_json(layout.view_json(name), document, sealed=True)
     if before is None:
         logger.info("view %s keeps %d of %d rows", name, document.kept, document.funnel[0][1])
     else:

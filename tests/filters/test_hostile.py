@@ -154,7 +154,7 @@ def test_a_shard_that_lacks_a_column_is_scored_by_the_columns_that_it_has(
     disk.write_parquet(path, table, metadata)
     record = read_commit_records(pool)["00001"]
     record = replace(record, sidecar_sha256=disk.file_sha256(path))
-    disk.write_json(layout.commit_record(1), record.to_plain(), sealed=True)
+    disk.write_json(layout.commit_record(1), record, sealed=True)
     words = [pool, "--recipe", str(recipe), "--engine", "inline", "--filters"]
     status, report, errors = run(
         commands.score, [*words, "caption", "pdq", "embed", "like"], capsys

@@ -67,7 +67,7 @@ RECIPES = {"web": recipe("raw", "clip"), "trusted": recipe("all")}
 
 def lines(ablation: Ablation, built: list[str], out: str) -> list[tuple[str, str]]:
     steps = ablation_run.commands(ablation, built, out, "inline")
-    return [(name, " ".join(words)) for name, words in steps]
+    return [(name, ablation_run.shown(words)) for name, words in steps]
 
 
 def test_the_scorer_is_trained_before_the_pools_that_it_scores(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def stages_of(monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: str, web: s
     (folder / "scorer.py").write_text(scorer)
     (folder / "web.py").write_text(web)
     steps = [
-        (ablation_run.SCORER_STAGE, ["python", "scorer.py", str(folder)]),
-        ("fetch web", ["python", "web.py", str(folder), "fetch"]),
-        ("build web", ["python", "web.py", str(folder), "score"]),
+        (ablation_run.SCORER_STAGE, ["scorer.py", str(folder)]),
+        ("fetch web", ["web.py", str(folder), "fetch"]),
+        ("build web", ["web.py", str(folder), "score"]),
     ]
     scripts_in(folder, monkeypatch)
     monkeypatch.setattr(ablation_run, "commands", lambda *_: iter(steps))
@@ -174,7 +174,7 @@ def test_a_scorer_that_fails_ends_the_sequence_with_its_message(
     scorer = "import sys; sys.exit('error: no rows')"
     with pytest.raises(subprocess.CalledProcessError) as error:
         stages_of(monkeypatch, tmp_path, scorer, WEB.replace("1200", "2"))
-    assert error.value.cmd[1] == "scorer.py"
+    assert error.value.cmd[0] == "scorer.py"
     assert "error: no rows" in capfd.readouterr().err
     assert (tmp_path / "lines").read_text().split()[0] == "fetch"
     assert "score" not in (tmp_path / "lines").read_text()
@@ -197,7 +197,7 @@ finally:
     started = time.monotonic()
     with pytest.raises(subprocess.CalledProcessError) as error:
         stages_of(monkeypatch, tmp_path, scorer, WEB + "sys.exit(3)")
-    assert error.value.cmd[1] == "web.py"
+    assert error.value.cmd[0] == "web.py"
     assert time.monotonic() - started < 50
     assert "stopped" in (tmp_path / "out/logs/scorer.log").read_text()
 
@@ -243,8 +243,8 @@ def test_a_run_without_a_result_does_not_cost_the_report(
     made: list[str] = []
 
     def pretend(words: Sequence[str]) -> None:
-        made.append(words[1])
-        if words[1] in ("ablate", "report") and "check" not in words:
+        made.append(words[0])
+        if words[0] in ("ablate", "report") and "check" not in words:
             raise subprocess.CalledProcessError(3, list(words))
 
     monkeypatch.setattr(ablation_run, "run", pretend)
@@ -255,7 +255,7 @@ def test_a_run_without_a_result_does_not_cost_the_report(
     )
     with pytest.raises(subprocess.CalledProcessError) as error:
         ablation_run.ablate(str(tmp_path / "tiny.yaml"), str(tmp_path / "out"), engine="inline")
-    assert error.value.cmd[1] == "report"
+    assert error.value.cmd[0] == "report"
     assert error.value.returncode == 3, "the whole ends as incomplete too"
     assert made[-2:] == ["ablate", "report"]
 
@@ -310,7 +310,7 @@ def test_the_entry_that_was_called_runs_the_null_web_and_is_named(
         yield
         made.append("ended")
 
-    monkeypatch.setattr(ablation_run, "run", lambda words: made.append(words[1]))
+    monkeypatch.setattr(ablation_run, "run", lambda words: made.append(words[0]))
     write_tiny(tmp_path / "null.yaml", "{web: {out: pool}}")
     pools, controls = "{web: {out: pool}}", "controls: {null_web: null.yaml}"
     path = write_tiny(tmp_path / "tiny.yaml", pools, controls)
@@ -329,7 +329,7 @@ def test_all_commands_and_the_null_web_join_one_ray_of_this_machine(
 
     def pretend(words: Sequence[str]) -> None:
         address = os.environ.get("RAY_ADDRESS")
-        joined.append((words[1], address, ray_runtime.is_one_machine()))
+        joined.append((words[0], address, ray_runtime.is_one_machine()))
 
     started: list[str] = []
     context = types.SimpleNamespace(gcs_address="127.0.0.1:6000")
@@ -393,7 +393,7 @@ from manifests import console
 from pipeline import ablation_run
 console.program = lambda words: [sys.executable, sys.argv[1] + "/" + words[0]]
 def body():
-    ablation_run.run(["python", "slow.py"])
+    ablation_run.run(["slow.py"])
     return 0
 raise SystemExit(console.run_command(body))
 """

@@ -41,5 +41,5 @@ def commit_record(shard: int, **changes: Any) -> CommitRecord:
 def write_record(pool: str, shard: int, **changes: Any) -> CommitRecord:
     """A commit record on disk, without tar and sidecar."""
     record = commit_record(shard, **changes)
-    disk.write_json(PoolLayout(pool).commit_record(shard), record.to_plain())
+    disk.write_json(PoolLayout(pool).commit_record(shard), record)
     return record

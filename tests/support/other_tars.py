@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from manifests import disk
 from manifests.columns import SIDECAR
 from manifests.layout import read_commit_records
 from manifests.schema import Source
@@ -42,7 +43,7 @@ def take(pool, *paths, fetch=None, **source):
     for record in members:
         assert record["count"] == record["successes"] + sum(record["reasons"].values())
         written = read_commit_records(str(pool))[record["shard"]]
-        assert record == written.to_plain()
+        assert record == disk.to_plain(written)
     return members
 
 

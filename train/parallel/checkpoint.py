@@ -116,7 +116,7 @@ def publish(run: str, source: str, record: CheckpointRecord, keep: int = KEEP) -
     """
     step = record.step
     folder = RunLayout(run).checkpoint(step)
-    disk.write_json(disk.join(source, STATE_FILE), record.document())
+    disk.write_json(disk.join(source, STATE_FILE), record)
     if source != folder:
         target = disk.local_path(folder)
         if target.exists():  # left by an earlier try, damaged or from before a fall-back

@@ -17,7 +17,7 @@ def write_view(pool: str, name: str, fingerprint: str) -> ViewDocument:
         name=name, rules=(), thresholds={}, funnel=(("stored", 1),), kept=1,
         fingerprint=fingerprint, scores={}, shards=ShardTable(file="s.parquet", count=1, sha256=""),
     )  # fmt: skip
-    disk.write_json(PoolLayout(pool).view_json(name), document.document(), sealed=True)
+    disk.write_json(PoolLayout(pool).view_json(name), document, sealed=True)
     return document
 
 

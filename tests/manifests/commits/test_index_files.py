@@ -247,7 +247,7 @@ def test_what_a_person_does_to_records_is_seen_when_the_index_is_made_anew(tmp_p
 
 def test_a_record_of_another_shard_and_one_without_a_number_are_named(tmp_path: Path) -> None:
     pool = str(tmp_path)
-    disk.write_json(PoolLayout(pool).commit_record(3), commit_record(4).to_plain())
+    disk.write_json(PoolLayout(pool).commit_record(3), commit_record(4))
     with pytest.raises(ValueError, match=r"00003_stats\.json is the commit record of shard 00004"):
         read_commits(pool)
     disk.write_json(tmp_path / "b/shards/my_stats.json", {})
@@ -268,7 +268,7 @@ def build(pool: str, shards: range) -> Commits:
     with IndexWriter(pool, batch_rows=2) as index:
         for shard in shards:
             if shard not in index.commits:
-                index.add(write_record(pool, shard).to_plain())
+                index.add(disk.to_plain(write_record(pool, shard)))
     return index.commits
 
 

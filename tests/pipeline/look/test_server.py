@@ -104,7 +104,7 @@ def with_embeddings(pool: str) -> np.ndarray:
         shards[shard] = table.append_column("embed_image", column), metadata
     write_scores(pool, name, shards)
     path = layout.score_set_json(name)
-    document = read_document(path, ScoreSetDocument).document()
+    document = disk.to_plain(read_document(path, ScoreSetDocument))
     document["columns"] = [*document["columns"], "embed_image"]
     disk.write_json(path, document, sealed=True)
     return vectors

@@ -369,7 +369,7 @@ def test_what_is_not_committed_cannot_be_replaced_and_a_changed_record_is_not(
     record = write_five(pool)
     table = read_sidecar(pool, 3).to_pylist()
     create_file = disk.create_file
-    changed = {**record.to_plain(), "task": "of another process"}
+    changed = {**disk.to_plain(record), "task": "of another process"}
 
     def meanwhile(*args: Any) -> None:
         create_file(*args)

@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from manifests import disk
 from pipeline.progress.state import (
     MAX_HOSTS,
     MIN_LOST_S,
@@ -152,7 +153,7 @@ def test_a_hundred_thousand_hosts_stay_a_small_table_that_has_the_worst() -> Non
 
 
 def test_what_each_kind_of_worker_returns() -> None:
-    plain = commit_record(7, successes=3, reasons={"dns": 2}).to_plain()
+    plain = disk.to_plain(commit_record(7, successes=3, reasons={"dns": 2}))
     measure = measure_commit(plain)
     expected = Measure(rows=5, stored=3, bytes=plain["tar_bytes"], reasons=Counter({"dns": 2}))
     assert measure == expected

@@ -111,7 +111,7 @@ def test_hashes_of_an_instance_are_found(colours, tmp_path):
     new = f"pic2@{name.partition('@')[2]}"
     table, metadata = AlignedFiles.of_scores(pool, name).read("00000", ["phash"])
     Path(layout.scores, name).rename(Path(layout.scores, new))
-    disk.write_json(layout.score_set_json(new), renamed.document(), sealed=True)
+    disk.write_json(layout.score_set_json(new), renamed, sealed=True)
     write_scores(pool, new, {0: (table.rename_columns(["pic2_phash"]), metadata)})
     (image,) = find_shared_images([pool], [colours]).of_task("colours", near=True)
     assert (image.file, image.key) == ("green/1.png", "000000000")
