@@ -35,21 +35,6 @@ def recipe(folder: Path, old: str, new: str) -> Path:
     return path
 
 
-def test_a_rule_that_is_no_sql(told, tiny) -> None:
-    line = told(
-        commands.build,
-        [
-            recipe(tiny, "caption_words > 3", "caption_words >> or"),
-            "--out",
-            tiny / "pool",
-            "--engine",
-            "inline",
-        ],
-    )
-    assert "words" in line
-    assert "caption_words >> or" in line
-
-
 def test_no_user_agent_for_the_web(told, tiny) -> None:
     path = recipe(
         tiny, "{kind: files, paths: [captions.csv]}", "{kind: wat, paths: [x.warc.wat.gz]}"
@@ -57,15 +42,6 @@ def test_no_user_agent_for_the_web(told, tiny) -> None:
     assert "user_agent" in told(
         commands.build, [path, "--out", tiny / "pool", "--engine", "inline"]
     )
-
-
-def test_a_relative_out_under_a_submitted_folder(told, tiny, monkeypatch) -> None:
-    folder = tiny / "runtime_resources" / "working_dir_files" / "_ray_pkg_1"
-    folder.mkdir(parents=True)
-    monkeypatch.chdir(folder)
-    assert "Ray's temporary copy" in told(commands.build, [tiny / "tiny.yaml", "--out", "here"])
-    monkeypatch.delenv("CLIPMILL_OUT", raising=False)
-    assert "CLIPMILL_OUT" in told(commands.build, [tiny / "tiny.yaml"])
 
 
 RECIPE = """

@@ -6,11 +6,7 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -98,58 +94,3 @@ def test_a_build_on_a_narrow_and_on_a_dumb_terminal(folder: Path, term: str, col
     assert ("\x1b[" in text) == (term == "xterm")
     assert "Traceback" not in text
     check_complete(folder, "pool")
-
-
-SLOW_STAGE = """
-import sys, time
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage, Ticket
-from pipeline.pool.lease import hold_lease
-from pipeline.progress.view import shown_progress
-from tests.test_terminals import sleeping
-
-with hold_lease("pool", create=True), shown_progress("pool"):
-    tickets = [Ticket(id=f"t{i}", group=str(i)) for i in range(1000)]
-    execute(Stage(name="slow", work=sleeping), tickets, engine="inline")
-"""
-
-
-def sleeping(config: object) -> object:
-    def work(ticket: object) -> dict[str, int]:
-        time.sleep(0.2)
-        return {}
-
-    return work
-
-
-def test_a_killed_command_is_told_by_a_watcher_beside_it(folder: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    writer = subprocess.Popen(
-        [sys.executable, "-c", SLOW_STAGE],
-        cwd=folder,
-        env=environment,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        ends = time.monotonic() + 120
-        while not (folder / "pool/progress.json").exists() and time.monotonic() < ends:
-            time.sleep(0.1)
-        watcher = subprocess.Popen(
-            console.program(["audit", "watch", "pool", "--json"]),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        time.sleep(5)
-    finally:
-        writer.send_signal(signal.SIGKILL)
-        writer.wait(30)
-    output, errors = watcher.communicate(timeout=120)
-    assert watcher.returncode == 3, errors
-    *lines, last = output.splitlines()
-    assert re.match(r"slow: \d+ of 1,000 tasks", lines[0])
-    assert lines[-1].endswith("was killed; what is committed stays: run it again to resume")
-    state = json.loads(last)["state"]
-    assert state["pid"] == writer.pid
-    assert (folder / "pool/lease.json").exists()

@@ -127,18 +127,3 @@ def test_a_sharded_run_is_saved_on_the_store_and_resumed_by_one_process(pools, u
     lines = [disk.read_bytes(RunLayout(each).log).splitlines() for each in (out, undisturbed)]
     losses = [[json.loads(line)["loss"] for line in of_run] for of_run in lines]
     assert losses[0] == pytest.approx(losses[1], abs=1e-4)
-
-
-def test_a_live_run_and_its_replay_on_a_store_draw_what_a_local_one_draws(pools, tmp_path):
-    exports = []
-    for number, (pool, out) in enumerate(
-        ((pools.local, str(tmp_path / "run")), (pools.store, "s3://pools/runs/live"))
-    ):
-        live = {"name": "live", "pools": {"p": pool}, "views": {"p/stored": 1}}
-        for key, value, folder in (("live", True, out), ("segments", out, f"{out}-again")):
-            blend = tmp_path / f"{key}-{number}.json"
-            blend.write_text(json.dumps({**live, key: value}))
-            assert commands.train([str(blend), "--out", folder, "--set", *SETTINGS]) == 0
-            exports.append(weights(folder))
-        assert disk.list_names(RunLayout(out).segments)
-    assert len(set(exports)) == 1

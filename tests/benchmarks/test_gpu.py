@@ -9,13 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import gpu, gpu_data, gpu_step
-
-
-def ours(folder: Path, **changes: str) -> gpu_step.Ours:
-    about = {"model": "test", "captions": "packed", "data": "memory", "attention": "auto"}
-    run = {"precision": "fp32", "device": "cpu", "folder": str(folder)}
-    return gpu_step.Ours({**about, **run, **changes})
+from benchmarks import gpu, gpu_data
 
 
 @pytest.mark.slow

@@ -48,10 +48,3 @@ def test_a_bar_is_held_missed_or_not_measured() -> None:
         in lines
     )
     assert "| three views over 50 million rows | 60 s | | | not measured at 8x |" in lines
-
-
-@pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
-def test_an_exponent_is_that_of_a_power(power: float) -> None:
-    rows = [row(count, 3 * count**power) for count in (1000, 2000, 4000, 8000)]
-    assert document.exponent_of(rows) == pytest.approx(power, abs=1e-3)
-    assert document.exponent_of(rows[:1]) is None

@@ -102,17 +102,6 @@ def test_all_near_pairs_of_crowds_are_found_and_no_others(
         assert near_pairs(hashes, radius, side) == of_two_sides
 
 
-def test_a_ball_that_takes_long_is_said(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(hamming, "SLOW_PAIRS", 1000)
-    hashes = np.zeros((400, 4), np.uint64)
-    hashes[:, 3] = np.arange(400)
-    with caplog.at_level("INFO"):
-        assert len(near_pairs(hashes, 31)) == 400 * 399 // 2
-    assert "400 hashes within 8 bits of one template: comparing them takes up to" in caplog.text
-
-
 @pytest.mark.parametrize("differing", ["first bits", "last bits", "one in eight", "one block"])
 def test_a_pair_at_exactly_the_radius_is_found_wherever_its_bits_are(
     differing: str, monkeypatch: pytest.MonkeyPatch

@@ -22,18 +22,6 @@ from manifests.layout import (
 )
 
 
-@pytest.mark.parametrize("root", ["/data/pool", "s3://bucket/pool"])
-def test_paths_of_a_pool(root: str) -> None:
-    pool = PoolLayout(root)
-    assert pool.sidecar(7) == pool.sidecar("00007") == f"{root}/shards/00007.parquet"
-    assert pool.commit_record(123456) == f"{root}/shards/123456_stats.json"
-    assert pool.pairs_part(3) == f"{root}/pairs/part-00003.parquet"
-    assert pool.score_bundle("tokens@1", 999) == f"{root}/scores/tokens@1/bundle-00000.parquet"
-    assert pool.score_part("a@1", 3999) == f"{root}/scores/a@1/00003/03999.parquet"
-    assert pool.view_bundle("raw", 1000) == f"{root}/views/raw/bundle-00001.parquet"
-    assert pool.view_json("raw") == f"{root}/views/raw.json"
-
-
 def commit_record(shard: int, sidecar_sha256: str) -> CommitRecord:
     return CommitRecord(
         shard=shard_name(shard), tar=f"{shard_name(shard)}.tar", tar_bytes=10240, tar_sha256="t",
@@ -72,28 +60,18 @@ def test_commit_records_come_in_the_order_of_their_numbers(tmp_path: Path) -> No
     assert records["00002"].shard == "00002"
 
 
-@pytest.mark.parametrize("document", [{"count": 10}, [1], "text"])
-def test_a_record_of_another_program_is_refused(document: Any, tmp_path: Path) -> None:
-    disk.write_json(PoolLayout(str(tmp_path)).commit_record(0), document)
-    with pytest.raises(ValueError, match=r"00000_stats.json is not a commit record of clipmill"):
-        read_commit_records(str(tmp_path))
-
-
 def test_a_commit_record_and_its_document_are_inverses() -> None:
     record = commit_record(3, "x")
     document = disk.to_plain(record)
     assert not document.keys() & {"engine", "engine_version", "tar_stamp", "fence", "revision"}
     assert document["adopted"] is False
     assert CommitRecord.from_plain(document) == record
+    later = {**document, "lease": 7}  # a key that this version does not know
+    assert CommitRecord.from_plain(later) == record
     other = dataclasses.replace(
         record, tar="/data/a.tar", adopted=True, engine="e", engine_version="1", fence=7, revision=2
     )
     assert CommitRecord.from_plain(json.loads(json.dumps(disk.to_plain(other)))) == other
-
-
-def test_a_record_may_have_keys_that_this_version_does_not_know() -> None:
-    record = commit_record(3, "x")
-    assert CommitRecord.from_plain({**disk.to_plain(record), "lease": 7}) == record
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
-import http.server
 import json
 import os
 import shlex
 import signal
 import socket
-import subprocess
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +20,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from clipmill import build as entry
-from manifests import console, disk
 from pipeline import recipe_run
 from pipeline.executor.tickets import Report
-from pipeline.pool.lease import hold_lease, read_commit_record
+from pipeline.pool.lease import read_commit_record
 from tests.support import commands
 from tests.support.other_tars import pack, picture
 from tests.support.wats import INFO, zipped
@@ -205,116 +199,21 @@ def test_a_pool_with_a_hole_is_not_complete(
 ) -> None:
     """As on a remote store whose listing lacks a commit record that is there."""
     monkeypatch.setattr(recipe_run, "execute", lambda *_, **__: Report())
-    status, _, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--until", "fetch")
+    words = (tiny / "tiny.yaml", "--out", tiny / "pool")
+    status, _, errors = run(*words, "--until", "fetch")
+    message = "error: the pool is not complete: 0 of 3 planned shards are committed"
     assert status == 3
-    assert errors.splitlines()[-1].startswith(
-        "error: the pool is not complete: 0 of 3 planned shards are committed"
-    )
-
-
-@pytest.mark.slow
-def test_the_first_cause_is_the_last_line(
-    run: Lines, tiny: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    create = disk.create_file
-
-    def fail(staged: str | Path, path: str | Path) -> None:
-        if "/shards/" not in str(path):
-            create(staged, path)
-            return
-        raise OSError(errno.ENOSPC, "No space left on device", "/pool/shards/x")
-
-    monkeypatch.setattr("pipeline.executor.tickets.TRIES", 1)
-    monkeypatch.setattr("pipeline.pool.shard_writer.disk.create_file", fail)
-    status, output, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool", "--json")
-    assert status == 3
-    assert json.loads(output)["complete"] is False
+    assert errors.splitlines()[-1].startswith(message)
+    # A task that failed is why: the first cause is the last line.
+    failed = Report(failed={"t": "OSError: No space left"})
+    monkeypatch.setattr(recipe_run, "execute", lambda *_, **__: failed)
+    status, output, errors = run(*words, "--until", "fetch", "--json")
+    assert (status, json.loads(output)["complete"]) == (3, False)
     lines = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert lines[-1] == errors.splitlines()[-1]
-    assert "No space left on device: '/pool/shards/x'" in lines[-1]
-    assert lines[0].startswith("error: the pool is not complete: 0 of 3 planned shards")
-    assert len(lines) == 4
+    assert lines[-1] == "error: task t ended without an outcome: OSError: No space left"
+    assert lines[0].startswith(message)
     monkeypatch.undo()
-    assert run(tiny / "tiny.yaml", "--out", tiny / "pool")[0] == 0
-
-
-def test_a_pool_that_another_command_writes_is_left_alone(run: Lines, tiny: Path) -> None:
-    with hold_lease(str(tiny / "pool"), create=True):
-        status, _, errors = run(tiny / "tiny.yaml", "--out", tiny / "pool")
-    assert status == 2
-    last = errors.splitlines()[-1]
-    assert last.startswith(f"error: {tiny / 'pool'} is being written by `")
-    assert f"(process {os.getpid()} on" in last
-    assert not (tiny / "pool/pairs").exists()
-
-
-class Silent(http.server.BaseHTTPRequestHandler):
-    """Says how long a file is, and never sends it."""
-
-    ended = threading.Event()
-
-    def do_HEAD(self) -> None:
-        self.send_response(200)
-        self.send_header("Content-Length", "1000")
-        self.end_headers()
-
-    def do_GET(self) -> None:
-        self.do_HEAD()
-        self.ended.wait(60)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def silent_server() -> Iterator[int]:
-    Silent.ended.clear()
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield server.server_address[1]
-        Silent.ended.set()
-        server.shutdown()
-        thread.join()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
-)
-def test_a_stopped_build_says_so_in_one_line_and_leaves_no_child(
-    number: signal.Signals, status: int, silent_server: int, tmp_path: Path
-) -> None:
-    """The build waits for a server that never sends its WAT; a terminal sends Ctrl-C to its
-    children too.
-    """
-    wat = f"http://127.0.0.1:{silent_server}/crawl.warc.wat.gz"
-    (tmp_path / "r.yaml").write_text(WAT.replace("crawl.warc.wat.gz", wat))
-    words = ["build", str(tmp_path / "r.yaml"), "--out", str(tmp_path / "pool")]
-    child = subprocess.Popen(
-        console.program([*words, "--engine", "inline"]),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert child.stderr is not None
-    seen = ""
-    while "parts are read already" not in seen:
-        seen = child.stderr.readline()
-        assert seen, "the build ended by itself"
-    time.sleep(0.3)
-    os.killpg(child.pid, number)
-    try:
-        _, errors = child.communicate(timeout=30)
-    finally:
-        child.kill()
-    assert child.returncode == status
-    assert "Traceback" not in errors
-    last = errors.strip().splitlines()[-1]
-    assert last.startswith(f"stopped by {number.name}: what is committed stays")
-    with pytest.raises(ProcessLookupError):
-        os.killpg(child.pid, 0)
+    assert run(*words, "--until", "fetch")[0] == 0
 
 
 def test_rows_of_a_site_whose_robots_txt_failed_are_opened_again_by_a_retry(

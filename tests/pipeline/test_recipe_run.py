@@ -22,8 +22,6 @@ from examples.miniweb import small_web
 from examples.miniweb.settings import Miniweb
 from manifests import disk
 from manifests.layout import read_commit_records
-from manifests.schema import Fetch, FilterSpec, Recipe, Source
-from pipeline import recipe_run
 from pipeline.audit.counts import count_pool
 from pipeline.pool.lease import read_sidecar
 from tests.support import commands
@@ -127,19 +125,6 @@ def test_every_shard_is_read_by_webdataset_itself(inline: Path) -> None:
                 assert picture.size == (row["width"], row["height"])
 
 
-def test_a_second_build_does_nothing_and_changes_nothing(
-    web: tuple[Path, int], inline: Path
-) -> None:
-    before = {p: p.stat().st_mtime_ns for p in (inline / "shards").iterdir()}
-    assert (
-        commands.build(
-            [str(inline.parent / "small.yaml"), "--out", str(inline), "--engine", "inline"]
-        )
-        == 0
-    )
-    assert {p: p.stat().st_mtime_ns for p in (inline / "shards").iterdir()} == before
-
-
 @pytest.mark.ray
 def test_ray_leaves_the_same_bytes(
     web: tuple[Path, int], inline: Path, tmp_path_factory: pytest.TempPathFactory
@@ -156,19 +141,6 @@ def test_ray_leaves_the_same_bytes(
             second["funnel"],
             second["fingerprint"],
         )
-
-
-def test_shards_of_others_are_a_source(inline: Path, tmp_path: Path) -> None:
-    recipe = Recipe(
-        name="adopted",
-        source=Source(
-            kind="shards", paths=tuple(str(p) for p in sorted((inline / "shards").glob("*.tar")))
-        ),
-    )
-    totals = recipe_run.build(recipe, str(tmp_path / "pool"), engine="inline")
-    stored = sum(r.successes for r in read_commit_records(str(inline)).values())
-    assert totals["fetch"]["stored"] == stored
-    assert not list((tmp_path / "pool").rglob("*.tar")), "adopted tars stay where they are"
 
 
 def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_path: Path) -> None:
@@ -244,12 +216,3 @@ def test_a_folder_of_images_makes_full_shards_and_a_killed_build_is_resumed(
         (killed / "shards" / tar.name).read_bytes() for tar in tars
     ]
     assert commands.audit(["verify", str(killed)]) == 0
-
-
-def test_the_opt_out_filter_needs_no_agent_of_its_own_where_the_recipe_has_one() -> None:
-    source = Source(kind="files", paths=("x.csv",))
-    filters = (FilterSpec(name="optout"),)
-    agent = Fetch(user_agent="mybot/1.0 (+https://x.example)")
-    recipe_run.check_recipe(Recipe(name="r", source=source, fetch=agent, filters=filters))
-    with pytest.raises(ValueError, match="filter optout: user_agent is empty; set fetch"):
-        recipe_run.check_recipe(Recipe(name="r", source=source, filters=filters))

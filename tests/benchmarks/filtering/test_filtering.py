@@ -22,7 +22,6 @@ from pipeline.views.files import check_views
 from tests.manifests.test_phash import photograph
 
 ROOT = Path(__file__).resolve().parents[3]
-CAPTIONS = ["a dog, two dogs", "the old house by the sea", "a red car"]
 PAGE = (ROOT / "docs" / "concepts.md").read_text()
 
 
@@ -52,17 +51,6 @@ def test_the_page_has_the_figures_of_the_results(results: dict[str, Any]) -> Non
         assert line in PAGE
     rows = [line for line in PAGE.split("## Figures")[1].split("\n") if line.startswith("| `")]
     assert len(rows) == len(results) - 1
-
-
-def test_a_part_measures_a_filter(tmp_path: Path) -> None:
-    (tmp_path / "entries.json").write_text(json.dumps(["dog", "a", "red car"]))
-    measured = concepts.concept(tmp_path, CAPTIONS, "spaces")
-    assert measured["rows"] == 3
-    assert measured["entries_per_row"] == pytest.approx(4 / 3, abs=0.01)
-    balanced = concepts.balance(tmp_path, CAPTIONS)
-    assert balanced["rows"] == 3
-    with pytest.raises(ValueError, match="there is no file"):
-        concepts.concept(tmp_path / "nowhere", CAPTIONS, "spaces")
 
 
 ROOT = Path(__file__).resolve().parents[3]

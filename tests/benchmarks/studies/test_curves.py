@@ -4,13 +4,10 @@ tars; nothing is trained.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from benchmarks.studies import curve_numbers, curves
-from clipmill.train import settings
+from benchmarks.studies import curve_numbers
 from tests.support.late import stats
 
 
@@ -61,22 +58,3 @@ def test_the_interval_is_scipys() -> None:
     assert curve_numbers.welch_half(ours, theirs) == pytest.approx(
         (interval.high - interval.low) / 2
     )
-
-
-def test_the_peer_is_told_our_settings(tmp_path: Path) -> None:
-    config = settings("micro", [*curves.COMMON, "samples_seen=256000", "seed=2"])
-    arguments = curves.peer_arguments(config, [Path("a.tar"), Path("b.tar")], tmp_path)
-    options = dict(zip(arguments[::2], arguments[1::2], strict=False))
-    assert options["--train-data"] == "a.tar::b.tar"
-    assert (
-        int(options["--train-num-samples"]) // int(options["--batch-size"]) == 2000 == config.steps
-    )
-    assert (options["--lr"], options["--eps"], options["--wd"], options["--seed"]) == (
-        "0.001",
-        "1e-06",
-        "0.2",
-        "2",
-    )
-    assert "--grad-clip-norm" not in options
-    clipped = curves.peer_arguments(settings("micro", ["grad_clip=1.5"]), [], tmp_path)
-    assert clipped[clipped.index("--grad-clip-norm") + 1] == "1.5"

@@ -8,6 +8,7 @@ import yaml
 
 from benchmarks.trainer import bench
 from benchmarks.trainer.report_form import read_report
+from benchmarks.trainer.training import STAGES
 from manifests import disk
 from tests.support.other_tars import Members, pack, picture
 
@@ -39,6 +40,9 @@ def test_a_blend_is_measured_and_the_report_is_written(
     assert cell.figures["samples"] == 24
     for stage in ("decode", "resize", "read", "collate"):
         assert (cell.figures[f"{stage}_ms"] or 0) > 0
+    # The parts add up to the processor time of the process.
+    parts = sum(cell.figures[f"{stage}_ms"] or 0 for stage in (*STAGES, "other"))
+    assert parts >= 1000 * (cell.figures["cpu_s"] or 0) / 24 - 1e-6
 
 
 def test_streams_are_measured_and_read_by_a_person(

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.trainer import bench, inference
 from benchmarks.trainer.backends import BACKENDS, Eager, OnnxRuntime, Unavailable
 from benchmarks.trainer.options import BenchOptions
-from benchmarks.trainer.report_form import Cell, read_report
+from benchmarks.trainer.report_form import read_report
 from manifests.layout import RunLayout
 from train.formats.onnx_export import OnnxOptions, save_onnx
 from train.formats.open_clip_files import save_export
@@ -62,21 +62,6 @@ def test_every_back_end_that_can_run_is_a_cell_of_every_batch(caplog):
     assert cells[0].figures["speedup"] == cells[0].figures["cpu_ratio"] == 1
     ratio = cells[2].figures["latency_s_mean"] / cells[3].figures["latency_s_mean"]
     assert cells[3].figures["speedup"] == pytest.approx(ratio)
-
-
-def cell(batch, variant, mean):
-    figures = dict.fromkeys(name for _, name in inference.COLUMNS[2:])
-    figures |= {
-        "text_length": 64.0,
-        "latency_s_mean": mean,
-        "samples_per_s": batch / mean,
-        "difference": 3e-7,
-        "host_bytes": 5 * 2**20,
-    }
-    return Cell(
-        model="ViT-B-32", dtype="fp16", ranks=1, batch=batch, global_batch=batch,
-        data="synthetic", variant=variant, figures=figures,
-    )  # fmt: skip
 
 
 @pytest.fixture

@@ -183,37 +183,6 @@ def test_a_connection_is_kept_and_its_requests_are_counted(web: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_peak_counts_requests_that_overlap(web: Path) -> None:
-    url = urlsplit(urls(web, "clean")[0])
-    with small_web.running(web) as port:
-        lines = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(6)]
-        for line in lines:
-            line.sendall(
-                (
-                    f"GET {url.path} HTTP/1.1\r\nHost: {url.netloc}\r\nConnection: close\r\n\r\n"
-                ).encode()
-            )
-        for line in lines:
-            while line.recv(65536):
-                pass
-            line.close()
-        seen = json.loads(get(port, f"http://{url.netloc}/_stats")[2])["hosts"][url.netloc]
-    assert (seen["requests"], seen["connections"]) == (6, 6)
-    assert 2 <= seen["peak"] <= 6
-
-
-@pytest.mark.slow
-def test_the_server_ends_with_its_parent(web: Path) -> None:
-    process, port = small_web.start(web)
-    assert get(port, "http://gallery.miniweb.test/robots.txt")[0] == 200
-    assert process.stdin
-    process.stdin.close()  # what happens when the parent is gone
-    assert process.wait(20) == 0
-    assert process.stdout
-    process.stdout.close()
-
-
-@pytest.mark.slow
 def test_held_out_pictures_are_in_no_training_pair(web: Path) -> None:
     served = {
         hashlib.sha256(draw(item.scene, variant=item.variant, painted=item.painted)).hexdigest()

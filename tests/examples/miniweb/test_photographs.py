@@ -7,39 +7,20 @@ import os
 import pickle
 import subprocess
 import sys
-import tarfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
-from PIL import Image
 
-from examples.miniweb import cifar_archive, labelled_photos, photo_plan, small_web
+from examples.miniweb import labelled_photos, photo_plan, small_web
 from examples.miniweb.labelled_photos import LabelledPhoto
 from examples.miniweb.links import TRUSTED
 from examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
 from tests.support.miniwebs import get, image_links, truth
-from tests.support.photo_folders import COLOURS, make_archive, make_folder, pixels_of
-
-
-@pytest.mark.parametrize("unpacked", [False, True])
-def test_every_image_is_a_png_in_the_folder_of_its_class(unpacked: bool, tmp_path: Path) -> None:
-    source = make_archive(tmp_path / "cifar-10-python.tar.gz", per_class=2)
-    if unpacked:
-        with tarfile.open(source) as tar:
-            tar.extractall(tmp_path / "plain", filter="data")
-        source = tmp_path / "plain"
-    assert cifar_archive.unpack(source, tmp_path / "out") == {"train": 30, "test": 6}
-    for label in COLOURS:
-        assert len(list((tmp_path / "out/train" / label).iterdir())) == 10
-        with Image.open(tmp_path / "out/train" / label / "0003.png") as image:
-            assert np.array_equal(np.asarray(image), pixels_of(label, 101))
-        with Image.open(tmp_path / "out/test" / label / "0001.png") as image:
-            assert np.array_equal(np.asarray(image), pixels_of(label, 501))
+from tests.support.photo_folders import make_archive, make_folder
 
 
 class _Call:
@@ -210,40 +191,6 @@ def test_a_photograph_is_served_as_it_lies_there(
     status, headers, body = get(photo_port, row["url"])
     assert (status, headers["content-type"]) == (200, "image/png")
     assert body == (photos / row["file"]).read_bytes()
-
-
-def test_a_redirect_leads_to_the_photograph(photos: Path, photo_web: Path, photo_port: int) -> None:
-    row = row_of(photo_web, "redirect")
-    target = get(photo_port, row["url"])[1]["location"]
-    assert get(photo_port, target)[2] == (photos / row["file"]).read_bytes()
-
-
-def test_opt_outs_are_told(photo_web: Path, photo_port: int) -> None:
-    assert "noai" in get(photo_port, row_of(photo_web, "optout_header")["url"])[1]["x-robots-tag"]
-    url = urlsplit(row_of(photo_web, "robots_txt")["url"])
-    assert url.path.startswith("/private/")
-    assert b"Disallow: /private/" in get(photo_port, f"http://{url.netloc}/robots.txt")[2]
-
-
-@pytest.mark.slow
-def test_write_can_serve_at_once(photos: Path, tmp_path: Path) -> None:
-    words = ["write", "--photos", str(photos), "--out", str(tmp_path / "web"), "--serve"]
-    words += ["--pairs", "60", "--trusted-pairs", "5", "--fault-kinds", "html,dead_link"]
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "examples/miniweb/small_web.py"), *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    ready = process.stdout.readline().split()
-    kinds = Counter(row["kind"] for row in truth(tmp_path / "web"))
-    status, _, _ = get(int(ready[1]), row_of(tmp_path / "web", "clean")["url"])
-    process.terminate()
-    _, errors = process.communicate(timeout=20)
-    assert (ready[0], status, process.returncode) == ("ready", 200, 0)
-    assert {"html", "dead_link"} < set(kinds)
-    assert "MINIWEB=" in errors
 
 
 @pytest.mark.slow
