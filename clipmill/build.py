@@ -27,6 +27,7 @@ from pipeline.lock.rebuild import drift_lines, recipe_of_lock
 DEMO_MANIFEST = "manifests/ablations/demo.yaml"
 RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entry of a job, and nowhere else
 WEB = "MINIWEB"  # and what begins with it: variables that `clipmill demo` sets
+HIDDEN = Parameter(parse=False)
 MAX_TASKS = 20  # tasks without an outcome that are printed
 STATUSES = {
     0: "the stages are finished and every planned shard is committed; rows that failed are "
@@ -35,14 +36,6 @@ STATUSES = {
     "a count is wrong; the last line says why first",
 }
 Until = Literal["crawl", "plan", "fetch", "score", "choose"]
-Out = Annotated[
-    str | None, Parameter(help="Where to build (default: $CLIPMILL_OUT/NAME, else out/NAME).")
-]
-UntilStage = Annotated[Until, Parameter("--until", help="The last stage of a recipe.")]
-Retry = Annotated[
-    Literal["transient"] | None,
-    Parameter(help="Ask again for rows that ended with such a reason.", group=MORE),
-]
 BUILD = make_app(
     "build",
     """
@@ -68,20 +61,26 @@ DEMO = make_app(
 )
 
 
+@Parameter(name="*")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """The options of building a manifest, whichever command is called."""
 
-    manifest: str = ""
-    out: str | None = None
+    out: Annotated[
+        str | None, Parameter(help="Where to build (default: $CLIPMILL_OUT/NAME, else out/NAME).")
+    ] = None
+    until: Annotated[Until, Parameter(help="The last stage of a recipe.")] = "choose"
+    retry: Annotated[
+        Literal["transient"] | None,
+        Parameter(help="Ask again for rows that ended with such a reason.", group=MORE),
+    ] = None
+    scale: Scale = None
     engine: Engine = "ray"
-    until: Until = "choose"
-    retry: Literal["transient"] | None = None
-    scale: str | None = None
-    as_json: bool = False
-    entry: tuple[str, ...] = ("build",)  # the command that a person called, with its own options
-    lock: str | None = None
-    fetch: tuple[str, ...] = ()  # KEY=VALUE, with `lock`
+    as_json: Json = False
+    manifest: Annotated[str, HIDDEN] = ""
+    entry: Annotated[tuple[str, ...], HIDDEN] = ("build",)  # as a person called it
+    lock: Annotated[str | None, HIDDEN] = None
+    fetch: Annotated[tuple[str, ...], HIDDEN] = ()  # KEY=VALUE, with `lock`
 
     @property
     def folder(self) -> str:
@@ -103,19 +102,17 @@ class Options:
         return shlex.join(["clipmill", *words])
 
 
+DEFAULTS = Options()
+
+
 @BUILD.default
 def build(
     manifest: str | None = None,
     /,
     *,
-    out: Out = None,
-    until: UntilStage = "choose",
-    retry: Retry = None,
-    scale: Scale = None,
+    options: Options = DEFAULTS,
     from_lock: Annotated[str | None, Parameter(group=MORE)] = None,
     changes: Annotated[list[str], Parameter("--set", group=MORE), Words] = [],  # noqa: B006
-    engine: Engine = "ray",
-    as_json: Json = False,
 ) -> int:
     """Build a pool from a recipe, or run a whole ablation: pools, scorer, arms × seeds, report. Run
     again, it goes on where it stopped.
@@ -129,23 +126,14 @@ def build(
     """
     if not manifest and not from_lock:
         manifest = os.environ.get("CLIPMILL_RECIPE") or None
-    options = Options(
-        manifest=manifest or "",
-        out=out,
-        engine=engine,
-        until=until,
-        retry=retry,
-        scale=scale,
-        as_json=as_json,
-        lock=from_lock,
-        fetch=tuple(changes),
-    )
+    given = {"manifest": manifest or "", "lock": from_lock, "fetch": tuple(changes)}
+    options = dataclasses.replace(options, **given)
     if from_lock:
         return build_lock(options)
     if changes:
         raise ValueError("--set belongs to --from-lock; a recipe has its settings in `fetch`")
     if manifest is None and RAY_JOB in os.environ:
-        return demo(out=out, until=until, retry=retry, scale=scale, engine=engine, as_json=as_json)
+        return demo(options=options)
     if manifest is None:  # the demo would take ten minutes and write here
         root_app("build").help_print(["build"], console=Console(stderr=True))
         raise ValueError("name a recipe or an ablation; the demo is `clipmill demo`")
@@ -154,22 +142,13 @@ def build(
     except reader.UnsetVariableError as error:
         if not error.name.startswith(WEB):
             raise
-        words = dataclasses.replace(options, entry=("demo",)).command(out)
+        words = dataclasses.replace(options, entry=("demo",)).command(options.out)
         raise ValueError(f"{error}; this starts the small web and sets it: {words}") from None
 
 
 @DEMO.default
 def demo(
-    manifest: str | None = None,
-    /,
-    *,
-    web: str | None = None,
-    out: Out = None,
-    until: UntilStage = "choose",
-    retry: Retry = None,
-    scale: Scale = None,
-    engine: Engine = "ray",
-    as_json: Json = False,
+    manifest: str | None = None, /, *, web: str | None = None, options: Options = DEFAULTS
 ) -> int:
     """Run an ablation or a recipe on a small web, which is made in OUT/web and served on loopback
     meanwhile. The manifest finds it by ${MINIWEB}, its folder, and ${MINIWEB_PORT}.
@@ -184,18 +163,10 @@ def demo(
 
     if manifest is None:
         manifest = str(reader.shipped(DEMO_MANIFEST))
-    options = Options(
-        manifest=manifest,
-        out=out,
-        engine=engine,
-        until=until,
-        retry=retry,
-        scale=scale,
-        as_json=as_json,
-        entry=("demo", "--web", web) if web else ("demo",),
-    )
+    entry = ("demo", "--web", web) if web else ("demo",)
+    options = dataclasses.replace(options, manifest=manifest, entry=entry)
     reader.manifest_kind(manifest)
-    settings = read_web(web or web_of(manifest), scale)
+    settings = read_web(web or web_of(manifest), options.scale)
     folder = disk.join(options.folder, "web")
     with variables(folder) as port:
         return build_manifest(options, served(folder, settings, port))

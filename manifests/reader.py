@@ -381,20 +381,10 @@ def _arm(arm: Any, folder: Path) -> Any:
         if key in ("blend", "predictions"):
             fields[key] = _absolute(value, folder)
         elif key == "model":
-            fields[key] = _model(value, folder)
+            fields[key] = _weights(value, folder, of_arm=True)
         else:
             fields[key] = value
     return fields
-
-
-def _model(source: Any, folder: Path) -> Any:
-    """A model as clipmill evaluate takes it: a folder as an absolute path, open_clip's names as
-    they are.
-    """
-    if not isinstance(source, str) or not source or source.startswith(OPEN_CLIP):
-        return source
-    prefix = LOCAL_DIR if source.startswith(LOCAL_DIR) else ""
-    return prefix + str(_absolute(source.removeprefix(LOCAL_DIR), folder))
 
 
 def _task(task: Any, folder: Path) -> Any:
@@ -466,13 +456,18 @@ def _options(options: Any, folder: Path) -> Any:
     return shaped
 
 
-def _weights(value: str, folder: Path) -> str:
-    """The files that an option names as absolute ones; names of models as they are."""
-    if value.startswith(LOCAL_DIR):
-        return LOCAL_DIR + str(_absolute(value.removeprefix(LOCAL_DIR), folder))
-    if value.endswith(WEIGHTS_FILES) and ":" not in value:
-        return str(_absolute(value, folder))
-    return value
+def _weights(value: Any, folder: Path, *, of_arm: bool = False) -> Any:
+    """The files and folders that an option names as absolute ones; names of models as they are.
+
+    of_arm: a text is a folder, as `clipmill evaluate` takes it, unless it is one of open_clip's.
+    """
+    if not isinstance(value, str) or not value or value.startswith(OPEN_CLIP):
+        return value
+    prefix = LOCAL_DIR if value.startswith(LOCAL_DIR) else ""
+    is_file = value.endswith(WEIGHTS_FILES) and ":" not in value
+    if not (prefix or is_file or of_arm):
+        return value
+    return f"{prefix}{_absolute(value.removeprefix(prefix), folder)}"
 
 
 def _kind(kind: str, folder: Path) -> str:

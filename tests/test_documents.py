@@ -180,7 +180,7 @@ def parser_of(script: str) -> argparse.ArgumentParser:
 def options_of(app: App) -> set[str]:
     """The options of a command that is called without a sub-command."""
     arguments = app.assemble_argument_collection()
-    return {name for argument in arguments for name in argument.names}
+    return {name for argument in arguments if argument.parse for name in argument.names}
 
 
 def parse(line: str, *, whole: bool = True) -> None:

@@ -15,7 +15,6 @@ from PIL import Image
 from manifests import console
 from tests.support.terminals import terminal
 
-ROOT = Path(__file__).resolve().parents[1]
 pytestmark = pytest.mark.slow
 RECIPE = """
 name: small

@@ -135,6 +135,8 @@ def argument_table(app: App, default_parameter: Parameter | None) -> str:
     for argument in app.assemble_argument_collection(
         default_parameter=default_parameter, parse_docstring=True
     ):
+        if argument.names == ("*",) or not argument.parse:  # a group of options, and no word
+            continue
         names = ", ".join(f"`{name}`" for name in argument.names)
         value = "" if argument.hint is bool else type_text(argument.hint).removesuffix(" or null")
         if value.startswith("list of "):

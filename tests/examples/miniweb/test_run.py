@@ -38,7 +38,6 @@ def test_a_shipped_web_is_that_of_an_ablation(path: Path, monkeypatch: pytest.Mo
     assert set(reader.list_scales(path)) <= set(reader.list_scales(manifest))
 
 
-ROOT = Path(__file__).resolve().parents[3]
 RECIPE = """
 name: small
 source: {kind: wat, paths: ["${MINIWEB}/crawl.warc.wat.gz"]}
