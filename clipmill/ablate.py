@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from clipmill.app import MORE, Engine, Json, Scale, Whole, make_app
+from clipmill.app import MORE, Engine, Json, Scale, Whole, make_app, print_json, print_result
 from manifests import console, disk, identity, reader
 from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
@@ -68,6 +67,7 @@ Manifest = Annotated[
 Out = Annotated[str, Parameter(help="The folder of the runs and of results.json.")]
 
 
+@ABLATE.default
 def ablate(
     ablation: Manifest,
     /,
@@ -83,10 +83,6 @@ def ablate(
         return run_and_conclude(read, folder, engine, as_json)
 
 
-ABLATE.default(ablate)
-ABLATE.command(ablate, name="run", help="The same as without this word.")
-
-
 @ABLATE.command
 def check(
     ablation: Manifest,
@@ -100,11 +96,10 @@ def check(
     """Check what can be known without the pools; nothing is run."""
     read, folder = _checked(ablation, out, engine, scale)
     number = len(all_runs(read, folder))
-    if as_json:
-        print(json.dumps({"ablation_hash": identity.ablation_hash(read), "runs": number}))
-    else:
-        print(f"{read.name}: {number} runs; all checks that need no pool have passed")
-    return 0
+    text = f"{read.name}: {number} runs; all checks that need no pool have passed"
+    return print_result(
+        text, {"ablation_hash": identity.ablation_hash(read), "runs": number}, as_json
+    )
 
 
 def _checked(path: str, out: str, engine: str, scale: str | None) -> tuple[Ablation, str]:
@@ -144,8 +139,7 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
     history.record_look(ablation, out, metrics, complete=complete)
     print(results.verdict)
     print(f"\nresults: {layout.results_json}\nnext: clipmill report {out}")
-    if as_json:
-        print(json.dumps(disk.to_plain(results), sort_keys=True))
+    print_json(results, as_json)
     return console.EXIT_INCOMPLETE if results.failed else 0
 
 
@@ -198,8 +192,7 @@ def plan(
     )
     lines = [*plan_lines(planned), *busy_lines(planned), *stop_lines(read, planned, effect)]
     print("\n".join(lines))
-    if as_json:
-        print(json.dumps(disk.to_plain(planned), sort_keys=True))
+    print_json(planned, as_json)
     return 0
 
 
@@ -239,9 +232,7 @@ def plan_without_training(ablation: Ablation, out: str, as_json: bool) -> int:
         f"{ablation.name}: nothing is trained: {models:,} models to evaluate on "
         f"{len(ablation.evaluate)} tasks, {files:,} files of predictions to read"
     )
-    if as_json:
-        counts = {"models": models, "files": files}
-        print(json.dumps({"name": ablation.name, "runs": counts}, sort_keys=True))
+    print_json({"name": ablation.name, "runs": {"models": models, "files": files}}, as_json)
     return 0
 
 
@@ -306,8 +297,7 @@ def report(
         text = report_markdown(collected, written)
         disk.write_bytes(layout.report_markdown, text.encode())
         print(f"summary: {layout.report_markdown}")
-    if as_json:
-        print(json.dumps(disk.to_plain(collected), sort_keys=True))
+    print_json(collected, as_json)
     return console.EXIT_INCOMPLETE if collected.gaps else 0
 
 
@@ -320,8 +310,7 @@ def compare(folder: str, other: str, page: str | None, as_json: bool) -> int:
     if page is not None:
         disk.write_bytes(page, render_comparison(comparison).encode())
         print(f"\npage: {page}")
-    if as_json:
-        print(json.dumps(disk.to_plain(comparison), sort_keys=True))
+    print_json(comparison, as_json)
     return 0
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import json
 import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from importlib import metadata
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter, Token
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
@@ -72,6 +73,22 @@ Scale = Annotated[
     ),
 ]
 Words = Parameter(consume_multiple=(1, None), negative=(), show_default=False)
+
+
+def print_json(value: Any, as_json: bool) -> None:
+    """The line of --json: a dataclass or plain value."""
+    if as_json:
+        from manifests import disk
+
+        print(json.dumps(disk.to_plain(value), default=str, sort_keys=True))
+
+
+def print_result(text: str, value: Any, as_json: bool) -> int:
+    """The line of --json, or else the text for a person; the exit status 0."""
+    print_json(value, as_json)
+    if not as_json:
+        print(text)
+    return 0
 
 
 def whole(_: object, tokens: Sequence[Token]) -> int:

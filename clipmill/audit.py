@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from contextlib import nullcontext
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from clipmill.app import Engine, Json, Whole, Words, make_app
+from clipmill.app import Engine, Json, Whole, Words, make_app, print_json
 from manifests import console, disk
 from manifests.text import printable
 from pipeline.audit import repair as repair_module
@@ -63,7 +62,7 @@ def verify(pool: Pool, /, *, engine: Engine = "inline", as_json: Json = False) -
 def _audit(pool: str, as_json: bool, *, verify_files: bool, engine: Engine) -> int:
     result = audit_pool(pool, verify_files=verify_files, engine=engine)
     print("\n".join(audit_lines(result)))
-    _print_json(audit_plain(result), as_json)
+    print_json(audit_plain(result), as_json)
     return 0 if result.is_fine else console.EXIT_INCOMPLETE
 
 
@@ -78,7 +77,7 @@ def explain(pool: Pool, row: str, /, *, as_json: Json = False) -> int:
         raise ValueError("ROW is empty; give a uid, a URL, a file name or a tar key")
     history = explain_row(pool, row)
     print("\n".join(explain_lines(history)))
-    _print_json(history, as_json)
+    print_json(history, as_json)
     return 0
 
 
@@ -92,7 +91,7 @@ def trace(pool: Pool, number: Annotated[int, Whole], /, *, as_json: Json = False
     """
     result = trace_images(pool, number)
     _print_lines(trace_lines(result))
-    _print_json(disk.to_plain(result), as_json)
+    print_json(result, as_json)
     return console.EXIT_INCOMPLETE if result.problems else 0
 
 
@@ -102,7 +101,7 @@ def repair(pool: Pool, /, *, engine: Engine = "inline", as_json: Json = False) -
     with hold_lease(pool) as lease, shown_progress(pool):
         result = repair_pool(pool, engine=engine, fence=lease.fence)
     _print_lines(repair_lines(result))
-    _print_json(disk.to_plain(result), as_json)
+    print_json(result, as_json)
     return console.EXIT_INCOMPLETE if result.left else 0
 
 
@@ -126,7 +125,7 @@ def purge(
     with nullcontext(Lease(pool)) if dry_run else hold_lease(pool) as lease:
         result = purge_rows(pool, rows, used_by=used_by, dry_run=dry_run, fence=lease.fence)
     _print_lines(purge_lines(result))
-    _print_json(disk.to_plain(result), as_json)
+    print_json(result, as_json)
     return 0
 
 
@@ -135,7 +134,7 @@ def watch(pool: Pool, /, *, as_json: Json = False) -> int:
     """Show what the command does that writes into the pool now, until it ends."""
     watched = watch_pool(pool)
     _print_lines(watched_lines(pool, watched))
-    _print_json(disk.to_plain(watched), as_json)
+    print_json(watched, as_json)
     return 0 if watched.is_fine else console.EXIT_INCOMPLETE
 
 
@@ -158,7 +157,7 @@ def lock(
     written = write_lock(pool, file, view)
     _print_lines(lock_lines(written))
     head = disk.to_plain(written.head)
-    _print_json({name: value for name, value in head.items() if name != "columns"}, as_json)
+    print_json({name: value for name, value in head.items() if name != "columns"}, as_json)
     return 0
 
 
@@ -181,7 +180,7 @@ def same_rows(
     with hold_lease(pool) as lease:
         result = write_same_rows(pool, locks, view=view, name=name, fence=lease.fence)
     _print_lines(same_rows_lines([result]))
-    _print_json(disk.to_plain(result), as_json)
+    print_json(result, as_json)
     return 0
 
 
@@ -191,14 +190,9 @@ def reindex(pool: Pool, /, *, as_json: Json = False) -> int:
     with hold_lease(pool) as lease:
         commits = repair_module.reindex(pool, lease.check)
     print(f"{len(commits)} shards indexed")
-    _print_json({"shards": len(commits)}, as_json)
+    print_json({"shards": len(commits)}, as_json)
     return 0
 
 
 def _print_lines(lines: Iterable[str]) -> None:
     print("\n".join(map(printable, lines)))
-
-
-def _print_json(value: Any, as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(value, default=str, sort_keys=True))

@@ -126,8 +126,9 @@ def build(
     """
     if not manifest and not from_lock:
         manifest = os.environ.get("CLIPMILL_RECIPE") or None
-    given = {"manifest": manifest or "", "lock": from_lock, "fetch": tuple(changes)}
-    options = dataclasses.replace(options, **given)
+    options = dataclasses.replace(
+        options, manifest=manifest or "", lock=from_lock, fetch=tuple(changes)
+    )
     if from_lock:
         return build_lock(options)
     if changes:

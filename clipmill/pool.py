@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 from cyclopts import Group, Parameter
 from cyclopts.validators import MutuallyExclusive
 
-from clipmill.app import MORE, Engine, Json, Scale, Whole, Words, make_app, wholes
+from clipmill.app import (
+    MORE,
+    Engine,
+    Json,
+    Scale,
+    Whole,
+    Words,
+    make_app,
+    print_json,
+    print_result,
+    wholes,
+)
 from manifests import console, disk, reader
 from manifests.schema import Recipe
 from manifests.web_page import MARK
@@ -85,8 +95,7 @@ def score(
     for shard, reason in report["failed"].items():
         what = f"shard {shard} was not scored" if shard.isdigit() else f"{shard} failed"
         console.print_error(f"error: {what}: {reason}")
-    if as_json:
-        print(json.dumps(report, sort_keys=True))
+    print_json(report, as_json)
     return console.EXIT_INCOMPLETE if report["failed"] else 0
 
 
@@ -129,7 +138,7 @@ def choose(
     reader.refuse_other_source(pool, read)
     with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
         documents = choose_views(pool, read, only, lease.fence)
-    return _print_funnels(documents, as_json)
+    return print_result("\n".join(funnel_lines(documents)), documents, as_json)
 
 
 @FILTER.command
@@ -150,16 +159,7 @@ def random_like(
     """
     with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
         documents = view_files.random_like(pool, view, seed, lease.fence)
-    return _print_funnels(documents, as_json)
-
-
-def _print_funnels(documents: Mapping[str, Any], as_json: bool) -> int:
-    if as_json:
-        plain = disk.to_plain(documents)
-        print(json.dumps(plain, sort_keys=True))
-    else:
-        print("\n".join(funnel_lines(documents)))
-    return 0
+    return print_result("\n".join(funnel_lines(documents)), documents, as_json)
 
 
 @FILTER.command
@@ -170,11 +170,7 @@ def columns(pool: str, /, *, as_json: Json = False) -> int:
         pool: The folder or URL of a pool.
     """
     listed = list_columns(pool)
-    if as_json:
-        print(json.dumps(disk.to_plain(listed), sort_keys=True))
-    else:
-        print("\n".join(column_lines(listed)))
-    return 0
+    return print_result("\n".join(column_lines(listed)), listed, as_json)
 
 
 @FILTER.command(name="hash")
@@ -187,11 +183,7 @@ def hash_of(pool: str, view: str, /, *, as_json: Json = False) -> int:
         view: The view.
     """
     rows_sha256 = hash_view(pool, view)
-    if as_json:
-        print(json.dumps({"view": view, "rows_sha256": rows_sha256}, sort_keys=True))
-    else:
-        print(rows_sha256)
-    return 0
+    return print_result(rows_sha256, {"view": view, "rows_sha256": rows_sha256}, as_json)
 
 
 # --- export ---------------------------------------------------------------------------------------
@@ -229,11 +221,7 @@ def export(
     from pipeline.export import export_line, export_view
 
     written = export_view(pool, view, to, uid_column)
-    if as_json:
-        print(json.dumps(disk.to_plain(written), sort_keys=True))
-    else:
-        print(export_line(written))
-    return 0
+    return print_result(export_line(written), written, as_json)
 
 
 # --- look -----------------------------------------------------------------------------------------
@@ -300,11 +288,8 @@ def look(
     with disk.naming(path):
         path.write_text(page, encoding="utf-8")
     size = path.stat().st_size
-    if as_json:
-        print(json.dumps({"file": str(path), "bytes": size}))
-    else:
-        print(f"{path}: {size / 1e6:.3g} MB; open it in a browser")
-    return 0
+    text = f"{path}: {size / 1e6:.3g} MB; open it in a browser"
+    return print_result(text, {"file": str(path), "bytes": size}, as_json)
 
 
 def _serve(survey: Any, port: int, as_json: bool) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import math
 import os
@@ -15,7 +14,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import LimitedChoice, MutuallyExclusive
 
-from clipmill.app import MORE, Json, Whole, Words, make_app
+from clipmill.app import MORE, Json, Whole, Words, make_app, print_json
 from manifests import console, disk, reader
 from manifests.folder_lock import FolderInUse, locked_folder
 from manifests.layout import PoolLayout, RunLayout
@@ -182,8 +181,7 @@ def run(options: RunOptions, out: str, as_json: bool) -> int:
         return console.EXIT_INCOMPLETE
     if rank == 0:
         log_end(out, record, finished_before)
-        if as_json:
-            print(json.dumps(disk.to_plain(record), sort_keys=True))
+        print_json(record, as_json)
     return 0
 
 
@@ -356,15 +354,13 @@ def evaluate(
         return 0
     if of_suite is not None:
         print("\n".join([*results.lines(), f"\npredictions: {target}"]))
-        if as_json:
-            print(json.dumps(disk.to_plain(results)))
+        print_json(results, as_json)
         return console.EXIT_INCOMPLETE if results.failed else 0
     for name, metrics in metrics_of.items():
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         print(f"{name}: {values}")
     print(f"\npredictions: {target}")
-    if as_json:
-        print(json.dumps(metrics_of))
+    print_json(metrics_of, as_json)
     return 0
 
 
@@ -517,8 +513,7 @@ def _print_written(clip: Any, written: dict[str, Any], as_json: bool) -> int:
             differences["image"],
             differences["text"],
         )
-    if as_json:
-        print(json.dumps(written, sort_keys=True))
+    print_json(written, as_json)
     return 0
 
 
@@ -592,8 +587,7 @@ def size(
     samples = samples or config.steps * config.batch_size
     needs = requirements(advice, ranks, sheet, speed, samples=samples)
     print("\n".join(requirement_lines(needs)))
-    if as_json:
-        print(json.dumps(disk.to_plain(needs), sort_keys=True))
+    print_json(needs, as_json)
     return 0 if advice.fit.fits else console.EXIT_INCOMPLETE
 
 

@@ -6,8 +6,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from manifests.disk import OPTIONAL
-
 # --------------------------------------------------------------------------------------------------
 # How images are asked for, checked and stored: the block `fetch` of a recipe.
 
@@ -459,7 +457,7 @@ class FilterSpec:
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     name: str
     options: dict[str, Any] = field(default_factory=dict)
-    kind: str | None = field(default=None, metadata=OPTIONAL)
+    kind: str | None = field(default=None, metadata={"optional": True})  # disk.OPTIONAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
