@@ -237,29 +237,6 @@ def test_what_the_recipes_tell_is_refused_before_the_first_command(
     assert message in str(error.value)
 
 
-def test_a_run_without_a_result_does_not_cost_the_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[str] = []
-
-    def pretend(words: Sequence[str]) -> None:
-        made.append(words[0])
-        if words[0] in ("ablate", "report") and "check" not in words:
-            raise subprocess.CalledProcessError(3, list(words))
-
-    monkeypatch.setattr(ablation_run, "run", pretend)
-    (tmp_path / "tiny.yaml").write_text(
-        """{name: tiny, question: "?", pools: {web: {out: pool}}, arms: {raw: web/raw},
-        baseline: raw, seeds: [0, 1], train: {model: test}, primary: t,
-        evaluate: [{name: t, kind: classification, data: data}]}"""
-    )
-    with pytest.raises(subprocess.CalledProcessError) as error:
-        ablation_run.ablate(str(tmp_path / "tiny.yaml"), str(tmp_path / "out"), engine="inline")
-    assert error.value.cmd[0] == "report"
-    assert error.value.returncode == 3, "the whole ends as incomplete too"
-    assert made[-2:] == ["ablate", "report"]
-
-
 def write_tiny(path: Path, pools: str, more: str = "") -> Path:
     """An ablation of one arm, in a file."""
     path.write_text(
@@ -276,6 +253,25 @@ evaluate: [{{name: t, kind: classification, data: data}}]
 """
     )
     return path
+
+
+def test_a_run_without_a_result_does_not_cost_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[str] = []
+
+    def pretend(words: Sequence[str]) -> None:
+        made.append(words[0])
+        if words[0] in ("ablate", "report") and "check" not in words:
+            raise subprocess.CalledProcessError(3, list(words))
+
+    monkeypatch.setattr(ablation_run, "run", pretend)
+    path = write_tiny(tmp_path / "tiny.yaml", "{web: {out: pool}}")
+    with pytest.raises(subprocess.CalledProcessError) as error:
+        ablation_run.ablate(str(path), str(tmp_path / "out"), engine="inline")
+    assert error.value.cmd[0] == "report"
+    assert error.value.returncode == 3, "the whole ends as incomplete too"
+    assert made[-2:] == ["ablate", "report"]
 
 
 def test_a_null_web_that_is_the_ablations_own_web_is_refused(
@@ -365,10 +361,8 @@ def test_a_refused_ablation_leaves_no_folder(
     change: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "data" / "red").mkdir(parents=True)
-    text = """{name: tiny, question: "?", pools: {web: {out: pool}}, arms: {raw: web/raw},
-        baseline: raw, seeds: [0, 1], train: {model: test}, primary: t,
-        evaluate: [{name: t, kind: classification, data: data}]}"""
-    (tmp_path / "a.yaml").write_text(text.replace(*change.split("|")))
+    path = write_tiny(tmp_path / "a.yaml", "{web: {out: pool}}")
+    path.write_text(path.read_text().replace(*change.split("|")))
     assert commands.build([str(tmp_path / "a.yaml"), "--out", str(tmp_path / "out")]) == 2
     errors = [line for line in capfd.readouterr().err.splitlines() if line]
     assert errors[-1].startswith("error: ")

@@ -47,20 +47,29 @@ def test_errors_that_stay(error: Exception) -> None:
     assert not disk.is_transient(error)
 
 
-def test_an_operation_is_tried_again_with_longer_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("errors", "also"),
+    [([answered(503), TimeoutError(), ConnectionResetError()], None), ([answered(412)], 412)],
+)
+def test_an_operation_is_tried_again_with_longer_pauses(
+    errors: list[Exception], also: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     slept: list[float] = []
     monkeypatch.setattr(files.time, "sleep", slept.append)
-    errors: list[Exception] = [answered(503), TimeoutError(), ConnectionResetError()]
+    left = list(errors)
 
     def operation() -> str:
-        if errors:
-            raise errors.pop()
+        if left:
+            raise left.pop()
         return "done"
 
-    assert disk.retried(operation, "s3://b/x") == "done"
-    assert len(slept) == 3
-    for pause, longest in zip(slept, (0.2, 0.4, 0.8), strict=True):
+    assert disk.retried(operation, "s3://b/x", also=also) == "done"
+    assert len(slept) == len(errors)
+    for pause, longest in zip(slept, (0.2, 0.4, 0.8), strict=False):
         assert longest / 2 <= pause <= longest
+    left.append(answered(404))
+    with pytest.raises(OSError, match="Errno"):
+        disk.retried(operation, "s3://b/x", also=412)
 
 
 @pytest.mark.parametrize(
@@ -79,21 +88,6 @@ def test_an_error_of_a_store_names_the_object(error: Exception, message: str) ->
 
     with pytest.raises(type(error), match=message):
         disk.retried(fail, "s3://b/x")
-
-
-def test_one_more_status_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files.time, "sleep", lambda _: None)
-    errors: list[Exception] = [answered(412)]
-
-    def operation() -> str:
-        if errors:
-            raise errors.pop()
-        return "done"
-
-    assert disk.retried(operation, "s3://b/x", also=412) == "done"
-    errors.append(answered(404))
-    with pytest.raises(OSError, match="Errno"):
-        disk.retried(operation, "s3://b/x", also=412)
 
 
 def test_the_last_error_is_raised_after_a_minute_and_others_at_once(
