@@ -7,14 +7,11 @@ of uids) for the rows of a pool, joined by uid, URL or sha256. The filters `tabl
 Reads the sidecars of a pool, Parquet files, .csv, .tsv, .jsonl, .npz and .npy. Writes temporary
 files on local disk (`TMPDIR`), about as large as the values that are taken.
 
-Invariants:
+Invariants, in `tests/pipeline/test_metadata_join.py`:
 
-* Values belong to the row with the same uid, whatever the order of files, rows and shards:
-  `tests/pipeline/metadata_join/test_table_join.py`.
-* An .npz of other rows than its Parquet file is refused:
-  `tests/pipeline/metadata_join/test_table_files.py`.
-* The array of a subset has the bytes that NumPy writes:
-  `tests/pipeline/metadata_join/test_uid_arrays.py`.
+* Values belong to the row with the same uid, whatever the order of files, rows and shards.
+* An .npz of other rows than its Parquet file is refused.
+* The array of a subset has the bytes that NumPy writes.
 
 Another form of table: its rows in `table_files.py`, its paths in `filters/table.py`.
 """
@@ -28,7 +25,6 @@ import logging
 import os
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,7 +40,7 @@ import xxhash
 from filters.table import TEXT_TABLES, Table, is_array
 from manifests import disk
 from manifests.columns import hex_bytes, refuse_doubled
-from manifests.commits import Commits
+from manifests.commits import Commits, in_threads
 from manifests.layout import uids_checksum
 from pipeline.progress.view import counted_stage
 from pipeline.shuffle import BATCH_ROWS, UID_BYTES, Bytes, blobs, database, insert
@@ -383,7 +379,6 @@ def _cast(column: pa.ChunkedArray, form: str, kind: pa.DataType) -> pa.Array:
 # of the pool.
 
 
-READERS = 4  # sidecars that are read at a time
 NAMED = 10  # keys without a row of the pool that are named
 ROW_BITS = 32
 ORDINAL = "__ordinal"
@@ -496,12 +491,9 @@ class TableJoin:
             stored_rows = int(pc.sum(pc.equal(table["status"], "success")).as_py() or 0)
             return keys, ordinals, uids_checksum(table["uid"]), stored_rows
 
-        numbers = iter(range(len(self._positions)))
-        with ThreadPoolExecutor(READERS) as threads:
-            while batch := list(itertools.islice(numbers, 4 * READERS)):
-                for keys, ordinals, uids, stored_rows in threads.map(read, batch):
-                    insert(connection, "pool", blobs(keys), ordinals)
-                    self._uids.append((uids, stored_rows))
+        for keys, ordinals, uids, stored_rows in in_threads(read, range(len(self._positions))):
+            insert(connection, "pool", blobs(keys), ordinals)
+            self._uids.append((uids, stored_rows))
 
     def _match(self, connection: DuckDBPyConnection) -> None:
         """Match the keys, and fill `counts`."""

@@ -6,11 +6,9 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +21,7 @@ import pyarrow.parquet as pq
 from manifests import disk, identity
 from manifests.aligned import AlignedFiles, current_view, view_names
 from manifests.columns import STORED, WITHHELD
-from manifests.commits import Commits, read_commits
+from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import shard_name
 from manifests.records import ViewDocument
 from manifests.schema import SOURCES, Recipe
@@ -55,7 +53,6 @@ if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection
 
 SUFFIX = ".parquet"
-READERS = 4  # shards that are read at a time
 GROUP_ROWS = 100_000  # of a row group, and at least one shard
 REPEATED = ["lock_shard", "lock_group", "lock_tar_sha256", "lock_outcome", "page_url", "page_lang"]
 REPEATED += ["robots", "license", "wat", "retry_of"]  # columns whose values repeat
@@ -158,20 +155,13 @@ class _LockWriter:
     def _row_groups(self) -> Iterator[pa.Table]:
         """Whole shards of at least GROUP_ROWS rows together."""
         tables: list[pa.Table] = []
-        for table in self._shards():
+        for table in in_threads(self._shard, range(len(self.commits))):
             tables.append(table)
             if sum(each.num_rows for each in tables) >= GROUP_ROWS:
                 yield pa.concat_tables(tables).combine_chunks()
                 tables = []
         if tables:
             yield pa.concat_tables(tables).combine_chunks()
-
-    def _shards(self) -> Iterator[pa.Table]:
-        """The rows of every shard in order; few shards are in memory at a time."""
-        positions = iter(range(len(self.commits)))
-        with ThreadPoolExecutor(READERS) as threads:
-            while batch := list(itertools.islice(positions, 4 * READERS)):
-                yield from threads.map(self._shard, batch)
 
     def _shard(self, position: int) -> pa.Table:
         """The rows of one shard, of the schema of the lock."""

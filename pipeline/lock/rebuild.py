@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +16,7 @@ import xxhash
 
 from manifests import disk, identity, reader
 from manifests.columns import STORED, WITHHELD
-from manifests.commits import Commits, read_commits
+from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import PoolLayout
 from manifests.records import DriftDocument, ViewDocument
 from manifests.schema import SOURCES, STORED_IMAGE_SETTINGS, Fetch, Recipe, Source, refuse_unused
@@ -47,7 +45,6 @@ if TYPE_CHECKING:
 # How the rows of a pool that was built from a lock differ from those of the lock, by reason.
 
 
-READERS = 4  # sidecars that are read at a time
 MISSING = "missing"  # outcome of a row whose shard is not committed
 KEYS_PER_SHARD = 10_000  # a key is the number shard * KEYS_PER_SHARD + position
 
@@ -138,9 +135,7 @@ def _shard_counts(
         tar = commits.column("tar_sha256")[position].as_py().hex()
         return _pairs(table["lock_outcome"], here), tar == table["lock_tar_sha256"][0].as_py()
 
-    with ThreadPoolExecutor(READERS) as threads:
-        while batch := list(itertools.islice(shards, 4 * READERS)):
-            yield from threads.map(work, batch)
+    yield from in_threads(work, shards)
 
 
 def _pairs(locked: Any, here: Any) -> Counter[tuple[str, str]]:
@@ -525,11 +520,8 @@ def _add_pool(connection: DuckDBPyConnection, commits: Commits) -> None:
         ordinals = firsts[position] + np.flatnonzero(stored.to_numpy())
         return row_keys(table["uid"], table["sha256"]), ordinals
 
-    positions = iter(range(len(commits)))
-    with ThreadPoolExecutor(READERS) as threads:
-        while batch := list(itertools.islice(positions, 4 * READERS)):
-            for keys, ordinals in threads.map(read, batch):
-                insert(connection, "pool", *key_columns(keys), ordinals)
+    for keys, ordinals in in_threads(read, range(len(commits))):
+        insert(connection, "pool", *key_columns(keys), ordinals)
 
 
 def _add_lock(
