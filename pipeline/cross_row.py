@@ -7,19 +7,15 @@ Reads `shards/` and `scores/NAME@ID/` of the columns that a filter reads. Writes
 `.transient/scores-NAME@ID-FINGERPRINT/`, which is removed at the end, and
 `scores/NAME@ID/SHARD.parquet`.
 
-Invariants:
+Invariants, in `tests/pipeline/cross_row/test_cross_row.py` and `test_on_ray.py`:
 
-* The columns depend neither on shards nor on partitions nor on workers:
-  `tests/pipeline/cross_row/test_engine.py`.
-* Workers of Ray, also killed ones, leave the bytes of one worker:
-  `tests/pipeline/cross_row/test_on_ray.py`.
-* A killed job is resumed to the same columns; a pool that grew makes all columns old: the same
-  file.
+* The columns depend neither on shards nor on partitions nor on workers.
+* Workers of Ray, also killed ones, leave the bytes of one worker.
+* A killed job is resumed to the same columns; a pool that grew makes all columns old.
 * Near pairs of all partitions end in the components of the whole graph, in memory that follows
-  their number, about 240 bytes each: `tests/pipeline/cross_row/test_components.py`.
+  their number, about 240 bytes each.
 * Memory is that of a partition (PARTITION_BYTES, sorted: twice), not of the pool: figures in
-  `docs/filters.md`. Summaries are merged beyond SUMMARY_BYTES:
-  `tests/pipeline/cross_row/test_tickets.py`.
+  `docs/filters.md`. Summaries are merged beyond SUMMARY_BYTES.
 
 A filter subclasses `PoolFilter` (`filters/base.py`); nothing changes here.
 """
@@ -28,11 +24,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +49,15 @@ from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.pool.lease import check_fence
 from pipeline.pool.score_columns import commit_columns, read_scores
 from pipeline.progress.state import measure_scored
-from pipeline.shuffle import PLACE, UID_BYTES, Exchange, Places, database, stream
+from pipeline.shuffle import (
+    PLACE,
+    UID_BYTES,
+    Exchange,
+    Places,
+    database,
+    numbered_tickets,
+    stream,
+)
 
 # --------------------------------------------------------------------------------------------------
 # What all tickets of one pool-level filter have in common, and how its work is divided.
@@ -149,16 +152,7 @@ def plan_job(
     rows_per_ticket = max(1, PARTITION_BYTES // row_bytes)
     number_of = (np.cumsum(stored) - stored) // rows_per_ticket
     first = np.unique(number_of, return_index=True)[1]
-    return PoolJob(
-        pool=job.pool,
-        set_name=job.set_name,
-        fingerprint=job.fingerprint,
-        fence=job.fence,
-        filter=job.filter,
-        columns=job.columns,
-        partitions=partitions,
-        bounds=(*first.tolist(), len(commits)),
-    )
+    return replace(job, partitions=partitions, bounds=(*first.tolist(), len(commits)))
 
 
 def _row_bytes(commits: Commits, job: PoolJob) -> int:
@@ -671,7 +665,7 @@ def gather(config: Config) -> Work:
 
 Mask = NDArray[np.bool_]
 Factory = Callable[[dict[str, Any]], Work]
-logger = logging.getLogger(__name__)
+ONCE = np.ones(1, np.bool_)
 
 
 class _Failed(Exception):
@@ -759,7 +753,7 @@ class _Compute:
             is_combined = self._there([state_path(self.job)])
             if not is_combined.all():
                 self._over_shards("summarise", summarise, ~written)
-                self._run("combine", combine, is_model=True)
+                self._over_partitions("combine", combine, ONCE, is_model=True)
         routed = self.job.from_shards(ROUTED).written()
         if self.filter.linked:
             routed &= self.job.from_shards(MEMBERS).written()
@@ -775,7 +769,7 @@ class _Compute:
         written = self.job.exchange(EDGES).written()
         self._over_partitions("links", links, ~written, is_model=True)
         if not self.job.exchange(STARS, files=1).written().all():
-            self._run("components", components)
+            self._over_partitions("components", components, ONCE)
         written = self.job.exchange(GROUPED).written()
         self._over_partitions("group", group, ~written)
         written = self.job.exchange(VALUES).written()
@@ -794,41 +788,25 @@ class _Compute:
         names = set(disk.list_names(self.job.folder))
         return np.array([path.rpartition("/")[2] in names for path in paths], np.bool_)
 
-    def _over_shards(self, name: str, work: Factory, todo: Mask, *, measured: bool = False) -> None:
-        numbers = np.flatnonzero(todo)
+    def _over_shards(self, name: str, work: Factory, todo: Mask, **options: bool) -> None:
+        def payload(number: int) -> dict[str, Any]:
+            return unit_payload(self.job, self.commits, number)
 
-        def payload(position: int) -> dict[str, Any]:
-            return unit_payload(self.job, self.commits, int(numbers[position]))
+        self._run(name, work, numbered_tickets(name, todo, payload), **options)
 
-        self._run(name, work, len(numbers), payload, measured=measured)
-
-    def _over_partitions(
-        self, name: str, work: Factory, todo: Mask, *, is_model: bool = False
-    ) -> None:
-        numbers = np.flatnonzero(todo)
-
-        def payload(position: int) -> dict[str, Any]:
-            return {"number": int(numbers[position])}
-
-        self._run(name, work, len(numbers), payload, is_model=is_model)
+    def _over_partitions(self, name: str, work: Factory, todo: Mask, **options: bool) -> None:
+        self._run(name, work, numbered_tickets(name, todo), **options)
 
     def _run(
         self,
         name: str,
         work: Factory,
-        count: int = 1,
-        payload: Callable[[int], dict[str, Any]] = lambda position: {"number": position},
+        tickets: Tickets,
         *,
         is_model: bool = False,
         measured: bool = False,
     ) -> None:
         """Run the tickets of a stage. _Failed where one failed."""
-
-        def make(position: int) -> Ticket:
-            plain = payload(position)
-            ticket_id = f"{name} {plain['number']}"
-            return Ticket(id=ticket_id, group=ticket_id, payload=plain)
-
         stage = Stage(
             name=f"{self.job.filter['name']}: {name}",
             work=work,
@@ -836,6 +814,6 @@ class _Compute:
             gpus=self.gpus if is_model else 0,
             measure=measure_scored if measured else None,
         )
-        report = execute(stage, Tickets(np.arange(count), make), engine=self.engine)
+        report = execute(stage, tickets, engine=self.engine)
         if report.failed:
             raise _Failed(dict(report.failed))

@@ -22,8 +22,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -35,6 +34,8 @@ import pyarrow.parquet as pq
 
 from manifests import disk
 from manifests.columns import hex_bytes
+from manifests.commits import in_threads
+from pipeline.executor.tickets import Ticket, Tickets
 from pipeline.pool.lease import check_fence
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ MEMORY = "512MB"  # of a statement; beyond, it spills
 BATCH_ROWS = 10_000  # that a statement gives at a time
 FEWEST_ROWS = 256  # of a row group of a file
 ROW_GROUPS = 256  # about as many has a file of more rows: each reader of a place reads the footer
-THREADS = 16  # that read footers: a remote store answers each after about 30 ms
+THREADS = 16  # that read or remove small files: a remote store answers each after about 30 ms
 PLACE = "place"
 Places = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]
@@ -96,8 +97,7 @@ class Exchange:
     def footers(self) -> list[dict[str, Any]]:
         """The metadata of all files."""
         paths = [self.path(number) for number in range(self.files)]
-        with ThreadPoolExecutor(THREADS) as threads:
-            return list(threads.map(disk.read_metadata, paths))
+        return list(in_threads(disk.read_metadata, paths, THREADS))
 
     def tables(self, low: int, high: int) -> Iterator[pa.Table]:
         """The rows with low <= place < high of each file, in the order of the files."""
@@ -131,6 +131,22 @@ def _groups_with(file: pq.ParquetFile, low: int, high: int) -> range:
     groups = range(footer.num_row_groups if footer.num_rows else 0)
     first = bisect_left(groups, low, key=lambda number: bound(number, "max"))
     return groups[first : bisect_left(groups, high, key=lambda number: bound(number, "min"))]
+
+
+def numbered_tickets(
+    step: str, todo: Mask, payload: Callable[[int], dict[str, Any]] = lambda number: {}
+) -> Tickets:
+    """A ticket for each number of a mask, such as those whose files are not there. `payload` gives
+    what it has beside its number.
+    """
+    numbers = np.flatnonzero(todo)
+
+    def make(position: int) -> Ticket:
+        number = int(numbers[position])
+        name = f"{step}-{number:05d}"
+        return Ticket(id=name, group=name, payload={"number": number, **payload(number)})
+
+    return Tickets(numbers, make)
 
 
 def connect(**config: Any) -> DuckDBPyConnection:

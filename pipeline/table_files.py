@@ -130,12 +130,7 @@ def _values(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
 
 
 class MissingColumn(ValueError):
-    """A table lacks a column `name`. `close`: the column that may have been meant, or None."""
-
-    def __init__(self, message: str, name: str, close: str | None) -> None:
-        super().__init__(message)
-        self.name = name
-        self.close = close
+    """A table lacks a column."""
 
 
 def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -> None:
@@ -145,18 +140,16 @@ def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -
     for name in columns:
         if name in present:
             continue
-        hint, close = "", None
         if f'"{name}"' in present:
             hint = "; a .tsv is read without quotation marks: name the file .csv, with commas"
         else:
             same = [other for other in present if other.lower() == name.lower()]
-            close = same[0] if same else disk.closest(name, present)
+            close = next(iter(same), None) or disk.closest(name, present)
             hint = f"; did you mean {close!r}?" if close else ""
         if any(valid_text(other) != other for other in present):
             hint = "; its header is not UTF-8: write the table as UTF-8"
         names = ", ".join(map(repr, present)) or "none"
-        message = f"{path} has no column {name!r}{hint} (it has {names})"
-        raise MissingColumn(message, name, close)
+        raise MissingColumn(f"{path} has no column {name!r}{hint} (it has {names})")
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:

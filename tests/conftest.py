@@ -46,7 +46,7 @@ LONGEST_FIRST = (
     "tests/test_extras.py",
     "tests/train/ablation/test_runner.py",
     "tests/pipeline/crawl/test_dedup.py",
-    "tests/pipeline/external/test_img2dataset_run.py",
+    "tests/pipeline/external/test_img2dataset.py",
 )
 # The imports of the tests leave a million objects that live to the end. No collection of garbage
 # looks at them while they are made, nor later: that is a tenth of the quick tests.

@@ -302,7 +302,7 @@ def ours(wat: str, out: str) -> dict[str, Any]:
     ticket = Ticket(
         id="part-00000",
         group="part-00000",
-        payload={"part": 0, "path": wat, "source_id": "benchmark"},
+        payload={"number": 0, "path": wat, "source_id": "benchmark"},
     )
     return {"pairs": work(ticket)["pairs"]}
 

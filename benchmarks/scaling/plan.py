@@ -76,7 +76,8 @@ def pairs_of(rows: np.ndarray[Any, Any], name: str) -> pa.Table:
 def deduplicate(folder: Path, count: int) -> None:
     """scatter, gather and write, in this process; then the table of the parts."""
     ids = [str(part) for part in range(count // ROWS_PER_PART)]
-    assert crawler.commit(str(folder), ids, {}, "inline") == {}
+    counts = np.full(len(ids), ROWS_PER_PART)
+    assert crawler.commit(str(folder), ids, {}, "inline", counts=counts) == {}
     write_parts(str(folder))
 
 

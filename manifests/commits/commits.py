@@ -342,13 +342,13 @@ class Commits:
         return _hash_of_json("[]", texts)[:digits]
 
 
-def in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+def in_threads(work: Callable[[T], R], items: Iterable[T], count: int = READERS) -> Iterator[R]:
     """The results of some calls in order, such as one a shard; few of them are in memory at a
     time. The first error ends it.
     """
     waiting = iter(items)
-    with ThreadPoolExecutor(READERS) as threads:
-        while batch := list(itertools.islice(waiting, 4 * READERS)):
+    with ThreadPoolExecutor(count) as threads:
+        while batch := list(itertools.islice(waiting, 4 * count)):
             yield from threads.map(work, batch)
 
 

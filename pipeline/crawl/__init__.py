@@ -10,7 +10,7 @@ Invariants:
 * A bad row costs itself only (`tests/pipeline/crawl/test_tables.py`,
   `tests/pipeline/archives/test_wat_records.py`).
 * Ray, inline and resumed builds write the same bytes (`test_crawler.py`, `test_dedup.py`).
-* A changed source file is noticed (`tests/pipeline/crawl/test_content.py`).
+* A changed source file is noticed (`tests/pipeline/crawl/test_sources.py`).
 
 To add a kind of source: its module and test, a line of READERS, a line of
 `manifests/schema/recipe.py`.

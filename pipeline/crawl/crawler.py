@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,12 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.columns import PAIRS, hex_bytes, with_extra
+from manifests.commits import in_threads
 from manifests.layout import PoolLayout
 from manifests.schema import Source
 from pipeline.archives.urls import PartCounts
 from pipeline.crawl.parts import (
     PARTS,
-    THREADS,
     UidsDigest,
     content_of,
     part_names,
@@ -45,7 +45,7 @@ from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.pool.lease import check_fence
 from pipeline.pool.shard_writer import publish_new
 from pipeline.progress.state import measure_links
-from pipeline.shuffle import PLACE, Exchange, select, stream
+from pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
 
 # --------------------------------------------------------------------------------------------------
 # Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow
@@ -80,17 +80,14 @@ def commit(
     extra_columns: dict[str, str],
     engine: Engine,
     *,
-    counts: Integers | None = None,
+    counts: Integers,
     workers: int | None = None,
     fence: int | None = None,
 ) -> dict[str, str]:
     """Write the final parts of extracted ones. Returns {task: error}: {} where all are there.
 
-    `counts` (parts,) is the number of pairs of each extracted part, where it is known. fence: that
-    of the lease.
+    `counts` (parts,) is the number of pairs of each extracted part. fence: that of the lease.
     """
-    if counts is None:
-        counts = _counts_of(pool, len(ids))
     total = int(counts.sum())
     rows = min(ROWS_PER_BLOCK, ROWS_PER_PARTITION)
     partitions = max(1, -(-total // ROWS_PER_PARTITION))
@@ -108,14 +105,24 @@ def commit(
     bounds = np.concatenate([[0], np.cumsum(counts)])
     _remove_parts_of_others(config)
 
+    first_parts = np.unique(bounds[:-1] // rows, return_index=True)[1].tolist()
+    ends = [*first_parts[1:], len(ids)]
+    some_are_done = bool(disk.list_names(PoolLayout(pool).pairs, ".parquet"))
+
     def block(number: int) -> dict[str, Any]:
         first, end = number * rows, min((number + 1) * rows, total)
         return {"first": first, "ranges": ranges_of(bounds, first, end)}
 
+    def some_parts(number: int) -> dict[str, Any]:
+        """Consecutive parts that have about so many rows together."""
+        first, end = first_parts[number], ends[number]
+        of_parts = bounds[first : end + 1].tolist()
+        return {"first": first, "bounds": of_parts, "some_are_done": some_are_done}
+
     steps: tuple[tuple[str, Callable[[Config], Work], Tickets], ...] = (
-        ("scatter", scatter, _tickets("scatter", _uids(config), block)),
-        ("gather", gather, _tickets("gather", _repeated(config), lambda number: {})),
-        ("write", write, _write_tickets(config, bounds, rows)),
+        ("scatter", scatter, numbered_tickets("scatter", ~_uids(config).written(), block)),
+        ("gather", gather, numbered_tickets("gather", ~_repeated(config).written())),
+        ("write", write, numbered_tickets("write", np.ones(len(ends), np.bool_), some_parts)),
     )
     for name, work, tickets in steps:
         stage = Stage(name=name, work=work, config=config)
@@ -128,24 +135,15 @@ def _remove_parts_of_others(config: Config) -> None:
     """Remove final parts that a crawl of other pairs left before it was complete."""
     pool = config["pool"]
     paths = [disk.join(PoolLayout(pool).pairs, name) for name in part_names(pool)]
-    with ThreadPoolExecutor(THREADS) as threads:
-        for path, footer in zip(paths, threads.map(disk.read_metadata, paths), strict=True):
-            if footer.get("job") != config["job"]:
-                check_fence(pool, config["fence"])
-                disk.remove(path)
+    for path, footer in zip(paths, in_threads(disk.read_metadata, paths, THREADS), strict=True):
+        if footer.get("job") != config["job"]:
+            check_fence(pool, config["fence"])
+            disk.remove(path)
 
 
 def extracted(pool: str, part: int) -> str:
     """A part before its duplicates are left out."""
     return disk.join(PoolLayout(pool).extracted, f"part-{part:05d}.parquet")
-
-
-def _counts_of(pool: str, parts: int) -> Integers:
-    """(parts,) pairs of each extracted part, from its footer."""
-    paths = [extracted(pool, part) for part in range(parts)]
-    with ThreadPoolExecutor(THREADS) as threads:
-        counts = [int(footer["pairs"]) for footer in threads.map(disk.read_metadata, paths)]
-    return np.array(counts, dtype=np.int64)
 
 
 def ranges_of(bounds: Integers, start: int, stop: int) -> list[list[int]]:
@@ -161,37 +159,6 @@ def ranges_of(bounds: Integers, start: int, stop: int) -> list[list[int]]:
         if low < high:
             ranges.append([part, low - begin, high - begin])
     return ranges
-
-
-def _tickets(step: str, exchange: Exchange, payload: Callable[[int], dict[str, Any]]) -> Tickets:
-    """The tickets of a step whose files are not there."""
-    todo = np.flatnonzero(~exchange.written()).tolist()
-
-    def make(position: int) -> Ticket:
-        name = f"{step}-{todo[position]:05d}"
-        number = {"number": todo[position]}
-        return Ticket(id=name, group=name, payload={**number, **payload(todo[position])})
-
-    return Tickets(np.arange(len(todo)), make)
-
-
-def _write_tickets(config: Config, bounds: Integers, rows: int) -> Tickets:
-    """Tickets over consecutive parts that have about so many rows together."""
-    first_parts = np.unique(bounds[:-1] // rows, return_index=True)[1].tolist()
-    ends = [*first_parts[1:], config["parts"]]
-    some_are_done = bool(disk.list_names(PoolLayout(config["pool"]).pairs, ".parquet"))
-
-    def make(number: int) -> Ticket:
-        first, end = first_parts[number], ends[number]
-        name = f"write-{number:05d}"
-        payload = {
-            "first": first,
-            "bounds": bounds[first : end + 1].tolist(),
-            "some_are_done": some_are_done,
-        }
-        return Ticket(id=name, group=name, payload=payload)
-
-    return Tickets(np.arange(len(first_parts)), make)
 
 
 def _uids(config: Config) -> Exchange:
@@ -334,7 +301,6 @@ def _batches_of(path: str, count: int, rows: Integers) -> Iterator[pa.RecordBatc
         start += batch.num_rows
 
 
-__all__ = ["crawl", "extract", "parts"]
 TOTALS = ("links", "pairs", "damaged_records")
 # Of a part that is read once and removed: half the time of zstd, and a dictionary only where values
 # repeat.
@@ -386,9 +352,8 @@ def crawl(
         final = write_parts(pool)
     if final is not None:
         extracted = PoolLayout(pool).extracted
-        with ThreadPoolExecutor(THREADS) as threads:
-            left = [disk.join(extracted, name) for name in disk.list_names(extracted)]
-            list(threads.map(disk.remove, left))
+        left = [disk.join(extracted, name) for name in disk.list_names(extracted)]
+        deque(in_threads(disk.remove, left, THREADS), 0)
     totals = part_totals(final if final is not None else PARTS.empty_table())
     if totals["links"] and not totals["pairs"]:
         losses = "; ".join(map(str, top_reasons(pool)))
@@ -413,17 +378,16 @@ def _extract_parts(
         reader_of(source).check(paths[todo[0]], source)
     logger.info("%d of %d parts are read already", len(paths) - len(todo), len(paths))
 
-    def make(position: int) -> Ticket:
-        number = int(todo[position])
-        payload = {"part": number, "path": paths[number], "source_id": ids[number]}
-        return Ticket(id=f"part-{number:05d}", group=str(number), payload=payload)
+    def one_part(number: int) -> dict[str, Any]:
+        return {"path": paths[number], "source_id": ids[number]}
+
+    tickets = numbered_tickets("part", counts < 0, one_part)
 
     def count(name: str, result: dict[str, Any]) -> None:
         counts[_number(name)] = result["pairs"]
 
     config = {"pool": pool, "source": disk.to_plain(source), "fence": fence}
     stage = Stage(name="crawl", work=extract, config=config, measure=measure_links)
-    tickets = Tickets(np.arange(len(todo)), make)
     report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
     return {paths[_number(name)]: text for name, text in report.failed.items()}, counts
 
@@ -438,18 +402,21 @@ def _extracted_counts(source: Source, pool: str, paths: Sequence[str]) -> Intege
     A part that was extracted from a file that has changed since is removed.
     """
     names = set(disk.list_names(PoolLayout(pool).extracted, ".parquet"))
-    counts = np.full(len(paths), -1, dtype=np.int64)
-    numbered = []
-    for number, path in enumerate(paths):
-        if extracted(pool, number).rpartition("/")[2] in names:
-            numbered.append((number, path))
-    with ThreadPoolExecutor(THREADS) as threads:
-        present = threads.map(lambda part: _extracted_count(pool, source, part), numbered)
-        for (number, _), count in zip(numbered, present, strict=True):
-            counts[number] = count
-            if count < 0:
-                disk.remove(extracted(pool, number))
-    return counts
+
+    def count(number: int) -> int:
+        part = extracted(pool, number)
+        if part.rpartition("/")[2] not in names:
+            return -1
+        metadata = disk.read_metadata(part)
+        is_source = metadata["source_id"] == source_id(source, paths[number])
+        content = metadata["content"]
+        if is_source and reader_of(source).is_unchanged(paths[number], source, content):
+            return int(metadata["pairs"])
+        disk.remove(part)
+        return -1
+
+    counts = in_threads(count, range(len(paths)), THREADS)
+    return np.fromiter(counts, np.int64, len(paths))
 
 
 # --- one part ---------------------------------------------------------------------------------
@@ -480,7 +447,7 @@ def extract(config: dict[str, Any]) -> Work:
                     "examples": counts.examples,
                 }
                 writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
-            path = extracted(config["pool"], ticket.payload["part"])
+            path = extracted(config["pool"], ticket.payload["number"])
             publish_new(config["pool"], staged, path, config.get("fence"))
         return {"links": totals["links"], "pairs": totals["pairs"]}
 
@@ -515,11 +482,10 @@ def _final_parts(pool: str, paths: Sequence[str], source: Source) -> pa.Table | 
         )
     reader = reader_of(source)
 
-    def is_unchanged(path: str, content: Mapping[str, Any]) -> bool:
-        return reader.is_unchanged(path, source, content)
+    def is_unchanged(part: tuple[str, Mapping[str, Any]]) -> bool:
+        return reader.is_unchanged(part[0], source, part[1])
 
-    with ThreadPoolExecutor(THREADS) as threads:
-        unchanged = list(threads.map(is_unchanged, paths, content_of(final)))
+    unchanged = in_threads(is_unchanged, zip(paths, content_of(final), strict=True), THREADS)
     changed = [path for path, same in zip(paths, unchanged, strict=True) if not same]
     if changed:
         raise ValueError(
@@ -552,15 +518,6 @@ def _remove_partial_files(pool: str) -> None:
         for folder in ("pairs", "pairs/.extracted"):
             for partial in (disk.local_path(pool) / folder).glob(".*.partial.*"):
                 partial.unlink()
-
-
-def _extracted_count(pool: str, source: Source, numbered: tuple[int, str]) -> int:
-    """The pairs of a part that was read from this source; -1 where its file has changed since."""
-    number, path = numbered
-    metadata = disk.read_metadata(extracted(pool, number))
-    is_source = metadata["source_id"] == source_id(source, path)
-    is_same = is_source and reader_of(source).is_unchanged(path, source, metadata["content"])
-    return int(metadata["pairs"]) if is_same else -1
 
 
 def _difference(final: pa.Table, paths: Sequence[str]) -> str:

@@ -7,7 +7,6 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +19,10 @@ import pyarrow.parquet as pq
 import xxhash
 
 from manifests import disk
-from manifests.commits import Commits, read_commits
+from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import PoolLayout
 from pipeline.archives.urls import shortened
+from pipeline.shuffle import THREADS
 
 # --------------------------------------------------------------------------------------------------
 # The table of a pool's parts, POOL/parts.parquet: what the footer of each part of the pairs says.
@@ -31,7 +31,6 @@ from pipeline.archives.urls import shortened
 # derived: where it is missing, or does not fit the parts, the footers are read.
 
 
-THREADS = 16  # that read footers: a remote store answers each after about 30 ms
 BATCH = 10_000  # rows
 PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
 Integers = npt.NDArray[np.int64]
@@ -85,8 +84,7 @@ def read_parts(pool: str) -> pa.Table:
     if (table := stored_table(pool, len(names))) is not None:
         return table
     folder = PoolLayout(pool).pairs
-    with ThreadPoolExecutor(THREADS) as threads:
-        tables = list(threads.map(_row_of, [disk.join(folder, name) for name in names]))
+    tables = in_threads(_row_of, [disk.join(folder, name) for name in names], THREADS)
     return pa.concat_tables([PARTS.empty_table(), *tables]).combine_chunks()
 
 
@@ -277,38 +275,28 @@ def top_reasons(pool: str, limit: int = 3, commits: Commits | None = None) -> li
     """
     if commits is None:
         commits = read_commits(pool, ["reasons"])
-    losses = [*_crawl_losses(pool), *_fetch_losses(commits)]
-    losses.sort(key=lambda loss: -loss.count)
-    with_examples = []
-    for loss in losses[:limit]:
-        if loss.stage == "fetch":
-            loss = _with_fetch_example(commits, loss)
-        with_examples.append(loss)
-    return with_examples
-
-
-def _crawl_losses(pool: str) -> Iterator[Loss]:
     parts = read_parts(pool)
-    reasons, first_examples = reason_totals(parts), examples(parts)
-    del reasons["duplicate_pair"]
-    for reason, count in reasons.items():
+    of_crawl, first_examples = reason_totals(parts), examples(parts)
+    del of_crawl["duplicate_pair"]
+    counts = [("crawl", *each) for each in of_crawl.items()]
+    counts += [("fetch", *each) for each in commits.reasons().items()]
+    counts.sort(key=lambda each: -each[2])
+    losses = []
+    for stage, reason, count in counts[:limit]:
         example = first_examples.get(reason, "")
-        yield Loss(stage="crawl", reason=reason, count=count, example=example)
+        if stage == "fetch":
+            example = _fetch_example(commits, reason)
+        losses.append(Loss(stage=stage, reason=reason, count=count, example=example))
+    return losses
 
 
-def _fetch_losses(commits: Commits) -> Iterator[Loss]:
-    for reason, count in commits.reasons().items():
-        yield Loss(stage="fetch", reason=reason, count=count, example="")
-
-
-def _with_fetch_example(commits: Commits, loss: Loss) -> Loss:
-    """The loss with the first row of its reason: URL and error message from the sidecar."""
-    shard = commits.first_with(loss.reason)
+def _fetch_example(commits: Commits, reason: str) -> str:
+    """The first row of a reason: URL and error message from the sidecar; "" where it is gone."""
+    shard = commits.first_with(reason)
     if shard is None:
-        return loss
-    where: list[tuple[str, str, Any]] = [("reason", "=", loss.reason)]
+        return ""
+    where: list[tuple[str, str, Any]] = [("reason", "=", reason)]
     columns = ["url", "error_message", "reason"]
     table = disk.read_parquet(commits.sidecar(shard), columns, where=where)
     row = table.slice(0, 1).to_pylist()[0]
-    example = shortened(f"{row['url']} ({row['error_message']})")
-    return Loss(stage=loss.stage, reason=loss.reason, count=loss.count, example=example)
+    return shortened(f"{row['url']} ({row['error_message']})")

@@ -106,12 +106,11 @@ class PairTable:
         try:
             yield from values(path, self.columns)
         except MissingColumn as missing:
-            if missing.name not in self.fixed_columns:
+            if not self.fixed_columns:
                 raise
-            own = repr(missing.close) if missing.close else "the column that holds it"
             raise ValueError(
-                f"{path} has no column {missing.name!r}: a source of kind files reads the columns "
-                f"{' and '.join(self.fixed_columns)}; rename {own} to {missing.name!r} in the table"
+                f"{missing}: a source of kind files reads the columns "
+                f"{' and '.join(self.fixed_columns)}; rename those of the table"
             ) from None
 
 

@@ -9,9 +9,9 @@ Invariants:
 
 * Every sample, and every row of the parquet, is one row with one outcome
   (`tests/pipeline/external/test_adopt.py`).
-* A bad member or row costs itself only (`tests/pipeline/external/test_tar_samples.py`).
+* A bad member or row costs itself only (`tests/pipeline/external/test_adopt.py`).
 * A tar that another program rewrote is noticed (`tests/pipeline/external/test_adopt.py`).
-* No setting of `fetch` is ignored silently (`tests/pipeline/external/test_img2dataset_run.py`).
+* No setting of `fetch` is ignored silently (`tests/pipeline/external/test_img2dataset.py`).
 
 To add another program: a module that gives a Stage, and its name in `fetch.engine`.
 """

@@ -9,14 +9,13 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from manifests import disk
 from manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
-from manifests.commits import read_commits
+from manifests.commits import in_threads, read_commits
 from manifests.layout import CommitRecord, PoolLayout
 from manifests.schema import Fetch, Source
 from manifests.text import valid_text
@@ -28,6 +27,7 @@ from pipeline.images.transform import limits_of
 from pipeline.pool.lease import read_commit_record
 from pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
 from pipeline.pool.tars import Member, index_tar, local_copy
+from pipeline.shuffle import THREADS
 from pipeline.table_files import as_int, cast_value, python_values
 
 # --------------------------------------------------------------------------------------------------
@@ -335,9 +335,6 @@ def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
 # is dropped here, a filter may tell such rows apart.
 
 
-THREADS = 16  # that look at tars: a remote store answers each after about 30 ms
-
-
 def tar_tickets(source: Source) -> list[Ticket]:
     """One ticket per tar, numbered in the order of `source.paths`; a folder or a pattern stands for
     its tars by name.
@@ -480,8 +477,7 @@ def check_adopted(pool: str, tickets: Sequence[Ticket]) -> None:
             return str(error)
         return None
 
-    with ThreadPoolExecutor(THREADS) as threads:
-        problems = [text for text in threads.map(problem, tickets) if text is not None]
+    problems = [text for text in in_threads(problem, tickets, THREADS) if text is not None]
     if problems:
         others = f" (so it is with {len(problems) - 1} more tars)" if len(problems) > 1 else ""
         raise ValueError(problems[0] + others)
@@ -506,6 +502,5 @@ def tar_changed(record: CommitRecord) -> bool:
 def changed_tars(pool: str) -> list[str]:
     """The adopted tars of a pool that are gone, or that another program rewrote."""
     adopted = [record for record in read_commits(pool).records() if record.adopted]
-    with ThreadPoolExecutor(THREADS) as threads:
-        changed = list(threads.map(tar_changed, adopted))
+    changed = in_threads(tar_changed, adopted, THREADS)
     return [record.tar for record, flag in zip(adopted, changed, strict=True) if flag]

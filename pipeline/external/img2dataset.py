@@ -23,7 +23,7 @@ from manifests import disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.identity import manners_of
 from manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
-from pipeline.executor.tickets import Stage, Ticket
+from pipeline.executor.tickets import Stage, Ticket, Work
 from pipeline.external.adopt import group_samples, reason_of
 from pipeline.fetch import guard
 from pipeline.fetch.fetcher import user_agent
@@ -217,15 +217,6 @@ def check_img2dataset(settings: Fetch, source_kind: str) -> None:
         )
 
 
-def download(config: dict[str, Any]) -> Downloader:
-    """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns", "fence"}. ValueError
-    where the interpreter has no img2dataset.
-    """
-    settings: Fetch = disk.from_plain(Fetch, config["fetch"])
-    columns = config.get("extra_columns") or {}
-    return Downloader(config["pool"], settings, columns, config.get("fence"))
-
-
 def version_of(python: str) -> str:
     """The version of img2dataset that an interpreter has. ValueError where it has none."""
     missing = (
@@ -243,33 +234,26 @@ def version_of(python: str) -> str:
     return answer.stdout.strip()
 
 
-class Downloader:
-    """Holds the interpreter that was found to have img2dataset."""
+def download(config: dict[str, Any]) -> Work:
+    """Factory of the stage: {"pool", "fetch": plain Fetch, "extra_columns", "fence"}. ValueError
+    where the interpreter has no img2dataset.
+    """
+    pool, fence = config["pool"], config.get("fence")
+    settings: Fetch = disk.from_plain(Fetch, config["fetch"])
+    extra_columns = config.get("extra_columns") or {}
+    python = settings.img2dataset_python or sys.executable
+    version = version_of(python)
 
-    def __init__(
-        self,
-        pool: str,
-        settings: Fetch,
-        extra_columns: Mapping[str, str],
-        fence: int | None = None,
-    ) -> None:
-        self.pool, self.settings, self.extra_columns = pool, settings, extra_columns
-        self.fence = fence
-        self.python = settings.img2dataset_python or sys.executable
-        self.version = version_of(self.python)
-
-    def __call__(self, ticket: Ticket) -> dict[str, Any]:
+    def work(ticket: Ticket) -> dict[str, Any]:
         """The commit record of the ticket's shard. RuntimeError with the tool's last lines where it
         left no shard.
         """
         number = int(ticket.payload["shard"])
-        pairs, retried = read_ticket(ticket.payload, self.pool)
+        pairs, retried = read_ticket(ticket.payload)
         started = round(time.time() * 1000)
         with (
             disk.scratch_folder("clipmill-img2dataset-") as folder,
-            ShardWriter(
-                self.pool, number, ticket.id, ticket.group, self.extra_columns, self.fence
-            ) as writer,
+            ShardWriter(pool, number, ticket.id, ticket.group, extra_columns, fence) as writer,
         ):
 
             def add(
@@ -283,52 +267,53 @@ class Downloader:
 
             requested = []
             for row, pair in enumerate(pairs):
-                if refused := refusal(pair, self.settings):
+                if refused := refusal(pair, settings):
                     add(row, {"reason": refused[0], "error_message": refused[1]})
                 else:
                     requested.append(row)
             if requested:
-                self._run([pairs[row] for row in requested], Path(folder))
-                results = outcomes(Path(folder), self.settings, len(requested))
+                run(python, [pairs[row] for row in requested], settings, Path(folder))
+                results = outcomes(Path(folder), settings, len(requested))
                 for position, (outcome, image, extension) in results:
                     add(requested[position], outcome, image, extension)
             record = writer.commit(
                 len(pairs),
                 engine="img2dataset",
-                engine_version=self.version,
-                manners=manners_of(self.settings),
+                engine_version=version,
+                manners=manners_of(settings),
             )
             return dict(disk.to_plain(record))
 
-    def _run(self, pairs: Sequence[Pair], folder: Path) -> None:
-        """Leave 00000.tar and 00000.parquet in `folder`. RuntimeError where the tool does not."""
-        settings = self.settings
-        columns: dict[str, Any] = {"url": pa.array([pair.url for pair in pairs], pa.string())}
-        if settings.bbox_column:
-            boxes = []
-            for pair in pairs:
-                boxes.append([list(box) for box in boxes_of(pair.extra, settings)])
-            columns["bbox"] = pa.array(boxes, pa.list_(pa.list_(pa.float64())))
-        if settings.verify_hash:
-            column = settings.verify_hash[0]
-            hashes = [str((pair.extra or {}).get(column) or "") for pair in pairs]
-            columns["expected"] = pa.array([text.strip().lower() for text in hashes], pa.string())
-        disk.write_parquet(folder / "list.parquet", pa.table(columns))
-        disk.write_json(folder / "options.json", options(settings, folder))
-        limit_s = deadline_s(len(pairs), settings)
-        status, last_lines = run_bounded(
-            [self.python, "-c", DRIVER, str(folder / "options.json")], folder, limit_s
+    return work
+
+
+def run(python: str, pairs: Sequence[Pair], settings: Fetch, folder: Path) -> None:
+    """Leave 00000.tar and 00000.parquet in `folder`. RuntimeError where the tool does not."""
+    columns: dict[str, Any] = {"url": pa.array([pair.url for pair in pairs], pa.string())}
+    if settings.bbox_column:
+        boxes = []
+        for pair in pairs:
+            boxes.append([list(box) for box in boxes_of(pair.extra, settings)])
+        columns["bbox"] = pa.array(boxes, pa.list_(pa.list_(pa.float64())))
+    if settings.verify_hash:
+        column = settings.verify_hash[0]
+        hashes = [str((pair.extra or {}).get(column) or "") for pair in pairs]
+        columns["expected"] = pa.array([text.strip().lower() for text in hashes], pa.string())
+    disk.write_parquet(folder / "list.parquet", pa.table(columns))
+    disk.write_json(folder / "options.json", options(settings, folder))
+    limit_s = deadline_s(len(pairs), settings)
+    command = [python, "-c", DRIVER, str(folder / "options.json")]
+    status, last_lines = run_bounded(command, folder, limit_s)
+    if status is None:
+        raise RuntimeError(
+            f"img2dataset was ended after {limit_s:.0f} s for {len(pairs)} rows; "
+            f"its last lines: {last_lines}"
         )
-        if status is None:
-            raise RuntimeError(
-                f"img2dataset was ended after {limit_s:.0f} s for {len(pairs)} rows; "
-                f"its last lines: {last_lines}"
-            )
-        if status != 0 or not (folder / "out/00000_stats.json").exists():
-            raise RuntimeError(
-                f"img2dataset left no shard and ended with status {status}; its last lines: "
-                f"{last_lines}"
-            )
+    if status != 0 or not (folder / "out/00000_stats.json").exists():
+        raise RuntimeError(
+            f"img2dataset left no shard and ended with status {status}; its last lines: "
+            f"{last_lines}"
+        )
 
 
 def options(settings: Fetch, folder: Path) -> dict[str, Any]:
@@ -403,14 +388,9 @@ def run_bounded(command: Sequence[str], folder: Path, limit_s: float) -> tuple[i
 def pair_columns(pair: Pair) -> dict[str, Any]:
     """What a sidecar's row has of its pair, with the page's own signals."""
     page_signals = signals((), pair.robots)
-    columns: dict[str, Any] = {
-        name: getattr(pair, name) for name in PAIRS.names if name in SIDECAR.names
-    }
-    columns |= pair.extra or {}
-    columns["optout"] = None
-    if page_signals:
-        columns["optout"] = json.dumps(page_signals, sort_keys=True, ensure_ascii=False)
-    return columns
+    text = json.dumps(page_signals, sort_keys=True, ensure_ascii=False) if page_signals else None
+    columns = {name: getattr(pair, name) for name in PAIRS.names if name in SIDECAR.names}
+    return columns | (pair.extra or {}) | {"optout": text}
 
 
 def refusal(pair: Pair, settings: Fetch) -> tuple[str, str] | None:

@@ -96,7 +96,7 @@ class Downloader:
                     "build into another folder"
                 )
             return dict(disk.to_plain(record))
-        pairs, retried = read_ticket(ticket.payload, self.pool)
+        pairs, retried = read_ticket(ticket.payload)
         counts = self._report.tickets[ticket.id] = Measure(total=len(pairs))
         try:
             with ShardWriter(

@@ -13,7 +13,7 @@ Invariants:
 * A plan is a function of the pairs, the kind of the source and the fetch settings (golden, and
   row by row against a plain program: `tests/pipeline/planning/test_planner.py`), whatever the
   tickets' sizes and wherever it was stopped.
-* A row is retried once (`tests/pipeline/planning/test_shuffle.py`).
+* A row is retried once (`tests/pipeline/planning/test_planner.py`).
 * A ticket holds at most 500,000 rows or 256 MB, or one shard: `planner.ROWS_PER_TICKET`.
 
 To extend: a change of order or ids raises `PLAN_VERSION`. A new column of the plan goes to `PLAN`

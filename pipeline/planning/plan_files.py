@@ -86,6 +86,7 @@ SHARDS = pa.schema(
         ("row_group", pa.int64()),  # in that file
     ]
 )
+PLAN_KEYS = {"version", "pairs", "recipe", "groups", "round", "shards", "rows", "files"}
 Integers = npt.NDArray[np.int64]
 
 
@@ -141,28 +142,13 @@ def read_rounds(pool: str) -> list[Round]:
 def _read_plan_json(pool: str, path: str, number: int) -> dict[str, Any]:
     """plan.json of a round. ValueError, with the remedy, where it is none."""
     try:
-        document = disk.from_plain(dict[str, Any], disk.read_json(path), "plan.json")
-        needed = {key: document[key] for key in _PlanKeys.__slots__ if key in document}
-        disk.from_plain(_PlanKeys, needed, "plan.json")
+        document: dict[str, Any] = disk.from_plain(dict[str, Any], disk.read_json(path))
     except ValueError as error:
         reason = str(error).removeprefix(f"{path} ")
         raise _damaged_plan(pool, path, number, reason) from None
-    metadata: dict[str, Any] = document
-    return metadata
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _PlanKeys:
-    """What every plan.json has, and readers use."""
-
-    version: int
-    pairs: str
-    recipe: dict[str, Any]
-    groups: int | None
-    round: int
-    shards: int
-    rows: int
-    files: tuple[int, ...]
+    if lacking := PLAN_KEYS - document.keys():
+        raise _damaged_plan(pool, path, number, f"it lacks {', '.join(sorted(lacking))}")
+    return document
 
 
 def _damaged_plan(pool: str, path: str, number: int, problem: str) -> ValueError:
@@ -303,14 +289,9 @@ def pairs_of(table: pa.Table) -> tuple[list[Pair], list[str | None]]:
     return pairs, retried
 
 
-def read_ticket(payload: dict[str, Any], pool: str) -> tuple[list[Pair], list[str | None]]:
-    """The pairs of a ticket of `Plan.tickets`, and what they retry.
-
-    A ticket without a file and a row group is looked up in the plan.
-    """
-    if "file" in payload:
-        return pairs_of(read_row_group(payload["file"], int(payload["row_group"])))
-    return read_shard(pool, int(payload["shard"]))
+def read_ticket(payload: dict[str, Any]) -> tuple[list[Pair], list[str | None]]:
+    """The pairs of a ticket of `Plan.tickets`, and what they retry."""
+    return pairs_of(read_row_group(payload["file"], int(payload["row_group"])))
 
 
 def read_shard(pool: str, shard: int) -> tuple[list[Pair], list[str | None]]:

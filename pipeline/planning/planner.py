@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import xxhash
 
 from manifests import disk, identity
 from manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
-from manifests.commits import read_commits
+from manifests.commits import in_threads, read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Recipe
 from pipeline.archives.urls import ascii_host
@@ -46,7 +46,7 @@ from pipeline.planning.plan_files import (
 )
 from pipeline.pool.lease import check_fence, read_sidecar
 from pipeline.pool.shard_writer import publish_new
-from pipeline.shuffle import PLACE, Exchange, select, stream
+from pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
 
 # --------------------------------------------------------------------------------------------------
 # Rows of each group to shards, and shards to the files of the plan. Pure.
@@ -434,7 +434,6 @@ FORM = 3  # of the files of a plan
 ROWS_PER_TICKET = 500_000  # of a run, and of a file of the plan
 BYTES_PER_TICKET = 256 * 2**20  # of the same in memory; a ticket needs about three times that
 FEW = 500_000  # rows up to which starting workers would take longer than the work
-THREADS = 16  # that read small files: a remote store answers each after about 30 ms
 logger = logging.getLogger(__name__)
 
 
@@ -477,8 +476,14 @@ def write_plan(
         check_unchanged(read_rounds(pool)[0].metadata, metadata, recipe, pool)
         _remove_scratch(pool, config["job"])  # a round of retries may have been stopped
         return {}
-    tickets = _ranges(rows, per_ticket)
-    return _shuffle(config, metadata, sort_pairs, tickets, int(rows.sum()), engine, workers)
+    bounds, total = np.concatenate([[0], np.cumsum(rows)]), int(rows.sum())
+
+    def ranges(number: int) -> Config:
+        start, stop = number * per_ticket, min((number + 1) * per_ticket, total)
+        return {"ranges": ranges_of(bounds, start, stop)}
+
+    config["runs"] = -(-total // per_ticket)
+    return _shuffle(config, metadata, sort_pairs, ranges, total, engine, workers)
 
 
 def add_retries(
@@ -520,8 +525,16 @@ def add_retries(
     }
     check_fence(pool, fence)
     config["job"] = disk.content_hash([config["job"], config["keys"], shards.tolist()])
-    tickets = _shard_ranges(shards, rows, ROWS_PER_TICKET)
-    return _shuffle(config, metadata, sort_retries, tickets, int(rows.sum()), engine, workers)
+    # Consecutive shards of about ROWS_PER_TICKET rows together.
+    number_of = (np.cumsum(rows) - rows) // ROWS_PER_TICKET
+    first = np.unique(number_of, return_index=True)[1]
+    some_shards = np.split(shards, first[1:])
+    config["runs"] = len(some_shards)
+
+    def payload(number: int) -> Config:
+        return {"shards": some_shards[number].tolist()}
+
+    return _shuffle(config, metadata, sort_retries, payload, int(rows.sum()), engine, workers)
 
 
 def _round_plain(each: Round) -> dict[str, Any]:
@@ -622,36 +635,6 @@ def _config(
     }
 
 
-def _ranges(rows: Integers, rows_per_ticket: int) -> Tickets:
-    """Tickets over (part, start, stop), each of `rows_per_ticket` rows, the last one of fewer."""
-    bounds = np.concatenate([[0], np.cumsum(rows)])
-    total = int(bounds[-1])
-
-    def make(number: int) -> Ticket:
-        start, stop = number * rows_per_ticket, min((number + 1) * rows_per_ticket, total)
-        ranges = ranges_of(bounds, start, stop)
-        return _ticket("sort", number, {"ranges": ranges})
-
-    return Tickets(np.arange(-(-total // rows_per_ticket)), make)
-
-
-def _shard_ranges(shards: Integers, rows: Integers, rows_per_ticket: int) -> Tickets:
-    """Tickets over consecutive shards of about `rows_per_ticket` rows together."""
-    number_of = (np.cumsum(rows) - rows) // rows_per_ticket
-    numbers, first = np.unique(number_of, return_index=True)
-    ends = [*first[1:].tolist(), len(shards)]
-
-    def make(number: int) -> Ticket:
-        return _ticket("sort", number, {"shards": shards[first[number] : ends[number]].tolist()})
-
-    return Tickets(np.arange(len(numbers)), make)
-
-
-def _ticket(step: str, number: int, payload: dict[str, Any]) -> Ticket:
-    name = f"{step}-{number:05d}"
-    return Ticket(id=name, group=name, payload={"number": number, **payload})
-
-
 def _shards_to_retry(pool: str) -> Integers:
     """The committed shards that have rows to retry, as far as the counts of their reasons say."""
     commits = read_commits(pool, ["reasons"])
@@ -685,14 +668,15 @@ def _shuffle(
     config: Config,
     metadata: dict[str, Any],
     sort: Callable[[Config], Work],
-    tickets: Tickets,
+    payload: Callable[[int], Config],
     rows: int,
     engine: Engine,
     workers: int | None,
 ) -> Mapping[str, str]:
-    """Sort, slice, merge, and write plan.json. Returns {task: error}."""
+    """Sort, slice, merge, and write plan.json. Returns {task: error}. `payload`: of a ticket of
+    sort, by its number.
+    """
     engine = "inline" if rows <= FEW else engine
-    config["runs"] = len(tickets)
     exchange = exchange_of(config)
 
     def run(
@@ -704,7 +688,7 @@ def _shuffle(
         stage = Stage(name=name, work=work, config=config)
         return execute(stage, todo, engine=engine, workers=workers, on_done=on_done).failed
 
-    if failed := run("plan: sort", sort, _left(tickets, exchange.written())):
+    if failed := run("plan: sort", sort, numbered_tickets("sort", ~exchange.written(), payload)):
         return failed
     group_rows = np.zeros(config["group_count"], np.int64)
     for footer in exchange.footers():
@@ -720,28 +704,22 @@ def _shuffle(
         def add(_: str, result: dict[str, Any]) -> None:
             np.add(cell_rows, result["rows"], out=cell_rows)
 
-        slicing = Tickets(np.arange(len(tickets)), lambda number: _ticket("slice", number, {}))
+        slicing = numbered_tickets("slice", np.ones(config["runs"], np.bool_))
         if failed := run("plan: slice", slice_groups, slicing, add):
             return failed
     groups, sizes = shard_sizes(group_rows, config["rows_per_shard"])
     parts = file_parts(sizes, cell_rows, config["rows_per_file"])
 
-    def merge_ticket(number: int) -> Ticket:
+    def one_file(number: int) -> Config:
         shards = slice(parts[number].first_shard, parts[number].end_shard)
         lists = {"groups": groups[shards].tolist(), "sizes": sizes[shards].tolist()}
-        return _ticket("merge", number, {**disk.to_plain(parts[number]), **lists})
+        return {**disk.to_plain(parts[number]), **lists}
 
-    merging = Tickets(np.arange(len(parts)), merge_ticket)
-    if failed := run("plan: merge", merge_runs, _left(merging, _merged(config, len(parts)))):
+    merging = numbered_tickets("merge", ~_merged(config, len(parts)), one_file)
+    if failed := run("plan: merge", merge_runs, merging):
         return failed
     _commit(config, metadata, [part.first_shard for part in parts])
     return {}
-
-
-def _left(tickets: Tickets, done: npt.NDArray[np.bool_]) -> Tickets:
-    """The tickets whose work is not done."""
-    numbers = np.flatnonzero(~done[: len(tickets)])
-    return Tickets(numbers, lambda position: tickets.make(int(numbers[position])))
 
 
 def _merged(config: Config, count: int) -> npt.NDArray[np.bool_]:
@@ -787,21 +765,12 @@ def _commit(
 def _shard_tables(config: Config, files: int) -> Iterator[pa.Table]:
     """The rows of SHARDS of each file of a round, from their footers."""
     paths = [shards_file(config["folder"], number) for number in range(files)]
-    with ThreadPoolExecutor(THREADS) as threads:
-        for number, footer in enumerate(threads.map(disk.read_metadata, paths)):
-            count = len(footer["sizes"])
-            shards = np.arange(count) + config["first_shard"] + footer["first_shard"]
-            yield pa.table(
-                {
-                    "shard": shards,
-                    "group": footer["groups"] if config["groups"] else shards,
-                    "rows": footer["sizes"],
-                    "id": footer["ids"],
-                    "file": np.full(count, number),
-                    "row_group": np.arange(count),
-                },
-                SHARDS,
-            )
+    for number, footer in enumerate(in_threads(disk.read_metadata, paths, THREADS)):
+        count = len(footer["sizes"])
+        shards = np.arange(count) + config["first_shard"] + footer["first_shard"]
+        groups = footer["groups"] if config["groups"] else shards
+        columns = [shards, groups, footer["sizes"], footer["ids"]]
+        yield pa.table([*columns, np.full(count, number), np.arange(count)], schema=SHARDS)
 
 
 def _write_retried(config: Config, files: int) -> None:
@@ -824,5 +793,4 @@ def _remove_scratch(pool: str, job: str = "") -> None:
     folder = disk.join(PoolLayout(pool).plan_round(0), ".shuffle")
     names = [name for name in disk.list_names(folder) if name.startswith(f"run-{job}")]
     paths = [disk.join(folder, name) for name in names]
-    with ThreadPoolExecutor(THREADS) as threads:
-        list(threads.map(disk.remove, paths))
+    deque(in_threads(disk.remove, paths, THREADS), 0)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from manifests import disk
 from manifests.columns import PAIRS
 from manifests.layout import PoolLayout
 from manifests.schema import Source
-from pipeline.archives import wat as wat_module
-from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl
 from tests.support.wats import captioned as wat
 
@@ -65,62 +60,6 @@ def test_every_wat_is_a_part_and_the_first_of_equal_pairs_stays(
 
 
 # --- resuming -------------------------------------------------------------------------------------
-
-
-def test_a_part_that_cannot_be_read_is_named_and_the_others_are_not_read_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    good, bad = wat(tmp_path / "a.wat.gz", "a"), wat(tmp_path / "b.wat.gz", "b", first=1)
-    source, pool = Source(kind="wat", paths=(good, bad)), str(tmp_path / "pool")
-    read: list[str] = []
-    batches = wat_module.batches_of_wat
-
-    def flaky(path: str, counts: Counter[str]) -> Iterator[pa.RecordBatch]:
-        read.append(Path(path).name)
-        if path == bad and len(read) < 4:
-            raise ConnectionError("the line is down")
-        yield from batches(path, counts)
-
-    monkeypatch.setattr(sources, "batches_of_wat", flaky)
-    totals = crawl(source, pool, "inline")
-    assert list(totals["failed"]) == [bad]
-    assert totals["failed"][bad].startswith("ConnectionError: the line is down (")
-    assert disk.list_names(disk.join(pool, "pairs"), ".parquet") == []
-    assert read == ["a.wat.gz", "b.wat.gz", "b.wat.gz"]
-    totals = crawl(source, pool, "inline")
-    assert (totals["pairs"], totals["failed"]) == (2, {})
-    assert read[3:] == ["b.wat.gz"]
-    assert crawl(source, pool, "inline") == totals
-    assert len(read) == 4
-    assert not list((tmp_path / "pool/pairs/.extracted").iterdir())
-
-
-def test_a_stop_between_two_final_parts_is_made_good(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = Source(
-        kind="wat", paths=tuple(wat(tmp_path / f"{k}.wat.gz", *"abc", first=k) for k in range(3))
-    )
-    crawl(source, str(tmp_path / "whole"), "inline")
-    publish = disk.create_file
-
-    def stopping(staged: Any, path: str) -> None:
-        if path.endswith("pairs/part-00001.parquet"):
-            raise KeyboardInterrupt
-        publish(staged, path)
-
-    monkeypatch.setattr(disk, "create_file", stopping)
-    with pytest.raises(KeyboardInterrupt):
-        crawl(source, str(tmp_path / "stopped"), "inline")
-    monkeypatch.undo()
-    (tmp_path / "stopped/pairs/.part-00001.parquet.partial.1").write_bytes(b"half")
-    crawl(source, str(tmp_path / "stopped"), "inline")
-    assert len(list((tmp_path / "stopped/pairs").glob("*part-*"))) == 3
-    for k in range(3):
-        name = f"pairs/part-{k:05d}.parquet"
-        assert (tmp_path / "whole" / name).read_bytes() == (
-            tmp_path / "stopped" / name
-        ).read_bytes()
 
 
 def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -65,9 +66,8 @@ def test_the_first_stays_however_many_partitions_there_are(
     monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", rows_per_partition)
     source, pool = tables(tmp_path / "in"), f"{scheme}{tmp_path}/pool"
     totals = crawl(source, pool, "inline")
-    assert [[(r["url"], r["caption"], r["link"]) for r in part] for part in rows(pool)] == expected(
-        source
-    )
+    left = [[(r["url"], r["caption"], r["link"]) for r in part] for part in rows(pool)]
+    assert left == expected(source)
     assert totals["links"] == totals["pairs"] + sum(totals["reasons"].values()) == 1600
     assert disk.list_names(disk.join(pool, "pairs")) == [f"part-{k:05d}.parquet" for k in range(5)]
     assert not disk.list_names(disk.join(pool, "pairs", ".extracted"))
@@ -77,64 +77,43 @@ def test_the_first_stays_however_many_partitions_there_are(
 def test_a_stop_in_any_step_is_made_good_and_what_is_done_is_not_done_again(
     stop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", 150)
-    source = tables(tmp_path / "in")
+    monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", 40)
+    source = tables(tmp_path / "in", rows=40)
     crawl(source, str(tmp_path / "whole"), "inline")
     written: list[str] = []
-    write, publish, stopped = disk.publish, disk.create_file, False
+    before = 0 if stop == "pairs/part-00003" else 2  # of the same step
+    stopped = False
 
-    def watched(path: str | Path) -> None:
-        nonlocal stopped
-        name = str(path).partition("/pool/")[2]
-        if (
-            not stopped
-            and stop in name
-            and sum(stop in other for other in written) == (stop != "pairs/part-00003") * 2
-        ):
-            stopped = True
-            raise KeyboardInterrupt
-        written.append(name)
+    def watched(name: str) -> None:
+        real = getattr(disk, name)
 
-    def writing(staged: str | Path, path: str | Path) -> None:
-        watched(path)
-        write(staged, path)
+        def write(staged: str | Path, path: str | Path) -> None:
+            nonlocal stopped
+            file = str(path).partition("/pool/")[2]
+            if not stopped and stop in file and sum(stop in each for each in written) == before:
+                stopped = True
+                raise KeyboardInterrupt
+            written.append(file)
+            real(staged, path)
 
-    def publishing(staged: str | Path, path: str | Path) -> None:
-        watched(path)
-        publish(staged, path)
+        monkeypatch.setattr(disk, name, write)
 
-    monkeypatch.setattr(disk, "publish", writing)
-    monkeypatch.setattr(disk, "create_file", publishing)
+    watched("publish")
+    watched("create_file")
     pool = str(tmp_path / "pool")
     with pytest.raises(KeyboardInterrupt):
         crawl(source, pool, "inline")
+    (tmp_path / "pool/pairs/.part-00001.parquet.partial.1").write_bytes(b"half")
     crawl(source, pool, "inline")
     assert stopped
     assert len(written) == len(set(written))
+    assert sorted(path.name for path in (tmp_path / "pool/pairs").glob("*part-*")) == [
+        f"part-{k:05d}.parquet" for k in range(5)
+    ]
+    assert not list((tmp_path / "pool/pairs/.extracted").iterdir())
     for k in range(5):
-        assert (tmp_path / f"whole/pairs/part-{k:05d}.parquet").read_bytes() == Path(
-            PoolLayout(pool).pairs_part(k)
-        ).read_bytes()
-
-
-def test_a_step_that_fails_is_named_and_nothing_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, pool = tables(tmp_path / "in"), str(tmp_path / "pool")
-    publish = disk.publish
-
-    def full(staged: str | Path, path: str | Path) -> None:
-        if "run-repeated-" in str(path):
-            raise OSError("no space left")
-        publish(staged, path)
-
-    monkeypatch.setattr(disk, "publish", full)
-    totals = crawl(source, pool, "inline")
-    assert list(totals["failed"]) == ["gather-00000"]
-    assert "no space left" in totals["failed"]["gather-00000"]
-    assert totals["pairs"] == 0
-    monkeypatch.undo()
-    assert crawl(source, pool, "inline")["failed"] == {}
+        name = f"pairs/part-{k:05d}.parquet"
+        assert (tmp_path / "whole" / name).read_bytes() == (tmp_path / "pool" / name).read_bytes()
 
 
 @pytest.mark.slow
@@ -175,7 +154,7 @@ def test_uids_that_are_equal_in_one_half_only_both_stay(partitions: int, tmp_pat
     disk.write_parquet(crawler.extracted(pool, 0), table, metadata)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(crawler, "ROWS_PER_PARTITION", -(-len(uids) // partitions))
-        assert crawler.commit(pool, ["x"], {}, "inline") == {}
+        assert crawler.commit(pool, ["x"], {}, "inline", counts=np.array([5])) == {}
     left = disk.read_parquet(PoolLayout(pool).pairs_part(0))
     assert left["link"].to_pylist() == [0, 1, 2, 4]
     assert disk.read_metadata(PoolLayout(pool).pairs_part(0))["reasons"] == {"duplicate_pair": 1}
@@ -185,5 +164,5 @@ def test_uids_that_are_no_hexadecimal_are_named_as_the_failure(tmp_path: Path) -
     table = pa.Table.from_pylist([{**dict.fromkeys(PAIRS.names), "uid": "x" * 32}], schema=PAIRS)
     metadata = {"pairs": 1, "reasons": {}}
     disk.write_parquet(crawler.extracted(str(tmp_path), 0), table, metadata)
-    failed = crawler.commit(str(tmp_path), ["x"], {}, "inline")
+    failed = crawler.commit(str(tmp_path), ["x"], {}, "inline", counts=np.array([1]))
     assert "a uid does not have 32 hex digits" in failed["scatter-00000"]

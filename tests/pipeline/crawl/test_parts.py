@@ -1,18 +1,25 @@
-"""The table of the parts says what their footers say, and is not needed."""
+"""The table of the parts says what their footers say, and is not needed; and the commonest reasons
+of a pool, each with an example.
+"""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from manifests.columns import PAIRS
+from manifests.columns import PAIRS, SIDECAR
 from manifests.layout import PoolLayout
+from manifests.schema import Source
+from pipeline.crawl.crawler import crawl
 from pipeline.crawl.parts import (
     PARTS,
+    Loss,
     UidsDigest,
     check_stored_table,
     content_of,
@@ -24,9 +31,12 @@ from pipeline.crawl.parts import (
     reason_totals,
     rows_between,
     stored_table,
+    top_reasons,
     write_parts,
 )
+from pipeline.pool.shard_writer import ShardWriter
 from tests.support.pairs import pairs, urls, write_part
+from tests.support.wats import image, page, zipped
 
 REASONS = [{"empty_alt": 2, "scheme": 1}, {}, {"empty_alt": 5}]
 
@@ -93,8 +103,6 @@ def test_the_digest_follows_uids_and_order_and_not_the_batches() -> None:
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 95), (0, 0), (7, 8), (29, 61), (90, 95), (40, 40)])
 def test_rows_between_two_numbers(tmp_path: Path, start: int, stop: int) -> None:
-    import pyarrow.parquet as pq
-
     table = pairs(urls(95, 4))
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=30)
     batches = rows_between(str(tmp_path / "t.parquet"), start, stop, ["uid"])
@@ -173,7 +181,7 @@ def test_a_damaged_byte_of_a_part_is_noticed(tmp_path: Path) -> None:
     whole = path.read_bytes()
     footer = int.from_bytes(whole[-8:-4], "little")  # it has no checksum
     noticed = 0
-    for position in range(4, len(whole) - 8 - footer, 7):
+    for position in range(4, len(whole) - 8 - footer, 23):
         damaged = bytearray(whole)
         damaged[position] ^= 0x41
         path.write_bytes(damaged)
@@ -182,3 +190,49 @@ def test_a_damaged_byte_of_a_part_is_noticed(tmp_path: Path) -> None:
         except disk.DamagedTable:
             noticed += 1
     assert noticed
+
+
+def test_the_commonest_reasons_of_crawl_and_fetch_come_with_one_row_each(tmp_path: Path) -> None:
+    pool = str(tmp_path / "pool")
+    assert top_reasons(pool) == []
+    (tmp_path / "t.csv").write_text("url,caption\n" + "a.jpg,a\n" * 3 + "http://p.test/1,b\n" * 9)
+    crawl(Source(kind="table", paths=(str(tmp_path / "t.csv"),)), pool, "inline")
+    with ShardWriter(pool, 0, "task", "0") as writer:
+        for row in range(5):
+            reason = "missing_file" if row > 0 else "dns"
+            record = dict.fromkeys(SIDECAR.names) | {
+                "uid": f"{row:032x}", "url": f"/x/{row}.jpg", "caption": "c", "reason": reason,
+                "error_message": "no such file",
+            }  # fmt: skip
+            writer.add(row, record, None)
+        writer.commit(5)
+    assert top_reasons(pool, 2) == [
+        Loss(stage="fetch", reason="missing_file", count=4, example="/x/1.jpg (no such file)"),
+        Loss(stage="crawl", reason="bad_url", count=3, example="t.csv row 1: 'a.jpg'"),
+    ]
+    assert str(top_reasons(pool)[1]) == "3 bad_url in crawl, for example t.csv row 1: 'a.jpg'"
+
+
+def test_examples_of_a_wat(tmp_path: Path) -> None:
+    links = [image("/a.jpg"), image("/b.jpg", " "), image("ftp://x/c.jpg", "c")]
+    path = tmp_path / "x.wat.gz"
+    path.write_bytes(zipped(page("http://page.test/", links)))
+    pool = str(tmp_path / "pool")
+    crawl(Source(kind="wat", paths=(str(path),)), pool, "inline")
+    assert {loss.reason: loss.example for loss in top_reasons(pool)} == {
+        "no_alt": "http://page.test/: '/a.jpg'",
+        "empty_alt": "http://page.test/: '/b.jpg'",
+        "scheme": "http://page.test/: 'ftp://x/c.jpg'",
+    }
+
+
+def test_a_source_that_is_lost_whole_is_said_with_its_reasons(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "t.csv").write_text("url,caption\n/data/a.jpg,a\n/data/b.jpg,b\n")
+    with caplog.at_level(logging.WARNING):
+        crawl(Source(kind="table", paths=(str(tmp_path / "t.csv"),)), str(tmp_path / "p"), "inline")
+    assert caplog.messages == [
+        "none of the 2 rows of the source is a pair: 2 bad_url in crawl, for example t.csv row 1: "
+        "'/data/a.jpg'"
+    ]

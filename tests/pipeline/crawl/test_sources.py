@@ -1,16 +1,24 @@
-"""Kinds of sources: which parts each has, what identifies a part, and what is refused."""
+"""Kinds of sources: which parts each has, what identifies a part, and what is refused; changed
+source files of equal size are noticed, copies of a file pass.
+"""
 
 from __future__ import annotations
 
 import gzip
+import os
+import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import fsspec
 import pytest
 
+from manifests import disk
 from manifests.schema import Source
 from pipeline.crawl import sources
 from pipeline.crawl.crawler import crawl
-from pipeline.crawl.sources import parts
+from pipeline.crawl.sources import file_content, is_unchanged, parts
 from tests.support.wats import INFO, zipped
 from tests.support.wats import captioned as wat
 
@@ -19,33 +27,25 @@ def test_a_crawl_is_sampled_without_replacement_from_its_index(tmp_path: Path) -
     names = [f"crawl-data/CC-TEST/segments/1/wat/{i}.warc.wat.gz" for i in range(12)]
     for i, name in enumerate(names):
         wat(tmp_path / name, f"caption {i}", first=i)
-    (tmp_path / "crawl-data/CC-TEST/wat.paths.gz").write_bytes(
-        gzip.compress("\n".join(names).encode())
-    )
+    index = tmp_path / "crawl-data/CC-TEST/wat.paths.gz"
+    index.write_bytes(gzip.compress("\n".join(names).encode()))
+    source = Source(kind="wat_index", crawl="CC-TEST", sample=4, base=f"file://{tmp_path}/")
 
     def sample(count: int, seed: int = 0) -> list[str]:
-        return parts(
-            Source(kind="wat_index", crawl="CC-TEST", sample=count, seed=seed, base=str(tmp_path))
-        )
+        return parts(replace(source, sample=count, seed=seed, base=str(tmp_path)))
 
     assert sample(5) == sample(5)
     assert len(set(sample(5))) == 5
-    assert sample(5) == sorted(
-        sample(5), key=lambda path: names.index(path.removeprefix(f"{tmp_path}/"))
-    )
+    in_order = [f"{tmp_path}/{name}" for name in names]
+    assert sample(5) == sorted(sample(5), key=in_order.index)
     assert set(sample(3)) < set(sample(5)) < set(sample(12))
     assert sample(5, seed=1) != sample(5)
-    pool = str(tmp_path / "pool")
-    totals = crawl(
-        Source(kind="wat_index", crawl="CC-TEST", sample=4, base=f"file://{tmp_path}/"),
-        pool,
-        "inline",
-    )
+    totals = crawl(source, str(tmp_path / "pool"), "inline")
     assert (totals["parts"], totals["pairs"]) == (4, 4)
     with pytest.raises(ValueError, match=r"sample is 13, but CC-TEST has 12 WATs"):
         sample(13)
     with pytest.raises(ValueError, match=r"there is no .*CC-NONE/wat\.paths\.gz"):
-        parts(Source(kind="wat_index", crawl="CC-NONE", sample=1, base=str(tmp_path)))
+        parts(replace(source, crawl="CC-NONE"))
 
 
 def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: Path) -> None:
@@ -62,23 +62,17 @@ def test_sources_that_cannot_be_read_are_refused_before_anything_runs(tmp_path: 
         parts(Source(kind="table", paths=(str(tmp_path / "empty"),)))
 
 
-def test_a_folder_of_images_is_no_folder_of_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["files", "table"])
+def test_a_folder_of_images_is_no_folder_of_tables(tmp_path: Path, kind: Any) -> None:
+    """A README.txt beside a table does no harm."""
     (tmp_path / "a.jpg").touch()
     (tmp_path / "README.txt").write_text("Read me.")
-    for kind in ("files", "table"):
-        with pytest.raises(
-            ValueError, match=r"has no tables .* write kind: image_folder with capt"
-        ):
-            parts(Source(kind=kind, paths=(str(tmp_path),)))  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=r"a\.jpg is no table.* write kind: image_folder"):
-            parts(Source(kind=kind, paths=(str(tmp_path / "a.jpg"),)))  # type: ignore[arg-type]
-
-
-def test_a_readme_beside_a_table_does_no_harm(tmp_path: Path) -> None:
-    (tmp_path / "README.txt").write_text("Read me.")
+    with pytest.raises(ValueError, match=r"has no tables .* write kind: image_folder with capt"):
+        parts(Source(kind=kind, paths=(str(tmp_path),)))
+    with pytest.raises(ValueError, match=r"a\.jpg is no table.* write kind: image_folder"):
+        parts(Source(kind=kind, paths=(str(tmp_path / "a.jpg"),)))
     (tmp_path / "captions.csv").write_text("file,caption\na.jpg,a\n")
-    source = Source(kind="files", paths=(str(tmp_path),), extra_columns={})
-    assert [Path(path).name for path in parts(source)] == ["captions.csv"]
+    assert parts(Source(kind=kind, paths=(str(tmp_path),))) == [str(tmp_path / "captions.csv")]
 
 
 def test_the_id_of_a_part_follows_its_path_its_size_and_what_is_read(tmp_path: Path) -> None:
@@ -128,3 +122,77 @@ def test_a_damaged_list_of_a_crawl_is_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ValueError, match=r"wat\.paths\.gz cannot be read as a list of files"):
             parts(source)
+
+
+def test_a_changed_file_of_equal_size_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("url,caption\nhttp://p.test/1,a\n")
+    source, pool = Source(kind="table", paths=(str(path),)), str(tmp_path / "pool")
+    totals = crawl(source, pool, "inline")
+    assert crawl(source, pool, "inline") == totals
+    shutil.copy(path, tmp_path / "copy")  # the same content at another time
+    os.replace(tmp_path / "copy", path)
+    assert crawl(source, pool, "inline") == totals
+    path.write_text("url,caption\nhttp://p.test/1,b\n")
+    with pytest.raises(
+        ValueError, match=r"t\.csv has changed since .*/pool/pairs was made of it: b"
+    ):
+        crawl(source, pool, "inline")
+
+
+def test_a_part_is_read_again_where_its_file_changed_before_all_were_read(tmp_path: Path) -> None:
+    one, two = tmp_path / "1.csv", tmp_path / "2.csv"
+    one.write_text("url,caption\nhttp://p.test/1,a\n")
+    two.write_text("url,captions\nhttp://p.test/2,a\n")
+    source = Source(kind="table", paths=(str(one), str(two)))
+    pool = str(tmp_path / "pool")
+    assert list(crawl(source, pool, "inline")["failed"]) == [str(two)]
+    one.write_text("url,caption\nhttp://p.test/1,b\n")
+    two.write_text("url,caption\nhttp://p.test/2,a\n")
+    crawl(source, pool, "inline")
+    assert disk.read_parquet(f"{pool}/pairs/part-00000.parquet")["caption"].to_pylist() == ["b"]
+
+
+@pytest.mark.parametrize("changed", [0, 5_000, 9_999])
+def test_a_large_file_is_hashed_in_spaced_chunks(
+    changed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "CHUNK", 100)
+    monkeypatch.setattr(sources, "WHOLE", 1000)
+    data = bytearray(10_000)
+    path = tmp_path / "x"
+    path.write_bytes(data)
+    before = file_content(str(path))
+    chunks = [range(start, start + 100) for start in range(0, 10_000, 9_900 // 9)]
+    assert len(chunks) == 10
+    data[changed] = 1
+    path.write_bytes(data)
+    os.utime(path, ns=(0, 0))
+    assert is_unchanged(str(path), before) == (not any(changed in chunk for chunk in chunks))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "same"),
+    [
+        ({"ETag": '"1"', "size": 3}, {"ETag": '"2"', "size": 3}, False),
+        ({"ETag": '"1"', "LastModified": "a"}, {"ETag": '"1"', "LastModified": "b"}, True),
+        ({"mtime": 1, "size": 3}, {"mtime": 2, "size": 3}, False),
+        ({"size": 3}, {"size": 4}, False),
+        ({"size": 3}, {}, True),
+        ({}, {"size": 3}, True),
+    ],
+)
+def test_a_remote_file_is_what_its_store_says(
+    before: dict[str, Any], now: dict[str, Any], same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fsspec.filesystem("memory")
+    info = before
+    monkeypatch.setattr(type(store), "info", lambda self, path: info)
+    old = file_content("memory://x")
+    info = now
+    assert is_unchanged("memory://x", old) == same
+
+
+def test_a_store_that_does_not_answer_is_no_reason_to_refuse_a_pool() -> None:
+    assert file_content("memory://nothing/here") == {}
+    assert is_unchanged("memory://nothing/here", {"size": 3})

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -74,37 +75,20 @@ def test_a_missing_column_is_named_with_those_there_are(tmp_path: Path, name: st
         read(path)
     with pytest.raises(ValueError, match=r"has no column 'similarity'"):
         read(path, url_column="URL", caption_column="TEXT", extra_columns={"similarity": "float"})
-    other = Source(
-        **{
-            **disk.to_plain(source),
-            "paths": (table(tmp_path / "good.csv", ("n", "URL", "TEXTS")), path),
-        }
-    )
-    assert "has no column 'TEXTS'" in crawl(other, str(tmp_path / "pool"), "inline")["failed"][path]
+    good = table(tmp_path / "good.csv", ("n", "URL", "TEXTS"))
+    failed = crawl(replace(source, paths=(good, path)), str(tmp_path / "pool"), "inline")["failed"]
+    assert "has no column 'TEXTS'" in failed[path]
 
 
-EXTRA = {
-    "score": "float",
-    "n": "int",
-    "nsfw": "bool",
-    "boxes": "json",
-    "label": "string",
-    "source_key": "key:string",
-}
+EXTRA = {"score": "float", "n": "int", "nsfw": "bool", "boxes": "json"}
+EXTRA |= {"label": "string", "source_key": "key:string"}
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_extra_columns_stand_behind_the_pair_in_their_types(tmp_path: Path, name: str) -> None:
     boxes: Any = [[0, 0, 0.5, 1]] if "json" in name or "parquet" in name else "[[0,0,0.5,1]]"
-    row = {
-        "url": "http://p.test/1",
-        "caption": "a",
-        "n": 7,
-        "score": 0.5,
-        "nsfw": True,
-        "boxes": boxes,
-    }
-    path = write(tmp_path / name, [{**row, "label": "x", "key": "000"}])
+    row = {"url": "http://p.test/1", "caption": "a", "n": 7, "score": 0.5, "nsfw": True}
+    path = write(tmp_path / name, [{**row, "boxes": boxes, "label": "x", "key": "000"}])
     rows, _ = read(path, extra_columns=EXTRA)
     values = {column: rows[0][column] for column in EXTRA}
     values["boxes"] = json.loads(values["boxes"])
@@ -152,20 +136,17 @@ def test_files_become_absolute_paths_and_nothing_is_downloaded(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("file_name,caption", "has no column 'file': .* rename 'file_name' to 'file' in the table"),
-        ("file,captions", "reads the columns file and caption; rename 'captions' to 'caption' in"),
-        ("x,y", "rename the column that holds it to 'file' in the table"),
+        ("file_name,caption", "has no column 'file'.* reads the columns file and caption; rename"),
+        ("file,captions", "has no column 'caption'; did you mean 'captions'"),
     ],
 )
 def test_a_captions_list_of_other_columns_is_told_to_rename_them(
     header: str, message: str, tmp_path: Path
 ) -> None:
-    """No key of a recipe names them, so "did you mean" would lead nowhere."""
     (tmp_path / "c.csv").write_text(f"{header}\na.jpg,a cat\n")
     source = Source(kind="files", paths=(str(tmp_path / "c.csv"),))
-    with pytest.raises(ValueError, match=message) as caught:
+    with pytest.raises(ValueError, match=message):
         crawl(source, str(tmp_path / "pool"), "inline")
-    assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize("text", ['"\\ud800"', '{"a": "\\ud800"}', '["\\udc00x", 1]'])

@@ -1,4 +1,5 @@
-"""Adoption: other programs' tars become rows where they lie, and every sample is counted."""
+"""Adoption: other programs' tars become rows where they lie, every sample is counted, and bad
+members and rows cost themselves only."""
 
 from __future__ import annotations
 
@@ -6,10 +7,12 @@ import hashlib
 import json
 import os
 import tarfile
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
@@ -18,8 +21,9 @@ from manifests.layout import CommitRecord, PoolLayout, read_commit_records
 from manifests.schema import Source
 from pipeline.executor.stage import execute
 from pipeline.executor.tickets import Stage, Ticket
-from pipeline.external.adopt import adopt_tars, changed_tars, tar_tickets
+from pipeline.external.adopt import adopt_tars, changed_tars, group_samples, tar_tickets
 from pipeline.pool.lease import read_sidecar, remove_uncommitted
+from pipeline.pool.tars import Member
 from tests.support import commands
 from tests.support.other_tars import Members, pack, picture, rows, take
 
@@ -28,38 +32,18 @@ def img2dataset_like(folder: Path) -> tuple[Path, Members]:
     """00002.tar in completion order, and 00002.parquet with two rows that failed."""
     members: Members = []
     listed = []
-    for i, (status, message) in enumerate(
-        [
-            ("success", None),
-            ("failed_to_download", "HTTP Error 404: Not Found"),
-            ("success", None),
-            ("failed_to_resize", "Image decoding error"),
-        ]
-    ):
+    outcomes = [("success", None), ("failed_to_download", "HTTP Error 404: Not Found")]
+    outcomes += [("success", None), ("failed_to_resize", "Image decoding error")]
+    unknown = dict.fromkeys(("width", "height", "original_width", "original_height", "exif"))
+    for i, (status, message) in enumerate(outcomes):
         key = f"00002{i:04d}"
-        row: dict[str, Any] = {
-            "url": f"http://h.test/{i}.jpg",
-            "caption": f"picture {i}",
-            "key": key,
-            "status": status,
-        }
-        row |= {"error_message": message, "width": None, "height": None, "original_width": None}
-        row |= {"original_height": None, "exif": None, "sha256": None}
+        row: dict[str, Any] = {"url": f"http://h.test/{i}.jpg", "caption": f"picture {i}"}
+        row |= {"key": key, "status": status, "error_message": message, "sha256": None, **unknown}
         if status == "success":
-            row |= {
-                "original_width": 60,
-                "original_height": 40,
-                "exif": "{}",
-                "sha256": f"{i:064x}",
-            }
-            image = picture(6 + i, 4)
-            metadata = json.dumps(row).encode()
-            members = [
-                (f"{key}.jpg", image),
-                (f"{key}.json", metadata),
-                (f"{key}.txt", row["caption"].encode()),
-                *members,
-            ]
+            row |= {"original_width": 60, "original_height": 40, "exif": "{}"}
+            row["sha256"] = f"{i:064x}"
+            own = [(f"{key}.jpg", picture(6 + i, 4)), (f"{key}.json", json.dumps(row).encode())]
+            members = [*own, (f"{key}.txt", row["caption"].encode()), *members]
         listed.append(row)
     path = pack(folder / "00002.tar", members)
     disk.write_parquet(folder / "00002.parquet", pa.Table.from_pylist(listed[::-1]))
@@ -69,23 +53,20 @@ def img2dataset_like(folder: Path) -> tuple[Path, Members]:
 def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
     path, members = img2dataset_like(tmp_path / "data")
     before = path.read_bytes()
-    [record] = take(tmp_path / "pool", path)
-    assert record["tar"] == str(path)
-    assert CommitRecord.from_plain(record).adopted
-    assert (record["count"], record["successes"]) == (4, 2)
-    assert record["reasons"] == {"decode_error": 1, "http_4xx": 1}
-    assert (record["failed_to_download"], record["failed_to_resize"]) == (1, 1)
-    assert (record["tar_bytes"], record["tar_sha256"]) == (
-        len(before),
-        hashlib.sha256(before).hexdigest(),
-    )
+    [plain] = take(tmp_path / "pool", path)
+    record = CommitRecord.from_plain(plain)
+    assert (record.tar, record.adopted) == (str(path), True)
+    assert (record.count, record.successes) == (4, 2)
+    assert record.reasons == {"decode_error": 1, "http_4xx": 1}
+    assert (plain["failed_to_download"], plain["failed_to_resize"]) == (1, 1)
+    sha256 = hashlib.sha256(before).hexdigest()
+    assert (record.tar_bytes, record.tar_sha256) == (len(before), sha256)
     by_key = rows(tmp_path / "pool")
-    assert [row["key"] for row in by_key] == ["000000000", "000000001", "000000002", "000000003"]
+    assert [row["key"] for row in by_key] == [f"{number:09d}" for number in range(4)]
     # Tar order, then failed
     assert [row["url"] for row in by_key] == [f"http://h.test/{i}.jpg" for i in (2, 0, 3, 1)]
-    assert by_key[0]["image_name"] == "000020002.jpg"
+    assert (by_key[0]["image_name"], by_key[0]["sha256"]) == ("000020002.jpg", f"{2:064x}")
     assert (by_key[0]["width"], by_key[0]["height"], by_key[0]["original_width"]) == (8, 4, 60)
-    assert by_key[0]["sha256"] == f"{2:064x}"
     assert by_key[0]["uid"] == disk.uid_of("http://h.test/2.jpg", "picture 2")
     assert by_key[2]["error_message"] == "Image decoding error"
     data = dict(members)
@@ -95,6 +76,9 @@ def test_img2datasets_tar_keeps_its_failed_rows(tmp_path: Path) -> None:
             assert before[span] == data[row["image_name"].replace("jpg", extension)]
     assert path.read_bytes() == before
     assert disk.list_names(tmp_path / "pool/shards") == ["00000.parquet", "00000_stats.json"]
+    pack(path, members[3:])
+    [plain] = take(tmp_path / "other", path)
+    assert plain["reasons"] == {"decode_error": 1, "http_4xx": 1, "missing_file": 1}
 
 
 def test_nothing_adopted_is_ever_cleaned_away(tmp_path: Path) -> None:
@@ -125,9 +109,6 @@ def test_a_tar_that_another_program_rewrote_is_noticed(tmp_path: Path) -> None:
     other = pack(tmp_path / "data/1.tar", [("b.jpg", picture(shade=2)), ("b.txt", b"two")])
     pool = tmp_path / "pool"
     first = take(pool, path, other)
-    assert first[0]["tar_stamp"] == {
-        "size": path.stat().st_size, "mtime_ns": path.stat().st_mtime_ns
-    }  # fmt: skip
     assert changed_tars(str(pool)) == []
     os.utime(path, ns=(5, 5))  # a copy: another time, the same bytes
     assert changed_tars(str(pool)) == []
@@ -185,14 +166,11 @@ def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
     ]
     path = pack(tmp_path / "odd.tar", members, tarfile.PAX_FORMAT)
     [record] = take(tmp_path / "pool", path)
-    by_key = {
-        (row["image_name"] or row["url"].partition("#")[2]): row for row in rows(tmp_path / "pool")
-    }
-    stored = {
-        name: (row["caption"], row["width"])
-        for name, row in by_key.items()
-        if row["status"] == "success"
-    }
+    by_key = {}
+    for row in rows(tmp_path / "pool"):
+        by_key[row["image_name"] or row["url"].partition("#")[2]] = row
+    successes = {name: row for name, row in by_key.items() if row["status"] == "success"}
+    stored = {name: (row["caption"], row["width"]) for name, row in successes.items()}
     assert stored == {
         "a/same.jpg": ("in a", 5), "b/same.PNG": ("in b", 7), "late.webp": ("späť", 9), 
         f"{long}.jpeg": ("long name", 3), "twice.jpg": ("second", 2),
@@ -210,69 +188,24 @@ def test_odd_samples_end_with_a_reason(tmp_path: Path) -> None:
     assert (record["count"], record["successes"]) == (15, 6)
 
 
-def test_a_sample_that_the_parquet_lists_and_the_tar_lacks(tmp_path: Path) -> None:
-    path, members = img2dataset_like(tmp_path)
-    pack(path, members[3:])
-    [record] = take(tmp_path / "pool", path)
-    assert record["reasons"] == {"decode_error": 1, "http_4xx": 1, "missing_file": 1}
-
-
-def test_columns_that_are_named_and_limits_that_apply(tmp_path: Path) -> None:
-    path = pack(
-        tmp_path / "x.tar",
-        [
-            ("a.jpg", picture(6, 4)),
-            ("a.json", b'{"alt": "words", "src": "http://a.test"}'),
-            ("b.jpg", picture(40, 2)),
-            ("b.txt", b"wide"),
-        ],
-    )
-    take(
-        tmp_path / "pool",
-        path,
-        url_column="src",
-        caption_column="alt",
-        fetch={"max_aspect_ratio": 3.0},
-    )
-    by_key = rows(tmp_path / "pool")
-    assert (by_key[0]["url"], by_key[0]["caption"]) == ("http://a.test", "words")
-    assert (by_key[1]["reason"], by_key[1]["error_message"]) == (
-        "aspect",
-        "40x2 is longer than 3 to 1",
-    )
-
-
 def test_folders_patterns_and_urls(tmp_path: Path) -> None:
     for name in ("b", "a", "c"):
-        pack(
-            tmp_path / f"data/{name}.tar",
-            [(f"{name}.jpg", picture()), (f"{name}.txt", name.encode())],
-        )
+        members = [(f"{name}.jpg", picture()), (f"{name}.txt", name.encode())]
+        pack(tmp_path / f"data/{name}.tar", members)
     disk.write_bytes("memory://adopt/a.tar", (tmp_path / "data/a.tar").read_bytes())
 
     def found(*paths: str) -> list[str]:
-        return [
-            t.payload["tar"].rpartition("/")[2]
-            for t in tar_tickets(Source(kind="shards", paths=paths))
-        ]
+        tickets = tar_tickets(Source(kind="shards", paths=paths))
+        return [ticket.payload["tar"].rpartition("/")[2] for ticket in tickets]
 
     assert found(str(tmp_path / "data")) == ["a.tar", "b.tar", "c.tar"]
-    assert found(str(tmp_path / "data/[!a]*.tar"), str(tmp_path / "data/a.tar")) == [
-        "b.tar",
-        "c.tar",
-        "a.tar",
-    ]
+    named = found(str(tmp_path / "data/[!a]*.tar"), str(tmp_path / "data/a.tar"))
+    assert named == ["b.tar", "c.tar", "a.tar"]
     [record] = take(tmp_path / "pool", "memory://adopt/*.tar")
-    assert record["tar"] == "memory://adopt/a.tar"
-    assert (
-        PoolLayout(str(tmp_path / "pool")).tar(CommitRecord.from_plain(record))
-        == "memory://adopt/a.tar"
-    )
+    tar = PoolLayout(str(tmp_path / "pool")).tar(CommitRecord.from_plain(record))
+    assert record["tar"] == tar == "memory://adopt/a.tar"
     row = rows(tmp_path / "pool")[0]
-    assert (
-        disk.read_bytes("memory://adopt/a.tar", row["image_offset"], row["image_length"])
-        == picture()
-    )
+    assert disk.read_bytes(tar, row["image_offset"], row["image_length"]) == picture()
     with pytest.raises(ValueError, match=r"there is no tar at .*none\.tar"):
         found(str(tmp_path / "none.tar"))
     with pytest.raises(ValueError, match=r"names .*a\.tar twice"):
@@ -292,9 +225,8 @@ def test_a_damaged_tar_fails_its_ticket_by_name_and_the_rest_goes_on(tmp_path: P
     packed = tmp_path / "packed.tar"
     with tarfile.open(packed, "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("a.jpg"))
-    todo: list[Ticket] = tar_tickets(
-        Source(kind="shards", paths=(str(cut), str(packed), str(whole)))
-    )
+    source = Source(kind="shards", paths=(str(cut), str(packed), str(whole)))
+    todo: list[Ticket] = tar_tickets(source)
     stage = Stage(name="adopt", work=adopt_tars, config={"pool": str(tmp_path / "pool")})
     done: list[str] = []
     report = execute(stage, todo, engine="inline", on_done=lambda ticket, _: done.append(ticket))
@@ -335,20 +267,27 @@ def test_extra_columns_come_from_the_parquet_or_the_json_member(tmp_path: Path) 
     table = read_sidecar(str(tmp_path / "pool"), 0)
     assert table.schema.equals(with_extra(SIDECAR, columns))
     by_url = {row["url"]: row for row in table.to_pylist()}
-    assert [by_url[f"http://h.test/{i}.jpg"]["clip_l14_similarity_score"] for i in range(4)] == [
-        0,
-        0.25,
-        0.5,
-        0.75,
-    ]
+    ordered = [by_url[f"http://h.test/{i}.jpg"] for i in range(4)]
+    assert [row["clip_l14_similarity_score"] for row in ordered] == [0, 0.25, 0.5, 0.75]
     # None: the row failed and has no JSON member
-    assert [by_url[f"http://h.test/{i}.jpg"]["unsafe"] for i in range(4)] == [0, None, 2, None]
-    assert {row["faces"] for row in by_url.values()} == {None}
+    assert [row["unsafe"] for row in ordered] == [0, None, 2, None]
+    assert {row["faces"] for row in ordered} == {None}
     take(tmp_path / "pool", path, extra_columns=columns)
     with pytest.raises(
         ValueError, match=r"adopted with the extra_columns \['clip_l14.*the source now names \[\]"
     ):
         take(tmp_path / "pool", path)
+
+
+def test_columns_that_are_named_and_limits_that_apply(tmp_path: Path) -> None:
+    named = b'{"alt": "words", "src": "http://a.test"}'
+    members = [("a.jpg", picture(6, 4)), ("a.json", named)]
+    path = pack(tmp_path / "x.tar", [*members, ("b.jpg", picture(40, 2)), ("b.txt", b"wide")])
+    columns = {"url_column": "src", "caption_column": "alt"}
+    take(tmp_path / "pool", path, **columns, fetch={"max_aspect_ratio": 3.0})
+    first, second = rows(tmp_path / "pool")
+    assert (first["url"], first["caption"]) == ("http://a.test", "words")
+    assert (second["reason"], second["error_message"]) == ("aspect", "40x2 is longer than 3 to 1")
 
 
 def test_a_pair_that_lies_in_two_tars_is_stored_twice_under_one_uid(tmp_path: Path) -> None:
@@ -371,3 +310,127 @@ def test_braces_stand_for_the_tars_of_a_recipe(tmp_path: Path) -> None:
     assert commands.build([*words, "--until", "fetch"]) == 0
     captions = [rows(tmp_path / "pool", shard)[0]["caption"] for shard in range(3)]
     assert captions == ["00009", "00010", "{a,b}"]
+
+
+def test_samples_need_not_lie_together_and_a_repeated_member_begins_another() -> None:
+    names = ["a.jpg", "b.jpg", "a.txt", "b.txt", "a.jpg", "x/.jpg", "noext"]
+    samples = group_samples([Member(name=name, offset=i, length=1) for i, name in enumerate(names)])
+    assert [(s.name, sorted(s.members)) for s in samples] == [
+        ("a", ["jpg", "txt"]),
+        ("b", ["jpg", "txt"]),
+        ("a", ["jpg"]),
+    ]
+
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("member", "reason"),
+    [
+        (b'{"caption": "half \\ud800"}', "encoding"),
+        (b'{"caption": "c", "original_width": 1099511627776}', None),
+        (b'{"caption": "c", "original_height": -99999999999}', None),
+        (b'{"caption": "c", "x": ' + DEEP + b"}", "no_caption"),
+        (b'{"caption": "c", "x": ' + b"9" * 5000 + b"}", "no_caption"),
+        (b'{"caption": 5}', "no_caption"),
+        (b'{"caption": "c", "url": "http://h.test/\\udfff", "exif": "\\ud800"}', None),
+        (b'{"caption": "c", "original_width": true, "label": "\\ud800"}', None),
+    ],
+)
+def test_a_bad_json_member_costs_its_row(member: bytes, reason: str | None, tmp_path: Path) -> None:
+    members = [("0.jpg", picture()), ("0.json", b'{"caption": "good", "label": "l"}')]
+    members += [("1.jpg", picture()), ("1.json", member)]
+    extra = {"label": "string", "everything": "x:json"}
+    [record] = take(tmp_path / "pool", pack(tmp_path / "x.tar", members), extra_columns=extra)
+    assert record["reasons"] == ({reason: 1} if reason else {})
+    assert record["successes"] == (1 if reason else 2)
+
+
+def test_invalid_utf8_in_the_parquet_beside_a_tar_costs_its_row(tmp_path: Path) -> None:
+    text = pa.array([b"good", b"caf\xe9"]).view(pa.string())
+    table = pa.table({"key": ["0", "1"], "caption": text, "status": ["success", "success"]})
+    pq.write_table(table, tmp_path / "x.parquet")
+    members = [("0.jpg", picture()), ("1.jpg", picture())]
+    [record] = take(tmp_path / "pool", pack(tmp_path / "x.tar", members))
+    assert (record["successes"], record["reasons"]) == (1, {"encoding": 1})
+    for row in rows(tmp_path / "pool"):
+        assert row["uid"] == disk.uid_of(row["url"], row["caption"] or "")
+
+
+def built(folder: Path, members: Members, table: pa.Table | None = None) -> list[dict[str, Any]]:
+    """A build from one tar and the parquet beside it; the rows of the pool. AssertionError with
+    what it printed where it failed."""
+    pack(folder / "tars" / "x.tar", members)
+    if table is not None:
+        pq.write_table(table, folder / "tars" / "x.parquet")
+    recipe = "name: r\nsource: {kind: shards, paths: [tars], caption_column: null}\n"
+    (folder / "r.yaml").write_text(recipe)
+    words = [str(folder / "r.yaml"), "--out", str(folder / "pool"), "--engine", "inline"]
+    if commands.build([*words, "--until", "fetch"]) != 0:
+        return []
+    return rows(folder / "pool")
+
+
+@pytest.mark.parametrize(
+    ("width", "height", "expected"),
+    [
+        (1600.0, 1200.0, (1600, 1200)),  # pandas writes doubles where one row is NULL
+        ("1600", "1200", (1600, 1200)),
+        (99_999_999_999, 1200, (6, 4)),
+        (1600, -5, (6, 4)),  # both or none: else their ratio would be of no image
+        (True, 1200, (6, 4)),
+        (float("nan"), 1200.0, (6, 4)),
+        (float("inf"), 1200.0, (6, 4)),
+        (1600.5, 1200.0, (6, 4)),
+        (None, 1200, (6, 4)),
+    ],
+)
+def test_the_size_beside_a_good_image_is_read_or_left_out(
+    width: Any, height: Any, expected: tuple[int, int], tmp_path: Path
+) -> None:
+    member = json.dumps({"original_width": width, "original_height": height}).encode()
+    [row] = built(tmp_path, [("0.jpg", picture(6, 4)), ("0.json", member)])
+    assert (row["status"], row["original_width"], row["original_height"]) == ("success", *expected)
+
+
+@pytest.mark.parametrize(
+    "width", [pa.array([1600.0]), pa.array([Decimal("1600.00")]), pa.array(["1600"])]
+)
+def test_the_columns_of_a_parquet_may_have_other_types(width: pa.Array, tmp_path: Path) -> None:
+    """Text as bytes, as some writers leave it, is text; a dictionary is what it stands for."""
+    columns = {
+        "key": pa.array([b"007"], pa.binary()),
+        "url": pa.array([b"http://h.test/7"], pa.binary()),
+        "status": pa.array(["success"]).dictionary_encode(),
+        "original_width": width,
+        "original_height": pa.array([1200], pa.int64()),
+    }
+    [row] = built(tmp_path, [("007.jpg", picture())], pa.table(columns))
+    assert (row["url"], row["status"]) == ("http://h.test/7", "success")
+    assert (row["original_width"], row["original_height"]) == (1600, 1200)
+
+
+TWO_URLS = pa.Table.from_arrays([pa.array(["0"])] * 3, names=["key", "url", "url"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (TWO_URLS, "x.parquet has two columns 'url'"),
+        (pa.array([0, 1]), "x.parquet, beside the tar, has the key 0, of type int64"),
+        (pa.array([0.0, 1.0]), "x.parquet, beside the tar, has the key 0.0, of type double"),
+        (pa.array(["0", "1"]), "lists none of the samples of the tar: its first key is '0'"),
+        (pa.array(["000", None]), "x.parquet, beside the tar, has a row without a key"),
+        (pa.array(["001", "001"]), "x.parquet, beside the tar, has two rows of the key '001'"),
+    ],
+)
+def test_keys_of_no_sample_are_refused_by_name(
+    keys: pa.Array | pa.Table, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A column of numbers has lost the zeros of 001: each sample would be two rows."""
+    table = keys
+    if not isinstance(keys, pa.Table):
+        table = pa.table({"key": keys, "status": ["success", "success"]})
+    assert built(tmp_path, [("000.jpg", picture()), ("001.jpg", picture())], table) == []
+    assert message in capsys.readouterr().err

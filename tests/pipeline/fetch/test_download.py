@@ -78,10 +78,7 @@ def planned(pool: Path, urls: list[str], fetch: Fetch, kind: str = "wat") -> lis
     ]
     write_part(pool, pa.Table.from_pylist(rows, schema=PAIRS))
     recipe = Recipe(name="r", source=Source(kind=kind, paths=("crawl.wat.gz",)), fetch=fetch)  # type: ignore[arg-type]
-    tasks = plans.planned(str(pool), recipe)
-    return [
-        Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}) for task in tasks
-    ]
+    return [plans.ticket(str(pool), task) for task in plans.planned(str(pool), recipe)]
 
 
 def rows_by_url(pool: Path, number: int = 0) -> dict[str, dict[str, Any]]:
@@ -203,7 +200,7 @@ def test_half_of_a_surrogate_pair_in_the_signals_of_a_page_is_committed(
     write_part(tmp_path, pa.Table.from_pylist([row], schema=PAIRS))
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
     [shard] = plans.planned(str(tmp_path), recipe)
-    ticket = Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})
+    ticket = plans.ticket(str(tmp_path), shard)
     assert workers(tmp_path, fetch)(ticket)["successes"] == 1
     optout = json.loads(rows_by_url(tmp_path)[url]["optout"])
     assert optout["page"] == {"meta": ["\ufffd", "café"]}
@@ -385,7 +382,7 @@ def test_a_row_of_a_further_round_names_the_row_that_it_retries(
     failed = rows_by_url(tmp_path)[urls[0]]
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
     [task] = plans.retried(str(tmp_path), recipe, [failed["key"]])
-    record = worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
+    record = worker(plans.ticket(str(tmp_path), task))
     assert (record["count"], record["successes"], record["retries"]) == (1, 1, 1)
     again = rows_by_url(tmp_path, task.shard)[urls[0]]
     assert (again["retry_of"], again["uid"]) == (failed["key"], failed["uid"])

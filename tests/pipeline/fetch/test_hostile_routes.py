@@ -81,7 +81,7 @@ def planned(pool: Path, urls: dict[str, str], settings: Fetch) -> Ticket:
     write_part(pool, pa.Table.from_pylist(rows, schema=PAIRS))
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("a.wat.gz",)), fetch=settings)
     [shard] = plans.planned(str(pool), recipe)
-    return Ticket(id=shard.id, group=str(shard.group), payload={"shard": shard.shard})
+    return plans.ticket(str(pool), shard)
 
 
 def commit(pool: Path, ticket: Ticket, settings: Fetch) -> None:

@@ -14,7 +14,6 @@ import pytest
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Fetch, Recipe, Source
-from pipeline.executor.tickets import Ticket
 from pipeline.fetch.download import Downloader
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
@@ -102,7 +101,7 @@ def test_options_on_their_way_to_the_sidecar(
     }
     worker = Downloader(json.loads(json.dumps(config | {"extra_columns": recipe.sidecar_extra})))
     try:
-        worker(Ticket(id=task.id, group=str(task.group), payload={"shard": task.shard}))
+        worker(plans.ticket(pool, task))
     finally:
         worker.close()
     rows_by_url = {row["url"]: row for row in read_sidecar(pool, 0).to_pylist()}

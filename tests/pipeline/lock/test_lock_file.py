@@ -88,14 +88,12 @@ def test_every_field_of_the_head_is_guarded(lock: Path, tmp_path: Path) -> None:
         elif isinstance(value, dict):
             changes += [head | {key: {}}, head | {key: {"x": 3}}, head | {key: {"x": "y"}}]
     for number, change in enumerate(changes):
-        with_id = dict(change)
-        for name, damaged in (("raw", change), ("signed", with_id)):
-            if name == "signed" and "id" in damaged:
-                damaged["id"] = head_id(damaged)
+        signed = change | {"id": head_id(change)} if "id" in change else change
+        for damaged in (change, signed):
             if damaged == head:
                 continue
-            path = write_changed(lock, tmp_path / f"{number}-{name}.parquet", damaged)
-            if name == "signed" and damaged.keys() == head.keys():
+            path = write_changed(lock, tmp_path / f"{number}.parquet", damaged)
+            if damaged is signed and damaged.keys() == head.keys():
                 # a head that another program signed may be right in another way
                 with contextlib.suppress(ValueError):
                     list(LockFile(str(path)).shards())
@@ -160,3 +158,27 @@ def test_of_random_damages_none_changes_a_row(lock: Path, tmp_path: Path) -> Non
         noticed += rows is None
         assert rows in (None, expected)
     assert noticed > 120
+
+
+@pytest.mark.parametrize(
+    ("signals", "refused"),
+    [
+        (None, False),
+        ('{"x-robots-tag": ["noai"]}', True),
+        ('{"x-robots-tag": ["noarchive"]}', False),
+        ('{"page": {"meta": ["otherbot: noai"]}}', False),
+        ('{"page": {"meta": ["noai"]}}', True),
+        ('{"site": {"http://x.test": {"robots.txt": {"allowed": false}}}}', True),
+        ("{", True),
+        ("[]", True),
+    ],
+)
+def test_a_row_that_was_stored_against_its_signals_is_withheld(
+    signals: str | None, refused: bool
+) -> None:
+    row = {"uid": "a", "url": "http://x.test/", "reason": None, "optout": signals}
+    schema = pa.schema([(name, pa.string()) for name in lock_file.COLUMNS])
+    table, nobody = pa.Table.from_pylist([row], schema), pa.array([], pa.string())
+    assert lock_file.withheld_rows(table, nobody, "clipmill/1").tolist() == [refused]
+    # a pool with a policy of its own has refused such rows when they were fetched
+    assert lock_file.withheld_rows(table, nobody, None).tolist() == [False]

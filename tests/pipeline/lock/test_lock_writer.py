@@ -17,7 +17,6 @@ from pipeline import recipe_run
 from pipeline.audit.purge import purge_rows
 from pipeline.audit.repair import rebuild_sidecar
 from pipeline.lock import lock_writer
-from pipeline.lock.lock_file import LockFile
 from pipeline.lock.lock_writer import lock_lines, write_lock
 from pipeline.planning.plan_files import read_plan
 from tests.support import locked_pools, plans
@@ -50,13 +49,8 @@ def test_small_row_groups_hold_whole_shards(
     assert lock.row_groups > whole.row_groups == 1
     rows = [row for table in lock.tables() for row in table.to_pylist()]
     assert rows == [row for table in whole.tables() for row in table.to_pylist()]
-    for table in lock.tables():
-        assert not {*table["lock_shard"].to_pylist()} & {
-            shard
-            for other in lock.tables()
-            if not other.equals(table)
-            for shard in other["lock_shard"].to_pylist()
-        }
+    of_groups = [set(table["lock_shard"].to_pylist()) for table in lock.tables()]
+    assert len(set.union(*of_groups)) == sum(map(len, of_groups))
 
 
 def test_refused_and_purged_rows_are_not_handed_on(pool: str, tmp_path: Path) -> None:
@@ -99,14 +93,13 @@ def test_a_row_that_a_retry_found_refused_is_withheld_in_its_first_attempt(tmp_p
 
 
 def test_rows_that_were_stored_against_their_signals_are_withheld(tmp_path: Path) -> None:
-    recipe = locked_pools.local_recipe(
-        fetch=Fetch(rows_per_shard=10, user_agent="x/1", optout="ignore")
-    )
-    pool = locked_pools.make_pool(tmp_path / "pool", 20, fetch=recipe.fetch)
+    fetch = Fetch(rows_per_shard=10, user_agent="x/1", optout="ignore")
+    recipe = locked_pools.local_recipe(fetch=fetch)
+    pool = locked_pools.make_pool(tmp_path / "pool", 20, fetch=fetch)
     again = str(tmp_path / "again")
     (tmp_path / "again").mkdir()
     for name in ("pairs", "plan"):
-        (tmp_path / "pool" / name).rename(tmp_path / "again" / name)
+        Path(pool, name).rename(tmp_path / "again" / name)
     for task in read_plan(again):
         signals = '{"x-robots-tag": ["noai"]}' if task.shard == 0 else '{"tdm-policy": ["x"]}'
         locked_pools.write_planned(again, task.shard, optout=signals)
@@ -114,7 +107,6 @@ def test_rows_that_were_stored_against_their_signals_are_withheld(tmp_path: Path
     lock = write_lock(again, str(tmp_path / "a.parquet"))
     first = read_plan(again).shard(0).size
     assert lock.head.outcomes == {"stored": 20 - first, "withheld": first}
-    assert pool
 
 
 def test_what_a_lab_says_of_itself_is_not_in_the_head(tmp_path: Path) -> None:
@@ -214,32 +206,24 @@ def test_an_extra_column_with_a_name_of_the_lock_is_refused(pool: str, tmp_path:
         write_lock(pool, str(tmp_path / "a.parquet"))
 
 
-def test_refusals_of_a_pool_of_ours_stay_refusals_where_its_tars_are_adopted(
-    pool: str, tmp_path: Path
-) -> None:
-    tars = tuple(read_commits(pool).tar(shard) for shard in read_commits(pool).names())
-    recipe = Recipe(name="adopted", source=Source(kind="shards", paths=tars))
+@pytest.mark.parametrize("with_sidecars", [True, False])
+def test_adopted_tars_are_locked(pool: str, tmp_path: Path, with_sidecars: bool) -> None:
+    """Refusals of a pool of ours stay refusals where its tars are adopted."""
+    tars = [read_commits(pool).tar(shard) for shard in read_commits(pool).names()]
+    first = write_lock(pool, str(tmp_path / "b.parquet"))
+    if not with_sidecars:
+        for tar in tars:
+            Path(tar).with_suffix(".parquet").rename(Path(tar).with_suffix(".old"))
+    recipe = Recipe(name="adopted", source=Source(kind="shards", paths=tuple(tars)))
     adopted = str(tmp_path / "adopted")
     assert recipe_run.build(recipe, adopted, engine="inline")["complete"]
     lock = write_lock(adopted, str(tmp_path / "a.parquet"))
-    assert lock.head.outcomes == {"http_4xx": 2, "stored": 32, "withheld": 6}
-    assert lock.head.rows_sha256 == write_lock(pool, str(tmp_path / "b.parquet")).head.rows_sha256
-    refused = [locked_pools.url(i) for i in range(40) if i % 20 in (4, 5, 6)]
-    urls = {row["url"] for table in lock.tables() for row in table.to_pylist()}
-    assert not urls & set(refused)
-
-
-def test_adopted_tars_are_locked(pool: str, tmp_path: Path) -> None:
-    tars = [read_commits(pool).tar(shard) for shard in read_commits(pool).names()]
-    for tar in tars:
-        Path(tar).with_suffix(".parquet").rename(Path(tar).with_suffix(".old"))
-    recipe = Recipe(name="adopted", source=Source(kind="shards", paths=tuple(tars)))
-    adopted = str(tmp_path / "adopted")
-    totals = recipe_run.build(recipe, adopted, engine="inline")
-    assert totals["complete"]
-    lock = write_lock(adopted, str(tmp_path / "a.parquet"))
     assert (lock.head.images, lock.head.groups) == ("tars", None)
-    assert lock.head.outcomes == {"stored": 32}
-    hashes = {row["sha256"] for table in lock.tables() for row in table.to_pylist()}
-    assert len(hashes) == 32
-    assert LockFile(lock.path).head.views["raw"].kept == 32
+    refusals = {"http_4xx": 2, "withheld": 6} if with_sidecars else {}
+    assert lock.head.outcomes == {"stored": 32, **refusals}
+    assert lock.head.views["raw"].kept == 32
+    assert lock.head.rows_sha256 == first.head.rows_sha256
+    refused = {locked_pools.url(i) for i in range(40) if i % 20 in (4, 5, 6)}
+    rows = [row for table in lock.tables() for row in table.to_pylist()]
+    assert not refused & {row["url"] for row in rows}
+    assert len({row["sha256"] for row in rows} - {None}) == 32

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 
 from manifests import console, disk
 from manifests.commits import read_commits
+from manifests.disk import files
 from manifests.layout import PoolLayout
 from pipeline.audit.counts import count_pool
 from pipeline.audit.integrity import verify
 from pipeline.lock.lock_writer import write_lock
 from tests.support import commands, locked_pools
 from tests.support.locked_pools import image, rebuild, rows_of, tars, words
+from tests.support.s3_server import s3_server, s3_variables
 from tests.support.web_files import FileServer
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -110,23 +113,42 @@ def test_a_retry_compares_the_bytes_too(locked: tuple[str, str], tmp_path: Path)
     assert after["views"]["locked"]["kept"] == 57
 
 
+@pytest.fixture
+def bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("localbucket")
+    s3fs = pytest.importorskip("s3fs")
+    with s3_server(tmp_path) as url:
+        for name, value in s3_variables(url).items():
+            monkeypatch.setenv(name, value)
+        files._conditional.clear()
+        yield "s3://pools"
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
 @pytest.mark.slow
-def test_of_substituted_images_all_are_refused(tmp_path: Path) -> None:
-    """N of N; one pixel of each image is another one."""
-    count = 150
-    with locked_pools.serve(count) as web:
-        first = locked_pools.build_first(web, tmp_path, count)
-        lock = write_lock(first, str(tmp_path / "a.parquet")).path
-        for i in range(count):
-            web.files[f"/{i}.jpg"] = image(i + 10_000)
-        with pytest.raises(
-            ValueError, match=r"none of the rows is stored: 150 substituted in fetch"
-        ):
-            rebuild(web, lock, tmp_path / "second")
-    second = str(tmp_path / "second")
-    assert set(outcomes(second).values()) == {"substituted"}
-    assert disk.read_json(PoolLayout(second).drift_json)["drift"] == {"substituted": count}
-    assert not [row for row in rows_of(second) if row["image_name"]]
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of botocore
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_pool_on_a_store_is_locked_and_built_again_there(
+    locked: tuple[str, str], bucket: str, engine: str
+) -> None:
+    first, _ = locked
+    lock, second = f"{bucket}/locks/a.lock.parquet", f"{bucket}/second"
+    assert commands.audit(["lock", first, lock]) == 0
+    assert disk.list_names(f"{bucket}/locks") == ["a.lock.parquet"]
+    with locked_pools.serve(COUNT) as web:
+        argv = ["--from-lock", lock, "--out", second, "--engine", engine, "--set", *words(web)]
+        assert commands.build(argv) == 0
+        assert commands.build(argv) == 0  # nothing is left to do
+        assert sum(web.hits.values()) == COUNT - 2
+    assert tars(second) == tars(first)
+    document = disk.read_json(PoolLayout(second).pool_json)
+    assert (document["complete"], document["problems"]) == (True, [])
+    assert set(document["views"]) == {"locked", "long", "raw"}
+    drift = disk.read_json(PoolLayout(second).drift_json)
+    assert (drift["same"], drift["drift"]) == (COUNT - 2, {})
+    assert not list(verify(second))
+    again = write_lock(second, f"{bucket}/locks/b.lock.parquet")
+    assert again.head.rows_sha256 == write_lock(first, f"{bucket}/locks/c.parquet").head.rows_sha256
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:

@@ -15,10 +15,18 @@ from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.schema import Fetch, Recipe, Source
 from pipeline.executor import tickets
+from pipeline.executor.tickets import Ticket
 from pipeline.planning import planner
-from pipeline.planning.plan_files import read_plan, read_shard, rows_of_shard
-from pipeline.planning.planner import add_retries, settings_hash, write_plan
-from tests.support import self_kills
+from pipeline.planning.plan_files import read_plan, read_rounds, read_shard, rows_of_shard
+from pipeline.planning.planner import (
+    add_retries,
+    retried_keys,
+    settings_hash,
+    sort_pairs,
+    write_plan,
+)
+from pipeline.pool.lease import read_sidecar
+from tests.support import audited, self_kills
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
 from tests.support.reference_plan import Expected, plan_of
@@ -55,7 +63,7 @@ def check(pool: str, whole: pa.Table, expected: list[Expected]) -> None:
     """The plan on disk is the expected one, row by row."""
     plan = read_plan(pool)
     assert list(plan) == [each.shard for each in expected]
-    for each in expected:
+    for each in expected[:: 1 + len(expected) // 20]:
         wanted = whole["uid"].take(each.rows).to_pylist()
         assert [pair.uid for pair in rows_of_shard(pool, each.shard.shard)] == wanted
 
@@ -112,16 +120,11 @@ def test_golden_plan(
 def test_any_shape_is_planned_as_row_by_row(
     tmp_path: Path, rows_per_shard: int, hosts: int, sizes: str
 ) -> None:
-    table = pairs(urls(331, hosts))
-    write_pairs(tmp_path, *(table.slice(start, 100) for start in range(0, 331, 100)))
+    table = pairs(urls(151, hosts))
+    write_pairs(tmp_path, *(table.slice(start, 50) for start in range(0, 151, 50)))
     asked = recipe(rows_per_shard)
     assert write_plan(str(tmp_path), asked) == {}
-    expected = plan_of(table, rows_per_shard, settings_hash(asked.fetch))
-    plan = read_plan(str(tmp_path))
-    assert list(plan) == [each.shard for each in expected]
-    for each in expected[:: 1 + len(expected) // 20]:
-        wanted = table["uid"].take(each.rows).to_pylist()
-        assert [pair.uid for pair in rows_of_shard(str(tmp_path), each.shard.shard)] == wanted
+    check(str(tmp_path), table, plan_of(table, rows_per_shard, settings_hash(asked.fetch)))
 
 
 def test_part_and_row_say_where_a_pair_comes_from(tmp_path: Path, sizes: str) -> None:
@@ -204,55 +207,46 @@ def stopping(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     return state
 
 
-@pytest.mark.parametrize("after", [0, 1])
-def test_a_plan_that_is_stopped_anywhere_ends_in_the_same_bytes(
-    tmp_path: Path, stopping: dict[str, int], after: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("retries", [False, True])
+def test_a_round_that_is_stopped_anywhere_ends_in_the_same_bytes(
+    tmp_path: Path, stopping: dict[str, int], retries: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The plan or retries, before the first write, behind the second one, before the third, …"""
     monkeypatch.setattr(planner, "ROWS_PER_TICKET", 20)
-    tables = [pairs(urls(50, 9)), pairs(urls(33, 2))]
-    write_pairs(tmp_path / "whole", *tables)
-    stopping["count"] = 0
-    write_plan(str(tmp_path / "whole"), recipe(8))
-    whole, writes = contents(tmp_path / "whole"), stopping["count"]
-    assert writes > 12
-    for at in range(1, writes + 1):
-        pool = tmp_path / f"{at}"
-        write_pairs(pool, *tables)
-        stopping.update(count=0, at=at, after=after)
-        with pytest.raises(Stopped):
+    keys: list[str] = []
+
+    def begun(name: str) -> Path:
+        write_pairs(tmp_path / name, pairs(urls(50, 9)), pairs(urls(33, 2)))
+        if retries:
+            write_plan(str(tmp_path / name), recipe(8))
+        return tmp_path / name
+
+    def run(pool: Path) -> None:
+        if retries:
+            add_retries(str(pool), recipe(8), keys)
+        else:
             write_plan(str(pool), recipe(8))
-        stopping["at"] = -1
-        before = stopping["count"]
-        write_plan(str(pool), recipe(8))
-        assert stopping["count"] - before <= writes - at + 3, "what was done is done again"
-        assert contents(pool) == whole
 
-
-def test_a_round_of_retries_that_is_stopped_anywhere_ends_in_the_same_bytes(
-    tmp_path: Path, stopping: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planner, "ROWS_PER_TICKET", 20)
-    tables = [pairs(urls(50, 9)), pairs(urls(33, 2))]
-    write_pairs(tmp_path / "whole", *tables)
-    shards = planned(str(tmp_path / "whole"), recipe(8))
-    keys = [f"{shard.shard:05d}{row:04d}" for shard in shards for row in range(shard.size)]
+    whole = begun("whole")
+    if retries:
+        for shard in read_plan(str(whole)):
+            keys += [f"{shard.shard:05d}{row:04d}" for row in range(shard.size)]
     stopping["count"] = 0
-    retried(str(tmp_path / "whole"), recipe(8), keys)
-    whole, writes = contents(tmp_path / "whole"), stopping["count"]
-    for at in (1, writes // 2, writes - 3):
-        pool = str(tmp_path / f"{at}")
-        write_pairs(Path(pool), *tables)
-        stopping["at"] = -1
-        write_plan(pool, recipe(8))
-        stopping.update(count=0, at=at, after=0)
+    run(whole)
+    writes = stopping["count"]
+    assert writes > 12
+    for at in (1, writes // 2, writes - 3) if retries else range(1, writes + 1):
+        pool = begun(f"{at}")
+        stopping.update(count=0, at=at, after=1 - at % 2)
         with pytest.raises(Stopped):
-            add_retries(pool, recipe(8), keys)
+            run(pool)
         stopping["at"] = -1
-        assert planned(pool, recipe(8))[: len(shards)] == shards
+        if retries:
+            planned(str(pool), recipe(8))  # another command between them
         before = stopping["count"]
-        add_retries(pool, recipe(8), keys)
+        run(pool)
         assert stopping["count"] - before <= writes - at + 4, "what was done is done again"
-        assert contents(Path(pool)) == whole
+        assert contents(pool) == contents(whole)
 
 
 def test_files_of_another_job_are_not_taken(
@@ -296,26 +290,19 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
     assert contents(tmp_path / "inline") == contents(tmp_path / "ray")
 
 
-@pytest.mark.parametrize(
-    "manners",
-    [
-        {"per_host": 4, "user_agent": "another/1 (me@b.example)"},
-        {"retries": 0, "deadline_s": 5.0, "delay_s": 1.0, "patience_s": 9.0, "min_rate": 0},
-        {"concurrency": 9, "connect_to": {"a.test": "127.0.0.1:80"}},
-    ],
-    ids=" ".join,
-)
-def test_manners_may_change_in_the_middle_of_a_pool(
-    tmp_path: Path, manners: dict[str, Any]
-) -> None:
+MANNERS: dict[str, Any] = {"per_host": 4, "user_agent": "another/1 (me@b.example)", "retries": 0}
+MANNERS |= {"deadline_s": 5.0, "delay_s": 1.0, "patience_s": 9.0, "min_rate": 0, "concurrency": 9}
+
+
+def test_manners_may_change_in_the_middle_of_a_pool(tmp_path: Path) -> None:
+    changed = recipe(**MANNERS, connect_to={"a.test": "127.0.0.1:80"})
     write_pairs(tmp_path, pairs(urls(50, 9)))
     shards = planned(str(tmp_path), recipe(per_host=2))
     before = contents(tmp_path)
-    assert planned(str(tmp_path), recipe(**manners)) == shards
+    assert planned(str(tmp_path), changed) == shards
     assert contents(tmp_path) == before
-    assert settings_hash(recipe(**manners).fetch) == settings_hash(recipe(per_host=2).fetch)
     key = f"{shards[0].shard:05d}0000"
-    [retry] = retried(str(tmp_path), recipe(**manners), [key])
+    [retry] = retried(str(tmp_path), changed, [key])
     assert read_shard(str(tmp_path), retry.shard)[1] == [key]
 
 
@@ -408,3 +395,56 @@ def test_a_plan_of_files_has_full_shards_and_its_retries_too(tmp_path: Path, siz
     assert [(s.shard, s.group, s.size) for s in new] == [(5, 5, 20), (6, 6, 5)]
     retry_of = [*read_shard(pool, 5)[1], *read_shard(pool, 6)[1]]
     assert sorted(map(str, retry_of)) == keys
+
+
+def transient_keys(pool: str, shards: range) -> list[str]:
+    keys = []
+    for shard in shards:
+        rows = read_sidecar(pool, shard, ["key", "class"]).to_pylist()
+        keys += [row["key"] for row in rows if row["class"] == "transient"]
+    return keys
+
+
+@pytest.mark.parametrize("rows_per_ticket", [500_000, 4])
+def test_without_keys_all_transient_rows_are_retried_once(
+    tmp_path: Path, rows_per_ticket: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner, "ROWS_PER_TICKET", rows_per_ticket)
+    pool = str(tmp_path)
+    audited.write_pairs(pool, 60)
+    shards = planned(pool, audited.RECIPE)
+    for shard in shards[:-1]:
+        audited.write_shard(pool, shard)
+    expected = transient_keys(pool, range(len(shards) - 1))
+    assert len(expected) > 3
+    assert add_retries(pool, audited.RECIPE) == {}
+    new = list(read_plan(pool))[len(shards) :]
+    keys = [key for shard in new for key in read_shard(pool, shard.shard)[1]]
+    assert sorted(map(str, keys)) == sorted(expected)
+    before = sorted(path.name for path in (tmp_path / "plan").rglob("*.parquet"))
+    assert add_retries(pool, audited.RECIPE) == {}, "nothing is left to retry"
+    assert sorted(path.name for path in (tmp_path / "plan").rglob("*.parquet")) == before
+    audited.write_shard(pool, shards[-1])
+    late = transient_keys(pool, range(len(shards) - 1, len(shards)))
+    assert late
+    assert add_retries(pool, audited.RECIPE) == {}
+    rounds = read_rounds(pool)
+    assert [each.number for each in rounds] == [0, 1, 2]
+    retried = retried_keys(rounds, 0, len(read_plan(pool))).tolist()
+    assert retried == sorted(int(key) for key in [*expected, *late])
+    assert retried_keys(rounds, 1, 1).tolist() == [k for k in retried if k // 10_000 == 1]
+
+
+def test_a_part_with_fewer_rows_than_its_footer_said_is_named(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    audited.write_pairs(pool)
+    config = {
+        "pool": pool, "scratch": str(tmp_path / "s"), "job": "j", "extra_columns": {},
+        "locked": False, "group_count": 1, "runs": 2, "fence": None,
+    }  # fmt: skip
+    work = sort_pairs(config)
+    assert work(Ticket(id="a", group="a", payload={"number": 0, "ranges": [[0, 3, 9]]})) == {
+        "rows": 6
+    }
+    with pytest.raises(AssertionError, match=r"part-00000\.parquet has 24 rows, not 99"):
+        work(Ticket(id="b", group="b", payload={"number": 1, "ranges": [[0, 0, 99]]}))

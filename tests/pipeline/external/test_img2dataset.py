@@ -19,6 +19,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -27,8 +28,10 @@ from manifests.layout import read_commit_records
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import recipe_run
 from pipeline.external import img2dataset
+from pipeline.external.img2dataset import outcomes, success
 from pipeline.pool.lease import read_sidecar
 from tests.support.loopback_server import serving
+from tests.support.other_tars import pack, picture, rows, take
 
 AGENT = "tester/1.0 (+https://example.org/bot)"
 STAND_IN = """
@@ -88,12 +91,6 @@ def download(
 """
 
 
-def picture(kind: str = "JPEG", shade: int = 0) -> bytes:
-    sink = io.BytesIO()
-    Image.new("RGB", (6, 4), (shade, 90, 10)).save(sink, kind)
-    return sink.getvalue()
-
-
 @pytest.fixture
 def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An interpreter that has a package img2dataset 1.47.0 of our making."""
@@ -105,13 +102,8 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     about.write_text("Metadata-Version: 2.1\nName: img2dataset\nVersion: 1.47.0\n")
     pictures = tmp_path / "pictures"
     pictures.mkdir()
-    for name, data in {
-        "a.jpg": picture(shade=1),
-        "b.jpg": picture(shade=2),
-        "lost.jpg": b"x",
-        "page.jpg": b"<html>gone</html>",
-        "g.gif": picture("GIF"),
-    }.items():
+    files = {"a.jpg": picture(shade=1), "b.jpg": picture(shade=2), "g.gif": picture(kind="GIF")}
+    for name, data in (files | {"lost.jpg": b"x", "page.jpg": b"<html>gone</html>"}).items():
         (pictures / name).write_bytes(data)
     monkeypatch.setenv("STAND_IN_LOG", str(tmp_path / "log.jsonl"))
     monkeypatch.setenv("STAND_IN_PICTURES", str(pictures))
@@ -122,41 +114,27 @@ def stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def recipe(folder: Path, python: str | None, rows: list[dict[str, Any]], **fetch: Any) -> Recipe:
-    extra = {
-        name: kind
-        for name, kind in {"boxes": "json", "wanted": "string"}.items()
-        if name in rows[0]
-    }
-    disk.write_bytes(
-        folder / "list.jsonl", "".join(json.dumps(row) + "\n" for row in rows).encode()
-    )
+    extra = {"boxes": "json", "wanted": "string"} if "boxes" in rows[0] else {}
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    disk.write_bytes(folder / "list.jsonl", lines.encode())
     source = Source(kind="table", paths=(str(folder / "list.jsonl"),), extra_columns=extra)
-    settings = {
-        "allow_private": True,
-        "robots_txt": False,
-        "site_files": (),
-        "user_agent": AGENT,
-    } | fetch
-    return Recipe(
-        name="t",
-        source=source,
-        fetch=Fetch(engine="img2dataset", img2dataset_python=python, **settings),
-    )
+    manners = {"allow_private": True, "robots_txt": False, "site_files": (), "user_agent": AGENT}
+    settings = Fetch(engine="img2dataset", img2dataset_python=python, **(manners | fetch))
+    return Recipe(name="t", source=source, fetch=settings)
 
 
 def build(
     folder: Path, python: str, *names: str, **fetch: Any
 ) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Totals, and the rows of the sidecars by the last part of their url (or the url itself where
-    it has no host).
+    """Totals, and the rows of the sidecars by the last part of their url, or the url itself where
+    it was given whole.
     """
-    rows = [
-        {"url": name if ":" in name else f"http://h.test/{name}", "caption": f"of {name}"}
-        for name in names
-    ]
-    totals = recipe_run.build(
-        recipe(folder, python, rows, **fetch), str(folder / "pool"), engine="inline", until="fetch"
-    )
+    rows = []
+    for name in names:
+        url = name if ":" in name else f"http://h.test/{name}"
+        rows.append({"url": url, "caption": f"of {name}"})
+    asked = recipe(folder, python, rows, **fetch)
+    totals = recipe_run.build(asked, str(folder / "pool"), engine="inline", until="fetch")
     return totals, read(folder / "pool")
 
 
@@ -171,67 +149,43 @@ def calls(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_its_shards_become_ours(tmp_path: Path, stand_in: str) -> None:
-    names = ["a.jpg", "404", "b.jpg", "late", "odd", "lost.jpg"]
-    totals, by_url = build(tmp_path, stand_in, *names)
+    """What we refuse is never given to it. The same answers make the same bytes."""
+    asked = ["a.jpg", "404", "b.jpg", "late", "odd", "lost.jpg"]
+    refused = {"http://h.test:22/x.jpg": "port", "http://169.254.169.254/x": "private_address"}
+    totals, by_url = build(tmp_path, stand_in, *asked, *refused)
     assert totals["failed"] == {}
     reasons = {name: row["reason"] for name, row in by_url.items()}
-    assert reasons == {
+    assert reasons == refused | {
         "a.jpg": None, "b.jpg": None, "404": "http_4xx", "late": "deadline", "odd": "empty",
         "lost.jpg": "missing_file",
     }  # fmt: skip
     [record] = read_commit_records(str(tmp_path / "pool")).values()
     assert (record.engine, record.engine_version) == ("img2dataset", "1.47.0")
-    assert record.count == record.successes + sum(record.reasons.values()) == len(names)
-    assert (by_url["404"]["http_status"], by_url["404"]["error_message"]) == (
-        404,
-        "HTTP Error 404: Not Found",
-    )
+    assert record.count == record.successes + sum(record.reasons.values()) == len(reasons)
+    failed = by_url["404"]
+    assert (failed["http_status"], failed["error_message"]) == (404, "HTTP Error 404: Not Found")
     assert by_url["odd"]["error_message"] == "OpenCV: !buf.empty() in x"
     row = by_url["b.jpg"]
     assert (row["width"], row["original_width"], row["sha256"]) == (6, 60, "ab" * 32)
-    assert (row["caption"], row["uid"]) == (
-        "of b.jpg",
-        disk.uid_of("http://h.test/b.jpg", "of b.jpg"),
-    )
+    uid = disk.uid_of("http://h.test/b.jpg", "of b.jpg")
+    assert (row["caption"], row["uid"]) == ("of b.jpg", uid)
     tar = tmp_path / "pool/shards/00000.tar"
     with tarfile.open(tar) as opened:
         members = opened.getmembers()
-    assert [m.name[:9] for m in members] == ["000000000"] * 3 + ["000000001"] * 3
+    samples = sorted(by_url[name]["key"] for name in ("a.jpg", "b.jpg"))
+    assert [m.name[:9] for m in members] == [key for key in samples for _ in range(3)]
     assert {(m.mtime, m.uname) for m in members} == {(0, "")}
     assert tar.read_bytes()[row["image_offset"] :][: row["image_length"]] == picture(shade=2)
     [call] = calls(tmp_path)
-    assert [r["url"] for r in call["rows"]] == [
-        r["url"] for r in sorted(by_url.values(), key=lambda r: str(r["key"]))
-    ]
+    in_order = sorted((by_url[name] for name in asked), key=lambda r: str(r["key"]))
+    assert [r["url"] for r in call["rows"]] == [r["url"] for r in in_order]
     assert call["samples"] == 10_000
-
-
-@pytest.mark.slow
-def test_the_same_answers_make_the_same_bytes(tmp_path: Path, stand_in: str) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        build(tmp_path / name, stand_in, "a.jpg", "b.jpg", "404")
-    first, second = (
-        read_commit_records(str(tmp_path / name / "pool"))["00000"] for name in ("one", "two")
-    )
-    assert first.tar_sha256 == second.tar_sha256
+    (tmp_path / "two").mkdir()
+    build(tmp_path / "two", stand_in, *asked, *refused)
+    [second] = read_commit_records(str(tmp_path / "two/pool")).values()
+    assert second.tar_sha256 == record.tar_sha256
     # `wat` is the list's name, which is the same; fetched_at is not part of the hash
-    assert first.sidecar_sha256 == second.sidecar_sha256
-
-
-@pytest.mark.slow
-def test_what_we_refuse_is_never_given_to_it(tmp_path: Path, stand_in: str) -> None:
-    urls = ["http://h.test:22/x.jpg", "http://169.254.169.254/x", "a.jpg"]
-    _, by_url = build(tmp_path, stand_in, *urls)
-    reasons = {name: row["reason"] for name, row in by_url.items()}
-    assert reasons == {
-        "http://h.test:22/x.jpg": "port",
-        "http://169.254.169.254/x": "private_address",
-        "a.jpg": None,
-    }
-    assert [[row["url"] for row in call["rows"]] for call in calls(tmp_path)] == [
-        ["http://h.test/a.jpg"]
-    ]
+    assert second.sidecar_sha256 == record.sidecar_sha256
 
 
 @pytest.mark.slow
@@ -251,33 +205,20 @@ def test_options_go_by_name(tmp_path: Path, stand_in: str) -> None:
     renamed = {"thread_count": fetch.pop("concurrency"), "timeout": fetch.pop("deadline_s")}
     assert fetch.items() | renamed.items() <= given.items()
     assert given["user_agent_token"] == "tester"
-    assert set(given["disallowed_header_directives"]) > {
-        "noai",
-        "noimageai",
-        "noindex",
-        "noimageindex",
-    }
-    assert (given["output_format"], given["input_format"], given["processes_count"]) == (
-        "webdataset",
-        "parquet",
-        1,
-    )
+    refusals = {"noai", "noimageai", "noindex", "noimageindex"}
+    assert set(given["disallowed_header_directives"]) > refusals
+    assert (given["output_format"], given["processes_count"]) == ("webdataset", 1)
     row = read(tmp_path / "pool")["a.jpg"]
     assert (row["image_name"], row["md5"], row["sha256"]) == ("000000000.webp", "ab" * 32, None)
 
 
 @pytest.mark.slow
 def test_boxes_and_hashes_travel_beside_the_url(tmp_path: Path, stand_in: str) -> None:
-    rows = [
-        {
-            "url": "http://h.test/a.jpg",
-            "caption": "a",
-            "boxes": [[0, 0, 0.5, 0.5]],
-            "wanted": " AB ",
-        },
-        {"url": "http://h.test/b.jpg", "caption": "b", "boxes": None, "wanted": None},
-        {"url": "http://h.test/404", "caption": "c", "boxes": [[3]], "wanted": "cd"},
-    ]
+    asked = [("a.jpg", [[0, 0, 0.5, 0.5]], " AB "), ("b.jpg", None, None), ("404", [[3]], "cd")]
+    rows = []
+    for name, boxes, wanted in asked:
+        row = {"url": f"http://h.test/{name}", "caption": "c", "boxes": boxes, "wanted": wanted}
+        rows.append(row)
     made = recipe(tmp_path, stand_in, rows, bbox_column="boxes", verify_hash=("wanted", "sha256"))
     recipe_run.build(made, str(tmp_path / "pool"), engine="inline", until="fetch")
     [call] = calls(tmp_path)
@@ -285,10 +226,8 @@ def test_boxes_and_hashes_travel_beside_the_url(tmp_path: Path, stand_in: str) -
         {"url": "http://h.test/a.jpg", "bbox": [[0.0, 0.0, 0.5, 0.5]], "expected": "ab"},
         {"url": "http://h.test/b.jpg", "bbox": [], "expected": ""},
     ]
-    assert (call["options"]["bbox_col"], call["options"]["verify_hash"]) == (
-        "bbox",
-        ["expected", "sha256"],
-    )
+    assert call["options"]["bbox_col"] == "bbox"
+    assert call["options"]["verify_hash"] == ["expected", "sha256"]
     inputs = read(tmp_path / "pool")
     assert inputs["404"]["reason"] == "bad_bbox"
     assert inputs["a.jpg"]["wanted"] == " AB "
@@ -387,3 +326,64 @@ def test_the_real_one(tmp_path: Path) -> None:
     assert (rows[0]["width"], rows[0]["height"], rows[0]["original_width"]) == (85, 64, 400)
     assert rows[0]["sha256"] == hashlib.sha256(sink.getvalue()).hexdigest()
     assert time.monotonic() - started < img2dataset.START_S
+
+
+def test_every_row_has_one_outcome(tmp_path: Path) -> None:
+    pack(tmp_path / "out/00000.tar", [("000000000.jpg", b"zero"), ("000000002.jpg", b"two")])
+    table = []
+    for number in (2, 0, 1, 3):
+        row = {"key": f"{number:09d}", "status": "success", "error_message": None, "width": 3}
+        if number == 1:
+            row |= {"status": "failed_to_download", "error_message": "HTTP Error 404:\nNot Found"}
+        table.append(row)
+    disk.write_parquet(tmp_path / "out/00000.parquet", pa.Table.from_pylist(table))
+    by_row = dict(outcomes(tmp_path, Fetch(), 4))
+    assert [by_row[k][1] for k in range(4)] == [b"zero", None, b"two", None]
+    assert by_row[1][0] == {
+        "reason": "http_4xx", "error_message": "HTTP Error 404: Not Found", "http_status": 404,
+    }  # fmt: skip
+    assert by_row[3][0]["reason"] == "missing_file"
+    assert by_row[0][0]["width"] == 3
+
+
+def test_bytes_that_nobody_decoded_are_checked_here() -> None:
+    settings = Fetch(disable_all_reencoding=True)
+    columns, image, extension = success(picture(6, 4, "PNG"), {}, settings)
+    assert (columns["width"], columns["height"], extension) == (6, 4, "png")
+    assert image == picture(6, 4, "PNG")
+    columns, image, _ = success(b"<html>", {}, settings)
+    assert (columns["reason"], image) == ("not_an_image", None)
+
+
+MESSAGES = [
+    ("HTTP Error 503: Service Unavailable", "http_5xx"),
+    ("HTTP Error 429: Too Many Requests", "http_429"),
+    ("<urlopen error [Errno -2] Name or service not known>", "dns"),
+    ("<urlopen error timed out>", "deadline"),
+    ("<urlopen error [Errno 111] Connection refused>", "connect"),
+    ("<urlopen error [SSL: CERTIFICATE_VERIFY_FAILED]>", "tls"),
+    ("[Errno 104] Connection reset by peer", "reset"),
+    ("Use of image disallowed by X-Robots-Tag directive", "optout_header"),
+    ("image too small", "too_small"),
+    ("hash mismatch", "hash_mismatch"),
+    (
+        "HTTP Error 302: The HTTP server returned a redirect error that would lead to",
+        "redirects",
+    ),
+    ("HTTP Error 302: Found - Redirection to url 'file:///x' is not allowed", "redirects"),
+    ("OpenCV(4.14.0) error: (-215:Assertion failed) !buf.empty() in function 'imdecode_'", "empty"),
+    ("a wording that is new", "http_other"),
+]
+
+
+def test_messages_of_img2dataset_have_a_reason(tmp_path: Path) -> None:
+    listed = []
+    for number, (message, reason) in enumerate(MESSAGES):
+        status = "failed_to_resize" if reason == "too_small" else "failed_to_download"
+        row = {"key": f"{number}", "url": f"u{number}", "caption": None, "status": status}
+        listed.append(row | {"error_message": message})
+    disk.write_parquet(tmp_path / "x.parquet", pa.Table.from_pylist(listed))
+    take(tmp_path / "pool", pack(tmp_path / "x.tar", []))
+    left = rows(tmp_path / "pool")
+    assert [(row["error_message"], row["reason"]) for row in left] == MESSAGES
+    assert [row["status"] for row in left] == [row["status"] for row in listed]

@@ -8,11 +8,12 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from filters import FILTERS
+from filters import FILTERS, instances_of
 from manifests import disk
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
@@ -22,6 +23,7 @@ from pipeline.audit.integrity import verify
 from pipeline.pool.lease import read_sidecar
 from pipeline.scoring.score_sets import complete_score_sets, read_score_set, score_set
 from pipeline.scoring.scorer import score
+from pipeline.shuffle import stream
 from pipeline.views.files import choose_views
 from tests.support.bundles import scores_of
 from tests.support.folders import make_bundles_small
@@ -192,15 +194,15 @@ def test_an_interrupted_job_goes_on_where_it_was(
 def test_files_of_another_job_are_not_used(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(10))
     planned = PoolLayout(pool)
-    name = score(pool, [OFTEN], engine="inline")["sets"].keys()
-    (set_name,) = name
+    (set_name,) = score(pool, [OFTEN], engine="inline")["sets"]
     disk.remove(planned.score_set_json(set_name))
     disk.remove(planned.score_bundle(set_name, 0))
     folder = planned.score_scratch(f"{set_name}-{read_commits(pool).fingerprint}")
     disk.write_json(disk.join(folder, "job.json"), {"form": 0})
     disk.write_bytes(disk.join(folder, "run-route-00000.index"), b"rubbish")
-    run(pool, OFTEN)
+    run(pool, OFTEN, NEAR)
     check_often(columns(pool, OFTEN))
+    check_near(columns(pool, NEAR))
 
 
 @pytest.mark.parametrize(
@@ -218,6 +220,13 @@ def test_files_of_another_job_are_not_used(tmp_path: Path) -> None:
         ("judge", RuntimeError("two\nlines"), "judge raised RuntimeError: two lines"),
         ("summarise", [1], "summarise must return an Arrow table; it returned list"),
         ("combine", lambda: 0, "what combine returned cannot be pickled"),
+        ("links", [(1, 2)], "links must return a table of uid_a and uid_b"),
+        ("links", pa.table({"a": [1]}), "links must return a table of uid_a and uid_b"),
+        (
+            "links",
+            pa.table({"uid_a": ["x"], "uid_b": ["y"]}),
+            "links must return uids: a uid does not have 32 hex digits",
+        ),
     ],
 )
 def test_mistakes_of_a_filter(
@@ -228,9 +237,9 @@ def test_mistakes_of_a_filter(
             raise value
         return value
 
-    monkeypatch.setattr(Often, method, wrong)
+    monkeypatch.setattr(Near if method == "links" else Often, method, wrong)
     pool = make_pool(tmp_path, rows(10))
-    report = score(pool, [OFTEN], engine="inline")
+    report = score(pool, [NEAR if method == "links" else OFTEN], engine="inline")
     ((_, reason),) = report["failed"].items()
     assert re.search(message, reason), reason
     assert "\n" not in reason
@@ -270,3 +279,77 @@ def test_a_column_that_is_nowhere_names_the_filter_that_gives_it(tmp_path: Path)
     message = "reads concept_entries, which .* does not have; put the filter concept into the rec"
     with pytest.raises(ValueError, match=message):
         score(pool, [balance], engine="inline")
+
+
+def planned(
+    pool: str, columns: dict[str, tuple[str, ...]], name: str = "often"
+) -> cross_row.PoolJob:
+    instance = instances_of([FilterSpec(name=name)])[name]
+    return cross_row.plan_job(read_commits(pool), f"{name}@1", instance, columns, None)
+
+
+def test_tickets_and_partitions_follow_from_the_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool = make_pool(tmp_path, rows(40), per_shard=4)
+    small = planned(pool, {"": ("caption",)})
+    assert (small.partitions, small.bounds, small.units) == (1, (0, 10), 1)
+    monkeypatch.setattr(cross_row, "PARTITION_BYTES", 2000)
+    many = planned(pool, {"": ("caption",)})
+    assert many.partitions > 1
+    assert many.bounds[0] == 0
+    assert many.bounds[-1] == 10
+    assert list(many.bounds) == sorted(set(many.bounds))
+    assert planned(pool, {"": ("caption",)}, "near").partitions > 2 * many.partitions
+    assert disk.from_plain(cross_row.PoolJob, disk.to_plain(many)) == many
+    assert many.identity() != small.identity()
+    monkeypatch.setattr(cross_row, "MOST_PARTITIONS", 2)
+    assert planned(pool, {"": ("caption",)}).partitions == 2
+
+
+def test_summaries_are_merged_beyond_a_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    merged: list[int] = []
+
+    class Merging(Often):
+        def merge(self, summaries: pa.Table) -> pa.Table:
+            merged.append(summaries.num_rows)
+            return pa.table({"rows": [self.combine(summaries)]})
+
+    monkeypatch.setitem(FILTERS, "often", Merging)
+    monkeypatch.setattr(cross_row, "SUMMARY_BYTES", 20)  # of 8 bytes a shard
+    pool = make_pool(tmp_path, rows(20), per_shard=1)
+    run(pool, OFTEN)
+    check_often(columns(pool, OFTEN))
+    assert set(merged) == {3}
+    assert len(merged) > 5
+
+
+PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60)
+
+
+def uid(number: int) -> str:
+    """Ids whose bytes end in zeros, or begin with them."""
+    return f"{number * 0x1000000 % 0x700000001:032x}"
+
+
+@settings(max_examples=15, deadline=None)
+@given(PAIRS, st.integers(1, 3))
+def test_the_stars_of_partitions_and_of_the_pool_are_the_components(
+    pairs: list[tuple[int, int]], partitions: int
+) -> None:
+    parts = []
+    for number in range(partitions):
+        own = pairs[number::partitions]
+        ends = [pa.array([uid(pair[end]) for pair in own], pa.string()) for end in (0, 1)]
+        parts.append(cross_row.stars(pa.table(ends, cross_row.PAIR)))
+    whole = cross_row.stars(stream(parts, cross_row.PAIR))
+    words: dict[str, str] = {}  # a word of both ends of each pair
+    for number, pair in enumerate(pairs):
+        for each in map(uid, pair):
+            words[each] = f"{words.get(each, '')} {number}"
+    groups = components(sorted(words.items()))
+    expected = {each: group for each, group in sorted(groups.items()) if each != group}
+    assert whole["first"].to_pylist() == list(expected)
+    assert whole["second"].to_pylist() == list(expected.values())
