@@ -112,17 +112,6 @@ def filter_specs(
 logger = logging.getLogger(__name__)
 
 
-def score_set(
-    pool: str, spec: FilterSpec, commits: Commits | None = None
-) -> tuple[str, ScoreSetDocument]:
-    """(NAME@ID, document) of a filter's columns in `pool`.
-
-    ValueError with the command to give where columns are missing.
-    """
-    sets = PoolSets(commits or read_commits(pool), [spec])
-    return sets.require(spec.name)
-
-
 class PoolSets:
     """Which score sets of a pool are those of some filters.
 

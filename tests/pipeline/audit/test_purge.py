@@ -29,14 +29,13 @@ from pipeline.audit.purge import (
     read_criteria,
 )
 from pipeline.pool.shard_writer import ShardWriter
-from pipeline.scoring.score_sets import score_set
 from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views, write_selected_view
 from tests.support import audited, commands
 from tests.support.bundles import scores_of
 from tests.support.exported import exported_pool
 from tests.support.purged import contents, make, members, rows_of
-from tests.support.small_pool import Row, make_pool, rows
+from tests.support.small_pool import Row, make_pool, rows, set_name
 from tests.support.toy_pool_filters import Often
 
 ROWS = 240
@@ -188,8 +187,7 @@ def test_what_depends_on_other_rows_is_old_after_a_purge(
         choose_views(pool, recipe)
     assert score(pool, recipe.filters, engine="inline")["failed"] == {}
     assert choose_views(pool, recipe)["rare"].kept == 11
-    name, _ = score_set(pool, often)
-    columns = scores_of(pool, name, 0)["often"].to_pylist()
+    columns = scores_of(pool, set_name(often), 0)["often"].to_pylist()
     assert columns == [None, 4, 4, 3]
     assert verify(pool) == []
 

@@ -21,13 +21,13 @@ from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline import cross_row
 from pipeline.audit.integrity import verify
 from pipeline.pool.lease import read_sidecar
-from pipeline.scoring.score_sets import complete_score_sets, read_score_set, score_set
+from pipeline.scoring.score_sets import complete_score_sets, read_score_set
 from pipeline.scoring.scorer import score
 from pipeline.shuffle import stream
 from pipeline.views.files import choose_views
 from tests.support.bundles import scores_of
 from tests.support.folders import make_bundles_small
-from tests.support.small_pool import Row, make_pool, rows, write_shard
+from tests.support.small_pool import Row, make_pool, rows, set_name, write_shard
 from tests.support.toy_pool_filters import Near, Often, components
 from train.data.view_rows import covers
 
@@ -43,7 +43,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def columns(pool: str, spec: FilterSpec) -> dict[str, dict[str, Any]]:
     """{key: row of the columns, with uid, status and caption} of all shards."""
-    name, _ = score_set(pool, spec)
+    name = set_name(spec)
     values = {}
     for shard in read_commits(pool).names():
         sidecar = read_sidecar(pool, shard, ["key", "uid", "status", "caption"]).to_pylist()
@@ -133,7 +133,8 @@ def test_a_large_pool_and_one_that_grew(tmp_path: Path, monkeypatch: pytest.Monk
     make_bundles_small(monkeypatch)
     pool = make_pool(tmp_path, rows(20), per_shard=4)
     run(pool, OFTEN)
-    name, document = score_set(pool, OFTEN)
+    name = set_name(OFTEN)
+    document = complete_score_sets(pool)[name]
     assert document.whole_pool
     assert (document.rows, document.stored, document.scored) == (20, 16, 16)
     view = View(name="v", rules=(Rule(name="often", where="often > 2"),))

@@ -30,7 +30,7 @@ from pipeline.pool.lease import (
 )
 from pipeline.pool.score_columns import ScoreColumns, read_scores
 from pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
-from pipeline.scoring.score_sets import score_set
+from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.scoring.scorer import score
 from tests.support.five_rows import files_of, five_rows, write_five
 from tests.support.small_pool import make_pool, rows, write_shard
@@ -428,7 +428,7 @@ CAPTION = FilterSpec(name="caption")
 def test_columns_of_the_rows_and_of_others(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "a", rows(20))
     score(pool, [CAPTION], engine="inline")
-    name, document = score_set(pool, CAPTION)
+    ((name, document),) = complete_score_sets(pool).items()
     commits = read_commits(pool)
     table = ScoreColumns(commits, name, document).read(1, ["caption_words"])
     files = AlignedFiles.of_scores(pool, name)

@@ -38,18 +38,18 @@ def test_a_set_is_complete_once_its_document_is_there_and_of_the_rows_of_the_poo
     assert score_sets.complete_score_sets(pool) == {}
     assert score_sets.read_score_set(pool, NAME) is None
     with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run clipmill score"):
-        score_sets.score_set(pool, CAPTION)
+        score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     score(pool, [CAPTION, PICTURE], engine="inline")
     documents = score_sets.complete_score_sets(pool)
     assert list(documents) == [NAME, set_name(PICTURE)]
     assert documents[NAME].columns == ("caption_words", "caption_chars")
     disk.remove(PoolLayout(pool).score_set_json(set_name(PICTURE)))
     assert list(score_sets.complete_score_sets(pool)) == [NAME]
-    name, document = score_sets.score_set(pool, CAPTION)
+    name, document = score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     assert (name, document.stored) == (NAME, 8)
     write_shard(pool, 1, list(enumerate(rows(5), start=10)))
     with pytest.raises(ValueError, match="are of an older state of the pool"):
-        score_sets.score_set(pool, CAPTION)
+        score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     disk.write_json(PoolLayout(pool).score_set_json(NAME), {"name": "caption"})
     with pytest.raises(ValueError, match=r"scores\.json is no ScoreSetDocument"):
         score_sets.complete_score_sets(pool)
