@@ -48,7 +48,7 @@ all-tests: venv
 # Every kill point, every fault, every damage: hours. `make test` has a sample of them.
 chaos: venv
 	CLIPMILL_CHAOS=1 $(PYTEST) -s tests/chaos tests/pipeline/test_object_store.py tests/test_ray_kills.py \
-		tests/test_nodes.py
+		tests/test_nodes.py tests/test_jobs.py
 
 # Small changes of kernels that their tests should notice: hours for all, minutes for one.
 # make mutation KERNELS="loss order"

@@ -24,6 +24,7 @@ from tests.support.clusters import (
 from tests.support.machines import loopback_machine
 from tests.support.processes import MARK, marked, new_mark
 from tests.support.slurm import write_stand_ins
+from tests.support.trials import EVERYWHERE
 
 ROOT = Path(__file__).resolve().parents[1]
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
@@ -75,40 +76,27 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Image.new("RGB", (32, 32), (0, 200 * i, 7)).save(folder / "eval" / name / "0.png")
     (folder / "tiny.yaml").write_text(RECIPE.format(captions=folder / "captions.csv"))
     (folder / "ablation.yaml").write_text(
-        ABLATION.format(pool=folder / "pool", eval=folder / "eval")
+        ABLATION.format(pool=folder / "tiny", eval=folder / "eval")
     )
     return folder
 
 
-def test_a_script_by_its_path_alone(head: Cluster, work: Path) -> None:
-    variables = {"CLIPMILL_RECIPE": str(work / "tiny.yaml"), "CLIPMILL_OUT": str(work / "bare")}
-    done = head.submit(
-        "--runtime-env-json", json.dumps({"env_vars": variables}), "pipeline/build.py"
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert json.loads((work / "bare" / "tiny" / "pool.json").read_text())["fetch"]["stored"] == 48
-
-
-def test_all_stages_and_an_ablation_as_jobs_of_a_submitted_folder(
+def test_a_script_by_its_path_alone_and_an_ablation_of_a_submitted_folder(
     head: Cluster, work: Path
 ) -> None:
     """A job for each stage is in test_nodes.py."""
+    variables = {"CLIPMILL_RECIPE": str(work / "tiny.yaml"), "CLIPMILL_OUT": str(work)}
+    runtime = json.dumps({"env_vars": variables})
+    ablation = ["train/ablate.py", str(work / "ablation.yaml"), "--out", str(work / "ablation")]
     for words in (
-        ["python", "pipeline/build.py", str(work / "tiny.yaml"), "--out", str(work / "pool")],
-        [
-            "python",
-            "train/ablate.py",
-            str(work / "ablation.yaml"),
-            "--out",
-            str(work / "ablation"),
-            "--engine",
-            "ray",
-        ],
+        ["--runtime-env-json", runtime, "pipeline/build.py"],
+        ["--working-dir", ".", "--", "python", *ablation, "--engine", "ray"],
     ):
-        done = head.submit("--working-dir", ".", "--", *words)
+        done = head.submit(*words)
         assert done.returncode == 0, f"{words}\n{done.stdout}{done.stderr}"
-    assert json.loads((work / "pool" / "views" / "long.json").read_text())["kept"] == 24
-    assert json.loads((work / "pool" / "pool.json").read_text())["complete"]
+    document = json.loads((work / "tiny" / "pool.json").read_text())
+    assert (document["fetch"]["stored"], document["complete"]) == (48, True)
+    assert json.loads((work / "tiny" / "views" / "long.json").read_text())["kept"] == 24
     arms = json.loads((work / "ablation" / "results.json").read_text())["runs"]
     assert set(arms) == {"raw", "long"}
 
@@ -133,35 +121,6 @@ def slurm(tmp_path: Path) -> dict[str, str]:
     return environment
 
 
-def sbatch(environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
-    command = ["sbatch", "--nodes=2", "cluster/slurm.sh", *words]
-    return subprocess.run(
-        command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600
-    )
-
-
-def test_a_build_on_the_nodes_of_slurm(slurm: dict[str, str], work: Path) -> None:
-    """The status of the job is that of its command: here of a second build, of a wrong path."""
-    skip_without_ray_start()
-    pool = work / "slurm-pool"
-    script = (
-        f"clipmill build {work / 'tiny.yaml'} --out {pool} && "
-        f"exec clipmill build {work / 'none.yaml'} --out /x/y"
-    )
-    done = sbatch(slurm, "sh", "-c", script)
-    assert done.returncode == console.EXIT_MISTAKE, done.stdout + done.stderr
-    assert "none.yaml" in done.stderr
-    assert "2 nodes with" in done.stdout
-    assert json.loads((pool / "pool.json").read_text())["fetch"]["stored"] == 48
-    folder = Path(f"/tmp/ray-{slurm['SLURM_TEST_JOB']}")
-    assert not folder.exists()
-    log = Path(slurm["SLURM_TEST_LOG"]).read_text()
-    assert log.count("ray start --head") == 1
-    assert "node1: ray start --head --node-ip-address=127.0.0.1" in log
-    assert "node2: ray start --address=127.0.0.1:" in log
-    assert "0.0.0.0" not in log
-
-
 def test_a_job_without_a_command_is_refused(slurm: dict[str, str]) -> None:
     without = subprocess.run(
         ["sbatch", "cluster/slurm.sh"], cwd=ROOT, env=slurm, capture_output=True, text=True
@@ -170,24 +129,43 @@ def test_a_job_without_a_command_is_refused(slurm: dict[str, str]) -> None:
     assert "the command is missing" in without.stderr
 
 
-def test_a_job_that_slurm_ends_leaves_no_process(slurm: dict[str, str], tmp_path: Path) -> None:
+# The last command of a job, and the status of the job: of a stop, or of that command.
+ENDS = [("sleep 600", 143), ("clipmill build none.yaml --out /x/y", console.EXIT_MISTAKE)]
+
+
+@pytest.mark.parametrize(("last", "status"), ENDS if EVERYWHERE else ENDS[:1])
+def test_a_build_on_the_nodes_of_slurm_leaves_no_process(
+    slurm: dict[str, str], work: Path, tmp_path: Path, last: str, status: int
+) -> None:
     skip_without_ray_start()
-    mark = new_mark()
-    ready = tmp_path / "ready"
-    process = subprocess.Popen(
-        ["sbatch", "--nodes=2", "cluster/slurm.sh", "sh", "-c", f"touch {ready}; exec sleep 600"],
-        cwd=ROOT,
-        env={**slurm, MARK: mark},
-    )
-    until = time.monotonic() + 200
+    pool, mark, ready = work / "slurm-pool", new_mark(), tmp_path / "ready"
+    script = f"clipmill build {work / 'tiny.yaml'} --out {pool}; touch {ready}; exec {last}"
+    with open(tmp_path / "job.log", "wb") as output:
+        process = subprocess.Popen(
+            ["sbatch", "--nodes=2", "cluster/slurm.sh", "sh", "-c", script],
+            cwd=ROOT,
+            env={**slurm, MARK: mark},
+            stdout=output,
+            stderr=output,
+        )
+    until = time.monotonic() + 300
     while not ready.exists():
-        assert process.poll() is None
+        assert process.poll() is None, (tmp_path / "job.log").read_text()
         assert time.monotonic() < until
         time.sleep(0.2)
-    assert len(marked(mark, "raylet")) >= 2
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    if status == 143:
+        assert len(marked(mark, "raylet")) >= 2
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == status
     until = time.monotonic() + 30
     while left := marked(mark):
         assert time.monotonic() < until, left
         time.sleep(0.2)
+    assert "2 nodes with" in (tmp_path / "job.log").read_text()
+    assert json.loads((pool / "pool.json").read_text())["fetch"]["stored"] == 48
+    assert not Path(f"/tmp/ray-{slurm['SLURM_TEST_JOB']}").exists()
+    log = Path(slurm["SLURM_TEST_LOG"]).read_text()
+    assert log.count("ray start --head") == 1
+    assert "node1: ray start --head --node-ip-address=127.0.0.1" in log
+    assert "node2: ray start --address=127.0.0.1:" in log
+    assert "0.0.0.0" not in log

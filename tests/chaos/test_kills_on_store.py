@@ -15,7 +15,7 @@ from tests.support.trials import some
 pytest.importorskip("localbucket")
 pytest.importorskip("s3fs")
 pytestmark = pytest.mark.slow
-IN_SAMPLE = 3  # requests
+IN_SAMPLE = 1  # requests
 
 
 def test_a_build_that_is_killed_at_any_request_is_resumed(

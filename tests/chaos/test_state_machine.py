@@ -196,7 +196,7 @@ def test_no_sequence_of_commands_loses_or_repeats_a_row() -> None:
     run_state_machine_as_test(
         Pool,
         settings=settings(
-            max_examples=100 if EVERYWHERE else 4,
+            max_examples=100 if EVERYWHERE else 3,
             stateful_step_count=20 if EVERYWHERE else 9,
             derandomize=not EVERYWHERE,
             database=None,
