@@ -194,7 +194,9 @@ class ShardRows:
         kept = ["uid", *self._of_sidecar]
         table = table.select(kept)
         for name, columns in self._of_sets.items():
-            read = read_scores(self._files[name], record, columns)
+            read = read_scores(
+                self._files[name], record.shard, record.sidecar_sha256, record.count, columns
+            )
             for column in columns:
                 table = table.append_column(column, read[column])
         numbers = np.flatnonzero(is_stored).astype(np.int64)

@@ -189,9 +189,9 @@ class TicketQueue:
             group = self._free_group(busy=bool(running), now=now)
             if group is not None:
                 return group
-        for ticket in running:
+        for ticket in running:  # none of these groups has a suspect: it would run alone
             group = self._group_of[ticket.id]
-            if self._not_before.get(group, -math.inf) <= now and self._may_run_beside(group):
+            if self._not_before.get(group, -math.inf) <= now and self._has_next(group):
                 return group
         return None
 
@@ -207,11 +207,9 @@ class TicketQueue:
             return int(self._fresh[self._fresh_position - 1])
         return None
 
-    def _may_run_beside(self, group: int) -> bool:
-        """Whether a group has a next ticket, and one that may run beside others."""
-        if self._again.get(group):
-            return not self._suspect(group)
-        return bool(self._next[group] < self._end[group])
+    def _has_next(self, group: int) -> bool:
+        """Whether a group has a next ticket."""
+        return bool(self._again.get(group) or self._next[group] < self._end[group])
 
     def _suspect(self, group: int) -> bool:
         """Whether the next ticket of a group is one that must run alone."""
@@ -237,7 +235,7 @@ class TicketQueue:
             del self._running[worker]
         if group in [self._group_of[ticket.id] for ticket in running]:
             return
-        if not self._again.get(group) and self._next[group] >= self._end[group]:
+        if not self._has_next(group):
             return
         if group in self._not_before:
             heapq.heappush(self._waiting, (self._not_before.pop(group), group))
@@ -388,10 +386,6 @@ class Stage:
     tells: bool = False
 
     def __post_init__(self) -> None:
-        if self.concurrency < 1:
-            raise ValueError(
-                f"concurrency is {self.concurrency}; a worker must be able to run a ticket"
-            )
         work_reference(self.name, self.work)
 
 

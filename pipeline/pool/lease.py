@@ -125,27 +125,22 @@ def remove_uncommitted(pool: str) -> list[str]:
     return [path.removeprefix(f"{folder}/") for path in leftovers]
 
 
-def remove_partial_files(pool: str) -> list[str]:
-    """Remove what killed processes had not yet given its name, outside of the shards; their names.
+def remove_partial_files(pool: str) -> None:
+    """Remove what killed processes had not yet given its name, outside of the shards.
 
     Call it under the lease of the pool, before anything is written. Files of the lease itself stay:
     another command may just be asking for it.
     """
     if disk.is_url(pool):
-        return []  # an object is there whole or not at all
+        return  # an object is there whole or not at all
     root = disk.local_path(pool)
-    removed = []
-    for path in sorted(root.glob("views/.*.partial-*")):  # masks in the making
+    for path in root.glob("views/.*.partial-*"):  # masks in the making
         shutil.rmtree(path, ignore_errors=True)
-        removed.append(str(path.relative_to(root)))
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if Path(folder, name) != root / SHARDS]
         for name in files:
             if name.startswith(".") and ".partial." in name and "lease" not in name:
-                path = Path(folder, name)
-                path.unlink(missing_ok=True)
-                removed.append(str(path.relative_to(root)))
-    return sorted(removed)
+                Path(folder, name).unlink(missing_ok=True)
 
 
 def _committed_files(commits: Commits) -> set[str]:

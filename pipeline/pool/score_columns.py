@@ -11,47 +11,22 @@ import pyarrow as pa
 
 from manifests import disk
 from manifests.aligned import AlignedFiles
-from manifests.commits import Commits
-from manifests.layout import CommitRecord, PoolLayout, shard_name
-from manifests.records import ScoreSetDocument
+from manifests.layout import PoolLayout, shard_name
 from pipeline.pool.lease import check_fence
 
 SAME_ROWS = ("uids", "sidecar", "rows", "stored", "pool")  # metadata of columns of the same rows
 
 
-class ScoreColumns:
-    """The columns of one score set."""
-
-    def __init__(self, commits: Commits, name: str, document: ScoreSetDocument) -> None:
-        """ValueError where the set is of other shards than those of `commits`."""
-        self.name, self._commits = name, commits
-        self._files = AlignedFiles.of_scores(commits.pool, name)
-        if document.fingerprint != commits.fingerprint:
-            raise ValueError(f"{commits.pool}: scores {name} are of other shards; score it again")
-
-    def read(self, position: int, columns: Sequence[str]) -> pa.Table:
-        """Columns of the shard at a position of `commits`.
-
-        ValueError for columns of other rows than those of the shard. `sidecar` is the hash of all
-        values of the sidecar, the uids among them. It is compared instead of a checksum of the uid
-        column, which would have to be read for it.
-        """
-        sidecar = self._commits.column("sidecar_sha256")[position].as_py().hex()
-        rows = self._commits.column("count")[position].as_py()
-        return _read(self._files, int(self._commits.shards[position]), sidecar, rows, columns)
-
-
-def read_scores(files: AlignedFiles, record: CommitRecord, columns: Sequence[str]) -> pa.Table:
-    """Columns of a score set for the rows of a shard, for workers that know one shard.
-
-    ValueError where they are missing or of other rows.
-    """
-    return _read(files, int(record.shard), record.sidecar_sha256, record.count, columns)
-
-
-def _read(
-    files: AlignedFiles, shard: int, sidecar: str, rows: int, columns: Sequence[str]
+def read_scores(
+    files: AlignedFiles, shard: int | str, sidecar: str, rows: int, columns: Sequence[str]
 ) -> pa.Table:
+    """Columns of a score set for the rows of a shard; `sidecar`, `rows`: what its commit record has
+    as sidecar_sha256 and count.
+
+    ValueError where they are missing or of other rows. `sidecar` is the hash of all values of the
+    sidecar, the uids among them. It is compared instead of a checksum of the uid column, which
+    would have to be read for it.
+    """
     if files.has(shard):
         table, metadata = files.read(shard, columns)
         if metadata.get("sidecar") == sidecar and table.num_rows == rows:

@@ -285,14 +285,6 @@ def _create_file(source: Path, path: str, exclusive: bool) -> None:
         disk.create_file(source, path)
 
 
-def remove_partial(path: str) -> None:
-    """Remove what killed processes have left of a file that no other process writes now."""
-    if not disk.is_url(path):
-        target = disk.local_path(path)
-        for left in target.parent.glob(f".{glob.escape(target.name)}.partial.*"):
-            left.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def staged_file(path: str, *, alone: bool = False) -> Iterator[Path]:
     """A local file to fill before it is published.
@@ -308,7 +300,8 @@ def staged_file(path: str, *, alone: bool = False) -> Iterator[Path]:
     target = disk.local_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     if alone:
-        remove_partial(path)
+        for left in target.parent.glob(f".{glob.escape(target.name)}.partial.*"):
+            left.unlink(missing_ok=True)
     # A token: machines that share a folder may have the same process ids.
     token = secrets.token_hex(4)
     staged = target.with_name(f".{target.name}.partial.staged-{token}")

@@ -72,7 +72,6 @@ def measure_scored(result: Mapping[str, Any]) -> Measure:
 # The state of a command, in progress.json.
 
 
-STATE_VERSION = 2
 CommandPhase = Literal["running", "finished", "failed"]
 
 
@@ -114,12 +113,12 @@ class StageState:
 class CommandState:
     """progress.json: the stages of a command that writes into a pool, in order of their start."""
 
-    version: int
     command: str
     host: str
     pid: int
     started: float  # seconds since 1970
     phase: CommandPhase
+    version: Literal[2] = 2
     message: str = ""  # why it failed
     stages: tuple[StageState, ...] = ()
 
@@ -128,14 +127,6 @@ class CommandState:
         """The stage that is running, else the last one."""
         stages = [stage for stage in self.stages if not stage.ended] or self.stages
         return stages[-1] if stages else None
-
-
-def state_from_plain(document: Any) -> CommandState:
-    """The inverse of `disk.to_plain`. ValueError for anything else."""
-    if not isinstance(document, dict) or document.get("version") != STATE_VERSION:
-        raise ValueError(f"it is not the progress of a command in version {STATE_VERSION}")
-    state: CommandState = disk.from_plain(CommandState, document, "progress.json")
-    return state
 
 
 # --------------------------------------------------------------------------------------------------

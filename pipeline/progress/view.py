@@ -19,13 +19,11 @@ from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.text import printable
 from pipeline.progress.state import (
-    STATE_VERSION,
     CommandPhase,
     CommandState,
     Measurer,
     StageCounter,
     StageState,
-    state_from_plain,
 )
 
 # --------------------------------------------------------------------------------------------------
@@ -99,9 +97,11 @@ def write_state(pool: str, state: CommandState) -> None:
 def read_state(pool: str) -> CommandState | None:
     """The last state that a command has written; None where there is none that can be read."""
     try:
-        return state_from_plain(disk.read_json(PoolLayout(pool).progress_json))
+        document = disk.read_json(PoolLayout(pool).progress_json)
+        state: CommandState = disk.from_plain(CommandState, document)
     except (FileNotFoundError, ValueError):
         return None
+    return state
 
 
 # --------------------------------------------------------------------------------------------------
@@ -290,7 +290,6 @@ class View:
             ended, running = self._ended, list(self._running)
         words = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else ["python"]
         return CommandState(
-            version=STATE_VERSION,
             command=shlex.join(words)[:MAX_COMMAND],
             host=socket.gethostname(),
             pid=os.getpid(),

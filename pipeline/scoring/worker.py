@@ -367,7 +367,9 @@ class ScoreWorker:
         """The columns of other sets that a filter reads, for all rows of a shard."""
         columns: dict[str, pa.Array] = {}
         for read, names in self.specs[name].get("reads", {}).items():
-            table = read_scores(self.read_sets[read], record, names)
+            table = read_scores(
+                self.read_sets[read], record.shard, record.sidecar_sha256, record.count, names
+            )
             for column in names:
                 columns[column] = table[column].combine_chunks()
         return columns

@@ -40,7 +40,7 @@ from manifests.layout import (
 from manifests.records import ScoreSetDocument, ViewDocument, ViewRulesDocument, read_document
 from manifests.schema import Recipe, Rule, View
 from pipeline.pool.lease import check_fence
-from pipeline.pool.score_columns import ScoreColumns
+from pipeline.pool.score_columns import read_scores
 from pipeline.scoring.score_sets import (
     PoolSets,
     bundle_runs,
@@ -248,11 +248,11 @@ class JoinedColumns:
     def __init__(self, commits: Commits, columns: Collection[str], sets: ScoreSets) -> None:
         self.commits = commits
         from_sidecar = set(columns)
-        self._of_set: dict[str, tuple[ScoreColumns, list[str]]] = {}
+        self._of_set: dict[str, tuple[AlignedFiles, list[str]]] = {}
         for instance, (name, document) in sets.items():
             of_set = sorted(set(columns) & set(document.columns))
             if of_set:
-                self._of_set[instance] = ScoreColumns(commits, name, document), of_set
+                self._of_set[instance] = AlignedFiles.of_scores(commits.pool, name), of_set
                 from_sidecar -= set(of_set)
         self._sidecar_columns = sorted(from_sidecar)
         self._bounds = _unit_bounds(commits)
@@ -324,10 +324,11 @@ class JoinedColumns:
         table = self._checked(table.replace_schema_metadata(None), names, sidecar)
         if table.num_rows != self.commits.column("count")[position].as_py():
             raise ValueError(f"{sidecar} does not have the rows of its commit record; verify it")
+        sidecar_sha256 = self.commits.column("sidecar_sha256")[position].as_py().hex()
         for scores, of_set in self._of_set.values():
             wanted = [name for name in of_set if columns is None or name in columns]
             if wanted:
-                read = scores.read(position, wanted)
+                read = read_scores(scores, shard, sidecar_sha256, table.num_rows, wanted)
                 for name in wanted:
                     table = table.append_column(name, read[name])
         return table

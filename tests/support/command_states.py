@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.progress.state import STATE_VERSION, CommandState, HostState, StageState
+from pipeline.progress.state import CommandState, HostState, StageState
 
 
 def stage_state(**changes: Any) -> StageState:
@@ -38,7 +38,6 @@ def command_state(*stages: StageState, **changes: Any) -> CommandState:
     """A build whose stage plan has ended and whose stage fetch is running."""
     plan = stage_state(name="plan: sort", number=0, total=3, done=3, failed=0, ended=True)
     values: dict[str, Any] = {
-        "version": STATE_VERSION,
         "command": "clipmill build recipe.yaml --out out/pool",
         "host": "node1",
         "pid": 12,

@@ -70,15 +70,11 @@ def test_sums_over_all_shards() -> None:
     part = Commits("/p", COMMITS.table.slice(1, 3))
     assert part.reasons() == {"dns": 7, "timeout": 2}
     assert part.lost().tolist() == [3, 3, 3]
-    assert part.first_with("timeout") == "00001"
-    empty = Commits.of_records("/p", [])
-    assert (empty.totals.shards, empty.totals.reasons, empty.lost().tolist()) == (0, {}, [])
-
-
-def test_the_first_shard_with_a_reason() -> None:
-    assert COMMITS.first_with("timeout") == "00001"
+    assert part.first_with("timeout") == COMMITS.first_with("timeout") == "00001"
     assert COMMITS.first_with("dns") == "00000"
     assert COMMITS.first_with("decode") is None
+    empty = Commits.of_records("/p", [])
+    assert (empty.totals.shards, empty.totals.reasons, empty.lost().tolist()) == (0, {}, [])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -97,28 +93,18 @@ ODD_RECORDS = [
 ]  # fmt: skip
 
 
-def test_records_and_columns_are_inverses() -> None:
-    table = to_table(ODD_RECORDS)
+def test_records_and_columns_are_inverses_through_parquet() -> None:
+    sink = io.BytesIO()
+    pq.write_table(to_table(ODD_RECORDS), sink)
+    table = conform(pq.read_table(pa.BufferReader(sink.getvalue())), schema().names)
     assert table.schema == schema()
     assert table["shard"].to_pylist() == [0, 3000, 100_000]
     assert table["tar_sha256"][0].as_py().hex() == ODD_RECORDS[0].tar_sha256
     assert list(to_records(table)) == ODD_RECORDS
     assert list(to_records(table.slice(1, 1))) == ODD_RECORDS[1:2]
     assert to_table([]).num_rows == 0
-
-
-def test_columns_survive_parquet() -> None:
-    sink = io.BytesIO()
-    pq.write_table(to_table(ODD_RECORDS), sink)
-    read = conform(pq.read_table(pa.BufferReader(sink.getvalue())), schema().names)
-    assert read.schema == schema()
-    assert list(to_records(read)) == ODD_RECORDS
-
-
-def test_a_column_that_a_file_lacks_is_named() -> None:
-    table = to_table(ODD_RECORDS[:1]).drop_columns(["count"])
     with pytest.raises(ValueError, match="it has no column 'count'"):
-        conform(table, schema().names)
+        conform(table.drop_columns(["count"]), schema().names)
 
 
 @pytest.mark.parametrize("value", ["x", "", "G" * 64, "A" * 64, "a" * 63])

@@ -323,22 +323,6 @@ def test_killed_between_any_two_steps(
             return
 
 
-def test_an_error_leaves_the_index_open_with_what_was_added(tmp_path: Path) -> None:
-    pool = str(tmp_path)
-
-    def stage() -> None:
-        with IndexWriter(pool) as index:
-            index.add(write_record(pool, 0))
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        stage()
-    document = read_index_document(pool)
-    assert document is not None
-    assert (document.closed, document.shards) == (False, 1)
-    assert len(read_commits(pool)) == 1
-
-
 def test_batches_are_few_and_every_row_is_there(tmp_path: Path) -> None:
     pool = str(tmp_path)
     counts = []

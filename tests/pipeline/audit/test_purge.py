@@ -259,27 +259,18 @@ def test_a_purged_url_uid_and_host_are_explained_without_their_content(
     assert "by domain and url, with 2 rows" in line
     assert "http" not in line
     history = explain_row(pool, by_uid["uid"])
-    assert [purge["by"] for purge in history["purged"]] == [["uid"]]
+    for purged in (history["purged"], explain_row(pool, by_uid["url"])["purged"]):
+        assert [purge["by"] for purge in purged] == [["uid"]]
     assert any(line.startswith("purged") for line in explain_lines(history))
     assert explain_row(pool, by_host["uid"])["purged"][0]["by"] == ["domain", "url"]
     assert explain_row(pool, row_of(pool, 1, 5)["uid"])["purged"] == []
     for path in Path(pool, "purges").iterdir():
-        for text in (by_url["url"], host):
+        for text in (by_url["url"], by_uid["url"], host):
             assert text not in path.read_text()
     assert commands.audit(["explain", pool, by_url["url"]]) == 0
     assert "purged" in capsys.readouterr().out
     assert commands.audit(["explain", pool, "https://never.example/x.jpg"]) == 2
     assert purges_of_name(pool, "not a url") == purges_of_uid(pool, "ab" * 16) == []
-
-
-def test_a_row_that_was_purged_by_its_uid_is_explained_by_its_url(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path / "pool", rows(20))
-    row = row_of(pool, 0, 1)
-    purge_rows(pool, read_criteria([f"uid={row['uid']}"]))
-    (purge,) = explain_row(pool, row["url"])["purged"]
-    assert purge["by"] == ["uid"]
-    for path in Path(pool, "purges").iterdir():
-        assert row["url"] not in path.read_text()
 
 
 def test_a_killed_purge_leaves_one_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

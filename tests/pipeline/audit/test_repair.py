@@ -192,12 +192,3 @@ def test_documents_of_the_pool_are_made_anew_and_a_changed_recipe_is_named(pool:
     [line] = repair_pool(str(pool)).left
     assert line.startswith("recipe.json: damaged: ")
     assert "was changed after clipmill wrote it" in line
-
-
-def test_what_is_behind_a_missing_sidecar_is_mended_too(pool: Path) -> None:
-    (pool / "shards/00001.parquet").unlink()
-    [columns] = pool.glob("scores/caption@*/bundle-00000.parquet")
-    damage_shard(columns, 1)
-    result = repair_pool(str(pool))
-    assert any("scores/caption@" in line for line in result.done)
-    assert "00001" not in Bundle(str(columns)).shards

@@ -117,11 +117,6 @@ def broken(config: dict[str, Any]) -> None:
     raise OSError("no weights")
 
 
-def deadly(config: dict[str, Any]) -> None:
-    note(config, "factory")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 # --- both engines ---------------------------------------------------------------------------------
 
 
@@ -237,13 +232,6 @@ def test_bad_input_is_refused(on: Run) -> None:
 
 
 # --- Ray ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.ray
-def test_a_factory_that_kills_its_worker_ends_the_stage(on: Run, tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError, match="3 workers in a row died before they were ready"):
-        on("ray", deadly, [("a", {})])
-    assert (tmp_path / "log").read_text().count("factory") == 3
 
 
 @pytest.mark.ray

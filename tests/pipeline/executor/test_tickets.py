@@ -69,61 +69,13 @@ def test_a_second_group_is_left_to_workers_that_are_coming() -> None:
     assert begun(queue, "v") == ["c0"]
 
 
-def test_after_a_death_each_ticket_is_tried_alone() -> None:
-    queue = TicketQueue(tickets(*"aaaa"), concurrency=3)
+def test_after_a_death_the_tickets_of_a_group_are_tried_in_order() -> None:
+    queue = TicketQueue(tickets(*"aaa"), concurrency=3)
     assert begun(queue, "w") == ["a0", "a1", "a2"]
     queue.worker_died("w", queue.running("w"))
-    assert begun(queue, "v") == ["a0"]
-    assert begun(queue, "u") == []
-    queue.worker_died("v", [])  # it was the one
-    assert begun(queue, "u") == ["a1"]
-    queue.finished("u", named(queue, "u", "a1"), retry=False)
-    assert begun(queue, "u") == ["a2"]
-    queue.finished("u", named(queue, "u", "a2"), retry=False)
-    assert begun(queue, "u") == ["a3"]
-
-
-def test_a_retry_waits_for_its_time_and_other_groups_do_not_wait_for_it() -> None:
-    queue = TicketQueue(tickets(*"aab"))
-    first = queue.start_next("w", now=0.0)
-    assert first is not None
-    queue.finished("w", first, retry=True, not_before=5.0)
-    assert queue.retry_time(now=0.0) == 5.0
-    other = queue.start_next("w", now=4.9)
-    assert other is not None
-    assert other.id == "b0"
-    queue.finished("w", other, retry=False)
-    assert queue.start_next("w", now=4.9) is None, "order in a group is kept"
-    assert queue.has_unstarted()
-    assert queue.retry_time(now=5.0) is None
-    assert begun(queue, "w") == ["a0"]
-
-
-def test_after_a_death_a_ticket_waits_for_its_time_and_then_runs_alone() -> None:
-    queue = TicketQueue(tickets(*"aabb"), concurrency=2)
-    assert begun(queue, "w") == ["a0", "b0"]
-    queue.worker_died("w", queue.running("w"), not_before=5.0)
-    assert queue.start_next("v", now=4.9) is None
-    assert queue.retry_time(now=4.9) == 5.0
-    first = queue.start_next("v", now=5.0)
-    assert first is not None
-    assert queue.start_next("v", now=5.0) is None, "each suspect runs alone"
-    second = queue.start_next("u", now=5.0)
-    assert second is not None
-    assert {first.id, second.id} == {"a0", "b0"}
-    queue.finished("v", first, retry=False)
-    assert len(begun(queue, "v")) == 1
-    assert queue.retry_time(now=5.0) is None
-
-
-def test_a_busy_worker_gets_no_suspect() -> None:
-    queue = TicketQueue(tickets(*"aabc"), concurrency=2)
-    assert begun(queue, "w") == ["a0", "b0"]
-    assert begun(queue, "v", starting_workers=1) == ["c0"]
-    queue.worker_died("w", queue.running("w"))
-    assert begun(queue, "v") == []
-    queue.finished("v", named(queue, "v", "c0"), retry=False)
-    assert len(begun(queue, "v")) == 1
+    for name in ("a0", "a1", "a2"):
+        assert begun(queue, "v") == [name]
+        queue.finished("v", named(queue, "v", name), retry=False)
 
 
 def test_a_ticket_is_made_when_it_starts() -> None:
@@ -144,17 +96,27 @@ def test_a_ticket_is_made_when_it_starts() -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_every_ticket_once_in_order_on_one_worker_per_group(seed: int) -> None:
-    """Whatever waits, fails and dies; time passes only where nothing may start."""
+    """Whatever waits, fails and dies; time passes only where nothing may start. What is tried again
+    is the next of its group, at its time, and after a death alone.
+    """
     rng = random.Random(seed)
     todo = tickets(*(rng.choice("abcdefgh") for _ in range(80)))
     queue = TicketQueue(todo, rng.randint(1, 4))
     workers, now = ["u", "v", "w"], 0.0
     starts: dict[str, list[str]] = {}
     ended, tries = Counter[str](), Counter[str]()
+    again: set[str] = set()  # a group is the first letter of these ids
+    not_before: dict[str, float] = {}  # of a group, until its next ticket starts
+    suspects: set[str] = set()
     while queue.has_unstarted() or any(queue.running(worker) for worker in workers):
         for worker in rng.sample(workers, 2):
             if (ticket := queue.start_next(worker, rng.randint(0, 2), now=now)) is not None:
                 tries[ticket.id] += 1
+                assert now >= not_before.pop(ticket.group, -1.0)
+                assert ticket.id in again or ticket.group not in {name[0] for name in again}
+                again.discard(ticket.id)
+                beside = {each.id for each in queue.running(worker)}
+                assert len(beside) == 1 or not beside & suspects
                 if tries[ticket.id] == 1:
                     starts.setdefault(ticket.group, []).append(ticket.id)
         assert all(len(queue.running(worker)) <= queue.concurrency for worker in workers)
@@ -164,21 +126,33 @@ def test_every_ticket_once_in_order_on_one_worker_per_group(seed: int) -> None:
         assert all(count == 1 for count in holders.values())
         busy = [worker for worker in workers if queue.running(worker)]
         if not busy:
+            waiting = {name[0] for name in again}
+            assert all(ticket.id in tries or ticket.group in waiting for ticket in todo)
             retry_time = queue.retry_time(now)
-            now = now if retry_time is None else retry_time
+            assert retry_time is not None
+            assert retry_time > now
+            now = retry_time
             continue
         worker = rng.choice(busy)
         running = queue.running(worker)
         if rng.random() < 0.1:
-            again = [ticket for ticket in running if tries[ticket.id] < 2]
-            ended.update(ticket.id for ticket in running if ticket not in again)
-            queue.worker_died(worker, again, not_before=now + rng.choice([-1.0, rng.random()]))
+            retried = [ticket for ticket in running if tries[ticket.id] < 2]
+            ended.update(ticket.id for ticket in running if ticket not in retried)
+            retry_time = now + rng.choice([-1.0, rng.random()])
+            queue.worker_died(worker, retried, not_before=retry_time)
+            suspects.update(ticket.id for ticket in retried)
         elif rng.random() < 0.5:
             done = rng.choice(running)
             retry = tries[done.id] < 2 and rng.random() < 0.4
             ended[done.id] += not retry
-            queue.finished(worker, done, retry=retry, not_before=now + rng.random())
+            retry_time = now + rng.random()
+            queue.finished(worker, done, retry=retry, not_before=retry_time)
+            retried = [done] if retry else []
             now += 0.01
+        else:
+            continue
+        again.update(ticket.id for ticket in retried)
+        not_before |= {ticket.group: retry_time for ticket in retried}
     assert ended == Counter(ticket.id for ticket in todo)
     assert queue.free_groups == 0
     for group, ids in starts.items():

@@ -8,7 +8,6 @@ import itertools
 import tarfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ from pipeline.pool.lease import (
     read_sidecar,
     remove_uncommitted,
 )
-from pipeline.pool.score_columns import ScoreColumns, read_scores
+from pipeline.pool.score_columns import read_scores
 from pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
 from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.scoring.scorer import score
@@ -159,15 +158,6 @@ def test_no_record_is_read_where_the_index_has_them(
     assert 7 not in read_commits(pool)
     assert remove_uncommitted(pool) == []
     assert disk.exists(layout.shard_tar(7))
-
-
-def test_a_committed_shard_is_not_written_again(tmp_path: Path) -> None:
-    first = write_five(str(tmp_path))
-    before = files_of(tmp_path)
-    changed = five_rows()
-    changed[0] = (changed[0][0], b"another image", {})
-    assert write_five(str(tmp_path), given=changed) == first
-    assert files_of(tmp_path) == before
 
 
 def test_the_statistics_of_another_program_are_no_commit_record(tmp_path: Path) -> None:
@@ -428,22 +418,17 @@ CAPTION = FilterSpec(name="caption")
 def test_columns_of_the_rows_and_of_others(tmp_path: Path) -> None:
     pool = make_pool(tmp_path / "a", rows(20))
     score(pool, [CAPTION], engine="inline")
-    ((name, document),) = complete_score_sets(pool).items()
-    commits = read_commits(pool)
-    table = ScoreColumns(commits, name, document).read(1, ["caption_words"])
-    files = AlignedFiles.of_scores(pool, name)
-    assert read_scores(files, commits.record(1), ["caption_words"]).equals(table)
-    assert table.num_rows == 10
+    (name,) = complete_score_sets(pool)
+    files, columns = AlignedFiles.of_scores(pool, name), ["caption_words"]
+
+    def read(record: CommitRecord) -> pa.Table:
+        return read_scores(files, record.shard, record.sidecar_sha256, record.count, columns)
+
+    table = read(read_commits(pool).record(1))
+    assert table["caption_words"].to_pylist() == files.read(1)[0]["caption_words"].to_pylist()
     other = read_commits(make_pool(tmp_path / "b", rows(19)))
-    with pytest.raises(ValueError, match=r"does not have the columns of shard 00001 as it is"):
-        read_scores(files, other.record(1), ["caption_words"])
-    (tmp_path / "b" / "scores").symlink_to(tmp_path / "a" / "scores")
-    of_others = replace(document, fingerprint=other.fingerprint)
-    with pytest.raises(ValueError, match="does not have the columns of shard 00001 as it is"):
-        ScoreColumns(other, name, of_others).read(1, ["caption_words"])
     write_shard(pool, 2, list(enumerate(rows(3), start=20)))
-    grown = read_commits(pool)
-    with pytest.raises(ValueError, match="does not have the columns of shard 00002"):
-        read_scores(files, grown.record(2), ["caption_words"])
-    with pytest.raises(ValueError, match=f"scores {name} are of other shards; score it again"):
-        ScoreColumns(grown, name, document)
+    for record in (other.record(1), read_commits(pool).record(2)):
+        message = f"does not have the columns of shard {record.shard} as it is committed now"
+        with pytest.raises(ValueError, match=message):
+            read(record)

@@ -55,15 +55,6 @@ def test_neither_the_order_of_arrival_nor_the_clock_changes_the_bytes(tmp_path: 
         )
 
 
-def test_one_changed_value_changes_the_hash_of_the_sidecar(tmp_path: Path) -> None:
-    first = write_five(str(tmp_path / "a"))
-    changed = five_rows()
-    changed[1][0]["error_message"] = "because of 2"
-    again = write_five(str(tmp_path / "b"), given=changed)
-    assert again.sidecar_sha256 != first.sidecar_sha256
-    assert again.tar_sha256 == first.tar_sha256
-
-
 def test_the_sidecar_is_one_row_per_attempt_with_the_places_of_its_members(tmp_path: Path) -> None:
     record = write_five(str(tmp_path))
     table = read_sidecar(str(tmp_path), 3)
