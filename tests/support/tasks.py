@@ -83,27 +83,6 @@ def pool_with(folder, images, *, hashed=False):
     layout, table = PoolLayout(str(folder)), pa.table(rows)
     disk.write_parquet(layout.sidecar(0), table)
     write_record(str(folder), 0, count=len(images), successes=sum(stored), sidecar_sha256="ab" * 32)
-    record = CommitRecord(
-        shard="00000",
-        tar="00000.tar",
-        tar_bytes=0,
-        tar_sha256="0" * 64,
-        count=len(images),
-        successes=sum(stored),
-        reasons={},
-        failed_to_download=0,
-        failed_to_resize=0,
-        retries=0,
-        sidecar_bytes=0,
-        sidecar_file_sha256="0" * 64,
-        sidecar_sha256="ab" * 32,
-        task="0",
-        group="0",
-        version=SHARD_VERSION,
-        duration_s=0.0,
-        adopted=False,
-    )
-    disk.write_json(layout.commit_record(0), record)
     if hashed:
         values = []
         for image in images:

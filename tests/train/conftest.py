@@ -94,28 +94,6 @@ def write_shard(pool, shard, rows):
         sidecar_sha256=disk.content_hash(table, 64),
         count=len(rows),
         successes=sum(row["image"] is not None for row in rows),
-    disk.write_json(
-        disk.join(folder, f"{name}_stats.json"),
-        CommitRecord(
-            shard=name,
-            tar=f"{name}.tar",
-            tar_bytes=len(data),
-            tar_sha256=hashlib.sha256(data).hexdigest(),
-            sidecar_bytes=0,
-            sidecar_file_sha256="0" * 64,
-            sidecar_sha256=disk.content_hash(table, 64),
-            count=len(rows),
-            successes=sum(row["image"] is not None for row in rows),
-            reasons={},
-            failed_to_download=0,
-            failed_to_resize=0,
-            retries=0,
-            task=name,
-            group="0",
-            version=SHARD_VERSION,
-            duration_s=0.0,
-            adopted=False,
-        ),
     )
 
 
