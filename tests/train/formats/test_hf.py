@@ -125,6 +125,7 @@ def test_what_clip_model_cannot_be_is_refused_before_anything_is_written(tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_named(tmp_path):
     state = theirs()
     bias = "vision_model.encoder.layers.0.self_attn.k_proj.bias"
