@@ -23,8 +23,10 @@ from tests.support import ablations
 from tests.support.bundles import write_masks, write_scores
 from tests.support.commit_records import write_record
 from tests.support.once import once
-from tests.support.tasks import write_score_set
+from tests.support.tasks import captions_folder, class_folders, write_score_set
 from train.ablation.runner import run_all
+from train.model.architecture import MODELS
+from train.model.clip import CLIP
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {
@@ -244,3 +246,20 @@ def ran(tmp_path_factory, tiny_pool, data):
         return tiny, str(folder), run_all(tiny, str(folder))
 
     return once(tmp_path_factory, "ran", make)
+
+
+@pytest.fixture(scope="session")
+def model():
+    return CLIP(MODELS["test"], seed=3)
+
+
+@pytest.fixture
+def colours(tmp_path):
+    """Eighteen noisy images of three classes, PNG and JPEG."""
+    return class_folders(tmp_path / "colours")
+
+
+@pytest.fixture
+def captioned(tmp_path):
+    """Five images: the first has two captions, the last two share one."""
+    return captions_folder(tmp_path / "captioned")

@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from manifests import disk
-from tests.support import tasks
 from tests.support.task_data import images_of, tar_members, task_of, write_tar
 from tests.support.tasks import changed, class_folders, draw
 from train.eval_data import images
@@ -29,18 +28,6 @@ from train.eval_data.samples import (
     read_templates,
     write_benchmark,
 )
-
-
-@pytest.fixture
-def colours(tmp_path):
-    """Eighteen noisy images of three classes, PNG and JPEG."""
-    return tasks.class_folders(tmp_path / "colours")
-
-
-@pytest.fixture
-def captioned(tmp_path):
-    """Five images: the first has two captions, the last two share one."""
-    return tasks.captions_folder(tmp_path / "captioned")
 
 
 @pytest.fixture
