@@ -19,8 +19,7 @@ Invariants:
 * One damaged image costs one sample, which is replaced and counted
   (tests/train/data/test_loader.py).
 * Images of a store come in few requests, at the same time, in bounded memory, and give the same
-  batches with and without a folder for parts (tests/train/data/test_read_ahead.py,
-  tests/train/data/test_read_ahead.py).
+  batches with and without a folder for parts (tests/train/data/test_read_ahead.py).
 * A store that does not answer is `ReadFailed`, not a person's mistake
   (tests/train/data/test_view_rows.py).
 

@@ -13,7 +13,7 @@ graphs of ONNX.
 Invariants:
 
 * Graphs of ONNX equal PyTorch within 1e-5 in fp32 and 1e-3 in fp16, and are there whole or not at
-  all: `tests/train/formats/test_onnx.py`, `tests/train/formats/test_onnx.py`.
+  all: `tests/train/formats/test_onnx.py`.
 * A conversion changes no bit of a weight: `tests/train/formats/test_model_files.py`,
   `tests/train/formats/test_hf.py`, `tests/train/formats/test_open_clip_files.py`.
 * A file of weights is never executed: `tests/train/formats/test_open_clip_files.py`.

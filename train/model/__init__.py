@@ -7,7 +7,7 @@ Invariants:
 * Packed and grouped captions have the features and gradients of padded ones
   (tests/train/model/test_attention.py).
 * Patch dropout depends on seed, step and position alone, not on micro-batches, ranks or
-  recomputation (tests/train/model/test_knobs.py, tests/train/model/test_knobs.py).
+  recomputation (tests/train/model/test_knobs.py).
 * The start has open_clip's distributions (tests/train/model/test_clip.py).
 * The groups of a locked tower are open_clip's (tests/train/model/test_clip.py).
 * The counted operations are those that torch counts (tests/train/model/test_memory.py).
