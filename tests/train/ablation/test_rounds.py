@@ -158,7 +158,7 @@ def test_at_most_one_in_twenty_studies_makes_a_false_call(
     truth: tuple[float, float], most_runs: float, least_power: float | None
 ) -> None:
     """A false call: better or worse for a true difference of 0 or of the other sign."""
-    studies, sd = 600, 0.01
+    studies, sd = 200, 0.01
     false = finds = runs = 0
     design = ablation(seeds=SEEDS[:5], equivalence=0.01)
     for number in range(studies):
@@ -175,7 +175,7 @@ def test_at_most_one_in_twenty_studies_makes_a_false_call(
             wrong |= effect > 0 and verdict == "worse"
             finds += effect > 0 and verdict == "better"
         false += wrong
-    assert false / studies <= 0.06  # two standard errors above what 1,500 studies gave, 4.3 %
+    assert false / studies <= 0.07  # two standard errors above the 4.3 % of 1,500 studies
     assert runs / (15 * studies) <= most_runs
     if least_power is not None:
         assert finds / studies >= least_power

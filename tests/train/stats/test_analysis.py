@@ -214,14 +214,14 @@ EIGHT = [f"a{number}" for number in range(8)]
     ("spreads", "seeds", "tasks", "tables", "asked", "most"),
     [
         (dict.fromkeys(ARMS, 1.0), 3, 1, 500, {"arms": [], "a_a": ("again", "base")}, 25),
-        # a noisy baseline and its A/A arm: 59 by the spread that quieter arms share
+        # a noisy baseline and its A/A arm: 59 of 500 by the spread that quieter arms share
         (
             {"base": 3.0, "a": 1.0, "b": 1.0, "c": 1.0, "again": 3.0},
             5,
             1,
-            500,
+            150,
             {"arms": ["a", "b", "c"], "a_a": ("again", "base")},
-            35,
+            11,
         ),
         # ten tasks: 12 without the adjustment
         ({"base": 1.0, "a0": 1.0, "a1": 1.0}, 3, 10, 40, {"arms": ["a0", "a1"]}, 6),
