@@ -329,21 +329,19 @@ def plan_ablation(
     return dataclasses.replace(plan, problems=tuple(_problems(ablation, hardware, loads, plan)))
 
 
-def refuse_plan(plan: Plan) -> None:
-    """ValueError where the ablation cannot run on the plan's hardware, with all reasons."""
-    if plan.problems:
-        raise ValueError(f"{plan.name} cannot run as it is: {'. '.join(plan.problems)}")
-
-
 def check_plan(ablation: Ablation, out: str, hardware: Hardware) -> None:
-    """`refuse_plan` of the ablation's plan; an ablation that trains nothing needs nothing.
+    """ValueError, with all reasons, where the ablation cannot run on its hardware; one that trains
+    nothing needs nothing.
 
     Of a cluster's machines nothing is known where no hardware is stated: then nothing is refused.
     """
     if not hardware.here and hardware.name is None and ablation.hardware is None:
         return
-    if expand_runs(ablation, out, built=False):
-        refuse_plan(plan_ablation(ablation, out, hardware))
+    if not expand_runs(ablation, out, built=False):
+        return
+    problems = plan_ablation(ablation, out, hardware).problems
+    if problems:
+        raise ValueError(f"{ablation.name} cannot run as it is: {'. '.join(problems)}")
 
 
 def _check_numbers(
