@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +13,7 @@ from manifests.layout import PoolLayout
 from pipeline.pool.lease import read_sidecar
 from tests.filters.test_faces import model
 from tests.support import pages
-from tests.support.loopback_server import serving
+from tests.support.web_files import FileServer
 
 pytest.importorskip("onnxruntime")
 
@@ -31,29 +28,10 @@ def noise(low: int) -> np.ndarray:
 IMAGES = {"bright": noise(199), "dark": noise(0)}
 
 
-@contextlib.contextmanager
-def web() -> Iterator[int]:
-    """The port of a web with both images."""
-
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
-            pixels = IMAGES.get(self.path.strip("/").partition(".")[0])
-            body = io.BytesIO()
-            if pixels is not None:
-                Image.fromarray(pixels).save(body, "PNG")
-            self.send_response(404 if pixels is None else 200)
-            self.send_header("Content-Type", "image/png")
-            self.send_header("Content-Length", str(body.tell()))
-            self.end_headers()
-            self.wfile.write(body.getvalue())
-
-    with serving(Handler) as port:
-        yield port
+def png(pixels: np.ndarray) -> bytes:
+    body = io.BytesIO()
+    Image.fromarray(pixels).save(body, "PNG")
+    return body.getvalue()
 
 
 def stored(pool: str) -> dict[str, tuple[str, np.ndarray]]:
@@ -78,11 +56,13 @@ def test_the_faces_of_one_pool_are_blurred_in_the_next(
     Path("pairs.csv").write_text(
         "url,caption\nhttp://faces.test/bright.png,a face\nhttp://faces.test/dark.png,night\n"
     )
-    with web() as port:
+    files = {f"/{name}.png": png(pixels) for name, pixels in IMAGES.items()}
+    with FileServer(files, ranges=False) as server:
+        address = server.base.removeprefix("http://").rstrip("/")
         local = (
             f", encode_format: png, encode_quality: 9, image_size: {SIDE}"
             ", robots_txt: false, site_files: []"
-            f', allow_private: true, connect_to: {{"*.test": "127.0.0.1:{port}"}}'
+            f', allow_private: true, connect_to: {{"*.test": "{address}"}}'
         )
         agent = 'user_agent: "mylab/1.0 (+https://mylab.example/bot)"'
         names = pages.write_files("docs/scoring.md", tmp_path, {agent: agent + local})

@@ -44,8 +44,8 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 STAGES = ("crawl", "fetch", "score", "choose", "blend", "train", "evaluate", "report")
 RUN_BY = {
-    "docs/interop.md": "tests/test_interop_docs.py",
-    "docs/look.md": "tests/test_interop_docs.py",
+    "docs/interop.md": "tests/test_quick_starts.py",
+    "docs/look.md": "tests/test_quick_starts.py",
     "docs/operations.md": "tests/test_operations.py",
     "docs/scoring.md": "tests/test_blurred_faces.py",
     "docs/sizing.md": "tests/train/test_sizing.py",
@@ -53,7 +53,7 @@ RUN_BY = {
     "docs/start/images.md": "tests/test_quick_starts.py",
     "docs/start/img2dataset.md": "tests/test_quick_starts.py",
     "docs/start/open_clip.md": "tests/test_quick_starts.py",
-    **{f"docs/stages/{stage}.md": "tests/test_stage_docs.py" for stage in STAGES},
+    **{f"docs/stages/{stage}.md": "tests/test_quick_starts.py" for stage in STAGES},
 }
 # Commands in blocks that are not `bash`, by their beginning: why no test runs them as they stand.
 NOT_RUN = {

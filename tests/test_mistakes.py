@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -26,22 +25,6 @@ def told(
         return lines[0]
 
     return call
-
-
-def recipe(folder: Path, old: str, new: str) -> Path:
-    path = folder / "tiny.yaml"
-    assert old in path.read_text()
-    path.write_text(path.read_text().replace(old, new))
-    return path
-
-
-def test_no_user_agent_for_the_web(told, tiny) -> None:
-    path = recipe(
-        tiny, "{kind: files, paths: [captions.csv]}", "{kind: wat, paths: [x.warc.wat.gz]}"
-    )
-    assert "user_agent" in told(
-        commands.build, [path, "--out", tiny / "pool", "--engine", "inline"]
-    )
 
 
 RECIPE = """
@@ -103,6 +86,7 @@ fetch: {max_bytes: 1M, user_agent: "test (+http://clipmill.example)"}
         (WEB, "max_bytes: 1M", "deadline_s: no", "fetch.deadline_s is false; it must be a number"),
         (WEB, "max_bytes: 1M", "allow_ports: [80, yes]", "fetch.allow_ports.1 is true; it must be"),
         (WEB, "max_bytes: 1M", "max_redirects: -1", "max_redirects is -1; it must lie in 0..100"),
+        (WEB, "user_agent: ", "img2dataset_python: ", "user_agent"),
         (WEB, "{n: int}", "{MD5: string}", "'MD5'"),
         (WEB, "[t.csv]", "['t-{0..3.csv']", "r.yaml: source.paths: the braces of"),
     ],

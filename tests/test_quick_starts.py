@@ -1,4 +1,6 @@
-"""The commands of the quick starts, taken from the pages and run on small data."""
+"""The commands of the quick starts, the stages, docs/interop.md and docs/look.md, taken from the
+pages and run on small data.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,15 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from tests.support import pages
+from tests.support import commands, pages
 from tests.support.datacomp import write_metadata
 from tests.support.other_tars import pack
 from tests.support.photo_folders import COLOURS, make_folder, pixels_of
+from tests.support.small_pool import make_pool, rows
 from tests.support.web_files import FileServer
 
-pytestmark = pytest.mark.slow
 ROWS = 48
+STAGES = ("crawl", "fetch", "score", "choose", "blend", "train", "evaluate", "report")
 # Two steps of a small model in place of 500 of the demo's.
 SMALL_RUN = {"samples_seen=64k": "samples_seen=32 batch_size=16 lanes=8 warmup=1 model=test"}
 
@@ -71,6 +74,7 @@ def run_all(page: str, changes: dict[str, str] | None = None) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_the_page_for_users_of_img2dataset(work: Path) -> None:
     images = {f"/{number}.jpg": photograph(number)[0] for number in range(6)}
     urls = [f"http://img.example/{number}.jpg" for number in range(8)]  # two are not there
@@ -89,6 +93,7 @@ def test_the_page_for_users_of_img2dataset(work: Path) -> None:
     assert disk.read_json("out/long_shards/export.json")["rows"] == ROWS // 2
 
 
+@pytest.mark.slow
 def test_the_page_for_a_folder_of_images(work: Path) -> None:
     for folder, numbers in (("images", range(36)), ("heldout", range(100, 112))):
         Path(folder).mkdir()
@@ -126,6 +131,7 @@ def test_the_page_for_a_folder_of_images(work: Path) -> None:
     assert "filtered" in report["results"]["headline"]
 
 
+@pytest.mark.slow
 def test_the_page_for_users_of_datacomp(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     uids = []
     for path in sorted(Path("shards").glob("*.parquet")):
@@ -141,9 +147,104 @@ def test_the_page_for_users_of_datacomp(work: Path, monkeypatch: pytest.MonkeyPa
     assert kept == len(np.load("out/uids/best.npy")) >= 6
 
 
+@pytest.mark.slow
 def test_the_page_for_users_of_open_clip(work: Path) -> None:
     pages.write_files("docs/start/open_clip.md", work)
     assert len(run_all("docs/start/open_clip.md", SMALL_RUN)) == 5
     assert disk.read_json("out/run/run.json")["steps"] == 2
     assert len(pq.read_table("out/run/eval/objects.parquet")) == 12
     assert any(Path("out/exported").iterdir())
+
+
+# --- the stages, one after another ---------------------------------------------------------------
+
+
+def write_images(folder: Path) -> None:
+    """36 images with titles of two or four words, and one without a title."""
+    folder.mkdir()
+    lines = ["file_name,title"]
+    for number in range(36):
+        label = list(COLOURS)[number % 3]
+        name = f"{number}.jpg" if number else "shoe.jpg"
+        Image.fromarray(pixels_of(label, number)).save(folder / name)
+        lines.append(f"{name},{f'photo of one {label}' if number % 2 else f'one {label}'}")
+    Image.new("RGB", (8, 8)).save(folder / "untitled.jpg")
+    (folder / "metadata.csv").write_text("\n".join(lines))
+
+
+def write_predictions(folder: Path) -> None:
+    """What runs of another program left: old/seed-N/imagenet.parquet and new/…"""
+    rng = np.random.default_rng(0)
+    label = rng.integers(0, 5, 200).astype(np.int32)
+    for arm, share in (("old", 0.5), ("new", 0.9)):
+        for seed in range(3):
+            right = rng.random(200) < share
+            predicted = np.where(right, label, (label + 1) % 5).astype(np.int32)
+            columns = {"sample": [str(row) for row in range(200)], "label": label}
+            columns |= {"predicted": predicted, "correct": right}
+            path = folder / f"{arm}/seed-{seed}/imagenet.parquet"
+            path.parent.mkdir(parents=True)
+            pq.write_table(pa.table(columns), path)
+
+
+@pytest.mark.slow
+def test_the_commands_of_the_stages_in_their_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_images(tmp_path / "images")
+    make_folder(tmp_path / "photographs", per_class=2, first=500)
+    write_predictions(tmp_path)
+    output = {}
+    for stage in STAGES:
+        page = f"docs/stages/{stage}.md"
+        pages.write_files(page, tmp_path)
+        lines = pages.runnable(page)
+        assert lines, page
+        for line in lines:
+            assert pages.run_command(line, SMALL_RUN) == 0, (line, capsys.readouterr().err[-2000:])
+        output[stage] = capsys.readouterr().out
+    assert len(list(Path("out/fashion/pairs").glob("part-*.parquet"))) == 1
+    assert "shoe.jpg" in output["fetch"]
+    assert "stored" in output["fetch"]
+    assert "caption_words" in output["score"]
+    assert disk.read_json("out/fashion/views/long.json")["kept"] == 18
+    assert "fashion/long" in output["blend"]
+    assert disk.read_json("out/run/run.json")["steps"] == 2
+    assert pq.read_table("out/run/eval/objects.parquet").num_rows == 6
+    results = disk.read_json("out/two_blends/report.json")["results"]
+    (row,) = results["tasks"][next(iter(results["tasks"]))]["comparisons"]
+    assert (row["arm"], row["verdict"]) == ("new", "better")
+    assert "MiB" in output["report"] or "GiB" in output["report"]  # the plan of the ablation
+
+
+# --- docs/interop.md and docs/look.md -------------------------------------------------------------
+
+RECIPE = """
+name: r
+source: {kind: shards, paths: [shards]}
+views: {basic: [{first: "original_width < 300"}]}
+"""
+
+
+def test_the_commands_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_pool(tmp_path / "out/pool", rows(30))
+    Path("r.yaml").write_text(RECIPE)
+    assert commands.filter_pool(["out/pool", "--recipe", "r.yaml"]) == 0
+    lines = pages.runnable("docs/interop.md")
+    assert len(lines) == 5
+    lines += pages.runnable("docs/look.md")
+    assert len(lines) == 7
+    for line in lines:
+        assert pages.run_command(line) == 0, line
+    assert Path("basic.html").stat().st_size > 10_000
+    document = disk.read_json("out/pool/views/basic.json")
+    assert document["rows_sha256"] in capsys.readouterr().out
+    table = pq.read_table("out/basic/basic.parquet")
+    assert table.num_rows == document["kept"] == len(np.load("out/uids/basic.npy")) == 16
+    assert Path("out/urls/basic.csv").read_text().count("https://") >= 16
+    export = json.loads(Path("out/basic_shards/export.json").read_text())
+    assert (export["complete"], export["rows"]) == (True, document["kept"])

@@ -17,6 +17,7 @@ from manifests.aligned import (
     AlignedFiles,
     Bundle,
     BundleWriter,
+    current_view,
     parquet_bytes,
     remove_view_shards,
     view_shards,
@@ -25,7 +26,7 @@ from manifests.aligned import (
     write_view_shards,
 )
 from manifests.layout import PoolLayout, shard_name
-from manifests.records import ViewDocument
+from manifests.records import ShardTable, ViewDocument
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
 
@@ -204,3 +205,26 @@ def test_embeddings_are_stored_as_they_are_and_the_rest_as_before(tmp_path: Path
         assert [chunk.compression for chunk in chunks] == ["UNCOMPRESSED", "ZSTD", "ZSTD"]
         assert [chunk.has_dictionary_page for chunk in chunks] == [False, True, True]
     assert aligned.storage_options(table.select(["s", "t"]).schema) == {"compression": "zstd"}
+
+
+# --- The views of a pool by name; one that is missing or older than the shards is refused
+
+
+def write_view(pool: str, name: str, fingerprint: str) -> ViewDocument:
+    document = ViewDocument(
+        name=name, rules=(), thresholds={}, funnel=(("stored", 1),), kept=1,
+        fingerprint=fingerprint, scores={}, shards=ShardTable(file="s.parquet", count=1, sha256=""),
+    )  # fmt: skip
+    disk.write_json(PoolLayout(pool).view_json(name), document, sealed=True)
+    return document
+
+
+def test_a_missing_and_a_stale_view_are_refused(tmp_path: Path) -> None:
+    pool = str(tmp_path)
+    with pytest.raises(ValueError, match="has no view 'long'; it has none"):
+        current_view(pool, "long", "now", "")
+    write_view(pool, "long", "before")
+    with pytest.raises(ValueError, match=r"has no view 'lnog'; did you mean 'long'\?; it has long"):
+        current_view(pool, "lnog", "now", "")
+    with pytest.raises(ValueError, match=r"view 'long' of .* is stale: .*changed; do this$"):
+        current_view(pool, "long", "now", "do this")
