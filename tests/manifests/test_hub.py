@@ -88,16 +88,6 @@ def test_a_build_says_it_before_the_crawl(
     assert not out.exists()
 
 
-def test_a_model_to_evaluate_is_out_of_reach(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = tmp_path / "task.yaml"
-    task.write_text(f"{{name: t, kind: retrieval, data: {make_pool(tmp_path / 'p', rows(3))}}}\n")
-    words = ["open_clip:ViT-B-32/laion2b_s34b_b79k", "--task", str(task)]
-    assert commands.evaluate([*words, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 2
-    assert "cannot be downloaded: no route" in capsys.readouterr().err
-
-
 def test_weights_without_the_tokenizer_are_not_enough(cache: Path) -> None:
     store(cache, "timm/ViT-B-16-SigLIP", "open_clip_model.safetensors")
     with pytest.raises(ValueError, match=r"tokenizer_config.json of ViT-B-16-SigLIP \(timm/ViT-B"):

@@ -73,12 +73,6 @@ def test_copies_of_photographs_are_found(tmp_path: Path) -> None:
     assert figures["near_originals"]["pdq, 31 bits"] == []
 
 
-def test_a_search_finds_the_planted_groups() -> None:
-    row = duplicates.search_once(256, 31, 2000, 0.0)
-    assert row["groups"] == 1800
-    assert duplicates.search_once(64, 6, 2000, 0.5)["groups"] < 1000
-
-
 def test_the_recipe_of_the_document_is_one(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "duplicates.md").read_text()
     example = text.partition("```yaml\n")[2].partition("```")[0]
