@@ -8,6 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,10 +17,11 @@ from hypothesis import strategies as st
 from filters import FILTERS, instances_of
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.layout import PoolLayout
+from manifests.layout import PoolLayout, uids_checksum
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline import cross_row
 from pipeline.audit.integrity import verify
+from pipeline.executor.tickets import Ticket
 from pipeline.pool.lease import read_sidecar
 from pipeline.scoring.score_sets import complete_score_sets, read_score_set
 from pipeline.scoring.scorer import score
@@ -192,8 +194,10 @@ def test_an_interrupted_job_goes_on_where_it_was(
     assert not (Path(pool) / ".transient").exists()
 
 
-def test_files_of_another_job_are_not_used(tmp_path: Path) -> None:
-    pool = make_pool(tmp_path, rows(10))
+def test_files_of_another_job_are_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cross_row, "PARTITION_BYTES", 700)
+    captions = ("a b c d", "d e f a", None)
+    pool = make_pool(tmp_path, [*rows(10), *(Row(caption=caption) for caption in captions)])
     planned = PoolLayout(pool)
     (set_name,) = score(pool, [OFTEN], engine="inline")["sets"]
     disk.remove(planned.score_set_json(set_name))
@@ -325,6 +329,32 @@ def test_summaries_are_merged_beyond_a_size(
     check_often(columns(pool, OFTEN))
     assert set(merged) == {3}
     assert len(merged) > 5
+
+
+def test_columns_of_two_shards(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path, rows(8), per_shard=5)
+    commits = read_commits(pool)
+    instance = instances_of([FilterSpec(name="many", kind="often")])["many"]
+    job = cross_row.plan_job(commits, "many@1", instance, {"": ("caption",)}, None)
+    table = pa.table({"often": pa.array([7, None, 9]), "often_share": pa.array([0.5, 0.6, 0.7])})
+    ids = np.array([1 << 32 | 2, 1, 0], np.uint64)
+    job.exchange(cross_row.VALUES).write(0, table, ids)
+    work = cross_row.gather({"job": disk.to_plain(job)})
+    ticket = Ticket(id="g", group="g", payload={"number": 0, "shards": [0, 1]})
+    assert work(ticket) == {"scored": {"many@1": 2}}
+    path = PoolLayout(pool).score_part("many@1", 0)
+    first = disk.read_parquet(path)
+    # Rows 2 and 3 are stored and took no part: the default. Row 4 is not stored.
+    assert first["many"].to_pylist() == [9, None, 0, 0, None]
+    assert first["many_share"].to_pylist() == [0.7, 0.6, None, None, None]
+    second = disk.read_parquet(PoolLayout(pool).score_part("many@1", 1))
+    assert second["many"].to_pylist() == [0, 0, 7]
+    metadata = disk.read_metadata(path)
+    assert metadata["pool"] == commits.fingerprint
+    assert metadata["uids"] == uids_checksum(read_sidecar(pool, 0)["uid"])
+    assert (metadata["rows"], metadata["stored"], metadata["scored"]) == (5, 4, 1)
+    with pytest.raises(FileNotFoundError):
+        work(Ticket(id="g", group="g", payload={"number": 0, "shards": [0, 1, 2]}))
 
 
 PAIRS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)), max_size=60)
