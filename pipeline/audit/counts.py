@@ -91,14 +91,10 @@ def _seconds_before(path: str) -> dict[str, float]:
     if not disk.exists(path):
         return {}
     try:
-        document = disk.read_json(path)
-        document = disk.from_plain(dict[str, Any], document, "pool.json")
-        kind = dict[str, float]
-        seconds: dict[str, float] = disk.from_plain(kind, document.get("seconds"), "seconds")
+        return read_document(path, PoolDocument).seconds
     except ValueError as error:
         logger.warning("%s is written again without the times of earlier builds: %s", path, error)
         return {}
-    return seconds
 
 
 def write_pool_json(

@@ -18,7 +18,7 @@ from tests.support.trials import EVERYWHERE
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-TIMES = 20 if EVERYWHERE else 3
+TIMES = 20 if EVERYWHERE else 1
 
 
 def start(inputs: Path, pool: Path) -> subprocess.Popen[str]:

@@ -44,6 +44,13 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Recipe:
     return audited.local_recipe(tmp_path_factory.mktemp("local"), 7, views=(view,))
 
 
+@pytest.fixture(scope="module")
+def undisturbed(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    whole = str(tmp_path_factory.mktemp("whole") / "pool")
+    recipe_run.build(recipe, whole, engine="inline")
+    return comparable(whole)
+
+
 def take_over(pool: str) -> None:
     """What another command leaves that found the lease too old."""
     path = PoolLayout(pool).lease_json
@@ -115,6 +122,7 @@ def stolen_choice(*args: Any, **options: Any) -> Any:
 @pytest.mark.parametrize(("stage", "module", "name"), PLACES)
 def test_nothing_is_published_after_the_lease_is_lost(
     recipe: Recipe,
+    undisturbed: dict[str, Any],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     stage: str,
@@ -135,9 +143,7 @@ def test_nothing_is_published_after_the_lease_is_lost(
     give_back(pool)
     recipe_run.build(recipe, pool, engine="inline")
     assert verify(pool) == []
-    whole = str(tmp_path / "whole")
-    recipe_run.build(recipe, whole, engine="inline")
-    assert comparable(pool) == comparable(whole)
+    assert comparable(pool) == undisturbed
 
 
 def test_the_same_content_is_published_twice_and_another_one_is_not(tmp_path: Path) -> None:

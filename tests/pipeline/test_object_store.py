@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -61,10 +60,6 @@ def forget_connections() -> None:
     import s3fs
 
     s3fs.S3FileSystem.clear_instance_cache()
-
-
-def commit_in_a_process(pool: str, shard: int) -> None:
-    write_five(pool, shard)
 
 
 # --- one shard ------------------------------------------------------------------------------------
@@ -129,25 +124,6 @@ def test_a_committed_object_is_not_overwritten(proxy: FaultyProxy, tmp_path: Pat
     assert disk.read_bytes(PoolLayout(pool).tar(first)) == before
     assert files._conditional == {"s3://pools": True}
     assert len(index_tar(PoolLayout(pool).tar(first))) == 9
-
-
-def test_what_worker_processes_commit_is_seen_at_once(proxy: FaultyProxy) -> None:
-    """A listing that is remembered by the driver would lack it."""
-    pool = "s3://pools/workers"
-    write_five(pool, 0)
-    assert list(read_commit_records(pool)) == ["00000"]
-    processes = []
-    for shard in (1, 2):
-        process = multiprocessing.get_context("spawn").Process(
-            target=commit_in_a_process, args=(pool, shard)
-        )
-        process.start()
-        processes.append(process)
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    assert list(read_commit_records(pool)) == ["00000", "00001", "00002"]
-    assert disk.exists(PoolLayout(pool).shard_tar(2))
 
 
 def test_a_store_that_is_gone_for_seconds_costs_no_shard(proxy: FaultyProxy) -> None:

@@ -160,11 +160,6 @@ def build_until_fetch(inputs: Path, pool: Path) -> None:
     assert command("build", recipe, *words) == 0
 
 
-def build_until_score(inputs: Path, pool: Path) -> None:
-    build_until_fetch(inputs, pool)
-    assert score(str(inputs), str(pool)) == 0
-
-
 def build_all(inputs: Path, pool: Path) -> None:
     assert build(str(inputs), str(pool)) == 0
 

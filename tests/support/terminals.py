@@ -16,27 +16,22 @@ from typing import IO
 
 @dataclass(slots=True)
 class Terminal:
-    """A terminal: `stream` writes to it, `text()` is what arrived. `hang_up` closes it."""
+    """A terminal: `stream` writes to it, `text()` is what arrived."""
 
     stream: IO[str]
     _master: int
     _parts: list[bytes] = field(default_factory=list)
-    _reader: threading.Thread | None = None
-    _is_open: bool = True
+    _reader: threading.Thread = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._reader = threading.Thread(target=self.read, daemon=True)
 
     def text(self) -> str:
         """What arrived, after the writer has closed the stream."""
         with contextlib.suppress(OSError, ValueError):
             self.stream.close()
-        if self._reader is not None:
-            self._reader.join(10)
+        self._reader.join(10)
         return b"".join(self._parts).decode()
-
-    def hang_up(self) -> None:
-        """Close the terminal under the writer: its next write fails."""
-        if self._is_open:
-            self._is_open = False
-            os.close(self._master)
 
     def read(self) -> None:
         """Keep what arrives until the writer closes."""
@@ -51,19 +46,14 @@ class Terminal:
 
 
 @contextlib.contextmanager
-def terminal(columns: int, rows: int = 40, *, read: bool = True) -> Iterator[Terminal]:
-    """A terminal of that size. Without `read` nobody reads what is written."""
+def terminal(columns: int, rows: int = 40) -> Iterator[Terminal]:
+    """A terminal of that size."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     made = Terminal(stream=os.fdopen(slave, "w"), _master=master)
-    if read:
-        made._reader = threading.Thread(target=made.read, daemon=True)
-        made._reader.start()
+    made._reader.start()
     try:
         yield made
     finally:
-        with contextlib.suppress(OSError, ValueError):
-            made.stream.close()
-        if made._reader is not None:
-            made._reader.join(10)
-        made.hang_up()
+        made.text()
+        os.close(master)

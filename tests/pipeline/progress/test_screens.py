@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import logging
 import os
@@ -99,17 +98,6 @@ def test_a_dumb_terminal_a_pipe_and_nothing_get_log_lines(
         assert isinstance(screen_for(pipe), LogLines)
     assert isinstance(screen_for(pipe), LogLines), "a closed stream"
     assert isinstance(screen_for(None), LogLines)
-
-
-def test_a_terminal_that_hangs_up_does_not_end_the_process(xterm: None) -> None:
-    with terminal(80, read=False) as shown:
-        screen = screen_for(shown.stream)
-        screen.show(command_state())
-        shown.hang_up()
-        with contextlib.suppress(OSError):  # whether it raises is up to the terminal
-            screen.show(command_state())
-        with contextlib.suppress(OSError):
-            screen.close()
 
 
 def test_a_broken_pipe_is_an_error_and_no_exit() -> None:

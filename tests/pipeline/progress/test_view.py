@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from pathlib import Path
 
@@ -137,16 +136,6 @@ def test_a_file_that_cannot_be_written_is_one_warning(
     warnings = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(warnings) == 1
     assert "the work goes on" in warnings[0].getMessage()
-
-
-def test_a_closed_or_missing_stderr_changes_nothing(
-    fast: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with open(os.devnull, "w") as closed:
-        pass
-    for stream in (None, closed):
-        monkeypatch.setattr(sys, "stderr", stream)
-        run_tickets(sleep=0.05)
 
 
 def test_a_screen_that_blocks_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
