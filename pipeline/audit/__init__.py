@@ -7,7 +7,7 @@ does).
 Invariants:
 
 * attempted = stored + the sum of the reasons, for each shard and for the pool:
-  `tests/pipeline/audit/test_counts.py`.
+  `tests/pipeline/audit/test_pool_audit.py`.
 * Whatever byte of a shard or a document is changed, `verify` names the file:
   `tests/pipeline/audit/test_integrity.py`.
 * What is purged is in no file, other members keep their bytes, whatever is killed:

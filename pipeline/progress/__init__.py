@@ -12,7 +12,7 @@ Invariants:
 * Rows are counted once, those of running tickets too; a resumed stage is not taken for a fast
   one; tables are bounded, whatever the number of hosts: `tests/pipeline/progress/test_state.py`.
 * At most one log line in 10 s and stage; a terminal of any width:
-  `tests/pipeline/progress/test_screens.py`.
+  `tests/pipeline/progress/test_view.py`.
 
 To extend: a stage says what a ticket did by a function `result -> Measure` (`Stage.measure`); a
 worker that tells rows before its tickets end keeps a `WorkerReport` and has `progress()`
