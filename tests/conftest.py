@@ -29,6 +29,7 @@ views:
 # last leaves every other process without work.
 LONGEST_FIRST = (
     "tests/test_nodes.py",
+    "tests/chaos/test_kills.py",
     "tests/train/test_run.py",
     "tests/test_ray_kills.py",
     "tests/test_jobs.py",

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(not file_calls.available(), reason="this machine has no seccomp listeners"),
 ]
-IN_SAMPLE = 5  # points of each scenario and fault
+IN_SAMPLE = 5  # points of each scenario
 WRITES = ("write", "pwrite64", "writev")
 # Calls of each scenario when this was written, and some less: far fewer would not be all.
 LEAST = {
@@ -79,6 +79,7 @@ def test_what_is_killed_anywhere_is_resumed_to_the_same_bytes(
 # the next build ends as if nothing had happened.
 
 
+FAULTS_IN_SAMPLE = 3  # of each
 MESSAGES = {"EIO": "Input/output error", "ENOSPC": "No space left"}
 
 
@@ -93,7 +94,7 @@ def test_a_fault_at_any_operation_of_a_build_is_said_and_made_good(
         every = [point for point in every if calls[point[0] - 1].startswith("write ")]
     statuses: Counter[int] = Counter()
     wrong = []
-    for n, how in some(every, fault, IN_SAMPLE):
+    for n, how in some(every, fault, FAULTS_IN_SAMPLE):
         ended = trial.watch(n, how)
         status, lines = ended.value, ended.output.strip().splitlines()
         where = f"{n} {ended.watched.hit}"
