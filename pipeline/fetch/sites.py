@@ -264,20 +264,26 @@ def _delay_s(parsed: Protego, names: Iterable[str]) -> float | None:
     return max(delays, default=None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """One rule of a tdmrep.json or ai.txt."""
+
+    pattern: Pattern
+    said: dict[str, Any]  # what is kept beside a row about which it decides
+    file_type: str | None = None  # `.jpg` for a pattern about files of that name
+    length: int = 0  # of an ai.txt's pattern, as the line has it
+
+    def covers(self, path: str) -> bool:
+        """Whether the rule is about a path, with its query."""
+        if self.file_type is None:
+            return self.pattern.covers(path)
+        return path.partition("?")[0].lower().endswith(self.file_type)
+
+
 # --- TDMRep ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TdmRule:
-    """One rule of a tdmrep.json."""
-
-    pattern: Pattern
-    location: str  # as it was written
-    reservation: Any
-    policy: str | None
-
-
-def read_tdmrep(body: bytes) -> tuple[TdmRule, ...]:
+def read_tdmrep(body: bytes) -> tuple[Rule, ...]:
     """The rules of a tdmrep.json in their order; () for a page that says "not found".
 
     Unreadable for other content and for more than MOST_RULES rules.
@@ -298,60 +304,38 @@ def read_tdmrep(body: bytes) -> tuple[TdmRule, ...]:
     return tuple(_tdm_rule(entry) for entry in entries)
 
 
-def _tdm_rule(entry: Any) -> TdmRule:
+def _tdm_rule(entry: Any) -> Rule:
     if not isinstance(entry, dict) or not isinstance(entry.get("location"), str):
         raise Unreadable("a rule without a location")
     location, policy = entry["location"], entry.get("tdm-policy")
     reservation = entry.get("tdm-reservation")
     if reservation is not None and not isinstance(reservation, int):
         reservation = str(reservation)[:40]
-    return TdmRule(
-        pattern=pattern_of(_location_pattern(location)),
-        location=location[:500],
-        reservation=reservation,
-        policy=str(policy)[:500] if policy else None,
-    )
+    said = {"location": location[:500], "tdm-reservation": reservation}
+    if policy:
+        said["tdm-policy"] = str(policy)[:500]
+    return Rule(pattern=pattern_of(_location_pattern(location)), said=said)
 
 
-def tdm_summary(rules: Iterable[TdmRule], url: str) -> dict[str, Any] | None:
+def tdm_summary(rules: Iterable[Rule], url: str) -> dict[str, Any] | None:
     """The rule that decides about a URL.
 
     The report asks for "the most specific match" and calls it "the first in sequence". Where the
     longest pattern and the first one differ, the one that reserves counts.
     """
     path = path_of(url)
-    fitting = [rule for rule in rules if rule.pattern.covers(path)]
+    fitting = [rule for rule in rules if rule.covers(path)]
     if not fitting:
         return None
     longest = max(fitting, key=lambda rule: rule.pattern.length)
-    rule = next((rule for rule in (longest, fitting[0]) if str(rule.reservation) == "1"), longest)
-    summary = {"location": rule.location, "tdm-reservation": rule.reservation}
-    if rule.policy:
-        summary["tdm-policy"] = rule.policy
-    return summary
+    reserving = (rule for rule in (longest, fitting[0]) if str(rule.said["tdm-reservation"]) == "1")
+    return next(reserving, longest).said
 
 
 # --- ai.txt ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AiRule:
-    """One line of an ai.txt."""
-
-    pattern: Pattern
-    file_type: str | None  # `.jpg` for a pattern about files of that name
-    allow: bool
-    line: str
-    length: int  # of the pattern, as the line has it
-
-    def covers(self, path: str) -> bool:
-        """Whether the rule is about a path, with its query."""
-        if self.file_type is None:
-            return self.pattern.covers(path)
-        return path.partition("?")[0].lower().endswith(self.file_type)
-
-
-def read_ai_txt(body: bytes, us: tuple[str, ...]) -> tuple[AiRule, ...]:
+def read_ai_txt(body: bytes, us: tuple[str, ...]) -> tuple[Rule, ...]:
     """The rules of an ai.txt that address us: those of our names, else those for everybody.
 
     Rules before any name are for everybody. A page or a text without rules says nothing.
@@ -359,7 +343,7 @@ def read_ai_txt(body: bytes, us: tuple[str, ...]) -> tuple[AiRule, ...]:
     """
     text = text_of(body)
     known = {*us, "*"}
-    rules: dict[str, list[AiRule]] = {}
+    rules: dict[str, list[Rule]] = {}
     group, group_is_open, count = {"*"}, False, 0
     for line in () if _is_page(text) else text.splitlines():
         if match := AGENT_LINE.match(line):
@@ -381,18 +365,17 @@ def read_ai_txt(body: bytes, us: tuple[str, ...]) -> tuple[AiRule, ...]:
     return tuple(ours or rules.get("*", ()))
 
 
-def _ai_rule(word: str, value: str) -> AiRule:
+def _ai_rule(word: str, value: str) -> Rule:
     file_type = FILE_TYPE.fullmatch(value)
-    return AiRule(
+    return Rule(
         pattern=pattern_of(_location_pattern(value)),
         file_type=file_type[1].lower() if file_type else None,
-        allow=word.lower() == "allow",
-        line=f"{word.capitalize()}: {value[:200]}",
+        said={"allowed": word.lower() == "allow", "rule": f"{word.capitalize()}: {value[:200]}"},
         length=len(value[:200]),
     )
 
 
-def ai_summary(rules: Iterable[AiRule], url: str) -> dict[str, Any] | None:
+def ai_summary(rules: Iterable[Rule], url: str) -> dict[str, Any] | None:
     """The line that decides about a URL: the longest that covers it, of equal ones a Disallow.
 
     A URL without a file type may be any of IMAGE_TYPES: a Disallow for one of them counts.
@@ -405,11 +388,10 @@ def ai_summary(rules: Iterable[AiRule], url: str) -> dict[str, Any] | None:
     for candidate in paths:
         fitting = [rule for rule in rules if rule.covers(candidate)]
         if fitting:
-            deciding.append(max(fitting, key=lambda rule: (rule.length, not rule.allow)))
+            deciding.append(max(fitting, key=lambda rule: (rule.length, not rule.said["allowed"])))
     if not deciding:
         return None
-    rule = next((rule for rule in deciding if not rule.allow), deciding[0])
-    return {"allowed": rule.allow, "rule": rule.line}
+    return next((rule for rule in deciding if not rule.said["allowed"]), deciding[0]).said
 
 
 # --- what they share -------------------------------------------------------------------------
@@ -456,9 +438,8 @@ class Verdict:
     # For the row's raw signals; None where the site says nothing.
     signal: dict[str, Any] | None = None
     crawl_delay_s: float | None = None  # what robots.txt asks for between two requests
-    retry_after_s: float | None = (
-        None  # until the site may be asked for its files again, if it said
-    )
+    # Until the site may be asked for its files again, if it said.
+    retry_after_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -467,8 +448,8 @@ class _Site:
 
     answer: FileAnswer | None  # for robots.txt; None where it was not requested
     robots: Robots | str | None
-    tdm: tuple[TdmRule, ...] | str
-    ai: tuple[AiRule, ...] | str
+    tdm: tuple[Rule, ...] | str
+    ai: tuple[Rule, ...] | str
     good_until: float
     unreachable: frozenset[str]  # files that another request may get: 429, 5xx, no answer in time
     failures: int  # in a row

@@ -38,18 +38,19 @@ from tests.support import plans
 from tests.support.pairs import write_part
 
 
+def config_of(pool: Path, fetch: Fetch, kind: str = "wat") -> dict[str, Any]:
+    """What the stage gives to a worker."""
+    fields = {"pool": str(pool), "fetch": disk.to_plain(fetch)}
+    return fields | {"source_kind": kind, "decoders": 1}
+
+
 @pytest.fixture
 def workers() -> Iterator[Callable[..., Downloader]]:
     """Factories as the stage calls them, put away at the end."""
     downloaders: list[Downloader] = []
 
     def make(pool: Path, fetch: Fetch, kind: str = "wat") -> Downloader:
-        config = {
-            "pool": str(pool),
-            "fetch": disk.to_plain(fetch),
-            "source_kind": kind,
-            "decoders": 1,
-        }
+        config = config_of(pool, fetch, kind)
         downloaders.append(Downloader(json.loads(json.dumps(config))))
         return downloaders[-1]
 
@@ -259,13 +260,9 @@ def test_the_same_bytes_whatever_runs_at_once(tmp_path: Path, web: Any) -> None:
         web.hits.clear()
         pool = tmp_path / f"{engine}{ahead}"
         tickets = planned(pool, mixed(7, 120), fetch)
-        config = {
-            "pool": str(pool),
-            "fetch": disk.to_plain(fetch),
-            "source_kind": "wat",
-            "decoders": 1,
-        }
-        work = Stage(name="fetch", work=Downloader, config=config, concurrency=ahead)
+        work = Stage(
+            name="fetch", work=Downloader, config=config_of(pool, fetch), concurrency=ahead
+        )
         report = execute(work, tickets, engine=engine)  # type: ignore[arg-type]
         assert report.failed == {}
         shards[engine, ahead] = [
@@ -301,12 +298,7 @@ def test_stragglers_of_a_shard_overlap_the_next(tmp_path: Path, web: Any) -> Non
 
     tickets = planned(tmp_path, urls, fetch)
     assert len(tickets) >= 3
-    config = {
-        "pool": str(tmp_path),
-        "fetch": disk.to_plain(fetch),
-        "source_kind": "wat",
-        "decoders": 1,
-    }
+    config = config_of(tmp_path, fetch)
     work = Stage(name="fetch", work=Downloader, config=config, concurrency=len(tickets))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ShardWriter, "add", record_time)
@@ -350,12 +342,7 @@ def test_local_files(tmp_path: Path, web: Any, workers: Any) -> None:
     ] + [str(folder)]
     fetch = Fetch(image_size=32, max_bytes=4096, rows_per_shard=10)
     [ticket] = planned(tmp_path / "pool", urls, fetch, "files")
-    config = {
-        "pool": str(tmp_path / "pool"),
-        "fetch": disk.to_plain(fetch),
-        "source_kind": "files",
-        "decoders": 1,
-    }
+    config = config_of(tmp_path / "pool", fetch, "files")
     stage = Stage(name="fetch", work=Downloader, config=config)
     done: dict[str, Any] = {}
     report = execute(stage, [ticket], engine="inline", on_done=done.__setitem__)

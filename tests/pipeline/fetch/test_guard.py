@@ -6,7 +6,6 @@ import asyncio
 import random
 import socket
 import ssl
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -20,6 +19,7 @@ from manifests.schema import Fetch, Pair
 from pipeline.fetch import guard, request
 from pipeline.fetch.fetcher import Fetched
 from pipeline.fetch.guard import Refused, check_address, target
+from tests.support import hostile_server
 from tests.support.dns import fake_dns
 from tests.support.fetched import fetch_all
 from tests.support.tables import table
@@ -28,12 +28,12 @@ PLAIN = Fetch()
 PRIVATE = Fetch(allow_private=True)
 ADDRESSES = table("addresses")
 FORBIDDEN = [case["address"] for case in ADDRESSES if case["forbidden"]]
-PUBLIC = [case["address"] for case in ADDRESSES if not case["forbidden"]]
 OPENED = [
     "127.0.0.1", "127.255.255.254", "10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.255",
     "192.168.0.1",
     "::1", "fc00::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
 ]  # fmt: skip
+assert set(OPENED) < set(FORBIDDEN)
 
 # Every address that this process asked a socket to connect to
 connected: list[tuple[object, ...]] = []
@@ -48,26 +48,16 @@ def reason(url: str, settings: Fetch = PLAIN) -> str:
     return refused.value.reason
 
 
-@pytest.mark.parametrize("address", FORBIDDEN)
-def test_forbidden_addresses(address: str) -> None:
-    with pytest.raises(Refused, match="private_address"):
-        check_address(address, PLAIN)
-
-
-@pytest.mark.parametrize("address", PUBLIC)
-def test_public_addresses(address: str) -> None:
-    check_address(address, PLAIN)
-    check_address(address, PRIVATE)
-
-
-def test_allow_private_opens_loopback_and_private_and_nothing_else() -> None:
-    assert set(OPENED) < set(FORBIDDEN)
-    for address in FORBIDDEN:
-        if address in OPENED:
-            check_address(address, PRIVATE)
-        else:
-            with pytest.raises(Refused, match="private_address"):
-                check_address(address, PRIVATE)
+@pytest.mark.parametrize("case", ADDRESSES, ids=lambda case: case["address"])
+@pytest.mark.parametrize("settings", [PLAIN, PRIVATE], ids=["plain", "private"])
+def test_addresses(case: dict[str, Any], settings: Fetch) -> None:
+    """`allow_private` opens loopback and private networks and nothing else."""
+    address = case["address"]
+    if case["forbidden"] and (settings is PLAIN or address not in OPENED):
+        with pytest.raises(Refused, match="private_address"):
+            check_address(address, settings)
+    else:
+        check_address(address, settings)
 
 
 @pytest.mark.parametrize("case", table("spellings"), ids=lambda case: case["what"])
@@ -223,24 +213,9 @@ def forbidden(addresses: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Key and self-signed certificate of tls.web.test in one file."""
-    path = tmp_path_factory.mktemp("tls") / "both.pem"
-    new = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-keyout",
-        "-",
-        "-out",
-        "-",
-    ]
-    name = ["-subj", "/CN=tls.web.test", "-addext", "subjectAltName=DNS:tls.web.test"]
-    path.write_bytes(subprocess.run([*new, *name], capture_output=True, check=True).stdout)
-    return path
+    folder = tmp_path_factory.mktemp("tls")
+    hostile_server.certificate(folder, "both", "tls.web.test", None)
+    return folder / "both.pem"
 
 
 @pytest.mark.parametrize("case", table("redirects"), ids=lambda case: case["what"])

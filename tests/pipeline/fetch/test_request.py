@@ -37,13 +37,13 @@ def with_requests(settings: Fetch, use: Callable[[Requests], Awaitable[Any]]) ->
     return uvloop.run(run())
 
 
-def image(web: Any, path: str, **changes: Any) -> tuple[Answer, dict[str, Any]]:
+def image(web: Any, path: str) -> tuple[Answer, dict[str, Any]]:
     signals: dict[str, Any] = {}
 
     async def use(requests: Requests) -> Answer:
         return await requests.image(f"http://a.web.test{path}", signals, last=True)
 
-    return with_requests(web.fetch(**changes), use), signals
+    return with_requests(web.fetch(), use), signals
 
 
 @pytest.mark.parametrize("name", ["http_proxy", "HTTP_PROXY", "all_proxy"])
@@ -78,14 +78,6 @@ def test_an_answer_has_the_body_and_its_headers_as_valid_text(web: Any) -> None:
     assert (answer.body, answer.content_type) == (web.picture, "image/café")
     assert list(signals) == ["x-robots-tag"]
     assert answer.status == 200
-
-
-def test_a_refusal_in_a_header_stops_before_the_body(web: Any) -> None:
-    answer, signals = image(web, "/picture/1?X-Robots-Tag=noai")
-    assert (answer.reason, answer.body) == ("optout_header", None)
-    assert signals == {"x-robots-tag": ["noai"]}
-    answer, _ = image(web, "/picture/1?X-Robots-Tag=noai", optout="ignore")
-    assert answer.body == web.picture
 
 
 def test_a_file_of_a_site_is_read_up_to_one_byte_more_than_its_limit(web: Any) -> None:

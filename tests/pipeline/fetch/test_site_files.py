@@ -123,13 +123,13 @@ def test_a_file_of_many_rules_is_read_up_to_a_cap(name: str) -> None:
 def test_rules_for_other_crawlers_do_not_count() -> None:
     others = "User-Agent: otherbot\n" + lines(5000, "Disallow: /{i}\n")
     rules = read_ai_txt(f"{others}User-Agent: *\nDisallow: /no\n".encode(), US)
-    assert [rule.line for rule in rules] == ["Disallow: /no"]
+    assert [rule.said["rule"] for rule in rules] == ["Disallow: /no"]
 
 
 def test_a_large_value_is_cut_when_it_is_read() -> None:
     body = json.dumps([{"location": "/" + "a" * 9000, "tdm-reservation": ["x" * 400_000]}])
     [rule] = read_tdmrep(body.encode())
-    assert (len(rule.location), len(rule.reservation)) == (500, 40)
+    assert [len(value) for value in rule.said.values()] == [500, 40]
 
 
 @pytest.mark.parametrize(
