@@ -59,8 +59,10 @@ def workers() -> Iterator[Callable[..., Downloader]]:
         worker.close()
 
 
-def planned(pool: Path, urls: list[str], fetch: Fetch, kind: str = "wat") -> list[Ticket]:
-    """A pool with these pairs and their plan; its tickets."""
+def planned(
+    pool: Path, urls: list[str], fetch: Fetch, kind: str = "wat", **columns: Any
+) -> list[Ticket]:
+    """A pool with these pairs, `columns` the same in each, and their plan; its tickets."""
     rows = [
         {
             "uid": disk.uid_of(url, f"picture {i}"),
@@ -75,6 +77,7 @@ def planned(pool: Path, urls: list[str], fetch: Fetch, kind: str = "wat") -> lis
             "wat": "crawl.wat.gz",
             "warc_offset": 100 + i,
         }
+        | columns
         for i, url in enumerate(urls)
     ]
     write_part(pool, pa.Table.from_pylist(rows, schema=PAIRS))
@@ -190,18 +193,13 @@ def test_two_builds_give_the_same_bytes_and_robots_txt_is_read_once(
 def test_half_of_a_surrogate_pair_in_the_signals_of_a_page_is_committed(
     tmp_path: Path, web: Any, workers: Any
 ) -> None:
-    url = "http://a.web.test/picture/1"
-    row = {
-        "uid": disk.uid_of(url, "a"),
-        "url": url,
-        "caption": "a",
-        "robots": r'{"meta": ["\ud800", "caf\udce9"]}',
-    }
+    url, robots = "http://a.web.test/picture/1", r'{"meta": ["\ud800", "caf\udce9"]}'
     fetch = web.fetch(image_size=32)
     write_part(tmp_path, pa.Table.from_pylist([row], schema=PAIRS))
     recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
     [shard] = plans.planned(str(tmp_path), recipe)
     ticket = plans.ticket(str(tmp_path), shard)
+    [ticket] = planned(tmp_path, [url], fetch, robots=robots)
     assert workers(tmp_path, fetch)(ticket)["successes"] == 1
     optout = json.loads(rows_by_url(tmp_path)[url]["optout"])
     assert optout["page"] == {"meta": ["\ufffd", "café"]}

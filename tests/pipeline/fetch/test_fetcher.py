@@ -22,7 +22,6 @@ from manifests.columns import REASONS
 from manifests.schema import Fetch, Pair
 from pipeline.fetch import request
 from pipeline.fetch.fetcher import Fetched, Fetcher
-from tests.support.dns import fake_dns
 from tests.support.fetched import fetch_all
 
 # Every address that this process asked a socket to connect to
@@ -182,37 +181,6 @@ def test_loopback_needs_allow_private(web: Any) -> None:
     assert [end.reason for end in ends] == ["private_address"] * 3
     assert connected == []
     assert web.connections == count
-
-
-@pytest.mark.parametrize(
-    ("location", "reason"),
-    [
-        ("http://169.254.169.254/latest", "private_address"),
-        ("http://[fd00:ec2::254]/", "private_address"),
-        ("//0.0.0.0/", "private_address"),
-        ("http://2852039166/", "private_address"),
-        ("http://metadata.test/", "private_address"),  # a name that resolves to a forbidden address
-        ("file:///etc/passwd", "scheme"),
-        ("ftp://a.web.test/", "scheme"),
-        ("http://a.web.test:22/", "port"),
-        ("http://user@a.web.test/", "bad_url"),
-        ("http://[::1/", "bad_url"),
-        ("/redirect?to=/picture/1", None),
-        ("http://b.web.test/picture/2", None),
-        ("picture/ä b.jpg", None),
-    ],
-)
-def test_redirects_are_checked_like_any_url(
-    web: Any, location: str, reason: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fake_dns(monkeypatch, lambda host: ["169.254.169.254"])
-    connected.clear()
-    end = run(
-        web.pairs("http://a.web.test/redirect?to=" + location.replace(" ", "%20")), web.fetch()
-    )[0]
-    assert end.reason == reason, end.detail
-    assert {address[0] for address in connected} == {"127.0.0.1"}
-    assert {address[1] for address in connected} == {web.port}
 
 
 @pytest.mark.parametrize(("hops", "reason"), [(0, None), (3, None), (4, "redirects")])

@@ -162,6 +162,19 @@ def ask(
     return uvloop.run(run()), client.asked
 
 
+def verdict_of(settings: Fetch, get: Callable[[str], Awaitable[FileAnswer]]) -> Verdict:
+    """The verdict on one URL of a site."""
+
+    async def run() -> Verdict:
+        rules, _ = site_rules(settings, get)
+        try:
+            return await rules.verdict(ORIGIN, f"{ORIGIN}/a.jpg")
+        finally:
+            await rules.close()
+
+    return uvloop.run(run())
+
+
 def text(body: str) -> FileAnswer:
     return FileAnswer(status=200, body=body.encode())
 
@@ -317,15 +330,8 @@ def test_a_site_that_is_slow_with_its_other_files_costs_a_quarter_of_the_deadlin
         await asyncio.sleep(0 if url == ROBOTS else 60)
         return text("")
 
-    async def run() -> Verdict:
-        rules, _ = site_rules(Fetch(deadline_s=0.4), get)
-        try:
-            return await rules.verdict(ORIGIN, f"{ORIGIN}/a.jpg")
-        finally:
-            await rules.close()
-
     begun = time.monotonic()
-    verdict = uvloop.run(run())
+    verdict = verdict_of(Fetch(deadline_s=0.4), get)
     assert time.monotonic() - begun < 0.35
     assert verdict.reason is None
     assert (
@@ -341,15 +347,8 @@ def test_the_pace_of_a_host_is_not_held_against_it() -> None:
         await asyncio.sleep(0.1)
         return FileAnswer(status=404)
 
-    async def run(**settings: Any) -> Verdict:
-        rules, _ = site_rules(Fetch(deadline_s=0.04, **settings), get)
-        try:
-            return await rules.verdict(ORIGIN, f"{ORIGIN}/a.jpg")
-        finally:
-            await rules.close()
-
-    assert uvloop.run(run()).signal is not None
-    assert uvloop.run(run(delay_s=0.5)).signal is None
+    assert verdict_of(Fetch(deadline_s=0.04), get).signal is not None
+    assert verdict_of(Fetch(deadline_s=0.04, delay_s=0.5), get).signal is None
 
 
 def test_files_that_robots_txt_disallows_are_not_asked_for() -> None:
