@@ -14,6 +14,6 @@ Invariants:
   other rows nothing: `tests/pipeline/fetch/test_resolver.py`.
 
 To extend: a new reason goes to `manifests/columns.py` first. A new fault is an entry of
-`tests/support/tables/hostile_routes.json`. A new file of a site needs a reader, a summary and its
-path in `sites.py`, its grammar of refusal in `filters/optout.py`.
+`tests/support/tables/hostile_routes.json`. A new file of a site is an entry of `OTHER_FILES` in
+`sites.py`, its grammar of refusal goes to `filters/optout.py`.
 """

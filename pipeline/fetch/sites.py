@@ -11,7 +11,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import urljoin, urlsplit
@@ -426,6 +426,14 @@ SHORTEST_S = 1.0  # of a Retry-After that is obeyed
 MOST_SITES = 20_000  # origins in memory, some kilobytes each; the least recently used are dropped
 MOST_HOPS = 6  # requests for one file: RFC 9309 asks for five redirects
 NOT_ASKED = "disallowed by robots.txt"
+# Beside robots.txt, in this order: name in the signals -> entry of fetch.site_files, path, reader
+# of bytes and our names, what is kept for a URL.
+OTHER_FILES: dict[str, tuple[str, str, Callable[..., Any], Callable[..., Any]]] = {
+    "tdmrep.json": (
+        "tdmrep", "/.well-known/tdmrep.json", lambda body, _: read_tdmrep(body), tdm_summary,
+    ),
+    "ai.txt": ("ai.txt", "/ai.txt", read_ai_txt, ai_summary),
+}  # fmt: skip
 OTHERS_SHARE = 0.25  # of a row's deadline: the time for tdmrep.json and ai.txt together
 
 
@@ -448,8 +456,7 @@ class _Site:
 
     answer: FileAnswer | None  # for robots.txt; None where it was not requested
     robots: Robots | str | None
-    tdm: tuple[Rule, ...] | str
-    ai: tuple[Rule, ...] | str
+    others: dict[str, tuple[Rule, ...] | str]  # by their names in OTHER_FILES
     good_until: float
     unreachable: frozenset[str]  # files that another request may get: 429, 5xx, no answer in time
     failures: int  # in a row
@@ -574,8 +581,7 @@ class Sites:
             site = self._sites[origin] = _Site(
                 answer=answers.get("robots.txt"),
                 robots=robots,
-                tdm=others.get("tdmrep.json", ()),
-                ai=others.get("ai.txt", ()),
+                others=others,
                 good_until=now + self._kept_s(failures, pause_s),
                 unreachable=frozenset(unreachable),
                 failures=failures,
@@ -601,11 +607,8 @@ class Sites:
         """The rules of a robots.txt; None where there are none, a text where it is unreadable."""
         if answer.reason is not None or answer.status is None or not 200 <= answer.status < 300:
             return None
-        try:
-            body = inflated(answer.body, answer.encoding)
-            return read_robots(body, self._policy.names)
-        except Unreadable as error:
-            return str(error)
+        rules: Robots | str = self._rules(answer, read_robots)
+        return rules
 
     async def _read_others(
         self, origin: str, robots: Robots | None, answers: dict[str, FileAnswer]
@@ -618,10 +621,7 @@ class Sites:
         answer: FileAnswer | None = None
         delay_s = self._settings.delay_s
         ends = time.monotonic() + OTHERS_SHARE * self._settings.deadline_s + 2 * delay_s
-        for key, name, path in (
-            ("tdmrep", "tdmrep.json", "/.well-known/tdmrep.json"),
-            ("ai.txt", "ai.txt", "/ai.txt"),
-        ):
+        for name, (key, path, read, _) in OTHER_FILES.items():
             if key not in self._settings.site_files:
                 continue
             if answer is not None and answer.reason is not None:
@@ -636,18 +636,20 @@ class Sites:
             except TimeoutError:
                 answer = FileAnswer(status=None, reason="deadline")
             answers[name] = answer
-            others[name] = answer.reason or self._other_rules(name, answer)
+            status = answer.status or 0
+            if answer.reason is not None:
+                others[name] = answer.reason
+            elif status == 200:
+                others[name] = self._rules(answer, read)
+            else:
+                is_missing = 400 <= status < 500 and status != 429
+                others[name] = () if is_missing else f"status {status}"
         return others
 
-    def _other_rules(self, name: str, answer: FileAnswer) -> Any:
-        status = answer.status or 0
-        if status != 200:
-            return () if 400 <= status < 500 and status != 429 else f"status {status}"
+    def _rules(self, answer: FileAnswer, read: Callable[[bytes, tuple[str, ...]], Any]) -> Any:
+        """What `read` finds in a file, or why it cannot be read."""
         try:
-            body = inflated(answer.body, answer.encoding)
-            if name == "tdmrep.json":
-                return read_tdmrep(body)
-            return read_ai_txt(body, self._policy.names)
+            return read(inflated(answer.body, answer.encoding), self._policy.names)
         except Unreadable as error:
             return str(error)
 
@@ -684,10 +686,9 @@ class Sites:
                     "unread": detail,
                 }
                 return Verdict(reason="robots_txt", detail=detail, signal=signal)
-        if tdm := _summary(site.tdm, url, tdm_summary):
-            signal["tdmrep.json"] = tdm
-        if ai := _summary(site.ai, url, ai_summary):
-            signal["ai.txt"] = ai
+        for name, rules in site.others.items():
+            if said := _summary(rules, url, OTHER_FILES[name][3]):
+                signal[name] = said
         # robots.txt counts under every policy: fetch.robots_txt is its switch.
         if signal.get("robots.txt", {}).get("allowed") is False:
             return Verdict(

@@ -299,6 +299,7 @@ def test_what_is_kept_of_a_site() -> None:
     [
         (FileAnswer(status=503), "status 503"),
         (FileAnswer(status=301), "status 301"),
+        (FileAnswer(status=204), "status 204"),
         (FileAnswer(status=None, reason="deadline"), "deadline"),
         (FileAnswer(status=200, body=b"[1]"), "a rule without a location"),
         (FileAnswer(status=200, body=b"7"), "no list of rules"),
@@ -314,7 +315,7 @@ def test_a_tdmrep_json_that_cannot_be_had_is_no_statement_and_strictly_no_permis
     assert (verdict.reason, (verdict.signal or {})["tdmrep.json"]) == (None, {"unread": why})
     # Who does not answer is not asked again
     assert asked == [ROBOTS, TDMREP] + ([] if answer.reason else [AI_TXT])
-    lasting = answer.status in (200, 301)
+    lasting = answer.status in (200, 204, 301)
     [strict], _ = ask({TDMREP: answer}, f"{ORIGIN}/a.jpg", policy="strict")
     assert strict.reason == ("optout_site" if lasting else "permission_unknown")
     assert (
