@@ -20,7 +20,6 @@ from train.evaluation.metrics import (
     worst_group,
 )
 from train.evaluation.suite import evaluate_suite, group_averages, readable_tasks
-from train.evaluation.tasks import Encoder, evaluate, read_samples, saved_metrics
 from train.evaluation.tasks import TASKS, Encoder, evaluate, read_samples, saved_metrics
 from train.model.architecture import MODELS
 from train.model.clip import CLIP
