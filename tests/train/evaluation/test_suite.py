@@ -1,6 +1,5 @@
 """Suites, metrics, embeddings, and predictions that are saved."""
 
-import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -81,15 +80,9 @@ def test_metrics_that_do_not_add_up_have_no_group_average():
     assert one.value == 0.5
 
 
-def test_an_unknown_kind_is_an_error_and_not_retrieval(captioned):
-    other = dataclasses.replace(captioned, kind="retrival")
-    with pytest.raises(
-        ValueError, match=r"no kind 'retrival'; did you mean 'retrieval'\? \(of cla"
-    ):
-        read_samples(other)
-
-
-def test_names_and_folders_are_checked(captioned, tmp_path):
+def test_kinds_names_and_folders_are_checked(captioned: TaskSpec, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="kind is 'retrival'; it must be one of classification, r"):
+        changed(captioned, kind="retrival")
     with pytest.raises(ValueError, match="task 'a/b': a task name is a file name"):
         read_samples(changed(captioned, name="a/b"))
     with pytest.raises(ValueError, match=r"there is no folder .*/nowhere"):
