@@ -13,5 +13,6 @@ Invariants:
   `test_retrieval.py`). A metric is the mean of its values per sample (`test_metrics.py`).
 * Byte-identical images are refused by sha256; near ones (at most 4 of 64 bits of a perceptual
   hash) are listed if the pool has `phash`: not crops, rotations, EXIF turns (`test_overlap.py`).
-* A new kind: a module with a `TaskKind`, its entry in `tasks.TASKS`, its name in the schema.
+* A new kind: a module with a `TaskKind`, its entry in `tasks.TASKS`, its metric in
+  `metrics.HEADLINES`, its name in the schema.
 """
