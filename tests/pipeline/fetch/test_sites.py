@@ -391,23 +391,31 @@ def test_two_hundred_rows_ask_once() -> None:
     assert client.asked == [ROBOTS, TDMREP, AI_TXT]
 
 
-@pytest.mark.parametrize(("status", "asked_again"), [(200, False), (404, False), (503, True)])
+def test_a_verdict_tells_when_a_site_may_be_asked_again() -> None:
+    [verdict], _ = ask({ROBOTS: FileAnswer(status=503, retry_after="30")}, f"{ORIGIN}/a.jpg")
+    assert 29 < (verdict.retry_after_s or 0) <= 30
+
+
+@pytest.mark.parametrize(
+    ("status", "others", "asked_again"),
+    [(200, 404, False), (404, 404, False), (503, 404, True), (404, 503, True)],
+)
 def test_what_could_not_be_had_is_asked_for_again_before_the_day_is_over(
-    status: int, asked_again: bool, monkeypatch: pytest.MonkeyPatch
+    status: int, others: int, asked_again: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sites, "FAILED_S", -1.0)
 
-    async def get(_: str) -> FileAnswer:
-        return FileAnswer(status=status)
+    async def get(url: str) -> FileAnswer:
+        return FileAnswer(status=status if url == ROBOTS else others)
 
-    rules, client = site_rules(Fetch(site_files=()), get)
+    rules, client = site_rules(Fetch(), get)
 
     async def run() -> None:
         for _ in range(2):
             await rules.verdict(ORIGIN, f"{ORIGIN}/a.jpg")
 
     uvloop.run(run())
-    assert len(client.asked) == (2 if asked_again else 1)
+    assert client.asked.count(ROBOTS) == (2 if asked_again else 1)
 
 
 def test_a_fetch_asks_a_site_for_its_files_and_keeps_what_they_say() -> None:
