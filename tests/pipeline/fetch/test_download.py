@@ -195,10 +195,6 @@ def test_half_of_a_surrogate_pair_in_the_signals_of_a_page_is_committed(
 ) -> None:
     url, robots = "http://a.web.test/picture/1", r'{"meta": ["\ud800", "caf\udce9"]}'
     fetch = web.fetch(image_size=32)
-    write_part(tmp_path, pa.Table.from_pylist([row], schema=PAIRS))
-    recipe = Recipe(name="r", source=Source(kind="wat", paths=("crawl.wat.gz",)), fetch=fetch)
-    [shard] = plans.planned(str(tmp_path), recipe)
-    ticket = plans.ticket(str(tmp_path), shard)
     [ticket] = planned(tmp_path, [url], fetch, robots=robots)
     assert workers(tmp_path, fetch)(ticket)["successes"] == 1
     optout = json.loads(rows_by_url(tmp_path)[url]["optout"])

@@ -80,7 +80,7 @@ def test_metrics_that_do_not_add_up_have_no_group_average():
     assert one.value == 0.5
 
 
-def test_kinds_names_and_folders_are_checked(captioned: TaskSpec, tmp_path: Path) -> None:
+def test_kinds_names_and_folders_are_checked(captioned, tmp_path):
     with pytest.raises(ValueError, match="kind is 'retrival'; it must be one of classification, r"):
         changed(captioned, kind="retrival")
     with pytest.raises(ValueError, match="task 'a/b': a task name is a file name"):
