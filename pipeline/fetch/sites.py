@@ -42,9 +42,12 @@ AGENTS = (
 )  # fmt: skip
 AGENT_LINE = re.compile(r"(?i)[ \t]*user[ \t-]?agent[ \t]*(?::|[ \t])[ \t]*([^#]*)")
 USAGE_LINE = re.compile(r"(?i)[ \t]*(?:content-usage|content-signal)[ \t]*:[ \t]*([^#]*)")
-FIELD = re.compile(r"(?i)[ \t]*(?:[a-z][a-z -]*:|(?:dis)?allow[ \t])")  # ends a list of names
-# These lines belong to no group and end none.
-SITE_WIDE = re.compile(r"(?i)[ \t]*(?:sitemaps?|site-map|host)[ \t]*:?")
+# A rule of a group, in the spellings that Protego reads: it ends a list of names. Lines of other
+# fields belong to no group and end none (RFC 9309, 2.2.4): a site map, a licence, what is unknown.
+GROUP_LINE = re.compile(
+    r"(?i)[ \t]*(?:allow|disallow|dissallow|dissalow|disalow|diasllow|disallaw|crawl[ -]delay|"
+    r"request[ -]rate|visit[ -]time|content-usage|content-signal)[ \t]*(?:[: \t]|$)"
+)
 RULE = re.compile(r"(?i)[ \t]*(allow|disallow)[ \t]*:[ \t]*([^#]*)")
 ESCAPE = re.compile(r"%([0-9a-f]{2})", re.I)
 UNRESERVED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~")
@@ -221,11 +224,12 @@ class _RobotsReader:
         if match := AGENT_LINE.match(line):
             self._read_name(match[1])
             return
-        if FIELD.match(line) and not SITE_WIDE.match(line):
-            self._group_is_open = False
+        self.named |= self._group
+        if not GROUP_LINE.match(line):
+            return
+        self._group_is_open = False
         if not self._group:
             return
-        self.named |= self._group
         self.stars += "*" in line and RULE.match(line) is not None
         if match := USAGE_LINE.match(line):
             self._read_usage(match[1].strip()[:500])
