@@ -397,7 +397,7 @@ def _usable(
     if "image" in filter_.needs:
         usable &= [image is not None for image in images or [None] * len(captions)]
     if "caption" in filter_.needs:
-        usable &= [caption is not None for caption in captions]
+        usable &= np.array([caption is not None for caption in captions], np.bool_)
     if "json" in filter_.needs:
         usable &= rows["json"].is_valid().to_numpy()
     indices: list[int] = np.flatnonzero(usable).tolist()
