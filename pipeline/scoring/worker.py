@@ -394,10 +394,10 @@ def _usable(
 ) -> list[int]:
     """Indices of the rows that have what the filter needs."""
     usable = np.ones(len(captions), np.bool_)
-    if "image" in filter_.needs:
-        usable &= [image is not None for image in images or [None] * len(captions)]
-    if "caption" in filter_.needs:
-        usable &= np.array([caption is not None for caption in captions], np.bool_)
+    given = {"image": images or [None] * len(captions), "caption": captions}
+    for name, values in given.items():
+        if name in filter_.needs:
+            usable &= np.array([value is not None for value in values], np.bool_)
     if "json" in filter_.needs:
         usable &= rows["json"].is_valid().to_numpy()
     indices: list[int] = np.flatnonzero(usable).tolist()

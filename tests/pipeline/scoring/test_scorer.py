@@ -153,6 +153,14 @@ def test_a_filter_that_always_raises_fails_the_shard_and_leaves_no_scores_json(
     assert score_sets.scored_shards(read_commits(pool), name).tolist() == [False, True]
 
 
+def test_a_shard_without_a_stored_row_has_columns_of_nulls(tmp_path: Path) -> None:
+    failed = [replace(row, reason="dns") for row in rows(20)]
+    pool = make_pool(tmp_path, [*failed, *rows(20)], per_shard=20)
+    name, state = only(scorer.score(pool, [SHADE], engine="inline"))
+    assert (state["rows"], state["stored"]) == (40, 16)
+    assert columns(pool, name)["red"] == [None] * 20
+
+
 def test_only_what_is_missing_is_scored(tmp_path: Path) -> None:
     pool = make_pool(tmp_path, rows(20))
     name, state = only(scorer.score(pool, [SHADE], engine="inline"))
