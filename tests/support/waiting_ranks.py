@@ -21,11 +21,11 @@ from train.evaluation.tasks import in_batches, on_rank_0
 from train.parallel import checkpoint, process_group
 from train.trainer import loop
 
-SLOW_S = loop.LOCK_WAIT_S = 1.3
+SLOW_S = loop.LOCK_WAIT_S = 2.6
 
 
 def main():
-    process_group.TIMEOUT = timedelta(seconds=1)
+    process_group.TIMEOUT = timedelta(seconds=2)
     ranks = process_group.init_distributed("cpu")
 
     def work(*_):
