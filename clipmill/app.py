@@ -49,6 +49,8 @@ COMMANDS = (
     ("ablate", "ablate:ABLATE", FIRST, "Train the arms of an ablation with every seed, and compare "
      "them."),
     ("report", "ablate:REPORT", FIRST, "The page and the tables of an ablation, or of two."),
+    ("decide", "decide:DECIDE", FIRST, "Verdicts on results that you have: a table of anyone's "
+     "runs."),
     ("look", "pool:LOOK", POOLS, "A pool as a page: links, rules, a threshold to move, images."),
     ("audit", "audit:AUDIT", POOLS, "What became of every row; verify, repair, explain, purge …"),
     ("score", "pool:SCORE", POOLS, "Add the columns of filters to a pool."),

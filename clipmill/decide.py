@@ -1,0 +1,109 @@
+"""`clipmill decide`: verdicts on the results of anyone's runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from clipmill.app import MORE, Json, Words, make_app
+from manifests import disk
+from manifests.web_page import MARK
+from train.decisions.page import decision_lines, render_decision
+from train.decisions.tables import Columns, read_results
+from train.decisions.verdicts import Question, decide
+
+DECIDE = make_app(
+    "decide",
+    """
+  clipmill decide examples/cifar10_120_runs.parquet
+  clipmill decide runs.csv --baseline raw --effect 0.01 --page verdicts.html
+  clipmill decide openclip_results.csv --pattern '(?P<arm>\\w+)_(?P<scale>s|m|l)_'
+
+RESULTS are CSV, TSV, Parquet, JSON or JSON lines, or folders of them: a row for each value, or a
+column for each task; CLIP_benchmark, lm-eval, DataComp, exports of W&B, Olmix. Which column is what
+is guessed, and the guesses are printed.
+""",
+    {0: "the verdicts are printed, also where nothing can be decided"},
+)
+Column = Parameter(group=MORE)
+
+
+@DECIDE.default
+def decide_results(
+    results: str,
+    /,
+    *more: str,
+    baseline: str | None = None,
+    task: str | None = None,
+    metric: str | None = None,
+    lower_is_better: Annotated[list[str] | None, Words] = None,
+    without: Annotated[list[str] | None, Words] = None,
+    effect: float | None = None,
+    equivalence: float = 0.0,
+    pattern: str | None = None,
+    arm: Annotated[list[str] | None, Words, Column] = None,
+    seed: Annotated[str | None, Column] = None,
+    task_column: Annotated[str | None, Column] = None,
+    metric_column: Annotated[str | None, Column] = None,
+    value: Annotated[str | None, Column] = None,
+    scale: Annotated[str | None, Column] = None,
+    samples: Annotated[str | None, Column] = None,
+    page: str | None = None,
+    as_json: Json = False,
+) -> int:
+    """Compare the arms of a table of results with its baseline: intervals that hold for all arms
+    together, the smallest visible difference, what more would cost, and plain refusals.
+
+    Args:
+        results: A file or a folder.
+        more: Further ones.
+        baseline: The arm to compare with (default: one named raw, baseline …, or the first).
+        task: The task that decides (default: the average, or the only task).
+        metric: The metric of every task.
+        lower_is_better: Metrics or tasks of which less is better, beside those named loss, error …
+        without: Tasks to leave out.
+        effect: How many seeds this difference needs, in the unit of the values.
+        equivalence: Differences inside ± this are practically equal.
+        pattern: A regular expression with groups arm, arm2, seed, scale, task on the arms' names.
+        arm: The columns that name an arm together.
+        seed: The column of the seed.
+        task_column: The column of the task.
+        metric_column: The column of the metric.
+        value: The column of the value.
+        scale: The column of the scale, such as samples seen.
+        samples: The column of the number of test samples.
+        page: Write the page here.
+    """
+    told = {
+        "arm": tuple(arm or ()),
+        "seed": (seed,),
+        "task": (task_column,),
+        "metric": (metric_column,),
+        "value": (value,),
+        "scale": (scale,),
+        "samples": (samples,),
+    }
+    names = {role: tuple(name for name in names if name) for role, names in told.items()}
+    if page is not None:
+        disk.check_replaceable(page, MARK.encode(), "--page")
+    columns = Columns(names={role: one for role, one in names.items() if one}, pattern=pattern)
+    question = Question(
+        baseline=baseline,
+        task=task,
+        metric=metric,
+        lower=tuple(lower_is_better or ()),
+        without=tuple(without or ()),
+        effect=effect,
+        band=equivalence,
+    )
+    decision = decide(read_results([results, *more], columns), question)
+    print("\n".join(decision_lines(decision)))
+    if page is not None:
+        disk.write_bytes(page, render_decision(decision, Path(results).name).encode())
+        print(f"\npage: {page}")
+    if as_json:
+        print(json.dumps(disk.to_plain(decision), sort_keys=True))
+    return 0

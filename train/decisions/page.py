@@ -1,0 +1,197 @@
+"""A decision as text for a terminal and as one HTML page: the same words in both. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from markupsafe import Markup
+
+from manifests.web_page import colour, page_templates
+from train.ablation import wording
+from train.decisions.verdicts import Decision, ScaleDecision
+from train.reporting import charts
+from train.reporting.page import forest_row, interval_text, scale_of
+from train.stats.analysis import AVERAGE, mean_sd
+from train.stats.comparison import Comparison
+
+MOST_TASKS = 40  # of other tasks, in the terminal
+MOST_SIGNALS = 5
+MOST_SCALES = 12
+
+
+def decision_lines(d: Decision) -> list[str]:
+    """The decision for a terminal: arms, what can be seen, metrics, scales, guesses."""
+    unit = ", %" if d.result.unit == "share" else ""
+    head = f"{title_of(d)}"
+    lines = [f"{head:<44}{'runs':>5}{f'mean ± SD{unit}':>18}   to {d.baseline}"]
+    for arm, runs, score, comparison in arm_rows(d):
+        text = f"{arm:<44}{runs:>5}{score:>18}   "
+        if comparison is not None:
+            text += f"{_interval(comparison)}  {comparison.verdict}"
+        lines.append(text.rstrip())
+    for part in (seen_texts(d), task_texts(d)[:MOST_TASKS], signal_texts(d), scale_texts(d)):
+        lines += ["", *part] if part else []
+    lines += ["", *(f"Not decided: {text}." for text in d.refusals)] if d.refusals else []
+    lines += ["", "Read as:", *(f"  {note}" for note in d.notes)] if d.notes else []
+    return lines
+
+
+def render_decision(d: Decision, source: str) -> str:
+    """The decision as a page."""
+    shades = {arm: colour(index) for index, arm in enumerate(d.arms)}
+    unit = wording.unit_of_difference(d.result.unit)
+    title = f"Differences to {d.baseline} on {title_of(d)}, {unit}"
+    templates = page_templates(Path(__file__).parent / "templates", wording=wording)
+    return templates.get_template("decided.html").render(
+        d=d,
+        source=source,
+        title=title_of(d),
+        headline=headline(d),
+        unit=unit,
+        score_unit=", %" if d.result.unit == "share" else "",
+        shades=shades,
+        arms=arm_rows(d),
+        interval=_interval,
+        forest=_forest(d, shades, title),
+        chart_title=title,
+        seen=seen_texts(d),
+        intervals=[interval_text(row) for row in d.result.comparisons],
+        tasks=_other_tasks(d),
+        signals=d.signals,
+        scales=d.scales,
+    )
+
+
+def title_of(d: Decision) -> str:
+    """The task and the metric of the headline, and its scale where there are several."""
+    name = f"average of {len(d.tasks)} tasks" if d.task == AVERAGE else d.task
+    parts = [name] if d.metric == "value" else [name, d.metric]
+    return ", ".join([*parts, d.scale] if d.scale else parts)
+
+
+def headline(d: Decision) -> str:
+    """One sentence: which arms differ from the baseline."""
+    clear = [row for row in d.result.comparisons if row.verdict in ("better", "worse")]
+    if d.refusals and not d.result.comparisons:
+        return f"{d.refusals[-1][0].upper()}{d.refusals[-1][1:]}."
+    if not clear:
+        return f"No arm is distinguishable from {d.baseline} on {title_of(d)}."
+    clear.sort(key=lambda row: -abs(row.difference))
+    texts = [f"{row.arm} is {row.verdict} than {d.baseline}: {_interval(row)}" for row in clear[:3]]
+    more = f"; and {len(clear) - 3} more differ" if len(clear) > 3 else ""
+    return f"{'; '.join(texts)}{more} ({title_of(d)}, {wording.unit_of_difference(d.result.unit)})."
+
+
+def arm_rows(d: Decision) -> list[tuple[str, int, str, Comparison | None]]:
+    """(arm, runs, mean ± SD, its comparison) of the baseline and the arms."""
+    compared = {row.arm: row for row in d.result.comparisons}
+    rows = []
+    for arm in (d.baseline, *(arm for arm in d.arms if arm != d.baseline)):
+        runs = list(d.values.get(arm, {}).values())
+        score = wording.mean_and_sd(*mean_sd(runs), d.result.unit) if runs else wording.DASH
+        rows.append((arm, len(runs), score, compared.get(arm)))
+    return rows
+
+
+def seen_texts(d: Decision) -> list[str]:
+    """What these runs can see, and what it takes to see more."""
+    unit, name = d.result.unit, wording.unit_of_difference(d.result.unit)
+    power, texts = d.result.power, []
+    if power is not None:
+        texts.append(
+            f"Smallest visible difference: {wording.percent(power.smallest, unit)} {name}; half "
+            f"of it needs {_seeds(power.seeds_for_half)}."
+        )
+    if d.effect is not None and power is not None:
+        texts.append(
+            f"{wording.percent(d.effect, unit)} {name} needs {_seeds(d.seeds_for_effect)}."
+        )
+    if d.sampling is not None:
+        texts.append(
+            f"The test samples alone leave ±{wording.percent(d.sampling, unit)} {name} to a "
+            "difference of two runs; what is smaller is noise, what is larger may be."
+        )
+    return texts
+
+
+def _seeds(number: int | None) -> str:
+    return "more seeds than 1,000" if number is None else f"{number} seeds of each arm"
+
+
+def task_texts(d: Decision) -> list[str]:
+    """Where an arm differs on the other tasks; a count of those on which none does."""
+    texts, silent = [], 0
+    for name, rows in _other_tasks(d):
+        found = [f"{row.arm} {_interval(row)} {row.verdict}" for row in rows if _is_clear(row)]
+        if found:
+            texts.append(f"{name}: {'; '.join(found)}")
+        else:
+            silent += 1
+    if texts and silent:
+        texts.append(f"on {silent} other tasks no arm is distinguishable from {d.baseline}")
+    return texts
+
+
+def _other_tasks(d: Decision) -> list[tuple[str, tuple[Comparison, ...]]]:
+    others = [(task, result.comparisons) for task, result in d.tasks.items() if task != d.task]
+    return [(task, rows) for task, rows in others if rows]
+
+
+def _is_clear(row: Comparison) -> bool:
+    return row.verdict in ("better", "worse")
+
+
+def signal_texts(d: Decision) -> list[str]:
+    """The metrics that separate the arms best, and the one that does least."""
+    if not d.signals:
+        return []
+    texts = ["Which metric separates the arms: largest difference ÷ noise of one run"]
+    shown = [*d.signals[:MOST_SIGNALS], *d.signals[MOST_SIGNALS:][-1:]]
+    for one in shown:
+        ratio = wording.DASH
+        if one.ratio is not None:
+            ratio = f"{one.ratio.value:.1f} [{one.ratio.low:.1f}, {one.ratio.high:.1f}]"
+        texts.append(
+            f"  {one.metric:<42}{ratio:>20}   two single seeds agree on "
+            f"{one.single_agreement:.0%} of the pairs"
+        )
+    return texts
+
+
+def scale_texts(d: Decision) -> list[str]:
+    """How often a small scale decides as the largest one."""
+    if not d.scales:
+        return []
+    shown: Sequence[ScaleDecision] = d.scales
+    texts = ["How often a smaller scale orders two arms as the largest one"]
+    texts += [f"  {scale_text(one)}" for one in shown[:MOST_SCALES]]
+    if len(shown) > MOST_SCALES:
+        texts.append(f"  and {len(shown) - MOST_SCALES} more, in --json and on the page")
+    return texts
+
+
+def scale_text(one: ScaleDecision) -> str:
+    """`ImageNet, s to l: 13 of 15 pairs (0.87 [0.60, 1.00])`."""
+    a = one.agreement
+    name = one.task if one.metric in ("", "value") else f"{one.task}, {one.metric}"
+    ties = f", {a.ties} tied" if a.ties else ""
+    return (
+        f"{name}, {one.small} to {one.large}: {a.alike} of {a.pairs} pairs "
+        f"({a.share.value:.2f} [{a.share.low:.2f}, {a.share.high:.2f}]{ties})"
+    )
+
+
+def _interval(row: Comparison) -> str:
+    return wording.interval(row.difference, row.low, row.high, row.unit)
+
+
+def _forest(d: Decision, shades: dict[str, str], title: str) -> Markup | str:
+    rows, of_baseline = [], d.values.get(d.baseline, {})
+    scale = scale_of(d.result.unit)
+    for row in d.result.comparisons:
+        runs = d.values[row.arm]
+        dots = [runs[seed] - of_baseline[seed] for seed in row.seeds]
+        rows.append(forest_row(row.arm, row, shades[row.arm], dots))
+    band = max((row.band for row in d.result.comparisons), default=0.0)
+    return charts.forest(rows, scale * band, title) if rows else ""
