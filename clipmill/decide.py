@@ -41,6 +41,7 @@ def decide_results(
     metric: str | None = None,
     lower_is_better: Annotated[list[str] | None, Words] = None,
     without: Annotated[list[str] | None, Words] = None,
+    where: Annotated[list[str] | None, Words] = None,
     effect: float | None = None,
     equivalence: float = 0.0,
     pattern: str | None = None,
@@ -65,6 +66,7 @@ def decide_results(
         metric: The metric of every task.
         lower_is_better: Metrics or tasks of which less is better, beside those named loss, error …
         without: Tasks to leave out.
+        where: COLUMN=VALUE of the rows that count; values of one column are alternatives.
         effect: How many seeds this difference needs, in the unit of the values.
         equivalence: Differences inside ± this are practically equal.
         pattern: A regular expression with groups arm, arm2, seed, scale, task on the arms' names.
@@ -89,7 +91,13 @@ def decide_results(
     names = {role: tuple(name for name in names if name) for role, names in told.items()}
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
-    columns = Columns(names={role: one for role, one in names.items() if one}, pattern=pattern)
+    equals = [one.partition("=") for one in where or ()]
+    if wrong := [name for name, sign, _ in equals if not sign]:
+        raise ValueError(f"--where {wrong[0]!r} must be COLUMN=VALUE")
+    chosen = tuple((name, one) for name, _, one in equals)
+    columns = Columns(
+        where=chosen, names={role: one for role, one in names.items() if one}, pattern=pattern
+    )
     question = Question(
         baseline=baseline,
         task=task,

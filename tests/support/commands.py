@@ -18,6 +18,7 @@ def run(name: str, words: Sequence[str]) -> int:
 ablate: Command = partial(run, "ablate")
 audit: Command = partial(run, "audit")
 build: Command = partial(run, "build")
+decide: Command = partial(run, "decide")
 demo: Command = partial(run, "demo")
 evaluate: Command = partial(run, "evaluate")
 export: Command = partial(run, "export")

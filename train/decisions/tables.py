@@ -115,11 +115,13 @@ class Measurement(NamedTuple):
 class Columns:
     """What the user says of the columns: names for each role, and a pattern of the arms' names.
 
+    where: (column, value) of the rows that count; several values of one column are alternatives.
     pattern: a regular expression with the groups arm and, as they are there, arm2 (which is joined
     to it), seed, scale and task.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    where: tuple[tuple[str, str], ...] = ()
     pattern: str | None = None
 
 
@@ -138,7 +140,8 @@ class Results:
 
 def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
     """The measurements of files and folders. ValueError where they are no results, in one line."""
-    records, notes = _records(paths)
+    notes: list[str] = []
+    records = _chosen(_records(paths), columns.where)
     if not records:
         raise ValueError(f"{', '.join(paths)}: there is no row")
     roles = _roles(records, columns, notes)
@@ -158,7 +161,7 @@ def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
 # --- files to records -----------------------------------------------------------------------------
 
 
-def _records(paths: Sequence[str]) -> tuple[list[Record], list[str]]:
+def _records(paths: Sequence[str]) -> list[Record]:
     """The rows of all files, each with the key `file` where there are several."""
     files: list[Path] = []
     for path in paths:
@@ -180,7 +183,19 @@ def _records(paths: Sequence[str]) -> tuple[list[Record], list[str]]:
             flat = _flat(row)
             flat.setdefault("file", label)
             records.append(flat)
-    return records, []
+    return records
+
+
+def _chosen(records: list[Record], where: Sequence[tuple[str, str]]) -> list[Record]:
+    """The records that `where` chooses."""
+    told: dict[str, set[str]] = {}
+    for name, value in where:
+        if not any(name in row for row in records):
+            raise ValueError(f"--where {name}={value}: there is no column {name!r}")
+        told.setdefault(name, set()).add(value)
+    for name, values in told.items():
+        records = [row for row in records if str(row.get(name)) in values]
+    return records
 
 
 def _labels(files: Sequence[Path]) -> list[str]:

@@ -1,0 +1,177 @@
+"""Verdicts on tables: the same as an ablation's, small scales against large, and refusals."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support import commands
+from train.decisions.tables import Measurement, Results, read_results
+from train.decisions.verdicts import Question, decide
+from train.stats.analysis import TaskScores, analyse
+
+RUNS = Path(__file__).parents[3] / "examples" / "cifar10_120_runs.parquet"
+
+
+def table(
+    means: dict[str, float],
+    seeds: int = 4,
+    *,
+    task: str = "cars",
+    metric: str = "accuracy",
+    scale: float = 0.0,
+    noise: float = 0.01,
+    **more: object,
+) -> list[Measurement]:
+    rng = np.random.default_rng(len(means) + seeds)
+    return [
+        Measurement(arm, seed, task, metric, mean + noise * float(rng.normal()), scale, **more)
+        for arm, mean in means.items()
+        for seed in range(seeds)
+    ]
+
+
+def results(rows: list[Measurement]) -> Results:
+    scales = {row.scale: f"{row.scale:g}" for row in rows}
+    return Results(rows=tuple(rows), scales=scales, notes=(), is_numbered=False)
+
+
+def test_the_verdicts_are_those_of_an_ablation() -> None:
+    rows = table({"raw": 0.3, "clip30": 0.4, "other": 0.3})
+    values = {
+        arm: {r.seed: r.value for r in rows if r.arm == arm} for arm in ("raw", "clip30", "other")
+    }
+
+    decision = decide(results(rows), Question())
+
+    scores = TaskScores(values=values, limit=1.0, metric="accuracy")
+    expected = analyse({"cars": scores}, "raw", arms=("clip30", "other"), band=0.0)
+    assert decision.result == expected.tasks["cars"]
+    assert [row.verdict for row in decision.result.comparisons] == ["better", "not distinguishable"]
+
+
+def test_per_sample_values_give_the_interval_over_samples() -> None:
+    decision = decide(read_results([str(RUNS)]), Question())
+    row = next(row for row in decision.result.comparisons if row.arm == "clip30")
+    assert (decision.baseline, len(decision.values["raw"])) == ("raw", 24)
+    assert row.verdict == "better"
+    assert row.low_samples is not None
+    assert row.difference == pytest.approx(0.121, abs=0.001)
+
+
+def test_the_direction_is_stated_told_or_read_from_the_name() -> None:
+    means = {"raw": 3.0, "clip30": 2.0}
+    for rows, question in (
+        (table(means, metric="val_loss"), Question()),
+        (table(means, metric="score"), Question(lower=("score",))),
+        (table(means, metric="score", higher=False), Question()),
+    ):
+        assert decide(results(rows), question).result.comparisons[0].verdict == "better"
+    assert decide(results(table(means)), Question()).result.comparisons[0].verdict == "worse"
+
+
+def test_two_directions_of_one_metric_are_refused() -> None:
+    rows = table({"raw": 0.3}, higher=True) + table({"clip30": 0.4}, higher=False)
+    with pytest.raises(ValueError, match="both directions"):
+        decide(results(rows), Question())
+
+
+@pytest.mark.parametrize(
+    ("rows", "refusal"),
+    [
+        (table({"raw": 0.3, "b": 0.4}, seeds=1), "every arm has one run"),
+        (table({"raw": 0.3, "b": 0.4}, noise=0.0), "nothing varies"),
+        (
+            table({"raw": 0.3, "b": 0.4}) + table({"raw": 3, "b": 4}, task="c", metric="loss"),
+            "both directions",
+        ),
+        (
+            table({"raw": 0.3, "b": 0.4}) + table({"raw": 0.3, "b": 0.4}, task="c", metric="f1"),
+            "the metrics accuracy, f1",
+        ),
+    ],
+)
+def test_what_cannot_be_decided_is_said(rows: list[Measurement], refusal: str) -> None:
+    assert any(refusal in text for text in decide(results(rows), Question()).refusals)
+
+
+def test_one_run_an_arm_has_what_the_samples_leave() -> None:
+    rows = table({"raw": 0.5, "b": 0.5}, seeds=1, noise=0.0, samples=10_000)
+    rows[1] = rows[1]._replace(value=0.51)
+    decision = decide(results(rows), Question())
+    assert not decision.result.comparisons
+    assert decision.sampling == pytest.approx(1.96 * np.sqrt(2 * 0.25 / 10_000), rel=0.01)
+
+
+def test_the_price_of_an_effect_falls_with_its_size() -> None:
+    rows = table({"raw": 0.3, "clip30": 0.4})
+    prices = [decide(results(rows), Question(effect=e)).seeds_for_effect for e in (0.005, 0.02)]
+    assert prices[0] > prices[1] >= 2
+
+
+def test_runs_without_a_common_seed_are_compared_unpaired() -> None:
+    rows = table({"raw": 0.3})
+    rows += [row._replace(arm="b", seed=row.seed + 10, value=row.value + 0.1) for row in rows]
+    decision = decide(results(rows), Question())
+    assert decision.result.comparisons[0].n == 4
+    assert any("not paired" in note for note in decision.notes)
+
+
+def test_the_same_runs_under_two_names_are_one_arm() -> None:
+    rows = table({"raw": 0.3, "b": 0.4})
+    rows += [row._replace(arm="copy") for row in rows if row.arm == "b"]
+    decision = decide(results(rows), Question())
+    assert "copy" not in decision.arms
+    assert any("copy" in note for note in decision.notes)
+
+
+def test_pairs_that_a_smaller_scale_orders_as_the_largest() -> None:
+    small = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
+    large = {"a": 0.5, "b": 0.7, "c": 0.6, "d": 0.8}  # b and c change places
+    rows = table(small, 1, scale=1.0, noise=0.0) + table(large, 1, scale=2.0, noise=0.0)
+
+    (one,) = decide(results(rows), Question(baseline="a")).scales
+
+    assert (one.small, one.large) == ("1", "2")
+    assert (one.agreement.alike, one.agreement.pairs) == (5, 6)
+
+
+def test_an_average_in_the_table_is_not_averaged_again() -> None:
+    rows = [
+        *itertools.chain.from_iterable(
+            table({"raw": 0.3, "b": 0.4}, task=task) for task in ("cars", "pets", "Average perf.")
+        )
+    ]
+    assert set(decide(results(rows), Question()).tasks) == {"cars", "pets"}
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        (Question(baseline="row"), "no arm 'row'"),
+        (Question(task="car"), "no task 'car'"),
+        (Question(metric="acc"), "no metric 'acc'"),
+        (Question(without=("x",)), "no task 'x'"),
+        (Question(lower=("x",)), "no metric or task 'x'"),
+        (Question(task="cars", without=("cars",)), "is left out"),
+    ],
+)
+def test_an_unknown_name_is_refused(question: Question, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decide(results(table({"raw": 0.3, "b": 0.4})), question)
+
+
+def test_the_command_prints_the_verdict_and_writes_the_page(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "verdicts.html"
+    words = [str(RUNS), "--effect", "0.01", "--page", str(page), "--json"]
+    assert commands.decide(words) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("clip30 ") and line.endswith("better") for line in lines)
+    assert json.loads(last)["baseline"] == "raw"
+    assert "clip30 is better than raw" in page.read_text()
