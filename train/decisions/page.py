@@ -11,7 +11,7 @@ from manifests.web_page import colour, page_templates
 from train.ablation import wording
 from train.decisions.verdicts import Decision, ScaleDecision
 from train.reporting import charts
-from train.reporting.page import forest_row, interval_text, scale_of
+from train.reporting.page import forest_row, scale_of
 from train.stats.analysis import AVERAGE, mean_sd
 from train.stats.comparison import Comparison
 
@@ -56,7 +56,6 @@ def render_decision(d: Decision, source: str) -> str:
         forest=_forest(d, shades, title),
         chart_title=title,
         seen=seen_texts(d),
-        intervals=[interval_text(row) for row in d.result.comparisons],
         tasks=_other_tasks(d),
         signals=d.signals,
         scales=d.scales,
@@ -183,7 +182,7 @@ def scale_text(one: ScaleDecision) -> str:
 
 
 def _interval(row: Comparison) -> str:
-    return wording.interval(row.difference, row.low, row.high, row.unit)
+    return wording.difference(row)
 
 
 def _forest(d: Decision, shades: dict[str, str], title: str) -> Markup | str:

@@ -174,11 +174,11 @@ def _records(paths: Sequence[str]) -> list[Record]:
     if not files:
         raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(ENDINGS)}")
     records: list[Record] = []
-    for path, label in zip(files, _labels(files), strict=True):
+    for file, label in zip(files, _labels(files), strict=True):
         try:
-            rows = _rows_of(path)
+            rows = _rows_of(file)
         except (ValueError, UnicodeDecodeError, csv.Error) as error:
-            raise ValueError(f"{path}: {error}") from None
+            raise ValueError(f"{file}: {error}") from None
         for row in rows:
             flat = _flat(row)
             flat.setdefault("file", label)
@@ -392,7 +392,8 @@ def _melt(
     """Wide tables: each numeric column is a task, or a metric where a column names the task."""
     used = {name for told in roles.values() for name in told} | {"file"}
     names = list(dict.fromkeys(key for row in records for key in row if key not in used))
-    kept, settings = [], []
+    kept: list[str] = []
+    settings: list[str] = []
     for name in names:
         numbers = [x for row in records if (x := _number(row.get(name))) is not None]
         given = sum(not _is_empty(row.get(name)) for row in records)

@@ -88,7 +88,8 @@ def decide(results: Results, question: Question) -> Decision:
     ValueError for an unknown arm, task or metric, fewer than two arms, or a metric that the table
     gives two directions.
     """
-    notes, refusals = list(results.notes), []
+    notes = list(results.notes)
+    refusals: list[str] = []
     rows = [row for row in results.rows if row.task not in question.without]
     _check_names(results.rows, question)
     rows = _without_copies(rows, notes)
@@ -466,11 +467,10 @@ def _decision(
     names: Mapping[float, str],
 ) -> list[ScaleDecision]:
     arms = set(means[small]) & set(means[large])
-    try:
-        agreement = scale_agreement(
-            {arm: means[small][arm] for arm in arms}, {arm: means[large][arm] for arm in arms}
-        )
-    except ValueError:  # all pairs are tied
+    agreement = scale_agreement(
+        {arm: means[small][arm] for arm in arms}, {arm: means[large][arm] for arm in arms}
+    )
+    if agreement is None:
         return []
     return [
         ScaleDecision(
