@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from clipmill.app import MORE, Json, Words, make_app
-from manifests import disk
+from manifests import disk, reader
 from manifests.web_page import MARK
 from train.decisions.page import decision_lines, render_decision
 from train.decisions.tables import Columns, read_results
@@ -20,7 +20,7 @@ DECIDE = make_app(
     """
   clipmill decide examples/cifar10_120_runs.parquet
   clipmill decide runs.csv --baseline raw --effect 0.01 --page verdicts.html
-  clipmill decide openclip_results.csv --pattern '(?P<arm>\\w+)_(?P<scale>s|m|l)_'
+  clipmill decide openclip_results.csv --pattern '(?P<arm>\\w+)_(?P<scale>[sml])_'
 
 RESULTS are CSV, TSV, Parquet, JSON or JSON lines, or folders of them: a row for each value, or a
 column for each task; CLIP_benchmark, lm-eval, DataComp, exports of W&B, Olmix. Which column is what
@@ -107,7 +107,8 @@ def decide_results(
         effect=effect,
         band=equivalence,
     )
-    decision = decide(read_results([results, *more], columns), question)
+    paths = [str(reader.shipped(path)) for path in (results, *more)]
+    decision = decide(read_results(paths, columns), question)
     print("\n".join(decision_lines(decision)))
     if page is not None:
         disk.write_bytes(page, render_decision(decision, Path(results).name).encode())

@@ -58,9 +58,10 @@ ORDER = {
     "train": [
         "rng", "late_torch", "mixture", "model", "store", "config", "transforms",
         "data", "step", "formats", "parallel", "identity", "sizing", "eval_data", "evaluation",
-        "trainer", "stats", "ablation", "reporting", "run", "evaluate", "ablate", "report",
+        "trainer", "stats", "ablation", "reporting", "decisions", "run", "evaluate",
+        "ablate", "report",
     ],
-    "clipmill": ["app", "build", "pool", "audit", "train", "ablate", "__main__"],
+    "clipmill": ["app", "build", "pool", "audit", "train", "ablate", "decide", "__main__"],
     "examples": ["miniweb"],
 }  # fmt: skip
 

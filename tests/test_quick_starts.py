@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from manifests import disk
+from manifests import console, disk
 from tests.support import commands, pages
 from tests.support.datacomp import write_metadata
 from tests.support.other_tars import pack
@@ -91,6 +91,20 @@ def test_the_page_for_users_of_img2dataset(work: Path) -> None:
     assert (counts["stored"], counts["reasons"]) == (6, {"http_4xx": 2})
     assert Path("out/mine.html").exists()
     assert disk.read_json("out/long_shards/export.json")["rows"] == ROWS // 2
+
+
+def test_the_page_for_results_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(run_all("docs/start/results.md")) == 2
+    printed = capsys.readouterr().out
+    shown = (
+        (console.ROOT / "docs/start/results.md").read_text().split("```text\n")[1].split("```")[0]
+    )
+    assert shown in printed
+    assert "ImageNet 1k, s to l: 13 of 15 pairs" in printed
+    assert "better than raw" in Path("out/verdicts.html").read_text()
 
 
 @pytest.mark.slow

@@ -82,6 +82,9 @@ def test_a_shipped_manifest_and_example_are_found_from_any_folder(
     words = ("--web", "web.yaml", "--until", "plan", "--engine", "inline")
     done = run(installed, tmp_path, "demo", recipe, *words)
     assert f"next: clipmill demo --web web.yaml {recipe} --out " in done.stdout, done.stderr
+    done = run(installed, tmp_path, "decide", "examples/cifar10_120_runs.parquet")
+    assert done.returncode == 0, done.stderr
+    assert "+12.1 [+10.6, +13.6]  better" in done.stdout
     done = run(installed, tmp_path, "ablate", EXAMPLE, "--out", "out", "--json")
     assert done.returncode == 0, done.stderr
     results = json.loads(done.stdout.splitlines()[-1])

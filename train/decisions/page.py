@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from markupsafe import Markup
 
@@ -11,7 +10,7 @@ from manifests.web_page import colour, page_templates
 from train.ablation import wording
 from train.decisions.verdicts import Decision, ScaleDecision
 from train.reporting import charts
-from train.reporting.page import forest_row, scale_of
+from train.reporting.page import TEMPLATES, forest_row, scale_of
 from train.stats.analysis import AVERAGE, mean_sd
 from train.stats.comparison import Comparison
 
@@ -42,7 +41,7 @@ def render_decision(d: Decision, source: str) -> str:
     shades = {arm: colour(index) for index, arm in enumerate(d.arms)}
     unit = wording.unit_of_difference(d.result.unit)
     title = f"Differences to {d.baseline} on {title_of(d)}, {unit}"
-    templates = page_templates(Path(__file__).parent / "templates", wording=wording)
+    templates = page_templates(TEMPLATES, wording=wording)
     return templates.get_template("decided.html").render(
         d=d,
         source=source,
