@@ -422,7 +422,7 @@ def _scale_decisions(
             }
             decisions += _decision(AVERAGE, "", averages, small, sizes[-1], names)
         metrics = {row.task: row.metric for row in rows}
-        for task in tasks:
+        for task in sorted(tasks, key=lambda task: task != question.task):  # stable
             decisions += _decision(task, metrics[task], means[task], small, sizes[-1], names)
     return tuple(decisions)
 
