@@ -74,6 +74,10 @@ AVERAGES = re.compile(r"(^|_)(average|avg|mean|macro|overall|aggregated)(_|$)")
 LOWER = re.compile(
     r"(^|_)(loss|nll|perplexity|ppl|error|err|bpb|bits|rank|mean_rank|fid|wer|mse|mae|ece)(_|$)"
 )
+# Metrics that are shares of samples, also where a table has them as percentages.
+SHARES = re.compile(
+    r"(^|_)(acc|accuracy|acc\d|top_?\d|recall|precision|f1|map|em|exact_match)(_|$)"
+)
 # Headline metrics, the likeliest first.
 HEADLINES = (
     "main_metric",
@@ -88,6 +92,7 @@ HEADLINES = (
     "mean_average_precision",
 )
 SEED_IN_NAME = re.compile(r"^(?P<arm>.+?)[-_./ ]*(?:seed|rng)[-_=]?(?P<seed>\d+)$", re.IGNORECASE)
+TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
 SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
 GENERIC = ("results", "result", "metrics", "eval_results", "summary", "eval", "scores")
@@ -166,7 +171,8 @@ def _records(paths: Sequence[str]) -> list[Record]:
     files: list[Path] = []
     for path in paths:
         if os.path.isdir(path):
-            files += [one for one in sorted(Path(path).rglob("*")) if one.suffix in ENDINGS]
+            there = sorted(one for one in Path(path).rglob("*") if one.suffix in ENDINGS)
+            files += [one for one in there if not one.name.startswith("samples_")]  # of lm-eval
         elif os.path.exists(path):
             files.append(Path(path))
         else:
@@ -241,12 +247,23 @@ def _csv_rows(text: str, suffix: str) -> list[Record]:
     for number, row in enumerate(rows, 2):
         if None in row:
             raise ValueError(f"row {number} has more fields than the header")
+    if rows and "Step" in rows[0] and any(TRACKED.match(name) for name in rows[0]):
+        return _tracked_rows(rows)
     if delimiter == ";":  # where a comma is the decimal point
         for row in rows:
             for key, cell in row.items():
                 if re.fullmatch(r"\s*-?\d+,\d+\s*", cell or ""):
                     row[key] = cell.replace(",", ".")
     return rows
+
+
+def _tracked_rows(rows: Sequence[Record]) -> list[Record]:
+    """W&B's export of a chart, `RUN - METRIC` by step: the last value of each run and metric."""
+    last: dict[str, str] = {}
+    for row in rows:
+        last |= {name: cell for name, cell in row.items() if not _is_empty(cell)}
+    found = [(TRACKED.match(name), cell) for name, cell in last.items()]
+    return [{"run": m["run"], "task": m["metric"], "value": cell} for m, cell in found if m]
 
 
 def _json_rows(document: Any) -> list[Record]:
@@ -279,8 +296,7 @@ def _own_rows(runs: Mapping[str, Any]) -> list[Record]:
 
 def _lm_eval_rows(document: Record, results: Mapping[str, Any]) -> list[Record]:
     """One row for each task, metric and filter of lm-eval; its groups are left out."""
-    config = document.get("config") or {}
-    seed = config.get("random_seed")
+    config = document.get("config") or {}  # its random_seed is of the evaluation, not of training
     arm = document.get("model_name") or config.get("model_args")
     directions = document.get("higher_is_better") or {}
     groups = document.get("groups") or {}
@@ -296,7 +312,6 @@ def _lm_eval_rows(document: Record, results: Mapping[str, Any]) -> list[Record]:
             row = {"task": task, "metric": metric, "value": value}
             row |= {} if part in ("", "none") else {"metric": f"{metric} ({part})"}
             row |= {"arm": str(arm)} if arm else {}
-            row |= {"seed": seed} if seed is not None else {}
             higher = (directions.get(task) or {}).get(metric)
             row |= {"higher_is_better": higher} if higher is not None else {}
             size = (sizes.get(task) or {}).get("effective")
@@ -424,7 +439,7 @@ def _melt(
 
 
 def _text(row: Record, names: Sequence[str]) -> str:
-    return " ".join(str(row[name]) for name in names if not _is_empty(row.get(name)))
+    return " ".join(str(row[name]).strip() for name in names if not _is_empty(row.get(name)))
 
 
 def _named(
@@ -445,7 +460,7 @@ def _named(
     elif not any(row["seed"] for row in rows):
         arms = {row["arm"] for row in rows}
         found = {arm: match for arm in arms if (match := SEED_IN_NAME.match(arm))}
-        if len(found) == len(arms) > len({match["arm"] for match in found.values()}):
+        if len(found) == len(arms):
             for row in rows:
                 row["seed"], row["arm"] = found[row["arm"]]["seed"], found[row["arm"]]["arm"]
             notes.append("seed: the end of the arm's name")

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train.decisions.tables import AVERAGES, HEADLINES, LOWER, Measurement, Results, plain_name
+from train.decisions.tables import (
+    AVERAGES,
+    HEADLINES,
+    LOWER,
+    SHARES,
+    Measurement,
+    Results,
+    plain_name,
+)
 from train.evaluation.metrics import METRICS
 from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
 from train.stats.comparison import seeds_needed
@@ -196,23 +204,27 @@ def _tables(
     rows: Sequence[Measurement], question: Question, results: Results, notes: list[str]
 ) -> dict[str, TaskScores]:
     """The scores of every task."""
+    if not results.is_numbered and not _share_a_seed(rows):
+        notes.append("seed: the arms have no seed in common, so their runs are not paired by it")
+        rows = _numbered(rows)
     values: dict[str, Runs] = {}
     groups: dict[str, list[Measurement]] = defaultdict(list)
     for row in rows:
         groups[row.task].append(row)
         values.setdefault(row.task, {}).setdefault(row.arm, {})[row.seed] = row.value
-    if not results.is_numbered and not _share_a_seed(values):
-        notes.append("seed: the arms have no seed in common, so their runs are not paired by it")
-        for of_task in values.values():
-            for arm, runs in of_task.items():
-                of_task[arm] = dict(enumerate(runs[seed] for seed in sorted(runs)))
     tables = {}
+    percentages: list[str] = []
     for task, of_task in values.items():
         metric = groups[task][0].metric
         numbers = [row.value for row in groups[task]]
+        if _are_percentages(task, metric, numbers):
+            percentages.append(task)
+            for runs in of_task.values():
+                runs |= {seed: value / 100 for seed, value in runs.items()}
+            numbers = [number / 100 for number in numbers]
         is_share = min(numbers) >= 0 and max(numbers) <= 1 and len(set(numbers)) > 1
         unit = METRICS[metric].unit if metric in METRICS else "share" if is_share else ""
-        samples = _samples_of(groups[task])
+        samples = _samples_of(groups[task], of_task)
         tables[task] = TaskScores(
             values=of_task,
             samples=samples,
@@ -221,26 +233,66 @@ def _tables(
             unit=unit,
             higher_is_better=_is_higher_better(groups[task], question),
         )
+    if percentages:
+        notes.append(f"read as percentages: {', '.join(percentages)}")
     return tables
 
 
-def _share_a_seed(values: Mapping[str, Runs]) -> bool:
-    """Whether two arms of a task have a seed in common, or no arm has two runs."""
-    for of_task in values.values():
-        seeds = [set(runs) for runs in of_task.values()]
-        counts = [len(each) for each in seeds]
-        if sum(counts) > len(set().union(*seeds)) or max(counts) == 1:
-            return True
-    return False
+def _are_percentages(task: str, metric: str, numbers: Sequence[float]) -> bool:
+    """Whether a metric that is a share has values up to 100."""
+    name = task if metric == "value" else metric
+    is_share = SHARES.search(plain_name(name)) is not None
+    return is_share and min(numbers) >= 0 and 1 < max(numbers) <= 100
 
 
-def _samples_of(rows: Sequence[Measurement]) -> dict[str, dict[int, np.ndarray | None]] | None:
-    """Values per sample, where the table has them."""
+def _seeds_of(rows: Sequence[Measurement]) -> dict[str, set[int]]:
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        seeds[row.arm].add(row.seed)
+    return seeds
+
+
+def _share_a_seed(rows: Sequence[Measurement]) -> bool:
+    """Whether two arms have a seed in common, or no arm has two runs."""
+    seeds = list(_seeds_of(rows).values())
+    counts = [len(each) for each in seeds]
+    return sum(counts) > len(set().union(*seeds)) or max(counts) == 1
+
+
+def _numbered(rows: Sequence[Measurement]) -> list[Measurement]:
+    """The rows with the places of their seeds among those of their arm."""
+    places = {
+        arm: {seed: place for place, seed in enumerate(sorted(seeds))}
+        for arm, seeds in _seeds_of(rows).items()
+    }
+    return [row._replace(seed=places[row.arm][row.seed]) for row in rows]
+
+
+def _samples_of(
+    rows: Sequence[Measurement], values: Runs
+) -> dict[str, dict[int, np.ndarray | None]] | None:
+    """Values per sample, where the table has them. ValueError where they are not those of the
+    value, or of other samples than those of another run.
+    """
     if not any(row.per_sample is not None for row in rows):
         return None
     samples: dict[str, dict[int, np.ndarray | None]] = {}
+    sizes = set()
     for row in rows:
         samples.setdefault(row.arm, {})[row.seed] = row.per_sample
+        if row.per_sample is None:
+            continue
+        sizes.add(len(row.per_sample))
+        mean, value = float(np.mean(row.per_sample)), values[row.arm][row.seed]
+        if len(row.per_sample) < 2 or abs(mean - value) > 1e-5 * max(1.0, abs(value)):
+            raise ValueError(
+                f"{row.arm} seed {row.seed} on {row.task}: the mean of the {len(row.per_sample)} "
+                f"values per sample is {mean:.6g}, and the value {value:.6g}"
+            )
+    if len(sizes) > 1:
+        raise ValueError(
+            f"{rows[0].task}: runs have values of {min(sizes)} and {max(sizes)} samples"
+        )
     return samples
 
 

@@ -86,10 +86,16 @@ def test_what_is_guessed_is_said(tmp_path: Path) -> None:
     )
 
 
-def test_lm_evals_results_have_their_task_size_direction_and_seed(tmp_path: Path) -> None:
+def test_lm_evals_results_have_their_task_size_and_direction(tmp_path: Path) -> None:
     assert read(tmp_path, json.dumps(LM_EVAL), "results_1.json").rows == (
-        Measurement("raw", 3, "hellaswag", "acc", 0.4, samples=9, higher=True),
+        Measurement("raw", 0, "hellaswag", "acc", 0.4, samples=9, higher=True),
     )
+
+
+def test_the_last_value_of_each_run_of_a_chart_that_was_exported(tmp_path: Path) -> None:
+    head = "Step,raw-seed1 - val/acc,raw-seed1 - val/acc__MIN,clip30-seed2 - val/acc\n"
+    results = read(tmp_path, head + "1,0.1,0.1,0.2\n2,0.3,0.1,\n")
+    assert values(results) == {("raw", 1, "val/acc"): 0.3, ("clip30", 2, "val/acc"): 0.2}
 
 
 def test_a_folder_of_clip_benchmarks_files_has_an_arm_for_each_model(tmp_path: Path) -> None:
@@ -100,6 +106,7 @@ def test_a_folder_of_clip_benchmarks_files_has_an_arm_for_each_model(tmp_path: P
             path = tmp_path / f"{model}-{task}.json"
             path.write_text(json.dumps(row))
 
+    (tmp_path / "samples_cars.jsonl").write_text("{}")
     results = read_results([str(tmp_path)])
 
     assert {(row.arm, row.task, row.metric) for row in results.rows} == {

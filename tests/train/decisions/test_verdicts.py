@@ -63,6 +63,20 @@ def test_per_sample_values_give_the_interval_over_samples() -> None:
     assert row.difference == pytest.approx(0.121, abs=0.001)
 
 
+@pytest.mark.parametrize(("first", "second"), [([1, 0, 1, 1], [1, 0]), ([1, 0], [0, 0, 0, 0])])
+def test_values_per_sample_of_something_else_are_refused(first, second) -> None:
+    rows = [
+        Measurement("raw", 0, "cars", "accuracy", 0.5, per_sample=np.array(first)),
+        Measurement("b", 0, "cars", "accuracy", 0.5, per_sample=np.array(second)),
+    ]
+    with pytest.raises(ValueError, match="values per sample is"):
+        decide(results(rows), Question())
+    for row in rows:
+        row.per_sample[:] = [1, 0] * (len(row.per_sample) // 2)
+    with pytest.raises(ValueError, match="runs have values of 2 and 4 samples"):
+        decide(results(rows), Question())
+
+
 def test_the_direction_is_stated_told_or_read_from_the_name() -> None:
     means = {"raw": 3.0, "clip30": 2.0}
     for rows, question in (
@@ -72,6 +86,18 @@ def test_the_direction_is_stated_told_or_read_from_the_name() -> None:
     ):
         assert decide(results(rows), question).result.comparisons[0].verdict == "better"
     assert decide(results(table(means)), Question()).result.comparisons[0].verdict == "worse"
+
+
+def test_percentages_are_shares_and_a_loss_is_not() -> None:
+    shares = decide(results(table({"raw": 0.3, "b": 0.4})), Question())
+    rows = [row._replace(value=100 * row.value) for row in table({"raw": 0.3, "b": 0.4})]
+    percentages = decide(results(rows), Question())
+    assert percentages.result.unit == "share"
+    for one, other in zip(percentages.result.comparisons, shares.result.comparisons, strict=True):
+        assert one.difference == pytest.approx(other.difference)
+        assert one.low == pytest.approx(other.low)
+    losses = decide(results([row._replace(metric="loss") for row in rows]), Question())
+    assert losses.result.unit == ""
 
 
 def test_two_directions_of_one_metric_are_refused() -> None:
@@ -114,8 +140,14 @@ def test_the_price_of_an_effect_falls_with_its_size() -> None:
 
 
 def test_runs_without_a_common_seed_are_compared_unpaired() -> None:
-    rows = table({"raw": 0.3})
-    rows += [row._replace(arm="b", seed=row.seed + 10, value=row.value + 0.1) for row in rows]
+    rng = np.random.default_rng(0)
+    rows = []
+    for arm, first, share in (("raw", 0, 0.3), ("b", 10, 0.5)):
+        for seed in range(first, first + 4):
+            right = rng.random(1000) < share
+            rows.append(
+                Measurement(arm, seed, "cars", "accuracy", float(right.mean()), per_sample=right)
+            )
     decision = decide(results(rows), Question())
     assert decision.result.comparisons[0].n == 4
     assert any("not paired" in note for note in decision.notes)
