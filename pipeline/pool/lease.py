@@ -141,6 +141,10 @@ def remove_partial_files(pool: str) -> None:
         for name in files:
             if name.startswith(".") and ".partial." in name and "lease" not in name:
                 Path(folder, name).unlink(missing_ok=True)
+    # A folder of single files beside their bundle, which an error of the disk kept from going.
+    for parts in root.glob("scores/*/*/"):
+        with contextlib.suppress(OSError):  # it has files
+            parts.rmdir()
 
 
 def _committed_files(commits: Commits) -> set[str]:

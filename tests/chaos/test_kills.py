@@ -7,6 +7,7 @@ or of the run. Without CLIPMILL_CHAOS=1 a sample of them is tried, the same one 
 from __future__ import annotations
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,7 +70,7 @@ def test_what_is_killed_anywhere_is_resumed_to_the_same_bytes(
         elif problems := problems_of(trial.resume(), expected, at_end):
             wrong.append(f"{n} {how} {ended.watched.hit}: {problems}")
     counts = {"calls": len(calls), "points": tried, "killed": killed, "wrong": len(wrong)}
-    print(json.dumps({"scenario": name, **counts}))
+    print(json.dumps({"scenario": name, **counts}), file=sys.stderr)
     assert not wrong, "\n".join(wrong)
     assert killed >= tried * 0.9
 
@@ -110,5 +111,5 @@ def test_a_fault_at_any_operation_of_a_build_is_said_and_made_good(
         if problems := problems_of(after, expected, at_end):
             wrong.append(f"{where}, status {status}: {problems}")
     counts = {str(status): count for status, count in sorted(statuses.items())}
-    print(json.dumps({"fault": fault, "calls": len(calls), "statuses": counts}))
+    print(json.dumps({"fault": fault, "calls": len(calls), "statuses": counts}), file=sys.stderr)
     assert not wrong, "\n".join(wrong)

@@ -288,11 +288,13 @@ def test_a_new_lease_removes_what_killed_processes_left_unnamed(tmp_path: Path) 
     left = [
         ".pool.json.partial.77-aa", "index/.index.json.partial.77-aa",
         "scores/caption@1/.00000.parquet.partial.77-aa", "views/raw/.bundle.partial.x",
+        "scores/caption@1/00000/.00001.parquet.partial.77-aa",
     ]  # fmt: skip
     kept = [
         "pool.json",
         "..lease-00000002.json.partial.77-aa",
         "views/long/00000.parquet",
+        "scores/caption@1/00001/01000.parquet",
         "shards/00000.tar",
     ]
     for name in (*left, *kept):
@@ -302,3 +304,4 @@ def test_a_new_lease_removes_what_killed_processes_left_unnamed(tmp_path: Path) 
     with hold_lease(str(tmp_path), create=True):
         assert not [name for name in left if (tmp_path / name).exists()]
         assert all((tmp_path / name).exists() for name in kept)
+        assert not (tmp_path / "scores/caption@1/00000").exists()
