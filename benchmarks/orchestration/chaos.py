@@ -3,7 +3,8 @@
 
 example: python benchmarks/orchestration/chaos.py damage
          python benchmarks/orchestration/chaos.py workers --peer-python peer/bin/python
-         make chaos 2>&1 | tee chaos.log; python benchmarks/orchestration/chaos.py kills --log chaos.log
+         make chaos 2>&1 | tee chaos.log
+         python benchmarks/orchestration/chaos.py kills --log chaos.log
 
 damage: random damages of the files of two small pools (`tests/support/damages.py`) and malformed
 tars (`tests/support/malformed_tars.py`), with what webdataset's strict reader notices of the same.
