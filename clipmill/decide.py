@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from clipmill.app import MORE, Json, Words, make_app
+from clipmill.app import MORE, Json, Words, make_app, print_json
 from manifests import disk, reader
 from manifests.web_page import MARK
 from train.decisions.page import decision_lines, render_decision
@@ -113,6 +112,5 @@ def decide_results(
     if page is not None:
         disk.write_bytes(page, render_decision(decision, Path(results).name).encode())
         print(f"\npage: {page}")
-    if as_json:
-        print(json.dumps(disk.to_plain(decision), sort_keys=True))
+    print_json(decision, as_json)
     return 0

@@ -27,7 +27,7 @@ def decision_lines(d: Decision) -> list[str]:
     for arm, runs, score, comparison in arm_rows(d):
         text = f"{arm:<44}{runs:>5}{score:>18}   "
         if comparison is not None:
-            text += f"{_interval(comparison)}  {comparison.verdict}"
+            text += f"{wording.difference(comparison)}  {comparison.verdict}"
         lines.append(text.rstrip())
     for part in (seen_texts(d), task_texts(d)[:MOST_TASKS], signal_texts(d), scale_texts(d)):
         lines += ["", *part] if part else []
@@ -51,7 +51,6 @@ def render_decision(d: Decision, source: str) -> str:
         score_unit=", %" if d.result.unit == "share" else "",
         shades=shades,
         arms=arm_rows(d),
-        interval=_interval,
         forest=_forest(d, shades, title),
         chart_title=title,
         seen=seen_texts(d),
@@ -70,13 +69,16 @@ def title_of(d: Decision) -> str:
 
 def headline(d: Decision) -> str:
     """One sentence: which arms differ from the baseline."""
-    clear = [row for row in d.result.comparisons if row.verdict in ("better", "worse")]
+    clear = [row for row in d.result.comparisons if _is_clear(row)]
     if d.refusals and not d.result.comparisons:
         return f"{d.refusals[-1][0].upper()}{d.refusals[-1][1:]}."
     if not clear:
         return f"No arm is distinguishable from {d.baseline} on {title_of(d)}."
     clear.sort(key=lambda row: -abs(row.difference))
-    texts = [f"{row.arm} is {row.verdict} than {d.baseline}: {_interval(row)}" for row in clear[:3]]
+    texts = [
+        f"{row.arm} is {row.verdict} than {d.baseline}: {wording.difference(row)}"
+        for row in clear[:3]
+    ]
     more = f"; and {len(clear) - 3} more differ" if len(clear) > 3 else ""
     return f"{'; '.join(texts)}{more} ({title_of(d)}, {wording.unit_of_difference(d.result.unit)})."
 
@@ -121,7 +123,9 @@ def task_texts(d: Decision) -> list[str]:
     """Where an arm differs on the other tasks; a count of those on which none does."""
     texts, silent = [], 0
     for name, rows in _other_tasks(d):
-        found = [f"{row.arm} {_interval(row)} {row.verdict}" for row in rows if _is_clear(row)]
+        found = [
+            f"{row.arm} {wording.difference(row)} {row.verdict}" for row in rows if _is_clear(row)
+        ]
         if found:
             texts.append(f"{name}: {'; '.join(found)}")
         else:
@@ -178,10 +182,6 @@ def scale_text(one: ScaleDecision) -> str:
         f"{name}, {one.small} to {one.large}: {a.alike} of {a.pairs} pairs "
         f"({a.share.value:.2f} [{a.share.low:.2f}, {a.share.high:.2f}]{ties})"
     )
-
-
-def _interval(row: Comparison) -> str:
-    return wording.difference(row)
 
 
 def _forest(d: Decision, shades: dict[str, str], title: str) -> Markup | str:

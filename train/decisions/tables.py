@@ -95,7 +95,6 @@ SEED_IN_NAME = re.compile(r"^(?P<arm>.+?)[-_./ ]*(?:seed|rng)[-_=]?(?P<seed>\d+)
 TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
 SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
-GENERIC = ("results", "result", "metrics", "eval_results", "summary", "eval", "scores")
 
 
 class Measurement(NamedTuple):
@@ -235,9 +234,7 @@ def _rows_of(path: Path) -> Iterable[Record]:
         return _csv_rows(text, path.suffix)
     if path.suffix == ".json":
         return _json_rows(json.loads(text))
-    return [
-        row for line in text.splitlines() if line.strip() for row in _json_rows([json.loads(line)])
-    ]
+    return _json_rows([json.loads(line) for line in text.splitlines() if line.strip()])
 
 
 def _csv_rows(text: str, suffix: str) -> list[Record]:

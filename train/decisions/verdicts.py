@@ -462,6 +462,7 @@ def _scale_decisions(
 ) -> tuple[ScaleDecision, ...]:
     """Every scale against the largest one: the average first, then the tasks."""
     means = _scale_means(rows)
+    metrics = {row.task: row.metric for row in rows}
     sizes = sorted({row.scale for row in rows})
     decisions = []
     for small in sizes[:-1]:
@@ -473,7 +474,6 @@ def _scale_decisions(
                 for scale in (small, sizes[-1])
             }
             decisions += _decision(AVERAGE, "", averages, small, sizes[-1], names)
-        metrics = {row.task: row.metric for row in rows}
         for task in sorted(tasks, key=lambda task: task != question.task):  # stable
             decisions += _decision(task, metrics[task], means[task], small, sizes[-1], names)
     return tuple(decisions)
