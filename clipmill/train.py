@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import math
 import os
+import shlex
 import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,7 @@ from train.trainer.mix import (
     read_blend,
     stream_of,
 )
+from train.trainer.open_clip_line import Translation, translate
 
 logger = logging.getLogger("clipmill.train")
 
@@ -58,6 +60,7 @@ TRAIN = make_app(
       --set lr=5e-4 seed=1
   clipmill train BLEND.yaml --out out/run --ranks 4
   torchrun --nproc-per-node 4 train/run.py BLEND.yaml --out out/run
+  clipmill train --from-open-clip '--train-data tars/{0..9}.tar --model ViT-B-32 …'
 """,
     {
         0: "the run is finished",
@@ -101,11 +104,12 @@ def train_run(
     *,
     mix: Annotated[list[str] | None, Parameter(group=DATA), Words] = None,
     stream: Annotated[list[str] | None, Parameter(group=DATA), Words] = None,
+    from_open_clip: Annotated[str | None, Parameter(allow_leading_hyphen=True)] = None,
     out: str | None = None,
     preset: str | None = None,
     changes: Annotated[list[str], Parameter("--set"), Words] = [],  # noqa: B006
     seed: Annotated[int | None, Whole] = None,
-    ranks: Annotated[int, Whole] = 1,
+    ranks: Annotated[int | None, Whole] = None,
     plan: bool = False,
     list_settings: bool = False,
     ray: Annotated[bool, Parameter(group=MORE)] = False,
@@ -121,11 +125,13 @@ def train_run(
         blend: BLEND.yaml, or the blend.json of another run.
         mix: A blend without a file: POOL/VIEW=WEIGHT …; RUN/blend.json has it afterwards.
         stream: Tars, URLs or pipe:COMMAND that are read while the run trains; it cannot be resumed.
+        from_open_clip: A command line of open_clip's training, in quotes; BLEND, --mix or --stream
+            beside it takes the place of its data. It is translated, and what changes is said.
         out: The folder of the run; an interrupted run is resumed.
         preset: Settings to start from; --list-settings names them.
         changes: Change settings: KEY=VALUE …; checkpoint_every=N saves every N steps.
         seed: Of --mix and --stream: what is drawn when.
-        ranks: Processes on this machine; torchrun starts its own.
+        ranks: Processes on this machine; torchrun starts its own (default: 1).
         plan: Print what would be drawn, and end.
         list_settings: Print all presets and settings with their meaning, and end.
         ray: Ranks are workers of Ray Train, anywhere on the cluster.
@@ -137,8 +143,22 @@ def train_run(
         print(format_settings())
         print(f"\npresets: {', '.join(PRESETS)}")
         return 0
+    line: Translation | None = None
+    if from_open_clip is not None:
+        if preset is not None:
+            raise ValueError(
+                "--preset and --from-open-clip both say where settings start; give one"
+            )
+        line = translate(from_open_clip, has_data=bool(blend or mix or stream))
+        changes = [*line.changes, *changes]
+        ranks, out = ranks or line.ranks, out or line.out
+        logger.info("as settings here: --ranks %d --set %s", ranks, shlex.join(changes))
+        for note in line.notes:
+            logger.info("%s", note)
+    data = line.blend if line and line.blend else blend_from(blend, mix, stream, seed)
+    ranks = 1 if ranks is None else ranks
     options = RunOptions(
-        blend=blend_from(blend, mix, stream, seed),
+        blend=data,
         preset=preset,
         changes=tuple(changes),
         ranks=ranks,

@@ -209,7 +209,8 @@ def parse(line: str, *, whole: bool = True) -> None:
     if "--help" in rest:
         rest, whole = [word for word in rest if word != "--help"], False
     app = root_app(name)
-    used = {word.split("=")[0] for word in rest if word.startswith("--")}
+    options = [word.split("=")[0] for word in rest if word.startswith("--")]
+    used = {word for word in options if " " not in word}  # not a quoted line of another program
     try:
         _, apps, _ = app.parse_commands([name, *rest])
         known = options_of(apps[-1])

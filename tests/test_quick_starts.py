@@ -26,7 +26,10 @@ from tests.support.web_files import FileServer
 ROWS = 48
 STAGES = ("crawl", "fetch", "score", "choose", "blend", "train", "evaluate", "report")
 # Two steps of a small model in place of 500 of the demo's.
-SMALL_RUN = {"samples_seen=64k": "samples_seen=32 batch_size=16 lanes=8 warmup=1 model=test"}
+SMALL_RUN = {
+    "samples_seen=64k": "samples_seen=32 batch_size=16 lanes=8 warmup=1 model=test",
+    "model=micro": "model=test",
+}
 
 
 def photograph(number: int) -> tuple[bytes, str]:
@@ -164,7 +167,7 @@ def test_the_page_for_users_of_datacomp(work: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.slow
 def test_the_page_for_users_of_open_clip(work: Path) -> None:
     pages.write_files("docs/start/open_clip.md", work)
-    assert len(run_all("docs/start/open_clip.md", SMALL_RUN)) == 5
+    assert len(run_all("docs/start/open_clip.md", SMALL_RUN)) == 6
     assert disk.read_json("out/run/run.json")["steps"] == 2
     assert len(pq.read_table("out/run/eval/objects.parquet")) == 12
     assert any(Path("out/exported").iterdir())

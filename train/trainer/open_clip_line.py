@@ -1,0 +1,331 @@
+"""A command line of open_clip's training, `--train-data … --model … --batch-size …`, as a run here.
+
+The line means what it means there: what it leaves out has open_clip's default (open_clip_train
+3.x, params.py), not ours. Every flag is a setting, or has no effect here and is named with the
+reason, or is refused. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from manifests import disk
+from manifests.schema import Blend
+from train.trainer.mix import stream_of
+
+MODULES = ("open_clip_train.main", "training.main", "main.py", "src/open_clip_train/main.py")
+LAUNCHERS = {"--nproc_per_node", "--nproc-per-node", "--nnodes"}
+# Values of flags that a line may leave out, where they are not those of TrainConfig.
+DEFAULTS = {
+    "model": "RN50", "batch-size": "64", "epochs": "32", "warmup": "10000", "wd": "0.2",
+    "precision": "amp", "accum-freq": "1", "lr": "5e-4",
+}  # fmt: skip
+VIT = {"beta1": "0.9", "beta2": "0.98", "eps": "1e-6"}
+NO_VIT = {"beta1": "0.9", "beta2": "0.999", "eps": "1e-8"}
+
+# Flags whose value is that of a setting.
+SAME = {
+    "beta1": "beta1",
+    "beta2": "beta2",
+    "device": "device",
+    "eps": "eps",
+    "force-context-length": "context_length",
+    "force-image-size": "model.image_size",
+    "force-patch-dropout": "model.drop_patch_rate",
+    "grad-clip-norm": "grad_clip",
+    "lock-image-unlocked-groups": "lock_image_unlocked_groups",
+    "lock-text-unlocked-layers": "lock_text_unlocked_layers",
+    "log-every-n-steps": "log_every",
+    "lr": "lr",
+    "lr-cooldown-end": "cooldown_end_lr",
+    "lr-cooldown-power": "cooldown_power",
+    "model": "model",
+    "seed": "seed",
+    "warmup": "warmup",
+    "wd": "weight_decay",
+}
+# Flags without a value, and what they set.
+SWITCHES = {
+    "force-quick-gelu": ("model.quick_gelu", "true"),
+    "grad-checkpointing": ("recompute", "full"),
+    "lock-image": ("lock_image", "true"),
+    "lock-text": ("lock_text", "true"),
+    "siglip": ("loss", "siglip"),
+    "torchcompile": ("compile", "inductor"),
+}
+# Flags with a rule of their own in `translate`.
+RULES = (
+    "accum-freq", "aug-cfg", "batch-size", "csv-caption-key", "csv-img-key", "csv-separator",
+    "dataset-type", "epochs", "epochs-cooldown", "logs", "lr-scheduler", "name", "opt",
+    "precision", "pretrained", "report-to", "resume", "save-frequency", "skip-scheduler",
+    "train-data", "train-data-upsampling-factors", "train-num-samples",
+)  # fmt: skip
+PRECISIONS = {
+    "amp": "fp16", "amp_bf16": "bf16", "amp_bfloat16": "bf16", "fp32": "fp32",
+    "bf16": "bf16", "pure_bf16": "bf16", "fp16": "fp16", "pure_fp16": "fp16",
+}  # fmt: skip
+SCHEDULES = {"cosine": "cosine", "const": "constant", "const-cooldown": "constant_cooldown"}
+ALWAYS = "this is always so"
+LATER = "clipmill evaluate RUN --task TASK.yaml does that after the run, from its checkpoints too"
+PROCESS = "no flag of clipmill: it changes no weight"
+NO_EFFECT = {
+    "cache-dir": PROCESS,
+    "copy-codebase": "run.json has the version of the code",
+    "dataset-resampled": "every sample comes once before one comes again",
+    "ddp-static-graph": PROCESS,
+    "debug": PROCESS,
+    "delete-previous-checkpoint": "keep_checkpoints says how many are kept: 2",
+    "dist-backend": PROCESS,
+    "dist-url": PROCESS,
+    "gather-with-grad": ALWAYS,
+    "imagenet-v2": LATER,
+    "imagenet-val": LATER,
+    "local-loss": ALWAYS,
+    "log-local": PROCESS,
+    "loss-dist-impl": "the loss has one implementation",
+    "no-set-device-rank": PROCESS,
+    "remote-sync": "--out takes a URL, which is written as the run goes on",
+    "remote-sync-frequency": PROCESS,
+    "remote-sync-protocol": PROCESS,
+    "save-most-recent": ALWAYS,
+    "val-data": LATER,
+    "val-frequency": LATER,
+    "val-num-samples": LATER,
+    "wandb-notes": PROCESS,
+    "wandb-project-name": "WANDB_PROJECT in the environment names it",
+    "workers": "processes there; here threads, whose number changes no sample (threads=4)",
+    "zeroshot-frequency": LATER,
+}
+NOT_HERE = "clipmill has no such training"
+REFUSED = {
+    "coca-caption-loss-weight": NOT_HERE,
+    "coca-contrastive-loss-weight": NOT_HERE,
+    "distill-model": NOT_HERE,
+    "distill-pretrained": NOT_HERE,
+    "force-custom-text": "it renames weights; load the model from a folder with its configuration",
+    "horovod": "start it with torchrun, or with --ranks",
+    "image-interpolation": "images are resized bicubically",
+    "image-mean": "write it as --set model.image_mean=R,G,B",
+    "image-resize-mode": "images are cropped and resized by their shorter side",
+    "image-std": "write it as --set model.image_std=R,G,B",
+    "lock-image-freeze-bn-stats": NOT_HERE,
+    "lock-text-freeze-layer-norm": NOT_HERE,
+    "momentum": "AdamW is the one optimizer",
+    "pretrained-image": "write weights of the whole model as --set init=FILE",
+    "torchscript": NOT_HERE,
+    "trace": NOT_HERE,
+    "use-bn-sync": NOT_HERE,
+    "use-bnb-linear": NOT_HERE,
+}
+KNOWN = {*SAME, *SWITCHES, *RULES, *NO_EFFECT, *REFUSED}
+USUAL_SCALE = "(0.9,1.0)"  # of open_clip's random crop: crop_min=0.9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """The run of a line. notes: a line for each flag that is no plain setting here.
+
+    changes: settings as `--set` takes them. ranks: processes on one machine. blend: None where the
+    data come from elsewhere. out: LOGS/NAME; None where the line has no --name.
+    """
+
+    blend: Blend | None
+    changes: tuple[str, ...]
+    ranks: int
+    out: str | None
+    notes: tuple[str, ...]
+
+
+def translate(line: str, *, has_data: bool) -> Translation:
+    """The run that a line stands for. `has_data`: the data come from elsewhere, so that
+    --train-data is not read. ValueError for a flag that open_clip does not have, one that cannot
+    be done here, and a line that does not say how long it trains.
+    """
+    flags, ranks, machines = _read(line)
+    notes = [f"--{flag}: {NO_EFFECT[flag]}" for flag in flags if flag in NO_EFFECT]
+    model = flags.get("model", DEFAULTS["model"])
+    full = DEFAULTS | (VIT if "vit" in model.lower() else NO_VIT) | flags
+    changes = {SAME[flag]: full[flag] for flag in full if flag in SAME}
+    changes |= {SWITCHES[flag][0]: SWITCHES[flag][1] for flag in flags if flag in SWITCHES}
+    changes["precision"] = _word("precision", full, PRECISIONS)
+    if full["precision"] in ("bf16", "pure_bf16", "fp16", "pure_fp16"):
+        notes.append(f"--precision {full['precision']}: weights stay fp32, as with --precision amp")
+    changes |= _length(full, ranks * machines, notes)
+    changes |= _weights(full, model, notes)
+    if "report-to" in flags:
+        logs = flags["report-to"].replace("all", "tensorboard,wandb")
+        changes |= {"log_to": logs} if logs not in ("", "none") else {}
+    if full.get("opt", "adamw") != "adamw":
+        raise ValueError(f"--opt {full['opt']} cannot be done here: AdamW is the one optimizer")
+    if (crop := flags.get("aug-cfg")) is not None:
+        changes |= _crop(crop)
+    if machines > 1:
+        notes.append(
+            f"--nnodes {machines}: start `torchrun … train/run.py` on every machine with these "
+            f"settings, or `clipmill train --ray`; the batch is that of {ranks * machines} ranks"
+        )
+    return Translation(
+        blend=None if has_data else _blend(full, notes),
+        changes=tuple(f"{key}={value}" for key, value in changes.items()),
+        ranks=ranks,
+        out=f"{full.get('logs', 'logs').rstrip('/')}/{full['name']}" if "name" in full else None,
+        notes=tuple(notes),
+    )
+
+
+def _read(line: str) -> tuple[dict[str, str], int, int]:
+    """The flags with their values (of several, as a text with blanks; "" for a switch), processes
+    of a machine, machines. ValueError for an unknown or refused flag."""
+    words = shlex.split(line.replace("\\\n", " "))
+    starts = [n for n, word in enumerate(words) if word in MODULES]
+    launcher, words = (words[: starts[0]], words[starts[0] + 1 :]) if starts else ([], words)
+    numbers = {"nproc": 1, "nnodes": 1}
+    for n, word in enumerate(launcher):
+        name, has_value, value = word.partition("=")
+        if name in LAUNCHERS:
+            value = value if has_value else "".join(launcher[n + 1 : n + 2])
+            if not value.isdigit() or value == "0":
+                raise ValueError(f"{name} is {value!r}; write the number of processes or machines")
+            numbers["nnodes" if name == "--nnodes" else "nproc"] = int(value)
+    flags: dict[str, str] = {}
+    flag = ""
+    for word in words:
+        if word.startswith("--"):
+            flag, _, value = word[2:].partition("=")
+            if flag not in KNOWN:
+                near = disk.did_you_mean(flag, sorted(KNOWN))
+                raise ValueError(f"open_clip's training has no flag --{flag}{near}")
+            if flag in REFUSED:
+                raise ValueError(f"--{flag} cannot be done here: {REFUSED[flag]}")
+            flags[flag] = value
+        elif not flag:
+            raise ValueError(
+                f"{word!r} is no flag; give the words after open_clip_train.main, or the whole line"
+            )
+        else:
+            flags[flag] = f"{flags[flag]} {word}".strip()
+    for name, value in flags.items():
+        if name in SWITCHES and value:
+            raise ValueError(f"--{name} takes no value, but is followed by {value!r}")
+        if name in SAME and not value:
+            raise ValueError(f"--{name} has no value")
+    return flags, numbers["nproc"], numbers["nnodes"]
+
+
+def _word(flag: str, flags: Mapping[str, str], words: Mapping[str, str]) -> str:
+    if flags[flag] not in words:
+        near = disk.did_you_mean(flags[flag], words)
+        raise ValueError(f"--{flag} is {flags[flag]!r}{near} (of {', '.join(words)})")
+    return words[flags[flag]]
+
+
+def _number(flag: str, flags: Mapping[str, str]) -> int:
+    text = flags[flag]
+    if not re.fullmatch(r"\d[\d_]*", text):
+        raise ValueError(f"--{flag} is {text!r}; it must be a whole number")
+    return int(text)
+
+
+def _length(flags: Mapping[str, str], world: int, notes: list[str]) -> dict[str, str]:
+    """Batch, samples and schedule: open_clip counts a batch for each GPU, a length in epochs."""
+    per_rank, accumulated = _number("batch-size", flags), _number("accum-freq", flags)
+    batch = per_rank * accumulated * world
+    changes = {"batch_size": str(batch)}
+    factors = [str(per_rank), f"{world} ranks" if world > 1 else "", ""]
+    if accumulated > 1:
+        changes["micro_batch"] = str(per_rank)
+        factors[2] = f"--accum-freq {accumulated}"
+    notes.append(f"--batch-size is of a GPU there: {' x '.join(filter(None, factors))} = {batch}")
+    if "train-num-samples" not in flags:
+        raise ValueError(
+            "the line has no --train-num-samples, so that nobody knows how long it trains; add "
+            "--train-num-samples N, the samples of an epoch"
+        )
+    samples, epochs = _number("train-num-samples", flags), _number("epochs", flags)
+    epoch_steps = max(1, math.ceil(samples / batch))
+    changes["samples_seen"] = str(epoch_steps * epochs * batch)
+    notes.append(
+        f"{epochs} epochs of {samples:,} samples are {epoch_steps * epochs:,} steps; open_clip "
+        "rounds an epoch up to whole batches of every worker, here to whole batches"
+    )
+    schedule = _word("lr-scheduler", {"lr-scheduler": "cosine", **flags}, SCHEDULES)
+    changes["schedule"] = schedule
+    if "skip-scheduler" in flags:
+        changes |= {"schedule": "constant", "warmup": "0"}
+    elif schedule == "constant_cooldown":
+        if "epochs-cooldown" not in flags:
+            raise ValueError("--lr-scheduler const-cooldown needs --epochs-cooldown")
+        changes["cooldown"] = str(epoch_steps * _number("epochs-cooldown", flags))
+    if flags.get("save-frequency"):
+        changes["checkpoint_every"] = str(epoch_steps * _number("save-frequency", flags))
+    return changes
+
+
+def _weights(flags: Mapping[str, str], model: str, notes: list[str]) -> dict[str, str]:
+    """Where the weights come from: --pretrained, --resume."""
+    resumed = flags.get("resume", "latest")
+    if resumed not in ("latest", "None", "none", ""):
+        raise ValueError(
+            f"--resume {resumed} cannot be done here: its optimizer's state is open_clip's; "
+            f"write --pretrained {resumed} to start from its weights"
+        )
+    if "resume" in flags:
+        notes.append("--resume latest: the same command resumes its run, from a step")
+    source = flags.get("pretrained", "")
+    if not source:
+        return {}
+    is_file = "/" in source or source.endswith((".pt", ".bin", ".safetensors"))
+    return {"init": source if is_file else f"open_clip:{model}/{source}"}
+
+
+def _crop(text: str) -> dict[str, str]:
+    """--aug-cfg: only the scale of the random crop is done here."""
+    pairs = dict(word.partition("=")[::2] for word in re.sub(r",\s+", ",", text).split())
+    scale = pairs.pop("scale", USUAL_SCALE).strip("'\"")
+    match = re.fullmatch(r"[(\[]([0-9.]+),1(?:\.0*)?[)\]]", scale)
+    if pairs or match is None:
+        other = next(iter(pairs), f"scale={scale}")
+        raise ValueError(
+            f"--aug-cfg {other} cannot be done here: scale=(LEAST,1.0) is the one augmentation"
+        )
+    return {"crop_min": match[1]}
+
+
+def _blend(flags: Mapping[str, str], notes: list[str]) -> Blend:
+    """The tars of --train-data as streams."""
+    data = flags.get("train-data", "")
+    if not data:
+        raise ValueError("the line has no --train-data; add it, or give BLEND, --mix or --stream")
+    kind = flags.get("dataset-type", "auto")
+    if kind in ("csv", "synthetic") or (kind == "auto" and data.endswith((".csv", ".tsv"))):
+        raise ValueError(
+            f"--train-data {data}: only tars are read while a run trains; build a pool of a table "
+            "first (source: {kind: files}), and give --mix POOL/VIEW=1 beside the line"
+        )
+    sources = data.split("::")
+    factors = flags.get("train-data-upsampling-factors", "").split("::")
+    if len(factors) != len(sources) and factors != [""]:
+        raise ValueError(
+            f"--train-data has {len(sources)} sources and --train-data-upsampling-factors "
+            f"{len(factors)} numbers"
+        )
+    notes.append(
+        "--train-data: tars are read while the run trains, which cannot resume; adopted into a "
+        "pool (source: {kind: shards}) and given as --mix POOL/VIEW=1 beside the line, it can"
+    )
+    seed = int(flags.get("seed", "0"))
+    if factors == [""]:
+        tars = [tar for source in sources for tar in disk.expand_braces(source)]
+        return stream_of(tars, seed)
+    parts = {}
+    for number, (source, factor) in enumerate(zip(sources, factors, strict=True)):
+        tars = disk.expand_braces(source)
+        (stream,) = stream_of(tars, seed).streams.values()
+        weight = float(factor) * len(tars)
+        parts[f"tars{number}"] = type(stream)(tars=stream.tars, weight=weight)
+    notes.append("--train-data-upsampling-factors: a source's share is its factor times its tars")
+    return Blend(name="open_clip", streams=parts, seed=seed)
