@@ -149,9 +149,9 @@ def train_run(
             raise ValueError(
                 "--preset and --from-open-clip both say where settings start; give one"
             )
-        line = translate(from_open_clip, has_data=bool(blend or mix or stream))
+        line = translate(from_open_clip, has_data=bool(blend or mix or stream), ranks=ranks)
         changes = [*line.changes, *changes]
-        ranks, out = ranks or line.ranks, out or line.out
+        ranks, out = line.ranks, out or line.out
         logger.info("as settings here: --ranks %d --set %s", ranks, shlex.join(changes))
         for note in line.notes:
             logger.info("%s", note)

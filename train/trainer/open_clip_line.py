@@ -17,8 +17,14 @@ from manifests import disk
 from manifests.schema import Blend
 from train.trainer.mix import stream_of
 
-MODULES = ("open_clip_train.main", "training.main", "main.py", "src/open_clip_train/main.py")
-LAUNCHERS = {"--nproc_per_node", "--nproc-per-node", "--nnodes"}
+MODULES = ("open_clip_train.main", "training.main")
+LAUNCHERS = {  # of torchrun and srun
+    "--nproc_per_node": "ranks",
+    "--nproc-per-node": "ranks",
+    "--ntasks-per-node": "ranks",
+    "--nnodes": "machines",
+    "--nodes": "machines",
+}
 # Values of flags that a line may leave out, where they are not those of TrainConfig.
 DEFAULTS = {
     "model": "RN50", "batch-size": "64", "epochs": "32", "warmup": "10000", "wd": "0.2",
@@ -140,12 +146,15 @@ class Translation:
     notes: tuple[str, ...]
 
 
-def translate(line: str, *, has_data: bool) -> Translation:
+def translate(line: str, *, has_data: bool, ranks: int | None = None) -> Translation:
     """The run that a line stands for. `has_data`: the data come from elsewhere, so that
-    --train-data is not read. ValueError for a flag that open_clip does not have, one that cannot
-    be done here, and a line that does not say how long it trains.
+    --train-data is not read. `ranks`: GPUs of a line that has no torchrun or srun in front to say
+    so; the batch of another line stays that of its own GPUs. ValueError for a flag that open_clip
+    does not have, one that cannot be done here, and a line that does not say how long it trains.
     """
-    flags, ranks, machines = _read(line)
+    flags, numbers = _read(line)
+    of_line, machines = numbers.get("ranks"), numbers.get("machines", 1)
+    world = (of_line or ranks or 1) * machines
     notes = [f"--{flag}: {NO_EFFECT[flag]}" for flag in flags if flag in NO_EFFECT]
     model = flags.get("model", DEFAULTS["model"])
     full = DEFAULTS | (VIT if "vit" in model.lower() else NO_VIT) | flags
@@ -154,7 +163,7 @@ def translate(line: str, *, has_data: bool) -> Translation:
     changes["precision"] = _word("precision", full, PRECISIONS)
     if full["precision"] in ("bf16", "pure_bf16", "fp16", "pure_fp16"):
         notes.append(f"--precision {full['precision']}: weights stay fp32, as with --precision amp")
-    changes |= _length(full, ranks * machines, notes)
+    changes |= _length(full, world, notes)
     changes |= _weights(full, model, notes)
     if "report-to" in flags:
         logs = flags["report-to"].replace("all", "tensorboard,wandb")
@@ -166,36 +175,38 @@ def translate(line: str, *, has_data: bool) -> Translation:
     if machines > 1:
         notes.append(
             f"--nnodes {machines}: start `torchrun … train/run.py` on every machine with these "
-            f"settings, or `clipmill train --ray`; the batch is that of {ranks * machines} ranks"
+            f"settings, or `clipmill train --ray`; the batch is that of {world} ranks"
         )
     return Translation(
         blend=None if has_data else _blend(full, notes),
         changes=tuple(f"{key}={value}" for key, value in changes.items()),
-        ranks=ranks,
+        ranks=ranks or of_line or 1,
         out=f"{full.get('logs', 'logs').rstrip('/')}/{full['name']}" if "name" in full else None,
         notes=tuple(notes),
     )
 
 
-def _read(line: str) -> tuple[dict[str, str], int, int]:
-    """The flags with their values (of several, as a text with blanks; "" for a switch), processes
-    of a machine, machines. ValueError for an unknown or refused flag."""
+def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
+    """The flags with their values (of several, as a text with blanks; "" for a switch); `ranks` of
+    a machine and `machines`, where the line says so. ValueError for an unknown or refused flag.
+    """
     words = shlex.split(line.replace("\\\n", " "))
-    starts = [n for n, word in enumerate(words) if word in MODULES]
+    starts = [n for n, word in enumerate(words) if word in MODULES or word.endswith("main.py")]
     launcher, words = (words[: starts[0]], words[starts[0] + 1 :]) if starts else ([], words)
-    numbers = {"nproc": 1, "nnodes": 1}
+    numbers: dict[str, int] = {}
     for n, word in enumerate(launcher):
         name, has_value, value = word.partition("=")
         if name in LAUNCHERS:
             value = value if has_value else "".join(launcher[n + 1 : n + 2])
             if not value.isdigit() or value == "0":
                 raise ValueError(f"{name} is {value!r}; write the number of processes or machines")
-            numbers["nnodes" if name == "--nnodes" else "nproc"] = int(value)
+            numbers[LAUNCHERS[name]] = int(value)
     flags: dict[str, str] = {}
     flag = ""
     for word in words:
         if word.startswith("--"):
             flag, _, value = word[2:].partition("=")
+            flag = flag.replace("_", "-")
             if flag not in KNOWN:
                 near = disk.did_you_mean(flag, sorted(KNOWN))
                 raise ValueError(f"open_clip's training has no flag --{flag}{near}")
@@ -213,7 +224,7 @@ def _read(line: str) -> tuple[dict[str, str], int, int]:
             raise ValueError(f"--{name} takes no value, but is followed by {value!r}")
         if name in SAME and not value:
             raise ValueError(f"--{name} has no value")
-    return flags, numbers["nproc"], numbers["nnodes"]
+    return flags, numbers
 
 
 def _word(flag: str, flags: Mapping[str, str], words: Mapping[str, str]) -> str:

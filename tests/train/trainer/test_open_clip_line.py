@@ -93,11 +93,22 @@ def test_accumulation_cool_down_and_weights():
     assert settings_of(f"{line} --pretrained logs/a/epoch_1.pt").init == "logs/a/epoch_1.pt"
 
 
+def test_the_gpus_of_a_line_make_its_batch():
+    line = "srun --nodes 2 --ntasks-per-node=4 python -u src/training/main.py " + TARS
+    run = translate(line, has_data=False)
+    assert (run.ranks, "batch_size=512" in run.changes) == (4, True)
+    assert "start `torchrun" in " ".join(run.notes)
+    own = translate(line, has_data=False, ranks=2)  # as many here, and the batch of the line
+    assert (own.ranks, "batch_size=512" in own.changes) == (2, True)
+    plain = translate(TARS, has_data=False, ranks=2)
+    assert (plain.ranks, "batch_size=128" in plain.changes) == (2, True)
+
+
 def test_the_sources_of_a_line_and_their_factors():
     line = f"{TARS} --train-data 'a/{{0..2}}.tar::b.tar' --model ViT-B-32"
     (stream,) = translate(line, has_data=False).blend.streams.values()
     assert [tar.rsplit("/", 2)[-1] for tar in stream.tars] == ["0.tar", "1.tar", "2.tar", "b.tar"]
-    weighted = translate(f"{line} --train-data-upsampling-factors 2::3", has_data=False)
+    weighted = translate(f"{line} --train_data_upsampling_factors 2::3", has_data=False)
     assert [stream.weight for stream in weighted.blend.streams.values()] == [6, 3]
     assert translate(f"{line} --name a", has_data=True).blend is None
     assert translate(f"{line} --name a", has_data=True).out == "logs/a"
@@ -116,6 +127,7 @@ def test_the_sources_of_a_line_and_their_factors():
         (f"{TARS} --aug-cfg color_jitter='(0.1,0.1)'", "--aug-cfg color_jitter"),
         (f"{TARS} --precision int8", "--precision is 'int8'"),
         (f"{TARS} --train-data-upsampling-factors 1::2", "1 sources"),
+        (f"torchrun --nproc_per_node=gpu -m training.main {TARS}", "--nproc_per_node is 'gpu'"),
         (f"{TARS} --siglip true", "--siglip takes no value"),
         (f"{TARS} --batch-size 2.5", "--batch-size is '2.5'"),
         ("python train.py --lr 1", "'python' is no flag"),
