@@ -66,8 +66,6 @@ NOT_RUN = {
     "clip-retrieval inference": "a program of others",
     "python -m open_clip_train.main": "a program of others, for hours",
     "clipmill decide examples": "an installed wheel: tests/test_wheel.py",
-    "clipmill ablate examples/cifar10_runs": "an installed wheel: tests/test_wheel.py",
-    "clipmill report out/cifar10_runs": "an installed wheel: tests/test_wheel.py",
     "clipmill audit lock out/pool": "two labs and a web: tests/pipeline/lock",
     "clipmill build --from-lock": "two labs and a web: tests/pipeline/lock",
     "clipmill audit lock out/theirs": "two labs: tests/pipeline/lock",
