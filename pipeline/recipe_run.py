@@ -16,6 +16,7 @@ import numpy as np
 
 from filters import make, specs_of_recipe
 from manifests import disk, reader
+from manifests.columns import REASONS
 from manifests.commits import Commits, IndexWriter, read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, FilterSpec, Recipe
@@ -52,6 +53,9 @@ STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the
 # network. 25 MB each.
 CONCURRENT_SHARDS = 6
+TRANSIENT_SHARE = (
+    0.1  # of the rows, lost for reasons that may pass: more of them is worth a warning
+)
 logger = logging.getLogger(__name__)
 
 
@@ -123,6 +127,8 @@ class Build:
         if not failed or disk.list_names(layout.pairs, ".parquet") or len(self.commits):
             document = write_pool_json(pool, self.recipe, seconds, self.commits)
             totals = dict(disk.to_plain(document))
+            if warning := transient_warning(totals):
+                logger.warning("%s", warning)
         if self.is_locked and disk.exists(layout.drift_json):
             totals["drift"] = disk.read_json(layout.drift_json)
         return {**totals, "failed": failed, "changed": _finished_state(pool) != before}
@@ -230,6 +236,22 @@ class Build:
             return
         losses = "; ".join(map(str, top_reasons(self.pool, commits=self.commits)))
         raise ValueError(f"{problem}: {losses or 'no row was lost, there was none'}")
+
+
+def transient_warning(totals: Mapping[str, Any]) -> str | None:
+    """What to say where many rows may only have met a bad moment: what trains on the pool would
+    not miss them.
+    """
+    final = totals.get("fetch", {}).get("final", {"stored": 0, "reasons": {}})
+    lost = {name: n for name, n in final["reasons"].items() if REASONS[name] == "transient"}
+    rows, count = final["stored"] + sum(final["reasons"].values()), sum(lost.values())
+    if count <= TRANSIENT_SHARE * rows:
+        return None
+    most = max(lost, key=lambda name: lost[name])
+    return (
+        f"{count:,} of {rows:,} rows ended for reasons that may pass, {lost[most]:,} of them "
+        f"{most}: `clipmill build RECIPE --out POOL --retry transient` asks for them again"
+    )
 
 
 def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
