@@ -53,9 +53,7 @@ STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the
 # network. 25 MB each.
 CONCURRENT_SHARDS = 6
-TRANSIENT_SHARE = (
-    0.1  # of the rows, lost for reasons that may pass: more of them is worth a warning
-)
+TRANSIENT_SHARE = 0.1  # of the rows lost for reasons that may pass: more is worth a warning
 logger = logging.getLogger(__name__)
 
 

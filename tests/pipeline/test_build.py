@@ -23,7 +23,6 @@ from clipmill import build as entry
 from pipeline import recipe_run
 from pipeline.executor.tickets import Report
 from pipeline.pool.lease import read_commit_record
-from pipeline.recipe_run import transient_warning
 from tests.support import commands
 from tests.support.other_tars import pack, picture
 from tests.support.wats import INFO, zipped
@@ -376,10 +375,11 @@ def test_a_folder_with_shards_of_another_program_is_left_as_it_is(
 
 def test_many_rows_that_were_lost_for_a_moment_are_worth_a_warning() -> None:
     def warning(**reasons: int) -> str | None:
-        return transient_warning({"fetch": {"final": {"stored": 80, "reasons": reasons}}})
+        final = {"stored": 80, "reasons": reasons}
+        return recipe_run.transient_warning({"fetch": {"final": final}})
 
     text = warning(host_busy=15, deadline=3, empty=2)
     assert text is not None
     assert text.startswith("18 of 100 rows ended for reasons that may pass, 15 of them host_busy")
     assert warning(host_busy=8, empty=12) is None
-    assert transient_warning({"complete": False}) is None
+    assert recipe_run.transient_warning({"complete": False}) is None
