@@ -29,7 +29,7 @@ from train.evaluation.metrics import (
     deciding_metric,
 )
 from train.stats.analysis import Analysis, ScorerScore, TaskRange, TaskResult, TaskScores, analyse
-from train.stats.comparison import Comparison
+from train.stats.comparison import MOST_SEEDS, Comparison
 from train.stats.scaling import (
     Crossing,
     MetricSignal,
@@ -418,7 +418,7 @@ def _power(primary: TaskResult) -> str:
     text = f"; {wording.could_have_seen(primary.power, primary.unit)}"
     shown = wording.percent(primary.power.half, primary.unit)
     if primary.power.seeds_for_half is None:
-        return f"{text}; no number of seeds would show {shown} on this test set"
+        return f"{text}; no number of seeds up to {MOST_SEEDS:,} would see {shown}"
     return f"{text}; {primary.power.seeds_for_half} seeds would see {shown}"
 
 
@@ -454,7 +454,6 @@ def _gaps(
 RunMetrics = Mapping[str, Mapping[str, Mapping[str, Metrics]]]  # arm, seed, task
 Table = dict[str, dict[int, float]]  # {arm: {seed: value}}
 
-LEAST_ARMS = 2
 LEAST_SEEDS = 2
 LEAST_SIZES = 3
 AHEAD = 4  # a prediction is for so many times the largest size
@@ -488,28 +487,17 @@ class ScalingTable:
     crossings: tuple[Crossing, ...]
 
 
-def metric_tables(
-    ablation: Ablation, runs: RunMetrics, draws: int = 1000
-) -> tuple[TaskSignals, ...]:
-    """Signal and noise of all metrics of every task, in the order of the manifest.
-
-    Of the arms that share the most seeds, without controls and single models; a task on which
-    fewer than two arms share two seeds is left out. `draws`: resamples of the bootstrap.
+def metric_tables(ablation: Ablation, runs: RunMetrics) -> tuple[TaskSignals, ...]:
+    """Signal and noise of all metrics of every task, in the order of the manifest, without controls
+    and single models; a task without any is left out.
     """
+    lower = [name for name in METRICS if not METRICS[name].higher_is_better]
     tables = []
     for task in ablation.evaluate:
-        values = {}
-        for metric in METRICS:
-            table = _common_seeds(_table(ablation, runs, task.name, metric))
-            if table:
-                values[metric] = table
-        if not values:
-            continue
-        lower = [name for name in values if not METRICS[name].higher_is_better]
-        generator = np.random.default_rng(RANDOM_SEED)
-        rows = metric_signals(values, generator, lower_is_better=lower, draws=draws)
-        signals = TaskSignals(task=task.name, deciding=deciding_metric(task), rows=tuple(rows))
-        tables.append(signals)
+        values = {metric: _table(ablation, runs, task.name, metric) for metric in METRICS}
+        rows = tuple(metric_signals(values, lower))
+        if rows:
+            tables.append(TaskSignals(task=task.name, deciding=deciding_metric(task), rows=rows))
     return tuple(tables)
 
 
@@ -610,14 +598,3 @@ def _table(ablation: Ablation, runs: RunMetrics, task: str, metric: str) -> Tabl
             if value is not None and np.isfinite(value):
                 table[name][int(seed)] = float(value)
     return table
-
-
-def _common_seeds(table: Table) -> Table:
-    """The arms with two seeds at least, and the seeds that all of these have; {} for too few."""
-    arms = {arm: of_arm for arm, of_arm in table.items() if len(of_arm) >= LEAST_SEEDS}
-    if len(arms) < LEAST_ARMS:
-        return {}
-    seeds = set.intersection(*(set(of_arm) for of_arm in arms.values()))
-    if len(seeds) < LEAST_SEEDS:
-        return {}
-    return {arm: {seed: of_arm[seed] for seed in sorted(seeds)} for arm, of_arm in arms.items()}

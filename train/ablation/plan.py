@@ -52,7 +52,7 @@ from train.sizing.device_fit import (
     usable_cores,
 )
 from train.stats.analysis import TaskScores, analyse
-from train.stats.comparison import seeds_needed, smallest_visible
+from train.stats.comparison import StudyNoise
 
 # --------------------------------------------------------------------------------------------------
 # What can be known before anything is trained: settings, arms, the tasks' data, the pools.
@@ -303,7 +303,7 @@ def plan_ablation(
     device_hours = sum(load.hours * load.count * load.ranks for load in loads)
     needed = None
     if effect is not None and run_sd is not None:
-        needed = seeds_needed(effect, run_sd, arms=arms)
+        needed = StudyNoise(run_sd=run_sd, seeds=2, arms=arms, df=arms).seeds_for(effect)
     plan = Plan(
         name=ablation.name,
         runs=_kinds(ablation, runs),
@@ -460,7 +460,8 @@ def smallest_effect(run_sd: float | None, seeds: int, arms: int) -> float | None
     """
     if run_sd is None:
         return None
-    return smallest_visible(run_sd, seeds=seeds, arms=arms, df=arms * (seeds - 1))
+    noise = StudyNoise(run_sd=run_sd, seeds=seeds, arms=arms, df=arms * (seeds - 1))
+    return noise.smallest_visible()
 
 
 def _assumed_sd(ablation: Ablation) -> tuple[float | None, str]:

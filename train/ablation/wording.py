@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from train.ablation.names import NO_SEED
 from train.stats.analysis import ScorerScore, TaskResult
-from train.stats.comparison import Comparison, Power, Verdict
+from train.stats.comparison import MOST_SEEDS, Comparison, Power, Verdict
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"
@@ -96,6 +96,33 @@ def could_have_seen(power: Power, unit: str) -> str:
     if power.possible is not None and power.smallest > power.possible:
         return "these runs could have seen nothing: no difference can be as large as their noise"
     return f"these runs could only have seen {percent(power.smallest, unit)} or more"
+
+
+def power_texts(task: TaskResult, seeds: int) -> list[str]:
+    """The smallest visible difference, and how many seeds would see half of it."""
+    power, name = task.power, unit_of_difference(task.unit)
+    if power is None:
+        return []
+    first, half = (
+        f"The smallest visible difference is {percent(power.smallest, task.unit)} {name}: of "
+        f"ablations like this one, with {seeds} seeds, 80 % find such a true difference.",
+        "Half of it",
+    )
+    if power.possible is not None and power.smallest > power.possible:
+        first, half = (
+            f"Nothing can be seen with {seeds} seeds: no difference can be above "
+            f"{percent(power.possible, task.unit)} {name}, and the noise hides all of them.",
+            "Half of that",
+        )
+    shown = f"{percent(power.half, task.unit)} {name}"
+    return [first, f"{half}, {shown}, {seeds_text(power.seeds_for_half)}."]
+
+
+def seeds_text(seeds: int | None) -> str:
+    """How many seeds a difference needs, as the end of a sentence."""
+    if seeds is None:
+        return f"is not seen by any number of seeds up to {MOST_SEEDS:,}"
+    return f"needs {seeds} seeds of each arm"
 
 
 def seed_name(seed: int) -> str:

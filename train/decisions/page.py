@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from markupsafe import Markup
 
 from manifests.web_page import colour, page_templates
@@ -56,6 +57,7 @@ def render_decision(d: Decision, source: str) -> str:
         seen=seen_texts(d),
         tasks=_other_tasks(d),
         signals=d.signals,
+        signals_alike=signals_alike(d),
         scales=d.scales,
     )
 
@@ -97,26 +99,17 @@ def arm_rows(d: Decision) -> list[tuple[str, int, str, Comparison | None]]:
 def seen_texts(d: Decision) -> list[str]:
     """What these runs can see, and what it takes to see more."""
     unit, name = d.result.unit, wording.unit_of_difference(d.result.unit)
-    power, texts = d.result.power, []
-    if power is not None:
-        texts.append(
-            f"Smallest visible difference: {wording.percent(power.smallest, unit)} {name}; half "
-            f"of it needs {_seeds(power.seeds_for_half)}."
-        )
-    if d.effect is not None and power is not None:
-        texts.append(
-            f"{wording.percent(d.effect, unit)} {name} needs {_seeds(d.seeds_for_effect)}."
-        )
+    seeds = [row.n for row in d.result.comparisons if row.n]
+    texts = wording.power_texts(d.result, int(np.median(seeds))) if seeds else []
+    if d.effect is not None and texts:
+        needed = wording.seeds_text(d.seeds_for_effect)
+        texts.append(f"{wording.percent(d.effect, unit)} {name} {needed}.")
     if d.sampling is not None:
         texts.append(
             f"The test samples alone leave ±{wording.percent(d.sampling, unit)} {name} to a "
             "difference of two runs; what is smaller is noise, what is larger may be."
         )
     return texts
-
-
-def _seeds(number: int | None) -> str:
-    return "more seeds than 1,000" if number is None else f"{number} seeds of each arm"
 
 
 def task_texts(d: Decision) -> list[str]:
@@ -155,10 +148,19 @@ def signal_texts(d: Decision) -> list[str]:
         if one.ratio is not None:
             ratio = f"{one.ratio.value:.1f} [{one.ratio.low:.1f}, {one.ratio.high:.1f}]"
         texts.append(
-            f"  {one.metric:<42}{ratio:>20}   two single seeds agree on "
-            f"{one.single_agreement:.0%} of the pairs"
+            f"  {one.metric:<42}{ratio:>20}   equal arms {one.by_chance:.1f}; two single seeds "
+            f"agree on {one.single_agreement:.0%} of the pairs"
         )
-    return texts
+    return [*texts, f"  {alike}"] if (alike := signals_alike(d)) else texts
+
+
+def signals_alike(d: Decision) -> str:
+    """How many metrics may separate the arms as well as the first one, by their intervals."""
+    known = [one.ratio for one in d.signals if one.ratio is not None]
+    count = sum(one.high >= known[0].low for one in known[1:]) if known else 0
+    return (
+        f"{count} of the other {len(d.signals) - 1} may be as good as the first." if count else ""
+    )
 
 
 def scale_texts(d: Decision) -> list[str]:

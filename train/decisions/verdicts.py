@@ -20,7 +20,6 @@ from train.decisions.tables import (
 )
 from train.evaluation.metrics import METRICS
 from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
-from train.stats.comparison import seeds_needed
 from train.stats.model import Values
 from train.stats.scaling import MetricSignal, ScaleAgreement, metric_signals, scale_agreement
 
@@ -115,7 +114,7 @@ def decide(results: Results, question: Question) -> Decision:
     values = {arm: dict(runs) for arm, runs in _values_of(result.task, tables, analysis).items()}
     samples = {row.task: row.samples for row in top}
     refusals += _refusals(values, result, arms)
-    known = result.sd is not None and result.sd > 0
+    noise = analysis.noises[result.task]
     return Decision(
         baseline=baseline,
         arms=arms,
@@ -128,8 +127,8 @@ def decide(results: Results, question: Question) -> Decision:
         signals=_signals(rows, largest, question),
         scales=_scale_decisions(chosen, results.scales, question, can_average),
         effect=question.effect,
-        seeds_for_effect=_seeds_for(question.effect, result, len(arms) - 1) if known else None,
-        sampling=None if known else _sampling(result, values, samples.get(result.task, 0)),
+        seeds_for_effect=noise.seeds_for(question.effect) if noise and question.effect else None,
+        sampling=None if noise else _sampling(result, values, samples.get(result.task, 0)),
         refusals=tuple(refusals),
         notes=tuple(notes),
     )
@@ -407,28 +406,13 @@ def _sampling(result: TaskResult, values: Runs, samples: int) -> float | None:
     return 1.96 * math.sqrt(2 * p * (1 - p) / samples)
 
 
-def _seeds_for(effect: float | None, result: TaskResult, arms: int) -> int | None:
-    if effect is None or result.sd is None or result.df is None:
-        return None
-    family = [row for row in result.comparisons if row.n]
-    seeds = int(np.median([row.n for row in family])) if family else 2
-    return seeds_needed(
-        effect,
-        result.sd,
-        arms=max(1, arms),
-        floor_sd=result.floor_sd or 0.0,
-        drawing=((result.drawing_sd or 0.0) ** 2, math.inf),
-        df_per_seed=result.df / max(1, seeds - 1),
-    )
-
-
 # --- which metric, which scale --------------------------------------------------------------------
 
 
 def _signals(
     rows: Iterable[Measurement], scale: float, question: Question
 ) -> tuple[MetricSignal, ...]:
-    """Signal to noise of every metric of every task whose arms have the same two seeds or more."""
+    """Signal to noise of the metrics of all tasks, where there are two or more."""
     groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
     for row in rows:
         if row.scale == scale:
@@ -436,22 +420,19 @@ def _signals(
     tables, lower = {}, []
     several = len({metric for _, metric in groups}) > 1
     for (task, metric), of_one in list(groups.items())[:MOST_SIGNALS]:
-        values: Runs = {}
-        for row in of_one:
-            values.setdefault(row.arm, {})[row.seed] = row.value
-        seeds = set.intersection(*(set(runs) for runs in values.values()))
-        if len(values) < 2 or len(seeds) < 2:
-            continue
         name = f"{task}, {metric}" if several else task
-        tables[name] = {arm: {seed: runs[seed] for seed in seeds} for arm, runs in values.items()}
+        tables[name] = _runs_of(of_one)
         if not _is_higher_better(of_one, question):
             lower.append(name)
-    if len(tables) < 2:
-        return ()
-    draws = 1000 if len(tables) < 20 else 200
-    return tuple(
-        metric_signals(tables, np.random.default_rng(0), lower_is_better=lower, draws=draws)
-    )
+    signals = metric_signals(tables, lower)
+    return tuple(signals) if len(signals) > 1 else ()
+
+
+def _runs_of(rows: Iterable[Measurement]) -> Runs:
+    runs: Runs = {}
+    for row in rows:
+        runs.setdefault(row.arm, {})[row.seed] = row.value
+    return runs
 
 
 def _scale_decisions(

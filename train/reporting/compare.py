@@ -16,7 +16,6 @@ from train.reporting.page import (
     TEMPLATES,
     difference_point,
     level_of,
-    power_texts,
     scale_of,
 )
 from train.reporting.schema import ArmReport, Report
@@ -279,7 +278,7 @@ def report_markdown(report: Report, written: datetime.date | None = None) -> str
     templates.filters["line"] = _line
     text = templates.get_template("report.md").render(
         r=report,
-        power=" ".join(power_texts(report)),
+        power=" ".join(wording.power_texts(report.primary, len(report.ablation.seeds))),
         losses=losses[:LOSSES],
         written="" if written is None else f"{written:%Y-%m-%d}",
         mark=MARK,

@@ -52,7 +52,6 @@ def render(report: Report, written: datetime.date | None = None) -> str:
         level_of=level_of,
         loss_curves=loss_curves,
         metric_head=metric_head,
-        power_texts=power_texts,
         scale_of=scale_of,
         scaling_chart=scaling_chart,
         share_kept=share_kept,
@@ -100,33 +99,6 @@ def labelled_shares(steps: Sequence[tuple[str, int]]) -> list[tuple[str, int, st
     """Bars of a funnel with the rows and their share of the first step."""
     first = max(1, steps[0][1]) if steps else 1
     return [(name, rows, f"{rows:,} ({100 * rows / first:.1f} %)") for name, rows in steps]
-
-
-# --- in words -------------------------------------------------------------------------------------
-
-
-def power_texts(report: Report) -> list[str]:
-    """The smallest visible difference, and how many seeds would see half of it."""
-    power, unit = report.primary.power, report.primary.unit
-    if power is None:
-        return []
-    name = wording.unit_of_difference(unit)
-    smallest, half = wording.percent(power.smallest, unit), wording.percent(power.half, unit)
-    first, of_it = (
-        f"The smallest visible difference is {smallest} {name}: of ablations like this one, with "
-        f"{len(report.ablation.seeds)} seeds, 80 % find such a true difference.",
-        "Half of it, ",
-    )
-    if power.possible is not None and power.smallest > power.possible:
-        most = wording.percent(power.possible, unit)
-        first = (
-            f"Nothing can be seen with {len(report.ablation.seeds)} seeds: no difference can be "
-            f"above {most} {name}, and the noise hides all of them."
-        )
-        of_it = "Half of that, "
-    if power.seeds_for_half is None:
-        return [first, f"No number of seeds would see {half} {name}: the test set is too small."]
-    return [first, f"{of_it}{half} {name}, needs {power.seeds_for_half} seeds of each arm."]
 
 
 # --- charts ---------------------------------------------------------------------------------------

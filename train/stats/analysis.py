@@ -16,9 +16,9 @@ from train.stats.comparison import (
     Difference,
     Penalty,
     Power,
+    StudyNoise,
     dunnett_family,
     holm_family,
-    power_of,
     single,
 )
 from train.stats.model import (
@@ -467,10 +467,13 @@ class TaskResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """All tasks in the order given, and their average (None for a single task)."""
+    """All tasks in the order given, and their average (None for a single task). noises: of the
+    tasks and of AVERAGE; None where nothing is known of it.
+    """
 
     tasks: dict[str, TaskResult]
     average: TaskResult | None
+    noises: dict[str, StudyNoise | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -545,6 +548,7 @@ def analyse(
         looks=looks,
     )
     asked, results = {}, {}
+    known: dict[str, StudyNoise | None] = {}
     noises: dict[str, dict[Pair, SampleNoise | None]] = {}
     singles: dict[str, list[Difference]] = {}
     for task, given in tasks.items():
@@ -554,10 +558,12 @@ def analyse(
         singles[task] = _single_models(scores.values, samples, noises[task], design)
         together = 1 if task == primary else len(tasks) - (primary is not None)
         penalty = Penalty(tasks=together, rounds=rounds, looks=looks)
-        results[task] = _analyse_table(task, scores, noises[task], design, penalty, singles[task])
+        results[task], known[task] = _analyse_table(
+            task, scores, noises[task], design, penalty, singles[task]
+        )
         asked[task] = scores
     if len(tasks) == 1 or not average:
-        return Analysis(tasks=results, average=None)
+        return Analysis(tasks=results, average=None, noises=known)
     tables = tuple(scores.values for scores in asked.values())
     values = average_values(tables)
     of_pairs = {}
@@ -571,7 +577,7 @@ def analyse(
         band=band if primary is None else like.band,
         limit=max(scores.limit for scores in asked.values()),
     )
-    of_average = _analyse_table(
+    of_average, known[AVERAGE] = _analyse_table(
         AVERAGE,
         scores,
         of_pairs,
@@ -580,7 +586,7 @@ def analyse(
         _average_models(values, of_pairs, design, singles),
         tables,
     )
-    return Analysis(tasks=results, average=of_average)
+    return Analysis(tasks=results, average=of_average, noises=known)
 
 
 def _grouped_samples(scores: TaskScores) -> Samples | None:
@@ -655,9 +661,9 @@ def _analyse_table(
     penalty: Penalty,
     singles: Sequence[Difference],
     tables: Sequence[Values] = (),
-) -> TaskResult:
-    """One table of values. `singles`: the differences of the models without seeds. `tables`: those
-    of the single tasks, if it is their average.
+) -> tuple[TaskResult, StudyNoise | None]:
+    """One table of values, and its noise. `singles`: the differences of the models without seeds.
+    `tables`: those of the single tasks, if it is their average.
     """
     values, band = scores.values, scores.band or 0.0
     inside = (design.baseline, *(arm for arm, _ in design.family))
@@ -694,7 +700,9 @@ def _analyse_table(
     models = [replace(one, limit=scores.limit) for one in singles]
     of_arms = dunnett_family([*in_family, *models], correlation, band, penalty)
     of_a_a = named(single(one, *alone) for one in measured(last, False))
-    return TaskResult(
+    known = _study_noise(noise, floor, in_family, drawing, ALPHA / penalty.factor)
+    of_baseline = values.get(design.baseline, {})
+    result = TaskResult(
         task=task,
         metric=scores.metric,
         unit=scores.unit,
@@ -704,18 +712,12 @@ def _analyse_table(
         own_df=float(noise.fit.df) if noise else 0.0,
         floor_sd=math.sqrt(floor) if floor is not None else None,
         drawing_sd=math.sqrt(drawing[0]) if drawing else None,
-        power=_power(
-            noise,
-            floor,
-            in_family,
-            drawing,
-            ALPHA / penalty.factor,
-            _possible(values.get(design.baseline, {}), scores.limit),
-        ),
+        power=known.power(_possible(of_baseline, scores.limit)) if known else None,
         comparisons=named(sorted(of_arms, key=lambda one: design.arms.index(one.arm))),
         controls=named(holm_family(measured(controls, False), *alone)),
         a_a=of_a_a[0] if of_a_a else None,
     )
+    return result, known
 
 
 def _possible(of_baseline: Mapping[int, float], limit: float) -> float | None:
@@ -741,26 +743,24 @@ def _least_correlation(noise: Noise | None, family: Sequence[Pair]) -> float:
     return min(0.5, noise.fit.least_correlation(family))
 
 
-def _power(
+def _study_noise(
     noise: Noise | None,
     floor: float | None,
     family: Sequence[Difference],
     drawing: tuple[float, float] | None,
     alpha: float,
-    possible: float | None,
-) -> Power | None:
+) -> StudyNoise | None:
     """From the family's shared spread, median number of seeds and sampling part."""
     if noise is None or not family or max(noise.variance, floor or 0.0) == 0:
         return None
-    return power_of(
-        math.sqrt(noise.variance),
+    return StudyNoise(
+        run_sd=math.sqrt(noise.variance),
         seeds=int(np.median([len(one.seeds) for one in family])),
         arms=len(family),
         df=noise.df,
         floor_sd=math.sqrt(floor or 0.0),
         drawing=drawing or (0.0, math.inf),
         alpha=alpha,
-        possible=possible,
     )
 
 

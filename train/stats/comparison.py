@@ -247,124 +247,81 @@ def noncentrality(critical: float, df: float, power: float = POWER) -> float:
     return float(brentq(missing, 0.0, upper, xtol=1e-12))
 
 
-def smallest_visible(
-    run_sd: float,
-    *,
-    seeds: int,
-    arms: int,
-    df: float,
-    floor_sd: float = 0.0,
-    drawing: tuple[float, float] = (0.0, math.inf),
-    alpha: float = ALPHA,
-) -> float:
-    """The smallest true difference of one arm that 80 % of such ablations call better or worse.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StudyNoise:
+    """The noise of runs, from which follows what they can see and what more would cost.
 
-    run_sd: standard deviation of one run's residual. arms: those compared with the baseline.
-    df: that of run_sd. floor_sd: what the samples leave of run_sd at least; its df is infinite.
-    drawing: variance of a difference from drawing other samples, and its df. As the verdict takes
-    the widest of its intervals, this is the largest figure that one of them gives.
-    ValueError for fewer than 2 seeds or a negative SD.
+    run_sd: standard deviation of one run's residual; df: its degrees of freedom, which grow with
+    the seeds. arms: those compared with the baseline. floor_sd: what the samples leave of run_sd at
+    least; its df is infinite. drawing: variance of a difference from drawing other samples, and its
+    df. alpha: the error of all comparisons together. ValueError for fewer than 2 seeds or a
+    negative SD.
     """
-    if seeds < 2:
-        raise ValueError(f"a comparison needs at least 2 seeds; got {seeds}")
-    if not run_sd >= 0:
-        raise ValueError(f"a standard deviation is at least 0; got {run_sd}")
-    raised = typical_raise(arms, seeds, others=df > arms * (seeds - 1)) ** 2
-    family = Family(arms)
-    spreads = []
-    for part in ((2 * run_sd**2 * raised / seeds, df), (2 * floor_sd**2 / seeds, math.inf)):
-        spreads += [part, satterthwaite([part, drawing])]
-    figures = []
-    for variance, used_df in spreads:
-        if variance == 0:
-            figures.append(0.0)
-            continue
-        critical = dunnett_critical(alpha, used_df, family)
-        figures.append(noncentrality(critical, used_df) * math.sqrt(variance))
-    return max(figures)
 
+    run_sd: float
+    seeds: int
+    arms: int
+    df: float
+    floor_sd: float = 0.0
+    drawing: tuple[float, float] = (0.0, math.inf)
+    alpha: float = ALPHA
 
-def seeds_needed(
-    effect: float,
-    run_sd: float,
-    *,
-    arms: int,
-    floor_sd: float = 0.0,
-    drawing: tuple[float, float] = (0.0, math.inf),
-    df_per_seed: float | None = None,
-    alpha: float = ALPHA,
-) -> int | None:
-    """The seeds of every arm and the baseline with which `effect` is the smallest visible one.
+    def __post_init__(self) -> None:
+        if self.seeds < 2:
+            raise ValueError(f"a comparison needs at least 2 seeds; got {self.seeds}")
+        if not self.run_sd >= 0:
+            raise ValueError(f"a standard deviation is at least 0; got {self.run_sd}")
 
-    arms: those compared with the baseline. df_per_seed: degrees of freedom of run_sd that each seed
-    after the first adds; `arms` where it is None. None where no number up to 1,000 suffices: the
-    part of the samples (`drawing`) stays however many seeds there are. ValueError for an effect
-    that is not above 0.
-    """
-    if not effect > 0:
-        raise ValueError(f"the wanted effect is above 0; got {effect}")
-    per_seed = float(arms) if df_per_seed is None else df_per_seed
+    def smallest_visible(self) -> float:
+        """The smallest true difference of one arm that 80 % of such studies call better or worse.
 
-    def visible(seeds: int) -> float:
-        df = max(1.0, per_seed * (seeds - 1))
-        return smallest_visible(
-            run_sd,
-            seeds=seeds,
-            arms=arms,
-            df=df,
-            floor_sd=floor_sd,
-            drawing=drawing,
-            alpha=alpha,
-        )
+        As the verdict takes the widest of its intervals, this is the largest figure that one of
+        them gives.
+        """
+        arms, seeds, family = self.arms, self.seeds, Family(self.arms)
+        raised = typical_raise(arms, seeds, others=self.df > arms * (seeds - 1)) ** 2
+        of_runs, of_floor = 2 * self.run_sd**2 * raised / seeds, 2 * self.floor_sd**2 / seeds
+        figures = []
+        for part in ((of_runs, self.df), (of_floor, math.inf)):
+            for variance, df in (part, satterthwaite([part, self.drawing])):
+                if variance == 0:
+                    figures.append(0.0)
+                    continue
+                critical = dunnett_critical(self.alpha, df, family)
+                figures.append(noncentrality(critical, df) * math.sqrt(variance))
+        return max(figures)
 
-    if visible(MOST_SEEDS) > effect:
-        return None
-    low, high = 1, MOST_SEEDS  # `high` suffices; `low` does not, or is no comparison
-    while high - low > 1:
-        middle = (low + high) // 2
-        if visible(middle) > effect:
-            low = middle
-        else:
-            high = middle
-    return high
+    def seeds_for(self, effect: float) -> int | None:
+        """The seeds of every arm and the baseline with which `effect` is the smallest visible one.
 
+        None where no number up to 1,000 suffices: the part of the samples (`drawing`) stays however
+        many seeds there are. ValueError for an effect that is not above 0.
+        """
+        if not effect > 0:
+            raise ValueError(f"the wanted effect is above 0; got {effect}")
+        df_per_seed = self.df / (self.seeds - 1)
 
-def power_of(
-    run_sd: float,
-    *,
-    seeds: int,
-    arms: int,
-    df: float,
-    floor_sd: float = 0.0,
-    drawing: tuple[float, float] = (0.0, math.inf),
-    alpha: float = ALPHA,
-    possible: float | None = None,
-) -> Power:
-    """What an ablation of `seeds` can see, and how many seeds see half of that: one noise for both.
+        def is_hidden(seeds: int) -> bool:
+            df = max(1.0, df_per_seed * (seeds - 1))
+            return replace(self, seeds=seeds, df=df).smallest_visible() > effect
 
-    df: that of run_sd; it grows with the seeds. The other arguments are those of
-    `smallest_visible`.
-    """
-    smallest = smallest_visible(
-        run_sd,
-        seeds=seeds,
-        arms=arms,
-        df=df,
-        floor_sd=floor_sd,
-        drawing=drawing,
-        alpha=alpha,
-    )
-    half = (smallest if possible is None else min(smallest, possible)) / 2
-    needed = seeds_needed(
-        half,
-        run_sd,
-        arms=arms,
-        floor_sd=floor_sd,
-        drawing=drawing,
-        df_per_seed=df / (seeds - 1),
-        alpha=alpha,
-    )
-    return Power(smallest=smallest, half=half, seeds_for_half=needed, possible=possible)
+        if is_hidden(MOST_SEEDS):
+            return None
+        low, high = 1, MOST_SEEDS  # `high` suffices; `low` does not, or is no comparison
+        while high - low > 1:
+            middle = (low + high) // 2
+            if is_hidden(middle):
+                low = middle
+            else:
+                high = middle
+        return high
+
+    def power(self, possible: float | None = None) -> Power:
+        """What these runs can see, and how many seeds see half of that: one noise for both."""
+        smallest = self.smallest_visible()
+        half = (smallest if possible is None else min(smallest, possible)) / 2
+        seeds = self.seeds_for(half)
+        return Power(smallest=smallest, half=half, seeds_for_half=seeds, possible=possible)
 
 
 # --------------------------------------------------------------------------------------------------

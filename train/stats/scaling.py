@@ -21,6 +21,7 @@ import numpy as np
 
 LARGEST_EXPONENT = 4.0
 SAFE_FACTOR = 4.0  # predictions further beyond the largest size than this carry a warning
+NORMAL_LIMIT = 1.959964  # of an interval of 95 %
 LIMITS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of an interval of 95 %, as shares
 FEWEST_ARMS = 4  # that an interval of the agreement of two scales is of
 GRID = 400  # sizes at which two curves are compared in the search of a crossing
@@ -366,11 +367,10 @@ class MetricSignal:
     """Signal and noise of one metric.
 
     spread: largest difference between the means of two arms. noise: residual SD of one run over
-    the seeds. ratio: spread / noise, with a bootstrap interval over seeds; it is above 0 without
-    any true difference, so it compares metrics of the same arms and seeds only; None where the
-    noise is 0: identical scores do not estimate it. single_agreement: the share of pairs of arms
-    that two single seeds order alike. half_agreement: the same for the means of two disjoint
-    halves of the seeds. Chance is 0.5, a tie counts 0.5. best: the arm with the best mean.
+    the seeds. ratio: spread / noise, with its interval of 95 %; None where the noise is 0:
+    identical scores do not estimate it. single_agreement: the share of pairs of arms that two
+    single seeds order alike. half_agreement: the same for the means of two disjoint halves.
+    Chance is 0.5, a tie counts 0.5. best: the arm with the best mean.
     """
 
     metric: str
@@ -384,87 +384,71 @@ class MetricSignal:
     single_agreement: float
     half_agreement: float
 
+    @property
+    def by_chance(self) -> float:
+        """The ratio to expect of equal arms: the mean range of normal variables."""
+        from scipy.special import ndtr
+
+        z = np.linspace(-8, 8, 1601)
+        outside = 1 - ndtr(z) ** self.arms - ndtr(-z) ** self.arms
+        return float(outside.sum()) * 0.01 / math.sqrt(self.seeds)
+
 
 def metric_signals(
-    values: Mapping[str, Table],
-    generator: np.random.Generator,
-    *,
-    lower_is_better: Collection[str] = (),
-    draws: int = 1000,
+    values: Mapping[str, Table], lower_is_better: Collection[str] = ()
 ) -> list[MetricSignal]:
     """Signal and noise of every metric of {metric: {arm: {seed: value}}}, most signal first.
 
-    Metrics are ordered by spread / noise; those without noise come last. All arms of a metric have
-    the same seeds; there are at least 2 seeds and 2 arms, and values are finite.
+    Of the arms with two seeds at least, and of the seeds that all of these have; a metric with
+    fewer than two such arms or seeds is left out. Those without noise come last. Values are finite.
     """
     signals = []
     for metric, table in values.items():
-        higher = metric not in lower_is_better
-        signals.append(_one_metric(metric, table, generator, higher, draws))
+        runs = {arm: of_arm for arm, of_arm in table.items() if len(of_arm) > 1}
+        seeds = sorted(set.intersection(*map(set, runs.values()))) if len(runs) > 1 else []
+        if len(seeds) > 1:
+            array = np.array([[runs[arm][seed] for seed in seeds] for arm in runs], dtype=float)
+            higher = metric not in lower_is_better
+            signals.append(_one_metric(metric, list(runs), array, higher))
     return sorted(signals, key=lambda signal: -signal.ratio.value if signal.ratio else math.inf)
 
 
 def _one_metric(
-    metric: str,
-    table: Table,
-    generator: np.random.Generator,
-    higher_is_better: bool,
-    draws: int,
+    metric: str, names: list[str], array: np.ndarray, higher_is_better: bool
 ) -> MetricSignal:
-    arms, by_seed = list(table), sorted(next(iter(table.values())))
-    array = np.array([[table[arm][seed] for seed in by_seed] for arm in arms], dtype=float)
-    seeds = len(by_seed)
-    spread, noise = _spread_and_noise(array[:, None, :])
-    means = array.mean(axis=1) if higher_is_better else -array.mean(axis=1)
+    """Of an array [arms, seeds]."""
+    from scipy.special import chdtri
+
+    arms, seeds = array.shape
+    means, df = array.mean(axis=1), (arms - 1) * (seeds - 1)
+    residuals = array - means[:, None] - array.mean(axis=0) + means.mean()
+    spread, noise = float(np.ptp(means)), math.sqrt(float((residuals**2).sum()) / df)
     ratio = None
-    if float(noise[0]) > 1e-12 * max(1e-300, float(np.abs(array).max())):
-        ratio = _bootstrap_ratio(array, generator, draws)
+    if noise > 1e-12 * max(1e-300, float(np.abs(array).max())):
+        # The parts of the interval, of the noise (a chi) and of the spread (normal), are added in
+        # squares (Zou and Donner 2008, the method of variance estimates recovery).
+        value, of_spread = spread / noise, NORMAL_LIMIT * math.sqrt(2 / seeds)
+        low, high = value * np.sqrt(chdtri(df, LIMITS[::-1]) / df)
+        ratio = Interval(
+            value=value,
+            low=max(0.0, value - math.hypot(value - low, of_spread)),
+            high=value + math.hypot(high - value, of_spread),
+        )
     return MetricSignal(
         metric=metric,
-        arms=len(arms),
+        arms=arms,
         seeds=seeds,
         higher_is_better=higher_is_better,
-        best=arms[int(means.argmax())],
-        spread=float(spread[0]),
-        noise=float(noise[0]),
+        best=names[int((means if higher_is_better else -means).argmax())],
+        spread=spread,
+        noise=noise,
         ratio=ratio,
-        single_agreement=_agreement(array, 1, generator),
-        half_agreement=_agreement(array, seeds // 2, generator),
+        single_agreement=_agreement(array, 1),
+        half_agreement=_agreement(array, seeds // 2),
     )
 
 
-def _spread_and_noise(arrays: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Largest difference of means and residual SD, for arrays of shape [arms, tables, seeds]."""
-    arms, _, seeds = arrays.shape
-    means = arrays.mean(axis=2)
-    residuals = arrays - means[:, :, None] - arrays.mean(axis=0) + means.mean(axis=0)[:, None]
-    squares = (residuals**2).sum(axis=(0, 2))
-    return np.ptp(means, axis=0), np.sqrt(squares / ((arms - 1) * (seeds - 1)))
-
-
-def _bootstrap_ratio(array: np.ndarray, generator: np.random.Generator, draws: int) -> Interval:
-    """spread / noise with the percentiles of resamples of the seeds.
-
-    Seeds that are drawn twice make the residual variance of a resample too small by
-    (seeds − 1)/seeds on average, which is put right. Resamples of one seed alone have no noise and
-    are left out.
-    """
-    seeds = array.shape[1]
-    picks = generator.integers(seeds, size=(draws, seeds))
-    picks = picks[(picks != picks[:, :1]).any(axis=1)]
-    spread, noise = _spread_and_noise(array[:, None, :])
-    value = float(spread[0] / noise[0])
-    if not len(picks):
-        return Interval(value=value, low=value, high=value)
-    spreads, noises = _spread_and_noise(array[:, picks])
-    noises *= math.sqrt(seeds / (seeds - 1))
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = np.where(noises > 0, spreads / noises, np.inf)
-    low, high = np.quantile(ratios, LIMITS, method="nearest")
-    return Interval(value=value, low=min(float(low), value), high=max(float(high), value))
-
-
-def _agreement(array: np.ndarray, size: int, generator: np.random.Generator) -> float:
+def _agreement(array: np.ndarray, size: int) -> float:
     """The share of pairs of arms that the means of two disjoint groups of `size` seeds order alike;
     over all such groups, or MOST_SPLITS drawn ones where there are more."""
     arms, seeds = array.shape
@@ -477,6 +461,7 @@ def _agreement(array: np.ndarray, size: int, generator: np.random.Generator) -> 
                 if first < second:
                     groups.append((first, second))
     else:
+        generator = np.random.default_rng(0)
         for _ in range(MOST_SPLITS):
             order = generator.permutation(seeds).tolist()
             groups.append((tuple(order[:size]), tuple(order[size : 2 * size])))

@@ -27,7 +27,7 @@ from train.ablation.plan import (
 )
 from train.config import configure
 from train.sizing.device_fit import GIB, sample_flops
-from train.stats.comparison import smallest_visible
+from train.stats.comparison import StudyNoise
 
 SHIPPED = Path(__file__).resolve().parents[3] / "manifests" / "ablations"
 A100 = Hardware(name="a100-80gb", utilisation=0.2)
@@ -86,7 +86,7 @@ def test_the_scorer_is_a_run_on_one_rank() -> None:
 
 def test_the_smallest_effect_and_the_seeds_are_those_of_the_statistics() -> None:
     made = plan_ablation(small(), "/out", A100, run_sd=0.004, effect=0.01)
-    wanted = smallest_visible(0.004, seeds=3, arms=2, df=4)
+    wanted = StudyNoise(run_sd=0.004, seeds=3, arms=2, df=4).smallest_visible()
     assert made.smallest_effect == pytest.approx(wanted)
     assert made.seeds_for_effect is not None
     enough = plan.smallest_effect(0.004, made.seeds_for_effect, 2)

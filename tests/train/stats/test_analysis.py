@@ -23,7 +23,7 @@ from train.stats.analysis import (
     run_spread,
     shared_noise,
 )
-from train.stats.comparison import Comparison, Difference, smallest_visible
+from train.stats.comparison import Comparison, Difference, StudyNoise
 from train.stats.model import SampleNoise, Spread, sample_noise
 
 ARMS = ("base", "a", "b", "control", "again")
@@ -81,7 +81,7 @@ def test_one_figure_says_what_could_have_been_seen() -> None:
     plain = TaskScores(values=task.values)
     result = analyse({"task": plain}, "base", arms=["a", "b"], band=0.02).tasks["task"]
     assert result.sd is not None
-    expected = smallest_visible(result.sd, seeds=3, arms=2, df=8.0)
+    expected = StudyNoise(run_sd=result.sd, seeds=3, arms=2, df=8.0).smallest_visible()
     assert result.power is not None
     assert result.power.smallest == pytest.approx(expected, rel=1e-12)
     with_samples = analyse({"task": task}, "base", arms=["a", "b"], band=0.02).tasks["task"]
@@ -187,7 +187,7 @@ def test_wrong_arguments_are_refused(change, message: str) -> None:
 def test_the_smallest_visible_difference_is_seen_in_eighty_percent() -> None:
     """Values only: 4 arms × 3 seeds, one arm with that true difference; s is known by design."""
     rng = np.random.default_rng(29)
-    effect = smallest_visible(1.0, seeds=3, arms=4, df=8.0)
+    effect = StudyNoise(run_sd=1.0, seeds=3, arms=4, df=8.0).smallest_visible()
     seen = 0
     for _ in range(120):
         values = {

@@ -11,6 +11,7 @@ from train.stats.comparison import (
     Comparison,
     Difference,
     Family,
+    StudyNoise,
     Verdict,
     chi_nodes,
     decide,
@@ -20,12 +21,17 @@ from train.stats.comparison import (
     holm,
     holm_family,
     noncentrality,
-    power_of,
-    seeds_needed,
     single,
-    smallest_visible,
 )
 from train.stats.model import Spread
+
+
+def smallest_visible(run_sd: float, **known: object) -> float:
+    return StudyNoise(run_sd=run_sd, **known).smallest_visible()
+
+
+def seeds_needed(effect: float, run_sd: float, arms: int, **known: object) -> int | None:
+    return StudyNoise(run_sd=run_sd, seeds=2, arms=arms, df=arms, **known).seeds_for(effect)
 
 
 def difference(mean: float, error: float = 1.0, df: float = 6.0, arm: str = "a") -> Difference:
@@ -380,13 +386,13 @@ def test_the_floor_has_no_degrees_of_freedom_to_lose() -> None:
 def test_the_seeds_for_half_have_the_noise_of_the_smallest_difference() -> None:
     """Runs that ended without a result leave fewer degrees of freedom than arms × (seeds − 1)."""
     for df, drawing in ((1.0, (1e-6, 1.0)), (2.0, (0.0, math.inf)), (14.0, (1e-5, 50.0))):
-        power = power_of(0.003, seeds=3, arms=1, df=df, drawing=drawing)
+        power = StudyNoise(run_sd=0.003, seeds=3, arms=1, df=df, drawing=drawing).power()
         assert power.half == power.smallest / 2
         assert power.seeds_for_half is None or power.seeds_for_half > 3
 
 
 def test_half_of_what_is_impossible_is_half_of_what_is_possible() -> None:
-    power = power_of(0.3, seeds=2, arms=1, df=1.0, possible=0.8)
+    power = StudyNoise(run_sd=0.3, seeds=2, arms=1, df=1.0).power(possible=0.8)
     assert power.smallest > 0.8
     assert power.half == 0.4
     assert power.seeds_for_half is not None

@@ -208,7 +208,7 @@ def table(
 def test_spread_and_noise_of_a_small_table_by_hand() -> None:
     # Residuals of a 2 × 2 table are ± (a0 − a1 − b0 + b1) / 4; one degree of freedom.
     values = {"top1": {"a": {0: 0.50, 1: 0.56}, "b": {0: 0.40, 1: 0.42}}}
-    (signal,) = metric_signals(values, np.random.default_rng(0))
+    (signal,) = metric_signals(values)
     assert signal.spread == pytest.approx(0.12, abs=1e-12)
     assert signal.noise == pytest.approx(2 * 0.04 / 4, abs=1e-12)
     assert signal.ratio is not None
@@ -217,22 +217,26 @@ def test_spread_and_noise_of_a_small_table_by_hand() -> None:
     assert signal.single_agreement == signal.half_agreement == 1
 
 
-def test_the_bootstrap_draws_seeds_and_puts_the_noise_of_repeated_seeds_right() -> None:
-    values = {"m": table((0.0, 1.0, 3.0), 1.0, np.random.default_rng(1), seeds=4)}
-    array = np.array([list(row.values()) for row in values["m"].values()])
-    ratios = []
-    for pick in np.random.default_rng(2).integers(4, size=(101, 4)):
-        part = array[:, pick]
-        means = part.mean(axis=1, keepdims=True)
-        residuals = part - means - part.mean(axis=0) + part.mean()
-        if len(set(pick.tolist())) > 1:
-            noise = math.sqrt((residuals**2).sum() / (2 * 3) * 4 / 3)
-            ratios.append(float(np.ptp(means)) / noise)
-    (signal,) = metric_signals(values, np.random.default_rng(2), draws=101)
-    assert signal.ratio is not None
-    low, high = np.quantile(ratios, [0.025, 0.975], method="nearest")
-    assert signal.ratio.low == pytest.approx(min(low, signal.ratio.value), abs=1e-9)
-    assert signal.ratio.high == pytest.approx(max(high, signal.ratio.value), abs=1e-9)
+@pytest.mark.parametrize(("arms", "seeds"), [(2, 2), (3, 3), (6, 2), (6, 5)])
+def test_the_interval_of_the_ratio_holds_it_in_95_percent(arms: int, seeds: int) -> None:
+    generator, held, by_chance = np.random.default_rng(arms), 0, []
+    means = tuple(float(mean) for mean in np.linspace(0, 6, arms))
+    for _ in range(400):
+        tables = {
+            "m": table(means, 1.0, generator, seeds),
+            "equal": table((0.0,) * arms, 1.0, generator, seeds),
+        }
+        signals = {signal.metric: signal for signal in metric_signals(tables)}
+        held += signals["m"].ratio.low <= 6 <= signals["m"].ratio.high
+        by_chance.append(signals["equal"].spread)
+    assert 0.92 * 400 <= held <= 0.99 * 400
+    assert np.mean(by_chance) == pytest.approx(signals["equal"].by_chance, rel=0.1)
+
+
+def test_arms_of_one_seed_and_seeds_of_some_arms_are_left_out() -> None:
+    values = {"a": {0: 1.0, 1: 2.0, 2: 9.0}, "b": {0: 3.0, 1: 3.0}, "c": {0: 7.0}}
+    (signal,) = metric_signals({"m": values, "alone": {"a": values["a"]}})
+    assert (signal.metric, signal.arms, signal.seeds, signal.spread) == ("m", 2, 2, 1.5)
 
 
 def test_a_metric_with_more_signal_comes_first_whatever_its_unit() -> None:
@@ -243,7 +247,6 @@ def test_a_metric_with_more_signal_comes_first_whatever_its_unit() -> None:
     loss = {arm: {seed: -100 * value for seed, value in row.items()} for arm, row in clear.items()}
     signals = metric_signals(
         {"top1": noisy, "logprob": clear, "loss": loss},
-        np.random.default_rng(4),
         lower_is_better=["loss"],
     )
     first, second, last = sorted(signals[:2], key=lambda signal: signal.metric) + signals[2:]
@@ -263,7 +266,7 @@ def test_a_metric_with_more_signal_comes_first_whatever_its_unit() -> None:
 def test_agreement_is_counted_over_disjoint_seeds_and_ties_count_half() -> None:
     # Seed 2 orders the arms the other way round; seed 3 ties them.
     values = {"m": {"a": {0: 1.0, 1: 2.0, 2: 0.0, 3: 1.0}, "b": {0: 0.0, 1: 0.0, 2: 1.0, 3: 1.0}}}
-    (signal,) = metric_signals(values, np.random.default_rng(0))
+    (signal,) = metric_signals(values)
     # pairs of seeds: (0,1) agree, (0,2) (1,2) disagree, three with the tie
     assert signal.single_agreement == pytest.approx((1 + 0 + 0 + 3 * 0.5) / 6, abs=1e-12)
     # halves: {0,1}|{2,3} disagree, {0,2} ties against {1,3}, {0,3}|{1,2} agree
@@ -273,7 +276,7 @@ def test_agreement_is_counted_over_disjoint_seeds_and_ties_count_half() -> None:
 def test_identical_scores_have_no_ratio_and_come_last() -> None:
     flat = {"a": {0: 0.5, 1: 0.5}, "b": {0: 0.5, 1: 0.5}}
     noisy = table((0.0, 0.0), 1.0, np.random.default_rng(7), seeds=2)
-    signals = metric_signals({"flat": flat, "noisy": noisy}, np.random.default_rng(8))
+    signals = metric_signals({"flat": flat, "noisy": noisy})
     assert [signal.metric for signal in signals] == ["noisy", "flat"]
     assert signals[1].ratio is None
     assert signals[1].single_agreement == 0.5

@@ -179,14 +179,14 @@ def test_noise_and_power_are_in_words() -> None:
     text = render(report)
     assert "one run of an arm differs from another by 0.9 points (standard deviation" in text
     assert "The number of test samples alone leaves 0.4 points" in text
-    smallest, half = page.power_texts(report)
+    smallest, half = wording.power_texts(report.primary, 2)
     assert "smallest visible difference is 2.9 points" in smallest
     assert half.startswith("Half of it, 1.")
     assert half.endswith(" points, needs 11 seeds of each arm.")
     power = report.primary.power
     assert power is not None
     never = with_task(report, power=replace(power, seeds_for_half=None))
-    assert "No number of seeds" in page.power_texts(never)[1]
+    assert "any number of seeds up to 1,000" in wording.power_texts(never.primary, 2)[1]
 
 
 def test_an_incomplete_arm_is_named_and_has_no_difference() -> None:
