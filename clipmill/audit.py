@@ -12,6 +12,7 @@ from clipmill.app import Engine, Json, Whole, Words, make_app, print_json
 from manifests import console, disk
 from manifests.text import printable
 from pipeline.audit import repair as repair_module
+from pipeline.audit.consent import consent_lines, read_consent
 from pipeline.audit.explain import explain_lines, explain_row, trace_images, trace_lines
 from pipeline.audit.integrity import audit_lines, audit_plain, audit_pool
 from pipeline.audit.purge import purge_lines, purge_rows, read_criteria
@@ -29,6 +30,7 @@ AUDIT = make_app(
   clipmill audit verify out/pool --json
   clipmill audit explain out/pool 0123456789abcdef0123456789abcdef
   clipmill audit explain out/pool https://host.example/dog.jpg
+  clipmill audit consent out/pool --out consent.parquet
   clipmill audit trace out/pool 1000
   clipmill audit repair out/pool
   clipmill audit purge out/pool domain=host.example --used-by out/runs
@@ -78,6 +80,19 @@ def explain(pool: Pool, row: str, /, *, as_json: Json = False) -> int:
     history = explain_row(pool, row)
     print("\n".join(explain_lines(history)))
     print_json(history, as_json)
+    return 0
+
+
+@AUDIT.command
+def consent(pool: Pool, /, *, out: str | None = None, as_json: Json = False) -> int:
+    """Count which signals of consent were found for the stored images, and which rule let each in.
+
+    Args:
+        out: A table (.parquet or .csv) to write, with a row for each stored image.
+    """
+    result = read_consent(pool, out)
+    _print_lines(consent_lines(result))
+    print_json(result, as_json)
     return 0
 
 

@@ -1,49 +1,48 @@
 """Opt-out signals: the grammar of each, which of them refuse us, and a filter over stored signals.
 
-A row's signals are one JSON object (sidecar column `optout`): the raw values of "x-robots-tag",
-"tdm-reservation", "tdm-policy" and "content-usage"; "page" with the same of the page, and its
-"meta"; "site" with what robots.txt, tdmrep.json and ai.txt of each origin say about this URL.
-A signal that can be read in two ways is read as a refusal.
+A row's signals are one JSON object (sidecar column `optout`): the raw values of the headers
+"x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage", "content-signal", and "license"
+for links of that kind; "page" with the same of the page, and its "meta"; "site" with what
+robots.txt, tdmrep.json and ai.txt of each origin say about this URL. A signal that can be read in
+two ways is read as a refusal.
 
-Policies. respect: every refusal of indexing, mining or training counts. strict: also noarchive,
-nocache and unavailable_after, a refusal of any crawler of AI_CRAWLERS, a tdm-policy, and a
-statement that cannot be read. ignore: nothing counts.
+`statements` names everything that says no. A policy is a set of such names: `fetch.optout` lists
+them, or is respect (RESPECT), strict (all) or ignore (none). docs/consent.md says why.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from filters.base import Batch, Columns, Filter, described
-from manifests.schema import Recipe
+from manifests.schema import OPTOUT_POLICIES, OPTOUT_SIGNALS, Recipe
 
-POLICIES = ("respect", "strict", "ignore")
+STRICT = frozenset(OPTOUT_SIGNALS)
+# Not what speaks to others, to readers of copies, or names terms beside a refusal of its own kind.
+RESPECT = STRICT - {"noarchive", "tdm-policy", "other-crawlers", "unread"}
+ROBOTS_TXT = "robots_txt"  # a Disallow counts under every policy: fetch.robots_txt is its switch
 # A site that names one of these addresses builders of training sets. The first one addresses us
 # under every policy.
 AI_CRAWLERS = (
-    "img2dataset",
-    "ccbot",
-    "gptbot",
-    "google-extended",
-    "anthropic-ai",
-    "claudebot",
-    "bytespider",
+    "img2dataset", "ccbot", "gptbot", "google-extended", "anthropic-ai", "claudebot", "bytespider",
     "applebot-extended",
-)
+)  # fmt: skip
 LIKE_US = AI_CRAWLERS[:1]
-# img2dataset's four, and `none` (noindex, nofollow) and `noml`, which it does not know. Not
-# `noarchive` and `nocache`: they are about copies shown to readers. Not `unavailable_after`: the
-# answer for the same row would depend on the day.
-NO = frozenset({"noai", "noimageai", "noindex", "noimageindex", "none", "noml"})
-LAPSES = frozenset({"unavailable_after", "unavailable-after"})
-STRICTLY_NO = NO | LAPSES | {"noarchive", "nocache"}
-VALUED = frozenset({"max-snippet", "max-image-preview", "max-video-preview"}) | LAPSES
+LAPSES = ("unavailable_after", "unavailable-after")
+# Directive -> entry of fetch.optout. img2dataset knows noai, noimageai, noindex and noimageindex.
+# noarchive and nocache are about copies shown to readers; what an expiry says depends on the day.
+DIRECTIVES = {
+    **dict.fromkeys(("noai", "noimageai", "noml"), "noai"),
+    **dict.fromkeys(("noindex", "noimageindex", "none"), "noindex"),
+    **dict.fromkeys(("noarchive", "nocache", *LAPSES), "noarchive"),
+}
+VALUED = frozenset({"max-snippet", "max-image-preview", "max-video-preview", *LAPSES})
 # A name before a colon is another crawler's only if it looks like one; `foo: bar, noai` is
 # addressed to everybody.
 CRAWLER = re.compile(
@@ -51,10 +50,16 @@ CRAWLER = re.compile(
     r"|anthropic-ai|cohere-ai|claude-web|chatgpt-user|perplexity-user|duckassist|img2dataset"
 )
 TOKEN = re.compile(r"[a-z0-9_.*-]+")
-# AIPREF's drafts, and Cloudflare's Content-Signal.
-TRAINING = ("train-ai", "train-genai", "genai", "ai-train")
+# Categories of use -> entry of fetch.optout: AIPREF's drafts, and Cloudflare's Content-Signal.
+TRAINING = {
+    **dict.fromkeys(("train-ai", "train-genai", "genai"), "train-ai"),
+    "ai-train": "ai-train",
+}
 # Wider categories of earlier drafts. An explicit train-ai=y outweighs them.
 ANY_USE = ("bots", "tdm", "ai", "all")
+# Content-Signal's `use`: nothing may be stored, or only what leads back. Such a yes outweighs it.
+LITTLE_USE = ("immediate", "reference")
+RSL = "rsl+xml"  # in the type of a link to a licence in the form of RSL
 _KEY = r"[a-z*][a-z0-9_.*-]*"
 _TOKEN = r"[A-Za-z*][A-Za-z0-9:/!#$%&'*+.^_`|~-]*"
 _VALUE = rf'"(?:[^"\\]|\\.)*"|\?[01]|{_TOKEN}|-?[0-9]+(?:\.[0-9]+)?|:[A-Za-z0-9+/=]*:|\([^()]*\)'
@@ -64,13 +69,12 @@ MEMBER = re.compile(
 LENIENT = re.compile(rf"(?<![a-z0-9_-])({'|'.join(TRAINING)}|bots)\s*[=:]\s*\"?(no?)\b", re.I)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How statements are read: the names that address us, and the words that refuse."""
+class Statement(NamedTuple):
+    """One statement that says no."""
 
-    names: tuple[str, ...]
-    words: frozenset[str]
-    strict: bool
+    signal: str  # entry of fetch.optout that makes it refuse, or ROBOTS_TXT
+    reason: str  # of a row that it refuses, see manifests.columns.REASONS
+    words: str
 
 
 def product(user_agent: str) -> str:
@@ -81,78 +85,102 @@ def product(user_agent: str) -> str:
     return re.split(r"[/\s(]", user_agent.strip(), maxsplit=1)[0].lower()
 
 
-def refuses(signals: Mapping[str, Any], user_agent: str, policy: str = "respect") -> bool:
+def refusing_signals(policy: str | Iterable[str]) -> frozenset[str]:
+    """The signals that refuse under a value of `fetch.optout`. ValueError for an unknown policy."""
+    if policy == "ignore":
+        return frozenset()
+    if not isinstance(policy, str):
+        return frozenset({*policy, ROBOTS_TXT})
+    if policy not in OPTOUT_POLICIES:
+        known = ", ".join(OPTOUT_POLICIES)
+        raise ValueError(f"there is no opt-out policy {policy!r}; there are {known}")
+    return (STRICT if policy == "strict" else RESPECT) | {ROBOTS_TXT}
+
+
+def refuses(
+    signals: Mapping[str, Any], user_agent: str, policy: str | Iterable[str] = "respect"
+) -> bool:
     """True if one of the signals refuses us."""
     return refusal(signals, user_agent, policy) is not None
 
 
-def refusal(signals: Mapping[str, Any], user_agent: str, policy: str) -> tuple[str, str] | None:
-    """(reason, the words that refuse), or None. In the order in which a fetch learns of them.
-
-    The order is page, site, header. ValueError for an unknown policy.
-    """
-    if policy not in POLICIES:
-        raise ValueError(f"there is no opt-out policy {policy!r}; there are {', '.join(POLICIES)}")
-    if policy == "ignore":
+def refusal(
+    signals: Mapping[str, Any], user_agent: str, policy: str | Iterable[str]
+) -> tuple[str, str] | None:
+    """(reason, the words that refuse) of the first statement that the policy reads as a no."""
+    refusing = refusing_signals(policy)
+    if not refusing:
         return None
-    strict = policy == "strict"
-    names = (product(user_agent), *(AI_CRAWLERS if strict else LIKE_US))
-    reading = _Reading(names, STRICTLY_NO if strict else NO, strict)
+    found = (each for each in statements(signals, user_agent) if each.signal in refusing)
+    first = next(found, None)
+    return None if first is None else (first.reason, first.words)
+
+
+def statements(signals: Mapping[str, Any], user_agent: str) -> Iterator[Statement]:
+    """Everything that says no under some policy, in the order in which a fetch learns of it: page,
+    files of the sites, headers.
+    """
+    us = (product(user_agent), *LIKE_US)
     page, sites = signals.get("page"), signals.get("site")
-    if isinstance(page, Mapping) and (words := _statement_refusal(page, reading)):
-        return "optout_page", words
+    if isinstance(page, Mapping):
+        yield from _of_message(page, us, "optout_page")
     if isinstance(sites, Mapping):
         for origin in sorted(sites):
-            if reason_and_words := _site_refusal(sites[origin], reading):
-                return reason_and_words
-    if words := _statement_refusal(signals, reading):
-        return "optout_header", words
-    return None
+            yield from _of_site(sites[origin])
+    yield from _of_message(signals, us, "optout_header")
 
 
-def _statement_refusal(values: Mapping[str, Any], reading: _Reading) -> str | None:
-    """The first refusal among the values that headers and meta tags have in common."""
+def _of_message(values: Mapping[str, Any], us: tuple[str, ...], reason: str) -> Iterator[Statement]:
+    """Among the values that headers and meta tags have in common."""
     for key in ("meta", "x-robots-tag"):
         for text in _texts(values.get(key)):
-            if word := directive(text, reading.names, reading.words):
-                return f"{key}: {word}"
+            ours = list(directives(text, us))
+            for word in ours:
+                yield Statement(DIRECTIVES[word], reason, f"{key}: {word}")
+            for word in directives(text, (*us, *AI_CRAWLERS)):
+                if word not in ours:
+                    yield Statement("other-crawlers", reason, f"{key}: {word}")
     for text in _texts(values.get("tdm-reservation")):
-        if word := _reservation(text, reading.strict):
-            return f"tdm-reservation: {word}"
-    for text in _texts(values.get("content-usage")):
-        if word := usage(text, strict=reading.strict):
-            return f"content-usage: {word}"
-    if reading.strict and any(text.strip() for text in _texts(values.get("tdm-policy"))):
-        return "tdm-policy"
-    return None
+        if found := _reservation(text):
+            yield Statement(found[0], reason, f"tdm-reservation: {found[1]}")
+    for key in ("content-usage", "content-signal"):
+        for text in _texts(values.get(key)):
+            for signal, word in usages(text):
+                yield Statement(signal, reason, f"{key}: {word}")
+    for text in _texts(values.get("license")):
+        if RSL in text.lower():
+            yield Statement("license", reason, f"license: {text[:200]}")
+    if any(text.strip() for text in _texts(values.get("tdm-policy"))):
+        yield Statement("tdm-policy", reason, "tdm-policy")
 
 
-def _site_refusal(files: Mapping[str, Any], reading: _Reading) -> tuple[str, str] | None:
-    """(reason, words) of the first refusal among the files of one origin, for this URL."""
+def _of_site(files: Mapping[str, Any]) -> Iterator[Statement]:
+    """Among the files of one origin, for this URL."""
+    reason = "optout_site"
     robots = files.get("robots.txt") or {}
     tdmrep = files.get("tdmrep.json") or {}
     ai_txt = files.get("ai.txt") or {}
     if robots.get("allowed") is False:
-        return "robots_txt", "disallowed"
-    for line in robots.get("usage", ()):
-        if word := usage(re.sub(r"^/\S*\s+", "", line), strict=reading.strict):
-            return "optout_site", f"robots.txt: {word}"
-    if _reservation(str(tdmrep.get("tdm-reservation", "0")), reading.strict):
+        yield Statement(ROBOTS_TXT, "robots_txt", "disallowed")
+    for line in (*robots.get("usage", ()), *robots.get("signal", ())):
+        for signal, word in usages(re.sub(r"^/\S*\s+", "", line)):
+            yield Statement(signal, reason, f"robots.txt: {word}")
+    for text in robots.get("license", ()):
+        yield Statement("license", reason, f"robots.txt: license {text[:200]}")
+    if found := _reservation(str(tdmrep.get("tdm-reservation", "0"))):
         value, location = tdmrep["tdm-reservation"], tdmrep.get("location")
-        return "optout_site", f"tdmrep.json: tdm-reservation {value} for {location}"
+        words = f"tdmrep.json: tdm-reservation {value} for {location}"
+        yield Statement(found[0], reason, words)
     if ai_txt.get("allowed") is False:
-        return "optout_site", f"ai.txt: {ai_txt.get('rule')}"
-    if not reading.strict:
-        return None
+        yield Statement("ai.txt", reason, f"ai.txt: {ai_txt.get('rule')}")
     for name in robots.get("disallowed", ()):
         if name.lower() in AI_CRAWLERS:
-            return "optout_site", f"robots.txt: {name} is disallowed"
+            yield Statement("other-crawlers", reason, f"robots.txt: {name} is disallowed")
     if tdmrep.get("tdm-policy"):
-        return "optout_site", "tdmrep.json: tdm-policy"
+        yield Statement("tdm-policy", reason, "tdmrep.json: tdm-policy")
     for name, file in (("robots.txt", robots), ("tdmrep.json", tdmrep), ("ai.txt", ai_txt)):
         if file.get("unread"):
-            return "optout_site", f"{name} cannot be read: {file['unread']}"
-    return None
+            yield Statement("unread", reason, f"{name} cannot be read: {file['unread']}")
 
 
 def _texts(value: Any) -> list[str]:
@@ -172,21 +200,16 @@ def _texts(value: Any) -> list[str]:
 # --- grammars -------------------------------------------------------------------------------------
 
 
-def directive(text: str, names: tuple[str, ...], refusing: frozenset[str]) -> str | None:
-    """The directive of one X-Robots-Tag or robots meta text that refuses us.
+def directives(text: str, names: tuple[str, ...]) -> Iterator[str]:
+    """The directives of one X-Robots-Tag or robots meta text that say no to one of `names`.
 
     Directives are separated by commas. `name:` before one begins a group for that crawler, up to
     the next name. A directive that takes a value has a colon too and begins no group.
     """
     for applies, head, words in _pieces(text.lower(), names):
-        if not applies:
-            continue
-        if head in refusing:
-            return head
-        for word in words:
-            if word.strip(";") in refusing:
-                return word.strip(";")
-    return None
+        for word in (head, *words) if applies else ():
+            if word.strip(";") in DIRECTIVES:
+                yield word.strip(";")
 
 
 def _pieces(text: str, names: tuple[str, ...]) -> Iterator[tuple[bool, str, list[str]]]:
@@ -209,36 +232,43 @@ def _pieces(text: str, names: tuple[str, ...]) -> Iterator[tuple[bool, str, list
             yield applies, "", words.split()
 
 
-def _reservation(text: str, strict: bool) -> str | None:
-    """The value of a tdm-reservation that refuses.
+def _reservation(text: str) -> tuple[str, str] | None:
+    """(signal, value) of a tdm-reservation that says no.
 
-    `1` refuses, `0` does not. Anything else counts as unset (TDMRep), and strictly as a refusal.
+    `1` does, `0` does not. Anything else counts as unset (TDMRep), and as a statement that cannot
+    be read.
     """
     values = [value.strip().strip("\"'").strip() for value in text.split(",")]
     if "1" in values:
-        return "1"
-    return text.strip()[:40] if strict and set(values) - {"0", ""} else None
+        return "tdm-reservation", "1"
+    return ("unread", text.strip()[:40]) if set(values) - {"0", ""} else None
 
 
-def usage(text: str, *, strict: bool) -> str | None:
-    """The refusal of a Content-Usage value (AIPREF) or a Content-Signal (`ai-train=no`).
+def usages(text: str) -> Iterator[tuple[str, str]]:
+    """(signal, words) of what a Content-Usage (AIPREF) or Content-Signal (`ai-train=no`) denies.
 
     A dictionary of RFC 9651: the last of equal keys counts. What is no dictionary, because of a
     capital letter or a space, says nothing by that rule; here a refusal in it counts.
     """
     values = _dictionary(text)
     if values is None:
-        if match := LENIENT.search(text):
-            return re.sub(r"\s", "", match[0].lower())
-        return "cannot be read" if strict and text.strip() else None
-    for key in TRAINING:
+        matches = list(LENIENT.finditer(text))
+        for match in matches:
+            signal = TRAINING.get(match[1].lower(), "any-use")
+            yield signal, re.sub(r"\s", "", match[0].lower())
+        if text.strip() and not matches:
+            yield "unread", "cannot be read"
+        return
+    for key, signal in TRAINING.items():
         if values.get(key) in ("n", "no"):
-            return f"{key}={values[key]}"
-    if not any(values.get(key) in ("y", "yes") for key in ("train-ai", "ai-train")):
-        for key in ANY_USE:
-            if values.get(key) in ("n", "no"):
-                return f"{key}={values[key]}"
-    return None
+            yield signal, f"{key}={values[key]}"
+    if any(values.get(key) in ("y", "yes") for key in ("train-ai", "ai-train")):
+        return
+    for key in ANY_USE:
+        if values.get(key) in ("n", "no"):
+            yield "any-use", f"{key}={values[key]}"
+    if values.get("use") in LITTLE_USE:
+        yield "any-use", f"use={values['use']}"
 
 
 def _dictionary(text: str) -> dict[str, str] | None:
@@ -260,7 +290,7 @@ def _dictionary(text: str) -> dict[str, str] | None:
 @dataclass(kw_only=True)
 class Optout(Filter):
     """optout_respect, optout_strict: the words by which a stored signal refuses the row, "" where
-    none does.
+    none does. optout_signals: what says no, as fetch.optout names it, sorted, between spaces.
 
     A row that may stay has "" and not NULL, so that the rule `optout_strict = ''` keeps no row that
     was never judged. user_agent: the agent that the pool was fetched under; headers address it by
@@ -269,10 +299,12 @@ class Optout(Filter):
     """
 
     name = "optout"
+    version = 2
     needs = frozenset({"row"})
     adds, meanings = described(
         optout_respect=(pa.string(), "the words that refuse the row under respect, '' if none do"),
         optout_strict=(pa.string(), "the words that refuse the row under strict, '' if none do"),
+        optout_signals=(pa.string(), "what says no, under any policy: ' license train-ai ', or ''"),
     )
     user_agent: str = ""
 
@@ -298,4 +330,6 @@ class Optout(Filter):
         for policy in ("respect", "strict"):
             refusals = [refusal(row, self.user_agent, policy) for row in signals]
             columns[f"optout_{policy}"] = [answer[1] if answer else "" for answer in refusals]
+        names = [{each.signal for each in statements(row, self.user_agent)} for row in signals]
+        columns["optout_signals"] = [f" {' '.join(sorted(row))} " if row else "" for row in names]
         return columns

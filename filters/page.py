@@ -28,7 +28,7 @@ class Page(Filter):
         "title": "title attribute of the image, '' if it has none",
         "anchor": "text of the link around the image, '' if there is none",
         "license": "licence link of the page, '' if it has none",
-        "robots": "the page's robots meta and X-Robots-Tag as JSON, '' if it has none",
+        "robots": "the page's signals for robots and RSL licences as JSON, '' if it has none",
     }
 
     def score(self, batch: Batch) -> Columns:

@@ -106,7 +106,7 @@ PAIRS = pa.schema(
         ("anchor", pa.string()),  # text of the link around the image
         ("page_url", pa.string()),
         ("page_lang", pa.string()),
-        ("robots", pa.string()),  # the page's robots meta and X-Robots-Tag, raw, as JSON
+        ("robots", pa.string()),  # the page's signals for robots and its RSL licences, raw, as JSON
         ("license", pa.string()),
         ("wat", pa.string()),
         ("warc_offset", pa.int64()),  # of the page's record in `wat`, bytes

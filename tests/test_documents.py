@@ -67,6 +67,8 @@ NOT_RUN = {
     "python -m open_clip_train.main": "a program of others, for hours",
     "clipmill decide examples": "an installed wheel: tests/test_wheel.py",
     "clipmill audit lock out/pool": "two labs and a web: tests/pipeline/lock",
+    "clipmill audit consent out/pool": "a web: tests/pipeline/audit/test_consent.py",
+    "clipmill audit explain out/pool": "a web: tests/pipeline/audit/test_consent.py",
     "clipmill build --from-lock": "two labs and a web: tests/pipeline/lock",
     "clipmill audit lock out/theirs": "two labs: tests/pipeline/lock",
     "clipmill audit same-rows out/pool": "two labs: tests/pipeline/lock",

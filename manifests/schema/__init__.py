@@ -44,6 +44,8 @@ from manifests.schema.recipe import (
     CAPTION_FILES,
     CLASS_FOLDERS,
     MANNERS,
+    OPTOUT_POLICIES,
+    OPTOUT_SIGNALS,
     ROWS_PER_SHARD_LIMIT,
     SOURCES,
     STORED_IMAGE_SETTINGS,

@@ -51,6 +51,12 @@ MANNERS = (
     "delay_s",
     "patience_s",
 )
+# What fetch.optout may be, or list: filters/optout.py reads the signals, docs/consent.md explains.
+OPTOUT_POLICIES = ("respect", "strict", "ignore")
+OPTOUT_SIGNALS = (
+    "noai", "noindex", "noarchive", "tdm-reservation", "tdm-policy", "ai.txt", "train-ai",
+    "ai-train", "any-use", "license", "other-crawlers", "unread",
+)  # fmt: skip
 # Settings that are left out of a pool's hash while they have their default.
 ADDED_SETTINGS: tuple[str, ...] = ("known_bad", "phash_distance")
 
@@ -160,8 +166,9 @@ class Fetch:
     robots_txt: bool = True
     # files that are asked for once per host
     site_files: tuple[Literal["tdmrep", "ai.txt"], ...] = ("tdmrep", "ai.txt")
-    # what is done about opt-out signals; all signals are written down
-    optout: Literal["respect", "strict", "ignore"] = "respect"
+    # which signals refuse a row: one of OPTOUT_POLICIES, or some of OPTOUT_SIGNALS; all signals are
+    # written down
+    optout: str | tuple[str, ...] = "respect"
     # "host or *.suffix" -> "address:port": where to connect for these names (curl --connect-to)
     connect_to: dict[str, str] = field(default_factory=dict)
 
@@ -169,6 +176,13 @@ class Fetch:
         check_ranges(self)
         if not self.allow_ports:
             raise ValueError("allow_ports is []; it must name at least one port")
+        names = OPTOUT_POLICIES if isinstance(self.optout, str) else OPTOUT_SIGNALS
+        listed = (self.optout,) if isinstance(self.optout, str) else self.optout
+        if unknown := sorted(set(listed) - set(names)):
+            raise ValueError(
+                f"optout has {unknown[0]!r}; it must be {', '.join(OPTOUT_POLICIES)}, "
+                f"or a list of some of {', '.join(OPTOUT_SIGNALS)}"
+            )
         agent = self.user_agent or ""
         if not (agent.isascii() and agent.isprintable()):
             raise ValueError(

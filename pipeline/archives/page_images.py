@@ -19,7 +19,7 @@ from charset_normalizer import from_bytes
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
 from pipeline.archives.urls import SPACE, resolve
-from pipeline.archives.wat import LICENSES
+from pipeline.archives.wat import LICENSES, RSL
 
 Attributes = Mapping[str, str | None]
 # Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy
@@ -110,6 +110,7 @@ class Page(NamedTuple):
     language: str | None
     metas: list[tuple[str, str]]
     license: str | None
+    terms: list[str]  # links to licences of RSL
 
 
 # --- text -----------------------------------------------------------------------------------------
@@ -315,7 +316,7 @@ def page_of(text: str, url: str) -> Page:
         list(_images(tree, base)),
         language.strip().lower().replace("_", "-").partition("-")[0] or None,
         metas,
-        _license(tree, base) if licensed else None,
+        *(_license(tree, base) if licensed else (None, [])),
     )
 
 
@@ -401,21 +402,22 @@ def _spaced(node: LexborNode) -> str:
     return " ".join(node.text().split())
 
 
-def _license(tree: LexborHTMLParser, base: str) -> str | None:
-    """The first link with rel=license, else the first to Creative Commons. Links of the head come
-    first.
+def _license(tree: LexborHTMLParser, base: str) -> tuple[str | None, list[str]]:
+    """The first link with rel=license, else the first to Creative Commons; and those of RSL. Links
+    of the head come first.
     """
     links: list[Attributes] = []
     for selector in ("link[href]", "a[href]", "area[href]"):
         links += [node.attributes for node in tree.css(selector)]
     named = [link for link in links if "license" in (link.get("rel") or "").lower().split()]
     commons = [link for link in links if any(part in (link["href"] or "") for part in LICENSES)]
+    terms = [link["href"] or "" for link in named if RSL in (link.get("type") or "").lower()]
     for link in (*named, *commons):
         try:
-            return resolve(base, link["href"] or "")
+            return resolve(base, link["href"] or ""), terms
         except ValueError:
             continue
-    return None
+    return None, terms
 
 
 def _check_depth(text: str) -> None:

@@ -199,7 +199,7 @@ def rows_of_response(
     if html is None or page is None:
         return
     language = _language(metadata, page, html[0])
-    signals = signals_of(page.metas, html[0])
+    signals = signals_of(page.metas, html[0], page.terms)
     robots_json = json.dumps(signals, ensure_ascii=False) if signals else None
     for number, image in enumerate(page.images):
         counts["links"] += 1

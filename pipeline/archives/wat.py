@@ -364,6 +364,7 @@ class Link(msgspec.Struct, gc=False):  # a hundred a page, and none in a cycle
     title: Any = None
     text: msgspec.Raw = EMPTY
     rel: Any = None
+    type: Any = None
 
 
 class Rel:
@@ -540,7 +541,10 @@ QUIET_TAGS = frozenset(
     )
 )  # fmt: skip
 ONE_CRAWLERS_TAGS = ("img2dataset", "anthropic-ai")  # beside *bot and *-extended
-SIGNALS = frozenset(("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage"))
+SIGNALS = frozenset(
+    ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage", "content-signal")
+)
+RSL = "rsl+xml"  # in the type of a link to a licence in the form of RSL
 
 _memmem: Any = None
 try:
@@ -663,10 +667,12 @@ def _page(reader: Reader, body: bytes, offset: int, counts: Counter[str]) -> Pag
     images = [position for position, link in enumerate(links) if type(link) is Image]
     pairs, reasons = _pairs(base, links, images)
     metas = _metas.decode(head.metas) or []
-    robots, license = _robots(metas, http.headers), None
+    license: str | None = None
+    terms: list[str] = []
     names_license = reader.named or b"license" in bytes(head.links).lower()
     if names_license or _holds(body, b"creativecommons.org"):
-        license = _license(body, base)  # of one page in fifteen
+        license, terms = _license(body, base)  # of one page in fifteen
+    robots = _robots(metas, http.headers, terms)
     counts["links"] += len(images)
     counts["pairs"] += len(pairs)
     if reasons:
@@ -732,28 +738,32 @@ def _anchor(url: str, behind: Anchor) -> str | None:
     return text_of(_value.decode(behind.text)).strip() or None
 
 
-def _robots(metas: Sequence[Meta], headers: msgspec.Raw) -> str | None:
-    """The signals of page and headers for robots, raw, as JSON; None where there are none."""
+def _robots(metas: Sequence[Meta], headers: msgspec.Raw, terms: Sequence[str]) -> str | None:
+    """The signals of page and headers for robots, raw, as JSON; None where there are none.
+    `terms`: the page's links to licences of RSL.
+    """
     tags = []
     for meta in metas:
         if meta.name and not (type(meta.name) is str and meta.name in QUIET_TAGS):
             tags.append((text_of(meta.name).strip().lower(), text_of(meta.content)))
     lines = []
     for name, value in (_headers.decode(headers) or {}).items():
-        if (low := name.lower()) in SIGNALS:
+        if (low := name.lower()) in SIGNALS or low == "link":
             values = value if isinstance(value, list) else [value]
             lines += [(low, text) for text in values if isinstance(text, str)]
-    if not (tags or lines):
+    if not (tags or lines or terms):
         return None
-    signals = signals_of(tags, lines)
+    signals = signals_of(tags, lines, terms)
     return _json.encode(signals) if signals else None
 
 
 def signals_of(
-    metas: Iterable[tuple[str, str]], headers: Iterable[tuple[str, str]]
+    metas: Iterable[tuple[str, str]],
+    headers: Iterable[tuple[str, str]],
+    terms: Iterable[str] = (),
 ) -> dict[str, list[str]]:
-    """The signals for robots in a page's tags and headers (names in lower case), raw; {} where
-    there are none.
+    """The signals for robots in a page's tags, headers (names in lower case) and links, raw; {}
+    where there are none.
     """
     signals: dict[str, list[str]] = {"meta": [], "x-robots-tag": []}
     for name, content in metas:
@@ -766,20 +776,27 @@ def signals_of(
     for name, value in headers:
         if name in SIGNALS:
             signals.setdefault(name, []).append(value)
+        elif name == "link" and RSL in value.lower():
+            signals.setdefault("license", []).append(value)
+    for url in terms:
+        signals.setdefault("license", []).append(
+            f'<{url}>; rel="license"; type="application/{RSL}"'
+        )
     return signals if any(signals.values()) else {}
 
 
-def _license(body: bytes, base: str) -> str | None:
-    """The first link with rel=license, else the first to Creative Commons."""
+def _license(body: bytes, base: str) -> tuple[str | None, list[str]]:
+    """The first link with rel=license, else the first to Creative Commons; and those of RSL."""
     html = decode(body).envelope.payload.http.html
     links = [*_links.decode(html.head.links), *html.links]
     named = [link for link in links if link.rel and "license" in text_of(link.rel).lower().split()]
     commons = [link for link in links if COMMONS in text_of(link.url)]
     commons = [link for link in commons if any(part in link.url for part in LICENSES)]
+    terms = [text_of(link.url) for link in named if RSL in text_of(link.type).lower()]
     for link in chain(named, commons):
         with suppress(ValueError):
-            return resolve(base, text_of(link.url))
-    return None
+            return resolve(base, text_of(link.url)), terms
+    return None, terms
 
 
 def _html_language(page: Page) -> str | None:

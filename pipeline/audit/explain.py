@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
@@ -22,6 +23,7 @@ from manifests.layout import NOT_STORED, PoolLayout, shard_name
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Source
 from manifests.text import printable
+from pipeline.audit.consent import judge_of
 from pipeline.audit.counts import recipe_of_pool
 from pipeline.audit.purge import PURGED, purge_line, purges_of_name, purges_of_uid
 from pipeline.audit.row_index import locate
@@ -347,10 +349,19 @@ def _attempt(commits: Commits, match: Match) -> dict[str, Any]:
         if columns is not None:
             rows[name] = columns.slice(match.row, 1)
         scores[name] = {} if columns is None else _row(columns, match.row)
+    sidecar, recipe = _row(rows[""], 0), None
+    if sidecar["reason"] is None:
+        with contextlib.suppress(ValueError, OSError):  # a damaged recipe: all else is told
+            recipe = recipe_of_pool(pool)
+    consent = None
+    if recipe is not None:
+        judge = judge_of(commits.record(match.shard), recipe)
+        consent = disk.to_plain(judge(sidecar["optout"], sidecar["warc_offset"] is not None))
     return {
         "shard": match.shard,
         "row": match.row,
-        "sidecar": _row(rows[""], 0),
+        "sidecar": sidecar,
+        "consent": consent,
         "scores": scores,
         "views": {view: _decision(pool, view, match, rows) for view in view_names(pool)},
     }
@@ -442,6 +453,10 @@ def _history_lines(history: Mapping[str, Any]) -> Iterator[str]:
         if pair:
             shown_before |= pair.keys() & sidecar.keys()
         yield from _column_lines("", sidecar, left_out=shown_before)
+        if consent := attempt["consent"]:
+            says_no = f"; says no: {consent['says_no']}" if consent["says_no"] else ""
+            looked = consent["looked_at"] or "nowhere"
+            yield f"consent let in as {consent['let_in']}; looked at: {looked}{says_no}"
         for name, columns in attempt["scores"].items():
             yield from _column_lines("score", columns, title=name)
         for name, decision in attempt["views"].items():

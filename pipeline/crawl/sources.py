@@ -103,7 +103,7 @@ def _remote_stamp(path: str) -> dict[str, Any]:
 
 ROWS = 10_000  # of a batch
 HEAD = 1 << 16  # bytes in which the first record of an archive begins
-READ_VERSION = 4  # of what is read out of a part; a part of another version is read again
+READ_VERSION = 5  # of what is read out of a part; a part of another version is read again
 Batches = Iterator[pa.RecordBatch]
 Content = Mapping[str, Any]
 

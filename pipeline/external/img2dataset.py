@@ -204,7 +204,7 @@ def check_img2dataset(settings: Fetch, source_kind: str) -> None:
         if getattr(settings, name) != value
     ]
     limits_of(settings)
-    if settings.optout == "strict":
+    if settings.optout not in ("respect", "ignore"):
         missing.append("optout: respect (it looks at X-Robots-Tag only)")
     if settings.verify_hash and settings.verify_hash[1] != settings.compute_hash:
         missing.append(

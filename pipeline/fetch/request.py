@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import re
 import ssl
 import time
 import zlib
@@ -185,8 +186,11 @@ class Body:
 # grammars and applies another policy to the same column later.
 
 
-HEADERS = ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage")
+HEADERS = ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage", "content-signal")
 LONGEST_VALUE = 2000  # characters of one header that are kept
+MOST_LICENSES = 10  # links with rel=license that are kept
+LINK = re.compile(r'<[^<>]*>((?:[^,"]|"[^"]*")*)')  # of a Link header; its parameters
+REL = re.compile(r'(?i);\s*rel\s*=\s*"?([^";,]*)')
 
 
 def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict[str, Any]:
@@ -198,15 +202,25 @@ def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict
     for name, value in headers:
         if name.lower() in HEADERS:
             raw.setdefault(name.lower(), []).append(value[:LONGEST_VALUE])
+        elif name.lower() == "link":
+            links = [link[0].strip() for link in LINK.finditer(value) if _names_license(link[1])]
+            kept = [*raw.get("license", ()), *(link[:LONGEST_VALUE] for link in links)]
+            raw |= {"license": kept[:MOST_LICENSES]} if kept else {}
     if page_robots:
         raw["page"] = json.loads(page_robots)
     return raw
 
 
+def _names_license(parameters: str) -> bool:
+    """Whether the first `rel` of a link is, among others, license."""
+    rel = REL.search(parameters)
+    return rel is not None and "license" in rel[1].lower().split()
+
+
 class OptoutPolicy:
     """The policy of a recipe (`fetch.optout`), applied to the name that the crawler uses."""
 
-    def __init__(self, user_agent: str, policy: str) -> None:
+    def __init__(self, user_agent: str, policy: str | Iterable[str]) -> None:
         self.user_agent = user_agent
         self.policy = policy
         self.names = (product(user_agent), *LIKE_US)  # by which sites address us

@@ -36,12 +36,15 @@ FILE_BYTES = 500 * 1024  # of a file that are read: RFC 9309 asks for as much of
 MOST_LINES = 5000  # above it only our own names are judged: ten others would cost ten times as much
 MOST_STARS = 2000  # each is a search through the URL: 24,000 of them took half a second a long URL
 MOST_RULES = 1000  # of a tdmrep.json or ai.txt, and Content-Usage lines: 28,000 took 0.3 s a URL
+MOST_LICENSES = 10  # of a robots.txt that are kept beside each row
 AGENTS = (
     "img2dataset", "CCBot", "GPTBot", "Google-Extended", "anthropic-ai", "ClaudeBot", "Bytespider",
     "Applebot-Extended",
 )  # fmt: skip
 AGENT_LINE = re.compile(r"(?i)[ \t]*user[ \t-]?agent[ \t]*(?::|[ \t])[ \t]*([^#]*)")
-USAGE_LINE = re.compile(r"(?i)[ \t]*(?:content-usage|content-signal)[ \t]*:[ \t]*([^#]*)")
+USAGE_LINE = re.compile(r"(?i)[ \t]*content-(usage|signal)[ \t]*:[ \t]*([^#]*)")
+# RSL 1.0: an absolute URL; what follows a blank is a comment.
+LICENSE_LINE = re.compile(r"(?i)[ \t]*licen[cs]e[ \t]*:[ \t]*([^\s#]\S*)")
 # A rule of a group, in the spellings that Protego reads: it ends a list of names. Lines of other
 # fields belong to no group and end none (RFC 9309, 2.2.4): a site map, a licence, what is unknown.
 GROUP_LINE = re.compile(
@@ -139,7 +142,9 @@ class Robots:
     parsed: Protego
     us: tuple[str, ...]  # our own name; img2dataset's where the file has a group for it
     named: frozenset[str]  # in lower case, of AGENTS and ours
-    usage: Mapping[str, tuple[tuple[int, Pattern, str], ...]]  # name or * -> (bytes, path, line)
+    # usage or signal -> name, * or "" (before the first group) -> (bytes, path, line)
+    usage: Mapping[str, Mapping[str, list[tuple[int, Pattern, str]]]]
+    licenses: tuple[str, ...]  # what the License lines that address us name, as written
     judged: tuple[str, ...]  # the names whose verdicts are kept
     delay_s: float | None  # the longest pause that Crawl-delay or Request-rate asks of us
 
@@ -153,8 +158,11 @@ class Robots:
         summary: dict[str, Any] = {"allowed": not any(name in disallowed for name in self.us)}
         if others := [name for name in (*self.judged, "*") if name in disallowed]:
             summary["disallowed"] = others
-        if self.usage and (lines := self._usage_lines(path_of(url))):
-            summary["usage"] = lines
+        for field, rules in self.usage.items():
+            if lines := self._usage_lines(rules, path_of(url)):
+                summary[field] = lines
+        if self.licenses:
+            summary["license"] = list(self.licenses)
         if self.delay_s is not None:
             summary["crawl-delay"] = self.delay_s
         if not self.judged:
@@ -169,12 +177,18 @@ class Robots:
         }
         return frozenset(name for name, group in groups.items() if not allowed[group])
 
-    def _usage_lines(self, path: str) -> list[str]:
-        """The Content-Usage lines for a path: for each of our names those with the longest path."""
+    def _usage_lines(
+        self, rules: Mapping[str, list[tuple[int, Pattern, str]]], path: str
+    ) -> list[str]:
+        """The lines of one field for a path: for each of our names those with the longest path,
+        and those before the first group, which are read as everybody's.
+        """
         lines: dict[str, None] = {}
-        for name in self.us:
-            rules = self.usage.get(name if name in self.named else "*", ())
-            fitting = [(length, line) for length, pattern, line in rules if pattern.covers(path)]
+        for group in (*(name if name in self.named else "*" for name in self.us), ""):
+            fitting = []
+            for length, pattern, line in rules.get(group, ()):
+                if pattern.covers(path):
+                    fitting.append((length, line))
             longest = max((length for length, _ in fitting), default=0)
             lines.update((line, None) for length, line in fitting if length == longest)
         return list(lines)
@@ -198,13 +212,20 @@ def read_robots(body: bytes, us: tuple[str, ...]) -> Robots:
         raise Unreadable(f"more than {MOST_RULES} Content-Usage lines")
     parsed = Protego.parse("\n".join(reader.kept))
     ours = (us[0], *(name for name in us[1:] if name in reader.named))
+    groups = [name if name in reader.named else "*" for name in ours]
+    licenses: dict[str, None] = {}
+    for group in groups:  # RSL 1.0, 4.4: those of a group hide those outside of the groups
+        own = [text for names, _, text in reader.licenses if group in names]
+        others = [text for _, is_outside, text in reader.licenses if is_outside]
+        licenses |= dict.fromkeys(own or others)
     return Robots(
         parsed=parsed,
         us=ours,
         named=frozenset(reader.named - {"*"}),
-        usage={name: tuple(rules) for name, rules in reader.usage.items()},
+        usage=reader.usage,
+        licenses=tuple(licenses)[:MOST_LICENSES],
         judged=judged,
-        delay_s=_delay_s(parsed, [name if name in reader.named else "*" for name in ours]),
+        delay_s=_delay_s(parsed, groups),
     )
 
 
@@ -214,48 +235,57 @@ class _RobotsReader:
     def __init__(self, known: set[str]) -> None:
         self.known = known
         self.named: set[str] = set()
-        self.usage: dict[str, list[tuple[int, Pattern, str]]] = {}
+        self.usage: dict[str, dict[str, list[tuple[int, Pattern, str]]]] = {}
+        # Names of the group, which may grow; whether it may be everybody's; the text
+        self.licenses: list[tuple[set[str], bool, str]] = []
         self.kept: list[str] = []
         self.stars = self.usage_lines = 0
         self._group: set[str] = set()  # of known names
         self._group_is_open = False  # a further name joins it
+        self._is_outside = True  # no group was begun yet, or a blank line may have ended the last
+        self._is_first = True  # no group was begun yet
 
     def read(self, line: str) -> None:
         if match := AGENT_LINE.match(line):
             self._read_name(match[1])
             return
         self.named |= self._group
-        if not GROUP_LINE.match(line):
+        if match := LICENSE_LINE.match(line):
+            # Behind a blank line it may be the last group's or everybody's, and counts as both
+            self.licenses.append((self._group, self._is_outside, match[1][:500]))
             return
-        self._group_is_open = False
+        if not GROUP_LINE.match(line):
+            self._is_outside |= not line.strip()
+            return
+        self._group_is_open, self._is_outside = False, self._is_first
+        if match := USAGE_LINE.match(line):
+            self._read_usage(match[1].lower(), match[2].strip()[:500])
         if not self._group:
             return
         self.stars += "*" in line and RULE.match(line) is not None
-        if match := USAGE_LINE.match(line):
-            self._read_usage(match[1].strip()[:500])
         self.kept.append(line)
 
     def _read_name(self, text: str) -> None:
         if not self._group_is_open:
             self._group = set()
-        self._group_is_open = True
+        self._group_is_open, self._is_first, self._is_outside = True, False, False
         name = re.split(r"[/\s]", text.strip().lower(), maxsplit=1)[0]
         name = name.replace("*", "") or ("*" if name else "")
         if name in self.known:
             self._group.add(name)
             self.kept.append(f"User-agent: {name}")
 
-    def _read_usage(self, value: str) -> None:
+    def _read_usage(self, field: str, value: str) -> None:
         """A value may begin with the path that it is about."""
+        names = {""} if self._is_first else self._group
         path, *rest = re.split(r"[ \t]+", value, maxsplit=1) if value[:1] == "/" else ("/", value)
-        if not rest:
+        if not rest or not names:
             return
         self.usage_lines += 1
         if self.usage_lines <= MOST_RULES:
-            for name in self._group:
-                self.usage.setdefault(name, []).append(
-                    (len(path.encode()), pattern_of(path), value)
-                )
+            rules = self.usage.setdefault(field, {})
+            for name in names:
+                rules.setdefault(name, []).append((len(path.encode()), pattern_of(path), value))
 
 
 def _delay_s(parsed: Protego, names: Iterable[str]) -> float | None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from filters.optout import RESPECT, refusing_signals
 from manifests import disk, identity
 from manifests.aligned import AlignedFiles, current_view, view_names
 from manifests.columns import STORED, WITHHELD
@@ -118,7 +119,8 @@ class _LockWriter:
         self._masks = {view: AlignedFiles.of_view(self.pool, view) for view in self.views}
         agent = self.recipe.fetch.user_agent or "clipmill"
         # Another policy has refused such rows when they were fetched.
-        self._user_agent = agent if self.recipe.fetch.optout == "ignore" else None
+        refused = refusing_signals(self.recipe.fetch.optout)
+        self._user_agent = None if refused >= RESPECT else agent
         self._refused = self._refused_later()
         self.schema = lock_schema(self.extra_columns, list(self.views))
         self._hashes = ColumnHashes(self.schema.names)

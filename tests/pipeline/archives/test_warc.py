@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -33,7 +34,9 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
             "rel": "license",
         },
     ]
+    terms = {"path": "LINK@/href", "url": "/l.xml", "rel": "license", "type": "application/rsl+xml"}
     html = """<html lang=fr><head><base href="../b/"><meta name=Robots content="noai, noimageai">
+        <link rel=license type="application/rsl+xml" href="/l.xml"><link rel=preload href=l.xml>
         <meta name=googlebot content=noindex><meta name=tdm-reservation content=1></head><body>
         <img src=x.jpg alt="a cat &amp; a dog" title="the title">
         <img src="//c.test/y.jpg" alt=" 東京 \n">
@@ -53,12 +56,18 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
         "Content-Type": "text/html",
         "X-Robots-Tag": ["noindex", "otherbot: noai"],
     }
-    wat_records = wats.page(PAGE, links, lang="de", headers=headers, Base="../b/", Metas=metas)
+    rsl = '<https://page.test/l.xml>; rel="license"; type="application/rsl+xml"'
+    headers |= {"Link": ["</x.css>; rel=preload", rsl], "Content-Signal": "ai-train=no"}
+    head = {"Base": "../b/", "Metas": metas, "Link": [terms]}
+    wat_records = wats.page(PAGE, links, lang="de", headers=headers, **head)
     (tmp_path / "x.wat.gz").write_bytes(wats.zipped(wat_records))
     response = block(
         html.encode(),
         "X-Robots-Tag: noindex",
         "X-Robots-Tag: otherbot: noai",
+        "Link: </x.css>; rel=preload",
+        f"Link: {rsl}",
+        "Content-Signal: ai-train=no",
         kind="text/html;charset=utf-8",
     )
     cld2 = b'{"reliable":true,"languages":[{"code":"de"}]}'
@@ -72,6 +81,9 @@ def test_a_page_says_the_same_in_its_wat_and_its_warc(tmp_path: Path) -> None:
     assert [{k: v for k, v in row.items() if k not in position} for row in ours] == [
         {k: v for k, v in row.items() if k not in position} for row in wat_rows
     ]
+    signals = json.loads(ours[0]["robots"])
+    assert signals["content-signal"] == ["ai-train=no"]
+    assert signals["license"] == [rsl, rsl.replace("https://page.test", "")]
     assert counts == theirs
     assert len(ours) == 3
     assert (ours[2]["anchor"], ours[0]["page_lang"], ours[0]["title"]) == (
