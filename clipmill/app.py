@@ -41,6 +41,8 @@ STOPPED = {
 COMMANDS = (
     ("demo", "build:DEMO", FIRST, "The whole route on a small web that is made here: about ten "
      "minutes."),
+    ("try", "tryout:TRY", FIRST, "A verdict on a folder of pictures with captions, in one "
+     "command."),
     ("build", "build:BUILD", FIRST, "A pool from a recipe, or a whole ablation: pools, runs, "
      "report."),
     ("train", "train:TRAIN", FIRST, "Train a CLIP on a blend of views; the same command resumes."),

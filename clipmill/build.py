@@ -197,16 +197,21 @@ def build_ablation(options: Options, served: AbstractContextManager[object] | No
             served=served,
         )
     except subprocess.CalledProcessError as error:
-        if error.returncode > 0:
-            return error.returncode
-        name, words = console.signal_name(-error.returncode), ablation_run.shown(error.cmd)
-        console.print_error(f"\n{words} was ended by {name}: run the command again to resume")
-        return 128 - error.returncode
+        return ended_with(error)
     layout = AblationLayout(out)
     results = disk.read_json(layout.results_json)
     text = json.dumps(results, sort_keys=True)
     print(text if options.as_json else f"the report is {layout.report}")
     return 0
+
+
+def ended_with(error: subprocess.CalledProcessError) -> int:
+    """The exit status where a command of `ablation_run.run` failed, which said why itself."""
+    if error.returncode > 0:
+        return error.returncode
+    name, words = console.signal_name(-error.returncode), ablation_run.shown(error.cmd)
+    console.print_error(f"\n{words} was ended by {name}: run the command again to resume")
+    return 128 - error.returncode
 
 
 def build_lock(options: Options) -> int:

@@ -123,6 +123,16 @@ def check_open_clip(who: str, model: str, tag: str, *, tokenizer: bool = True) -
             _check_file(who, f"{file} of {model}", repo, [file])
 
 
+def is_stored(repo: str) -> bool:
+    """Whether weights of ORG/NAME, as open_clip names their files, are on this machine."""
+    if find_spec("huggingface_hub") is None:
+        return False
+    from huggingface_hub import try_to_load_from_cache
+
+    names = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+    return any(isinstance(try_to_load_from_cache(repo, name), str) for name in names)
+
+
 def _check_file(who: str, what: str, repo: str, names: Sequence[str]) -> None:
     """ValueError unless one of these files of a repository is here or the hub has it."""
     hub = _client(who, repo)

@@ -53,7 +53,8 @@ ORDER = {
     "pipeline": [
         "progress", "executor", "pool", "shuffle", "table_files", "images", "metadata_join",
         "cross_row", "scoring", "views", "archives", "crawl", "planning", "fetch", "external",
-        "audit", "look", "lock", "export", "recipe_run", "ablation_run", "build", "score", "filter",
+        "audit", "look", "lock", "export", "recipe_run", "tryout",
+        "ablation_run", "build", "score", "filter",
     ],
     "train": [
         "rng", "late_torch", "mixture", "model", "store", "config", "transforms",
@@ -61,7 +62,9 @@ ORDER = {
         "trainer", "stats", "ablation", "reporting", "decisions", "run", "evaluate",
         "ablate", "report",
     ],
-    "clipmill": ["app", "build", "pool", "audit", "train", "ablate", "decide", "__main__"],
+    "clipmill": [
+        "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "__main__",
+    ],
     "examples": ["miniweb"],
 }  # fmt: skip
 

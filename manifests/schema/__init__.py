@@ -49,6 +49,7 @@ from manifests.schema.recipe import (
     ROWS_PER_SHARD_LIMIT,
     SOURCES,
     STORED_IMAGE_SETTINGS,
+    TABLE_ENDINGS,
     Fetch,
     FilterSpec,
     Interpolation,

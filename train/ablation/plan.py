@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import math
@@ -465,17 +466,24 @@ def smallest_effect(run_sd: float | None, seeds: int, arms: int) -> float | None
 
 
 def _assumed_sd(ablation: Ablation) -> tuple[float | None, str]:
-    """An SD where nothing is known: ASSUMED_SD and the most that test samples err; of shares."""
+    """An SD where nothing is known; of shares."""
     task = primary_task(ablation)
     if METRICS[deciding_metric(task)].unit != "share":
         return None, ""
-    text = f"an assumption of {100 * ASSUMED_SD:g} point a run"
-    try:
+    samples = None
+    with contextlib.suppress(ValueError, OSError):  # a plan needs no data
         samples = len(read_samples(task).files)
-    except (ValueError, OSError):  # a plan needs no data
-        return ASSUMED_SD, f"{text}; --sd states it"
+    sd, text = assumed_sd(samples)
+    return sd, f"{text}; --sd states it"
+
+
+def assumed_sd(samples: int | None) -> tuple[float, str]:
+    """An SD, a share, of a run on so many test samples, and its source; None: not known."""
+    text = f"an assumption of {100 * ASSUMED_SD:g} point a run"
+    if samples is None:
+        return ASSUMED_SD, text
     sd = math.sqrt(ASSUMED_SD**2 + WORST_VARIANCE / samples)
-    return sd, f"{text} and the errors of {samples:,} test samples; --sd states it"
+    return sd, f"{text} and the errors of {samples:,} test samples"
 
 
 def _earlier_sd(ablation: Ablation, runs: Sequence[Run]) -> tuple[float, str] | None:

@@ -1,0 +1,299 @@
+"""`clipmill try`: a folder of pictures with captions as an ablation, in one command."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any
+
+from clipmill.app import Json, Whole, make_app, print_json
+from clipmill.build import STATUSES, Options, build_ablation, ended_with
+from manifests import disk, hub, reader
+from manifests.layout import AblationLayout, PoolLayout
+from manifests.schema import TaskSpec
+from manifests.text import printable
+from pipeline import ablation_run, tryout
+from pipeline.tryout import MANIFEST, TEST_POOL, Pictures, Shares
+from train.ablation.plan import assumed_sd
+from train.config import configure
+from train.late_torch import torch
+from train.sizing.device_fit import probed_speed, usable_cores
+from train.stats.comparison import smallest_visible
+
+TRY = make_app(
+    "try",
+    """
+  clipmill try photos --plan
+  clipmill try photos --out out/photos
+  clipmill try photos --trusted checked
+  clipmill try photos --scorer ViT-B-32/laion2b_s34b_b79k
+  clipmill try photos --test cars.yaml --seeds 5 --minutes 30
+
+FOLDER has a text file beside each picture, a table with a column of files and
+one of captions, a folder for each class, or tars (img2dataset's or others).
+What is found and planned is printed before anything is trained, and written to
+OUT as manifests to go on from.
+""",
+    STATUSES,
+)
+PLAN = "try.json"
+# The scorer where its weights are on this machine already, and their repository.
+USUAL_SCORER = "ViT-B-32/laion2b_s34b_b79k"
+REPOSITORY = "laion/CLIP-ViT-B-32-laion2B-s34B-b79K"
+ARMS = 4  # raw, clip50, a random half, A/A: runs for each seed
+LEAST_SAMPLES, MOST_SAMPLES = 12_800, 64_000  # samples seen that are planned for a run
+WARMUP = 20  # steps, as the preset micro has, or a fifth of a shorter run
+BATCHES = (128, 64, 32)  # samples: the first that is less than FILLED of the smallest view
+FILLED = 0.8  # near copies of test pictures are left out of views
+MOST_JOBS = 8
+# Seconds of a try, a picture, a run, and ViT-B-32's score of a picture, where a core has the speed
+# NOMINAL, in samples/s of micro (benchmarks/results/cpu_micro.json, docs/start/images.md).
+NOMINAL, BASE_S, PICTURE_S, RUN_S, SCORE_S = 617.0, 30.0, 0.005, 2.0, 0.13
+LOADING = 0.8  # of the speed of steps alone is left when pictures are decoded beside them
+
+
+@TRY.default
+def try_folder(
+    folder: str,
+    /,
+    *,
+    out: str | None = None,
+    captions: str | None = None,
+    scorer: str | None = None,
+    trusted: str | None = None,
+    test: str | None = None,
+    seeds: Annotated[int, Whole] = 3,
+    minutes: float = 10.0,
+    samples_seen: Annotated[int | None, Whole] = None,
+    pairs: Annotated[int, Whole] = 10_000,
+    plan: bool = False,
+    as_json: Json = False,
+) -> int:
+    """Ask of a folder of pictures with captions whether the half with the higher CLIP score trains
+    a better CLIP than all of them: pool, test, scorer, arms, seeds, report. Run again, it goes on.
+
+    Args:
+        folder: Pictures with captions.
+        out: Where all is written (default: $CLIPMILL_OUT/NAME, else out/NAME).
+        captions: txt, class_folders, or the table in FOLDER (default: what is there).
+        scorer: The CLIP that scores: MODEL/TAG of open_clip, a run, hf-hub:NAME or local-dir:FOLDER
+            (default: ViT-B-32 where it is on this machine, else one that is trained on a share).
+        trusted: A folder of pictures with right captions, for the scorer to learn from.
+        test: A folder of pictures with captions, or a task (default: a share of FOLDER).
+        seeds: Runs of each arm.
+        minutes: How long it may take; the samples seen are planned by it.
+        samples_seen: Of each run, in place of what --minutes gives.
+        pairs: Pictures that are used at most.
+        plan: Print what would be done, and write nothing.
+    """
+    settings: dict[str, Any] = {
+        "folder": os.path.abspath(folder),
+        "captions": captions,
+        "scorer": scorer,
+        "trusted": trusted and os.path.abspath(trusted),
+        "test": test and os.path.abspath(test),
+        "seeds": seeds,
+        "minutes": minutes,
+        "samples_seen": samples_seen,
+        "pairs": pairs,
+    }
+    if scorer and trusted:
+        raise ValueError("--trusted is what a scorer learns from, and --scorer names one: give one")
+    if seeds < 2 or not (0 < minutes < 1e6 and pairs > 0 and (samples_seen or 1) > 0):
+        raise ValueError("at least 2 --seeds are needed for an interval, and numbers above 0")
+    path = Path(settings["folder"])
+    target = disk.output_folder(out or disk.join(os.environ.get("CLIPMILL_OUT", "out"), path.name))
+    if Path(target).is_relative_to(path):
+        beside = shlex.quote(str(path.parent / "out" / path.name))
+        raise ValueError(f"--out {target} lies in FOLDER, which is read: give --out {beside}")
+    lines = earlier_plan(target, settings) or make_plan(target, settings, write=not plan)
+    print("\n".join(lines), flush=True)
+    if plan:
+        print_json({"plan": lines}, as_json)
+        return 0
+    return carry_out(target, as_json)
+
+
+def command_of(out: str) -> str:
+    """The command that goes on with the manifests in `out`."""
+    return ablation_run.shown(["build", disk.join(out, MANIFEST), "--out", out, "--engine=inline"])
+
+
+# --- the plan -------------------------------------------------------------------------------------
+
+
+def earlier_plan(out: str, settings: Mapping[str, Any]) -> list[str]:
+    """The lines of the plan that lies in `out`; [] where there is none, or not the whole.
+
+    ValueError where it is another's: of other options, or no plan at all.
+    """
+    path = disk.join(out, PLAN)
+    if not disk.exists(path):
+        if disk.exists(out) and disk.list_names(out):
+            raise ValueError(f"--out {out} is not empty and no try's; name a new folder")
+        return []
+    begun = disk.read_json(path)
+    for name, value in settings.items():
+        if (before := begun["settings"].get(name)) != value:
+            raise ValueError(
+                f"{out} was planned with {name} {before}, and it is {value} now: give another "
+                f"--out, or change {disk.join(out, MANIFEST)} and run `{command_of(out)}`"
+            )
+    return list(begun["lines"])
+
+
+def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str]:
+    """Look at the folder, plan, and write the manifests; the plan in lines."""
+    task, test, trusted = None, settings["test"], settings["trusted"]
+    if test and test.endswith((".yaml", ".yml")):
+        given = disk.to_plain(reader.read_manifest(test, TaskSpec))
+        task = {key: value for key, value in given.items() if value}
+    scorer, whose = _scorer_of(settings["scorer"], trusted)
+    most = settings["pairs"]
+    pictures = tryout.read_pictures(settings["folder"], settings["captions"], most)
+    tested = tryout.read_pictures(test, None, most).pairs if test and not task else None
+    learned = tryout.read_pictures(trusted, None, most).pairs if trusted else None
+    shares = tryout.divide(pictures, [] if task else tested, [] if scorer else learned)
+    training, forecast = _training(settings, shares, scorer)
+    samples, count = training["train"]["samples_seen"], len(training["seeds"])
+    sd, source = assumed_sd(len(shares.test) or None)
+    effect = smallest_visible(sd, seeds=count, arms=1, df=(ARMS - 1) * (count - 1))
+    lines = [
+        _found(pictures),
+        f"test: {_tested(shares) if task is None else 'the task ' + task['name']}",
+        f"scorer: {whose}",
+        f"arms: raw ({len(shares.trained):,} pairs), clip50 (the half with the higher CLIP score), "
+        f"a random half, raw again (A/A); {count} seeds, {ARMS * count} runs of the model micro "
+        f"with {samples:,} samples seen each",
+        forecast,
+        f"at best it shows differences of {100 * effect:.1f} points or more, with a chance of 80 % "
+        f"({source}); more seeds, more test pictures and more samples seen show smaller ones",
+    ]
+    if write:
+        path = disk.join(out, PLAN)
+        disk.write_json(path, {"settings": settings, "lines": []})  # from here the folder is ours
+        name = printable(Path(pictures.folder).name)
+        question = f"Do the pictures of {name} with the higher CLIP score train a better CLIP?"
+        head = (
+            "What `clipmill try` planned before the first run. Change it, or a recipe beside it, "
+            f"and go on by\n  {printable(command_of(out))}\n"
+            "Finished runs count again: more seeds cost only the new ones."
+        )
+        training = {"question": question, **training}
+        tryout.write_manifests(out, shares, training, scorer=scorer, task=task, head=head)
+        disk.write_json(path, {"settings": settings, "lines": lines})
+    return lines
+
+
+def _scorer_of(named: str | None, trusted: str | None) -> tuple[dict[str, str] | None, str]:
+    """The options of clip_score, or None where a scorer is trained; and which it is, in words."""
+    if trusted:
+        return None, f"a CLIP that learns from the pictures of {trusted}"
+    if named is None and _is_here(REPOSITORY):
+        named = USUAL_SCORER
+    if named is None:
+        return None, (
+            "a CLIP that learns from a fifth of the pictures, whose captions are as wrong as the "
+            "others: of a few hundred it knows little. Better: --trusted FOLDER of right captions, "
+            f"or --scorer MODEL/TAG of open_clip ({USUAL_SCORER})"
+        )
+    if named.startswith(("local-dir:", "hf-hub:")):
+        return {"model": named}, named
+    if (folder := Path(named).absolute()).is_dir():
+        export = folder / "export"  # of a run
+        return {"model": f"local-dir:{export if export.is_dir() else folder}"}, f"{named}"
+    model, slash, tag = named.partition("/")
+    if not (model and slash and tag):
+        raise ValueError(
+            f"--scorer {named!r} is no folder and not MODEL/TAG of open_clip, as {USUAL_SCORER}"
+        )
+    return {"model": model, "pretrained": tag}, f"{named} of open_clip"
+
+
+def _is_here(repository: str) -> bool:
+    return find_spec("open_clip") is not None and hub.is_stored(repository)
+
+
+def _training(
+    settings: Mapping[str, Any], shares: Shares, scorer: Mapping[str, str] | None
+) -> tuple[dict[str, Any], str]:
+    """Seeds and settings of the runs that fit into the minutes at the speed of this machine, and
+    how long they take, in words.
+    """
+    cores = usable_cores()
+    jobs = 1 if torch.cuda.is_available() else min(MOST_JOBS, cores)
+    rows = min(len(shares.trained) // 2, len(shares.trusted) or len(shares.trained))
+    batch = next((size for size in BATCHES if size <= FILLED * rows), BATCHES[-1])
+    train: dict[str, Any] = {"preset": "micro", "batch_size": batch}
+    speed = probed_speed(configure(train), max(1, cores // jobs))
+    rate = LOADING * speed.samples_per_s * jobs
+    runs = ARMS * settings["seeds"] + bool(shares.trusted)
+    pictures = len(shares.trained) + len(shares.test) + len(shares.trusted)
+    scoring = SCORE_S * len(shares.trained) / cores if scorer else 0.0
+    # This machine may be slower, or busier, than that of the constants.
+    fixed = BASE_S + PICTURE_S * pictures + scoring + RUN_S * runs / jobs
+    fixed *= max(1.0, NOMINAL / speed.samples_per_s)
+    samples = int(max(0.0, 60 * settings["minutes"] - fixed) * rate / runs)
+    samples = settings["samples_seen"] or min(MOST_SAMPLES, max(LEAST_SAMPLES, samples))
+    steps = max(1, samples // batch)
+    train |= {"samples_seen": steps * batch, "warmup": min(WARMUP, steps // 5)}
+    minutes = (fixed + runs * steps * batch / rate) / 60
+    words = (
+        f"time: about {max(1.0, minutes):.0f} minutes on this machine as it is now "
+        f"({speed.source}; {jobs} at a time)"
+    )
+    return {"seeds": list(range(settings["seeds"])), "train": train, "jobs": jobs}, words
+
+
+def _found(pictures: Pictures) -> str:
+    """What a folder holds, in words."""
+    used, words = len(pictures.pairs), f"{pictures.drawn_from:,} pictures with captions"
+    words += f", {used:,} of them are drawn" if pictures.drawn_from > used else ""
+    words += f", from {pictures.form}"
+    lost = [f"{count:,} {name}" for name, count in pictures.rejected.items()]
+    if lost:
+        words += f"; left out: {', '.join(lost)} (docs/operations.md has these reasons)"
+        if 10 * pictures.rejected["damaged"] > used:
+            words += "; text that is not UTF-8 counts as damaged"
+    return printable(f"{pictures.folder}: {words}")
+
+
+def _tested(shares: Shares) -> str:
+    """What the test asks, in words."""
+    among = f"{shares.classes:,} captions" if shares.classes else "the captions of all"
+    chance = 1 / (shares.classes or len(shares.test))
+    return (
+        f"{len(shares.test):,} pictures that are not trained on; the model finds the caption of "
+        f"each among {among} (by chance {chance:.1%} right)"
+    )
+
+
+# --- carrying it out ------------------------------------------------------------------------------
+
+
+def carry_out(out: str, as_json: bool) -> int:
+    """Build the test, run the ablation, write the page of its pool; the exit status."""
+    page, recipe = disk.join(out, "pictures.html"), disk.join(out, "heldout.yaml")
+    heldout, manifest = disk.join(out, TEST_POOL), disk.join(out, MANIFEST)
+    try:
+        if disk.exists(recipe) and not disk.exists(PoolLayout(heldout).pool_json):
+            ablation_run.run(["build", recipe, "--out", heldout, "--engine=inline"])
+        status = build_ablation(Options(out=out, manifest=manifest, engine="inline"), None)
+        if status:
+            return status
+        ablation_run.run(["look", disk.join(out, "pools", "pictures"), "--out", page])
+    except subprocess.CalledProcessError as error:
+        return ended_with(error)
+    report = AblationLayout(out).report
+    print(
+        f"\nthe verdict, with its intervals: {report}\n"
+        f"the pictures, with a threshold to move: {page}\n"
+        f"to go on, change {manifest} (seeds, samples_seen, arms) or pictures.yaml beside it "
+        f"(rules, thresholds), then: {command_of(out)}"
+    )
+    print_json({"out": out, "report": report, "page": page}, as_json)
+    return 0

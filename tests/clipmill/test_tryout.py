@@ -1,0 +1,288 @@
+"""`clipmill try`: what it finds in a folder, holds back, writes and refuses."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clipmill import tryout as command
+from manifests import disk, reader
+from manifests.schema import Ablation, Recipe
+from pipeline import tryout
+from pipeline.tryout import Pair, Pictures
+from tests.support import commands
+from tests.support.other_tars import pack
+from train.sizing.device_fit import Speed
+
+PICTURES = 420
+KINDS = ("circle", "stripe", "field of noise")
+Plan = Callable[..., str]
+
+
+def pixels(number: int) -> np.ndarray:
+    """One of three patterns in other places and colours each time: no two are near copies."""
+    rng = np.random.default_rng(number)
+    y, x = np.mgrid[:32, :32]
+    centre, radius = rng.uniform(6, 26, 2), rng.uniform(3, 10)
+    shape = {
+        0: np.hypot(y - centre[0], x - centre[1]) < radius,
+        1: np.sin(x * rng.uniform(0.3, 1) + y * rng.uniform(-1, 1)) > rng.uniform(-0.3, 0.3),
+        2: rng.random((4, 4)).repeat(8, 0).repeat(8, 1) > 0.5,
+    }[number % 3]
+    colours = rng.integers(0, 256, (2, 3))
+    return np.where(shape[..., None], colours[0], colours[1]).astype(np.uint8)
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """PICTURES files NUMBER.JPG in one folder."""
+    folder = tmp_path_factory.mktemp("drawn")
+    for number in range(PICTURES):
+        Image.fromarray(pixels(number)).save(folder / f"{number:03d}.JPG", "JPEG")
+    return folder
+
+
+@pytest.fixture
+def plan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Plan:
+    """Runs `clipmill try WORDS` without carrying the plan out; what it prints, or its one error."""
+    monkeypatch.setattr(command, "probed_speed", lambda *_: Speed(samples_per_s=617, source="x"))
+    monkeypatch.setattr(command, "_is_here", lambda name: False)
+    monkeypatch.setattr(command, "carry_out", lambda out, as_json: 0)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: object, status: int = 0) -> str:
+        capsys.readouterr()
+        assert commands.try_folder([str(word) for word in words]) == status
+        done = capsys.readouterr()
+        return done.err if status else done.out
+
+    return call
+
+
+def captioned(drawn: Path, folder: Path) -> Path:
+    """The pictures with a text file beside each, in folders that are not ASCII."""
+    for path in sorted(drawn.iterdir()):
+        target = folder / f"Bilder für {int(path.stem) % 4}" / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, target)
+        number = int(path.stem)
+        text = f"{KINDS[number % 3]} number {number}, größer"
+        target.with_suffix(".txt").write_text(text, "utf-8-sig" if number % 2 else "utf-8")
+    return folder
+
+
+def listed(path: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_text_files_beside_pictures_become_a_retrieval(
+    drawn: Path, tmp_path: Path, plan: Plan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = captioned(drawn, tmp_path / "my pictures")
+    (folder / "Bilder für 1" / "001.txt").write_bytes("größer".encode("latin-1"))
+    (folder / "Bilder für 2" / "002.txt").unlink()
+    shown = plan(folder, "--plan")
+    assert "418 pictures with captions, from text files beside them" in shown
+    assert "1 damaged" in shown
+    assert "1 no_caption" in shown
+    assert "100 pictures that are not trained on; the model finds the caption of each" in shown
+    assert "12 runs of the model micro" in shown
+    assert not (tmp_path / "out").exists()
+    out = tmp_path / "a try"
+    assert plan(folder, "--out", out) == shown
+    ablation = reader.read_manifest(out / "ablation.yaml", Ablation)
+    monkeypatch.setenv("SCORER", "/scorer")
+    recipes = {}
+    for name in ("pictures", "trusted", "heldout"):
+        recipes[name] = reader.read_manifest(out / f"{name}.yaml", Recipe)
+        assert recipes[name].source.paths == (str(out / f"{name}.jsonl"),)
+    assert ablation.seeds == (0, 1, 2)
+    assert ablation.evaluate[0].data == str(out / "pools" / "heldout")
+    assert ablation.evaluate[0].near_overlap == "refuse"
+    assert "my pictures" in ablation.question
+    lists = {name: listed(out / f"{name}.jsonl") for name in recipes}
+    assert {name: len(lines) for name, lines in lists.items()} == {
+        "pictures": 418 - 100 - 83, "trusted": 83, "heldout": 100,
+    }  # fmt: skip
+    assert lists["heldout"][0]["caption"].endswith(", größer")
+    assert plan(folder, "--out", out) == shown  # the plan is there: nothing is planned again
+    assert "planned with seeds 3, and it is 4 now" in plan(
+        folder, "--out", out, "--seeds", 4, status=2
+    )
+
+
+def test_class_folders_and_repeated_captions_become_a_classification(
+    drawn: Path, tmp_path: Path, plan: Plan
+) -> None:
+    folder = tmp_path / "classes"
+    for path in drawn.iterdir():
+        target = folder / KINDS[int(path.stem) % 3].replace(" ", "_") / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.symlink_to(path) if int(path.stem) == 0 else shutil.copy(path, target)
+    shown = plan(folder, "--out", tmp_path / "out")
+    assert "419 pictures with captions, from the names of 3 folders (" in shown
+    assert "left out: 1 outside_folder" in shown
+    assert "caption of each among 3 captions (by chance 33.3% right)" in shown
+    task = reader.read_manifest(tmp_path / "out" / "ablation.yaml", Ablation).evaluate[0]
+    assert (task.kind, task.columns, task.templates) == (
+        "classification",
+        {"label": "txt"},
+        ("{}",),
+    )
+    captions = {line["caption"] for line in listed(tmp_path / "out" / "heldout.jsonl")}
+    assert captions == {f"a photo of a {kind}" for kind in KINDS}
+
+
+def test_a_table_is_known_by_its_columns(drawn: Path, tmp_path: Path, plan: Plan) -> None:
+    folder = tmp_path / "table"
+    shutil.copytree(drawn, folder)
+    lines = [f'{number:03d}.JPG,"a {KINDS[number % 3]}, no {number}"' for number in range(PICTURES)]
+    (folder / "all.csv").write_text("\n".join(["file_name,text", *lines, "gone.jpg,lost"]))
+    (folder / "notes.csv").write_text("day,weather\n1,rain\n")
+    shown = plan(folder, "--plan")
+    assert "420 pictures with captions, from all.csv (columns file_name and text)" in shown
+    assert "left out: 1 missing_file" in shown
+    shutil.copy(folder / "all.csv", folder / "more.csv")
+    assert "name one, as in --captions all.csv" in plan(folder, "--plan", status=2)
+    assert "from more.csv" in plan(folder, "--plan", "--captions", "more.csv")
+    assert "--captions is 'notes.csv'" in plan(
+        folder, "--plan", "--captions", "notes.csv", status=2
+    )
+
+
+def test_tars_are_unpacked(drawn: Path, tmp_path: Path, plan: Plan) -> None:
+    folder = tmp_path / "tars"
+    for shard in range(2):
+        members = []
+        for number in range(shard * 210, shard * 210 + 210):
+            members.append((f"{number:05d}.jpg", (drawn / f"{number:03d}.JPG").read_bytes()))
+            members.append((f"{number:05d}.txt", f"{KINDS[number % 3]} no {number}".encode()))
+        pack(folder / f"{shard:05d}.tar", members)
+    shown = plan(folder, "--out", tmp_path / "out")
+    assert "420 pictures with captions, from 2 tars" in shown
+    number = 0
+    for name in ("pictures", "trusted", "heldout"):
+        for line in listed(tmp_path / "out" / f"{name}.jsonl"):
+            number = int(line["caption"].rpartition(" ")[2])
+            content = (tmp_path / "out" / line["file"]).read_bytes()
+            assert content == (drawn / f"{number:03d}.JPG").read_bytes()
+
+
+def test_a_sample_of_many_pictures_is_drawn(drawn: Path, tmp_path: Path, plan: Plan) -> None:
+    folder = captioned(drawn, tmp_path / "many")
+    shown = plan(folder, "--plan", "--pairs", 410)
+    assert "420 pictures with captions, 410 of them are drawn" in shown
+
+
+def test_a_test_and_right_captions_of_ones_own(drawn: Path, tmp_path: Path, plan: Plan) -> None:
+    folder = captioned(drawn, tmp_path / "mine")
+    test, trusted = tmp_path / "test", tmp_path / "trusted"
+    for number in range(420, 560):
+        part = (test if number < 480 else trusted) / KINDS[number % 3]
+        part.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(number)).save(part / f"{number}.png")
+    leaked = folder / "Bilder für 0" / "000.JPG"  # under another name: it is no longer trained on
+    shutil.copy(leaked, test / KINDS[0] / "copy.jpg")
+    out = tmp_path / "out"
+    shown = plan(folder, "--out", out, "--test", test, "--trusted", trusted)
+    assert "61 pictures that are not trained on" in shown
+    assert "learns from the pictures of" in shown
+    trained = {line["file"] for line in listed(out / "pictures.jsonl")}
+    assert len(trained) == 419
+    assert str(leaked) not in trained
+    (tmp_path / "task.yaml").write_text(f"{{name: own, kind: classification, data: {test}}}")
+    plan(folder, "--out", tmp_path / "two", "--test", "task.yaml", "--trusted", trusted)
+    task = reader.read_manifest(tmp_path / "two" / "ablation.yaml", Ablation).evaluate[0]
+    assert (task.name, task.data) == ("own", str(test))
+
+
+def test_a_scorer_that_exists(drawn: Path, tmp_path: Path, plan: Plan) -> None:
+    folder = captioned(drawn, tmp_path / "mine")
+    model = tmp_path / "run" / "export"
+    model.mkdir(parents=True)
+    for given, options in (
+        ("ViT-B-32/openai", {"model": "ViT-B-32", "pretrained": "openai"}),
+        ("run", {"model": f"local-dir:{model}"}),
+    ):
+        out = tmp_path / f"by {given.replace('/', '-')}"
+        assert len(plan(folder, "--out", out, "--scorer", given).splitlines()) == 6
+        assert reader.read_manifest(out / "ablation.yaml", Ablation).scorer is None
+        recipe = reader.read_manifest(out / "pictures.yaml", Recipe)
+        assert recipe.filters[-1].options == options
+        assert len(listed(out / "pictures.jsonl")) == 320
+    assert "not MODEL/TAG of open_clip" in plan(folder, "--plan", "--scorer", "b32", status=2)
+
+
+def test_what_cannot_be_used_is_refused_with_the_number(
+    drawn: Path, tmp_path: Path, plan: Plan
+) -> None:
+    assert "420 pictures and captions must come with them" in plan(drawn, "--plan", status=2)
+    few = tmp_path / "few"
+    for path in sorted(captioned(drawn, tmp_path / "all").rglob("01*")):
+        few.mkdir(exist_ok=True)
+        shutil.copy(path, few)
+    message = plan(few, "--plan", status=2)
+    assert "10 different pictures with captions" in message
+    assert "fewer than 200" in message
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    assert "has no pictures" in plan(empty, "--plan", status=2)
+    assert "is no folder on this machine" in plan(tmp_path / "none", "--plan", status=2)
+    inside = tmp_path / "all" / "out"
+    assert "lies in FOLDER, which is read" in plan(tmp_path / "all", "--out", inside, status=2)
+    assert "is not empty and no try's" in plan(tmp_path / "all", "--out", few, status=2)
+    assert "at least 2 --seeds" in plan(tmp_path / "all", "--seeds", 1, status=2)
+
+
+def test_pictures_of_equal_bytes_are_on_one_side() -> None:
+    rng = np.random.default_rng(0)
+    pairs = [
+        Pair(file=str(number), caption=f"c{number}", sha256=f"{rng.integers(600):064x}")
+        for number in range(2000)
+    ]
+    pictures = Pictures(folder="f", form="", pairs=pairs, drawn_from=2000, rejected=Counter())
+    shares = tryout.divide(pictures, None, None)
+    sides = [
+        {pair.sha256 for pair in part} for part in (shares.trained, shares.test, shares.trusted)
+    ]
+    assert not sides[0] & sides[1]
+    assert not sides[0] & sides[2]
+    assert not sides[1] & sides[2]
+    assert len({pair.sha256 for pair in shares.test}) == len(shares.test)
+    assert len({pair.caption for pair in shares.test}) == len(shares.test)
+    assert shares.classes == 0
+
+
+@pytest.mark.slow
+def test_the_whole_of_it_and_that_it_goes_on(
+    drawn: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = captioned(drawn, tmp_path / "mine"), tmp_path / "out"
+    near = Image.open(folder / "Bilder für 0" / "000.JPG").resize((40, 40))
+    for number in range(4):  # near copies: those of test pictures may not be trained on
+        near.save(folder / f"near{number}.jpg", quality=80 + number)
+        (folder / f"near{number}.txt").write_text(f"a near copy, the {number}th")
+    words = [str(folder), "--out", str(out), "--seeds", "2", "--samples-seen", "640"]
+    assert commands.try_folder([*words, "--json"]) == 0
+    printed = capfd.readouterr().out
+    assert json.loads(printed.splitlines()[-1])["report"] == str(out / "report.html")
+    report = disk.read_json(out / "report.json")
+    assert {arm["arm"] for arm in report["arms"]} == {"raw", "clip50", "random_like_clip50", "a_a"}
+    assert (out / "pictures.html").exists()
+    runs = {path: path.stat().st_mtime_ns for path in out.glob("runs/*/*/run.json")}
+    assert len(runs) == 8
+    assert commands.try_folder(words) == 0
+    assert {path: path.stat().st_mtime_ns for path in runs} == runs
+    manifest = out / "ablation.yaml"
+    manifest.write_text(manifest.read_text().replace("seeds: [0, 1]", "seeds: [0, 1, 2]"))
+    assert commands.try_folder(words) == 0  # a person's change stays
+    assert len(list(out.glob("runs/*/*/run.json"))) == 12
