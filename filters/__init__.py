@@ -19,6 +19,7 @@ from filters.language import Language
 from filters.optout import Optout
 from filters.page import Page
 from filters.picture import Pdq, Picture
+from filters.ranks import Mix, SoftCap
 from filters.table import CaptionFile, Table
 from filters.targets import Targets
 from filters.text_overlap import TextOverlap
@@ -51,6 +52,8 @@ FILTERS: dict[str, type[FilterBase]] = {
     "embed": Embed,
     "clip_loss": ClipLoss,
     "head": Head,
+    "mix": Mix,
+    "soft_cap": SoftCap,
     "duplicate": Duplicate,
     "decontaminate": Decontaminate,
     "table": Table,

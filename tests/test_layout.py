@@ -48,7 +48,7 @@ ORDER = {
         "base", "columns", "user_file", "text_overlap", "caption",
         "faces", "language", "optout", "page", "picture", "table", "tokens", "clip",
         "captioner", "clusters", "near_hashes", "duplicates", "decontaminate",
-        "concepts", "targets", "__init__",
+        "concepts", "targets", "ranks", "__init__",
     ],
     "pipeline": [
         "progress", "executor", "pool", "shuffle", "table_files", "images", "metadata_join",

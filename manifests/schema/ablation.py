@@ -323,11 +323,11 @@ class Arm:
     one.
 
     view: POOL/VIEW, in a manifest also the plain text. blend: the path of a blend's file. views: a
-    blend as POOL/VIEW -> weight. train: the setting that differs from the ablation's (see `vary`).
-    model: what clipmill evaluate evaluates (a run, a folder, open_clip:NAME/TAG); with {seed} one
-    for each seed, without one run that has no other seeds.
-    predictions: the path of a Parquet file per run, with {seed} and, for several tasks, {task}; its
-    columns are `sample`, `label`, `predicted` and `correct`.
+    blend as POOL/VIEW -> weight; weights: what a weight is, as in a blend. train: the setting that
+    differs from the ablation's (see `vary`). model: what clipmill evaluate evaluates (a run, a
+    folder, open_clip:NAME/TAG); with {seed} one for each seed, without one run that has no other
+    seeds. predictions: the path of a Parquet file per run, with {seed} and, for several tasks,
+    {task}; its columns are `sample`, `label`, `predicted` and `correct`.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
@@ -335,6 +335,7 @@ class Arm:
     view: str | None = None
     blend: str | None = None
     views: dict[str, float] | None = None
+    weights: Literal["samples", "repeats"] = "samples"
     model: str | None = None
     predictions: str | None = None
     train: dict[str, Any] = field(default_factory=dict)
@@ -351,6 +352,8 @@ class Arm:
         if not self.is_trained and (self.train or self.ranks):
             kind = "predictions" if self.model is None else "a model"
             raise ValueError(f"an arm of {kind} is not trained: it has no train and no ranks")
+        if self.views is None and self.weights != "samples":
+            raise ValueError(f"weights is {self.weights!r}, which only an arm with views has")
         if self.model == "":
             raise ValueError("model is empty; name a run, a folder or open_clip:NAME/TAG")
         check_ranges(self)

@@ -88,7 +88,7 @@ def _setting(config: TrainConfig, key: str) -> Any:
 
 def _data(arm: Arm) -> str:
     """What an arm trains on, as text."""
-    return disk.content_hash([arm.view, arm.blend, arm.views])
+    return disk.content_hash([arm.view, arm.blend, arm.views, arm.weights])
 
 
 # --------------------------------------------------------------------------------------------------
@@ -507,7 +507,7 @@ def _blend_of(ablation: Ablation, out: str, arm: str) -> Blend | None:
     if given.views is not None:
         pools = {name.partition("/")[0] for name in given.views} & set(ablation.pools)
         folders = {pool: ablation.pool_folder(out, pool) for pool in sorted(pools)}
-        return Blend(name=arm, pools=folders, views=given.views)
+        return Blend(name=arm, pools=folders, views=given.views, weights=given.weights)
     pool, view = given.split_view()
     if not view or pool not in ablation.pools:
         raise ValueError(

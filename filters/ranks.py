@@ -1,0 +1,226 @@
+"""What the scores of a whole pool make of a row's: a mean of ranks, and soft cap sampling.
+
+They read columns of other filters, of the sidecars or of joined tables, and write none of them.
+
+Invariants, in `tests/filters/test_ranks.py`:
+
+* A rank is the mid-rank among all stored rows with a value, exactly.
+* A row is drawn as often as by drawing one row after the other with the penalty, and nothing
+  depends on shards, partitions or the order of rows.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+from numpy.typing import NDArray
+
+from filters.base import Columns, PoolFilter, described
+from filters.columns import mixed, route_by_uid
+
+logger = logging.getLogger(__name__)
+
+# --------------------------------------------------------------------------------------------------
+# How often each value of some columns occurs in the pool: the summary of both filters.
+
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+COUNTS = pa.schema([("column", pa.string()), ("value", pa.float64()), ("rows", pa.int64())])
+
+
+def numbers_of(rows: pa.Table, column: str) -> Floats:
+    """(rows,) the values of a column as numbers; NaN for NULL and infinity. ValueError for text."""
+    kind = rows[column].type
+    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+        raise ValueError(f"the column {column} holds {kind}; name a column of numbers")
+    if pa.types.is_boolean(kind):
+        rows = rows.select([column]).cast(pa.schema([(column, pa.int8())]))
+    values = np.asarray(rows[column].to_numpy(), np.float64)
+    return np.where(np.isfinite(values), values + 0.0, np.nan)  # 0.0 for -0.0
+
+
+def count_values(columns: Mapping[str, Floats]) -> pa.Table:
+    """COUNTS of some columns, by value; NaN is not counted."""
+    tables = [COUNTS.empty_table()]
+    for name, values in columns.items():
+        different, rows = np.unique(values[~np.isnan(values)], return_counts=True)
+        tables.append(pa.table([pa.repeat(name, len(rows)), different, rows], COUNTS))
+    return pa.concat_tables(tables)
+
+
+def merge_counts(tables: pa.Table) -> pa.Table:
+    """The rows of several tables COUNTS as one for each value, by column and value."""
+    merged = [COUNTS.empty_table()]
+    for name in sorted(pc.unique(tables["column"]).to_pylist()):
+        own = tables.filter(pc.equal(tables["column"], name))
+        different, place = np.unique(own["value"].to_numpy(), return_inverse=True)
+        rows = np.zeros(len(different), np.int64)
+        np.add.at(rows, place, own["rows"].to_numpy())
+        merged.append(pa.table([pa.repeat(name, len(rows)), different, rows], COUNTS))
+    return pa.concat_tables(merged)
+
+
+# --------------------------------------------------------------------------------------------------
+# Scores that have no common scale, as one: the weighted mean of their ranks.
+
+
+@dataclass(kw_only=True)
+class Mix(PoolFilter):
+    """mix: the weighted mean of the ranks of some columns, between 0 and 1; larger is better.
+
+    of: column -> weight, as in {clip_score: 2, clip_loss: 1}. A weight below 0 is of a column of
+    which less is better. The rank of a value is the share of the stored rows with a smaller one and
+    half of those with an equal one, among the rows that have a value. A row without a value in one
+    of the columns has NULL. In memory are 16 bytes for each different value of a column.
+    """
+
+    name = "mix"
+    adds, meanings = described(mix=(pa.float32(), "weighted mean of the ranks of some columns"))
+    of: dict[str, float]
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for column, weight in self.of.items():
+            if not (math.isfinite(weight) and weight):
+                raise ValueError(f"the weight of {column} is {weight}; it must be a number but 0")
+        if not self.of:
+            raise ValueError("it names no column; write {clip_score: 2, clip_loss: 1}")
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return tuple(self.of)
+
+    def summarise(self, rows: pa.Table) -> pa.Table:
+        return count_values({column: numbers_of(rows, column) for column in self.of})
+
+    def merge(self, summaries: pa.Table) -> pa.Table:
+        return merge_counts(summaries)
+
+    def combine(self, summaries: pa.Table) -> dict[str, tuple[Floats, Floats]]:
+        """Column -> (its values in order, the rank of each)."""
+        counts, ranks = merge_counts(summaries), {}
+        for column in self.of:
+            own = counts.filter(pc.equal(counts["column"], column))
+            rows = own["rows"].to_numpy()
+            middle = (np.cumsum(rows) - rows / 2) / max(1, rows.sum())
+            ranks[column] = own["value"].to_numpy(), middle
+        return ranks
+
+    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
+        """Rows that have a value in every column, by their uid."""
+        is_known = np.ones(rows.num_rows, np.bool_)
+        for column in self.of:
+            is_known &= ~np.isnan(numbers_of(rows, column))
+        return route_by_uid(rows, is_known, partitions)
+
+    def judge(self, rows: pa.Table, state: dict[str, tuple[Floats, Floats]]) -> Columns:
+        total = np.zeros(rows.num_rows)
+        for column, weight in self.of.items():
+            values, ranks = state[column]
+            rank = ranks[np.searchsorted(values, numbers_of(rows, column))]
+            total += weight * rank if weight > 0 else weight * (rank - 1)
+        return {"mix": total / math.fsum(map(abs, self.of.values()))}
+
+
+# --------------------------------------------------------------------------------------------------
+# Soft cap sampling: rows are drawn one after the other with a probability proportional to
+# exp(score), and each draw of a row takes `penalty` off its score.
+#
+# Source: Shechter and Carmon, "Filter Like You Test", arXiv 2503.08805. They draw 100,000 rows at a
+# time, to be fast, and look at the whole pool each time. Here each row has a clock of its own: from
+# its draw k on it rings again after an exponential time of the rate exp(score - k * penalty). The
+# clocks' rings in the order of time are these draws, one by one (exponential clocks; Athreya and
+# Karlin 1968 for urns). So a row needs to know nothing of the others but the time of the last draw.
+# The times are logarithms, which makes a score a shift.
+
+
+GRAIN = 2.0**-18  # of a logarithm of a time: at most some ten million different ones in a pool
+STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64
+
+
+def ring_times(scores: Floats, uids: list[str], penalty: float, most: int, seed: int) -> Floats:
+    """(rows, most) logarithms of the times of a row's first draws, ascending, a multiple of GRAIN.
+
+    scores: logarithms of the weights. The random numbers are hashes of uid and seed.
+    """
+    hashes = [xxhash.xxh3_64_intdigest(f"soft_cap:{uid}".encode(), seed) for uid in uids]
+    state = np.array(hashes, np.uint64)
+    times = np.empty((len(uids), most))
+    elapsed = np.full(len(uids), -np.inf)
+    for draw in range(most):
+        state = state + STEP
+        chance = ((mixed(state) >> np.uint64(11)) + 0.5) / 2.0**53
+        elapsed = np.logaddexp(elapsed, np.log(-np.log(chance)) + penalty * draw)
+        times[:, draw] = elapsed - scores
+    return np.floor(times / GRAIN) * GRAIN
+
+
+@dataclass(kw_only=True)
+class SoftCap(PoolFilter):
+    """soft_cap: how often soft cap sampling draws the row, 0 to `most`. NULL without a score.
+
+    of: the column with the scores, larger ones better. share: draws in all, as a share of the rows
+    with a score; it may be above 1. Rows are drawn one by one with a probability proportional to
+    exp(score / temperature); each draw of a row divides its probability by exp(penalty), and after
+    `most` draws it has none. Draws at the same time as the last one, to 1 in 260,000, count too.
+    """
+
+    name = "soft_cap"
+    adds, meanings = described(soft_cap=(pa.int16(), "how often soft cap sampling draws the row"))
+    of: str
+    share: float = field(metadata={"above": 0})
+    penalty: float = field(default=0.15, metadata={"above": 0, "most": 20})
+    temperature: float = field(default=1.0, metadata={"above": 0})
+    most: int = field(default=16, metadata={"least": 1, "most": 32})
+    seed: int = field(default=0, metadata={"least": 0, "most": 2**64 - 1})
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.share <= self.most:
+            raise ValueError(
+                f"share is {self.share}, but a row is drawn {self.most} times at most; "
+                f"lower it to {self.most} or less, or raise most"
+            )
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.of,)
+
+    def summarise(self, rows: pa.Table) -> pa.Table:
+        chosen = rows.take(self.route(rows, None, 1)[0])
+        return count_values({self.of: self._times(chosen).ravel()})
+
+    def merge(self, summaries: pa.Table) -> pa.Table:
+        return merge_counts(summaries)
+
+    def combine(self, summaries: pa.Table) -> float:
+        """The time of the last draw."""
+        counts = merge_counts(summaries)
+        before = np.cumsum(counts["rows"].to_numpy())
+        if not len(before):
+            return -math.inf
+        rows = int(before[-1]) // self.most
+        last = int(np.searchsorted(before, math.ceil(self.share * rows)))
+        logger.info("soft_cap: %d draws of %d rows by %s", before[last], rows, self.of)
+        return float(counts["value"][last].as_py())
+
+    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
+        """Rows that have a score, by their uid."""
+        is_known = np.isfinite(numbers_of(rows, self.of) / self.temperature)
+        return route_by_uid(rows, is_known, partitions)
+
+    def judge(self, rows: pa.Table, state: float) -> Columns:
+        return {"soft_cap": (self._times(rows) <= state).sum(axis=1).astype(np.int16)}
+
+    def _times(self, rows: pa.Table) -> Floats:
+        scores = numbers_of(rows, self.of) / self.temperature
+        return ring_times(scores, rows["uid"].to_pylist(), self.penalty, self.most, self.seed)
