@@ -22,7 +22,7 @@ from train.ablation.plan import assumed_sd
 from train.config import configure
 from train.late_torch import torch
 from train.sizing.device_fit import probed_speed, usable_cores
-from train.stats.comparison import smallest_visible
+from train.stats.comparison import StudyNoise
 
 TRY = make_app(
     "try",
@@ -161,7 +161,8 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
     training, forecast = _training(settings, shares, scorer)
     samples, count = training["train"]["samples_seen"], len(training["seeds"])
     sd, source = assumed_sd(len(shares.test) or None)
-    effect = smallest_visible(sd, seeds=count, arms=1, df=(ARMS - 1) * (count - 1))
+    noise = StudyNoise(run_sd=sd, seeds=count, arms=1, df=(ARMS - 1) * (count - 1))
+    effect = noise.smallest_visible()
     lines = [
         _found(pictures),
         f"test: {_tested(shares) if task is None else 'the task ' + task['name']}",
