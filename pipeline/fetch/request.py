@@ -190,7 +190,7 @@ HEADERS = ("x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage", "co
 LONGEST_VALUE = 2000  # characters of one header that are kept
 MOST_LICENSES = 10  # links with rel=license that are kept
 LINK = re.compile(r'<[^<>]*>((?:[^,"]|"[^"]*")*)')  # of a Link header; its parameters
-REL = re.compile(r'(?i);\s*rel\s*=\s*"?([^";,]*)')
+PARAMETER = re.compile(r';\s*([^\s;=,"]+)\s*=\s*("[^"]*"|[^;,]*)')
 
 
 def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict[str, Any]:
@@ -213,8 +213,8 @@ def signals(headers: Iterable[tuple[str, str]], page_robots: str | None) -> dict
 
 def _names_license(parameters: str) -> bool:
     """Whether the first `rel` of a link is, among others, license."""
-    rel = REL.search(parameters)
-    return rel is not None and "license" in rel[1].lower().split()
+    values = (text for name, text in PARAMETER.findall(parameters) if name.lower() == "rel")
+    return "license" in next(values, "").strip("\"' ").lower().split()
 
 
 class OptoutPolicy:

@@ -246,16 +246,18 @@ class _RobotsReader:
         self._is_first = True  # no group was begun yet
 
     def read(self, line: str) -> None:
-        if match := AGENT_LINE.match(line):
+        if line and (match := AGENT_LINE.match(line)):
             self._read_name(match[1])
             return
         self.named |= self._group
+        if not line or line.isspace():
+            self._is_outside = True
+            return
         if match := LICENSE_LINE.match(line):
             # Behind a blank line it may be the last group's or everybody's, and counts as both
             self.licenses.append((self._group, self._is_outside, match[1][:500]))
             return
         if not GROUP_LINE.match(line):
-            self._is_outside |= not line.strip()
             return
         self._group_is_open, self._is_outside = False, self._is_first
         if match := USAGE_LINE.match(line):

@@ -541,7 +541,8 @@ def _marked(name: str, column: pa.ChunkedArray) -> tuple[BoolArray, BoolArray, s
     """(rows that are marked, rows that were judged, what a mark is). None for other types."""
     valid = np.asarray(pc.is_valid(column).to_numpy(), dtype=bool)
     if name.startswith("optout_"):
-        return valid, np.ones_like(valid), "an opt-out was found"
+        words = pc.fill_null(column, "").to_numpy() != ""
+        return np.asarray(words, dtype=bool), valid, "an opt-out was found"
     kind = column.type
     if pa.types.is_boolean(kind):
         return pc.fill_null(column, False).to_numpy().astype(bool), valid, "true"

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
@@ -52,6 +52,8 @@ def jpeg() -> bytes:
 
 
 class Web(BaseHTTPRequestHandler):
+    down: ClassVar[set[str]] = set()  # hosts whose robots.txt cannot be had now
+
     def do_GET(self) -> None:
         host = self.headers["Host"].split(":")[0]
         body, headers, status = jpeg(), dict(HEADERS.get(self.path, {})), 200
@@ -59,6 +61,7 @@ class Web(BaseHTTPRequestHandler):
         if self.path in files:
             text = files[self.path].get(host)
             body, status = (text or "").encode(), 200 if text else 404
+            status = 503 if self.path == "/robots.txt" and host in self.down else status
         elif self.path == "/moved.jpg":
             headers, status = {"Location": "http://signal.test/b.jpg"}, 302
         self.send_response(status)
@@ -150,6 +153,21 @@ def test_a_list_refuses_for_what_it_names_and_the_rest_is_told(
         "says no: train-ai (robots.txt: train-ai=n)"
     )
     assert json.loads(last)["attempts"][0]["consent"]["refusing"] == ""
+
+
+def test_a_row_that_is_asked_for_again_counts_once(
+    port: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Web, "down", {"usage.test", "open.test"})
+    pool = built(tmp_path, port)
+    before = consent_of(pool, capsys)
+    assert (before["stored"], before["refused"].get("optout_site: train-ai")) == (2, None)
+    monkeypatch.setattr(Web, "down", set())
+    again = [str(tmp_path / "r.yaml"), "--out", pool, "--engine", "inline", "--retry", "transient"]
+    assert commands.build(again) == 0
+    result = consent_of(pool, capsys)
+    assert (result["stored"], result["refused"]["optout_site: train-ai"]) == (4, 1)
+    assert result["let_in"] == {"nothing_refuses": 3, "nothing_found": 1}
 
 
 def test_files_were_not_asked_for(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

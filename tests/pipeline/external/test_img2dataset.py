@@ -275,6 +275,7 @@ def test_a_recipe_that_asks_too_much_is_told_all_of_it() -> None:
         ({"delay_s": 1.0}, r"delay_s: 0\.0 \(it waits"),
         ({"connect_to": {"a.test": "127.0.0.1:1"}}, r"connect_to: \{\} \("),
         ({"optout": "strict"}, r"optout: respect \("),
+        ({"optout": ("train-ai",)}, r"optout: respect \("),
         ({"verify_hash": ("x", "md5")}, r"compute_hash: md5 \("),
     ):
         with pytest.raises(ValueError, match=message):

@@ -167,3 +167,56 @@ def test_only_the_first_500_kib_are_unpacked() -> None:
 def test_rubbish_holds_no_rules(body: bytes) -> None:
     assert read_robots(body, US).summary(f"{ORIGIN}/a") == {"allowed": True}
     assert read_ai_txt(body, US) == ()
+
+
+@pytest.mark.parametrize(
+    ("lines", "licenses"),
+    [
+        ("License: https://x/a", ["https://x/a"]),
+        ("license:https://x/a\nLicence : https://x/b # c\nLICENSE: https://x/a", ["a", "b"]),
+        ("License: https://x/a\nUser-agent: clipmill\nLicense: https://x/b", ["b"]),
+        ("License: https://x/a\nUser-agent: clipmill\nAllow: /", ["a"]),
+        ("License: https://x/a\nUser-agent: *\nLicense: https://x/b", ["b"]),
+        ("User-agent: *\nLicense: https://x/b\nUser-agent: clipmill\nAllow: /", ["b"]),
+        ("User-agent: *\nAllow: /\nLicense: https://x/b\nUser-agent: clipmill\nAllow: /", []),
+        ("User-agent: other\nLicense: https://x/b", []),
+        ("User-agent: other\nAllow: /\n \nLicense: https://x/b", ["b"]),
+        # A rule behind the blank line: the group goes on
+        ("User-agent: other\n\nAllow: /\nLicense: https://x/b", []),
+        ("User-agent: other\nAllow: /\n\nUser-agent: b\nLicense: https://x/b", []),
+        ("User-agent: other\nLicense: https://x/b\nUser-agent: clipmill\nAllow: /", ["b"]),
+        # Two names of ours, of which one has a licence: the other's group is everybody's
+        (
+            "License: https://x/a\nUser-agent: *\nAllow: /\n"
+            "User-agent: img2dataset\nLicense: https://x/b",
+            ["a", "b"],
+        ),
+        ("License:\nLicense: #x\nLicenses: https://x/a\n# License: https://x/a", []),
+        ("\n".join(f"License: https://x/{i}" for i in range(50)), [str(i) for i in range(10)]),
+        ("License: " + "y" * 900, ["y" * 500]),
+    ],
+)
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_the_licences_that_address_us(lines: str, licenses: list[str], newline: str) -> None:
+    body = ("\ufeff" + lines.replace("\n", newline)).encode()
+    robots = read_robots(body, US)
+    kept = robots.summary(f"{ORIGIN}/a.jpg").get("license", [])
+    assert [text.removeprefix("https://x/") for text in kept] == [
+        text.removeprefix("https://x/") for text in licenses
+    ]
+    assert robots.allows(f"{ORIGIN}/a.jpg")
+
+
+def test_each_field_of_usage_has_its_own_longest_path() -> None:
+    body = (
+        b"Content-Usage: search=n\nDisallow: /\n\nUser-agent: *\nContent-Signal: ai-train=no\n"
+        b"content-usage: /a train-ai=y\nContent-Usage: /a train-ai=n\nContent-Usage: train-ai=y\n"
+        b"Content-Usage: /a\n"
+    )
+    robots = read_robots(body, US)
+    assert robots.summary(f"{ORIGIN}/a.jpg") == {
+        "allowed": True,  # a rule before the first group is nobody's
+        "signal": ["ai-train=no"],
+        "usage": ["/a train-ai=y", "/a train-ai=n", "search=n"],
+    }
+    assert robots.summary(f"{ORIGIN}/b.jpg")["usage"] == ["train-ai=y", "search=n"]

@@ -95,6 +95,25 @@ def test_pages(page: dict[str, object], no: bool) -> None:
         assert (refusal(raw, AGENT, "respect") or ("", ""))[0] == "optout_page"
 
 
+def test_links_to_licences_are_kept_and_others_are_not() -> None:
+    headers = [
+        ("Link", '</a>; rel=preload, </l1>; rel="license"; type="application/rsl+xml"'),
+        ("LINK", '<l2>;title="a, <b>; rel=license";REL=x'),
+        ("link", '<l3>; rel=alternate; rel=license, <l4>; rev="license", l5; rel=license'),
+        ("Link", "<l6>;rel=License"),
+        ("Link", "<l7>; rel=license, <l8"),
+    ]
+    assert signals(headers, None) == {
+        "license": [
+            '</l1>; rel="license"; type="application/rsl+xml"',
+            "<l6>;rel=License",
+            "<l7>; rel=license",
+        ]
+    }
+    many = signals([("Link", f"<{'y' * 3000}>; rel=license, " * 20)], None)["license"]
+    assert (len(many), {len(text) for text in many}) == (10, {2000})
+
+
 def test_nothing_said_is_nothing_kept() -> None:
     assert refusal(signals([("Server", "x")], None), AGENT, "strict") is None
     assert signals([("Server", "x")], None) == {}

@@ -92,8 +92,11 @@ def test_a_row_that_a_retry_found_refused_is_withheld_in_its_first_attempt(tmp_p
     assert [row["link"] for row in retried if row["lock_outcome"] == "stored"] == [3]
 
 
-def test_rows_that_were_stored_against_their_signals_are_withheld(tmp_path: Path) -> None:
-    fetch = Fetch(rows_per_shard=10, user_agent="x/1", optout="ignore")
+@pytest.mark.parametrize("optout", ["ignore", ("license", "train-ai")])
+def test_rows_that_were_stored_against_their_signals_are_withheld(
+    optout: str | tuple[str, ...], tmp_path: Path
+) -> None:
+    fetch = Fetch(rows_per_shard=10, user_agent="x/1", optout=optout)
     recipe = locked_pools.local_recipe(fetch=fetch)
     pool = locked_pools.make_pool(tmp_path / "pool", 20, fetch=fetch)
     again = str(tmp_path / "again")

@@ -176,6 +176,10 @@ def test_text_and_truth_columns_of_harm() -> None:
     assert texts is not None
     assert texts[0].tolist() == [False, True, False]
     assert texts[1].tolist() == [True, True, False]
+    words = pa.chunked_array([["", "x-robots-tag: noai", None]])  # NULL was never judged
+    optouts = data._marked("optout_respect", words)
+    assert optouts is not None
+    assert (optouts[0].tolist(), optouts[1].tolist()) == ([False, True, False], [True, True, False])
     truths = data._marked("has_face", pa.chunked_array([[True, False]]))
     assert truths is not None
     assert truths[0].tolist() == [True, False]
