@@ -190,16 +190,16 @@ def plan(
         effect=effect,
         budget_hours=budget_hours,
     )
-    lines = [*plan_lines(planned), *busy_lines(planned), *stop_lines(read, planned, effect)]
+    lines = [*plan_lines(planned), *busy_lines(planned.device), *stop_lines(read, planned, effect)]
     print("\n".join(lines))
     print_json(planned, as_json)
     return 0
 
 
-def busy_lines(plan: Plan) -> list[str]:
-    """What other work on this machine makes of the plan's hours, which are those of an idle one."""
+def busy_lines(device: str) -> list[str]:
+    """What other work on this machine makes of a plan's hours, which are those of an idle one."""
     load, cores = os.getloadavg()[0], usable_cores()
-    if plan.device != "cpu" or load < cores / 2:
+    if device != "cpu" or load < cores / 2:
         return []
     return [
         f"other work: {load:.1f} processes on the {cores} cores of this machine now; beside them a "

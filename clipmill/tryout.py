@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
+from clipmill.ablate import busy_lines
 from clipmill.app import Json, Whole, make_app, print_json
 from clipmill.build import STATUSES, Options, build_ablation, ended_with
 from manifests import disk, hub, reader
@@ -171,7 +172,8 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
         f"a random half, raw again (A/A); {count} seeds, {ARMS * count} runs of the model micro "
         f"with {samples:,} samples seen each",
         forecast,
-        f"at best it shows differences of {100 * effect:.1f} points or more, with a chance of 80 % "
+        *busy_lines("cuda" if torch.cuda.is_available() else "cpu"),
+        f"it shows differences of about {100 * effect:.1f} points or more, with a chance of 80 % "
         f"({source}); more seeds, more test pictures and more samples seen show smaller ones",
     ]
     if write:
@@ -235,7 +237,7 @@ def _training(
     runs = ARMS * settings["seeds"] + bool(shares.trusted)
     pictures = len(shares.trained) + len(shares.test) + len(shares.trusted)
     scoring = SCORE_S * len(shares.trained) / cores if scorer else 0.0
-    # This machine may be slower, or busier, than that of the constants.
+    # This machine may be slower than that of the constants.
     fixed = BASE_S + PICTURE_S * pictures + scoring + RUN_S * runs / jobs
     fixed *= max(1.0, NOMINAL / speed.samples_per_s)
     samples = int(max(0.0, 60 * settings["minutes"] - fixed) * rate / runs)
@@ -244,8 +246,8 @@ def _training(
     train |= {"samples_seen": steps * batch, "warmup": min(WARMUP, steps // 5)}
     minutes = (fixed + runs * steps * batch / rate) / 60
     words = (
-        f"time: about {max(1.0, minutes):.0f} minutes on this machine as it is now "
-        f"({speed.source}; {jobs} at a time)"
+        f"time: about {max(1.0, minutes):.0f} minutes on this machine where nothing else "
+        f"runs ({speed.source}; {jobs} at a time)"
     )
     return {"seeds": list(range(settings["seeds"])), "train": train, "jobs": jobs}, words
 

@@ -97,7 +97,7 @@ def running_beside(words: Sequence[str], log: Path) -> Iterator[Callable[[], flo
     of its log. It raises CalledProcessError, and prints the last lines of the log, where the
     command failed. Where the block is left before, the command is told to stop.
     """
-    print(f"\n$ {shown(words)} > {log} 2>&1 &", flush=True)
+    print(f"\n$ {shown(words)} > {shlex.quote(str(log))} 2>&1 &", flush=True)
     started = time.time()
     child = start(words, log)
     with contextlib.suppress(ProcessLookupError):  # it may have ended

@@ -353,6 +353,8 @@ def write_manifests(
 
 
 def _write_yaml(path: str, head: str, content: Mapping[str, Any]) -> None:
-    text = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=100)
+    text = yaml.safe_dump(
+        content, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
+    )
     comment = "".join(f"# {line}\n" for line in head.splitlines())
     disk.write_bytes(path, f"{comment}{text}".encode())

@@ -65,6 +65,7 @@ NOT_RUN = {
     "img2dataset --url_list": "the internet, and a program of others",
     "clip-retrieval inference": "a program of others",
     "python -m open_clip_train.main": "a program of others, for hours",
+    "clipmill try": "minutes: tests/clipmill/test_tryout.py",
     "clipmill decide examples": "an installed wheel: tests/test_wheel.py",
     "clipmill audit lock out/pool": "two labs and a web: tests/pipeline/lock",
     "clipmill audit consent out/pool": "a web: tests/pipeline/audit/test_consent.py",

@@ -597,39 +597,31 @@ def measured_speed(
     return Speed(samples_per_s=sum(rates) / len(rates), source=f"measured in {runs}")
 
 
-def probed_speed(config: TrainConfig, threads: int, seconds: float = 2.0) -> Speed:
-    """The speed of some steps on this machine as it is now, on pixels and captions that are drawn:
-    nothing is read or decoded. Captions are as long as the context.
+def probed_speed(config: TrainConfig, threads: int, steps: int = 8) -> Speed:
+    """The speed of some steps on this machine where nothing else runs: of a processor its time
+    counts. Pixels and captions are drawn; nothing is read or decoded.
     """
     from train.model.clip import CLIP  # with torch
     from train.step.loss import contrastive
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
+    gpu, before = torch.cuda.is_available(), torch.get_num_threads()
     sizes, batch = model_config(config), config.batch_size
-    before = torch.get_num_threads()
     torch.set_num_threads(threads)
-    try:
-        with torch.device(device):
-            model = CLIP(sizes)
-            images_BCHW = torch.rand(batch, 3, *sizes.height_width)
-            tokens_BT = torch.full((batch, sizes.context_length), 1)
-        tokens_BT[:, -1] = sizes.vocab_size - 1
-        optimizer = torch.optim.AdamW(model.parameters())
-
-        def step() -> None:
-            image_BE, text_BE = model.encode_image(images_BCHW), model.encode_text(tokens_BT)
-            loss, _ = contrastive("clip", image_BE, text_BE, model.logit_scale.exp())
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            loss.item()  # an accelerator has finished
-
-        step()
-        steps, started = 0, time.perf_counter()
-        while not steps or time.perf_counter() - started < seconds:
-            step()
-            steps += 1
-        rate = steps * batch / (time.perf_counter() - started)
-    finally:
-        torch.set_num_threads(before)
+    with torch.device("cuda" if gpu else "cpu"):
+        model = CLIP(sizes)
+        images_BCHW = torch.rand(batch, 3, *sizes.height_width)
+        tokens_BT = torch.ones(batch, sizes.context_length, dtype=torch.long)
+    tokens_BT[:, -1] = sizes.vocab_size - 1
+    optimizer = torch.optim.AdamW(model.parameters())
+    started = 0.0
+    for step in range(1 + steps):
+        image_BE, text_BE = model.encode_image(images_BCHW), model.encode_text(tokens_BT)
+        contrastive("clip", image_BE, text_BE, model.logit_scale.exp())[0].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.logit_scale.item()  # an accelerator has finished
+        clock = time.perf_counter() if gpu else time.process_time() / threads
+        started = started if step else clock
+    torch.set_num_threads(before)
+    rate = steps * batch / (clock - started)
     return Speed(samples_per_s=rate, source=f"{rate:,.0f} samples/s of {steps} steps, measured")
