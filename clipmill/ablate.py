@@ -14,7 +14,7 @@ from manifests import console, disk, identity, reader
 from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
-from manifests.web_page import MARK
+from manifests.web_page import MARK, pages_beside
 from train.ablation import history
 from train.ablation.arms import ModelRun, all_runs
 from train.ablation.conclusions import FailedRun
@@ -290,7 +290,8 @@ def report(
     collected = read_report(folder)
     disk.output_folder(folder, "folder")
     disk.write_json(layout.report_json, collected)
-    disk.write_bytes(layout.report, render(collected, written).encode())
+    page_text = render(collected, written, pages_beside(layout.report))
+    disk.write_bytes(layout.report, page_text.encode())
     print("\n".join(report_lines(collected)))
     print(f"\nreport: {layout.report}")
     if markdown:
@@ -308,7 +309,7 @@ def compare(folder: str, other: str, page: str | None, as_json: bool) -> int:
     comparison = compare_reports(read_report(folder), read_report(other))
     print("\n".join(comparison_lines(comparison)))
     if page is not None:
-        disk.write_bytes(page, render_comparison(comparison).encode())
+        disk.write_bytes(page, render_comparison(comparison, pages_beside(page)).encode())
         print(f"\npage: {page}")
     print_json(comparison, as_json)
     return 0

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from clipmill.app import MORE, Json, Words, make_app, print_json
 from manifests import disk, reader
-from manifests.web_page import MARK
+from manifests.web_page import MARK, pages_beside
 from train.decisions.page import decision_lines, render_decision
 from train.decisions.tables import Columns, read_results
 from train.decisions.verdicts import Question, decide
@@ -110,7 +110,8 @@ def decide_results(
     decision = decide(read_results(paths, columns), question)
     print("\n".join(decision_lines(decision)))
     if page is not None:
-        disk.write_bytes(page, render_decision(decision, Path(results).name).encode())
+        text = render_decision(decision, Path(results).name, pages_beside(page))
+        disk.write_bytes(page, text.encode())
         print(f"\npage: {page}")
     print_json(decision, as_json)
     return 0

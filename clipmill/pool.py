@@ -23,7 +23,7 @@ from clipmill.app import (
 )
 from manifests import console, disk, reader
 from manifests.schema import Recipe
-from manifests.web_page import MARK
+from manifests.web_page import MARK, pages_beside
 from pipeline.pool.lease import hold_lease
 from pipeline.progress.view import shown_progress
 from pipeline.scoring import scorer
@@ -283,8 +283,8 @@ def look(
     if serve or (out is None and is_large):
         return _serve(survey, port or 0, as_json)
     bounds = Bounds(images=images, image_bytes=int(megabytes * 2**20))
-    page = render(survey, page_data(survey, bounds))
     path = Path(out or PAGE)
+    page = render(survey, page_data(survey, bounds), pages_beside(str(path)))
     with disk.naming(path):
         path.write_text(page, encoding="utf-8")
     size = path.stat().st_size

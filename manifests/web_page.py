@@ -14,8 +14,9 @@ To extend: a chart or a template of one page lies with that page; what two pages
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from html import escape
+from html import escape, unescape
 from math import floor, isfinite, log10
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,13 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from manifests import disk
+
 # Every page has it: a page replaces only pages.
 MARK = '<meta name="generator" content="clipmill">'
 TEMPLATES = Path(__file__).parent / "templates"
+HEAD = 2048  # bytes at the start of a page, with its mark and its title
+MOST_LINKS = 6
 
 
 def page_templates(folder: Path = TEMPLATES, **names: Any) -> Environment:
@@ -40,9 +45,25 @@ def page_templates(folder: Path = TEMPLATES, **names: Any) -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals.update({"MARK": Markup(MARK), "colour": colour, **names})
+    environment.globals.update({"MARK": Markup(MARK), "colour": colour, "links": None, **names})
     environment.filters["commas"] = "{:,}".format
     return environment
+
+
+def pages_beside(path: str) -> dict[str, str]:
+    """{file: title} of the other pages in the folder of a page: it links to them, and the links
+    hold while they lie together. Six at most, by name."""
+    folder, _, own = path.rpartition("/")
+    pages: dict[str, str] = {}
+    for name in disk.list_names(folder or ".", ".html"):
+        try:
+            head = disk.read_bytes(disk.join(folder or ".", name), 0, HEAD).decode(errors="replace")
+        except (OSError, ValueError):
+            continue
+        title = re.search("<title>(.*?)</title>", head)
+        if name != own and MARK in head and title and len(pages) < MOST_LINKS:
+            pages[name] = unescape(title[1])
+    return pages
 
 
 # --------------------------------------------------------------------------------------------------

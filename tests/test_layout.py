@@ -40,8 +40,8 @@ BEYOND = {"clipmill/build.py": "examples", "clipmill/train.py": "benchmarks"} | 
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "web_page", "columns", "schema", "clip_tokenizer", "hub",
-        "ray_runtime", "disk", "hashes", "identity", "layout", "commits", "records", "aligned",
+        "text", "console", "columns", "schema", "clip_tokenizer", "hub", "ray_runtime",
+        "disk", "web_page", "hashes", "identity", "layout", "commits", "records", "aligned",
         "folder_lock", "reader", "__init__",
     ],
     "filters": [

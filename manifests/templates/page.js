@@ -14,6 +14,7 @@ for (const table of document.querySelectorAll("table.sortable")) {
   if (table.tBodies[0].rows.length < 3) continue;
   const heads = [...table.tHead.rows[0].cells];
   heads.forEach((head, column) => {
+    if (head.querySelector("svg")) return;
     const button = document.createElement("button");
     button.type = "button";
     button.title = "sort by this column";

@@ -53,15 +53,17 @@ SCORE_KINDS = ("clip_score", "clip_loss", "head")  # filters whose column is a m
 LONG_TEXT = 200  # characters of a rule or an address
 
 
-def render(survey: Survey, data: Mapping[str, Any]) -> str:
-    """The whole page. data: what `page_data` gave for the survey."""
+def render(survey: Survey, data: Mapping[str, Any], links: Mapping[str, str] | None = None) -> str:
+    """The whole page. data: what `page_data` gave for the survey. links: {file: title} of pages
+    beside it."""
     templates = page_templates(
         Path(__file__).parent / "templates", funnel_steps=funnel_steps, value_at=value_at
     )
-    templates.filters |= {"cut": cut, "printable": printable, "kept_by": "kept by {}".format}
+    templates.filters |= {"cut": cut, "printable": printable}
     columns = survey.columns.values()
     return templates.get_template("pool.html").render(
         s=survey,
+        links=links,
         data=data,
         json=_json(data),
         # A page that is passed on does not say where the pool lies.

@@ -20,6 +20,8 @@ def test_it_writes_one_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     result = json.loads(capsys.readouterr().out)
     assert result == {"bytes": out.stat().st_size, "file": str(out)}
     assert "8 images in 1 shards" in out.read_text()
+    assert commands.look([pool, "--out", str(tmp_path / "second.html")]) == 0
+    assert '<a href="page.html">pool: the pool</a>' in (tmp_path / "second.html").read_text()
 
 
 def test_it_replaces_its_own_pages_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

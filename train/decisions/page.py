@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-from markupsafe import Markup
 
 from manifests.web_page import colour, page_templates
 from train.ablation import wording
 from train.decisions.verdicts import Decision, ScaleDecision
 from train.reporting import charts
-from train.reporting.page import TEMPLATES, forest_row, scale_of
+from train.reporting.page import TEMPLATES, Line, scale_of
 from train.stats.analysis import AVERAGE, mean_sd
 from train.stats.comparison import Comparison
 
@@ -37,23 +36,20 @@ def decision_lines(d: Decision) -> list[str]:
     return lines
 
 
-def render_decision(d: Decision, source: str) -> str:
-    """The decision as a page."""
+def render_decision(d: Decision, source: str, links: Mapping[str, str] | None = None) -> str:
+    """The decision as a page. links: {file: title} of pages beside it."""
     shades = {arm: colour(index) for index, arm in enumerate(d.arms)}
-    unit = wording.unit_of_difference(d.result.unit)
-    title = f"Differences to {d.baseline} on {title_of(d)}, {unit}"
-    templates = page_templates(TEMPLATES, wording=wording)
+    templates = page_templates(TEMPLATES, wording=wording, forest=charts.forest)
     return templates.get_template("decided.html").render(
         d=d,
+        links=links,
         source=source,
         title=title_of(d),
         headline=headline(d),
-        unit=unit,
+        unit=wording.unit_of_difference(d.result.unit),
         score_unit=", %" if d.result.unit == "share" else "",
-        shades=shades,
-        arms=arm_rows(d),
-        forest=_forest(d, shades, title),
-        chart_title=title,
+        lines=[_line(d, shades, *row) for row in arm_rows(d)],
+        band=scale_of(d.result.unit) * max((row.band for row in d.result.comparisons), default=0.0),
         seen=seen_texts(d),
         tasks=_other_tasks(d),
         signals=d.signals,
@@ -186,12 +182,16 @@ def scale_text(one: ScaleDecision) -> str:
     )
 
 
-def _forest(d: Decision, shades: dict[str, str], title: str) -> Markup | str:
-    rows, of_baseline = [], d.values.get(d.baseline, {})
-    scale = scale_of(d.result.unit)
-    for row in d.result.comparisons:
-        runs = d.values[row.arm]
-        dots = [runs[seed] - of_baseline[seed] for seed in row.seeds]
-        rows.append(forest_row(row.arm, row, shades[row.arm], dots))
-    band = max((row.band for row in d.result.comparisons), default=0.0)
-    return charts.forest(rows, scale * band, title) if rows else ""
+def _line(
+    d: Decision, shades: dict[str, str], arm: str, runs: int, score: str, row: Comparison | None
+) -> Line:
+    values, of_baseline = d.values.get(arm, {}), d.values.get(d.baseline, {})
+    return Line(
+        name=arm,
+        score=score,
+        d=row,
+        dots=tuple(values[seed] - of_baseline[seed] for seed in row.seeds) if row else (),
+        shade=shades[arm],
+        word="baseline" if arm == d.baseline else wording.DASH,
+        note=f"{runs} run{'s' if runs != 1 else ''}",
+    )

@@ -13,14 +13,13 @@ from manifests.web_page import colour, line_at, number, svg, text_at, ticks
 from train.ablation import wording
 
 LETTER = 6.6  # width of a letter of a label, for labels that must not overlap
-WIDE_LETTER = 9.0  # the same on a phone, where the letters of a forest are larger
+ROW, EDGE = (320, 34), 22  # size of a picture in a row of a table, and the room left and right
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForestRow:
     """A difference with its interval (None: there is none), and one dot per seed."""
 
-    name: str
     mean: float
     low: float | None
     high: float | None
@@ -28,40 +27,61 @@ class ForestRow:
     dots: tuple[float, ...] = ()
 
 
-def forest(rows: Sequence[ForestRow], band: float, title: str) -> Markup:
-    """Differences with their intervals and single seeds. `band` is drawn around 0."""
-    width, right, step = 560, 20, 30
-    left = min(300, max(90, 20 + WIDE_LETTER * max([len(row.name) for row in rows] or [0])))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forest:
+    """One axis of differences for the rows of a table: a picture in its head and one in each row.
+
+    So names are text of the table, which wraps, and no two labels can overlap. `band` is drawn
+    around 0.
+    """
+
+    low: float
+    high: float
+    band: float
+
+    def x(self, value: float) -> float:
+        return EDGE + (value - self.low) / (self.high - self.low) * (ROW[0] - 2 * EDGE)
+
+    def head(self, title: str) -> Markup:
+        """The numbers of the axis."""
+        body = []
+        for tick in ticks(self.low, self.high, 6):
+            label = f"{tick:+g}".replace("-", wording.MINUS) if tick else "0"
+            body.append(text_at(self.x(tick), 16, label, "middle"))
+        return svg(ROW[0], 20, body, title, "row")
+
+    def row(self, row: ForestRow | None) -> Markup:
+        """The line of a row, whose numbers are in the other cells; without one the grid alone."""
+        (width, height), x, body = ROW, self.x, []
+        if self.band > 0:
+            zone = f'x="{x(-self.band):.1f}" width="{x(self.band) - x(-self.band):.1f}"'
+            body.append(f'<rect {zone} height="{height}" class="zone"/>')
+        grid = "".join(f"M{x(tick):.1f} 0v{height}" for tick in ticks(self.low, self.high, 6))
+        body.append(
+            f'<path d="{grid}" class="grid"/><path d="M{x(0):.1f} 0v{height}" class="axis"/>'
+        )
+        if row is not None:
+            y = height - 11 if row.dots else height // 2
+            body.append(f'<g stroke="{row.colour}" fill="{row.colour}">')
+            if row.low is not None and row.high is not None:
+                end = x(row.high)
+                body.append(f'<path d="M{x(row.low):.1f} {y}H{end:.1f}" class="whisker"/>')
+            body.append(f'<circle cx="{x(row.mean):.1f}" cy="{y}" r="4.5"/><g class="seed">')
+            body += [f'<circle cx="{x(dot):.1f}" cy="{y - 13}" r="3"/>' for dot in row.dots]
+            body.append("</g></g>")
+        kind = "row" if row is not None else "row empty"
+        box = f'viewBox="0 0 {width} {height}" class="{kind}" aria-hidden="true"'
+        return Markup(f"<svg {box}>{''.join(body)}</svg>")
+
+
+def forest(rows: Sequence[ForestRow], band: float) -> Forest:
+    """The axis of all rows, 0 and the band."""
     values = [-band * 2, band * 2]
     for row in rows:
         values += [row.mean, *row.dots]
         values += [end for end in (row.low, row.high) if end is not None]
     pad = (max(values) - min(values)) * 0.05 or 1.0  # all are 0 where nothing varies
-    low, high = min(values) - pad, max(values) + pad
-
-    def x(value: float) -> float:
-        return left + (value - low) / (high - low) * (width - left - right)
-
-    bottom = 12 + step * len(rows)
-    zone = f'x="{x(-band):.1f}" y="6" width="{x(band) - x(-band):.1f}" height="{bottom - 6}"'
-    body = [f'<rect {zone} class="zone"/>']
-    for tick in ticks(low, high, 6):
-        label = f"{tick:+g}".replace("-", wording.MINUS) if tick else "0"
-        body.append(line_at(x(tick), 6, x(tick), bottom))
-        body.append(text_at(x(tick), bottom + 16, label, "middle"))
-    body.append(line_at(x(0), 4, x(0), bottom, "axis"))
-    for index, row in enumerate(rows):
-        y = 26 + step * index
-        body.append(text_at(left - 10, y + 4, row.name, "end", "name"))
-        if row.low is not None and row.high is not None:
-            ends = f'x1="{x(row.low):.1f}" y1="{y}" x2="{x(row.high):.1f}" y2="{y}"'
-            body.append(f'<line {ends} stroke="{row.colour}" class="whisker"/>')
-        body.append(f'<circle cx="{x(row.mean):.1f}" cy="{y}" r="5" fill="{row.colour}"/>')
-        for dot in row.dots:
-            centre = f'cx="{x(dot):.1f}" cy="{y - 9}"'
-            body.append(f'<circle {centre} r="3" stroke="{row.colour}" class="seed"/>')
-    # It fits a phone: the other charts scroll sideways there.
-    return svg(width, 12 + step * len(rows) + 26, body, title, "fit")
+    return Forest(low=min(values) - pad, high=max(values) + pad, band=band)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,36 +268,6 @@ def scatter(
             f'stroke-width="2">{title_of}</circle>'
         )
     return svg(axes.width, axes.height, body, title)
-
-
-def strip(
-    values: Sequence[float],
-    shade: str,
-    axis: tuple[float, float],
-    reference: float | None,
-    title: str,
-) -> Markup:
-    """One line: a dot per seed, their mean as a bar, the baseline's mean as a dashed line."""
-    width, height, pad = 210, 24, 8
-    low, high = axis if axis[1] > axis[0] else (axis[0] - 0.5, axis[0] + 0.5)
-
-    def x(value: float) -> float:
-        return pad + (value - low) / (high - low) * (width - 2 * pad)
-
-    middle = height / 2
-    body = [line_at(pad, middle, width - pad, middle)]
-    if reference is not None:
-        body.append(line_at(x(reference), 1, x(reference), height - 1, "reference"))
-    for value in values:
-        circle = f'cx="{x(value):.1f}" cy="{middle}" r="4.5" stroke="{shade}"'
-        body.append(f'<circle {circle} class="seed"/>')
-    if values:
-        mean = x(sum(values) / len(values))
-        body.append(
-            f'<line x1="{mean:.1f}" y1="4" x2="{mean:.1f}" y2="{height - 4}" stroke="{shade}" '
-            'class="mean-mark"/>'
-        )
-    return svg(width, height, body, title, "strip")
 
 
 def histogram(

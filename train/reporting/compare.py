@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup
@@ -221,8 +221,9 @@ def _cells(arm: ComparedArm, unit: str) -> tuple[str, str, str]:
     return wording.difference(arm.first), wording.difference(arm.second), change
 
 
-def render_comparison(comparison: ReportComparison) -> str:
-    """The comparison as a page: a table, and a scatter of the two differences of each arm."""
+def render_comparison(comparison: ReportComparison, links: Mapping[str, str] | None = None) -> str:
+    """The comparison as a page: a table, and a scatter of the two differences of each arm. links:
+    {file: title} of pages beside it."""
     c = comparison
     shades = {arm.arm: colour(index) for index, arm in enumerate(c.arms, start=1)}
     scale, unit = scale_of(c.unit), wording.unit_of_difference(c.unit)
@@ -235,6 +236,7 @@ def render_comparison(comparison: ReportComparison) -> str:
     templates = page_templates(TEMPLATES, wording=wording)
     return templates.get_template("compared.html").render(
         c=c,
+        links=links,
         unit=unit,
         summary=summary(c),
         rows=[(arm, _cells(arm, c.unit)) for arm in c.arms],

@@ -10,8 +10,9 @@ Invariants:
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ from markupsafe import Markup
 from manifests.layout import random_view_name
 from manifests.web_page import colour, page_templates
 from train.ablation import wording
-from train.ablation.conclusions import ScalingTable
+from train.ablation.conclusions import MORE_SEEDS, ScalingTable
+from train.ablation.names import Role
 from train.evaluation.metrics import METRICS
 from train.reporting import charts
 from train.reporting.schema import ArmReport, Categories, Histogram, Report
@@ -33,17 +35,23 @@ Shades = dict[str, str]  # the colour of each name of a chart
 Drawn = tuple[Markup | str, Shades]  # a chart and the names in it; "" where there is none
 
 
-def render(report: Report, written: datetime.date | None = None) -> str:
-    """The whole page. `written` is the date that it shows."""
+def render(
+    report: Report,
+    written: datetime.date | None = None,
+    links: Mapping[str, str] | None = None,
+) -> str:
+    """The whole page. `written` is the date that it shows. links: {file: title} of pages beside."""
     shades = colours_of(report)
     if report.null_web is not None:
         shades = {**colours_of(report.null_web), **shades}
     templates = page_templates(
         TEMPLATES,
         METRICS=METRICS,
+        MORE_SEEDS=MORE_SEEDS,
         wording=wording,
-        arms_forest=arms_forest,
+        arm_lines=arm_lines,
         band_of=band_of,
+        forest=charts.forest,
         divergences=divergences,
         gain_chart=gain_chart,
         histogram_chart=histogram_chart,
@@ -55,14 +63,14 @@ def render(report: Report, written: datetime.date | None = None) -> str:
         scale_of=scale_of,
         scaling_chart=scaling_chart,
         share_kept=share_kept,
-        strip=partial(strip, report, score_axis(report)),
-        task_forest=task_forest,
+        task_band=task_band,
+        task_lines=task_lines,
     )
     templates.filters["short"] = Markup('<span class="short">{}</span>').format
     templates.filters["times"] = "{} times".format
     date = "" if written is None else f"{written:%Y-%m-%d}"
     page = templates.get_template("report.html")
-    return page.render(r=report, shades=shades, written=date)
+    return page.render(r=report, shades=shades, written=date, links=links)
 
 
 def colours_of(report: Report) -> Shades:
@@ -104,24 +112,6 @@ def labelled_shares(steps: Sequence[tuple[str, int]]) -> list[tuple[str, int, st
 # --- charts ---------------------------------------------------------------------------------------
 
 
-def score_axis(report: Report) -> tuple[float, float]:
-    """The lowest and the highest score of a run on the primary task."""
-    values: list[float] = []
-    for arm in report.arms:
-        values += arm.metrics[report.ablation.primary].values.values()
-    return (min(values), max(values)) if values else (0.0, 1.0)
-
-
-def strip(report: Report, axis: tuple[float, float], arm: ArmReport) -> Markup:
-    """The seeds of an arm, their mean and the mean of the baseline, on one line."""
-    task = report.primary
-    values = list(arm.metrics[task.task].values.values())
-    texts = [wording.percent(value, task.unit) for value in values]
-    title = f"{arm.arm}, single seeds: {', '.join(texts) or 'none finished'}"
-    shade = colours_of(report)[arm.arm]
-    return charts.strip(values, shade, axis, baseline_mean(report), title)
-
-
 def baseline_mean(report: Report) -> float | None:
     """The mean of the baseline on the primary task."""
     for arm in report.arms:
@@ -130,52 +120,84 @@ def baseline_mean(report: Report) -> float | None:
     return None
 
 
-def forest_row(
-    name: str, d: Comparison, shade: str, dots: Sequence[float] = ()
-) -> charts.ForestRow:
-    """A row of a forest in the unit that is shown."""
-    scale = scale_of(d.unit)
-    return charts.ForestRow(
-        name=name,
-        mean=scale * d.difference,
-        low=None if d.low is None else scale * d.low,
-        high=None if d.high is None else scale * d.high,
-        colour=shade,
-        dots=tuple(scale * dot for dot in dots),
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line of a table of differences: a score, its difference `d` with a dot for each seed.
+
+    word: stands for the verdict where there is no difference. seeds: the single values, in words.
+    note: beside the name.
+    """
+
+    name: str
+    score: str
+    d: Comparison | None = None
+    dots: tuple[float, ...] = ()
+    shade: str = "var(--c0)"
+    word: str = wording.DASH
+    seeds: str = ""
+    note: str = ""
+
+    @property
+    def row(self) -> charts.ForestRow | None:
+        """Its picture, in the unit that is shown."""
+        if self.d is None:
+            return None
+        d, scale = self.d, scale_of(self.d.unit)
+        return charts.ForestRow(
+            mean=scale * d.difference,
+            low=None if d.low is None else scale * d.low,
+            high=None if d.high is None else scale * d.high,
+            colour=self.shade,
+            dots=tuple(scale * dot for dot in self.dots),
+        )
 
 
-def arms_forest(report: Report, title: str) -> Markup | str:
-    """The difference of every arm and control on the task that decides; "" without one."""
-    task, shades = report.ablation.primary, colours_of(report)
-    of_baseline: Mapping[str, float] = {}
+def arm_lines(report: Report, roles: Sequence[Role]) -> list[Line]:
+    """The arms of these roles on the task that decides."""
+    task, shades = report.primary, colours_of(report)
+    scores = {arm.arm: arm.metrics[task.task] for arm in report.arms}
+    of_baseline = scores[report.baseline].values if report.baseline in scores else {}
+    lines = []
     for arm in report.arms:
-        if arm.arm == report.baseline:
-            of_baseline = arm.metrics[task].values
-    rows = []
-    for arm in report.arms:
-        d = report.difference(arm.arm)
-        if d is not None:
-            values = arm.metrics[task].values
-            dots = [values[seed] - of_baseline[seed] for seed in values if seed in of_baseline]
-            rows.append(forest_row(arm.arm, d, shades[arm.arm], dots))
-    if not rows:
-        return ""
-    return charts.forest(rows, scale_of(report.primary.unit) * band_of(report), title)
+        if arm.role not in roles:
+            continue
+        own, d = scores[arm.arm], report.difference(arm.arm)
+        dots = [
+            value - of_baseline[seed] for seed, value in own.values.items() if seed in of_baseline
+        ]
+        seeds = ", ".join(wording.percent(value, task.unit) for value in own.values.values())
+        lines.append(
+            Line(
+                name=arm.arm,
+                score=wording.mean_and_sd(own.mean, own.sd, task.unit),
+                d=d,
+                dots=tuple(dots) if d else (),
+                shade=shades[arm.arm],
+                word="baseline" if arm.role == "baseline" else wording.DASH,
+                seeds=f"single seeds: {seeds or 'none finished'}",
+                note=wording.without(arm.missing) if arm.missing else "",
+            )
+        )
+    return lines
 
 
-def task_forest(report: Report, arm: ArmReport, title: str) -> Markup | str:
-    """The differences of an arm on all tasks, the losses first; "" without one."""
-    shade, tasks = colours_of(report)[arm.arm], report.results.tasks
-    bands = {task.range.band for task in tasks.values() if task.range is not None}
-    band = bands.pop() if len(bands) == 1 else 0.0  # one grey zone is of all tasks or of none
-    rows = []
+def task_lines(report: Report, arm: ArmReport) -> list[Line]:
+    """An arm on every task, the largest losses first; after its score that of the baseline."""
+    shade, lines = colours_of(report)[arm.arm], []
+    of_baseline = next(one.metrics for one in report.arms if one.arm == report.baseline)
     for spec in report.ablation.evaluate:
-        d = report.difference(arm.arm, spec.name)
-        if d is not None and arm.role != "a_a":
-            rows.append(forest_row(spec.name, d, shade))
-    rows.sort(key=lambda row: row.mean)
-    return charts.forest(rows, 100 * band, title) if rows else ""
+        unit, own = report.results.tasks[spec.name].unit, arm.metrics[spec.name]
+        score = wording.mean_and_sd(own.mean, own.sd, unit)
+        score += f" ({wording.percent(of_baseline[spec.name].mean, unit)})"
+        d = None if arm.role == "a_a" else report.difference(arm.arm, spec.name)
+        lines.append(Line(name=spec.name, score=score, d=d, shade=shade))
+    return sorted(lines, key=lambda line: math.inf if line.d is None else line.d.difference)
+
+
+def task_band(report: Report) -> float:
+    """The grey zone of a table of tasks: that of all of them, or none."""
+    bands = {one.range.band for one in report.results.tasks.values() if one.range is not None}
+    return bands.pop() if len(bands) == 1 else 0.0
 
 
 def share_kept(report: Report, title: str) -> Drawn:

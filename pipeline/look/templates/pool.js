@@ -55,7 +55,7 @@ function drawHistogram(column, width, height, threshold) {
     viewBox: `-4 0 ${width + 8} ${height}`, role: "img", "aria-label": name, class: "fit bars",
   }, ...bars);
   const label = (at, text, anchor) => shape("text", { x: at, y: height - 3, "text-anchor": anchor },
-    text);
+    text.replace("-", "\u2212"));
   svg.append(shape("line", { x1: 0, x2: width, y1: base, y2: base, class: "axis" }),
     label(0, (cut[0] ? "≤ " : "") + short(edges[0]), "start"),
     label(width, (cut[1] ? "≥ " : "") + short(edges.at(-1)), "end"));
@@ -182,7 +182,8 @@ function showAnswer(column, name, answer, typed = false) {
   if (!typed) $("number").value = answer.threshold;
   $("slider").setAttribute("aria-valuetext", `${answer.threshold}, keeps ${whole(count)} rows`);
   if (answer.index !== undefined) $("slider").value = answer.index;
-  $("chart").replaceChildren(drawHistogram(column, 720, 200, Number(answer.threshold)));
+  $("chart").replaceChildren(drawHistogram(column, Math.min(720, innerWidth - 36), 200,
+    Number(answer.threshold)));
   if (answer.low) {
     showImages($("low"), answer.low, column);
     showImages($("high"), answer.high, column);

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from jinja2 import UndefinedError
@@ -60,6 +61,18 @@ def test_a_page_has_one_script_and_one_style() -> None:
     assert "<title>a &lt; b</title>" in html
     assert html.count("<script>") == html.count("<style>") == html.count("<p>x</p>") == 1
     assert web_page.MARK in html
+
+
+def test_a_page_links_to_the_pages_of_clipmill_beside_it(tmp_path: Path) -> None:
+    for name, title in (("report", "a < b"), ("own", "own"), *((f"z{i}", "z") for i in range(9))):
+        page = web_page.page_templates().get_template("base.html").render(title=title, body="")
+        (tmp_path / f"{name}.html").write_text(page)
+    (tmp_path / "other.html").write_text("<title>of another program</title>")
+    (tmp_path / "folder.html").mkdir()
+    (tmp_path / "bytes.html").write_bytes(b"\xff" * 5000)
+    links = web_page.pages_beside(str(tmp_path / "own.html"))
+    assert links == {"report.html": "a < b"} | {f"z{i}.html": "z" for i in range(5)}
+    assert web_page.pages_beside(str(tmp_path / "none" / "own.html")) == {}
 
 
 def test_ticks_are_round_and_inside() -> None:

@@ -30,27 +30,28 @@ LINK = re.compile(r'<a href="#(s\d+)">(.*?)</a>')
 
 
 class Outside(HTMLParser):
-    """Collects addresses that a browser would ask for."""
+    """Collects addresses that a browser would ask for, and the links to files beside the page."""
 
     def __init__(self) -> None:
         super().__init__()
         self.asked: list[str] = []
         self.scripts = 0
+        self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.scripts += tag == "script"
-        self.asked += [
-            v
-            for k, v in attrs
-            if k in ("src", "href", "srcset", "action") and v and not v.startswith(("data:", "#"))
-        ]
+        found = [v or "" for k, v in attrs if k in ("src", "href", "srcset", "action")]
+        found = [v for v in found if not v.startswith(("data:", "#"))]
+        (self.links if tag == "a" else self.asked).extend(found)
 
 
-def test_the_page_asks_for_nothing_outside_itself() -> None:
-    html = page.render(sample_report())
+def test_the_page_asks_for_nothing_outside_itself_and_links_to_files_beside_it() -> None:
+    html = page.render(sample_report(), links={"a pool.html": "web: the <pool>"})
     parser = Outside()
     parser.feed(html)
     assert parser.asked == []
+    assert parser.links == ["a%20pool.html", "runs/raw/seed-0/run.json"]
+    assert ">web: the &lt;pool&gt;</a>" in html
     assert parser.scripts == 1, "one script, in the page"
     assert not re.search(r"url\(|@import|https?://", html)
     loud = Outside()
@@ -73,72 +74,87 @@ def test_empty_sections_are_left_out() -> None:
     assert "Not run" not in html
     assert "Not recorded" not in html
     titles = re.findall("<h2>(.*?)</h2>", html)
-    assert titles == ["Results", "Data", "Provenance"]
+    assert titles == ["Verdicts", "Data", "Tasks and samples", "How it was computed", "Appendix"]
     assert [name for _, name in LINK.findall(html)] == titles
-    assert PART.findall(html) == ["Every task", "Data of the arms", "Files and versions"]
+    assert PART.findall(html) == ["Two single models compared (McNemar)", "Files and versions"]
 
 
-def test_chance_is_in_the_first_tables() -> None:
+def test_chance_is_in_the_first_table() -> None:
     html = page.render(sample_report())
-    first = html[html.index('<div class="verdict">') : html.index("<h3>Controls</h3>")]
-    assert re.search(r'chance</span>.*?<span class="mean note">1.6</span>', first)
-    table = html[html.index("<h3>Arms</h3>") :]
-    assert 'chance</span></td><td class="n">1.6</td>' in table[: table.index("</table>")]
+    table = html[html.index("<table") : html.index("</table>")]
+    assert re.search(r'chance</td><td>.*?</td><td class="n">1.6</td>', table)
     none = sample_report()
     none = replace(with_task(none, chance=None), null_web=None)
-    assert ">chance<" not in page.render(none)
+    assert ">chance<" not in page.render(none).split("<h2>")[0]
 
 
-def test_the_contents_link_to_every_group_and_its_parts_are_folded() -> None:
+SECTIONS = ["Verdicts", "Data", "Tasks and samples", "Training", "How it was computed", "Appendix"]
+
+
+def test_five_sections_and_an_appendix_are_linked_from_the_header() -> None:
     html = page.render(sample_report(), datetime.date(2026, 11, 22))
     assert "Written on 2026-11-22." in html
+    assert html.count("<h1>") == html.count("<header") == 1
     links = LINK.findall(html)
-    assert [name for _, name in links] == ["Results", "Checks", "Runs", "Data", "Provenance"]
+    assert [name for _, name in links] == SECTIONS
     for target, name in links:
         assert f'<section id="{target}"><h2>{name}</h2>' in html
-    assert len(PART.findall(html)) == 17
+    appendix = html[html.index("<h2>Appendix</h2>") :]
+    assert PART.findall(appendix) == ["Single runs", "Rules and settings", "Files and versions"]
+    assert len(PART.findall(html)) == 13
 
 
-def test_the_verdict_is_one_sentence_and_one_line_per_arm() -> None:
+def test_the_first_screen_has_verdicts_chart_checks_and_what_next() -> None:
     html = page.render(sample_report())
-    top = html[html.index('<div class="verdict">') : html.index("<nav")]
+    top = html[html.index('<div class="verdict">') : html.index("<section")]
     assert "<p>On objects, better than raw: clip30 +4.1 [+2.9, +5.3] points.</p>" in top
-    assert top.count("<li>") == 4, "two arms, chance, a control"
-    arms, controls = top.split("<h3>Controls</h3>")
-    assert '<span class="difference">+4.1 [+2.9, +5.3] points</span>' in arms
-    assert "random_like_clip30" not in arms
-    assert "random_like_clip30" in controls
-    assert 'aria-label="clip30, single seeds: 33.1, 34.1, 35.1"' in arms
+    assert top.count("<table") == 1
+    head, arms, controls = (part.split("<tr>")[1:] for part in top.split("<tbody>"))
+    assert [row.count("<svg") for row in (*head, *arms, *controls)] == [1] * 5
+    assert "random_like_clip30" in controls[1]
+    assert 'title="single seeds: 33.1, 34.1, 35.1">34.1 ± 1.0</td>' in arms[1]
+    assert '<td class="n">+4.1 [+2.9, +5.3]</td>' in arms[1]
+    for text in (
+        "The smallest visible difference is 2.9 points",
+        "Equal data in another order: not distinguishable.",
+        "1 of 1 arm is better than a random subset",
+        "0 of 640 test images are in a pool byte for byte, 3 nearly.",
+        "Arms differ in lr too.",
+        "See what clip30 keeps: <code>clipmill look POOL --view clip30</code>",
+    ):
+        assert text in top
+    assert "More seeds" not in top, "no arm is open"
     gap = replace(sample_report(), gaps=("x seed 1 ended <badly>",))
     assert '<li class="gap">x seed 1 ended &lt;badly&gt;</li>' in page.render(gap)
+    row = comparison("clip30", "raw", "not distinguishable")
+    assert "More seeds" in page.render(with_task(sample_report(), comparisons=(row,)))
 
 
 def test_a_page_of_given_predictions_has_no_word_of_data() -> None:
     html = page.render(given_report())
     titles = re.findall("<h2>(.*?)</h2>", html)
-    assert titles == ["Results", "Runs", "Provenance"]
-    assert PART.findall(html) == ["Every task", "Single runs", "Files and versions"]
+    assert titles == [name for name in SECTIONS if name not in ("Data", "Training")]
+    assert PART.findall(html)[-2:] == ["Single runs", "Files and versions"]
     for word in ("pairs", "repeats", "% of stored", "batch", "samples seen"):
-        assert word not in html.replace("sort by this column", "").split("<script>")[0], word
+        assert word not in html.split("<body>")[1].split("<script>")[0], word
 
 
-ALWAYS = {"Arms", "Every task", "Data of the arms", "Files and versions"}
+ALWAYS = {
+    "Each comparison in full", "Controls", "Data of the arms", "Tasks", "Files and versions",
+    "Two single models compared (McNemar)",
+}  # fmt: skip
 TITLE = re.compile(r'<details class="part"><summary>(.*?)</summary>|<h3>(.*?)</h3>')
 
 
 def parts(report: schema.Report) -> dict[str, str]:
-    """{title: body} of the folded and the open parts of a page."""
+    """{title: body} of the folded and the open parts of the sections of a page."""
     html = render(report)
-    html = html[html.index("<nav") : html.index("<script>")]
+    html = html[html.index("<section") : html.index("<script>")]
     found = list(TITLE.finditer(html))
     ends = [*(each.start() for each in found[1:]), len(html)]
-    bodies: dict[str, str] = {}
-    for each, end in zip(found, ends, strict=True):
-        title = each[1] or each[2]
-        if each[1] or title in ("Arms", "Controls", "Share kept", "Example images"):
-            bodies[title] = ""
-        bodies[next(reversed(bodies))] += html[each.start() : end]
-    return bodies
+    return {
+        each[1] or each[2]: html[each.start() : end] for each, end in zip(found, ends, strict=True)
+    }
 
 
 def changed(report: schema.Report, **changes: Any) -> dict[str, str]:
@@ -147,10 +163,10 @@ def changed(report: schema.Report, **changes: Any) -> dict[str, str]:
 
 def test_a_part_without_data_is_absent() -> None:
     full, empty = parts(sample_report()), parts(empty_report())
-    assert set(empty) == ALWAYS
+    assert set(empty) == ALWAYS - {"Controls"}
     assert set(full) - ALWAYS == {
-        "Controls", "What changed", "What is equal", "Signal and noise", "Scaling", "Cost",
-        "Training curves", "Evaluation images in the pools", "Single runs", "Example images",
+        "What changed", "What is equal", "Signal and noise", "Scaling", "Cost",
+        "Training curves", "Single runs", "Example images",
         "Outcomes of the pairs", "Rules one by one", "Scores, sizes, sources", "Copies of images",
         "People and harm", "Rules and settings",
     }  # fmt: skip
@@ -195,23 +211,21 @@ def test_an_incomplete_arm_is_named_and_has_no_difference() -> None:
     arm = replace(report.arms[1], metrics={"objects": nothing}, missing=(0, 1))
     report = replace(report, arms=(report.arms[0], arm))
     html = render(replace(with_task(report, comparisons=()), null_web=None))
-    assert html.count("(without seed 0, 1)") == 2, "in the first lines and in the table"
+    assert html.count("(without seed 0, 1)") == 1, "in the first table"
     assert "none finished" in html
 
 
 # --- results and checks ---------------------------------------------------------------------------
 
 
-def test_arms_and_controls_have_tables_of_their_own() -> None:
-    shown = parts(sample_report())
-    assert "random_like_clip30" not in shown["Arms"].split("<svg")[0]
-    assert "+4.1 [+2.9, +5.3]" in shown["Arms"]
-    assert "random_like_clip30" in shown["Controls"]
-    assert "a_a is not distinguishable from raw on objects" in shown["Controls"]
-    assert "null: not distinguishable." in shown["Controls"]
+def test_controls_are_told_in_full() -> None:
+    body = parts(sample_report())["Controls"]
+    assert "clip30 is better than random_like_clip30 on objects: +4.1" in body
+    assert "a_a is not distinguishable from raw on objects" in body
+    assert "null: not distinguishable." in body
 
 
-def test_losses_come_first_in_the_forest_of_tasks() -> None:
+def test_losses_come_first_in_the_tasks_of_an_arm() -> None:
     report = sample_report()
     spec = replace(report.ablation.evaluate[0], name="a loss")
     ablation = replace(report.ablation, evaluate=(*report.ablation.evaluate, spec))
@@ -225,9 +239,12 @@ def test_losses_come_first_in_the_forest_of_tasks() -> None:
         arms.append(replace(arm, metrics=metrics))
     report = with_results(report, tasks={"objects": report.primary, "a loss": other})
     report = replace(report, ablation=ablation, arms=tuple(arms), null_web=None)
-    body = parts(report)["Every task"]
-    assert body.index(">a loss<") < body.index(">objects<")
-    assert "Two single models compared (McNemar)" in body
+    shown = parts(report)
+    body = shown["Every task"]
+    assert body.index("</span>a loss<") < body.index("</span>objects<")
+    assert "34.1 ± 1.0 (30.0)" in body, "the score of the baseline in brackets"
+    assert "0.01" in shown["Two single models compared (McNemar)"]
+    assert "Every task" not in parts(sample_report()), "one task is on the first screen"
 
 
 def test_rounds_say_why_an_arm_has_no_more_seeds() -> None:
@@ -250,7 +267,7 @@ def test_share_kept_needs_arms_of_different_size() -> None:
 def test_changes_show_samples_with_images_and_keep_controls_apart() -> None:
     report = sample_report()
     body = parts(report)["What changed"]
-    arm, control = body.split("<h3>The same for controls</h3>")
+    arm, control = body.split("<h4>The same for controls</h4>")
     assert "12 samples are right in most seeds of clip30" in arm
     assert "red &lt;star&gt;" in arm
     assert arm.count("<figure>") == 1, "a sample without an image is not drawn"
@@ -286,12 +303,13 @@ def test_metrics_of_a_task_with_the_deciding_one_in_bold() -> None:
     assert wording.DASH in changed(report, signals=(rows,))["Signal and noise"]
 
 
-def test_images_that_are_in_a_pool_too() -> None:
-    title = "Evaluation images in the pools"
-    body = parts(sample_report())[title]
+def test_tasks_with_chance_and_images_that_are_in_a_pool_too() -> None:
+    body = parts(sample_report())["Tasks"]
+    assert '<td class="n">640</td><td class="n">1.6 %</td>' in body
     assert '<td class="n">0</td><td class="n">3</td>' in body
-    body = parts(with_results(sample_report(), near_overlap={}))[title]
+    body = parts(with_results(sample_report(), near_overlap={}))["Tasks"]
     assert '<td class="n">not checked</td>' in body
+    assert "in a pool" not in parts(empty_report())["Tasks"]
 
 
 # --- runs -----------------------------------------------------------------------------------------
@@ -349,7 +367,7 @@ def test_distributions_say_how_far_a_view_is_from_the_stored_rows() -> None:
     assert '<td>web/clip30</td><td class="n">1.250</td>' in body
     assert "host &lt;a&gt;" in body
     assert "Of 2,000 rows in shards drawn at random." in body
-    assert body.index("<h3>clip_score in web") < body.index("<summary>host of the image in web")
+    assert body.index("<h4>clip_score in web") < body.index("<summary>host of the image in web")
     counts = {"stored": (10, 20), **{f"v{number}": (1, 2) for number in range(30)}}
     many = replace(report.histograms[0], counts=counts, marks={"v29": 0.1})
     body = changed(report, histograms=(many,))["Scores, sizes, sources"]
@@ -375,21 +393,24 @@ def test_charts_survive_what_runs_can_log() -> None:
     holes = [(1.0, 2.0), (2.0, float("nan")), (3.0, 1.0)]
     band = charts.band_over_seeds("raw", "#000", [holes])
     assert "nan" not in charts.bands([band], "x", "y", "holes")
-    same = ForestRow(name="same", mean=0.0, low=0.0, high=0.0, colour="#000")
-    assert "nan" not in charts.forest([same], 0.5, "flat")
+    same = ForestRow(mean=0.0, low=0.0, high=0.0, colour="#000")
+    axis = charts.forest([same], 0.0)
+    assert "nan" not in axis.head("flat") + axis.row(same)
 
 
 def test_a_forest_row_has_an_interval_and_a_dot_per_seed() -> None:
-    row = ForestRow(name="a<b", mean=-4.0, low=-5.0, high=-3.0, colour="#123", dots=(-5.0, -3.5))
-    svg = charts.forest([row], 1.0, "t")
-    assert svg.count('class="seed"') == 2
-    assert svg.count('class="whisker"') == 1
-    assert "a&lt;b" in svg
-    assert f">{MINUS}4<" in svg
-    unknown = ForestRow(name="a", mean=0.0, low=None, high=None, colour="#123")
-    svg = charts.forest([unknown], 1.0, "t")
+    row = ForestRow(mean=-4.0, low=-5.0, high=-3.0, colour="#123", dots=(-5.0, -3.5))
+    axis = charts.forest([row], 1.0)
+    assert f">{MINUS}4<" in axis.head("t")
+    svg = axis.row(row)
+    assert svg.count("<circle") == 3, "the mean and two seeds"
+    assert svg.count('class="whisker"') == svg.count('class="zone"') == 1
+    unknown = ForestRow(mean=0.0, low=None, high=None, colour="#123")
+    svg = charts.forest([unknown], 0.0).row(unknown)
     assert 'class="whisker"' not in svg
+    assert 'class="zone"' not in svg
     assert svg.count("<circle") == 1
+    assert "<circle" not in axis.row(None)
 
 
 def test_a_histogram_without_a_bin_is_an_error() -> None:
