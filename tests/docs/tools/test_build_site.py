@@ -16,14 +16,15 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.filterwarnings("ignore")  # MyST warns of Sphinx 11
 def test_the_site_is_built_without_problems(tmp_path: Path) -> None:
     (tmp_path / "demo").mkdir()
-    (tmp_path / "demo/report.html").write_text("<html><a href='results.json'>A report</a></html>")
+    report = "<html><a href='results.json'>beside it, and not copied</a></html>"
+    (tmp_path / "demo/report.html").write_text(report)
     reports = {"demo": tmp_path / "demo", "absent": tmp_path / "absent"}
     out = tmp_path / "site"
     assert build_site.build_site(ROOT / "docs", out, reports) == []
     page = (out / "reports.html").read_text()
     assert re.search(r"<iframe[^>]+src=\"live/demo.html\"", page)
     assert "absent" not in page
-    assert (out / "live/demo.html").read_text() == "<html><a href='results.json'>A report</a></html>"
+    assert (out / "live/demo.html").read_text() == report
     pages = {str(path.relative_to(out)) for path in out.rglob("*.html")}
     for path in (ROOT / "docs").rglob("*.md"):
         if "tools" not in path.parts:
