@@ -174,7 +174,6 @@ class Build:
                 config=config,
                 concurrency=CONCURRENT_SHARDS,
                 measure=measure_commit,
-                tells=True,
             )
 
         def tickets(commits: Commits) -> Any:

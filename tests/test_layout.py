@@ -40,8 +40,8 @@ BEYOND = {"clipmill/build.py": "examples", "clipmill/train.py": "benchmarks"} | 
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "columns", "schema", "clip_tokenizer", "hub", "ray_runtime",
-        "disk", "web_page", "hashes", "identity", "layout", "commits", "records", "aligned",
+        "text", "console", "waits", "columns", "schema", "clip_tokenizer", "hub",
+        "ray_runtime", "disk", "web_page", "hashes", "identity", "layout", "commits", "records", "aligned",
         "folder_lock", "reader", "__init__",
     ],
     "filters": [

@@ -26,6 +26,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from manifests import waits
 from manifests.disk import did_you_mean
 from manifests.reader import QUANTITY, UNITS
 from manifests.schema import SEEDS
@@ -36,6 +37,7 @@ from train.model.architecture import MODELS, ModelConfig, group_count
 
 
 CLIP_TOKENS = 49_408  # of the tokenizer `clip`
+WEEK_SECONDS = 604_800
 CHECKPOINT_SECONDS = 900.0  # what an interrupted run loses at most, by default
 
 
@@ -141,6 +143,11 @@ class TrainConfig:
         heading="Reading",
     )
     read_cache_gb: float = setting(100.0, "most GB of all files in read_cache")
+    hang_seconds: float = setting(
+        waits.LIMIT_S,
+        "seconds without an answer to any read, or to the writing of a checkpoint, after which a"
+        " run ends that waits for it; a line says so after a minute",
+    )
     # --- checkpoints and logs
     checkpoint_every: int | Literal["auto"] = setting(
         "auto",
@@ -205,10 +212,15 @@ class TrainConfig:
             "cooldown_power",
             "checkpoint_seconds",
             "read_cache_gb",
+            "hang_seconds",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value}; it must be above 0")
+        if self.hang_seconds > WEEK_SECONDS:
+            raise ValueError(
+                f"hang_seconds is {self.hang_seconds:g}; it must be at most {WEEK_SECONDS:,}"
+            )
         for name in ("seed", "order_seed"):
             if (getattr(self, name) or 0) >= SEEDS:
                 raise ValueError(

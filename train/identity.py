@@ -44,6 +44,7 @@ INCIDENTAL = (
     "loss_tile",
     "read_cache",
     "read_cache_gb",
+    "hang_seconds",
 )
 SEEDS = ("seed", "order_seed")  # runs of one ablation differ in them
 SHA256 = re.compile(r"[0-9a-f]{64}")

@@ -229,7 +229,7 @@ def _fetch_again(
         "decoders": 1,
         "replace": True,
     }
-    stage = Stage(name="repair", work=Downloader, config=config, measure=measure_commit, tells=True)
+    stage = Stage(name="repair", work=Downloader, config=config, measure=measure_commit)
     tickets = []
     for shard in shards:
         planned = plan.shard(shard)

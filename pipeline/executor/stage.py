@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
 
-from manifests import ray_runtime
+from manifests import ray_runtime, waits
 from pipeline.executor.tickets import (
     Outcomes,
     Report,
@@ -47,6 +47,7 @@ NO_WORKER_LINE_S = 60.0  # without a worker until a line says so, and between tw
 STATUS_WAIT_S = 10.0  # for a head that has just started to say whether it has an autoscaler
 ASK_EVERY_S = 5.0  # workers are asked what they are doing; also the longest wait for an answer
 MAX_ASKED = 32  # of them at a time: an answer costs the driver about 0.6 ms of CPU
+TELLS = "tells"  # the group of threads of a worker that answers
 NOBODY = "nobody"  # the worker of tickets that are abandoned
 RAY_HAS_ENDED = "the Ray of this command has lost its node: its raylet has ended or was killed"
 logger = logging.getLogger(__name__)
@@ -62,19 +63,21 @@ class ActorPool:
         import ray
 
         self.stage, self.queue, self.outcomes = stage, queue, outcomes
-        self._actor_class: Any = ray.remote(Worker).options(
+        # a thread of its own answers while all others run tickets
+        self._actor_class: Any = ray.remote(concurrency_groups={TELLS: 1})(Worker).options(
             num_cpus=stage.cpus,
             num_gpus=stage.gpus,
             max_restarts=0,
-            # one more thread answers while all others run tickets
-            max_concurrency=stage.concurrency + stage.tells,
+            max_concurrency=stage.concurrency,
             scheduling_strategy="SPREAD",
         )
         self._arguments = Worker.arguments(stage)
         self._starting: dict[Any, Any] = {}
         self._up: dict[Any, Any] = {}  # of each that is starting: ready when it has a process
         self._running: dict[Any, tuple[Any, Ticket]] = {}
-        self._asked: dict[Any, Any] = {}  # actors that were asked what they are doing
+        # actors that were asked what they are doing, and for how long they do not answer
+        self._asked: dict[Any, tuple[Any, waits.Stillness]] = {}
+        self._line_s: dict[Any, float] = {}  # of actors that do nothing: when the next line is due
         self._asked_at: dict[Any, float] = {}  # the last time
         self._asking_at = time.monotonic()
         self._actors: list[Any] = []  # ready ones; the one that became free last is at the end
@@ -147,23 +150,51 @@ class ActorPool:
         A worker that has not answered yet is not asked again.
         """
         now = time.monotonic()
-        if not self.stage.tells or now - self._asking_at < ASK_EVERY_S:
+        if now - self._asking_at < ASK_EVERY_S:
             return
         self._asking_at = now
-        waiting = set(self._asked.values())
+        for actor, silence in list(self._asked.values()):
+            silence.look(None)
+            self._end_if_still(actor, silence.seconds, "its worker does not answer")
+        waiting = {actor for actor, _ in self._asked.values()}
         asked_at = {actor: self._asked_at.get(actor, 0.0) for actor in self._actors}
         actors = [actor for actor in asked_at if actor not in waiting]
         for actor in sorted(actors, key=asked_at.__getitem__)[:MAX_ASKED]:
-            self._asked[actor.progress.remote()] = actor
+            reference = actor.progress.options(concurrency_group=TELLS).remote()
+            self._asked[reference] = actor, waits.Stillness(waits.LIMIT_S)
             asked_at[actor] = now
         self._asked_at = asked_at
 
     def _worker_told(self, reference: Any) -> None:
         import ray
 
-        actor = self._asked.pop(reference)
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # its tickets tell
-            self.outcomes.counter.reported(repr(actor), ray.get(reference))
+        actor, _ = self._asked.pop(reference)
+        try:
+            told, still_s, text = ray.get(reference)
+        except ray.exceptions.RayError:  # its tickets tell
+            return
+        if told:
+            self.outcomes.counter.reported(repr(actor), told)
+        self._end_if_still(actor, still_s, text)
+
+    def _end_if_still(self, actor: Any, still_s: float, text: str) -> None:
+        """A line about a worker that does nothing; after the limit its tickets end with it."""
+        import ray
+
+        tickets = self.queue.running(actor)
+        if not tickets or still_s < waits.LINE_S:
+            self._line_s.pop(actor, None)
+            return
+        text = f"{tickets[0].id} has done nothing for {still_s:.0f} s: {text}"
+        if still_s >= waits.LIMIT_S:
+            self._line_s.pop(actor, None)
+            ray.kill(actor)
+            self._actors.remove(actor)
+            self._worker_died(actor, ["died", f"{text}; its worker was ended"])
+            self.start_worker()
+        elif still_s >= self._line_s.get(actor, waits.LINE_S):
+            self._line_s[actor] = 2 * still_s
+            logger.warning("%s: %s", self.stage.name, text)
 
     def _worker_started(self, reference: Any) -> None:
         """A factory has returned. Raises what it raised; a worker that died is replaced."""
@@ -382,7 +413,8 @@ def run_on_ray(
             if not queue.has_unstarted():
                 pool.release_idle()
             pool.ask_workers()
-            ready = pool.wait(ASK_EVERY_S)
+            with waits.doing(f"workers of {stage.name}"):  # often: this process waits for nothing
+                ready = pool.wait(ASK_EVERY_S)
             now = _now()
             if ready or pool.busy or queue.retry_time(now) is not None:
                 idle_since = said_at = now
@@ -439,8 +471,12 @@ def run_inline(stage: Stage, tickets: Tickets, outcomes: Outcomes) -> None:
     """Run every ticket in this process."""
     worker = Worker(*Worker.arguments(stage))
     check_ready(stage, worker.ready())
-    if stage.tells:
-        outcomes.counter.ask_workers = lambda: [(THIS_PROCESS, worker.progress())]
+
+    def ask() -> list[tuple[str, str]]:
+        told = worker.progress()[0]
+        return [(THIS_PROCESS, told)] if told else []
+
+    outcomes.counter.ask_workers = ask
     try:
         if stage.concurrency == 1:
             for ticket in tickets:

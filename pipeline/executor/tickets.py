@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import random
+import socket
 import time
 import traceback
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -19,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from manifests import waits
 from pipeline.progress.state import Measurer, StageCounter
 
 # --------------------------------------------------------------------------------------------------
@@ -358,6 +360,7 @@ class Outcomes:
 
 
 ROOT = Path(__file__).resolve().parents[2]
+BETWEEN_ASKS_S = 300.0  # 1,024 workers are asked every 160 s
 OUR_PACKAGES = ("manifests", "filters", "pipeline")
 Work = Callable[[Ticket], dict[str, Any]]
 WorkFactory = Callable[[dict[str, Any]], Work]
@@ -372,8 +375,8 @@ class Stage:
     dict. If that has a `close()`, it is called when the stage ends. `cpus` and `gpus` are what a
     worker asks of Ray. `concurrency` is how many tickets a worker runs at once, each in a thread of
     its own: above 1, the function must be thread-safe. `measure` says what a ticket did from what
-    the function returned. With `tells` the function has a method `progress()`, which gives the
-    JSON of a `WorkerReport` while tickets run; it is called from another thread.
+    the function returned. If the function has a method `progress()`, it gives the JSON of a
+    `WorkerReport` while tickets run; it is called from another thread.
     """
 
     name: str
@@ -383,7 +386,6 @@ class Stage:
     cpus: float = 1
     concurrency: int = 1
     measure: Measurer | None = None
-    tells: bool = False
 
     def __post_init__(self) -> None:
         work_reference(self.name, self.work)
@@ -423,6 +425,8 @@ class Worker:
         self._factory_reference = work
         self._config = config
         self._work: Work | None = None
+        self._life = waits.Life()
+        self._still = waits.Stillness(waits.LIMIT_S, most_s=BETWEEN_ASKS_S)
 
     @staticmethod
     def arguments(stage: Stage) -> tuple[str, bytes, str]:
@@ -447,17 +451,25 @@ class Worker:
     def run(self, ticket: str) -> list[str]:
         """Work on one ticket (JSON). ["done", result as JSON] or ["raised", its error]."""
         assert self._work is not None
+        fields = json.loads(ticket)
         try:
-            return ["done", json.dumps(self._work(Ticket(**json.loads(ticket))))]
+            with waits.doing(f"{self.stage_name} {fields['id']}"):
+                return ["done", json.dumps(self._work(Ticket(**fields)))]
         except Exception as error:
             if not _explains_itself(error) or os.environ.get("CLIPMILL_TRACEBACK"):
                 logger.exception("stage %s: a ticket raised", self.stage_name)
             return ["raised", error_line(error)]
 
-    def progress(self) -> str:
-        """What the work tells of its running tickets, see `Stage.tells`."""
-        assert self._work is not None
-        return str(self._work.progress())  # type: ignore[attr-defined]
+    def progress(self) -> list[Any]:
+        """What the work tells of its running tickets (JSON, or nothing, see `Stage`); for how many
+        seconds it has done nothing; which ticket runs longest, and where.
+
+        A ticket that begins or ends, rows that it tells, the CPU and bytes are signs of work.
+        """
+        told = str(self._work.progress()) if hasattr(self._work, "progress") else ""
+        self._still.look((told, waits.begun_and_ended(), self._life.look()))
+        place = f"{socket.gethostname()}, process {os.getpid()}"
+        return [told, self._still.seconds, f"{waits.longest() or 'nothing'} on {place}"]
 
     def close(self) -> None:
         """Close what the factory loaded."""

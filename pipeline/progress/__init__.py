@@ -16,5 +16,5 @@ Invariants:
 
 To extend: a stage says what a ticket did by a function `result -> Measure` (`Stage.measure`); a
 worker that tells rows before its tickets end keeps a `WorkerReport` and has `progress()`
-(`Stage.tells`). A number that is shown is a field of `StageState`.
+(`Stage`). A number that is shown is a field of `StageState`.
 """

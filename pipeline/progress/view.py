@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from manifests import disk
+from manifests import console, disk, waits
 from manifests.layout import PoolLayout
 from manifests.text import printable
 from pipeline.progress.state import (
@@ -353,11 +353,29 @@ class View:
 _current: View | None = None
 
 
+def _look_at(view: View) -> Callable[[], None]:
+    """What is done every second while a command runs."""
+    life, still = waits.Life(), waits.Stillness(waits.LIMIT_S)
+
+    def look() -> None:
+        rows = sum(stage.rows for stage in view.state().stages)
+        still.look((rows, waits.begun_and_ended(), life.look()))
+        text = f"nothing has been done for {still.seconds:.0f} s"
+        if still.is_over:
+            text += f": {waits.longest() or waits.where()}; what is committed stays"
+            waits.end_now(console.EXIT_INCOMPLETE, f"{text}; run the command again to resume")
+        if still.is_line_due():
+            logger.warning("%s: %s", text, waits.longest() or waits.where())
+
+    return look
+
+
 @contextlib.contextmanager
 def shown_progress(pool: str | None = None) -> Iterator[None]:
     """Show the progress of all stages of the body: bars on a terminal, log lines elsewhere.
 
     With `pool`, whose lease this process holds, the state is written to POOL/progress.json too.
+    Where this process does nothing, a line says where it waits, and after `waits.LIMIT_S` it ends.
     Inside another one it does nothing: the outer one shows the stages.
     """
     global _current
@@ -366,7 +384,8 @@ def shown_progress(pool: str | None = None) -> Iterator[None]:
         return
     view = _current = View(pool, screen_for(sys.stderr))
     try:
-        yield
+        with waits.watched(_look_at(view)):
+            yield
     except BaseException as error:
         _current = None
         view.close("failed", f"{type(error).__name__}: {error}")

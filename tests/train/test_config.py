@@ -41,6 +41,8 @@ from train.step.update import learning_rate
         ({"beta2": 1.0}, "it must lie in [0, 1)"),
         ({"crop_min": 0}, "it must lie in (0, 1]"),
         ({"lr": 0}, "lr is 0.0; it must be above 0"),
+        ({"hang_seconds": 0}, "hang_seconds is 0.0; it must be above 0"),
+        ({"hang_seconds": 1e9}, "hang_seconds is 1e+09; it must be at most 604,800"),
         ({"warmup": -1}, "it must not be negative"),
         ({"device": "tpu"}, "it must be auto, cpu, cuda or cuda:N"),
         ({"device": "cuda:-1"}, "device is 'cuda:-1'; it must be"),

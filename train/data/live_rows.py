@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import pyarrow.compute as pc
 
-from manifests import disk
+from manifests import disk, waits
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout, RunLayout, shard_name
@@ -168,7 +168,8 @@ class LivePool:
                 if time.monotonic() - reminded > REMIND_S:
                     logger.info("waiting for the first %d rows of the pool", self._batch_size)
                     reminded = time.monotonic()
-                self._sleep(POLL_S)
+                with waits.doing("the first rows of the pool"):
+                    self._sleep(POLL_S)
             for segment in reversed(self.segments):
                 if segment.first <= step:
                     return segment

@@ -44,7 +44,7 @@ from typing import Any
 
 import numpy as np
 
-from manifests import disk
+from manifests import disk, waits
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.disk import content_hash
 from manifests.schema import Blend, TarStream
@@ -471,6 +471,10 @@ class TarReader:
     def take(self) -> TarSample:
         """The next sample. ReadFailed and ValueError as `samples_of` raises them, and ReadFailed
         for a source that gives nothing for SILENT_S."""
+        with waits.doing(f"a sample of {self._tar} of stream {self._share.name!r}"):
+            return self._take()
+
+    def _take(self) -> TarSample:
         since = time.monotonic()
         while True:
             try:

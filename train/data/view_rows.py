@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from manifests import disk
+from manifests import disk, waits
 from manifests.aligned import AlignedFiles, current_view, view_shards
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
@@ -81,7 +81,8 @@ def read_with_retries(read: Callable[[], T], name: str, remedy: str = REMEDY) ->
     """
     for wait in (*WAITS_S, None):
         try:
-            return read()
+            with waits.doing(name):
+                return read()
         except Exception as error:
             if not is_transient(error):
                 raise

@@ -24,7 +24,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from manifests import disk
+from manifests import disk, waits
 from manifests.layout import RunLayout
 from manifests.records import CheckpointRecord, read_document
 from train.config import TrainConfig, model_config
@@ -49,6 +49,7 @@ from train.step.update import Update
 # their order are functions of the step, and training draws from no generator.
 
 
+WRITING = "the writing of a checkpoint"
 KEEP = 2  # checkpoints, unless a run says otherwise
 MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.pt", "state.json"
 logger = logging.getLogger(__name__)
@@ -611,8 +612,11 @@ class Saver:
 
     def _start(self, write: Any, *arguments: Any) -> None:
         def run() -> None:
+            # Of several ranks that write, one may wait for another: their parts have names instead.
+            alone = self.ranks.mesh is None
             try:
-                write(*arguments)
+                with waits.doing(WRITING) if alone else contextlib.nullcontext():
+                    write(*arguments)
             except BaseException as error:  # raised by `finish`, in the thread that trains
                 self._error = error
 
@@ -665,10 +669,11 @@ class Saver:
             publish(self.run, target, record, self.keep)
 
     def _upload(self, paths: list[str], target: str) -> None:
-        if self.ranks.rank == 0:  # of a damaged checkpoint of this step, before the run came back
-            disk.remove(disk.join(target, STATE_FILE))
-        for path in paths:
-            disk.publish(path, disk.join(target, Path(path).name))
+        with waits.doing(WRITING):
+            if self.ranks.rank == 0:  # a damaged checkpoint of this step, of before it came back
+                disk.remove(disk.join(target, STATE_FILE))
+            for path in paths:
+                disk.publish(path, disk.join(target, Path(path).name))
 
 
 def host_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

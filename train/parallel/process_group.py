@@ -95,9 +95,11 @@ class Ranks:
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 
 
-def init_distributed(device: str = "auto") -> Ranks:
+def init_distributed(device: str = "auto", timeout: timedelta | None = None) -> Ranks:
     """Join the group that torchrun's variables name, or be alone. ValueError for a device that is
     not there.
+
+    timeout: after which a rank that waits inside of a step fails, by default TIMEOUT.
     """
     world, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
     cuda = torch.cuda.is_available()
@@ -120,7 +122,7 @@ def init_distributed(device: str = "auto") -> Ranks:
             init_method=method,
             rank=rank,
             world_size=world,
-            timeout=TIMEOUT,
+            timeout=timeout or TIMEOUT,
             # Otherwise NCCL guesses the GPU by the rank, which may be another job's.
             device_id=target if target.type == "cuda" else None,
         )

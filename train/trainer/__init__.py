@@ -11,6 +11,7 @@ Invariants:
 * A run is refused in the folder of another one, by the comparison that an ablation uses too
   (tests/train/trainer/test_train_step.py).
 * A step that is not finite changes no weight (tests/train/trainer/test_train_step.py).
+* A file that never answers ends the run, which can be resumed (tests/train/test_hangs.py).
 * A line of the log that was cut off is written again (tests/train/trainer/test_logbook.py).
 
 To extend: a setting that does not decide the weights belongs into `INCIDENTAL` in identity.py.

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, Literal
 
 import numpy as np
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from manifests import console, disk
+from manifests import console, disk, waits
 from manifests.folder_lock import FolderInUse, locked_folder
 from manifests.layout import RunLayout
 from manifests.records import (
@@ -55,6 +56,7 @@ from train.step.update import (
 )
 from train.trainer.logbook import Logbook, kept_lines, peak_memory, progress_text
 from train.trainer.mix import plan_lines
+from train.trainer.watch import BATCH, LATER_S, SAVE, STEP, Watch
 from train.transforms import normalise
 
 # --------------------------------------------------------------------------------------------------
@@ -630,10 +632,12 @@ def train(blend: Blend, config: TrainConfig, out: str, *, resume: Resume = "auto
     that would have spoilt the weights. After a stop signal a step is saved and SystemExit(75) is
     raised.
     """
-    ranks = process_group.init_distributed(config.device)
+    timeout = timedelta(seconds=config.hang_seconds + LATER_S)
+    ranks = process_group.init_distributed(config.device, timeout)
+    watch = Watch(ranks, config.hang_seconds)
     try:
-        with locked_run(out, ranks):
-            return _prepare_and_train(blend, config, out, ranks, resume)
+        with waits.watched(watch.look), locked_run(out, ranks):
+            return _prepare_and_train(blend, config, out, ranks, resume, watch)
     finally:
         process_group.close(ranks)
 
@@ -658,7 +662,7 @@ def locked_run(out: str, ranks: Ranks) -> Iterator[None]:
 
 
 def _prepare_and_train(
-    blend: Blend, config: TrainConfig, out: str, ranks: Ranks, resume: Resume
+    blend: Blend, config: TrainConfig, out: str, ranks: Ranks, resume: Resume, watch: Watch
 ) -> RunRecord:
     """`train` in a folder that no other process writes to."""
     layout = RunLayout(out)
@@ -686,6 +690,7 @@ def _prepare_and_train(
             check_same_run(record.identity, identity, out, record)
             return record
         stop = StopRequest(ranks.rank)
+        watch.stop_signal = lambda: stop.number
         with console.on_stop_signal(stop), matmul_precision(config):
             started = time.perf_counter()
             config = resolve_micro_batch(config, ranks)
@@ -696,7 +701,7 @@ def _prepare_and_train(
                 for line in plan_lines(blend, loader.order.repeats(config.steps)):
                     logger.info("%s", line)
                 disk.write_json(layout.blend_json, blend.document())
-            return _train(blend, state, stop, started)
+            return _train(blend, state, stop, started, watch)
     finally:
         if state is not None:
             state.saver.close()
@@ -742,7 +747,9 @@ def _require_checkpoint(state: TrainState, blend: Blend) -> None:
         )
 
 
-def _train(blend: Blend, state: TrainState, stop: StopRequest, started: float) -> RunRecord:
+def _train(
+    blend: Blend, state: TrainState, stop: StopRequest, started: float, watch: Watch
+) -> RunRecord:
     """All steps, then export/ and run.json.
 
     `started`: time.perf_counter() before the state was prepared.
@@ -754,7 +761,7 @@ def _train(blend: Blend, state: TrainState, stop: StopRequest, started: float) -
             "(source: {kind: shards}) can"
         )
     ready = time.perf_counter()
-    steps = _steps(state, stop)
+    steps = _steps(state, stop, watch)
     trained = time.perf_counter()
     if state.reduced_table is not None:
         factor = decay_factor(state.config, steps)
@@ -799,21 +806,24 @@ def _train(blend: Blend, state: TrainState, stop: StopRequest, started: float) -
 # --- the steps ------------------------------------------------------------------------------------
 
 
-def _steps(state: TrainState, stop: StopRequest) -> int:
+def _steps(state: TrainState, stop: StopRequest, watch: Watch) -> int:
     """Train to the last step; the number of steps that the run then has."""
     config, first = state.config, state.first_step
     timer = SaveTimer(config)
     batches = Feed(config, state.ranks.device).batches(state.loader.batches(first))
-    with contextlib.closing(Records(state)) as records, contextlib.closing(batches):
+    with contextlib.closing(Records(state)) as records, contextlib.closing(batches), watch:
         runner = StepRunner(state, stop, timer, records.finished)
         for step in records.bar:
+            watch.begin(BATCH, step)
             asked = time.perf_counter()
             ready = next(batches)
+            watch.begin(STEP, step)
             runner.step(ready, time.perf_counter() - asked)
             done: int = step + 1
             last = done == config.steps
             if last or runner.stopping or runner.save_due or _checkpoint_due(config, done):
                 runner.read()  # before the weights are written
+                watch.begin(SAVE, step)
                 timer.saved(save(state, done))
                 runner.save_due = False
             if last or runner.stopping:

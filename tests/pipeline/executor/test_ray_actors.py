@@ -17,7 +17,15 @@ from manifests import ray_runtime
 from pipeline.executor import stage as executor
 from pipeline.executor import tickets as outcomes
 from pipeline.executor.stage import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
-from pipeline.executor.tickets import Outcomes, Report, Stage, Ticket, TicketQueue, Work
+from pipeline.executor.tickets import (
+    Outcomes,
+    Report,
+    Stage,
+    Ticket,
+    TicketQueue,
+    Work,
+    Worker,
+)
 from pipeline.progress.state import Measure, StageCounter, WorkerReport
 
 
@@ -60,6 +68,9 @@ class Method:
     def __init__(self, function: Callable[..., Any], death: RayError | None) -> None:
         self.function, self.death = function, death
 
+    def options(self, concurrency_group: str) -> Method:
+        return self
+
     def remote(self, *arguments: Any) -> Reference:
         return Reference(self.death or self.function(*arguments))
 
@@ -75,12 +86,12 @@ class FakeRay:
         self.node_resources: list[dict[str, float]] = []
         self.exceptions = EXCEPTIONS
 
-    def remote(self, worker_class: type) -> Any:
+    def remote(self, concurrency_groups: dict[str, int]) -> Any:
         ray = self
 
         class Actor:
             def __init__(self, *arguments: Any) -> None:
-                self.worker = worker_class(*arguments)
+                self.worker = Worker(*arguments)
 
             def __getattr__(self, name: str) -> Method:
                 dies = name in ray.deaths
@@ -88,7 +99,8 @@ class FakeRay:
                     ray.deaths.remove(name)
                 return Method(getattr(self.worker, name), ray.death if dies else None)
 
-        return types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=Actor))
+        actor_class = types.SimpleNamespace(options=lambda **_: types.SimpleNamespace(remote=Actor))
+        return lambda worker_class: actor_class
 
     def get(self, reference: Reference, timeout: float | None = None) -> Any:
         if isinstance(reference.value, Exception):
@@ -341,7 +353,7 @@ def telling_pool(size: int, monkeypatch: pytest.MonkeyPatch) -> ActorPool:
     monkeypatch.setattr(executor, "ASK_EVERY_S", 0.0)
     counter = StageCounter("s", 2)
     queue = TicketQueue([Ticket(id="t0", group="a")])
-    stage = Stage(name="s", work=Telling, tells=True)
+    stage = Stage(name="s", work=Telling)
     pool = ActorPool(stage, queue, Outcomes("s", counter), size)
     for reference in list(pool._starting):
         pool.handle(reference)

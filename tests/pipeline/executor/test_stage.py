@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -16,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from manifests import ray_runtime
+from manifests import ray_runtime, waits
+from pipeline.executor import stage
 from pipeline.executor.stage import execute
-from pipeline.executor.tickets import ROOT, Report, Stage, Ticket, Work
+from pipeline.executor.tickets import ROOT, Outcomes, Report, Stage, Ticket, Work
 
 pytestmark = pytest.mark.slow
 
@@ -232,6 +234,52 @@ def test_bad_input_is_refused(on: Run) -> None:
 
 
 # --- Ray ------------------------------------------------------------------------------------------
+
+
+def reads_a_pipe(config: dict[str, Any]) -> Work:
+    """Opens a pipe that nobody writes to, where the payload names one that is there."""
+
+    def work(ticket: Ticket) -> dict[str, Any]:
+        note(config, "begins", ticket.id)
+        if os.path.exists(pipe := ticket.payload.get("pipe", "")):
+            os.open(pipe, os.O_RDONLY)
+        return {"pid": os.getpid()}
+
+    return work
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_ticket_that_hangs_is_named_and_ended_with_its_worker(
+    on: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    comes_back: bool,
+) -> None:
+    monkeypatch.setattr(stage, "ASK_EVERY_S", 0.5)
+    monkeypatch.setattr(waits, "LINE_S", 2.0)
+    monkeypatch.setattr(waits, "LIMIT_S", 5.0)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    fail = Outcomes.record
+
+    def record(outcomes: Outcomes, ticket: Ticket, kind: str, text: str) -> bool:
+        if kind == "died" and comes_back:
+            pipe.unlink()
+        return fail(outcomes, ticket, kind, text)
+
+    monkeypatch.setattr(Outcomes, "record", record)
+    tickets: list[tuple[str, dict[str, Any]]] = [("a", {"pipe": str(pipe)}), ("b", {}), ("c", {})]
+    report, log, results = on("ray", reads_a_pipe, tickets)
+    where = rf"s 0 \(test_stage.py:\d+ in work\) on {re.escape(socket.gethostname())}, process \d+"
+    assert re.search(rf"s: 0 has done nothing for [2-4] s: {where}", caplog.text), caplog.text
+    ended = rf"0 has done nothing for [5-8] s: {where}; its worker was ended"
+    assert re.search(f"0 failed in try 1 of 2: {ended}", caplog.text)
+    assert log.count(["begins", "0"]) == 2
+    assert report.done == len(results) == (3 if comes_back else 2)
+    if not comes_back:
+        assert re.fullmatch(ended, report.failed["0"])
 
 
 @pytest.mark.ray
