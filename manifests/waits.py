@@ -43,7 +43,7 @@ _begun = _ended = 0
 
 
 class doing:
-    """`with doing("image 7 in web.tar"):` names what this thread does. It takes 0.5 µs."""
+    """`with doing("image 7 in web.tar"):` names what this thread does. It takes 2 µs."""
 
     __slots__ = ("_outer", "_what")
 

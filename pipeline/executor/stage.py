@@ -64,7 +64,8 @@ class ActorPool:
 
         self.stage, self.queue, self.outcomes = stage, queue, outcomes
         # a thread of its own answers while all others run tickets
-        self._actor_class: Any = ray.remote(concurrency_groups={TELLS: 1})(Worker).options(
+        remote: Any = ray.remote  # its stubs know no groups
+        self._actor_class: Any = remote(concurrency_groups={TELLS: 1})(Worker).options(
             num_cpus=stage.cpus,
             num_gpus=stage.gpus,
             max_restarts=0,

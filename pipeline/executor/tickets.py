@@ -466,7 +466,8 @@ class Worker:
 
         A ticket that begins or ends, rows that it tells, the CPU and bytes are signs of work.
         """
-        told = str(self._work.progress()) if hasattr(self._work, "progress") else ""
+        tell = getattr(self._work, "progress", None)
+        told = str(tell()) if tell is not None else ""
         self._still.look((told, waits.begun_and_ended(), self._life.look()))
         place = f"{socket.gethostname()}, process {os.getpid()}"
         return [told, self._still.seconds, f"{waits.longest() or 'nothing'} on {place}"]

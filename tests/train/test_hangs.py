@@ -84,30 +84,25 @@ def ends_as_undisturbed(pool, tar, out, ranks):
     return checkpoint.latest(str(out)).record.sha256 == checkpoint.latest(str(whole)).record.sha256
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_of_two_ranks_one_waits_for_a_file(pool, tmp_path, rank):
-    tar, step = hanging(pool, rank)
+def test_of_two_ranks_one_waits_for_a_file(pool, tmp_path):
+    tar, step = hanging(pool, 1)
     out = tmp_path / "run"
     with start(pool, out, 2, hang_seconds=16) as run:
         errors = run.communicate(timeout=120)[1]
     assert run.returncode == console.EXIT_INCOMPLETE, errors
     image = rf"image \d+ in {re.escape(str(tar))} \(view_rows.py:\d+ in \w+\)"
     waits = rf"the batch of step {step + 1}: {image}"
-    if rank == 0:
-        assert re.search(rf"warning: rank 0 has waited [4-7] s for {waits}", errors), errors
-    else:
-        said = rf"rank 0 has waited [4-7] s in step {step + 1} for rank 1, which waits for {waits}"
-        assert re.search(said, errors), errors
-    assert re.search(rf"error: rank {rank} has waited 1[67] s for {waits}.*hang_seconds", errors)
+    said = rf"rank 0 has waited [4-7] s in step {step + 1} for rank 1, which waits for {waits}"
+    assert re.search(said, errors), errors
+    assert re.search(rf"error: rank 1 has waited 1[67] s for {waits}.*hang_seconds", errors)
     assert checkpoint.saved_steps(str(out))[-1] == step
     assert ends_as_undisturbed(pool, tar, out, 2)
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_a_stop_signal_ends_a_run_that_waits_for_a_file(pool, tmp_path, threads):
+def test_a_stop_signal_ends_a_run_that_waits_for_a_file(pool, tmp_path):
     tar, step = hanging(pool, 0)
     out = tmp_path / "run"
-    with start(pool, out, hang_seconds=80, threads=threads) as run:
+    with start(pool, out, hang_seconds=80, threads=0) as run:
         while step not in checkpoint.saved_steps(str(out)):
             time.sleep(0.2)
         time.sleep(1)

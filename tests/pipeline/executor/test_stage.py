@@ -21,6 +21,7 @@ from manifests import ray_runtime, waits
 from pipeline.executor import stage
 from pipeline.executor.stage import execute
 from pipeline.executor.tickets import ROOT, Outcomes, Report, Stage, Ticket, Work
+from tests.support.small_pool import make_pool, rows
 
 pytestmark = pytest.mark.slow
 
@@ -280,6 +281,35 @@ def test_a_ticket_that_hangs_is_named_and_ended_with_its_worker(
     assert report.done == len(results) == (3 if comes_back else 2)
     if not comes_back:
         assert re.fullmatch(ended, report.failed["0"])
+
+
+SHORT = """
+import sys
+from manifests import waits
+waits.LINE_S, waits.LIMIT_S = 1.0, 6.0
+from clipmill.app import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_command_whose_own_task_hangs_says_where_and_ends(tmp_path: Path) -> None:
+    """In place of a tar there is a pipe."""
+    pool = make_pool(tmp_path / "pool", rows(20))
+    tar = Path(pool) / "shards" / "00001.tar"
+    tar.rename(away := tar.with_suffix(".away"))
+    os.mkfifo(tar)
+    words = ["score", pool, "--filters", "picture", "--engine", "inline"]
+    command = [sys.executable, "-c", SHORT, *words]
+    hung = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert hung.returncode == 3
+    where = r"score 00001 \(files.py:\d+ in file_sha256\)"
+    assert re.search(rf"warning: nothing has been done for [12] s: {where}", hung.stderr)
+    last = hung.stderr.strip().splitlines()[-1]
+    ended = rf"error: nothing has been done for [67] s: {where}; what is committed stays; run .*"
+    assert re.fullmatch(ended, last)
+    away.replace(tar)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.ray
