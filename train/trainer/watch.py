@@ -65,12 +65,16 @@ class Watch:
         if self._ranks.rank == 0 and self._lasts.is_line_due():
             self._log()
 
+    def _reads(self) -> bool:
+        """Whether this rank waits for files. In a step, files of later ones are read, too."""
+        what, _ = self._phase
+        return what == BATCH or (what != STEP and waits.longest() is not None)
+
     def _end_if_over(self, what: str) -> None:
-        reads = waits.longest()
-        if what == STEP or (reads is None and self._ranks.world > 1 and what != BATCH):
+        if what == STEP or (self._ranks.world > 1 and not self._reads()):
             return  # others are waited for
         seconds, signal = self._still.seconds, self.stop_signal()
-        if signal is not None and seconds >= STOP_S:
+        if signal is not None and what == BATCH and seconds >= STOP_S:
             after = f"{console.signal_name(signal)} ends the run before that step"
             waits.end_now(128 + signal, f"{self._text(seconds)}; {after}: {RESUMES}")
         if self._still.is_over:
@@ -92,8 +96,8 @@ class Watch:
 
     def _log(self) -> None:
         """The line of rank 0, which speaks for all."""
-        (what, step), seconds = self._phase, self._lasts.seconds
-        if what == BATCH or waits.longest() is not None:
+        (_, step), seconds = self._phase, self._lasts.seconds
+        if self._reads():
             logger.warning("%s", self._text(seconds))
             return
         reading, silent = self._others(step)
@@ -112,9 +116,7 @@ class Watch:
 
     def _say(self) -> None:
         """Tell rank 0 what this rank is about."""
-        what, step = self._phase
-        is_reading = what == BATCH or waits.longest() is not None
-        word = {"step": step, "reading": is_reading, "text": self._waits_for()}
+        word = {"step": self._phase[1], "reading": self._reads(), "text": self._waits_for()}
         with contextlib.suppress(Exception):  # the process that has the store is gone
             _store().set(f"clipmill/waits/{self._ranks.rank}", json.dumps(word))
 

@@ -137,10 +137,13 @@ def test_a_stop_signal_ends_a_wait_after_20_s_without_a_read(rank):
     assert "; SIGTERM ends the run before that step: checkpoints stay" in ended.value.args[2]
 
 
-def test_a_step_is_not_ended_by_a_stop_signal(rank):
-    rank.watch.begin(STEP, 3)
+@pytest.mark.parametrize("what", [STEP, SAVE])
+def test_a_step_and_its_save_are_not_ended_by_a_stop_signal(rank, what):
+    rank.watch.begin(what, 3)
     rank.number = signal.SIGTERM
-    assert len(rank.wait(7200)) == 7
+    rank.named = "image 7 in web.tar"  # of a later step
+    assert len(rank.wait(1700)) == 5
+    assert rank.caplog.messages[0].startswith("step 4 takes long") == (what == STEP)
 
 
 def test_rank_0_names_the_rank_that_the_others_wait_for(monkeypatch, caplog):
