@@ -20,6 +20,9 @@ ADDED_DEFAULTS: dict[str, Any] = {
     "captions": None,
     "file_column": "file_name",
     "links_outside": False,
+    "columns": [],
+    "image_column": "image",
+    "caption_list": "all",
 }
 ABSOLUTE = re.compile(r"^(file://)?/")
 

@@ -166,6 +166,7 @@ class Build:
             stage = img2dataset_stage(pool, recipe, self.fence)
         else:
             config |= {"source_kind": recipe.source.kind, "extra_columns": recipe.sidecar_extra}
+            config["image_column"] = recipe.source.image_column
             if self.engine == "ray":
                 config["decoders"] = 1  # there is a worker for each core; each decodes in one child
             stage = Stage(

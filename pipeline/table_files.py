@@ -9,15 +9,18 @@ import json
 import math
 import re
 import zlib
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import IO, Any, AnyStr, TextIO
 
 import fsspec
 import msgspec
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from manifests import disk
@@ -54,7 +57,9 @@ def _ends(line: str | bytes) -> bool:
 
 
 # All but .parquet also with .gz behind.
-ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")
+PARQUET = ".parquet"
+ENDINGS = (PARQUET, ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")
+HEADERS = (".tsv", ".csv")  # tables whose first line may be a row
 ROWS = 10_000  # of a batch
 PROBE = 1000  # rows within which a column must have come
 LARGEST_JSON = 1 << 29  # characters of a .json file
@@ -72,31 +77,39 @@ def is_table(path: str) -> bool:
     return path.endswith(ENDINGS) or path.removesuffix(".gz").endswith(ENDINGS)
 
 
-def values(path: str, columns: Sequence[str]) -> Generator[Values | None]:
+def values(
+    path: str, columns: Sequence[str], header: Sequence[str] = ()
+) -> Generator[Values | None]:
     """Some columns of a table, row by row in their order; None for a row that cannot be read.
 
-    A column may be named twice. ValueError where a column is missing; the message names the nearest
-    one. OSError or EOFError where the file cannot be unpacked. A value that is not valid text holds
-    a lone surrogate (such as NOT_TEXT).
+    A column may be named twice. `header` names the columns of a .tsv or .csv whose first line is a
+    row. ValueError where a column is missing; the message names the nearest one. OSError or
+    EOFError where the file cannot be unpacked. A value that is not valid text holds a lone
+    surrogate (such as NOT_TEXT).
     """
     try:
-        yield from _values(path, columns)
+        yield from _values(path, columns, header)
     except zlib.error as error:  # it is no OSError
         raise gzip.BadGzipFile(f"{path} cannot be unpacked: {error}") from None
 
 
-def _values(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
+def _values(path: str, columns: Sequence[str], header: Sequence[str]) -> Iterator[Values | None]:
     kind = Path(path.removesuffix(".gz")).suffix
+    if header and kind not in HEADERS:
+        raise ValueError(
+            f"{path}: columns names those of a table without a header, which only "
+            f"{' and '.join(HEADERS)} can be; leave it out"
+        )
     if kind == ".parquet":
         with (
             disk.naming_table(path),
-            fsspec.open(path, "rb") as file,
+            disk.open_file(path, cache_type="none") as file,
             pq.ParquetFile(file) as table,
         ):
             require_columns(path, columns, table.schema_arrow.names)
             for batch in table.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(columns))):
                 lists = [python_values(batch.column(name)) for name in columns]
-                yield from zip(*lists, strict=True)
+                yield from zip(*lists, strict=True) if lists else repeat((), batch.num_rows)
         return
     if kind == ".txt" and len(columns) > 1:
         raise ValueError(
@@ -124,9 +137,9 @@ def _values(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
         elif kind == ".json":
             yield from _pick_columns(path, _json_rows(path, text), columns)
         elif kind == ".tsv":
-            yield from _tsv_rows(path, text, columns)
+            yield from _tsv_rows(path, text, columns, header)
         else:
-            yield from _csv_rows(path, text, columns)
+            yield from _csv_rows(path, text, columns, header)
 
 
 class MissingColumn(ValueError):
@@ -146,6 +159,8 @@ def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -
             same = [other for other in present if other.lower() == name.lower()]
             close = next(iter(same), None) or disk.closest(name, present)
             hint = f"; did you mean {close!r}?" if close else ""
+            if not close and path.removesuffix(".gz").endswith(HEADERS):
+                hint = "; a table without a header needs columns: [NAME, …]"
         if any(valid_text(other) != other for other in present):
             hint = "; its header is not UTF-8: write the table as UTF-8"
         names = ", ".join(map(repr, present)) or "none"
@@ -170,10 +185,12 @@ def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
 # --- csv and tsv -----------------------------------------------------------------------------
 
 
-def _tsv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Values | None]:
+def _tsv_rows(
+    path: str, text: TextIO, columns: Sequence[str], header: Sequence[str]
+) -> Iterator[Values | None]:
     """A .tsv has no quoting: a quotation mark is a character as any other, and a line is a row."""
     lines = bounded_lines(text)
-    header = (next(lines, None) or "").rstrip("\r\n").split("\t")
+    header = header or (next(lines, None) or "").rstrip("\r\n").split("\t")
     require_columns(path, columns, header)
     positions = [header.index(name) for name in columns]
     for line in lines:
@@ -219,13 +236,15 @@ class _Lines:
         self._row = []
 
 
-def _csv_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Values | None]:
+def _csv_rows(
+    path: str, text: TextIO, columns: Sequence[str], header: Sequence[str]
+) -> Iterator[Values | None]:
     """A quotation mark that never closes would swallow all rows behind it: then only the row in
     which it stands is damaged, and the lines behind it are read again."""
     lines = _Lines(text)
     rows = csv.reader(lines)
     try:
-        header = next(rows, [])
+        header = header or next(rows, [])
     except csv.Error:
         header = []
     require_columns(path, columns, header)
@@ -284,7 +303,9 @@ def _json_rows(path: str, text: TextIO) -> Iterator[Any]:
     """The rows of a JSON file: the members of an array, or objects one after the other.
 
     One object alone is a row. Where its values are lists or objects it is a table by columns (as
-    pandas writes it). ValueError where the file is no JSON, or a value of it cannot be decoded.
+    pandas writes it), and with the lists `images` and `annotations` it is COCO's form: each image
+    is a row, whose `caption` is the list of its annotations' captions. ValueError where the file is
+    no JSON, or a value of it cannot be decoded.
     """
     content = text.read(LARGEST_JSON + 1).strip()
     if len(content) > LARGEST_JSON:
@@ -297,6 +318,9 @@ def _json_rows(path: str, text: TextIO) -> Iterator[Any]:
     decoded = _json_values(path, content, is_array)
     head = list(islice(decoded, 2))
     if len(head) == 1 and not is_array and isinstance(head[0], dict) and head[0]:
+        if all(isinstance(head[0].get(name), list) for name in ("images", "annotations")):
+            yield from _coco_rows(head[0])
+            return
         columns = [list(v.values()) if isinstance(v, dict) else v for v in head[0].values()]
         if all(isinstance(column, list) for column in columns):
             if len({len(column) for column in columns}) != 1:
@@ -305,6 +329,21 @@ def _json_rows(path: str, text: TextIO) -> Iterator[Any]:
                 yield dict(zip(head[0], row, strict=True))
             return
     yield from chain(head, decoded)
+
+
+def _coco_rows(document: dict[str, Any]) -> Iterator[Any]:
+    """The images with their captions, then a row without an image for each annotation of none."""
+    captions: dict[str, list[Any]] = {}
+    for note in document["annotations"]:
+        note = note if isinstance(note, dict) else {}
+        captions.setdefault(str(note.get("image_id")), []).append(note.get("caption"))
+    for image in document["images"]:
+        if isinstance(image, dict):
+            yield {**image, "caption": captions.pop(str(image.get("id", "")), [])}
+        else:
+            yield None
+    for left in captions.values():
+        yield {"caption": left}
 
 
 def _json_values(path: str, content: str, is_array: bool) -> Iterator[Any]:
@@ -318,6 +357,114 @@ def _json_values(path: str, content: str, is_array: bool) -> Iterator[Any]:
                 f"{path} is no JSON from its character {position:,} on: {error}"
             ) from None
         yield value
+
+
+# --------------------------------------------------------------------------------------------------
+# Images in the rows of Parquet files, as Hugging Face's data sets have them.
+#
+# The address of such an image is FILE#GROUP/ROW: its row in a row group. A row group is read in
+# batches of about BATCH_BYTES, so that memory is bounded by these and by the pages of the file.
+
+
+ROW_ADDRESS = re.compile(r"(.+)#(\d+)/(\d+)", re.DOTALL)
+BATCH_BYTES = 8 * 2**20
+BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+READ_AHEAD = (
+    4 * 2**20
+)  # bytes, one request to a store; without it Arrow holds the whole column of a row group
+
+
+def row_addresses(path: str, column: str) -> Iterator[str]:
+    """The addresses of all rows, in their order. ValueError where `column` holds no images."""
+    footer = disk.read_with(path, pq.read_metadata)
+    _image_leaf(path, column, footer.schema.to_arrow_schema())
+    for group in range(footer.num_row_groups):
+        for row in range(footer.row_group(group).num_rows):
+            yield f"{path}#{group}/{row}"
+
+
+def row_of_address(address: str) -> tuple[str, int, int]:
+    """(file, row group, row in it) of an address."""
+    match = ROW_ADDRESS.fullmatch(address)
+    assert match is not None, address
+    return match[1], int(match[2]), int(match[3])
+
+
+def check_image_column(path: str, column: str) -> None:
+    """ValueError where `column` holds no images, or no row of a file has the bytes of one."""
+    footer = disk.read_with(path, pq.read_metadata)
+    leaf = _image_leaf(path, column, footer.schema.to_arrow_schema())
+    index = [footer.schema.column(i).path for i in range(footer.num_columns)].index(leaf)
+    chunks = [footer.row_group(group).column(index) for group in range(footer.num_row_groups)]
+    nulls = [c.statistics.null_count if c.is_stats_set else None for c in chunks]
+    if footer.num_rows and nulls == [chunk.num_values for chunk in chunks]:
+        raise ValueError(
+            f"{path}: no row has the bytes of an image in {leaf!r}. Where `datasets` wrote the "
+            "paths of files instead, store the bytes: ds.with_format('arrow').map("
+            "datasets.table.embed_table_storage, batched=True).to_parquet(FILE)"
+        )
+
+
+def _image_leaf(path: str, column: str, schema: pa.Schema) -> str:
+    """The name of the column of bytes: `image`, or `image.bytes` of a struct."""
+    require_columns(path, [column], schema.names)
+    kind, leaf = schema.field(column).type, column
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind, leaf = kind.field("bytes").type, f"{column}.bytes"
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if not any(is_bytes(kind) for is_bytes in BYTES):
+        raise ValueError(
+            f"{path}: the column {column!r} is of type {kind}; image_column holds the bytes of "
+            "images, or structs with `bytes`. For a column of URLs write kind: table, for one of "
+            "paths kind: files"
+        )
+    return leaf
+
+
+def image_rows(
+    path: str, column: str, rows: Mapping[int, Collection[int]]
+) -> Iterator[tuple[int, dict[int, bytes | None] | None]]:
+    """(row group, bytes by row) of some rows of some row groups, batch by batch. None in place of
+    bytes: the row has none; in place of a batch: what is left of the row group is damaged.
+
+    A row that the file does not have is left out. DamagedTable where it is no Parquet file.
+    """
+    wanted = {group: np.sort(np.fromiter(rows[group], np.int64)) for group in sorted(rows)}
+    with (
+        disk.naming_table(path),
+        disk.open_file(path, cache_type="none") as file,
+        pq.ParquetFile(
+            file, buffer_size=READ_AHEAD, pre_buffer=False, page_checksum_verification=True
+        ) as table,
+    ):
+        leaf = _image_leaf(path, column, table.schema_arrow)
+        for group, own in wanted.items():
+            if group >= table.num_row_groups:
+                continue
+            try:
+                with disk.naming_table(path):
+                    for images in _images(table, group, column, leaf, own):
+                        yield group, images
+            except disk.DamagedTable:
+                yield group, None
+
+
+def _images(
+    table: pq.ParquetFile, group: int, column: str, leaf: str, rows: npt.NDArray[np.int64]
+) -> Iterator[dict[int, bytes | None]]:
+    footer, first = table.metadata.row_group(group), 0
+    size = max(1, BATCH_BYTES * footer.num_rows // max(1, footer.total_byte_size))
+    for batch in table.iter_batches(size, row_groups=[group], columns=[leaf]):
+        end = first + batch.num_rows
+        images = batch.column(column)
+        if leaf != column:
+            images = pc.struct_field(images, "bytes")
+        own = rows[(rows >= first) & (rows < end)].tolist()
+        yield {row: images[row - first].as_py() for row in own}
+        first = end
+        if first > rows[-1]:
+            return
 
 
 # --------------------------------------------------------------------------------------------------

@@ -49,6 +49,7 @@ RUN_BY = {
     "docs/operations.md": "tests/test_operations.py",
     "docs/scoring.md": "tests/test_blurred_faces.py",
     "docs/sizing.md": "tests/train/test_sizing.py",
+    "docs/start/datasets.md": "tests/test_quick_starts.py",
     "docs/start/datacomp.md": "tests/test_quick_starts.py",
     "docs/start/results.md": "tests/test_quick_starts.py",
     "docs/start/images.md": "tests/test_quick_starts.py",

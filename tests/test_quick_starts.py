@@ -111,6 +111,38 @@ def test_the_page_for_results_of_runs(
 
 
 @pytest.mark.slow
+def test_the_page_for_data_sets_of_others(work: Path) -> None:
+    images = {f"{number}.jpg": photograph(number)[0] for number in range(24)}
+    Path("data").mkdir()
+    rows = [{"bytes": data, "path": name} for name, data in images.items()]
+    for part in range(2):
+        own = rows[12 * part :][:12]
+        table = pa.table(
+            {"image": own, "text": [f"a photo of number {row['path']}" for row in own]}
+        )
+        pq.write_table(table, f"data/train-0000{part}-of-00002.parquet", row_group_size=5)
+    for folder in ("coco/train2017", "coco/annotations"):
+        Path(folder).mkdir(parents=True)
+    for name, data in images.items():
+        Path("coco/train2017", name).write_bytes(data)
+    notes = [{"image_id": n % 24, "caption": f"a note {n}"} for n in range(120)]
+    names = [{"id": n, "file_name": f"{n}.jpg"} for n in range(24)]
+    document = {"info": {}, "images": names, "annotations": notes}
+    Path("coco/annotations/captions_train2017.json").write_text(json.dumps(document))
+    lines = [f"caption {n}\thttp://img.example/{n}.jpg\n" for n in range(26)]  # two are not there
+    Path("Train_GCC-training.tsv").write_text("".join(lines))
+    Path("tars").symlink_to("shards")
+    with FileServer({f"/{name}": data for name, data in images.items()}, ranges=False) as server:
+        address = server.base.removeprefix("http://").rstrip("/")
+        local = f'allow_private: true, connect_to: {{"*.example": "{address}"}}, user_agent'
+        pages.write_files("docs/start/datasets.md", work, {"user_agent": local})
+        assert len(run_all("docs/start/datasets.md")) == 5
+    kept = {"parquet/views/all": 24, "coco/views/all": 120, "coco/views/longest": 24}
+    for view, count in {**kept, "cc3m/views/raw": 24, "tars/views/all": ROWS}.items():
+        assert disk.read_json(f"out/{view}.json")["kept"] == count, view
+
+
+@pytest.mark.slow
 def test_the_page_for_a_folder_of_images(work: Path) -> None:
     for folder, numbers in (("images", range(36)), ("heldout", range(100, 112))):
         Path(folder).mkdir()

@@ -62,6 +62,10 @@ EXPECTED: dict[tuple[str, str], set[str]] = {
     ("semdedup", "raw"): ALL,
     ("image_folder", "all"): ALL,
     ("image_folder", "long"): ALL - NOT_LONG,
+    ("hf_parquet", "all"): ALL,
+    ("hf_parquet", "long"): ALL - NOT_LONG,
+    ("coco_captions", "all"): ALL,
+    ("cc3m", "all"): ALL,
     ("own_shards", "all"): ALL,
     ("own_shards", "long"): ALL - NOT_LONG,
     ("datacomp_small", "no_filter"): ALL,
@@ -119,6 +123,20 @@ def write_tars(folder: Path, images: Path) -> dict[str, str]:
     return uids
 
 
+def write_data_sets(folder: Path, images: Path) -> None:
+    """The same as data sets of others: rows of Parquet files, COCO's annotations, CC3M's list."""
+    rows = [{"bytes": (images / f"{name}.jpg").read_bytes(), "path": None} for name, *_ in IMAGES]
+    captions = [caption for *_, caption in IMAGES]
+    pq.write_table(pa.table({"image": rows, "caption": captions}), folder / "train-0.parquet")
+    (folder / "coco/annotations").mkdir(parents=True)
+    (folder / "coco/train2017").symlink_to(images)
+    document: dict[str, Any] = {"images": [], "annotations": []}
+    for number, (name, _, _, caption) in enumerate(IMAGES):
+        document["images"].append({"id": number, "file_name": f"{name}.jpg"})
+        document["annotations"].append({"image_id": number, "caption": caption})
+    disk.write_json(folder / "coco/annotations/captions_train2017.json", document)
+
+
 def write_datacomp(folder: Path, uids: dict[str, str]) -> None:
     """Metadata in DataComp's form: every image embedding is an axis of its own."""
     folder.mkdir(parents=True)
@@ -154,6 +172,7 @@ def given(tmp_path_factory: pytest.TempPathFactory, clip_folder: Path) -> Iterat
     folder = tmp_path_factory.mktemp("given")
     images = write_images(folder / "images")
     uids = write_tars(folder / "shards", images)
+    write_data_sets(folder, images)
     write_datacomp(folder / "datacomp" / "metadata", uids)
     (folder / "entries").write_text("dog\ncats\ncity at night\n")
     nouns = {"dog": "02084071", "cats": "02121620", "sofa": "04256520"}
@@ -167,6 +186,9 @@ def given(tmp_path_factory: pytest.TempPathFactory, clip_folder: Path) -> Iterat
         near_duplicates=0, faults=0,
     )  # fmt: skip
     small_web.write(folder / "web", settings)
+    pairs = pq.read_table(folder / "web" / "truth.parquet", columns=["caption", "url"])
+    lines = ["\t".join(pair.values()) + "\r\n" for pair in pairs.to_pylist()]
+    (folder / "cc3m.tsv").write_text("".join(lines), newline="")
     trusted = folder / "web" / "trusted.warc.wat.gz"
     trusted.write_bytes((folder / "web" / "crawl.warc.wat.gz").read_bytes())
     with small_web.running(str(folder / "web")) as port, pytest.MonkeyPatch.context() as patch:
@@ -176,6 +198,9 @@ def given(tmp_path_factory: pytest.TempPathFactory, clip_folder: Path) -> Iterat
             "SCORER": clip_folder,
             "DATACOMP": folder / "datacomp",
             "CLIPMILL_IMAGES": images,
+            "CLIPMILL_PARQUET": folder / "train-*.parquet",
+            "CLIPMILL_COCO": folder / "coco",
+            "CLIPMILL_TSV": folder / "cc3m.tsv",
             "CLIPMILL_SHARDS": f"{folder}/shards",
             "CLIPMILL_ENTRIES": folder / "entries",
             "CLIPMILL_NOUNS": folder / "nouns",

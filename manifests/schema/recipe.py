@@ -219,7 +219,7 @@ class SourceKind:
     """What one kind of source needs and may be told."""
 
     paths: str  # what `paths` holds; "" where the kind has none
-    images: Literal["web", "files", "tars"]  # where the bytes of the images are
+    images: Literal["web", "files", "rows", "tars"]  # where the bytes of the images are
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
     fetch: tuple[str, ...] | None = None  # keys of `fetch` that apply; None = all
@@ -236,7 +236,14 @@ class SourceKind:
 
 
 # Keys that are left out of a pool's hash while they have their default.
-ADDED_KEYS = ("captions", "file_column", "links_outside")
+ADDED_KEYS = (
+    "captions",
+    "file_column",
+    "links_outside",
+    "columns",
+    "image_column",
+    "caption_list",
+)
 LOCAL_FETCH = (
     "user_agent",
     *STORED_IMAGE_SETTINGS,
@@ -259,23 +266,37 @@ SOURCES: dict[str, SourceKind] = {
         paths="", images="web", required=("crawl", "sample"), optional=("seed", "base")
     ),
     "table": SourceKind(
-        paths="url lists (parquet, csv, tsv, json, jsonl, txt) or folders of them",
+        paths="url lists (parquet, csv, tsv, json, jsonl, txt), patterns or folders of them",
         images="web",
         required=("paths",),
-        optional=("url_column", "caption_column", "extra_columns"),
+        optional=("url_column", "caption_column", "caption_list", "columns", "extra_columns"),
     ),
     "files": SourceKind(
         paths="captions lists: tables with the columns file and caption",
         images="files",
         required=("paths",),
-        optional=("extra_columns",),
+        optional=("caption_list", "columns", "extra_columns"),
         fetch=LOCAL_FETCH,
     ),
     "image_folder": SourceKind(
         paths="folders of images",
         images="files",
         required=("paths", "captions"),
-        optional=("file_column", "caption_column", "extra_columns", "links_outside"),
+        optional=(
+            "file_column",
+            "caption_column",
+            "caption_list",
+            "columns",
+            "extra_columns",
+            "links_outside",
+        ),
+        fetch=LOCAL_FETCH,
+    ),
+    "image_table": SourceKind(
+        paths="Parquet files whose rows hold the images, patterns or folders of them",
+        images="rows",
+        required=("paths",),
+        optional=("image_column", "caption_column", "caption_list", "extra_columns"),
         fetch=LOCAL_FETCH,
     ),
     "shards": SourceKind(
@@ -309,6 +330,7 @@ class Source:
         "table",
         "files",
         "image_folder",
+        "image_table",
         "shards",
         "lock",
     ]
@@ -319,9 +341,13 @@ class Source:
     base: str = "https://data.commoncrawl.org/"  # *_index: where crawl-data/ lies
     url_column: str = "url"
     caption_column: str | None = "caption"  # table: null where there are no captions
-    # table, files, image_folder, shards: name -> TYPE, or COLUMN:TYPE
+    # a row whose caption is a list: a pair for each caption, or for the first one
+    caption_list: Literal["all", "first"] = "all"
+    columns: tuple[str, ...] = ()  # names of the columns of a .tsv or .csv without a header
+    image_column: str = "image"  # image_table: bytes, or a struct with `bytes`
+    # table, files, image_folder, image_table, shards: name -> TYPE, or COLUMN:TYPE
     extra_columns: dict[str, str] = field(default_factory=dict)
-    # image_folder: a table inside each folder (metadata.csv), `txt`, or `class_folders`
+    # image_folder: a table, by its path from each folder (metadata.csv), `txt`, `class_folders`
     captions: str | None = None
     file_column: str = "file_name"  # image_folder: column with an image's path inside its folder
     links_outside: bool = False  # image_folder: symbolic links may lead out of the folder
@@ -343,6 +369,8 @@ class Source:
     def _check_captions(self) -> None:
         if self.captions in (CAPTION_FILES, CLASS_FOLDERS):
             table_keys = {
+                "columns": bool(self.columns),
+                "caption_list": self.caption_list != "all",
                 "file_column": self.file_column != "file_name",
                 "caption_column": self.caption_column != "caption",
                 "extra_columns": bool(self.extra_columns),
@@ -356,8 +384,8 @@ class Source:
         elif self.captions is None or not self.captions.endswith(TABLE_ENDINGS):
             raise ValueError(
                 f"captions is {self.captions!r}; of a source of kind image_folder "
-                "it is the name of a table inside each folder (metadata.csv, metadata.jsonl, "
-                f"metadata.parquet), {CAPTION_FILES} (a text file beside each image) "
+                "it is the path of a table from each folder (metadata.csv, metadata.jsonl, "
+                f"../annotations/captions.json), {CAPTION_FILES} (a text file beside each image) "
                 f"or {CLASS_FOLDERS} (the folder's name is the caption)"
             )
         elif self.caption_column is None:

@@ -224,6 +224,7 @@ def _fetch_again(
         "pool": pool,
         "fetch": disk.to_plain(recipe.fetch),
         "source_kind": recipe.source.kind,
+        "image_column": recipe.source.image_column,
         "extra_columns": recipe.sidecar_extra,
         "fence": fence,
         "decoders": 1,

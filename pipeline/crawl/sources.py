@@ -5,6 +5,7 @@ To add a kind: a module that reads it, one line of READERS, and one of manifests
 
 from __future__ import annotations
 
+import fnmatch
 import gzip
 import zlib
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any
 
 import fsspec
@@ -25,8 +26,8 @@ from manifests.schema import SOURCES, Source
 from pipeline.archives.warc import pairs_of_warc_record, rows_of_warc
 from pipeline.archives.wat import RecordPair, batches_of_wat, pairs_of_wat_record
 from pipeline.crawl import tables as image_folders
-from pipeline.crawl.tables import Row, file_table, url_table
-from pipeline.table_files import ENDINGS, is_table
+from pipeline.crawl.tables import Row, check_image_table, file_table, image_table, url_table
+from pipeline.table_files import ENDINGS, PARQUET, is_table
 
 # --------------------------------------------------------------------------------------------------
 # What identifies the content of a source file, so that a changed file of equal size is noticed.
@@ -37,7 +38,7 @@ WHOLE = 1 << 26  # bytes up to which a file is hashed as a whole; larger ones in
 # What fsspec's file systems call what changes with a file's content, and our name for it.
 REMOTE_KEYS = {
     "ETag": "etag", "etag": "etag", "md5Hash": "md5", "size": "size", "LastModified": "modified",
-    "mtime": "modified", "updated": "modified", "last_modified": "modified",
+    "mtime": "modified", "updated": "modified", "last_modified": "modified", "blob_id": "etag",
     "Last-Modified": "modified", "Content-MD5": "md5",
 }  # fmt: skip
 BEST_FIRST = ("etag", "md5", "modified", "size")
@@ -187,8 +188,25 @@ def _is_folder(path: str) -> bool:
     return path.endswith("/") if disk.is_url(path) else disk.local_path(path).is_dir()
 
 
+def paths_at(path: str) -> list[str]:
+    """What a path of a source stands for: the files that its last part is a pattern of, by name, or
+    itself. ValueError where a pattern has none, or the package of a URL's protocol is missing."""
+    folder, _, last = path.rpartition("/")
+    is_pattern = "*" in last or ("?" in last and not path.startswith("http"))
+    if disk.is_url(path):
+        disk.filesystem(path)
+    elif is_pattern and disk.exists(path):
+        return [path]
+    if not is_pattern:
+        return [path]
+    names = [name for name in disk.list_names(folder) if fnmatch.fnmatchcase(name, last)]
+    if not names:
+        raise ValueError(f"source.paths: there is no file {path}")
+    return [disk.join(folder, name) for name in names]
+
+
 def _existing(source: Source) -> Iterator[str]:
-    for path in source.paths:
+    for path in chain.from_iterable(map(paths_at, source.paths)):
         if not disk.is_url(path) and not disk.exists(path):
             raise ValueError(f"source.paths names {path}, which does not exist")
         yield path
@@ -212,8 +230,13 @@ def _tables(source: Source) -> list[str]:
     for path in _existing(source):
         if _is_folder(path):
             paths += _tables_in(path, source)
-        elif is_table(path):
+        elif is_table(path) and (source.kind != "image_table" or path.endswith(PARQUET)):
             paths.append(path)
+        elif source.kind == "image_table":
+            raise ValueError(
+                f"{path} is no {PARQUET} file, which a source of kind image_table reads; "
+                "a folder of a store is written with / at its end"
+            )
         else:
             raise ValueError(
                 f"{path} is no table: its name must end in {', '.join(ENDINGS)}, or, but for "
@@ -227,7 +250,9 @@ def _tables_in(folder: str, source: Source) -> list[str]:
     that a README.txt beside tables does no harm."""
     names = disk.list_names(folder)
     tables = [name for name in names if is_table(name)]
-    if source.kind == "files" or source.caption_column is not None:
+    if source.kind == "image_table":
+        tables = [name for name in tables if name.endswith(PARQUET)]
+    elif source.kind == "files" or source.caption_column is not None:
         tables = [name for name in tables if not name.removesuffix(".gz").endswith(".txt")]
     if not tables:
         images = [name for name in names if image_folders.is_image(name)]
@@ -348,7 +373,7 @@ READERS: dict[str, SourceReader] = {
         parts=_tables,
         batches=lambda path, source, counts: _batched(url_table(source).rows(path, counts), source),
         check=lambda path, source: url_table(source).check(path),
-        keys=("url_column", "caption_column"),
+        keys=("url_column", "caption_column", "caption_list", "columns"),
     ),
     "files": SourceReader(
         parts=_tables,
@@ -356,6 +381,15 @@ READERS: dict[str, SourceReader] = {
             file_table(source, path).rows(path, counts), source
         ),
         check=lambda path, source: file_table(source, path).check(path),
+        keys=("caption_list", "columns"),
+    ),
+    "image_table": SourceReader(
+        parts=_tables,
+        batches=lambda path, source, counts: _batched(
+            image_table(source, path).rows(path, counts), source
+        ),
+        check=check_image_table,
+        keys=("caption_column", "caption_list"),
     ),
     "image_folder": SourceReader(
         parts=_folders,
@@ -365,6 +399,13 @@ READERS: dict[str, SourceReader] = {
         check=image_folders.check_folder,
         content=image_folders.folder_content,
         is_unchanged=_is_folder_unchanged,
-        keys=("captions", "file_column", "caption_column", "links_outside"),
+        keys=(
+            "captions",
+            "file_column",
+            "caption_column",
+            "caption_list",
+            "columns",
+            "links_outside",
+        ),
     ),
 }

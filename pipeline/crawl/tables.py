@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from itertools import islice
 from pathlib import PurePosixPath
@@ -18,7 +18,15 @@ from manifests.columns import PAIRS, extra_column
 from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Source
 from manifests.text import valid_text
 from pipeline.archives.urls import SPACE, reject, resolve
-from pipeline.table_files import CASTS, PROBE, MissingColumn, as_text, values
+from pipeline.table_files import (
+    CASTS,
+    PROBE,
+    MissingColumn,
+    as_text,
+    check_image_column,
+    row_addresses,
+    values,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Rows of tables as pairs: URL lists, and lists of local image files, with a recipe's extra
@@ -34,59 +42,76 @@ class PairTable:
     """Which columns of a table become pairs.
 
     `url_of` turns the text of the address column into a URL or an absolute path; ValueError whose
-    text is the reason why it cannot. `caption_column` None: the captions are empty.
+    text is the reason why it cannot. `addresses` of the rows, in place of such a column.
+    `caption_column` None: the captions are empty.
     """
 
     def __init__(
         self,
-        address_column: str,
+        source: Source,
+        address_column: str | None,
         caption_column: str | None,
-        extra_columns: dict[str, str],
-        url_of: Callable[[str], str],
+        url_of: Callable[[str], str] = str,
+        addresses: Iterable[str] = (),
     ) -> None:
-        self.has_captions = caption_column is not None
-        self.url_of = url_of
+        self.source, self.url_of, self.addresses = source, url_of, addresses
         self.fixed_columns: tuple[str, ...] = ()  # named by the kind, not by the recipe
         self.on_address: Callable[[str], object] = str  # is told every address that can be read
-        extra = [extra_column(name, kind) for name, kind in extra_columns.items()]
+        extra = [extra_column(name, kind) for name, kind in source.extra_columns.items()]
         self.casts = [CASTS[kind] for _, kind in extra]
-        pair = [address_column] if caption_column is None else [address_column, caption_column]
+        self.has_address, self.has_captions = address_column is not None, caption_column is not None
+        pair = [name for name in (address_column, caption_column) if name is not None]
         self.columns = [*pair, *(column for column, _ in extra)]
 
     def rows(self, path: str, counts: Counter[str]) -> Iterator[Row]:
-        """The pairs of a table. A value that cannot be cast to its type is None.
+        """The pairs of a table; those of a row whose caption is a list follow one another. A value
+        that cannot be cast to its type is None.
 
         `counts` gets `links`, `pairs` and every reason for which a row is no pair. ValueError where
         the table lacks a column, or cannot be read further.
         """
         name = path if disk.is_url(path) else disk.local_path(path).name
+        addresses = iter(self.addresses)
         for number, row in enumerate(self._values(path)):
-            counts["links"] += 1
-            try:
-                url, caption = self._pair(row)
-            except ValueError as reason:
-                address = "" if row is None else f": {row[0]!r}"
-                reject(counts, str(reason), f"{name} row {number + 1}{address}")
-                continue
-            counts["pairs"] += 1
-            uid = disk.uid_of(url, caption)
-            yield (uid, url, caption, *PAGE_COLUMNS, name, None, number, *self._extra(row))
+            address = None if row is None else row[0] if self.has_address else next(addresses)
+            for value in self._captions(row):
+                counts["links"] += 1
+                try:
+                    if row is None:
+                        raise ValueError("damaged")
+                    url, caption = self._pair(address, value)
+                except ValueError as reason:
+                    shown = "" if row is None else f": {address!r}"
+                    reject(counts, str(reason), f"{name} row {number + 1}{shown}")
+                    continue
+                counts["pairs"] += 1
+                uid = disk.uid_of(url, caption)
+                yield (uid, url, caption, *PAGE_COLUMNS, name, None, number, *self._extra(row))
 
-    def _pair(self, row: Sequence[Any] | None) -> tuple[str, str]:
+    def _captions(self, row: Sequence[Any] | None) -> Sequence[Any]:
+        """The values that are captions of a row, at least one."""
+        value = row[int(self.has_address)] if row is not None and self.has_captions else None
+        if not isinstance(value, list):
+            return [value]
+        if self.source.caption_list == "first":
+            value = [each for each in value if (as_text(each) or "").strip()][:1]
+        return value or [None]
+
+    def _pair(self, address: Any, caption: Any) -> tuple[str, str]:
         """URL and caption of a row. ValueError whose text is the reason why it has none."""
-        if row is None:
-            raise ValueError("damaged")
-        link, caption = _readable_text(row[0]) or "", ""
+        link = _readable_text(address) or ""
         if link.strip(SPACE):
             self.on_address(link)
-        if self.has_captions:
-            text = _readable_text(row[1])
-            if text is None:
-                raise ValueError("no_alt")
-            if not text.strip():
-                raise ValueError("empty_alt")
-            caption = text
-        return self.url_of(link), caption
+        if not self.has_captions:
+            return self.url_of(link), ""
+        if isinstance(caption, (list, Mapping)):  # its JSON is no caption
+            raise ValueError("damaged")
+        text = _readable_text(caption)
+        if text is None:
+            raise ValueError("no_alt")
+        if not text.strip():
+            raise ValueError("empty_alt")
+        return self.url_of(link), text
 
     def _extra(self, row: Sequence[Any] | None) -> list[Any]:
         assert row is not None
@@ -99,12 +124,15 @@ class PairTable:
         if not disk.is_url(path):
             disk.check_regular(disk.local_path(path))
         with closing(self._values(path)) as rows, suppress(OSError, EOFError):
-            deque(islice(rows, PROBE + 1), maxlen=0)  # the stage names a file that cannot be read
+            try:
+                deque(islice(rows, PROBE + 1), maxlen=0)
+            except FileNotFoundError:  # the stage names another one that cannot be read
+                raise ValueError(f"source.paths names {path}, which does not exist") from None
 
     def _values(self, path: str) -> Generator[Sequence[Any] | None]:
         """The columns of a table, row by row."""
         try:
-            yield from values(path, self.columns)
+            yield from values(path, self.columns, self.source.columns)
         except MissingColumn as missing:
             if not self.fixed_columns:
                 raise
@@ -124,8 +152,9 @@ def _readable_text(value: Any) -> str | None:
 
 def url_table(source: Source) -> PairTable:
     """Kind table: the columns that the recipe names."""
-    columns = source.url_column, source.caption_column, source.extra_columns
-    return PairTable(*columns, lambda link: resolve("", link))
+    return PairTable(
+        source, source.url_column, source.caption_column, lambda link: resolve("", link)
+    )
 
 
 def file_table(source: Source, path: str) -> PairTable:
@@ -134,9 +163,24 @@ def file_table(source: Source, path: str) -> PairTable:
         folder = path.rpartition("/")[0]
     else:
         folder = str(disk.local_path(path).absolute().parent)
-    table = PairTable(*FILE_COLUMNS, source.extra_columns, lambda name: file_in(folder, name))
+    table = PairTable(source, *FILE_COLUMNS, lambda name: file_in(folder, name))
     table.fixed_columns = FILE_COLUMNS
     return table
+
+
+def image_table(source: Source, path: str) -> PairTable:
+    """Kind image_table: the images are in the rows, whose addresses are their URLs."""
+    absolute = path if disk.is_url(path) else str(disk.local_path(path).absolute())
+    return PairTable(
+        source, None, source.caption_column, addresses=row_addresses(absolute, source.image_column)
+    )
+
+
+def check_image_table(path: str, source: Source) -> None:
+    """ValueError where the column of the images or another one is missing, or of no such type."""
+    image_table(source, path).check(path)
+    with suppress(OSError):  # as in `check`
+        check_image_column(path, source.image_column)
 
 
 def file_in(folder: str, name: str) -> str:
@@ -181,6 +225,17 @@ class ImageFolder:
         else:
             leads_out = not _lies_in(self.path, path) or self.is_link_outside(path)
         if leads_out:
+            raise ValueError("outside_folder")
+        return path
+
+    def table(self, name: str) -> str:
+        """The path of the captions table, which the recipe may name outside of the folder, as in
+        ../annotations/captions.json. ValueError("outside_folder") for a link that leads out."""
+        scheme, _, folder = self.path.rpartition("://")
+        path = os.path.normpath(os.path.join(folder, name))
+        if scheme:
+            return f"{scheme}://{path}"
+        if _lies_in(self.path, path) and self.is_link_outside(path):
             raise ValueError("outside_folder")
         return path
 
@@ -284,7 +339,7 @@ def _captioned_by_files(images: ImageFolder, captions: str, counts: Counter[str]
 def _captioned_by_table(images: ImageFolder, source: Source, counts: Counter[str]) -> Iterator[Row]:
     table, named = folder_table(images, source), set[str]()
     table.on_address = lambda name: named.add(file_in(images.path, name))
-    yield from table.rows(disk.join(images.path, str(source.captions)), counts)
+    yield from table.rows(images.table(str(source.captions)), counts)
     for name in images.images():
         if file_in(images.path, name) not in named:
             counts["links"] += 1
@@ -293,7 +348,7 @@ def _captioned_by_table(images: ImageFolder, source: Source, counts: Counter[str
 
 def folder_table(images: ImageFolder, source: Source) -> PairTable:
     """How the captions table of a folder is read."""
-    return PairTable(source.file_column, source.caption_column, source.extra_columns, images.file)
+    return PairTable(source, source.file_column, source.caption_column, images.file)
 
 
 def check_folder(folder: str, source: Source) -> None:
@@ -301,20 +356,19 @@ def check_folder(folder: str, source: Source) -> None:
     if source.captions in (CAPTION_FILES, CLASS_FOLDERS):
         return
     images = ImageFolder(folder, source)
-    path = disk.join(images.path, str(source.captions))
-    if not disk.exists(path):
-        raise ValueError(
-            f"there is no {path}; captions names a table inside each folder of paths, or is "
-            f"{CAPTION_FILES} (a text file beside each image) or {CLASS_FOLDERS} (the name of the "
-            "folder that holds the image)"
-        )
     try:
-        images.file(str(source.captions))
+        path = images.table(str(source.captions))
     except ValueError:
         raise ValueError(
-            f"captions is {source.captions!r}, which leads out of {images.path}; name a table "
-            "inside the folder, or set links_outside: true for a symbolic link that you trust"
+            f"captions is {source.captions!r}, a symbolic link that leads out of {images.path}; "
+            "name the table that it leads to, or set links_outside: true if you trust it"
         ) from None
+    if not disk.exists(path):
+        raise ValueError(
+            f"there is no {path}; captions names a table by its path from each folder of paths, or "
+            f"is {CAPTION_FILES} (a text file beside each image) or {CLASS_FOLDERS} (the name of "
+            "the folder that holds the image)"
+        )
     folder_table(images, source).check(path)
 
 
@@ -330,5 +384,5 @@ def folder_content(folder: str, source: Source) -> dict[str, Any]:
                 content = images.caption_beside(name)
                 digest.update(b"" if content is None else content + b"\0")
     elif source.captions != CLASS_FOLDERS:
-        digest.update(disk.read_bytes(images.file(str(source.captions))) + b"\0")
+        digest.update(disk.read_bytes(images.table(str(source.captions))) + b"\0")
     return {"files": len(names), "digest": digest.hexdigest()}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
 import json
 import re
@@ -19,7 +18,7 @@ from manifests.commits import in_threads, read_commits
 from manifests.layout import CommitRecord, PoolLayout
 from manifests.schema import Fetch, Source
 from manifests.text import valid_text
-from pipeline.crawl.sources import file_stamp, has_stamp
+from pipeline.crawl.sources import file_stamp, has_stamp, paths_at
 from pipeline.executor.tickets import Ticket
 from pipeline.images import header
 from pipeline.images.header import RejectedImage
@@ -361,14 +360,11 @@ def tar_tickets(source: Source) -> list[Ticket]:
 
 
 def _tars_at(path: str) -> list[str]:
-    folder, _, last = path.rstrip("/").rpartition("/")
-    if "*" in last or "?" in last:
-        names = [name for name in disk.list_names(folder) if fnmatch.fnmatch(name, last)]
-        tars = [disk.join(folder, name) for name in names]
-    elif path.endswith("/") or (not disk.is_url(path) and disk.local_path(path).is_dir()):
+    if path.endswith("/") or (not disk.is_url(path) and disk.local_path(path).is_dir()):
         tars = [disk.join(path, name) for name in disk.list_names(path, ".tar")]
     else:
-        tars = [path] if disk.exists(path) else []
+        tars = paths_at(path)
+        tars = tars if tars != [path] or disk.exists(path) else []
     if not tars:
         raise ValueError(f"source.paths: there is no tar at {path}")
     for tar in tars:

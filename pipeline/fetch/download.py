@@ -12,11 +12,11 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -42,10 +42,12 @@ from pipeline.planning.plan_files import read_ticket
 from pipeline.pool.lease import read_commit_record
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.progress.state import Measure, WorkerReport
+from pipeline.table_files import image_rows, row_of_address
 
 READ_AT_ONCE = 32  # local or remote files
 # For one of them: a mount whose server is gone never answers. A store is tried again for a minute.
 FILE_DEADLINE_S = 180.0
+T = TypeVar("T")
 Box = tuple[float, float, float, float]  # to blur: left, top, right, bottom
 # Bodies that are fetched and not decoded, per decoder. The next ones wait in the network.
 BODIES_WAITING = 6
@@ -57,17 +59,19 @@ class Downloader:
 
     def __init__(self, config: dict[str, Any]) -> None:
         """The factory of the stage. `config`: {"pool", "fetch": plain Fetch, "source_kind",
-        "decoders": child processes per worker (default: one per core), "extra_columns":
-        Recipe.sidecar_extra, "fence": of the lease, "replace": fetch committed shards again}.
-        ValueError for settings that cannot work.
+        "image_column": of a source of kind image_table, "decoders": child processes per worker
+        (default: one per core), "extra_columns": Recipe.sidecar_extra, "fence": of the lease,
+        "replace": fetch committed shards again}. ValueError for settings that cannot work.
         """
         settings: Fetch = disk.from_plain(Fetch, config["fetch"])
         limits_of(settings)  # refuse now what every image would end with
-        self.files = SOURCES[config["source_kind"]].images == "files"
-        if not self.files:
+        self.images, self.image_column = SOURCES[config["source_kind"]].images, None
+        if self.images == "rows":
+            self.image_column = config["image_column"]
+        if self.images == "web":
             user_agent(settings)
         self.pool, self.settings = config["pool"], settings
-        self.manners = None if self.files else manners_of(settings)
+        self.manners = manners_of(settings) if self.images == "web" else None
         self.children: int = config.get("decoders") or os.cpu_count() or 1
         self.extra_columns = config.get("extra_columns") or {}
         self.fence, self.replace = config.get("fence"), bool(config.get("replace"))
@@ -149,8 +153,10 @@ class Downloader:
     def _outcomes(
         self, pairs: Sequence[Pair], number: int
     ) -> AsyncGenerator[tuple[int, Fetched], None]:
-        if self.files:
+        if self.images == "files":
             return read_all(pairs, self.settings)
+        if self.image_column is not None:
+            return read_rows(pairs, self.settings, self.image_column)
         if self._fetcher is None:
             self._fetcher = Fetcher(self.settings, losses=self._report.losses)
         return self._fetcher.fetch(pairs, number)
@@ -329,31 +335,30 @@ async def read_all(
 
 
 async def _read_in_time(path: str, max_bytes: int) -> Fetched:
-    """`read_file`, or the outcome deadline. A thread that still reads then is left behind: it is a
-    daemon, so it does not hold up the end of the program.
+    """`read_file`, or the outcome deadline."""
+    started_at, started = time.time(), time.monotonic()
+    try:
+        return await _in_time(partial(read_file, path, max_bytes))
+    except TimeoutError:
+        detail = f"the file was not read within {FILE_DEADLINE_S:g} s"
+        return _read(None, started_at, started, max_bytes, "deadline", detail)
+
+
+async def _in_time(read: Callable[[], T]) -> T:
+    """What a function returns; TimeoutError after FILE_DEADLINE_S. A thread that still reads then
+    is left behind: it is a daemon, so it does not hold up the end of the program.
     """
-    outcome: Future[Fetched] = Future()
+    outcome: Future[T] = Future()
     outcome.set_running_or_notify_cancel()  # from here on it can only end
 
-    def read() -> None:
+    def run() -> None:
         try:
-            outcome.set_result(read_file(path, max_bytes))
+            outcome.set_result(read())
         except BaseException as error:
             outcome.set_exception(error)
 
-    started_at = time.time()
-    threading.Thread(target=read, name="read-file", daemon=True).start()
-    try:
-        return await asyncio.wait_for(asyncio.wrap_future(outcome), FILE_DEADLINE_S)
-    except TimeoutError:
-        return Fetched(
-            body=None,
-            reason="deadline",
-            detail=f"the file was not read within {FILE_DEADLINE_S:g} s",
-            fetched_at=started_at,
-            elapsed_s=FILE_DEADLINE_S,
-            attempts=1,
-        )
+    threading.Thread(target=run, name="read-file", daemon=True).start()
+    return await asyncio.wait_for(asyncio.wrap_future(outcome), FILE_DEADLINE_S)
 
 
 def read_file(path: str, max_bytes: int) -> Fetched:
@@ -366,6 +371,18 @@ def read_file(path: str, max_bytes: int) -> Fetched:
         reason, detail = "missing_file", "no regular file"
     except (OSError, ValueError) as error:  # ValueError: not a possible name
         reason, detail = "missing_file", getattr(error, "strerror", None) or type(error).__name__
+    return _read(body, started_at, started, max_bytes, reason, detail)
+
+
+def _read(
+    body: bytes | None,
+    started_at: float,
+    started: float,
+    max_bytes: int,
+    reason: str | None = None,
+    detail: str = "",
+) -> Fetched:
+    """The outcome of a row whose bytes were read from a file. `started`: by the monotonic clock."""
     if body is not None and not body:
         body, reason, detail = None, "empty", "the file has no bytes"
     elif body is not None and len(body) > max_bytes:
@@ -379,3 +396,44 @@ def read_file(path: str, max_bytes: int) -> Fetched:
         elapsed_s=elapsed_s,
         attempts=1,
     )
+
+
+# --- rows of tables --------------------------------------------------------------------------
+
+
+async def read_rows(
+    pairs: Sequence[Pair], settings: Fetch, column: str
+) -> AsyncGenerator[tuple[int, Fetched], None]:
+    """As Fetcher.fetch, for pairs whose url is the address of a row of a Parquet file. Each file is
+    opened once, each row group read once. OSError of a store that does not answer: the task ends.
+    """
+    files: dict[str, dict[int, dict[int, list[int]]]] = {}  # path, row group, row -> positions
+    for position, pair in enumerate(pairs):
+        path, group, row = row_of_address(pair.url)
+        files.setdefault(path, {}).setdefault(group, {}).setdefault(row, []).append(position)
+    for path, groups in files.items():
+        batches = image_rows(path, column, groups)
+        while groups:
+            begun = time.time(), time.monotonic()
+            images: Mapping[int, bytes | None] | None
+            reason, detail = "missing_file", "the row has no bytes of an image"
+            try:
+                group, images = await _in_time(partial(next, batches, (-1, None)))
+                if images is None:
+                    detail = "the file has no such row" if group < 0 else "the file is damaged here"
+            except TimeoutError:
+                group, images = -1, None
+                reason, detail = "deadline", f"it was not read within {FILE_DEADLINE_S:g} s"
+            except (FileNotFoundError, disk.DamagedTable, ValueError):
+                group, images, detail = -1, None, "the file is gone, damaged or another one"
+            for ended in [group] if group >= 0 else list(groups):
+                own = groups[ended]
+                for row in list(own) if images is None else images:
+                    body = None if images is None else images[row]
+                    for position in own.pop(row):
+                        if body is None:
+                            yield position, _read(None, *begun, 0, reason, detail)
+                        else:
+                            yield position, _read(body, *begun, settings.max_bytes)
+                if not own:
+                    del groups[ended]

@@ -63,7 +63,7 @@ class LockHead:
 
     form: int
     name: str  # of the recipe
-    images: str  # where the pool had its images from: web, files or tars
+    images: str  # where the pool had its images from: web, files, rows or tars
     recipe: dict[str, Any]  # source, fetch, filters and views, without what is a lab's own
     extra_columns: dict[str, str]  # name -> type
     fingerprint: str  # of the pool

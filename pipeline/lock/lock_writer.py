@@ -91,7 +91,7 @@ def lock_lines(lock: LockFile) -> list[str]:
     ]
     for name, view in head.views.items():
         lines.append(f"  view {name}: {view.kept:,} rows, {view.rows_sha256}")
-    if head.images == "files":
+    if head.images in ("files", "rows"):
         lines.append("  its images are local files: another lab compares with it, but cannot build")
     return lines
 

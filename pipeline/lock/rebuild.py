@@ -191,7 +191,7 @@ def lock_of(recipe: Recipe) -> LockFile:
     if len(recipe.source.paths) != 1:
         raise ValueError(f"source.paths {list(recipe.source.paths)}: a source of kind lock has one")
     lock = LockFile(recipe.source.paths[0])
-    if lock.head.images == "files":
+    if lock.head.images in ("files", "rows"):
         raise ValueError(
             f"{lock.path} is of a pool of local files, whose paths mean nothing elsewhere: copy "
             "the files and build their recipe, then compare with clipmill audit same-rows"

@@ -47,6 +47,7 @@ from pipeline.planning.plan_files import (
 from pipeline.pool.lease import check_fence, read_sidecar
 from pipeline.pool.shard_writer import publish_new
 from pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
+from pipeline.table_files import row_of_address
 
 # --------------------------------------------------------------------------------------------------
 # Rows of each group to shards, and shards to the files of the plan. Pure.
@@ -128,6 +129,7 @@ def file_parts(sizes: Integers, cell_rows: Integers, rows_per_file: int) -> list
 
 
 ORDER_SEED = 20240229
+ROW_BITS = 20  # of the key of a row that lies in a row group
 # The host of most URLs, 4 times faster than urlsplit.
 PLAIN_HOST = re.compile(r"https?://([a-z0-9-]+(?:\.[a-z0-9-]+)*)(?::[0-9]*)?(?:[/?#]|\Z)")
 # The same in RE2's syntax, where $ is the end of the text.
@@ -181,6 +183,17 @@ def _hash_unusual(
 def order_keys(uids: pa.Array) -> Hashes:
     """(rows,) xxh3(uid): the order of rows inside a group."""
     return uid_hashes(uids, ORDER_SEED)
+
+
+def row_keys(addresses: pa.Array) -> Hashes:
+    """(rows,) the order of rows that lie in Parquet files: row groups by the xxh3 of their address,
+    and the rows of one together, so that each is read once. 44 bits are of the row group."""
+    keys = []
+    for address in addresses.to_pylist():
+        path, group, row = row_of_address(address)
+        number = xxhash.xxh3_64_intdigest(f"{path}#{group}".encode(), seed=ORDER_SEED)
+        keys.append(number >> ROW_BITS << ROW_BITS | min(row, (1 << ROW_BITS) - 1))
+    return np.array(keys, np.uint64)
 
 
 def uid_hashes(uids: pa.Array, seed: int) -> Hashes:
@@ -325,7 +338,8 @@ def _write(config: Config, number: int, tables: list[pa.Table]) -> int:
     tables.clear()
     batches = table.select(["url", "uid"]).to_batches()
     hashes = [host_hashes(batch["url"], batch["uid"]) for batch in batches]
-    orders = [order_keys(batch["uid"]) for batch in batches]
+    in_files = config["by_row_group"]
+    orders = [row_keys(b["url"]) if in_files else order_keys(b["uid"]) for b in batches]
     nothing = np.zeros(0, np.uint64)
     count = config["group_count"]
     groups = np.concatenate([nothing, *hashes]) % np.uint64(count)
@@ -631,6 +645,7 @@ def _config(
         "rows_per_shard": recipe.fetch.rows_per_shard,
         "rows_per_file": rows_per_file,
         "extra_columns": recipe.source.extra_columns,
+        "by_row_group": SOURCES[recipe.source.kind].images == "rows",
         "locked": recipe.source.kind == "lock",  # the source has the outcomes and hashes of a lock
     }
 

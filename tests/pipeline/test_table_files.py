@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import json
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,41 @@ def test_a_table_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
             list(tables.values(str(parquet), ["url"]))
     names = ("a.csv.gz", "a.parquet.gz", "a.xls")
     assert [tables.is_table(name) for name in names] == [True, False, False]
+
+
+def test_a_table_without_a_header(tmp_path: Path) -> None:
+    """CC3M has captions first, CC12M URLs; both are .tsv files whose first line is a row."""
+    lines = ['a "quoted cat\thttp://p.test/1', "größe, 1\thttp://p.test/2\r", "one field", "\t"]
+    for name in ("cc3m.tsv", "cc3m.tsv.gz"):
+        data = "\n".join(lines).encode()
+        (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
+        rows, counts = read(tmp_path / name, columns=("caption", "url"))
+        assert [(row["url"], row["caption"], row["link"]) for row in rows] == [
+            ("http://p.test/1", 'a "quoted cat', 0),
+            ("http://p.test/2", "größe, 1", 1),
+        ]
+        assert (counts["damaged"], counts["empty_alt"]) == (1, 1)
+        with pytest.raises(ValueError, match=r"a table without a header needs columns: \[NAME, "):
+            read(tmp_path / name)
+        with pytest.raises(ValueError, match=r"no column 'text'"):
+            read(tmp_path / name, columns=("caption", "url"), caption_column="text")
+    (tmp_path / "t.csv").write_text('http://p.test/1,"a, ""b\nc"\nhttp://p.test/2,d\n')
+    assert texts(tmp_path / "t.csv", columns=("url", "caption")) == [("1", 'a, "b\nc'), ("2", "d")]
+    for name in ("t.parquet", "t.jsonl"):
+        table(tmp_path / name)
+        with pytest.raises(ValueError, match=r"only \.tsv and \.csv can be; leave it out"):
+            read(tmp_path / name, columns=("url", "caption"))
+
+
+def test_coco_as_a_table_of_urls(tmp_path: Path) -> None:
+    document = {
+        "images": [{"id": "x", "coco_url": "http://p.test/x"}, 3, {"id": 1}],
+        "annotations": [{"image_id": "x", "caption": "a"}, {"image_id": "x", "caption": {"b": 1}}],
+    }
+    (tmp_path / "c.json").write_text(json.dumps(document))
+    rows, counts = read(tmp_path / "c.json", url_column="coco_url")
+    assert [(row["url"], row["caption"]) for row in rows] == [("http://p.test/x", "a")]
+    assert counts == {"links": 4, "pairs": 1, "damaged": 2, "no_alt": 1}
 
 
 @pytest.mark.parametrize("ending", [".csv.gz", ".tsv.gz", ".jsonl.gz", ".json.gz", ".txt.gz"])

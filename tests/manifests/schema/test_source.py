@@ -20,6 +20,7 @@ SMALLEST: dict[str, dict[str, Any]] = {
     "table": {"paths": ["list.csv"]},
     "files": {"paths": ["captions.csv"]},
     "image_folder": {"paths": ["images/"], "captions": "metadata.csv"},
+    "image_table": {"paths": ["train.parquet"]},
     "shards": {"paths": ["tars/"]},
     "lock": {"paths": ["pool.lock.parquet"]},
 }
@@ -35,6 +36,9 @@ VALUES: dict[str, Any] = {
     "captions": "txt",
     "file_column": "file_name",
     "links_outside": False,
+    "columns": [],
+    "image_column": "image",
+    "caption_list": "all",
 }
 
 
@@ -133,7 +137,7 @@ def test_a_resolved_recipe_is_checked_by_what_differs_from_the_defaults(tmp_path
     ("source", "message"),
     [
         ({"captions": "metadata"}, "captions is 'metadata'; of a source of kind image_folder"),
-        ({"captions": "metadata.xlsx"}, "metadata.csv, metadata.jsonl, metadata.parquet"),
+        ({"captions": "metadata.xlsx"}, "metadata.csv, metadata.jsonl, ../annot"),
         ({"captions": "txt", "file_column": "name"}, "leave file_column out"),
         ({"captions": "class_folders", "caption_column": "text"}, "leave caption_column out"),
         ({"captions": "txt", "extra_columns": {"label": "int"}}, "leave extra_columns out"),

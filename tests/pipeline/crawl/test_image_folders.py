@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -142,9 +143,46 @@ def test_a_captions_table_outside_of_the_folder_is_refused(tmp_path: Path) -> No
     folder = images(tmp_path / "photos", "a.jpg")
     (tmp_path / "metadata.csv").write_text("file_name,caption\na.jpg,a\n")
     (tmp_path / "photos/metadata.csv").symlink_to(tmp_path / "metadata.csv")
-    with pytest.raises(ValueError, match=r"leads out of .*photos; name a table inside the folder"):
+    with pytest.raises(ValueError, match=r"leads out of .*photos; name the table that it leads to"):
         crawled(Path(folder), captions="metadata.csv")
     assert len(crawled(Path(folder), captions="metadata.csv", links_outside=True)[0]) == 1
+
+
+def test_cocos_annotations_lie_beside_the_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "train2017"
+    images(folder, "1.jpg", "2.jpg", "3.jpg", "4.jpg")
+    (tmp_path / "annotations").mkdir()
+    document = {
+        "info": {"year": 2017},
+        "licenses": [],
+        "images": [{"id": n, "file_name": f"{n}.jpg", "width": n} for n in (1, 2, 3)],
+        "annotations": [
+            {"id": 7, "image_id": 2, "caption": "two"},
+            {"id": 8, "image_id": 1, "caption": "eins, groß"},
+            {"id": 9, "image_id": 2, "caption": "zwei"},
+            {"id": 10, "image_id": 5, "caption": "of no image"},
+            {"id": 11, "caption": "of none"},
+            17,
+        ],
+    }
+    (tmp_path / "annotations/captions.json").write_text(json.dumps(document))
+    named: dict[str, Any] = {"captions": "../annotations/captions.json"}
+    rows, totals = crawled(folder, **named, extra_columns={"side": "width:int"})
+    assert [(row["url"][-5:], row["caption"], row["side"]) for row in rows] == [
+        ("1.jpg", "eins, groß", 1),
+        ("2.jpg", "two", 2),
+        ("2.jpg", "zwei", 2),
+    ]
+    # 3.jpg has no annotation, 4.jpg no image; three annotations have no image, one is none.
+    assert totals["reasons"] == {"no_alt": 2, "no_caption": 1, "bad_url": 2}
+    shutil.rmtree(tmp_path / "pool")
+    rows, _ = crawled(folder, **named, caption_list="first")
+    assert [row["caption"] for row in rows] == ["eins, groß", "two"]
+    store = f"memory://{tmp_path}/coco"
+    disk.write_bytes(f"{store}/train/1.jpg", b"")
+    disk.write_json(f"{store}/annotations/captions.json", document)
+    source = Source(kind="image_folder", paths=(f"{store}/train",), **named)
+    assert crawl(source, str(tmp_path / "of a store"), "inline")["pairs"] == 3
 
 
 def test_a_folder_at_a_url(tmp_path: Path) -> None:
