@@ -383,6 +383,16 @@ def row_addresses(path: str, column: str) -> Iterator[str]:
             yield f"{path}#{group}/{row}"
 
 
+def class_names(path: str, column: str | None) -> list[str]:
+    """The names that `datasets` wrote for the numbers of a column of labels; [] for another one."""
+    text = (disk.read_with(path, pq.read_metadata).metadata or {}).get(b"huggingface")
+    try:
+        names = json.loads(text)["info"]["features"][column]["names"] if text else []
+    except (ValueError, KeyError, TypeError):
+        return []
+    return names if isinstance(names, list) else []
+
+
 def row_of_address(address: str) -> tuple[str, int, int]:
     """(file, row group, row in it) of an address."""
     match = ROW_ADDRESS.fullmatch(address)

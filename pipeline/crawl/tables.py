@@ -6,6 +6,7 @@ import os
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
@@ -24,6 +25,7 @@ from pipeline.table_files import (
     MissingColumn,
     as_text,
     check_image_column,
+    class_names,
     row_addresses,
     values,
 )
@@ -43,7 +45,8 @@ class PairTable:
 
     `url_of` turns the text of the address column into a URL or an absolute path; ValueError whose
     text is the reason why it cannot. `addresses` of the rows, in place of such a column.
-    `caption_column` None: the captions are empty.
+    `caption_column` None: the captions are empty. `class_names`: the captions that numbers stand
+    for.
     """
 
     def __init__(
@@ -53,8 +56,10 @@ class PairTable:
         caption_column: str | None,
         url_of: Callable[[str], str] = str,
         addresses: Iterable[str] = (),
+        class_names: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.source, self.url_of, self.addresses = source, url_of, addresses
+        self.class_names = class_names
         self.fixed_columns: tuple[str, ...] = ()  # named by the kind, not by the recipe
         self.on_address: Callable[[str], object] = str  # is told every address that can be read
         extra = [extra_column(name, kind) for name, kind in source.extra_columns.items()]
@@ -71,10 +76,10 @@ class PairTable:
         the table lacks a column, or cannot be read further.
         """
         name = path if disk.is_url(path) else disk.local_path(path).name
-        addresses = iter(self.addresses)
+        addresses, names = iter(self.addresses), self.class_names()
         for number, row in enumerate(self._values(path)):
             address = None if row is None else row[0] if self.has_address else next(addresses)
-            for value in self._captions(row):
+            for value in self._captions(row, names):
                 counts["links"] += 1
                 try:
                     if row is None:
@@ -88,9 +93,11 @@ class PairTable:
                 uid = disk.uid_of(url, caption)
                 yield (uid, url, caption, *PAGE_COLUMNS, name, None, number, *self._extra(row))
 
-    def _captions(self, row: Sequence[Any] | None) -> Sequence[Any]:
+    def _captions(self, row: Sequence[Any] | None, names: Sequence[str]) -> Sequence[Any]:
         """The values that are captions of a row, at least one."""
         value = row[int(self.has_address)] if row is not None and self.has_captions else None
+        if names and isinstance(value, int):
+            return [names[value] if 0 <= value < len(names) else None]
         if not isinstance(value, list):
             return [value]
         if self.source.caption_list == "first":
@@ -172,7 +179,11 @@ def image_table(source: Source, path: str) -> PairTable:
     """Kind image_table: the images are in the rows, whose addresses are their URLs."""
     absolute = path if disk.is_url(path) else str(disk.local_path(path).absolute())
     return PairTable(
-        source, None, source.caption_column, addresses=row_addresses(absolute, source.image_column)
+        source,
+        None,
+        source.caption_column,
+        addresses=row_addresses(absolute, source.image_column),
+        class_names=partial(class_names, absolute, source.caption_column),
     )
 
 

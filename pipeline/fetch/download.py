@@ -47,6 +47,8 @@ from pipeline.table_files import image_rows, row_of_address
 READ_AT_ONCE = 32  # local or remote files
 # For one of them: a mount whose server is gone never answers. A store is tried again for a minute.
 FILE_DEADLINE_S = 180.0
+# Parquet files that a worker reads at a time: each may have pages of a hundred megabytes.
+TABLES_AT_ONCE = 2
 T = TypeVar("T")
 Box = tuple[float, float, float, float]  # to blur: left, top, right, bottom
 # Bodies that are fetched and not decoded, per decoder. The next ones wait in the network.
@@ -81,6 +83,7 @@ class Downloader:
         self._report = WorkerReport()
         self._fetcher: Fetcher | None = None
         self._decoders: Decoders | None = None
+        self._readers = asyncio.Semaphore(TABLES_AT_ONCE)
         self._decode_slots = asyncio.Semaphore(BODIES_WAITING * self.children)
         self._waiting_bytes = Budget(max(WAITING_BYTES, settings.max_bytes))
         # A tenth less CPU per image over https than asyncio's own loop.
@@ -156,7 +159,7 @@ class Downloader:
         if self.images == "files":
             return read_all(pairs, self.settings)
         if self.image_column is not None:
-            return read_rows(pairs, self.settings, self.image_column)
+            return read_rows(pairs, self.settings, self.image_column, self._readers)
         if self._fetcher is None:
             self._fetcher = Fetcher(self.settings, losses=self._report.losses)
         return self._fetcher.fetch(pairs, number)
@@ -402,7 +405,7 @@ def _read(
 
 
 async def read_rows(
-    pairs: Sequence[Pair], settings: Fetch, column: str
+    pairs: Sequence[Pair], settings: Fetch, column: str, readers: asyncio.Semaphore
 ) -> AsyncGenerator[tuple[int, Fetched], None]:
     """As Fetcher.fetch, for pairs whose url is the address of a row of a Parquet file. Each file is
     opened once, each row group read once. OSError of a store that does not answer: the task ends.
@@ -412,28 +415,37 @@ async def read_rows(
         path, group, row = row_of_address(pair.url)
         files.setdefault(path, {}).setdefault(group, {}).setdefault(row, []).append(position)
     for path, groups in files.items():
-        batches = image_rows(path, column, groups)
-        while groups:
-            begun = time.time(), time.monotonic()
-            images: Mapping[int, bytes | None] | None
-            reason, detail = "missing_file", "the row has no bytes of an image"
-            try:
-                group, images = await _in_time(partial(next, batches, (-1, None)))
-                if images is None:
-                    detail = "the file has no such row" if group < 0 else "the file is damaged here"
-            except TimeoutError:
-                group, images = -1, None
-                reason, detail = "deadline", f"it was not read within {FILE_DEADLINE_S:g} s"
-            except (FileNotFoundError, disk.DamagedTable, ValueError):
-                group, images, detail = -1, None, "the file is gone, damaged or another one"
-            for ended in [group] if group >= 0 else list(groups):
-                own = groups[ended]
-                for row in list(own) if images is None else images:
-                    body = None if images is None else images[row]
-                    for position in own.pop(row):
-                        if body is None:
-                            yield position, _read(None, *begun, 0, reason, detail)
-                        else:
-                            yield position, _read(body, *begun, settings.max_bytes)
-                if not own:
-                    del groups[ended]
+        async with readers, aclosing(_read_table(path, groups, settings, column)) as outcomes:
+            async for position, fetched in outcomes:
+                yield position, fetched
+
+
+async def _read_table(
+    path: str, groups: dict[int, dict[int, list[int]]], settings: Fetch, column: str
+) -> AsyncGenerator[tuple[int, Fetched], None]:
+    """The same of one file. groups: row group -> row -> positions; it is emptied."""
+    batches = image_rows(path, column, groups)
+    while groups:
+        begun = time.time(), time.monotonic()
+        images: Mapping[int, bytes | None] | None
+        reason, detail = "missing_file", "the row has no bytes of an image"
+        try:
+            group, images = await _in_time(partial(next, batches, (-1, None)))
+            if images is None:
+                detail = "the file has no such row" if group < 0 else "the file is damaged here"
+        except TimeoutError:
+            group, images = -1, None
+            reason, detail = "deadline", f"it was not read within {FILE_DEADLINE_S:g} s"
+        except (FileNotFoundError, disk.DamagedTable, ValueError):
+            group, images, detail = -1, None, "the file is gone, damaged or another one"
+        for ended in [group] if group >= 0 else list(groups):
+            own = groups[ended]
+            for row in list(own) if images is None else images:
+                body = None if images is None else images[row]
+                for position in own.pop(row):
+                    if body is None:
+                        yield position, _read(None, *begun, 0, reason, detail)
+                    else:
+                        yield position, _read(body, *begun, settings.max_bytes)
+            if not own:
+                del groups[ended]

@@ -293,6 +293,7 @@ def test_only_regular_files_are_read_as_images(make: Any, tmp_path: Path, run: L
         ("u.csv", "{kind: table, paths: [u.csv]}"),
         ("u.parquet", "{kind: table, paths: [u.parquet]}"),
         ("c.csv", "{kind: files, paths: [c.csv]}"),
+        ("i.parquet", "{kind: image_table, paths: [i.parquet]}"),
         ("x.warc.wat.gz", "{kind: wat, paths: [x.warc.wat.gz]}"),
         ("tars/0.tar", "{kind: shards, paths: [tars]}"),
         ("lock.parquet", "{kind: lock, paths: [lock.parquet]}"),

@@ -158,6 +158,19 @@ def test_images_without_captions_and_extra_columns(tmp_path: Path, build: Lines)
     ]  # fmt: skip
 
 
+def test_the_names_of_labels_are_captions(tmp_path: Path, build: Lines) -> None:
+    images = in_structs([picture(shade=n) for n in range(4)])
+    features = {"caption": {"names": ["cat", "dog"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"image": images, "caption": [1, 0, 1, -1]})
+    pq.write_table(table.replace_schema_metadata(metadata), tmp_path / "a.parquet")
+    assert build(paths=["a.parquet"], extra_columns={"label": "caption:int"})[0] == 0
+    sidecar = disk.read_parquet(read_commits(str(tmp_path / "pool")).sidecar(0))
+    pairs = zip(*(sidecar[name].to_pylist() for name in ("link", "caption", "label")), strict=True)
+    assert sorted(pairs) == [(0, "dog", 1), (1, "cat", 0), (2, "dog", 1)]
+    assert disk.read_json(tmp_path / "pool/pool.json")["crawl"]["reasons"] == {"no_alt": 1}
+
+
 def test_what_holds_no_images_is_refused_in_one_line(tmp_path: Path, build: Lines) -> None:
     texts = pa.array(["http://a.test/1.jpg"])
     write(tmp_path / "urls.parquet", texts, texts)
