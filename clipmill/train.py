@@ -35,7 +35,6 @@ from train.data.loader import Loader
 from train.data.view_rows import ReadFailed
 from train.formats import model_files
 from train.formats.onnx_export import OnnxOptions, save_onnx
-from train.model.architecture import MODELS
 from train.parallel import process_group, ray_train
 from train.trainer import loop
 from train.trainer.loop import NonFinite, train
@@ -615,9 +614,6 @@ def _stated(model: str | None, batch: int | None, changes: Sequence[str]) -> dic
     """The settings that a command line states. ValueError for what no run can have."""
     stated: dict[str, Any] = {}
     if model is not None:
-        if model not in MODELS:
-            close = disk.did_you_mean(model, MODELS)
-            raise ValueError(f"there is no model {model!r}{close} (of {', '.join(MODELS)})")
         stated["model"] = model
     if batch is not None:
         if batch < 1:

@@ -1,6 +1,6 @@
-"""The class of open_clip's tokenizer, loaded without the rest of open_clip, and captions as tokens.
+"""open_clip's tokenizers, loaded without the rest of open_clip, and captions as tokens.
 
-The package imports timm and torchvision, which the tokenizer does not use: they would double the
+The package imports timm and torchvision, which tokenizers do not use: they would double the
 start of every process that only needs tokens.
 """
 
@@ -23,14 +23,19 @@ LONG_WORD = 200  # symbols; open_clip takes 3 ms for such a word and 7 s for one
 
 def simple_tokenizer() -> Any:
     """open_clip's class SimpleTokenizer. ImportError where open_clip is not installed."""
-    if sys.modules.get("open_clip") is not None:
-        from open_clip.tokenizer import SimpleTokenizer
+    return tokenizers().SimpleTokenizer
 
-        return SimpleTokenizer
+
+def tokenizers() -> Any:
+    """open_clip's module of tokenizers. ImportError where open_clip is not installed."""
+    if sys.modules.get("open_clip") is not None:
+        from open_clip import tokenizer
+
+        return tokenizer
     package = importlib.util.find_spec("open_clip")
     if package is None or not package.submodule_search_locations:
         raise ImportError("No module named 'open_clip'", name="open_clip")
-    return _load(Path(package.submodule_search_locations[0]) / "tokenizer.py").SimpleTokenizer
+    return _load(Path(package.submodule_search_locations[0]) / "tokenizer.py")
 
 
 def with_long_words(tokenizer: Any) -> Any:
@@ -109,6 +114,7 @@ def _load(path: Path) -> Any:
 CONTEXT = 77  # the longest caption that is kept, start and end included
 CACHED_WORDS = 2**18  # the tokenizer caches every word; a crawl brings new ones without end
 TOKENIZER = "clip"  # the only one whose code is here
+TokenArray = NDArray[np.unsignedinteger[Any]]  # a model may have a tokenizer with more tokens
 
 
 class CaptionTokenizer:

@@ -30,7 +30,12 @@ from manifests import waits
 from manifests.disk import did_you_mean
 from manifests.reader import QUANTITY, UNITS
 from manifests.schema import SEEDS
-from train.model.architecture import MODELS, ModelConfig, group_count
+from train.model.architecture import (
+    ModelConfig,
+    OpenClipConfig,
+    group_count,
+    read_model,
+)
 
 # --------------------------------------------------------------------------------------------------
 # The settings of a training run, what each means, and what they decide together.
@@ -51,7 +56,12 @@ class TrainConfig:
     """One training run. Defaults are open_clip's for a ViT. ValueError for what cannot be."""
 
     # --- model
-    model: str = setting("ViT-B-32", "architecture, a name of open_clip's", heading="Model")
+    model: str = setting(
+        "ViT-B-32",
+        "architecture: a name of open_clip's list, a file of its form (FILE.json), or"
+        " open_clip:NAME for open_clip's own module of a ViT",
+        heading="Model",
+    )
     model_changes: Mapping[str, Any] = field(
         default_factory=dict,
         metadata={"meaning": "changes to it; written model.NAME=VALUE", "heading": None},
@@ -164,11 +174,6 @@ class TrainConfig:
     log_to: tuple[Literal["tensorboard", "wandb"], ...] = setting((), "logs beside log.jsonl")
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            suggestion = did_you_mean(self.model, MODELS)
-            raise ValueError(
-                f"there is no model {self.model!r}{suggestion} (of {', '.join(MODELS)})"
-            )
         self._check_ranges()
         self._check_batch()
         self._check_schedule()
@@ -277,11 +282,11 @@ class TrainConfig:
 
     def _check_locks(self) -> None:
         model = _changed_model(self)
-        for locked, unlocked, layers in (
-            ("lock_image", "lock_image_unlocked_groups", model.vision_layers),
-            ("lock_text", "lock_text_unlocked_layers", model.text_layers),
+        for locked, unlocked, of_tower in (
+            ("lock_image", "lock_image_unlocked_groups", "vision_layers"),
+            ("lock_text", "lock_text_unlocked_layers", "text_layers"),
         ):
-            groups, number = group_count(layers), getattr(self, unlocked)
+            number = getattr(self, unlocked)
             if getattr(self, locked) and self.init is None:
                 raise ValueError(
                     f"{locked} keeps the weights that a run starts from, and without init they are "
@@ -291,6 +296,10 @@ class TrainConfig:
                 raise ValueError(
                     f"{unlocked} is {number}, but nothing is locked; set {locked} to true"
                 )
+            if isinstance(model, OpenClipConfig):  # its own module knows its groups
+                continue
+            layers = getattr(model, of_tower)
+            groups = group_count(layers)
             if not 0 <= number < groups:
                 raise ValueError(
                     f"{unlocked} is {number}; it must lie in [0, {groups - 1}], of the {groups} "
@@ -300,6 +309,19 @@ class TrainConfig:
     def _check_parallel(self) -> None:
         recompute_interval(self.recompute)
         model = _changed_model(self)
+        if isinstance(model, OpenClipConfig):
+            for name, only in (("tp", 1), ("captions", "padded"), ("attention", "auto")):
+                if (value := getattr(self, name)) != only:
+                    raise ValueError(
+                        f"{name} is {value}, which is for the ViTs of this trainer, and "
+                        f"{self.model} is computed by open_clip's own module; leave {name} out"
+                    )
+            if model.tokenizer is not None and self.tokenizer != "clip":
+                raise ValueError(
+                    f"tokenizer is {self.tokenizer}, and {self.model} reads captions with its own,"
+                    f" {model.tokenizer}; leave tokenizer out"
+                )
+            return
         for name in ("vision_heads", "vision_mlp", "text_heads", "text_mlp"):
             if (number := getattr(model, name)) % self.tp:
                 raise ValueError(
@@ -315,9 +337,12 @@ class TrainConfig:
 # --- what the settings decide together ------------------------------------------------------------
 
 
-def model_config(config: TrainConfig) -> ModelConfig:
+def model_config(config: TrainConfig) -> ModelConfig | OpenClipConfig:
     """The model that a run trains, with the run's context length and what its loss needs."""
     model = _changed_model(config)
+    if isinstance(model, OpenClipConfig):
+        changes = {"context_length": config.context_length} if config.context_length else {}
+        return model.changed(changes, logit_bias=config.loss == "siglip")
     return dataclasses.replace(
         model,
         context_length=config.context_length or model.context_length,
@@ -325,11 +350,17 @@ def model_config(config: TrainConfig) -> ModelConfig:
     )
 
 
-def _changed_model(config: TrainConfig) -> ModelConfig:
+def _changed_model(config: TrainConfig) -> ModelConfig | OpenClipConfig:
     """The named model with the run's changes. ValueError for one that shards cannot feed."""
     changes: dict[str, Any] = dict(config.model_changes)
     changes |= {name: tuple(value) for name, value in changes.items() if isinstance(value, list)}
-    model = dataclasses.replace(MODELS[config.model], **changes)
+    model = read_model(config.model)
+    if isinstance(model, OpenClipConfig):
+        model = model.changed(changes, logit_bias=model.logit_bias)
+        if model.tokenizer is not None:
+            return model
+    else:
+        model = dataclasses.replace(model, **changes)
     if config.tokenizer == "clip" and model.vocab_size < CLIP_TOKENS:
         raise ValueError(
             f"vocab_size is {model.vocab_size}, but tokenizer clip has {CLIP_TOKENS:,} tokens; "

@@ -17,9 +17,10 @@ from manifests.layout import PoolLayout, RunLayout
 from manifests.records import RunRecord
 from manifests.schema import Blend
 from train import transforms
-from train.config import TrainConfig
+from train.config import TrainConfig, model_config
 from train.data.view_rows import token_set
 from train.mixture.order import ORDER_VERSION
+from train.model.architecture import MODELS
 
 if TYPE_CHECKING:
     from train.data.loader import Loader
@@ -82,6 +83,8 @@ def settings_identity(config: TrainConfig) -> dict[str, Any]:
         "order": {"version": ORDER_VERSION},
         "pixels": transforms.PIXELS_VERSION,
     }
+    if config.model not in MODELS:  # open_clip's list and files may have another one tomorrow
+        identity["model"] = disk.to_plain(model_config(config))
     if config.init is not None:
         from train.formats import model_files  # with torch
 
@@ -109,7 +112,8 @@ def run_identity(blend: Blend, config: TrainConfig, loader: Loader | None = None
         return identity
     with contextlib.suppress(OSError, ValueError):  # a view is gone
         identity["views"] = hashes = view_hashes(blend)
-        identity["tokens"] = _token_sets(blend, config.tokenizer, hashes)
+        if getattr(model_config(config), "tokenizer", None) is None:
+            identity["tokens"] = _token_sets(blend, config.tokenizer, hashes)
     return identity
 
 

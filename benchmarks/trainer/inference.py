@@ -342,6 +342,9 @@ def infer_cells(options: BenchOptions, args: argparse.Namespace) -> Iterator[Cel
         torch.set_num_threads(before)
 
 
+ONLY_OURS = "mode infer measures the ViTs of this trainer alone"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
     """A model that is measured in one precision, before it is built."""
@@ -354,7 +357,9 @@ class Subject:
         """The trained model, or one with random weights."""
         if self.trained is not None:
             return self.trained
-        return CLIP(model_config(self.config), seed=self.config.seed).eval()
+        model = model_config(self.config)
+        assert isinstance(model, ModelConfig)  # as `planned_subjects` has found
+        return CLIP(model, seed=self.config.seed).eval()
 
 
 def planned_subjects(options: BenchOptions) -> list[Subject]:
@@ -371,7 +376,8 @@ def planned_subjects(options: BenchOptions) -> list[Subject]:
             first, layout = options.batches[0], options.layouts[0]
             if trained is None:
                 config = options.config(name, dtype, first, layout, 1, options.iterations)
-                model_config(config)  # refuses what no model can be
+                if not isinstance(model_config(config), ModelConfig):
+                    raise ValueError(f"{name} is open_clip's own module; {ONLY_OURS}")
             else:  # the settings of the model come with it
                 of_run = dataclasses.replace(options, text_length=None)
                 default = TrainConfig().model
@@ -390,6 +396,8 @@ def read_trained(source: str, options: BenchOptions) -> CLIP:
         if name.startswith("model."):
             raise ValueError(f"{source} has its own architecture; leave {name} out")
     model = load_model(source).eval()
+    if not isinstance(model, CLIP):
+        raise ValueError(f"{source} is computed by open_clip's own module; {ONLY_OURS}")
     for name, value in model.state_dict().items():
         if not torch.isfinite(value).all():
             raise ValueError(f"{name} of {source} holds NaN or infinity; the model is broken")

@@ -19,7 +19,7 @@ from manifests import console
 from manifests.disk import did_you_mean
 from train.config import TrainConfig, configure
 from train.formats.onnx_export import source_name
-from train.model.architecture import MODELS
+from train.model.architecture import MODELS, read_model
 
 # --dtype -> the setting `precision`, in the words of other benchmarks too
 DTYPES = {
@@ -260,7 +260,11 @@ def _numbers(name: str, text: str | None) -> tuple[int, ...]:
 
 def is_source(name: str) -> bool:
     """Whether a word of --model is a trained model, such as a run, and not an architecture."""
-    return name not in MODELS
+    try:
+        read_model(name)
+    except ValueError:
+        return True
+    return False
 
 
 def source_label(name: str) -> str:
@@ -281,8 +285,7 @@ def _models(text: str, mode: str) -> list[str]:
                     f"{mode} takes an architecture (of {', '.join(MODELS)})"
                 )
         elif is_source(name):
-            close = did_you_mean(name, MODELS)
-            raise ValueError(f"there is no model {name!r}{close} (of {', '.join(MODELS)})")
+            read_model(name)  # names the nearest one
     return names
 
 

@@ -38,8 +38,8 @@ from manifests import console
 from manifests.schema import Blend
 from train.config import TrainConfig, model_config, trained_groups
 from train.data.loader import Loader
-from train.model.clip import CLIP
 from train.model.memory import training_flops
+from train.model.open_clip_model import AnyModel, build_model
 from train.parallel import process_group
 from train.parallel.process_group import Ranks
 from train.sizing.device_fit import resolve_micro_batch
@@ -183,7 +183,7 @@ def measure_scoring(plan: StepPlan, folder: str) -> Measurement:
     config = plan.config
     ranks = process_group.init_distributed(config.device)
     try:
-        model = CLIP(model_config(config), config.seed, attention=config.attention)
+        model = build_model(model_config(config), config.seed, attention=config.attention)
         model = model.to(ranks.device).eval()
         with matmul_precision(config), torch.inference_mode(), contextlib.ExitStack() as opened:
             sources = [_Source(plan, ranks, folder, opened, synthetic=True)]
@@ -219,14 +219,14 @@ class _Source:
         batches = Feed(plan.config, ranks.device).batches(loader.batches())
         self._batches = opened.enter_context(contextlib.closing(batches))
 
-    def score(self, model: CLIP, steps: int) -> Tensor:
+    def score(self, model: AnyModel, steps: int) -> Tensor:
         """The scores of the next steps, in host memory. Nothing is counted: they warm up."""
         scores = []
         for ready in itertools.islice(self._batches, steps):
             scores.append(self._scores(model, ready))
         return torch.cat(scores).cpu()
 
-    def timed(self, model: CLIP, steps: int) -> None:
+    def timed(self, model: AnyModel, steps: int) -> None:
         """Score a repeat, and count what it takes."""
         device = self.ranks.device
         process_group.barrier(self.ranks)
@@ -254,7 +254,7 @@ class _Source:
             self.counts.waited += time.perf_counter() - asked
             yield ready
 
-    def _scores(self, model: CLIP, ready: ReadyBatch) -> Tensor:
+    def _scores(self, model: AnyModel, ready: ReadyBatch) -> Tensor:
         """The products B of the embeddings of image and caption, on the device."""
         ready.begin(passes=1)
         mean, std = model.config.image_mean, model.config.image_std

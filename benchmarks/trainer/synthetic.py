@@ -18,7 +18,7 @@ from torch import Tensor
 
 from train.config import TrainConfig, check_world
 from train.data.loader import Batch
-from train.model.architecture import ModelConfig
+from train.model.architecture import ModelConfig, OpenClipConfig
 
 MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
 VARIETY = 4  # batches of captions in turn, so that packed ones differ in size
@@ -50,7 +50,7 @@ class SyntheticLoader:
     def __init__(
         self,
         config: TrainConfig,
-        model: ModelConfig,
+        model: ModelConfig | OpenClipConfig,
         rank: int = 0,
         world: int = 1,
         *,

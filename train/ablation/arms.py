@@ -21,6 +21,7 @@ from train.config import TrainConfig, configure, model_config, plain_changes
 from train.evaluation.metrics import BoolArray, Metrics
 from train.evaluation.tasks import saved_metrics
 from train.identity import changes_since, differences, run_identity
+from train.model.architecture import OPEN_CLIP
 
 # --------------------------------------------------------------------------------------------------
 # What differs between the arms: data, or one declared setting of training; all else is equal.
@@ -264,7 +265,6 @@ def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
 # beside model.json with the sha256 of its files: when they change, the scores are stale.
 
 
-OPEN_CLIP = "open_clip:"
 Json = dict[str, Any]
 
 

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from manifests.clip_tokenizer import TokenArray
 
 FREE, SHARE = 10, 0.001  # more damaged samples than both of these end the run
 LISTED = 1000  # damaged samples that are kept by name
@@ -37,7 +36,7 @@ class Sample:
     tar: str
     key: str
     name: str  # as in `Batch.keys`
-    tokens: NDArray[np.uint16]  # (length,) start-of-text … end-of-text; none where there are none
+    tokens: TokenArray  # (length,) start-of-text … end-of-text; none where there are none
     read: Callable[[], bytes]
     of_column: str = ""  # " of COLUMN", where the source has several text columns
 

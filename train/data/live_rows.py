@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
@@ -32,6 +33,9 @@ from train.data.view_rows import (
     read_with_retries,
 )
 from train.mixture.order import Segment, SegmentOrder, next_segment
+
+if TYPE_CHECKING:
+    from train.model.open_clip_model import ModelTokenizer
 
 POLL_S = 1.0  # between two looks for a shard, or for a segment of rank 0
 REMIND_S = 60.0
@@ -75,11 +79,18 @@ def committed_shards(pool: str) -> tuple[dict[int, FoundShard], bool]:
 
 
 def open_live(
-    blend: Blend, config: TrainConfig, cached: int, seed: int, out: str | None, decides: bool
+    blend: Blend,
+    config: TrainConfig,
+    cached: int,
+    seed: int,
+    out: str | None,
+    decides: bool,
+    own: ModelTokenizer | None = None,
 ) -> tuple[RowReader, SegmentOrder]:
     """The rows and the order of a live run, or of a replay of one (`blend.segments`).
 
     out: the run's folder; None: nothing is written. decides: this process decides the segments.
+    own: the model's tokenizer, where that is not CLIP's.
     """
     (name,) = blend.views
     pool = blend.pools[name.partition("/")[0]]
@@ -96,9 +107,12 @@ def open_live(
         blend.segments if replay else out,
         decides=decides and not replay,
         replay=replay,
+        own=own,
     )
     order = SegmentOrder(name, live, config.batch_size, config.lanes, config.window, seed)
-    return RowReader(pool, STORED_ROWS, f"live@{TOKENIZER}", cached, live.read), order
+    return RowReader(
+        pool, STORED_ROWS, f"live@{own.identity if own else TOKENIZER}", cached, live.read
+    ), order
 
 
 class LivePool:
@@ -118,6 +132,7 @@ class LivePool:
         *,
         decides: bool,
         replay: bool = False,
+        own: ModelTokenizer | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.pool, self._find, self._batch_size = pool, committed, batch_size
@@ -127,7 +142,8 @@ class LivePool:
         self._committed: dict[int, FoundShard] = {}  # when a segment was read last
         self.segments: list[Segment] = []
         self.found: list[FoundShard] = []
-        self._coder: CaptionTokenizer | None = None  # made with the first shard, in 0.3 s
+        # CLIP's is made with the first shard, in 0.3 s.
+        self._coder: CaptionTokenizer | ModelTokenizer | None = own
         self._encoding = threading.Lock()
 
     def rows(self) -> list[int]:

@@ -32,7 +32,8 @@ from train.data.tar_streams import StreamOrder, TarSteps, open_streams
 from train.data.view_rows import RowReader, ViewChances, ViewNumbers, ViewRows, open_view
 from train.mixture.order import Order, RunOrder
 from train.mixture.schedule import blend_sources
-from train.model.architecture import ModelConfig
+from train.model.architecture import ModelConfig, OpenClipConfig
+from train.model.open_clip_model import ModelTokenizer, own_tokenizer
 from train.store import PartCache
 from train.transforms import (
     ThreadBuffer,
@@ -125,7 +126,7 @@ class Loader:
         self,
         blend: Blend,
         config: TrainConfig,
-        model: ModelConfig,
+        model: ModelConfig | OpenClipConfig,
         rank: int = 0,
         world: int = 1,
         *,
@@ -145,7 +146,9 @@ class Loader:
         self._times = times
         self._decode_image = self._timed("decode", decode_image)
         self._crop_into = self._timed("resize", random_crop_into)
-        self._copy_tokens = self._timed("collate", copy_tokens)
+        own = own_tokenizer(model)
+        self._pad = 0 if own is None else own.pad
+        self._copy_tokens = self._timed("collate", copy_tokens if own is None else copy_whole)
         self._read_image = self._timed("read", _read_image)
         self._plan = self._timed("collate", self._planned)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
@@ -166,7 +169,7 @@ class Loader:
             streams = self.order = open_streams(blend, config, seed, world)
             timed = times or StageTimes()
             self._open_steps = lambda steps: TarSteps(
-                streams, self._rows, steps, rank, world, config.threads, timed
+                streams, self._rows, steps, rank, world, config.threads, timed, own
             )
             return
         # A lane is inside one window, or passes from one to the next.
@@ -174,10 +177,10 @@ class Loader:
         readers: Sequence[RowReader]
         order: RunOrder
         if is_live:
-            reader, order = open_live(blend, config, cached, seed, out, decides)
+            reader, order = open_live(blend, config, cached, seed, out, decides, own)
             readers = (reader,)
         else:
-            readers = self.views = _open_views(blend, config, self.names, cached)
+            readers = self.views = _open_views(blend, config, self.names, cached, own)
             order = _order(blend, config, self.names, self.views, cached, seed)
         self.order = order
         for name, reader in zip(self.names, readers, strict=True):
@@ -280,7 +283,7 @@ class Loader:
             samples=samples,
             numbers=numbers.tolist(),
             image=_empty_images((rows, *self._size, 3), self._pin),
-            tokens=torch.zeros((rows, self._context), dtype=torch.int64, pin_memory=self._pin),
+            tokens=torch.full((rows, self._context), self._pad, pin_memory=self._pin),
             length=torch.zeros(rows, dtype=torch.int64, pin_memory=self._pin),
             keys=[""] * rows,
         )
@@ -352,13 +355,17 @@ class Loader:
 
 
 def _open_views(
-    blend: Blend, config: TrainConfig, names: Sequence[str], cached: int
+    blend: Blend,
+    config: TrainConfig,
+    names: Sequence[str],
+    cached: int,
+    own: ModelTokenizer | None,
 ) -> tuple[ViewRows, ...]:
     views = []
     for name in names:
         pool, _, view = name.partition("/")
         texts = tuple(blend.captions.get(name, ()))
-        rows = open_view(blend.pools[pool], view, config.tokenizer, cached, texts)
+        rows = open_view(blend.pools[pool], view, own or config.tokenizer, cached, texts)
         views.append(rows)
     return tuple(views)
 
@@ -408,7 +415,15 @@ def _order_seed(config: TrainConfig) -> int:
     return config.seed if config.order_seed is None else config.order_seed
 
 
-def copy_tokens(tokens: NDArray[np.uint16], into_T: NDArray[np.int64]) -> int:
+def copy_whole(tokens: NDArray[Any], into_T: NDArray[np.int64]) -> int:
+    """Write the tokens of a model's own tokenizer into a row of padding, which the model reads too:
+    how many the row holds.
+    """
+    into_T[: len(tokens)] = tokens
+    return len(into_T)
+
+
+def copy_tokens(tokens: NDArray[Any], into_T: NDArray[np.int64]) -> int:
     """Write a caption's tokens into a row of zeros and return how many it holds.
 
     Where not all fit, the last token (end of text) takes the last place. A caption ends at its

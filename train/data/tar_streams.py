@@ -40,7 +40,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -54,6 +54,9 @@ from train.data.damage import Sample, StageTimes
 from train.data.view_rows import ReadFailed, read_with_retries
 from train.mixture.schedule import Schedule, SourceRows
 from train.rng import Ints, derive_key, permutation
+
+if TYPE_CHECKING:
+    from train.model.open_clip_model import ModelTokenizer
 
 # --------------------------------------------------------------------------------------------------
 # The bytes of a tar from its beginning to its end: a file, a store, a web server or a command.
@@ -698,10 +701,13 @@ class TarSteps:
         world: int,
         threads: int,
         times: StageTimes,
+        own: ModelTokenizer | None = None,
     ) -> None:
-        """positions: of this rank in every batch. threads: of this rank that decode."""
+        """positions: of this rank in every batch. threads: of this rank that decode. own: the
+        model's tokenizer, where that is not CLIP's.
+        """
         self._order, self._positions, self._steps = order, positions, iter(steps)
-        self._coder = CaptionTokenizer()
+        self._coder = own or CaptionTokenizer()
         self._readers: list[TarReader] = []
         self._turns: dict[str, Iterator[TarReader]] = {}
         self._before: dict[str, list[Sample]] = {}
@@ -744,7 +750,7 @@ class TarSteps:
             tar=sample.tar,
             key=sample.key,
             name=f"{source}:{sample.tar}#{sample.key}",
-            tokens=np.array(self._coder.encode(sample.caption), np.uint16),
+            tokens=np.array(self._coder.encode(sample.caption), np.uint32),
             read=lambda: sample.image,
         )
 

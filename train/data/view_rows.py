@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from manifests import disk, waits
 from manifests.aligned import AlignedFiles, current_view, view_shards
-from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
+from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer, TokenArray
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.disk import to_plain
 from manifests.layout import NOT_STORED, PoolLayout, shard_name, uids_checksum
@@ -28,6 +28,9 @@ from manifests.schema import Balance
 from train.mixture.order import Chances, candidates_for, expected_unique
 from train.rng import Ints
 from train.store import ByteRanges, RangeClient, ShardCache, coalesce
+
+if TYPE_CHECKING:
+    from train.model.open_clip_model import ModelTokenizer
 
 # --------------------------------------------------------------------------------------------------
 # Reads that may fail for a moment: repeated with back-off, then reported as a failure of the run.
@@ -361,14 +364,14 @@ class ShardRows:
     tar: str
     offset: NDArray[np.int64]  # (rows,) of the image's bytes in the tar
     length: NDArray[np.int64]  # (rows,) of the image's bytes
-    tokens: NDArray[np.uint16]  # of all rows, one after another
+    tokens: TokenArray  # of all rows, one after another
     # (rows + 1,) row r has tokens[ends[r]:ends[r + 1]]; none where they could not be made.
     ends: NDArray[np.int64]
     keys: pa.StringArray
     # Further text columns: tokens and ends, as above.
-    texts: Mapping[str, tuple[NDArray[np.uint16], NDArray[np.int64]]] = field(default_factory=dict)
+    texts: Mapping[str, tuple[TokenArray, NDArray[np.int64]]] = field(default_factory=dict)
 
-    def tokens_of(self, row: int, column: str | None = None) -> NDArray[np.uint16]:
+    def tokens_of(self, row: int, column: str | None = None) -> TokenArray:
         """(length,) start-of-text … end-of-text. Empty where the row has none.
 
         column: one of `texts`; any other name stands for the stored tokens.
@@ -388,7 +391,7 @@ class ShardRows:
             names.append(of_part.hexdigest()[:32])
         return ShardParts(ranges=ranges, names=tuple(names))
 
-    def used_tokens(self) -> NDArray[np.uint16]:
+    def used_tokens(self) -> TokenArray:
         """Every token of the rows, once."""
         return np.unique(
             np.concatenate([self.tokens, *(tokens for tokens, _ in self.texts.values())])
@@ -474,16 +477,23 @@ class ViewRows(RowReader):
     """
 
     def __init__(
-        self, masks: ViewMasks, token_set: str, cached_shards: int, texts: Sequence[str] = ()
+        self,
+        masks: ViewMasks,
+        token_set: str,
+        cached_shards: int,
+        texts: Sequence[str] = (),
+        own: ModelTokenizer | None = None,
     ) -> None:
+        """own: makes the tokens of the captions, where they are not those of `token_set`."""
         name = masks.document.name
         super().__init__(masks.pool, name, token_set, cached_shards, self._read_shard)
         self.masks, self.shards, self.shard_rows = masks, masks.shards, masks.kept
-        self._tokens = AlignedFiles.of_scores(self.pool, token_set)
+        self._tokens = AlignedFiles.of_scores(self.pool, token_set) if own is None else None
         # An instance of the filter `tokens` under another name names its column so too.
         self._token_column = token_set.partition("@")[0]
         self._texts = [name for name in texts if name != CAPTION]
-        self._tokenizer = CaptionTokenizer() if self._texts else None
+        self._own = own
+        self._tokenizer = (own or CaptionTokenizer()) if self._texts else None
 
     def _read_shard(self, number: int) -> ShardRows:
         shard = shard_name(int(self.shards[number]))
@@ -496,25 +506,31 @@ class ViewRows(RowReader):
                 f"view {self.view!r} keeps rows of shard {shard} that are not stored; "
                 f"{choose_again(self.pool)}"
             )
-        tokens = self._read_tokens(shard, sidecar["uid"]).filter(mask).combine_chunks()
-        lengths = pc.fill_null(pc.list_value_length(tokens), 0).to_numpy(zero_copy_only=False)
+        if self._own is None:
+            column = self._read_tokens(shard, sidecar["uid"]).filter(mask).combine_chunks()
+            lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
+            tokens = column.flatten().to_numpy(zero_copy_only=False).astype(np.uint16, copy=False)
+            ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        else:
+            captions = self.masks.kept_columns(number, [CAPTION])[CAPTION]
+            tokens, ends = self._own.encode_all(captions, blanks=True)
         return ShardRows(
             name=shard,
             tar=self.masks.files.tar(int(shard)),
             offset=kept["image_offset"].to_numpy(),
             length=kept["image_length"].to_numpy(),
-            tokens=tokens.flatten().to_numpy(zero_copy_only=False).astype(np.uint16, copy=False),
-            ends=np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)]),
+            tokens=tokens,
+            ends=ends,
             keys=one_array(kept["key"]),
             texts=self._read_texts(number),
         )
 
-    def _read_texts(self, number: int) -> dict[str, tuple[NDArray[np.uint16], NDArray[np.int64]]]:
+    def _read_texts(self, number: int) -> dict[str, tuple[TokenArray, NDArray[np.int64]]]:
         """Tokens of the further text columns of a shard."""
         if self._tokenizer is None:
             return {}
         table = self.masks.kept_columns(number, self._texts)
-        texts = {}
+        texts: dict[str, tuple[TokenArray, NDArray[np.int64]]] = {}
         for name in self._texts:
             if not pa.types.is_string(table[name].type):
                 raise ValueError(
@@ -525,6 +541,7 @@ class ViewRows(RowReader):
 
     def _read_tokens(self, shard: str, uids: pa.ChunkedArray) -> pa.ChunkedArray:
         """Tokens of every row of a shard. ValueError where they were made for other rows."""
+        assert self._tokens is not None
         path = self._tokens.path(shard)
         table, metadata = load_with_metadata(self._tokens, shard, [self._token_column])
         if metadata.get("uids") != uids_checksum(uids):
@@ -543,17 +560,20 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 def open_view(
     pool: str,
     view: str,
-    tokenizer: str = "clip",
+    tokenizer: str | ModelTokenizer = "clip",
     cached_shards: int = CACHED_SHARDS,
     texts: Sequence[str] = (),
 ) -> ViewRows:
     """Open POOL/views/VIEW; the columns of `cached_shards` shards stay in memory.
 
+    tokenizer: whose stored tokens are read; or the model's own, which makes them of the captions.
     texts: text columns that captions are drawn from, beside the stored tokens (`caption`).
 
     ValueError, with the remedy, for an unknown or stale view and for missing tokens.
     """
     masks = open_masks(shard_files(pool), view)
+    if not isinstance(tokenizer, str):
+        return ViewRows(masks, tokenizer.identity, cached_shards, texts, tokenizer)
     tokens = _find_tokens(PoolLayout(pool), tokenizer, masks)
     if tokenizer != TOKENIZER and set(texts) - {CAPTION}:
         raise ValueError(

@@ -15,7 +15,7 @@ from train.evaluation.tasks import alone, evaluate, read_samples
 if TYPE_CHECKING:
     import torch
 
-    from train.model.clip import CLIP
+    from train.model.open_clip_model import AnyModel
     from train.parallel.process_group import Ranks
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,7 @@ def readable_tasks(tasks: Sequence[TaskSpec]) -> list[TaskSpec]:
 
 
 def evaluate_suite(
-    model: CLIP,
+    model: AnyModel,
     suite: Suite,
     out: str,
     *,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
 import re
@@ -14,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 
 from manifests import disk
-from manifests.clip_tokenizer import simple_tokenizer
 from manifests.schema import TaskSpec
 from train import transforms
 from train.eval_data.images import ImageSource, batch_rows, decoded_batches, image_hashes
@@ -42,7 +40,7 @@ from train.late_torch import torch
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from train.model.clip import CLIP
+    from train.model.open_clip_model import AnyModel
     from train.parallel.process_group import Ranks
 
 # --------------------------------------------------------------------------------------------------
@@ -149,11 +147,6 @@ def _join(ranks: Ranks, batches: Sequence[slice], part: np.ndarray) -> np.ndarra
 # Unit vectors of evaluation images and texts. One that is not finite is an error.
 
 
-@functools.lru_cache(maxsize=4)
-def _tokenizer(context_length: int) -> Any:
-    return simple_tokenizer()(context_length=context_length)
-
-
 def require_finite(finite_N: np.ndarray, names: Sequence[str], task: str, what: str) -> None:
     """ValueError that names the task and the first sample where `finite_N` is false."""
     count = int((~finite_N).sum())
@@ -178,7 +171,7 @@ class Encoder:
     hashes: the sha256 of the images that were embedded, so that no image is read twice.
     """
 
-    model: CLIP
+    model: AnyModel
     device: torch.device
     tokenizer: str = "clip"
     ranks: Ranks = field(default_factory=alone)
@@ -226,7 +219,9 @@ class Encoder:
         """
         if self.tokenizer != "clip":
             raise ValueError(f"there is no tokenizer {self.tokenizer!r}; evaluation knows 'clip'")
-        tokenize = _tokenizer(self.model.config.context_length)
+        from train.model.open_clip_model import text_tokenizer
+
+        tokenize = text_tokenizer(self.model.config)
 
         def encode(rows: slice) -> Arrays:
             tokens_BT = tokenize(list(texts[rows])).to(self.device)
@@ -822,7 +817,7 @@ def _hashes(
 
 
 def evaluate(
-    model: CLIP,
+    model: AnyModel,
     tasks: Sequence[TaskSpec],
     out: str,
     *,

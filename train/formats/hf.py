@@ -23,6 +23,7 @@ from train.formats.open_clip_files import (
 )
 from train.model.architecture import CHANNELS, IMAGE_MEAN, IMAGE_STD, ModelConfig
 from train.model.clip import CLIP, LOGIT_SCALE
+from train.model.open_clip_model import AnyModel
 
 # --------------------------------------------------------------------------------------------------
 # CLIP's tokenizer as the files that Hugging Face's CLIPTokenizer reads, written from open_clip's
@@ -282,11 +283,16 @@ def model_config_of_hf(
 # --- the folder -----------------------------------------------------------------------------------
 
 
-def save_hf(model: CLIP, folder: str) -> None:
+def save_hf(model: AnyModel, folder: str) -> None:
     """Write the folder that `transformers.CLIPModel.from_pretrained(FOLDER)` loads.
 
     config.json is written last. ValueError for a model that CLIPModel cannot compute.
     """
+    if not isinstance(model, CLIP):
+        raise ValueError(
+            f"{model.config.name} is computed by open_clip's own module, and CLIPModel has other "
+            "towers; write --format open_clip"
+        )
     config, settings = model.config, hf_config(model.config)
     disk.write_bytes(
         disk.join(folder, WEIGHTS_FILES[0]), safetensors.torch.save(to_hf(model), {"format": "pt"})

@@ -28,26 +28,26 @@ from torch import Tensor
 from manifests import disk, hub
 from manifests.layout import RunLayout
 from train.formats import hf, open_clip_files
-from train.model.architecture import ModelConfig
-from train.model.clip import CLIP
+from train.model.architecture import OPEN_CLIP, ModelConfig, OpenClipConfig, model_of_settings
+from train.model.open_clip_model import AnyModel, build_model
 
-OPEN_CLIP, LOCAL_DIR = "open_clip:", "local-dir:"
+LOCAL_DIR = "local-dir:"
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 # Format -> how a model is written to a folder.
-FORMATS: dict[str, Callable[[CLIP, str], object]] = {
+FORMATS: dict[str, Callable[[AnyModel, str], object]] = {
     "open_clip": open_clip_files.save_export,
     "huggingface": hf.save_hf,
 }
 logger = logging.getLogger(__name__)
 
 
-def load_model(source: str) -> CLIP:
+def load_model(source: str) -> AnyModel:
     """The model of a source, in host memory and in fp32.
 
-    ValueError for a source that does not exist, a run that has not finished, and a model that a
-    `CLIP` cannot be.
+    ValueError for a source that does not exist, a run that has not finished, and a model that
+    cannot be computed here.
     """
     if source.startswith(OPEN_CLIP):
         return _from_open_clip_list(source)
@@ -95,7 +95,7 @@ def source_files(source: str) -> dict[str, str]:
     return {name: disk.sha256_of(disk.join(root, name)) for name in names if name != "run.json"}
 
 
-def save_model(model: CLIP, folder: str, format_name: str) -> None:
+def save_model(model: AnyModel, folder: str, format_name: str) -> None:
     """Write a model to a new folder in one of FORMATS, then read it back and compare every bit.
 
     ValueError for a folder that is not empty and for a model that the format cannot express.
@@ -112,7 +112,9 @@ def save_model(model: CLIP, folder: str, format_name: str) -> None:
 # --- start from weights ---------------------------------------------------------------------------
 
 
-def initial_weights(source: str, config: ModelConfig, setting: str = "init") -> dict[str, Tensor]:
+def initial_weights(
+    source: str, config: ModelConfig | OpenClipConfig, setting: str = "init"
+) -> dict[str, Tensor]:
     """Weights of a source by our parameter names, for a model of `config`.
 
     A logit bias (loss siglip) that the source does not have is left out. ValueError where the
@@ -126,6 +128,9 @@ def initial_weights(source: str, config: ModelConfig, setting: str = "init") -> 
             model = load_model(source)
             _refuse_other_model(model.config, config, source)
             weights, has_bias = model.state_dict(), model.config.logit_bias
+            if isinstance(config, OpenClipConfig):
+                state = open_clip_files.to_open_clip(model)
+                weights = open_clip_files.from_open_clip(_fitting(state, config), config)
     except ValueError as error:
         raise ValueError(f"{setting}: {error}") from error
     if has_bias and not config.logit_bias:
@@ -136,30 +141,75 @@ def initial_weights(source: str, config: ModelConfig, setting: str = "init") -> 
     return {name: value.detach() for name, value in weights.items()}
 
 
-def _weights_of_file(path: str, config: ModelConfig) -> tuple[dict[str, Tensor], bool]:
+def _weights_of_file(
+    path: str, config: ModelConfig | OpenClipConfig
+) -> tuple[dict[str, Tensor], bool]:
     """The weights in a file of open_clip's, for a model of `config`, and whether it has a logit
     bias.
     """
     if not disk.exists(path):
         raise ValueError(f"{path} does not exist")
-    state = open_clip_files.plain_names(open_clip_files.read_state(path))
+    stored = open_clip_files.read_state(path)
+    state = open_clip_files.plain_names(stored)
     has_bias = "logit_bias" in state
-    theirs = dataclasses.replace(config, logit_bias=has_bias)
     try:
+        if isinstance(config, OpenClipConfig):
+            return open_clip_files.from_open_clip(_fitting(stored, config), config), has_bias
+        theirs = dataclasses.replace(config, logit_bias=has_bias)
         return open_clip_files.from_open_clip(state, theirs), has_bias
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _refuse_other_model(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
+def _refuse_other_model(
+    theirs: ModelConfig | OpenClipConfig, ours: ModelConfig | OpenClipConfig, source: str
+) -> None:
     """ValueError, with the settings that would fit it, where the source is another architecture."""
-    if different := _architecture_differences(theirs, ours):
+    if isinstance(theirs, OpenClipConfig) or isinstance(ours, OpenClipConfig):
+        _refuse_other_module(theirs, ours, source)
+    elif different := _architecture_differences(theirs, ours):
         changes = " ".join(f"model.{name}={_as_setting(value)}" for name, value, _ in different)
         listed = [f"{name} {one} (here {other})" for name, one, other in different[:4]]
         raise ValueError(
             f"{source} is another model than the run's: {', '.join(listed)};"
             f" set model to its architecture, or --set {changes}"
         )
+
+
+def _refuse_other_module(
+    theirs: ModelConfig | OpenClipConfig, ours: ModelConfig | OpenClipConfig, source: str
+) -> None:
+    """`_refuse_other_model` where open_clip's own module computes one of the two."""
+    one, other = _function(theirs), _function(ours)
+    parts = [f"{part}.{name}" for part in one for name in {**one[part], **other[part]}
+             if one[part].get(name) != other[part].get(name)]  # fmt: skip
+    if parts:
+        raise ValueError(
+            f"{source} is another model than the run's, which differs in {', '.join(parts[:3])}; "
+            "set model to its architecture, and model.image_mean and image_std to its images'"
+        )
+
+
+def _function(config: ModelConfig | OpenClipConfig) -> dict[str, dict[str, Any]]:
+    """What a model computes, in open_clip's settings with its defaults."""
+    document = open_clip_files.open_clip_config(config)
+    if isinstance(config, OpenClipConfig):
+        plain = model_of_settings(config.settings, document["preprocess_cfg"], config.name)
+        document = open_clip_files.open_clip_config(plain)
+    settings = document["model_cfg"]
+    changing = ("custom_text", "nonscalar_logit_scale", "init_logit_bias", "init_logit_scale")
+    outer = {name: value for name, value in settings.items() if name not in changing}
+    vision = {**outer.pop("vision_cfg"), "patch_dropout": None, "timm_model_pretrained": None}
+    text = {**outer.pop("text_cfg"), "hf_model_pretrained": None}
+    images = document["preprocess_cfg"]
+    return {"model_cfg": outer, "vision_cfg": vision, "text_cfg": text, "preprocess_cfg": images}
+
+
+def _fitting(state: Mapping[str, Any], config: OpenClipConfig) -> Mapping[str, Any]:
+    """Weights without a logit bias that the model does not have."""
+    parameters = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
+    spare = () if config.logit_bias else ("logit_bias", "module.logit_bias")
+    return {name: value for name, value in parameters.items() if name not in spare}
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:
@@ -197,14 +247,14 @@ def _as_setting(value: Any) -> str:
 
 
 def check_reach(source: str) -> None:
-    """ValueError for a model of open_clip's list that a `CLIP` cannot be, or whose weights are not
-    on this machine and cannot be downloaded. Other sources are not looked at.
+    """ValueError for a model of open_clip's list that cannot be computed here, or whose weights are
+    not on this machine and cannot be downloaded. Other sources are not looked at.
     """
     if source.startswith(OPEN_CLIP):
         _open_clip_config(source)
 
 
-def _open_clip_config(source: str) -> tuple[str, str, ModelConfig]:
+def _open_clip_config(source: str) -> tuple[str, str, ModelConfig | OpenClipConfig]:
     """(architecture, tag or file, configuration) of a model that can be loaded here."""
     architecture, _, tag = source.removeprefix(OPEN_CLIP).partition("/")
     if not tag:
@@ -222,15 +272,12 @@ def _open_clip_config(source: str) -> tuple[str, str, ModelConfig]:
             f"open_clip has no model {architecture!r}{disk.did_you_mean(architecture, known)}"
         )
     preprocessing = _preprocessing(architecture, tag, settings)
-    try:
-        config = open_clip_files.model_config_of(settings, preprocessing)
-    except (TypeError, KeyError) as error:  # a ResNet, for example, has a list of layers
-        raise ValueError(f"open_clip's {architecture} has no two ViT-like towers") from error
+    config = model_of_settings(settings, preprocessing, architecture)
     hub.check_open_clip(source, architecture, tag, tokenizer=False)
     return architecture, tag, config
 
 
-def _from_open_clip_list(source: str) -> CLIP:
+def _from_open_clip_list(source: str) -> AnyModel:
     """A model that open_clip builds and loads by its own code; it may download weights."""
     architecture, tag, config = _open_clip_config(source)
     import open_clip
@@ -245,7 +292,7 @@ def _from_open_clip_list(source: str) -> CLIP:
         raise ValueError(f"open_clip cannot load {source}: {message}") from error
     finally:
         logging.disable(before)
-    model = CLIP(config)
+    model = build_model(config)
     model.load_state_dict(open_clip_files.from_open_clip(theirs.state_dict(), config))
     return model
 

@@ -23,9 +23,17 @@ from torch import Tensor, nn
 
 from manifests import disk
 from train.formats.hf import CLIP_VOCABULARY
-from train.formats.model_files import OPEN_CLIP, weights_sha256
-from train.model.architecture import CHANNELS, IMAGE_MEAN, IMAGE_STD, MODELS, ModelConfig
+from train.formats.model_files import weights_sha256
+from train.model.architecture import (
+    CHANNELS,
+    IMAGE_MEAN,
+    IMAGE_STD,
+    MODELS,
+    OPEN_CLIP,
+    ModelConfig,
+)
 from train.model.clip import CLIP, l2_normalise
+from train.model.open_clip_model import AnyModel
 
 # --------------------------------------------------------------------------------------------------
 # The two towers of a model as ONNX graphs.
@@ -329,7 +337,7 @@ def model_name(config: ModelConfig) -> str | None:
 
 
 def save_onnx(
-    model: CLIP, folder: str, options: OnnxOptions, source: str = ""
+    model: AnyModel, folder: str, options: OnnxOptions, source: str = ""
 ) -> dict[str, float] | None:
     """Write a new folder whole or not at all; the largest differences of its graphs to PyTorch.
 
@@ -337,6 +345,11 @@ def save_onnx(
     weights that are not finite, and a model that the type cannot hold.
     """
     require_packages()
+    if not isinstance(model, CLIP):
+        raise ValueError(
+            f"{model.config.name} is computed by open_clip's own module, and only the ViTs of this "
+            "trainer become ONNX graphs here; export that module by torch.onnx"
+        )
     options.check(model.config)
     _refuse_existing(folder)
     for name, value in model.state_dict().items():

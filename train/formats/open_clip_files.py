@@ -14,11 +14,25 @@ import torch
 from torch import Tensor
 
 from manifests import disk
-from train.model.architecture import CHANNELS, IMAGE_MEAN, IMAGE_STD, ModelConfig
+from train.model.architecture import (
+    CHANNELS,
+    OPTIONAL_VISION_KEYS,
+    ModelConfig,
+    OpenClipConfig,
+    model_of_settings,
+)
 from train.model.clip import CLIP
+from train.model.open_clip_model import (
+    AnyModel,
+    build_model,
+    from_their_names,
+    own_tokenizer,
+    to_their_names,
+)
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHTS_FILE = "open_clip_model.safetensors"
+TOKENIZER_FILE = "tokenizer_config.json"
 
 # Our parameter -> open_clip's, inside a block and outside the blocks.
 _BLOCK_NAMES = {
@@ -98,17 +112,21 @@ def stored_parts(
         raise ValueError(f"the checkpoint has parameters that the model lacks: {names}")
 
 
-def to_open_clip(model: CLIP) -> dict[str, Tensor]:
+def to_open_clip(model: AnyModel) -> dict[str, Tensor]:
     """The model's parameters as open_clip's state dict: contiguous copies in host memory."""
     return to_open_clip_names(model.state_dict(), model.config)
 
 
-def to_open_clip_names(state: Mapping[str, Tensor], config: ModelConfig) -> dict[str, Tensor]:
+def to_open_clip_names(
+    state: Mapping[str, Tensor], config: ModelConfig | OpenClipConfig
+) -> dict[str, Tensor]:
     """A state dict under open_clip's names, with heads in its order.
 
     The values are our parameters, or optimizer moments of their shapes. They are copied to host
     memory.
     """
+    if isinstance(config, OpenClipConfig):
+        return to_their_names(state)
     open_clip_state = {}
     for name, parameter in state.items():
         value = parameter.detach().cpu()
@@ -124,13 +142,17 @@ def to_open_clip_names(state: Mapping[str, Tensor], config: ModelConfig) -> dict
     return open_clip_state
 
 
-def from_open_clip(state: Mapping[str, Any], config: ModelConfig) -> dict[str, Tensor]:
+def from_open_clip(
+    state: Mapping[str, Any], config: ModelConfig | OpenClipConfig
+) -> dict[str, Tensor]:
     """open_clip's state dict, or a training checkpoint that has one, under our names.
 
     The inverse of `to_open_clip_names`. Names of a text tower under `text.`, names under `module.`
     and a logit scale of shape [1] are read too. ValueError names a parameter that is missing,
     unknown or of another shape, and the setting that would fit.
     """
+    if isinstance(config, OpenClipConfig):
+        return from_their_names(state, config)
     plain, converted = plain_names(state), {}
     for name, shape, (value,) in stored_parts(plain, config, _names, stored_shape):
         if ".qkv." in name:  # [3, H, D] -> [H, 3, D]
@@ -197,12 +219,11 @@ def read_state(path: str) -> dict[str, Any]:
 # --- the folder -----------------------------------------------------------------------------------
 
 
-# Our setting, its name in vision_cfg, and the default, which is not written.
-_OPTIONAL_VISION_KEYS = (("drop_patch_rate", "patch_dropout", 0.0),)
-
-
-def open_clip_config(config: ModelConfig) -> dict[str, Any]:
+def open_clip_config(config: ModelConfig | OpenClipConfig) -> dict[str, Any]:
     """`open_clip_config.json`: the model and the preprocessing of its images."""
+    preprocess = {"mean": list(config.image_mean), "std": list(config.image_std)}
+    if isinstance(config, OpenClipConfig):
+        return {"model_cfg": dict(config.settings), "preprocess_cfg": preprocess}
     model: dict[str, Any] = {
         "embed_dim": config.embed_dim,
         "quick_gelu": config.quick_gelu,
@@ -225,12 +246,12 @@ def open_clip_config(config: ModelConfig) -> dict[str, Any]:
     }
     if config.logit_bias:
         model["init_logit_bias"] = 0.0
-    for ours, theirs, default in _OPTIONAL_VISION_KEYS:
+    for ours, theirs, default in OPTIONAL_VISION_KEYS:
         if getattr(config, ours) != default:
             model["vision_cfg"][theirs] = getattr(config, ours)
     return {
         "model_cfg": model,
-        "preprocess_cfg": {"mean": list(config.image_mean), "std": list(config.image_std)},
+        "preprocess_cfg": preprocess,
     }
 
 
@@ -240,55 +261,8 @@ def _mlp_ratio(mlp: int, width: int) -> float:
     return ratio if int(width * ratio) == mlp else (mlp + 0.5) / width
 
 
-def model_config_of(
-    settings: Mapping[str, Any], preprocess: Mapping[str, Any] | None = None
-) -> ModelConfig:
-    """A ModelConfig from open_clip's `model_cfg` and `preprocess_cfg`.
-
-    ValueError for a setting that changes what the model computes and that `CLIP` does not have.
-    """
-    vision, text = dict(settings["vision_cfg"]), dict(settings["text_cfg"])
-    outer = {key: value for key, value in settings.items() if key not in ("vision_cfg", "text_cfg")}
-    preprocess = preprocess or {}
-    vision_width, text_width = vision.pop("width", 768), text.pop("width", 512)
-    image_size = vision.pop("image_size", 224)
-    sides = {image_size} if isinstance(image_size, int) else set(image_size)
-    if len(sides) > 1:
-        raise ValueError(f"open_clip's image_size is {image_size}; only squares are supported")
-    pool = vision.pop("pool_type", "tok")
-    if pool != "tok":
-        raise ValueError(f"open_clip's pool_type is {pool!r}; only tok (class token) is supported")
-    config = ModelConfig(
-        embed_dim=outer.pop("embed_dim"),
-        image_size=sides.pop(),
-        image_mean=tuple(preprocess.get("mean", IMAGE_MEAN)),
-        image_std=tuple(preprocess.get("std", IMAGE_STD)),
-        patch_size=vision.pop("patch_size", 16),
-        vision_width=vision_width,
-        vision_layers=vision.pop("layers", 12),
-        vision_heads=vision_width // vision.pop("head_width", 64),
-        vision_mlp=int(vision_width * vision.pop("mlp_ratio", 4.0)),
-        text_width=text_width,
-        text_layers=text.pop("layers", 12),
-        text_heads=text.pop("heads", 8),
-        text_mlp=int(text_width * text.pop("mlp_ratio", 4.0)),
-        context_length=text.pop("context_length", 77),
-        vocab_size=text.pop("vocab_size", 49408),
-        quick_gelu=outer.pop("quick_gelu", False),
-        logit_bias=outer.pop("init_logit_bias", None) is not None,
-        **{ours: vision.pop(theirs, default) for ours, theirs, default in _OPTIONAL_VISION_KEYS},
-    )
-    # Names of parameters and an initial value: neither changes what the model computes.
-    for name in ("custom_text", "init_logit_scale"):
-        outer.pop(name, None)
-    unknown = sorted({**outer, **vision, **text})
-    if unknown:
-        raise ValueError(f"open_clip's setting {unknown[0]!r} is of a model that is not supported")
-    return config
-
-
 def save_export(
-    model: CLIP, folder: str, state: Mapping[str, Tensor] | None = None
+    model: AnyModel, folder: str, state: Mapping[str, Tensor] | None = None
 ) -> dict[str, str]:
     """Write the folder that `open_clip.create_model_and_transforms("local-dir:FOLDER")` loads.
 
@@ -298,6 +272,10 @@ def save_export(
     weights = to_open_clip_names(model.state_dict() if state is None else state, model.config)
     data = safetensors.torch.save(weights, {"format": "pt"})
     disk.write_bytes(disk.join(folder, WEIGHTS_FILE), data)
+    if tokenizer := own_tokenizer(model.config):
+        # open_clip reads the tokenizer of a local folder from it.
+        for name, content in tokenizer.files.items():
+            disk.write_bytes(disk.join(folder, name), content)
     disk.write_json(disk.join(folder, CONFIG_FILE), open_clip_config(model.config))
     config = disk.sha256_of(disk.join(folder, CONFIG_FILE))
     return {WEIGHTS_FILE: hashlib.sha256(data).hexdigest(), CONFIG_FILE: config}
@@ -313,7 +291,7 @@ def export_files(folder: str) -> list[str]:
     return [WEIGHTS_FILE if WEIGHTS_FILE in files else files[0], CONFIG_FILE]
 
 
-def load_export(folder: str) -> CLIP:
+def load_export(folder: str) -> AnyModel:
     """The model of an open_clip folder, whoever wrote it, in host memory and in fp32."""
     files = export_files(folder)
     if not files:
@@ -321,7 +299,13 @@ def load_export(folder: str) -> CLIP:
     settings = disk.read_json(disk.join(folder, CONFIG_FILE))
     if "model_cfg" not in settings:
         raise ValueError(f"{disk.join(folder, CONFIG_FILE)} has no model_cfg")
-    config = model_config_of(settings["model_cfg"], settings.get("preprocess_cfg"))
-    model = CLIP(config)
+    has_files = disk.exists(disk.join(folder, TOKENIZER_FILE))
+    config = model_of_settings(
+        settings["model_cfg"],
+        settings.get("preprocess_cfg"),
+        folder,
+        folder=folder if has_files else None,
+    )
+    model = build_model(config)
     model.load_state_dict(from_open_clip(read_state(disk.join(folder, files[0])), config))
     return model

@@ -1,8 +1,19 @@
-"""Sizes of a CLIP: widths, layers, patch dropout, image statistics; and the named models."""
+"""Sizes of a CLIP: widths, layers, patch dropout, image statistics; the named models, and those of
+open_clip's list and of files.
+"""
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import importlib.util
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from manifests import disk
 
 # Mean and deviation of each channel of the images that OpenAI trained on. Every CLIP checkpoint
 # expects images that are normalised with them.
@@ -168,3 +179,260 @@ def group_count(layers: int) -> int:
 def trained_blocks(layers: int, groups: int | None) -> int:
     """How many of a tower's last blocks are trained, with so many trained groups; None: all."""
     return layers if groups is None else min(layers, max(0, groups - 1))
+
+
+# --------------------------------------------------------------------------------------------------
+# Models of open_clip's list and of its configuration files. What a `CLIP` can be is a ModelConfig,
+# everything else an OpenClipConfig, whose module is open_clip's own (`open_clip_model.py`). Files
+# are read, and open_clip is not imported.
+
+
+OPEN_CLIP = "open_clip:"  # before a name or file: open_clip's own module, also for a ViT like ours
+SIGLIP_SCALE, SIGLIP_BIAS = math.log(10), -10.0  # where the sigmoid loss starts (Zhai et al. 2023)
+# Our setting -> where open_clip's configuration has it.
+_THEIR_SETTINGS = {
+    "image_size": ("vision_cfg", "image_size"),
+    "drop_patch_rate": ("vision_cfg", "patch_dropout"),
+    "context_length": ("text_cfg", "context_length"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenClipConfig:
+    """A model that open_clip's own module computes. ValueError for one that cannot be trained here.
+
+    settings: open_clip's `model_cfg`. folder: the one with its tokenizer's files, if it is known.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    image_mean: tuple[float, ...] = IMAGE_MEAN
+    image_std: tuple[float, ...] = IMAGE_STD
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        if reason := _untrainable(self.settings):
+            raise ValueError(f"{self.name}: {reason}")
+
+    @property
+    def vision(self) -> Mapping[str, Any]:
+        """Settings of the image tower."""
+        settings: Mapping[str, Any] = self.settings["vision_cfg"]
+        return settings
+
+    @property
+    def text(self) -> Mapping[str, Any]:
+        """Settings of the caption tower."""
+        settings: Mapping[str, Any] = self.settings["text_cfg"]
+        return settings
+
+    @property
+    def embed_dim(self) -> int:
+        """Channels of an embedding."""
+        return int(self.settings["embed_dim"])
+
+    @property
+    def image_size(self) -> int:
+        """Side of a square image."""
+        size = self.vision.get("image_size", 224)
+        return int(size if isinstance(size, int) else size[0])
+
+    @property
+    def height_width(self) -> tuple[int, int]:
+        """Height and width of the model's images, in pixels."""
+        return self.image_size, self.image_size
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a caption; the caption tower always computes all of them."""
+        return int(self.text.get("context_length", 77))
+
+    @property
+    def vocab_size(self) -> int:
+        """Tokens of the tokenizer."""
+        return int(self.text.get("vocab_size", 49408))
+
+    @property
+    def logit_bias(self) -> bool:
+        """Whether the logits have a learned offset."""
+        return self.settings.get("init_logit_bias") is not None
+
+    @property
+    def tokenizer(self) -> str | None:
+        """The name or folder of Hugging Face's tokenizer; None: CLIP's."""
+        name = self.text.get("hf_tokenizer_name")
+        return None if name is None else self.folder or str(name)
+
+    def changed(self, changes: Mapping[str, Any], *, logit_bias: bool) -> OpenClipConfig:
+        """With some of _THEIR_SETTINGS, image_mean and image_std, and what the loss needs."""
+        settings: dict[str, Any] = copy.deepcopy(dict(self.settings))
+        rest: dict[str, Any] = {}
+        for name, value in changes.items():
+            if name in ("image_mean", "image_std"):
+                rest[name] = tuple(value)
+            elif name in _THEIR_SETTINGS:
+                part, key = _THEIR_SETTINGS[name]
+                settings[part][key] = value
+            else:
+                raise ValueError(
+                    f"model.{name} changes a ViT of this trainer, and {self.name} is open_clip's "
+                    "own module; write its changed configuration to a file and name that: "
+                    "model=FILE.json"
+                )
+        if logit_bias:
+            settings["init_logit_scale"] = SIGLIP_SCALE
+            settings["init_logit_bias"] = SIGLIP_BIAS
+        else:
+            settings.pop("init_logit_bias", None)
+        return dataclasses.replace(self, settings=settings, **rest)
+
+
+def _untrainable(settings: Mapping[str, Any]) -> str | None:
+    """Why a model of open_clip's cannot be trained here, and what can; None where it can."""
+    if missing := [key for key in ("embed_dim", "vision_cfg", "text_cfg") if key not in settings]:
+        return f"its configuration has no {missing[0]}, which every one of open_clip's has"
+    vision, text = settings["vision_cfg"], settings["text_cfg"]
+    if "multimodal_cfg" in settings:
+        return (
+            "a CoCa learns its decoder from a captioning loss, which this trainer does not have; "
+            "choose the CLIP of the same towers, such as ViT-B-32"
+        )
+    if str(vision.get("timm_model_name", "")).startswith("naflexvit"):
+        return (
+            "a NaFlex ViT reads images of many sizes as sequences of patches, and batches here "
+            "have images of one size; choose a model with a fixed image_size"
+        )
+    for part, key in ((vision, "timm_model_pretrained"), (text, "hf_model_pretrained")):
+        if part.get(key):
+            return (
+                f"{key} is true, and a run starts from its seed or from both towers of init; set "
+                f"{key} to false"
+            )
+    if "hf_model_name" in text and "hf_tokenizer_name" not in text:
+        return "text_cfg has hf_model_name and no hf_tokenizer_name; name its tokenizer"
+    size = vision.get("image_size", 224)
+    if not isinstance(size, int) and len(set(size)) > 1:
+        return f"image_size is {list(size)}; images are squares here"
+    side = size if isinstance(size, int) else size[0]
+    if isinstance(vision.get("layers"), (list, tuple)):
+        if side % 32:
+            return f"image_size {side} is not a multiple of 32, as a ResNet's must be"
+        if vision.get("patch_dropout"):
+            return "a ResNet has no patches to drop; leave drop_patch_rate out"
+    return None
+
+
+def read_model(name: str) -> ModelConfig | OpenClipConfig:
+    """The model of a name of MODELS, of open_clip's list or of a JSON file of open_clip's form.
+
+    ValueError for a name that is none of these, with the nearest one.
+    """
+    if name in MODELS:
+        return MODELS[name]
+    theirs = name.removeprefix(OPEN_CLIP)
+    settings, preprocess = _read_settings(theirs, name)
+    return model_of_settings(settings, preprocess, theirs, own_module=theirs != name)
+
+
+def _read_settings(theirs: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    """`model_cfg` and `preprocess_cfg` of a file or a name of open_clip's list."""
+    path, known = theirs, list(MODELS)
+    if not theirs.endswith(".json"):
+        package = importlib.util.find_spec("open_clip")
+        if package is None or not package.submodule_search_locations:
+            raise ValueError(
+                f"there is no model {name!r}{disk.did_you_mean(theirs, known)} (of "
+                f"{', '.join(known)}, or with pip install open_clip_torch of its list too)"
+            )
+        folder = Path(package.submodule_search_locations[0]) / "model_configs"
+        path = str(folder / f"{theirs}.json")
+        known += sorted(config.stem for config in folder.glob("*.json"))
+    if not disk.exists(path):
+        if theirs.endswith(".json"):
+            raise ValueError(f"model is {name}, and there is no such file")
+        raise ValueError(
+            f"there is no model {name!r}{disk.did_you_mean(theirs, known)} (of {', '.join(MODELS)}"
+            ", the names of open_clip's list, or a file of its form, FILE.json)"
+        )
+    document = disk.read_json(path)
+    if not isinstance(document, dict):
+        raise ValueError(f"{path} is no configuration of open_clip's: it must be an object")
+    return document.get("model_cfg", document), document.get("preprocess_cfg", {})
+
+
+def model_of_settings(
+    settings: Mapping[str, Any],
+    preprocess: Mapping[str, Any] | None,
+    name: str,
+    *,
+    own_module: bool = False,
+    folder: str | None = None,
+) -> ModelConfig | OpenClipConfig:
+    """A ModelConfig where a `CLIP` computes the same function, else an OpenClipConfig.
+
+    own_module: an OpenClipConfig always. folder: with the files of its tokenizer.
+    """
+    if not own_module:
+        try:
+            return model_config_of(settings, preprocess)
+        except (TypeError, KeyError, ValueError):  # a ResNet, for example, has a list of layers
+            pass
+    preprocess = preprocess or {}
+    return OpenClipConfig(
+        name=name,
+        settings=settings,
+        image_mean=tuple(preprocess.get("mean", IMAGE_MEAN)),
+        image_std=tuple(preprocess.get("std", IMAGE_STD)),
+        folder=folder,
+    )
+
+
+# Our setting, its name in vision_cfg, and the default, which is not written.
+OPTIONAL_VISION_KEYS = (("drop_patch_rate", "patch_dropout", 0.0),)
+
+
+def model_config_of(
+    settings: Mapping[str, Any], preprocess: Mapping[str, Any] | None = None
+) -> ModelConfig:
+    """A ModelConfig from open_clip's `model_cfg` and `preprocess_cfg`.
+
+    ValueError for a setting that changes what the model computes and that `CLIP` does not have.
+    """
+    vision, text = dict(settings["vision_cfg"]), dict(settings["text_cfg"])
+    outer = {key: value for key, value in settings.items() if key not in ("vision_cfg", "text_cfg")}
+    preprocess = preprocess or {}
+    vision_width, text_width = vision.pop("width", 768), text.pop("width", 512)
+    image_size = vision.pop("image_size", 224)
+    sides = {image_size} if isinstance(image_size, int) else set(image_size)
+    if len(sides) > 1:
+        raise ValueError(f"open_clip's image_size is {image_size}; only squares are supported")
+    pool = vision.pop("pool_type", "tok")
+    if pool != "tok":
+        raise ValueError(f"open_clip's pool_type is {pool!r}; only tok (class token) is supported")
+    config = ModelConfig(
+        embed_dim=outer.pop("embed_dim"),
+        image_size=sides.pop(),
+        image_mean=tuple(preprocess.get("mean", IMAGE_MEAN)),
+        image_std=tuple(preprocess.get("std", IMAGE_STD)),
+        patch_size=vision.pop("patch_size", 16),
+        vision_width=vision_width,
+        vision_layers=vision.pop("layers", 12),
+        vision_heads=vision_width // vision.pop("head_width", 64),
+        vision_mlp=int(vision_width * vision.pop("mlp_ratio", 4.0)),
+        text_width=text_width,
+        text_layers=text.pop("layers", 12),
+        text_heads=text.pop("heads", 8),
+        text_mlp=int(text_width * text.pop("mlp_ratio", 4.0)),
+        context_length=text.pop("context_length", 77),
+        vocab_size=text.pop("vocab_size", 49408),
+        quick_gelu=outer.pop("quick_gelu", False),
+        logit_bias=outer.pop("init_logit_bias", None) is not None,
+        **{ours: vision.pop(theirs, default) for ours, theirs, default in OPTIONAL_VISION_KEYS},
+    )
+    # Names of parameters and an initial value: neither changes what the model computes.
+    for name in ("custom_text", "init_logit_scale"):
+        outer.pop(name, None)
+    unknown = sorted({**outer, **vision, **text})
+    if unknown:
+        raise ValueError(f"open_clip's setting {unknown[0]!r} is of a model that is not supported")
+    return config

@@ -14,7 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.model.architecture import CHANNELS, ModelConfig, group_count
+from train.model.architecture import (
+    CHANNELS,
+    SIGLIP_BIAS,
+    SIGLIP_SCALE,
+    ModelConfig,
+    group_count,
+)
 from train.rng import derive_key
 
 # --------------------------------------------------------------------------------------------------
@@ -565,8 +571,6 @@ class Text(nn.Module):
 
 
 LOGIT_SCALE = math.log(1 / 0.07)
-# Where the sigmoid loss starts (Zhai et al. 2023).
-SIGLIP_SCALE, SIGLIP_BIAS = math.log(10), -10.0
 
 
 @torch.no_grad()

@@ -6,10 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from train.model.architecture import CHANNELS, ModelConfig, group_count, trained_blocks
+from train.model.architecture import (
+    CHANNELS,
+    ModelConfig,
+    OpenClipConfig,
+    group_count,
+    trained_blocks,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from train.model.open_clip_model import Counts
 
 # --------------------------------------------------------------------------------------------------
 # Floating-point operations of training.
@@ -53,7 +61,7 @@ class FlopCount:
 
 
 def training_flops(
-    config: ModelConfig,
+    config: ModelConfig | OpenClipConfig,
     *,
     whole: bool = False,
     trained: tuple[int | None, int | None] = (None, None),
@@ -63,8 +71,12 @@ def training_flops(
     The last block of a tower computes the pooled token alone, and patches that are left out are not
     computed. With `whole` all blocks compute all tokens, as in other trainers. trained: the last
     groups of layers of the image and caption towers that are trained (`lock.py`); None: all. Of
-    the others only forward is computed.
+    the others only forward is computed. The towers of open_clip's own module are counted by torch,
+    and compute the whole context of every caption.
     """
+    if isinstance(config, OpenClipConfig):
+        counts = _counts_of(config, trained)
+        return FlopCount(image=counts.image_flops, caption=counts.text_flops, token=0, square=0)
     kept = config.patches if whole else max(1, int(config.patches * (1 - config.drop_patch_rate)))
     width = config.vision_width
     patches = 2.0 * config.patches * CHANNELS * config.patch_size**2 * width
@@ -124,8 +136,10 @@ def block_parameters(width: int, mlp: int) -> tuple[int, int]:
     return split, 6 * width  # two norms, and the biases of both outputs
 
 
-def parameter_count(config: ModelConfig) -> int:
+def parameter_count(config: ModelConfig | OpenClipConfig) -> int:
     """Numbers in a model, scale and bias of the logits included."""
+    if isinstance(config, OpenClipConfig):
+        return _counts_of(config, (None, None)).parameters
     vision = sum(block_parameters(config.vision_width, config.vision_mlp)) * config.vision_layers
     text = sum(block_parameters(config.text_width, config.text_mlp)) * config.text_layers
     return vision + text + outside_vision(config) + outside_text(config)
@@ -244,8 +258,10 @@ class _Tower:
 # --- the whole step ------------------------------------------------------------------------------
 
 
-def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
+def step_memory(config: ModelConfig | OpenClipConfig, shape: StepShape) -> StepMemory:
     """The memory of one step on one rank's device, and its peak."""
+    if isinstance(config, OpenClipConfig):
+        return _open_clip_memory(config, shape)
     numbers, _ = _parameters_of_rank(config, shape)
     trained, trained_text = _parameters_of_rank(config, shape, trained=True)
     weights = round(FULL * numbers)
@@ -286,6 +302,33 @@ def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
         workspace=workspace,
         peak=weights + optimizer + lasting_inputs + copies.gathered + peak_of_passes,
     )
+
+
+def _counts_of(config: OpenClipConfig, trained: tuple[int | None, int | None]) -> Counts:
+    from train.model.open_clip_model import counts_of  # with torch
+
+    return counts_of(config, trained)
+
+
+def _open_clip_memory(config: OpenClipConfig, shape: StepShape) -> StepMemory:
+    """The memory of a step of open_clip's own module: at most, since activations count in 32 bits
+    and as if no block was recomputed.
+    """
+    counts = _counts_of(config, shape.trained)
+    trained = FULL * counts.trained // shape.dp_shard
+    gathered = FULL * (counts.outside + 3 * counts.largest_block) if shape.dp_shard > 1 else 0
+    parts = {
+        "weights": FULL * counts.parameters // shape.dp_shard,
+        "gradients": trained,
+        "optimizer": 2 * trained,
+        "copies": gathered + (2 * counts.parameters if shape.half else 0),
+        "activations": shape.piece * (counts.image_bytes + counts.text_bytes),
+        "loss": _loss_bytes(shape),
+        "features": _feature_bytes(config, shape),
+        "inputs": _input_bytes(config, shape),
+        "workspace": shape.piece * (counts.image_bytes + counts.text_bytes) // 8,
+    }
+    return StepMemory(**parts, peak=sum(parts.values()))
 
 
 def _parameters_of_rank(
@@ -367,19 +410,19 @@ def _loss_bytes(shape: StepShape) -> int:
     return TILE_COPIES * FULL * shape.loss_tile**2
 
 
-def _feature_bytes(config: ModelConfig, shape: StepShape) -> int:
+def _feature_bytes(config: ModelConfig | OpenClipConfig, shape: StepShape) -> int:
     """Both embeddings: as computed, as vectors of length 1, and their gradients."""
     pair = 2 * FULL * config.embed_dim
     gathered = 3 * shape.samples * shape.data_parallel if shape.data_parallel > 1 else 0
     return pair * (3 * shape.samples + gathered)
 
 
-def _input_bytes(config: ModelConfig, shape: StepShape) -> int:
+def _input_bytes(config: ModelConfig | OpenClipConfig, shape: StepShape) -> int:
     """The images of a piece in 32 bits; on a GPU also as bytes."""
     return FULL * shape.piece * _image_values(config) + _image_bytes(config, shape)
 
 
-def _image_bytes(config: ModelConfig, shape: StepShape) -> int:
+def _image_bytes(config: ModelConfig | OpenClipConfig, shape: StepShape) -> int:
     """Images as bytes on a GPU: this batch's and the next one's; of a large batch the buffers for
     micro-batches, of which there are two for the first of a batch and two for all others.
     """
@@ -392,7 +435,7 @@ def _image_bytes(config: ModelConfig, shape: StepShape) -> int:
     return buffers * shape.piece * _image_values(config)
 
 
-def _image_values(config: ModelConfig) -> int:
+def _image_values(config: ModelConfig | OpenClipConfig) -> int:
     height, width = config.height_width
     return CHANNELS * height * width
 

@@ -31,7 +31,9 @@ from train.config import TrainConfig, model_config
 from train.formats import model_files
 from train.formats.model_files import load_model
 from train.formats.open_clip_files import from_open_clip
+from train.model.architecture import ModelConfig, OpenClipConfig
 from train.model.clip import CLIP
+from train.model.open_clip_model import AnyModel, OpenClipModel, build_model
 from train.parallel import process_group
 from train.parallel.process_group import ALONE, Ranks
 from train.step.update import Update
@@ -305,7 +307,7 @@ def newest(run: str, ranks: Ranks) -> Checkpoint | None:
 
 
 def restore(
-    saved: Checkpoint, model: CLIP, update: Update, used_tokens: Tensor | None, ranks: Ranks
+    saved: Checkpoint, model: AnyModel, update: Update, used_tokens: Tensor | None, ranks: Ranks
 ) -> None:
     """Put weights and optimizer state back, from any layout into that of `model`.
 
@@ -319,9 +321,10 @@ def restore(
         weights, moments = from_open_clip(saved.model, model.config), saved.optimizer
     # A locked parameter has no moments.
     moments = {name: dict(moments.get(name, {})) for name in {**parameters, **moments}}
-    if len(weights[TABLE]) != len(parameters[TABLE]):
-        weights[TABLE] = weights[TABLE][used_tokens]
-    _fit_table(moments[TABLE], len(parameters[TABLE]), used_tokens)
+    if isinstance(model, CLIP):
+        if len(weights[TABLE]) != len(parameters[TABLE]):
+            weights[TABLE] = weights[TABLE][used_tokens]
+        _fit_table(moments[TABLE], len(parameters[TABLE]), used_tokens)
     for name, parameter in parameters.items():
         weights[name] = _in_layout_of(parameter, weights[name])
         for part, value in moments[name].items():
@@ -457,7 +460,7 @@ def gathered(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
 # The run may still be going on. Both kinds of checkpoints are read, whole and sharded.
 
 
-def load_weights(source: str, average_last: int | None = None) -> tuple[CLIP, str]:
+def load_weights(source: str, average_last: int | None = None) -> tuple[AnyModel, str]:
     """The model of a run, a folder or open_clip:NAME/TAG: the mean of a run's last checkpoints, so
     many, or what it exported; and which weights they are, in words.
 
@@ -489,10 +492,11 @@ def hashes_of(source: str, average_last: int | None = None) -> dict[str, str]:
     return hashes
 
 
-def mean_of_last(run: str, count: int) -> tuple[CLIP, tuple[int, ...]]:
+def mean_of_last(run: str, count: int) -> tuple[AnyModel, tuple[int, ...]]:
     """A model with the mean of the weights of the last `count` checkpoints, and their steps.
 
-    The sum is made in fp32, oldest first. ValueError for fewer checkpoints and for a damaged one.
+    The sum is made in fp32, oldest first. ValueError for fewer checkpoints, for a damaged one and
+    for a model whose running statistics are no mean of others.
     """
     if count < 1:
         raise ValueError(f"the number of checkpoints to average is {count}; it must be at least 1")
@@ -502,11 +506,16 @@ def mean_of_last(run: str, count: int) -> tuple[CLIP, tuple[int, ...]]:
             f"{run} has {len(steps)} checkpoints, not {count}; a run keeps the last two unless it "
             "is trained with --set checkpoint_every=N keep_checkpoints=K"
         )
-    model: CLIP | None = None
+    model: AnyModel | None = None
     total: dict[str, Tensor] = {}
     for step in steps[-count:]:
         saved = _read(run, step)
         model = model or _model_of(saved)
+        if isinstance(model, OpenClipModel) and model.norms():
+            raise ValueError(
+                f"{run}: {model.config.name} has BatchNorm, and averaged weights have the running "
+                "statistics of none of them; take the weights of one step"
+            )
         for name, value in _weights(saved, model).items():
             total[name] = total[name].add_(value) if name in total else value.clone()
     assert model is not None
@@ -523,14 +532,17 @@ def _read(run: str, step: int) -> Checkpoint:
         raise ValueError(f"{RunLayout(run).checkpoint(step)} is damaged: {reason}") from error
 
 
-def _model_of(saved: Checkpoint) -> CLIP:
+def _model_of(saved: Checkpoint) -> AnyModel:
+    if described := saved.record.identity.get("model"):
+        kind: Any = OpenClipConfig if "settings" in described else ModelConfig
+        return build_model(disk.from_plain(kind, described))
     settings: Mapping[str, Any] = saved.record.identity["config"]
     known = {**disk.to_plain(TrainConfig()), **settings}
     config: TrainConfig = disk.from_plain(TrainConfig, known)
-    return CLIP(model_config(config))
+    return build_model(model_config(config))
 
 
-def _weights(saved: Checkpoint, model: CLIP) -> dict[str, Tensor]:
+def _weights(saved: Checkpoint, model: AnyModel) -> dict[str, Tensor]:
     """fp32 weights by our names."""
     if saved.sharded:
         weights, _ = read_sharded(saved.folder, dict(model.named_parameters()), ALONE)

@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from train.config import TrainConfig, recompute_interval
 from train.model.clip import CLIP, Block, PackedCaptions
+from train.model.open_clip_model import AnyModel, OpenClipModel
 from train.parallel.process_group import Ranks
-from train.step.loss import DataParallel
+from train.step.loss import DataParallel, gather_with_gradient
 
 # Layers of a block, and the dimension of the weight that is split.
 SPLIT = {"qkv": 0, "fc1": 0, "out": 1, "fc2": 1}
@@ -33,11 +34,18 @@ SPLIT = {"qkv": 0, "fc1": 0, "out": 1, "fc2": 1}
 VARIANTS = 64
 
 
-def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
+def parallelize(model: AnyModel, ranks: Ranks, config: TrainConfig) -> None:
     """Lay a whole `model`, in host memory or on the device, over the mesh of `ranks`. It ends on
     the device.
     """
-    if ranks.tp > 1:
+    if isinstance(model, OpenClipModel):
+        if ranks.dp > 1:
+            model.normalise_over(
+                functools.partial(gather_with_gradient, data_parallel=ranks.data_parallel)
+            )
+        elif config.recompute != "none":
+            model.normalise_over(None)
+    elif ranks.tp > 1:
         apply_tp(model, ranks.mesh["tp"])
     if every := recompute_interval(config.recompute):
         for number, block in enumerate(_blocks(model)):
@@ -50,7 +58,7 @@ def parallelize(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
     model.to(ranks.device)
 
 
-def apply_compile(model: CLIP, backend: str | Callable[..., Any]) -> None:
+def apply_compile(model: AnyModel, backend: str | Callable[..., Any]) -> None:
     """Compile the forward of every block by itself.
 
     The compiler is told which sizes change: the lengths of captions. It would guess from the calls
@@ -60,6 +68,9 @@ def apply_compile(model: CLIP, backend: str | Callable[..., Any]) -> None:
     torch._dynamo.config.recompile_limit = max(VARIANTS, torch._dynamo.config.recompile_limit)
     for block in _blocks(model):
         compiled = torch.compile(block.forward, backend=backend)
+        if not isinstance(block, Block):  # open_clip's own module pads captions to the context
+            block.forward = compiled
+            continue
         marked = _with_any_length if block.causal else _with_fixed_sizes
         block.forward = functools.partial(marked, compiled)  # type: ignore[method-assign]
 
@@ -88,10 +99,11 @@ def _with_any_length(
     return compiled(x, packed=packed, **rest)
 
 
-def _blocks(model: CLIP) -> Iterator[Block]:
-    for block in (*model.visual.blocks, *model.text.blocks):
-        assert isinstance(block, Block)
-        yield block
+def _blocks(model: AnyModel) -> Iterator[nn.Module]:
+    if isinstance(model, OpenClipModel):
+        yield from model.blocks()
+    else:
+        yield from (*model.visual.blocks, *model.text.blocks)
 
 
 # --- tensor parallelism ---------------------------------------------------------------------------
@@ -145,15 +157,17 @@ def _row_parallel(layer: Any, mesh: Any, h: Tensor) -> Tensor:
 # --- recomputation --------------------------------------------------------------------------------
 
 
-def apply_activation_checkpointing(block: Block, *, selective: bool) -> None:
+def apply_activation_checkpointing(block: nn.Module, *, selective: bool) -> None:
     """Recompute the block in backward; `selective` saves the results of matrix products and
     attention.
 
-    No state of a random generator is saved: patch dropout is a function of a sample's position.
+    No state of a random generator is saved for our blocks: patch dropout is a function of a
+    sample's position.
     """
     from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    draws = not isinstance(block, Block)
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": draws}
     if selective:
         options["context_fn"] = functools.partial(
             create_selective_checkpoint_contexts, _saved_operations()
@@ -179,7 +193,7 @@ def _saved_operations() -> list[Any]:
 # --- FSDP2 ----------------------------------------------------------------------------------------
 
 
-def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
+def apply_fsdp(model: AnyModel, ranks: Ranks, config: TrainConfig) -> None:
     """Shard parameters, gradients and optimizer state over dp_shard, one block at a time.
 
     The logit scale and bias stay whole and in fp32: they have no dimension to shard, and 16 bits
@@ -189,7 +203,7 @@ def apply_fsdp(model: CLIP, ranks: Ranks, config: TrainConfig) -> None:
 
     names = ("dp_replicate", "dp_shard") if ranks.dp_replicate > 1 else ("dp_shard",)
     options: dict[str, Any] = {"mesh": ranks.mesh[names]}
-    if config.precision == "bf16":
+    if config.precision == "bf16" and isinstance(model, CLIP):
         # Autocast casts the inputs of layers; a cast here would also round the residual stream.
         options["mp_policy"] = MixedPrecisionPolicy(
             torch.bfloat16, torch.float32, cast_forward_inputs=False

@@ -179,12 +179,15 @@ def apply_ddp(model: nn.Module, ranks: Ranks) -> nn.Module:
     """`model` in DDP, which averages gradients during backward. All ranks start from rank 0's
     parameters.
 
-    On a mesh `parallelize` has done that; with one rank there is nothing to average.
+    On a mesh `parallelize` has done that; with one rank there is nothing to average. The running
+    statistics of BatchNorm are not broadcast: all ranks have them of the whole batch.
     """
     if ranks.world == 1 or ranks.mesh is not None:
         return model
     devices = [ranks.device] if ranks.device.type == "cuda" else None
-    return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+    return DistributedDataParallel(
+        model, device_ids=devices, gradient_as_bucket_view=True, broadcast_buffers=False
+    )
 
 
 def mean(values: Tensor, ranks: Ranks) -> Tensor:

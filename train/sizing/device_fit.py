@@ -24,7 +24,7 @@ from train.config import (
     trained_groups,
 )
 from train.late_torch import torch
-from train.model.architecture import MODELS, ModelConfig
+from train.model.architecture import MODELS, ModelConfig, OpenClipConfig
 from train.model.memory import StepMemory, StepShape, step_memory, training_flops
 
 if TYPE_CHECKING:
@@ -572,7 +572,7 @@ def _flops_of(model: str) -> float:
     return _whole_flops(MODELS[model])
 
 
-def _whole_flops(model: ModelConfig) -> float:
+def _whole_flops(model: ModelConfig | OpenClipConfig) -> float:
     """Operations of a sample with a caption of the whole context, as other trainers compute it."""
     return training_flops(model, whole=True).sample(model.context_length)
 

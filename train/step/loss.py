@@ -65,6 +65,12 @@ class _Gather(torch.autograd.Function):
         return sum_nbE, None
 
 
+def gather_with_gradient(x: Tensor, data_parallel: DataParallel) -> Tensor:
+    """The tensors of all ranks, W×…; backward sums the gradients that all ranks have of one."""
+    flat: Tensor = _Gather.apply(x.flatten()[None, None], data_parallel)
+    return flat.view(data_parallel.world, *x.shape)
+
+
 def contrastive(
     kind: Literal["clip", "siglip"],
     image_bE: Tensor,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
 from train.config import TrainConfig
-from train.model.clip import CLIP
+from train.model.open_clip_model import AnyModel
 
 # --------------------------------------------------------------------------------------------------
 # The norm of gradients that are plain tensors or DTensors on several meshes.
@@ -110,15 +110,22 @@ def parameter_groups(model: nn.Module, config: TrainConfig) -> list[ParameterGro
     ]
 
 
+# Positional and class embeddings, by our name, open_clip's and timm's.
+EMBEDDINGS = ("positional_embedding", "class_embedding", "pos_embed", "cls_token")
+
+
 def decays(name: str, parameter: Tensor, config: TrainConfig) -> bool:
-    """Whether weight decay applies: never to biases, norms and the logit scale.
+    """Whether weight decay applies: never to biases (a table of them too), norms and the logit
+    scale.
 
     Positional and class embeddings go by convention. open_clip_main: they do not decay. open_clip
     (its releases up to 3.3): only tensors of less than two dimensions do not decay, so positional
     embeddings do.
     """
-    spared = "positional_embedding" in name or "class_embedding" in name
-    return parameter.ndim >= 2 and not (spared and config.decay_groups == "open_clip_main")
+    if parameter.ndim < 2 or any(part in name for part in ("bias", "bn", "ln")):
+        return False
+    spared = any(part in name for part in EMBEDDINGS)
+    return not (spared and config.decay_groups == "open_clip_main")
 
 
 def build_optimizer(
@@ -270,7 +277,7 @@ class Update:
     Make it after FSDP2 or tensor parallelism have replaced the parameters.
     """
 
-    def __init__(self, model: CLIP, config: TrainConfig) -> None:
+    def __init__(self, model: AnyModel, config: TrainConfig) -> None:
         self.model, self.config = model, config
         self.scaler = Scaler() if config.precision == "fp16" else None
         # A locked parameter stays as it is.

@@ -21,8 +21,8 @@ from manifests.layout import RunLayout
 from train.config import TrainConfig, trained_groups
 from train.data.tar_streams import StreamDraws
 from train.mixture.order import Repeats
-from train.model.clip import CLIP
 from train.model.memory import training_flops
+from train.model.open_clip_model import AnyModel
 from train.sizing.device_fit import peak_flops
 
 Values = Mapping[str, float | None]
@@ -50,7 +50,7 @@ class Logbook:
         self,
         out: str,
         config: TrainConfig,
-        model: CLIP,
+        model: AnyModel,
         device: torch.device,
         sources: Callable[[int], Mapping[str, Repeats | StreamDraws]],
         *,

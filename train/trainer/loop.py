@@ -31,13 +31,14 @@ from manifests.records import (
     read_document,
 )
 from manifests.schema import Blend
-from train.config import TrainConfig, model_config
+from train.config import TrainConfig, model_config, trained_groups
 from train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
 from train.data.loader import Batch, Loader
 from train.data.tar_streams import sum_counts
 from train.formats import model_files, open_clip_files
 from train.identity import check_same_run, run_identity
 from train.model.clip import CLIP, ReducedTokenTable, lock_tower
+from train.model.open_clip_model import AnyModel, OpenClipModel, build_model
 from train.parallel import checkpoint, process_group
 from train.parallel.checkpoint import Saver
 from train.parallel.parallelism import parallelize
@@ -73,7 +74,7 @@ class NonFinite(RuntimeError):
 def report_nonfinite(
     out: str,
     ranks: Ranks,
-    model: CLIP,
+    model: AnyModel,
     batch: Batch,
     loss: float,
     grad_norm: float,
@@ -129,7 +130,7 @@ def _nonfinite_features(features: Mapping[str, Tensor]) -> tuple[set[int], list[
     return rows, tensors
 
 
-def _nonfinite_gradients(model: CLIP) -> list[str]:
+def _nonfinite_gradients(model: AnyModel) -> list[str]:
     tensors = []
     for name, parameter in model.named_parameters():
         if parameter.grad is None:
@@ -199,7 +200,7 @@ class TrainState:
     out: str
     ranks: Ranks
     loader: Loader
-    model: CLIP
+    model: AnyModel
     wrapped: nn.Module  # what forward is called on: DDP's module, or the model
     # Tokens that the blend contains; None where they were not looked for
     used_tokens: Tensor | None
@@ -225,7 +226,7 @@ def prepare(
     if ranks.rank == 0:
         checkpoint.clean(out)
     saved = checkpoint.newest(out, ranks)
-    model = CLIP(model_config(config), config.seed, attention=config.attention)
+    model = build_model(model_config(config), config.seed, attention=config.attention)
     if saved is not None and not loader.is_resumable:
         raise ValueError(
             f"{out} has a checkpoint after step {saved.step}, but its blend streams tars, and such "
@@ -238,14 +239,20 @@ def prepare(
     elif config.init is not None:
         identity = {**identity, "initial_weights": load_initial_weights(model, config.init)}
         logger.info("weights from %s, sha256 %s", config.init, identity["initial_weights"][:12])
-    used_tokens = tokens_of_blend(loader)
+    used_tokens = None
+    if isinstance(model, OpenClipModel):
+        lock_towers(model, config)  # it replaces BatchNorm, before anything is laid out
+        _check_norms(model, config, ranks)
+    else:
+        used_tokens = tokens_of_blend(loader)
     # Ranks read weights and tokens at their own pace; NCCL would wait 10 minutes for the slowest.
     process_group.barrier(ranks)
     parallelize(model, ranks, config)
-    lock_towers(model, config)
     reduced_table = None
-    if used_tokens is not None and _may_reduce(used_tokens, config, ranks):
-        reduced_table = ReducedTokenTable(model.text, used_tokens)
+    if isinstance(model, CLIP):
+        lock_towers(model, config)
+        if used_tokens is not None and _may_reduce(used_tokens, config, ranks):
+            reduced_table = ReducedTokenTable(model.text, used_tokens)
     update = Update(model, config)
     if ranks.rank == 0:
         for group in parameter_groups(model, config):
@@ -269,20 +276,36 @@ def prepare(
     return state
 
 
-def load_initial_weights(model: CLIP, source: str) -> str:
+def load_initial_weights(model: AnyModel, source: str) -> str:
     """Put the weights of a source into `model`, before it is sharded. Their sha256."""
     weights = model_files.initial_weights(source, model.config)
     model.load_state_dict({**model.state_dict(), **weights})  # a logit bias may be missing there
     return model_files.weights_sha256(weights)
 
 
-def lock_towers(model: CLIP, config: TrainConfig) -> None:
+def lock_towers(model: AnyModel, config: TrainConfig) -> None:
     """Lock what the settings say. It follows tensor parallelism, which makes new parameters."""
+    if isinstance(model, OpenClipModel):
+        model.lock(*trained_groups(config))
+        return
     if config.lock_image:
         layers = model.config.vision_layers
         lock_tower(model.visual, layers, config.lock_image_unlocked_groups)
     if config.lock_text:
         lock_tower(model.text, model.config.text_layers, config.lock_text_unlocked_layers)
+
+
+def _check_norms(model: OpenClipModel, config: TrainConfig, ranks: Ranks) -> None:
+    """ValueError for micro-batches of a model whose BatchNorm mixes the samples of a batch."""
+    assert config.micro_batch != "auto"
+    pieces = accumulate.micro_batches(config.batch_size // ranks.dp, config.micro_batch)
+    if len(pieces) > 1 and model.norms():
+        raise ValueError(
+            f"micro_batch is {config.micro_batch}, and {config.model} has BatchNorm, whose mean and"
+            " variance are those of all samples of a batch: micro-batches would train another "
+            "model; leave micro_batch out, and start more ranks or set recompute to full where "
+            "memory is short"
+        )
 
 
 def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
@@ -335,7 +358,7 @@ def save(state: TrainState, step: int) -> float:
         weights = state.model.state_dict()
     elif state.ranks.rank == 0:
         weights = open_clip_files.to_open_clip(state.model)
-        if state.reduced_table is not None:
+        if state.reduced_table is not None and isinstance(state.model, CLIP):
             factor = decay_factor(state.config, step)
             table = state.reduced_table.full_table(state.model.text, factor)
             weights["token_embedding.weight"] = table
@@ -586,7 +609,8 @@ def _backward(state: TrainState, ready: ReadyBatch) -> accumulate.BackwardResult
 
     def model_inputs(rows: slice) -> tuple[Tensor, Captions]:
         start, end = first_row + rows.start, first_row + rows.stop
-        model.reseed(config.seed, ready.batch.step, torch.arange(start, end, device=device))
+        place = device if isinstance(model, CLIP) else "cpu"
+        model.reseed(config.seed, ready.batch.step, torch.arange(start, end, device=place))
         return ready.inputs(rows, prepare)
 
     loss_of = functools.partial(
@@ -763,7 +787,7 @@ def _train(
     ready = time.perf_counter()
     steps = _steps(state, stop, watch)
     trained = time.perf_counter()
-    if state.reduced_table is not None:
+    if state.reduced_table is not None and isinstance(state.model, CLIP):
         factor = decay_factor(state.config, steps)
         state.reduced_table.restore(state.model.text, factor)
     process_group.barrier(ranks)

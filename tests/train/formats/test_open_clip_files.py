@@ -11,13 +11,12 @@ import torch
 from train.formats.open_clip_files import (
     from_open_clip,
     load_export,
-    model_config_of,
     open_clip_config,
     read_state,
     save_export,
     to_open_clip,
 )
-from train.model.architecture import MODELS
+from train.model.architecture import MODELS, model_config_of
 from train.model.clip import CLIP
 
 SMALL = dataclasses.replace(MODELS["test"], vocab_size=300)

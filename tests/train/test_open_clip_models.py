@@ -1,0 +1,199 @@
+"""Runs of models that open_clip's own module computes: from the command to the evaluation, killed
+and resumed, on other ranks, and beside open_clip's own training loop.
+"""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+from manifests import disk
+from tests.support import commands, open_clip_configs
+from tests.support.late import open_clip
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
+SETTINGS = {
+    "samples_seen": "40",
+    "batch_size": "8",
+    "lanes": "4",
+    "warmup": "2",
+    "lr": "1e-3",
+    "precision": "fp32",
+    "threads": "1",
+    "log_every": "1",
+    "device": "cpu",
+    "checkpoint_every": "2",
+    "keep_checkpoints": "9",
+}
+MODELS = {
+    name: getattr(open_clip_configs, name) for name in ("resnet", "convnext", "siglip", "bert")
+}
+
+
+def changes(**others):
+    return ["--set", *(f"{key}={value}" for key, value in {**SETTINGS, **others}.items())]
+
+
+def train(pool, out, *words, **settings):
+    return commands.train(
+        ["--mix", f"{pool}/all=1", "--out", str(out), *words, *changes(**settings)]
+    )
+
+
+def losses(out):
+    return [json.loads(line)["loss"] for line in (out / "log.jsonl").read_text().splitlines()]
+
+
+def weights(out):
+    from safetensors.torch import load_file
+
+    return load_file(out / "export" / "open_clip_model.safetensors")
+
+
+def cut_back(out, step):
+    disk.remove(out / "run.json")
+    for path in (out / "checkpoints").iterdir():
+        if path.name != f"step-{step}":
+            shutil.rmtree(path)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_is_resumed_to_the_bit_and_open_clip_loads_what_it_exports(name, tiny_pool, tmp_path):
+    model = MODELS[name](tmp_path)
+    loss = "siglip" if name == "siglip" else "clip"
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert train(tiny_pool, one, model=model, loss=loss) == 0
+    assert train(tiny_pool, two, model=model, loss=loss) == 0
+    cut_back(two, 2)
+    assert train(tiny_pool, two, model=model, loss=loss) == 0
+    assert disk.read_json(two / "run.json")["resumed_at"] == 2
+    assert losses(two) == losses(one)
+    ours = weights(one)
+    assert all(torch.equal(value, ours[key]) for key, value in weights(two).items())
+    theirs = open_clip.create_model(f"local-dir:{one / 'export'}").eval()
+    state = theirs.state_dict()
+    assert all(torch.equal(value, state[key]) for key, value in ours.items())
+    tokens = open_clip.get_tokenizer(f"local-dir:{one / 'export'}")(["a photo of something red"])
+    from train.formats.model_files import load_model
+
+    read = load_model(str(one)).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            read.encode_text(tokens), theirs.encode_text(tokens, normalize=True)
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("resnet", {}),
+        ("resnet", {"dp_shard": 2, "recompute": "full"}),
+        ("convnext", {"dp_shard": 2, "recompute": "selective", "micro_batch": 2}),
+        ("siglip", {"loss": "siglip", "micro_batch": 3}),
+    ],
+)
+def test_two_ranks_train_as_one_and_one_goes_on_from_their_checkpoint(
+    name, settings, tiny_pool, tmp_path
+):
+    """BatchNorm too: its statistics are of the whole batch, once a step, on any number of ranks."""
+    model = MODELS[name](tmp_path)
+    loss = {"loss": settings.get("loss", "clip")}
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert train(tiny_pool, one, model=model, **loss) == 0
+    assert train(tiny_pool, two, "--ranks", "2", model=model, **settings) == 0
+    cut_back(two, 4)
+    assert train(tiny_pool, two, model=model, **loss) == 0
+    record = disk.read_json(two / "run.json")
+    assert (record["resumed_at"], record["world"]) == (4, 1)
+    assert losses(two) == pytest.approx(losses(one), abs=2e-5)
+    for key, value in weights(one).items():
+        if "running" in key:
+            torch.testing.assert_close(weights(two)[key], value, rtol=1e-3, atol=1e-4, msg=key)
+
+
+# --- beside open_clip's own loop ------------------------------------------------------------------
+
+
+class Batches:
+    """The batches of a run as open_clip's loop wants them."""
+
+    def __init__(self, batches):
+        self.batches, self.num_batches = batches, len(batches)
+        self.num_samples = sum(len(image) for image, _ in batches)
+        self.dataloader = self
+
+    def set_epoch(self, epoch):
+        pass
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+@pytest.mark.parametrize("name", ["resnet", "convnext", "siglip"])
+def test_losses_and_weights_are_those_of_open_clips_own_loop(name, tiny_pool, tmp_path):
+    from types import SimpleNamespace
+
+    from open_clip.loss import ClipLoss, SigLipLoss
+    from open_clip_train.train import train_one_epoch
+
+    from train.config import configure, model_config
+    from train.data.loader import Loader
+    from train.model.open_clip_model import build_model
+    from train.step.update import learning_rate
+    from train.trainer.mix import read_blend
+    from train.transforms import normalise
+
+    loss = "siglip" if name == "siglip" else "clip"
+    model = MODELS[name](tmp_path)
+    settings = {**SETTINGS, "model": model, "loss": loss, "decay_groups": "open_clip"}
+    assert train(tiny_pool, tmp_path / "run", **settings) == 0
+    config = configure(settings)
+    ours = model_config(config)
+    theirs = build_model(ours, 0).open_clip
+    theirs.output_dict = True
+    loader = Loader(read_blend(str(tmp_path / "run" / "blend.json")), config, ours)
+    batches = []
+    for batch in loader.batches():
+        image = normalise(batch.image_BHWC, ours.image_mean, ours.image_std)
+        batches.append((image, batch.tokens_BT.clone()))
+    named = list(theirs.named_parameters())
+
+    def spared(key, p):
+        return p.ndim < 2 or any(part in key for part in ("bn", "ln", "bias", "logit_scale"))
+
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for key, p in named if spared(key, p)], "weight_decay": 0.0},
+            {"params": [p for key, p in named if not spared(key, p)], "weight_decay": 0.2},
+        ],
+        lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps,
+    )  # fmt: skip
+    seen = []
+
+    def scheduler(step):
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate(config, step)
+
+    class Kept(SigLipLoss if loss == "siglip" else ClipLoss):
+        def forward(self, *args, **kwargs):
+            losses = super().forward(*args, **kwargs)
+            seen.append(float(sum(losses.values()).detach()))
+            return losses
+
+    args = SimpleNamespace(
+        device="cpu", precision="fp32", distill=False, accum_freq=1, skip_scheduler=False,
+        horovod=False, grad_clip_norm=None, log_every_n_steps=1, rank=0, local_rank=0,
+        batch_size=8, world_size=1, wandb=False, save_logs=False, log_local=False,
+    )  # fmt: skip
+    data = {"train": Batches(batches)}
+    train_one_epoch(theirs, data, Kept(), 0, optimizer, None, scheduler, None, args)
+    differences = [abs(a - b) for a, b in zip(losses(tmp_path / "run"), seen, strict=True)]
+    state, trained = theirs.state_dict(), weights(tmp_path / "run")
+    square = sum(
+        float((state[key].double() - x.double()).square().sum()) for key, x in trained.items()
+    )
+    norm = sum(float(x.double().square().sum()) for x in trained.values())
+    print(f"{name}: loss {max(differences):.2g}, weights {(square / norm) ** 0.5:.2g}")
+    assert max(differences) < 2e-5
+    assert (square / norm) ** 0.5 < 1e-4
