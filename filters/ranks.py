@@ -40,11 +40,10 @@ COUNTS = pa.schema([("column", pa.string()), ("value", pa.float64()), ("rows", p
 def numbers_of(rows: pa.Table, column: str) -> Floats:
     """(rows,) the values of a column as numbers; NaN for NULL and infinity. ValueError for text."""
     kind = rows[column].type
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+    if not (is_number or pa.types.is_boolean(kind)):
         raise ValueError(f"the column {column} holds {kind}; name a column of numbers")
-    if pa.types.is_boolean(kind):
-        rows = rows.select([column]).cast(pa.schema([(column, pa.int8())]))
-    values = np.asarray(rows[column].to_numpy(), np.float64)
+    values = rows[column].cast(pa.float64(), safe=False).to_numpy()
     return np.where(np.isfinite(values), values + 0.0, np.nan)  # 0.0 for -0.0
 
 
@@ -158,7 +157,7 @@ def ring_times(scores: Floats, uids: list[str], penalty: float, most: int, seed:
     elapsed = np.full(len(uids), -np.inf)
     for draw in range(most):
         state = state + STEP
-        chance = ((mixed(state) >> np.uint64(11)) + 0.5) / 2.0**53
+        chance = ((mixed(state) >> np.uint64(12)) + 0.5) / 2.0**52  # never 0 or 1
         elapsed = np.logaddexp(elapsed, np.log(-np.log(chance)) + penalty * draw)
         times[:, draw] = elapsed - scores
     return np.floor(times / GRAIN) * GRAIN

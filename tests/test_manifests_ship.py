@@ -20,7 +20,7 @@ from train.evaluation.metrics import METRICS, deciding_metric
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "manifests"
-OWN = ("USER_AGENT", "WAT", "IMAGES", "SHARDS", "EVAL")
+OWN = ("USER_AGENT", "WAT", "IMAGES", "SHARDS", "EVAL", "POOLS")
 OWN_FILES = ("NOUNS", "WNIDS", "ENTRIES", "TARGETS")
 SHIPPED = [
     (path, scale)
@@ -50,8 +50,10 @@ def test_it_can_be_read(path: Path, scale: str | None) -> None:
     configure({**manifest.train, "seed": manifest.seeds[0]})
     recipes = ablation_run.read_recipes(manifest, scale)
     for arm in manifest.arms.values():
-        pool, view = arm.split_view()
-        assert recipes[pool].view(view).name == view
+        for name in arm.views or [arm.view]:
+            pool, view = str(name).split("/")
+            if manifest.pools[pool].recipe is not None:
+                assert recipes[pool].view(view).name == view
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("blends/*.yaml")), ids=lambda path: path.stem)

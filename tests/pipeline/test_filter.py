@@ -13,6 +13,7 @@ import tarfile
 import tempfile
 import threading
 import time
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,20 @@ from hypothesis import strategies as st
 
 from clipmill import pool as entry
 from manifests import disk
-from manifests.schema import FilterSpec, Recipe, Source, View
+from manifests.commits import read_commits
+from manifests.layout import PoolLayout
+from manifests.schema import Blend, FilterSpec, Recipe, Source, View
 from pipeline import recipe_run
 from pipeline.pool import lease
-from pipeline.pool.lease import hold_lease
+from pipeline.pool.lease import hold_lease, read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring import scorer
 from tests.support import commands
 from tests.support.audited import image_bytes
+from tests.support.bundles import scores_of
 from tests.support.small_pool import make_pool, rows
+from train.config import TrainConfig, model_config
+from train.data.loader import Loader
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
@@ -127,6 +133,48 @@ def test_it_waits_for_another_command_and_then_gives_up(
         timer.start()
         assert commands.filter_pool(words) == 0
         timer.join()
+
+
+SOFT_CAP = """
+name: r
+source: {kind: files, paths: [x.csv]}
+filters:
+  - tokens
+  - caption
+  - mixed: {mix: {of: {caption_words: 1, original_width: -0.5}}}
+  - soft_cap: {of: mixed, share: 1.5, temperature: 0.2, most: 3}
+views:
+  raw: []
+  best: [{mixed: "mixed >= top(mixed, 0.25)"}]
+  soft_cap_1: [{drawn: soft_cap >= 1}]
+  soft_cap_2: [{drawn: soft_cap >= 2}]
+  soft_cap_3: [{drawn: soft_cap >= 3}]
+"""
+
+
+def test_a_blend_of_soft_cap_views_draws_each_row_as_often_as_its_column_says(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "r.yaml").write_text(SOFT_CAP)
+    words = [make_pool(tmp_path / "pool", rows(60)), "--recipe", str(tmp_path / "r.yaml")]
+    assert commands.score([*words, "--engine", "inline"]) == 0
+    assert commands.filter_pool(words) == 0
+    names = disk.list_names(PoolLayout(words[0]).scores)
+    (soft_cap,) = (name for name in names if name.startswith("soft_cap@"))
+    draws: Counter[str] = Counter()
+    for shard in read_commits(words[0]).names():
+        keys = read_sidecar(words[0], shard, ["key"])["key"].to_pylist()
+        counts = scores_of(words[0], soft_cap, shard)["soft_cap"].to_pylist()
+        draws.update({key: count or 0 for key, count in zip(keys, counts, strict=True)})
+    views = {f"web/soft_cap_{number}": 1.0 for number in (1, 2, 3)}
+    blend = Blend(name="b", pools={"web": words[0]}, views=views, weights="repeats")
+    assert draws.total() == 72  # of 48 stored rows
+    config = TrainConfig(
+        model="test", samples_seen=8 * 72, batch_size=8, lanes=2, warmup=0, threads=0, device="cpu"
+    )
+    loader = Loader(blend, config, model_config(config))
+    seen = Counter(key.rpartition(":")[2] for batch in loader for key in batch.keys)
+    assert seen == {key: 8 * count for key, count in draws.items() if count}
 
 
 # Rules that a time zone, an order of a set, a locale or a thread could answer in another way.

@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from manifests.web_page import colour, page_templates
 from train.ablation import wording
+from train.config import configure
 from train.reporting import charts
 from train.reporting.page import (
     TEMPLATES,
@@ -167,6 +168,7 @@ def _size(report: Report) -> dict[str, object]:
     models = {run.model for run in report.runs if run.model is not None}
     return {
         "samples seen per run": report.samples_seen,
+        "learning rate": configure(report.ablation.train).lr if report.ablation.train else None,
         "seeds": len(report.ablation.seeds),
         "model": ", ".join(sorted(models)),
         "rows of the baseline": sum(a.rows for a in report.arms if a.arm == report.baseline),

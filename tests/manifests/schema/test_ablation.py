@@ -88,6 +88,7 @@ def test_a_model_is_a_folder_or_a_name(tmp_path: Path) -> None:
     [
         ('{raw: {model: ""}}', "", "model is empty; name a run"),
         ("{raw: {model: x-{seed}, ranks: 2}}", "", "an arm of a model is not trained"),
+        ("{raw: {view: w/raw, weights: repeats}}", "", "only an arm with views has"),
         ("{raw: {model: x}, b: {model: 'y-{seed}'}}", "", "the baseline 'raw' is one model"),
         (
             "{raw: {model: 'x-{seed}'}, b: {model: y}}",

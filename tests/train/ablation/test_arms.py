@@ -82,6 +82,13 @@ def test_an_arm_may_be_a_blend(tmp_path: Path, tiny_pool: str) -> None:
         expand_runs(changed(tiny, controls={"random_like": ["mixed"]}), "/out")
 
 
+def test_the_weights_of_an_arm_may_be_repeats(tiny_pool: str) -> None:
+    views = {"web/all": 1, "web/half": 1}
+    arms = {"raw": {"views": views}, "twice": {"views": views, "weights": "repeats"}}
+    runs = expand_runs(tiny_ablation(tiny_pool, "x", arms=arms), "/out")
+    assert [run.blend.weights for run in runs[1:3]] == ["samples", "repeats"]
+
+
 def test_a_missing_view_is_named_with_the_command_that_makes_it(tiny_pool: str) -> None:
     tiny = tiny_ablation(tiny_pool, "x", controls={"random_like": ["half"], "random_seed": 5})
     message = (

@@ -52,6 +52,16 @@ def test_a_change_has_the_interval_of_two_independent_ablations() -> None:
     assert (compared.agreement.alike, compared.agreement.pairs) == (1, 1)
 
 
+def test_another_learning_rate_is_named() -> None:
+    second = larger(0.05, 0.02)
+    ablation = dataclasses.replace(second.ablation, train={"preset": "micro", "lr": 3e-4})
+    first = dataclasses.replace(
+        sample_report(), ablation=dataclasses.replace(ablation, train={"preset": "micro"})
+    )
+    compared = compare_reports(first, dataclasses.replace(second, ablation=ablation))
+    assert "learning rate: 0.001 and 0.0003" in compared.differs
+
+
 def test_another_verdict_and_the_same_noise_are_told_apart() -> None:
     compared = compare_reports(sample_report(), larger(0.03, 0.04, verdict="not distinguishable"))
     text = "\n".join(comparison_lines(compared))
