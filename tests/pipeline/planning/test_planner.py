@@ -440,7 +440,7 @@ def test_a_part_with_fewer_rows_than_its_footer_said_is_named(tmp_path: Path) ->
     audited.write_pairs(pool)
     config = {
         "pool": pool, "scratch": str(tmp_path / "s"), "job": "j", "extra_columns": {},
-        "locked": False, "group_count": 1, "runs": 2, "fence": None,
+        "locked": False, "by_row_group": False, "group_count": 1, "runs": 2, "fence": None,
     }  # fmt: skip
     work = sort_pairs(config)
     assert work(Ticket(id="a", group="a", payload={"number": 0, "ranges": [[0, 3, 9]]})) == {
