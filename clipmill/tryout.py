@@ -49,7 +49,7 @@ ARMS = 4  # raw, clip50, a random half, A/A: runs for each seed
 LEAST_SAMPLES, MOST_SAMPLES = 12_800, 64_000  # samples seen that are planned for a run
 WARMUP = 20  # steps, as the preset micro has, or a fifth of a shorter run
 BATCHES = (128, 64, 32)  # samples: the first that is less than FILLED of the smallest view
-FILLED = 0.8  # near copies of test pictures are left out of views
+FILLED = 0.9  # a picture may be lost in between
 MOST_JOBS = 8
 # Seconds of a try, a picture, a run, and ViT-B-32's score of a picture, where a core has the speed
 # NOMINAL, in samples/s of micro (benchmarks/results/cpu_micro.json, docs/start/images.md).

@@ -1,30 +1,40 @@
 """A folder of pictures with captions as an ablation: what is in it, what is held back for the test
 and for the scorer, and the manifests.
 
-Pictures of equal bytes are always on one side: shares are drawn by the hash of a picture's content.
-Near copies of a test picture are left out by a rule of the views, and the task refuses any that are
-left (`near_overlap`).
+Near copies of a picture are always on one side: shares are drawn of groups of them. The task of the
+ablation refuses a view with a near copy of a test picture (`near_overlap`), should one be left.
 """
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
+import io
 import json
+import logging
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import xxhash
 import yaml
+from PIL import Image
 
+from filters.near_hashes import near_labels
 from manifests import disk
+from manifests.hashes import phash
 from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, TABLE_ENDINGS, Fetch, Source
 from manifests.text import printable
 from pipeline.crawl.tables import ImageFolder, is_image, rows_of_folder
 from pipeline.external.adopt import TarReader
+from pipeline.fetch.download import read_file
+from pipeline.images.decoders import Decoders
+from pipeline.images.header import RejectedImage
 from pipeline.table_files import MissingColumn, values
 
 # --------------------------------------------------------------------------------------------------
@@ -35,16 +45,22 @@ FILE_COLUMNS = (
     "file_name", "file", "filename", "file_path", "filepath", "path", "image", "image_path", "img",
 )  # fmt: skip
 CAPTION_COLUMNS = ("caption", "text", "title", "description", "alt", "label", "class", "category")
+# Pixels of the shorter side that are stored: the model micro sees 32, a CLIP of others 224.
+SIDE, SIDE_OF_OTHERS = 64, 224
+AT_ONCE = 64  # pictures that are read before the first of them is let go
 SHOWN = 3  # folders or captions in a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """A picture and its caption. `tar`: the picture is `length` bytes of this tar from `offset`."""
+    """A picture and its caption. `tar`: the picture is `length` bytes of this tar from `offset`.
+    The hashes are of its bytes and, perceptual, of what will be stored of it.
+    """
 
     file: str
     caption: str
     sha256: str = ""
+    phash: int = 0
     tar: str = ""
     offset: int = 0
     length: int = 0
@@ -87,7 +103,7 @@ def read_pictures(folder: str, captions: str | None, most: int) -> Pictures:
                 text = f"a photo of a {text.replace('_', ' ')}"
             pairs.append(Pair(file=file, caption=text.strip()))
     pairs = sorted(set(pairs), key=lambda pair: (_draw(pair.file), pair.caption))
-    kept = list(_with_hashes(pairs[:most], counts))
+    kept = asyncio.run(_with_hashes(pairs[:most], counts))
     del counts["links"], counts["pairs"]
     total = len(pairs) if len(pairs) > most else len(kept)
     return Pictures(folder=folder, form=form, pairs=kept, drawn_from=total, rejected=counts)
@@ -171,18 +187,37 @@ def _pairs_of_tars(tars: Sequence[str], most: int, counts: Counter[str]) -> list
     return pairs
 
 
-def _with_hashes(pairs: Iterable[Pair], counts: Counter[str]) -> Iterator[Pair]:
-    """The pairs with the hashes of their pictures; those whose file cannot be read are counted."""
-    for pair in pairs:
-        try:
-            if not pair.sha256:
-                disk.check_regular(pair.file)
-                pair = replace(pair, sha256=disk.file_sha256(Path(pair.file)))
-            yield pair
-        except FileNotFoundError:
-            counts["missing_file"] += 1
-        except (ValueError, OSError):
-            counts["damaged"] += 1
+async def _with_hashes(pairs: Sequence[Pair], counts: Counter[str]) -> list[Pair]:
+    """The pairs with the hashes of their pictures. Those that cannot be read or decoded, as the
+    stage fetch does it, are counted by their reasons.
+    """
+    settings = Fetch(image_size=SIDE, resize_mode="keep_ratio")
+    logger.info("looking at %d pictures", len(pairs))
+    async with Decoders() as decoders:
+
+        async def look(pair: Pair) -> Pair | str:
+            if pair.tar:
+                body: bytes | None = disk.read_bytes(pair.tar, pair.offset, pair.length)
+            else:
+                fetched = read_file(pair.file, settings.max_bytes)
+                body, reason = fetched.body, fetched.reason
+            if body is None:
+                return str(reason)
+            image = await decoders.decode(body, settings)
+            if isinstance(image, RejectedImage):
+                return image.reason
+            with Image.open(io.BytesIO(image.data)) as stored:
+                near = phash(stored.convert("RGB"))
+            return replace(pair, sha256=hashlib.sha256(body).hexdigest(), phash=near)
+
+        kept = []
+        for start in range(0, len(pairs), AT_ONCE):
+            for pair in await asyncio.gather(*map(look, pairs[start : start + AT_ONCE])):
+                if isinstance(pair, Pair):
+                    kept.append(pair)
+                else:
+                    counts[pair] += 1
+    return kept
 
 
 def _draw(text: str) -> int:
@@ -199,6 +234,9 @@ def _some(names: Iterable[str]) -> str:
 # --------------------------------------------------------------------------------------------------
 # Which pictures are trained on, which are the test, and which the scorer learns from.
 
+LARGEST_GROUP = 10  # pairs of near copies from which some are drawn for the test or the scorer
+# Bits of 64 between near copies: the task refuses up to 4, and another decoder may give others.
+RADIUS = 6
 SHARE = 5  # one picture of so many is for the test, and one for the scorer
 LEAST_TEST, MOST_TEST, MOST_TRUSTED = 100, 500, 2000  # pictures
 LEAST_TRAINED = 200  # pairs
@@ -219,26 +257,33 @@ class Shares:
 
 def divide(pictures: Pictures, test: list[Pair] | None, trusted: list[Pair] | None) -> Shares:
     """The pairs of a folder by purpose. None: a share of the folder, drawn by content; []: nothing.
-    No picture of the test is trained on, nor does the scorer learn from it.
+    No near copy of a test picture is trained on, nor does the scorer learn from it.
 
     Captions that come again and again are classes. Else each picture and each caption of the test
     is there once, so that a retrieval has one right answer. ValueError where there are too few.
     """
-    every = sorted({pair.sha256 for pair in pictures.pairs}, key=_draw)
-    size, first = len(every) // SHARE, 0
+    group_of = _near_groups([*pictures.pairs, *(test or ()), *(trusted or ())])
+
+    def of(pairs: Iterable[Pair], groups: Iterable[str]) -> list[Pair]:
+        wanted = set(groups)
+        return [pair for pair in pairs if group_of[pair.sha256] in wanted]
+
+    sizes = Counter(group_of[pair.sha256] for pair in pictures.pairs)
+    # Many near copies of one picture, such as blank ones, are left to the training.
+    every = sorted(sizes, key=lambda group: (sizes[group] > LARGEST_GROUP, _draw(group)))
+    first = last = 0
     if test is None:
-        first = min(MOST_TEST, max(LEAST_TEST, size))
-        test = _of(pictures.pairs, every[:first])
-    last = first
+        first = last = min(MOST_TEST, max(LEAST_TEST, len(every) // SHARE))
+        test = of(pictures.pairs, every[:first])
     if trusted is None:
-        last = first + min(MOST_TRUSTED, size)
-        trusted = _of(pictures.pairs, every[first:last])
-    once = list({pair.sha256: pair for pair in test}.values())
-    tested = {pair.sha256 for pair in once}
+        last += min(MOST_TRUSTED, len(every) // SHARE)
+        trusted = of(pictures.pairs, every[first:last])
+    once = list({group_of[pair.sha256]: pair for pair in test}.values())
+    tested = {group_of[pair.sha256] for pair in once}
     shares = Shares(
-        trained=_of(pictures.pairs, set(every[last:]) - tested),
+        trained=of(pictures.pairs, set(every[last:]) - tested),
         test=once,
-        trusted=[pair for pair in trusted if pair.sha256 not in tested],
+        trusted=of(trusted, set(group_of.values()) - tested),
     )
     if len(shares.trained) < LEAST_TRAINED:
         lost = "".join(f", {count:,} {name}" for name, count in pictures.rejected.items())
@@ -263,20 +308,19 @@ def divide(pictures: Pictures, test: list[Pair] | None, trusted: list[Pair] | No
     return shares
 
 
-def _of(pairs: Iterable[Pair], hashes: Iterable[str]) -> list[Pair]:
-    wanted = set(hashes)
-    return [pair for pair in pairs if pair.sha256 in wanted]
+def _near_groups(pairs: Sequence[Pair]) -> dict[str, str]:
+    """The sha256 of each picture -> the smallest of the pictures that near copies connect it to."""
+    hashes = sorted({(pair.sha256, pair.phash) for pair in pairs})
+    words = np.array([near for _, near in hashes], np.int64).view(np.uint64).reshape(-1, 1)
+    labels = near_labels(words, RADIUS) if hashes else ()
+    return {sha256: hashes[int(k)][0] for (sha256, _), k in zip(hashes, labels, strict=True)}
 
 
 # --------------------------------------------------------------------------------------------------
 # The manifests, as a person would write them.
 
+logger = logging.getLogger(__name__)
 MANIFEST, TEST_POOL = "ablation.yaml", "pools/heldout"
-# Pixels of the shorter side that are stored: the model micro sees 32, a CLIP of others 224.
-SIDE, SIDE_OF_OTHERS = 64, 224
-# Bits of 64 that a near copy of a test picture has at most: the task refuses up to 4, and another
-# decoder may give another bit or two.
-RADIUS = 6
 HEADS = {
     "heldout": "The test: pictures that are not trained on.",
     "trusted": "What the scorer learns from.",
@@ -302,21 +346,20 @@ def write_manifests(
         if pair.tar:
             content = disk.read_bytes(pair.tar, pair.offset, pair.length)
             disk.write_bytes(disk.join(out, pair.file), content)
-    near: list[Any] = ["tokens", "picture"]
-    raw: list[Any] = []
     if task is None:
-        near += [{"decontaminate": {"against": TEST_POOL, "column": "phash", "radius": RADIUS}}]
-        raw = [{"apart": f"decontaminate_distance > {RADIUS}"}]  # no near copy of a test picture
         kind = "classification" if shares.classes else "retrieval"
         task = {"name": "heldout", "kind": kind, "data": TEST_POOL, "near_overlap": "refuse"}
         if shares.classes:  # the captions are the classes
             task |= {"columns": {"label": "txt"}, "templates": ["{}"]}
     score = {"clip_score": dict(scorer or {"model": "local-dir:${SCORER}"})}
-    clip50 = [{"view": "raw"}, {"clip": "clip_score >= top(clip_score, 0.50)"}]
     pools = {
-        "heldout": (shares.test, ["picture"], {"all": []}),
-        "trusted": (shares.trusted, near, {"all": raw}),
-        "pictures": (shares.trained, [*near, "caption", score], {"raw": raw, "clip50": clip50}),
+        "heldout": (shares.test, ["tokens"], {"all": []}),
+        "trusted": (shares.trusted, ["tokens"], {"all": []}),
+        "pictures": (
+            shares.trained,
+            ["tokens", "caption", "picture", score],
+            {"raw": [], "clip50": [{"clip": "clip_score >= top(clip_score, 0.50)"}]},
+        ),
     }
     for name, (pairs, filters, views) in pools.items():
         if not pairs or (name == "heldout" and task["data"] != TEST_POOL):

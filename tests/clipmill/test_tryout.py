@@ -111,9 +111,9 @@ def test_text_files_beside_pictures_become_a_retrieval(
     assert ablation.evaluate[0].near_overlap == "refuse"
     assert "my pictures" in ablation.question
     lists = {name: listed(out / f"{name}.jsonl") for name in recipes}
-    assert {name: len(lines) for name, lines in lists.items()} == {
-        "pictures": 418 - 100 - 83, "trusted": 83, "heldout": 100,
-    }  # fmt: skip
+    counts = {name: len(lines) for name, lines in lists.items()}
+    assert 410 < sum(counts.values()) <= 418  # of near copies in the test one is left
+    assert (counts["heldout"], counts["trusted"]) == (100, 83)
     assert lists["heldout"][0]["caption"].endswith(", größer")
     assert plan(folder, "--out", out) == shown  # the plan is there: nothing is planned again
     assert "planned with seeds 3, and it is 4 now" in plan(
@@ -198,7 +198,7 @@ def test_a_test_and_right_captions_of_ones_own(drawn: Path, tmp_path: Path, plan
     assert "61 pictures that are not trained on" in shown
     assert "learns from the pictures of" in shown
     trained = {line["file"] for line in listed(out / "pictures.jsonl")}
-    assert len(trained) == 419
+    assert len(trained) <= 419
     assert str(leaked) not in trained
     (tmp_path / "task.yaml").write_text(f"{{name: own, kind: classification, data: {test}}}")
     plan(folder, "--out", tmp_path / "two", "--test", "task.yaml", "--trusted", trusted)
@@ -219,7 +219,8 @@ def test_a_scorer_that_exists(drawn: Path, tmp_path: Path, plan: Plan) -> None:
         assert reader.read_manifest(out / "ablation.yaml", Ablation).scorer is None
         recipe = reader.read_manifest(out / "pictures.yaml", Recipe)
         assert recipe.filters[-1].options == options
-        assert len(listed(out / "pictures.jsonl")) == 320
+        assert len(listed(out / "pictures.jsonl")) <= 320
+        assert not (out / "trusted.jsonl").exists()
     assert "not MODEL/TAG of open_clip" in plan(folder, "--plan", "--scorer", "b32", status=2)
 
 
@@ -244,23 +245,29 @@ def test_what_cannot_be_used_is_refused_with_the_number(
     assert "at least 2 --seeds" in plan(tmp_path / "all", "--seeds", 1, status=2)
 
 
-def test_pictures_of_equal_bytes_are_on_one_side() -> None:
+def test_near_copies_are_on_one_side() -> None:
     rng = np.random.default_rng(0)
-    pairs = [
-        Pair(file=str(number), caption=f"c{number}", sha256=f"{rng.integers(600):064x}")
-        for number in range(2000)
-    ]
-    pictures = Pictures(folder="f", form="", pairs=pairs, drawn_from=2000, rejected=Counter())
-    shares = tryout.divide(pictures, None, None)
-    sides = [
-        {pair.sha256 for pair in part} for part in (shares.trained, shares.test, shares.trusted)
-    ]
-    assert not sides[0] & sides[1]
-    assert not sides[0] & sides[2]
-    assert not sides[1] & sides[2]
-    assert len({pair.sha256 for pair in shares.test}) == len(shares.test)
-    assert len({pair.caption for pair in shares.test}) == len(shares.test)
+    pictures = rng.integers(-(2**63), 2**63, 600)
+    pairs = []
+    for number in range(2000):  # every other one with up to 6 other bits than its picture
+        bits = rng.choice(64, rng.integers(7), replace=False) if number % 2 else []
+        near = int(pictures[rng.integers(600)]) ^ sum(1 << int(bit) for bit in bits)
+        near = (near + 2**63) % 2**64 - 2**63
+        pairs.append(
+            Pair(file=f"{number}", caption=f"c{number}", sha256=f"{near % 2**64:x}", phash=near)
+        )
+    found = Pictures(folder="f", form="", pairs=pairs, drawn_from=2000, rejected=Counter())
+    shares = tryout.divide(found, None, None)
     assert shares.classes == 0
+    for part, other in (
+        (shares.trained, shares.test),
+        (shares.trained, shares.trusted),
+        (shares.trusted, shares.test),
+    ):
+        words = [np.array([pair.phash for pair in side], np.int64) for side in (part, other)]
+        apart = np.bitwise_count((words[0][:, None] ^ words[1]).view(np.uint64))
+        assert apart.min() > tryout.RADIUS
+    assert len({pair.caption for pair in shares.test}) == len(shares.test) > 100
 
 
 @pytest.mark.slow
