@@ -11,6 +11,7 @@ import torch
 from manifests import disk
 from tests.support import commands, open_clip_configs
 from tests.support.late import open_clip
+from tests.support.tasks import class_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 SETTINGS = {
@@ -197,3 +198,79 @@ def test_losses_and_weights_are_those_of_open_clips_own_loop(name, tiny_pool, tm
     print(f"{name}: loss {max(differences):.2g}, weights {(square / norm) ** 0.5:.2g}")
     assert max(differences) < 2e-5
     assert (square / norm) ** 0.5 < 1e-4
+
+
+# --- what is refused, and the commands around a run -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"model": "RN5O"}, "there is no model 'RN5O'; did you mean 'RN50'?"),
+        ({"model": "coca_ViT-B-32"}, "a CoCa learns its decoder from a captioning loss"),
+        ({"model": "none.json"}, "model is none.json, and there is no such file"),
+        ({"tp": "2"}, "tp is 2, which is for the ViTs of this trainer"),
+        ({"captions": "packed"}, "captions is packed, which is for the ViTs of this trainer"),
+        ({"attention": "varlen"}, "attention is varlen, which is for the ViTs of this trainer"),
+        ({"micro_batch": "2"}, "BatchNorm, whose mean and variance are those of all samples"),
+        ({"model.image_size": "48"}, "image_size 48 is not a multiple of 32"),
+        ({"model.vision_width": "64"}, "model.vision_width changes a ViT of this trainer"),
+        ({"model.drop_patch_rate": "0.5"}, "a ResNet has no patches to drop"),
+        ({"lock_image": "true"}, "set init, or leave lock_image out"),
+    ],
+)
+def test_what_a_model_makes_impossible_is_refused_with_the_reason(
+    settings, message, tiny_pool, tmp_path, capsys
+):
+    settings = {"model": open_clip_configs.resnet(tmp_path), **settings}
+    assert train(tiny_pool, tmp_path / "run", **settings) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_naflex_model_and_a_missing_tokenizer_are_refused(tiny_pool, tmp_path, capsys):
+    text = {**open_clip_configs.TEXT, "hf_tokenizer_name": str(tmp_path / "nowhere")}
+    naflex = {"image_size": 32, "timm_model_name": "naflexvit_base_patch16_gap"}
+    for changes, message in (
+        ({"vision_cfg": naflex}, "a NaFlex ViT reads images of many sizes"),
+        ({"text_cfg": text}, "which cannot be loaded: "),
+    ):
+        model = open_clip_configs.resnet(tmp_path, **changes)
+        assert train(tiny_pool, tmp_path / "run", model=model) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_run_goes_on_to_evaluation_size_and_other_runs(tiny_pool, tmp_path, capsys):
+    """Also in bf16, with images of another size, from its weights, with a tower locked; a
+    configuration that changes in place is another run."""
+    model, out = open_clip_configs.resnet(tmp_path), tmp_path / "run"
+    task = tmp_path / "colours.yaml"
+    class_folders(tmp_path / "colours")
+    task.write_text(f"name: colours\nkind: classification\ndata: {tmp_path}/colours\n")
+    larger = {"model": model, "model.image_size": "64", "precision": "bf16"}
+    assert train(tiny_pool, out, **larger) == 0
+    assert commands.size(["--model", model, "--device", "cpu", "--batch", "8"]) == 0
+    assert "parameters" in capsys.readouterr().out
+    locked = {**larger, "init": str(out), "lock_image": "true", "micro_batch": "4"}
+    assert train(tiny_pool, tmp_path / "locked", **locked) == 0
+    cut_back(tmp_path / "locked", 2)
+    assert train(tiny_pool, tmp_path / "locked", **locked) == 0
+    words = [str(tmp_path / "locked"), "--task", str(task)]
+    assert commands.evaluate([*words, "--device", "cpu"]) == 0
+    before, after = weights(out), weights(tmp_path / "locked")
+    towers = [key for key in after if key.startswith("visual.")]
+    assert all(torch.equal(before[key], after[key]) for key in towers)
+    assert not torch.equal(before["text_projection"], after["text_projection"])
+    with pytest.raises(ValueError, match="averaged weights have the running statistics"):
+        from train.parallel.checkpoint import load_weights
+
+        load_weights(str(out), 2)
+    for form, message in (("huggingface", "CLIPModel has other towers"),):
+        words = [str(out), "--to", str(tmp_path / form), "--format", form]
+        assert commands.weights(words) == 2
+        assert message in capsys.readouterr().err
+    open_clip_configs.resnet(tmp_path, embed_dim=35)
+    disk.remove(out / "run.json")
+    assert train(tiny_pool, out, **larger) == 2
+    assert "model.settings.embed_dim: 33 -> 35" in capsys.readouterr().err

@@ -252,7 +252,8 @@ def from_their_names(state: Mapping[str, Any], config: OpenClipConfig) -> dict[s
     for name, wanted in expected.items():
         plain = name.removeprefix(PREFIX)
         if plain not in theirs:
-            if plain == "logit_bias":
+            # Of a locked BatchNorm nothing is counted.
+            if plain == "logit_bias" or plain.endswith("num_batches_tracked"):
                 continue
             raise ValueError(
                 f"the weights have no {plain!r}; are they of another model than {config.name}?"
