@@ -90,7 +90,6 @@ NOT_RUN = {
     "clipmill train mostly_long.yaml --out out/flip": "a GPU; tests/train/test_resume.py",
     "clipmill train mostly_long.yaml --out out/siglip": "a GPU; tests/train/trainer/test_loop.py",
     "clipmill train mostly_long.yaml --out out/rn50": "a GPU; tests/train/test_open_clip_models.py",
-    "clipmill train mostly_long.yaml --out out/own": "a file; tests/train/test_open_clip_models.py",
     "clipmill train trusted.yaml": "a GPU; tests/pipeline/test_ablation_run.py has a scorer",
     "clipmill build manifests/recipes/datacomp_": "data of DataComp, or its URLs:"
     " tests/test_published_recipes.py",
