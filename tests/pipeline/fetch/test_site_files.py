@@ -43,6 +43,7 @@ LONG = f"{ORIGIN}/" + "1" * 7000
         ("/a*b*c$", "/a1c2b", False),
         ("/a*b$", "/ab", True),
         ("/a*aa$", "/aa", False),
+        ("/a*bb*b$", "/abb", False),
         ("/%61%2f", "/a%2F", True),
         ("/a%2fb", "/a%2Fb", True),
         ("/a%2fb", "/ab", False),
@@ -220,3 +221,18 @@ def test_each_field_of_usage_has_its_own_longest_path() -> None:
         "usage": ["/a train-ai=y", "/a train-ai=n", "search=n"],
     }
     assert robots.summary(f"{ORIGIN}/b.jpg")["usage"] == ["train-ai=y", "search=n"]
+
+
+def test_as_many_rules_as_are_read_and_one_more() -> None:
+    def tdmrep(count: int) -> bytes:
+        return json.dumps([{"location": "/", "tdm-reservation": 0}] * count).encode()
+
+    def robots(count: int) -> bytes:
+        return b"User-agent: *\n" + b"Content-Usage: search=n\n" * count
+
+    assert len(read_tdmrep(tdmrep(MOST_RULES))) == MOST_RULES
+    assert read_robots(robots(MOST_RULES), US).summary(LONG)["usage"] == ["search=n"]
+    with pytest.raises(Unreadable, match=f"more than {MOST_RULES} rules"):
+        read_tdmrep(tdmrep(MOST_RULES + 1))
+    with pytest.raises(Unreadable, match=f"more than {MOST_RULES} Content-Usage lines"):
+        read_robots(robots(MOST_RULES + 1), US)
