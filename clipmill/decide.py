@@ -11,7 +11,7 @@ from clipmill.app import MORE, Json, Words, make_app, print_json
 from manifests import disk, reader
 from manifests.web_page import MARK, pages_beside
 from train.decisions.page import decision_lines, render_decision
-from train.decisions.tables import Columns, read_results
+from train.decisions.tables import ROLES, Columns, read_results
 from train.decisions.verdicts import Question, decide
 
 DECIDE = make_app(
@@ -78,25 +78,14 @@ def decide_results(
         samples: The column of the number of test samples.
         page: Write the page here.
     """
-    told = {
-        "arm": tuple(arm or ()),
-        "seed": (seed,),
-        "task": (task_column,),
-        "metric": (metric_column,),
-        "value": (value,),
-        "scale": (scale,),
-        "samples": (samples,),
-    }
-    names = {role: tuple(name for name in names if name) for role, names in told.items()}
+    one = (seed, task_column, metric_column, value, scale, samples)
+    told = [tuple(arm or ()), *((name,) if name else () for name in one)]
+    names = {role: columns for role, columns in zip(ROLES, told, strict=False) if columns}
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
-    equals = [one.partition("=") for one in where or ()]
-    if wrong := [name for name, sign, _ in equals if not sign]:
+    if wrong := [text for text in where or () if "=" not in text]:
         raise ValueError(f"--where {wrong[0]!r} must be COLUMN=VALUE")
-    chosen = tuple((name, one) for name, _, one in equals)
-    columns = Columns(
-        where=chosen, names={role: one for role, one in names.items() if one}, pattern=pattern
-    )
+    chosen = tuple(text.partition("=")[::2] for text in where or ())
     question = Question(
         baseline=baseline,
         task=task,
@@ -107,7 +96,9 @@ def decide_results(
         band=equivalence,
     )
     paths = [str(reader.shipped(path)) for path in (results, *more)]
-    decision = decide(read_results(paths, columns), question)
+    decision = decide(
+        read_results(paths, Columns(names=names, where=chosen, pattern=pattern)), question
+    )
     print("\n".join(decision_lines(decision)))
     if page is not None:
         text = render_decision(decision, Path(results).name, pages_beside(page))

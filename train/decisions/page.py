@@ -15,6 +15,7 @@ from train.stats.analysis import AVERAGE, mean_sd
 from train.stats.comparison import Comparison
 
 MOST_TASKS = 40  # of other tasks, in the terminal
+MOST_ARMS = 60
 MOST_SIGNALS = 5
 MOST_SCALES = 12
 
@@ -24,11 +25,14 @@ def decision_lines(d: Decision) -> list[str]:
     unit = ", %" if d.result.unit == "share" else ""
     head = f"{title_of(d)}"
     lines = [f"{head:<44}{'runs':>5}{f'mean ± SD{unit}':>18}   to {d.baseline}"]
-    for arm, runs, score, comparison in arm_rows(d):
+    rows = arm_rows(d)
+    for arm, runs, score, comparison in rows[:MOST_ARMS]:
         text = f"{arm:<44}{runs:>5}{score:>18}   "
         if comparison is not None:
             text += f"{wording.difference(comparison)}  {comparison.verdict}"
         lines.append(text.rstrip())
+    if len(rows) > MOST_ARMS:
+        lines.append(f"and {len(rows) - MOST_ARMS} more, in --json and on the page")
     for part in (seen_texts(d), task_texts(d)[:MOST_TASKS], signal_texts(d), scale_texts(d)):
         lines += ["", *part] if part else []
     lines += ["", *(f"Not decided: {text}." for text in d.refusals)] if d.refusals else []
@@ -163,11 +167,10 @@ def scale_texts(d: Decision) -> list[str]:
     """How often a small scale decides as the largest one."""
     if not d.scales:
         return []
-    shown: Sequence[ScaleDecision] = d.scales
     texts = ["How often a smaller scale orders two arms as the largest one"]
-    texts += [f"  {scale_text(one)}" for one in shown[:MOST_SCALES]]
-    if len(shown) > MOST_SCALES:
-        texts.append(f"  and {len(shown) - MOST_SCALES} more, in --json and on the page")
+    texts += [f"  {scale_text(one)}" for one in d.scales[:MOST_SCALES]]
+    if len(d.scales) > MOST_SCALES:
+        texts.append(f"  and {len(d.scales) - MOST_SCALES} more, in --json and on the page")
     return texts
 
 

@@ -7,12 +7,16 @@ guess is a note.
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gc
+import gzip
 import io
+import itertools
 import json
 import math
-import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +24,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from manifests import disk
 
 Record = dict[str, Any]
 
@@ -54,6 +60,8 @@ SYNONYMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("model",),
         ("pretrained",),
         ("index",),
+        ("",),  # of pandas
+        ("unnamed_0",),
     ),
     "seed": (("seed",), ("random_seed",), ("train_seed",), ("replicate",), ("trial",)),
     "task": (("task_name",), ("dataset",), ("task",), ("benchmark",), ("test_set",), ("key",)),
@@ -66,9 +74,9 @@ SYNONYMS: dict[str, tuple[tuple[str, ...], ...]] = {
 }
 # Columns of wide tables that describe a run.
 SETTINGS = re.compile(
-    r"(\w+_)?(params|flops|macs|learning_rate|weight_decay|batch_size|runtime|timestamp|stderr)(_\w+)?|"
+    r"\w*(params|flops|macs|learning_rate|weight_decay|batch_size|runtime|timestamp|stderr)(_\w+)?|"
     r"(\w+_)?(steps?|epochs?|iterations?|created|uuid|image_size|samples_seen|tokens|warmup)|"
-    r"index|id|rank|world_size|lr|wd|date|time|width|layers"
+    r"index|id|rank|world_size|lr|wd|date|time|layers|(\w+_)?(width|dim)|(unnamed_\d+)?"
 )
 AVERAGES = re.compile(r"(^|_)(average|avg|mean|macro|overall|aggregated)(_|$)")
 LOWER = re.compile(
@@ -91,6 +99,12 @@ HEADLINES = (
     "image_retrieval_recall_5",
     "mean_average_precision",
 )
+MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
+LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
+# Numbers with commas: 12,345.6 and 12.345,6
+GROUPED = re.compile(r"\s*[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*%?\s*")
+GROUP_SIGN = r"[.'\s]"
+DECIMAL_COMMA = re.compile(rf"\s*[-+]?\d+({GROUP_SIGN}\d{{3}})*,\d+(e[-+]?\d+)?\s*%?\s*", re.I)
 SEED_IN_NAME = re.compile(r"^(?P<arm>.+?)[-_./ ]*(?:seed|rng)[-_=]?(?P<seed>\d+)$", re.IGNORECASE)
 TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
 SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
@@ -145,19 +159,21 @@ class Results:
 def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
     """The measurements of files and folders. ValueError where they are no results, in one line."""
     notes: list[str] = []
-    records = _chosen(_records(paths), columns.where)
-    if not records:
-        raise ValueError(f"{', '.join(paths)}: there is no row")
-    roles = _roles(records, columns, notes)
-    long = _lengthen(records, roles, notes)
-    named = _named(long, roles, columns, notes)
-    scales = _scale_numbers(row["scale"] for row in named)
-    is_numbered = _number_seeds(named, notes)
-    rows = _measurements(named, scales, notes)
+    gc.disable()  # of a million rows the collector would take as long as all else
+    try:
+        records = _chosen(_records(paths, notes), columns.where)
+        roles = _roles(records, columns, notes)
+        table = _by_role(records, roles, notes)
+    finally:
+        gc.enable()
+    _name(table, columns, notes)
+    scales = _scale_numbers(table["scale"])
+    is_numbered = _number_seeds(table, notes)
+    rows = _measurements(table, scales, notes)
     return Results(
         rows=tuple(rows),
         scales={number: text for text, number in scales.items()},
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
         is_numbered=is_numbered,
     )
 
@@ -165,47 +181,74 @@ def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
 # --- files to records -----------------------------------------------------------------------------
 
 
-def _records(paths: Sequence[str]) -> list[Record]:
-    """The rows of all files, each with the key `file` where there are several."""
-    files: list[Path] = []
-    for path in paths:
-        if os.path.isdir(path):
-            there = sorted(one for one in Path(path).rglob("*") if one.suffix in ENDINGS)
-            files += [one for one in there if not one.name.startswith("samples_")]  # of lm-eval
-        elif os.path.exists(path):
-            files.append(Path(path))
-        else:
-            raise FileNotFoundError(f"{path} does not exist")
+def _records(paths: Sequence[str], notes: list[str]) -> list[Record]:
+    """The rows of all files, each with the key `file`."""
+    files = [file for path in paths for file in _files(path)]
     if not files:
         raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(ENDINGS)}")
     records: list[Record] = []
     for file, label in zip(files, _labels(files), strict=True):
         try:
-            rows = _rows_of(file)
-        except (ValueError, UnicodeDecodeError, csv.Error) as error:
+            rows = _rows_of(_bytes_of(file), notes)
+        except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
             raise ValueError(f"{file}: {error}") from None
         for row in rows:
-            flat = _flat(row)
-            flat.setdefault("file", label)
-            records.append(flat)
+            row.setdefault("file", label)
+        records += rows
+    if not records:
+        raise ValueError(f"{', '.join(paths)}: there is no row")
     return records
+
+
+def _files(path: str) -> list[str]:
+    """The path, or the files of results in its folder."""
+    if path.startswith(("http://", "https://")):
+        return [path]
+    if not disk.exists(path):
+        raise ValueError(f"{path} does not exist")
+    if not disk.is_url(path) and not disk.local_path(path).is_dir():
+        return [path]
+    fs, name = disk.filesystem(path)
+    if not fs.isdir(name):
+        return [path]
+    paths = sorted(
+        fs.unstrip_protocol(each) if disk.is_url(path) else each for each in fs.find(name)
+    )
+    found = [each for each in paths if each.lower().removesuffix(".gz").endswith(ENDINGS)]
+    return [each for each in found if not Path(each).name.startswith("samples_")]  # of lm-eval
+
+
+def _bytes_of(file: str) -> bytes:
+    """Of a URL, a file or a pipe."""
+    data = disk.read_bytes(file) if disk.is_url(file) else disk.local_path(file).read_bytes()
+    return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
 
 
 def _chosen(records: list[Record], where: Sequence[tuple[str, str]]) -> list[Record]:
     """The records that `where` chooses."""
-    told: dict[str, set[str]] = {}
+    told: dict[str, set[str | float]] = {}
     for name, value in where:
         if not any(name in row for row in records):
             raise ValueError(f"--where {name}={value}: there is no column {name!r}")
-        told.setdefault(name, set()).add(value)
+        number = _number(value)
+        told.setdefault(name, set()).update([value] if number is None else [value, number])
     for name, values in told.items():
-        records = [row for row in records if str(row.get(name)) in values]
+        records = [
+            row
+            for row in records
+            if str(row.get(name)) in values or _number(row.get(name)) in values
+        ]
+    if not records:
+        shown = " ".join(f"{name}={value}" for name, value in where)
+        raise ValueError(f"--where {shown} leaves no row")
     return records
 
 
-def _labels(files: Sequence[Path]) -> list[str]:
+def _labels(files: Sequence[str]) -> list[str]:
     """A short name of each file: its path without what all paths begin and end with."""
-    parts = [[*path.parts[:-1], path.stem] for path in files]
+    parts = []
+    for path in (Path(file.removesuffix(".gz")) for file in files):
+        parts.append([*path.parts[:-1], path.stem])
     if len(files) == 1:
         return [parts[0][-1]]
     start = _shared(parts)
@@ -223,35 +266,79 @@ def _shared(rows: Sequence[Sequence[str]]) -> int:
     return alike.index(False) if False in alike else len(alike)
 
 
-def _rows_of(path: Path) -> Iterable[Record]:
-    if path.suffix == ".parquet":
-        from pyarrow import parquet
+def _rows_of(data: bytes, notes: list[str]) -> list[Record]:
+    """The rows of Parquet, JSON, JSON lines or a text table, as the content says."""
+    if data.startswith(b"PAR1"):
+        from pyarrow import BufferReader, parquet
 
-        rows: list[Record] = parquet.read_table(path).to_pylist()
-        return rows
-    text = path.read_text(encoding="utf-8-sig")
-    if path.suffix in (".csv", ".tsv"):
-        return _csv_rows(text, path.suffix)
-    if path.suffix == ".json":
-        return _json_rows(json.loads(text))
-    return _json_rows([json.loads(line) for line in text.splitlines() if line.strip()])
+        rows: list[Record] = parquet.read_table(BufferReader(data)).to_pylist()
+        return [_flat(row) for row in rows]
+    text = _text_of(data, notes)
+    if not text.lstrip().startswith(("{", "[")):
+        return _table_rows(text, notes)
+    try:
+        document = json.loads(text)
+    except json.JSONDecodeError as error:
+        lines = [line for line in text.split("\n") if line.strip()]
+        if error.msg != "Extra data":
+            raise
+        document = []
+        for number, line in enumerate(lines, 1):
+            try:
+                document.append(json.loads(line))
+            except json.JSONDecodeError as inner:
+                raise ValueError(f"line {number}: {inner}") from None
+    return [_flat(row) for row in _json_rows(document)]
 
 
-def _csv_rows(text: str, suffix: str) -> list[Record]:
-    header = text.split("\n", 1)[0]
-    delimiter = "\t" if suffix == ".tsv" else max(",;\t", key=header.count)
-    rows = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=delimiter))
-    for number, row in enumerate(rows, 2):
-        if None in row:
+def _text_of(data: bytes, notes: list[str]) -> str:
+    """UTF-8, UTF-16 with its mark, or else Windows-1252, which holds Latin-1."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        notes.append("text: read as Windows-1252, as it is not UTF-8")
+        return data.decode("cp1252", errors="replace")
+
+
+def _table_rows(text: str, notes: list[str]) -> list[Record]:
+    """The rows of a table of CSV, TSV or Markdown."""
+    text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
+    header = text.lstrip().split("\n", 1)[0]
+    delimiter = max(",;\t|", key=header.count)
+    csv.field_size_limit(2**31 - 1)
+    lines = [
+        line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if line
+    ]
+    names = [name.strip() for name in lines[0]] if lines else []
+    if again := [name for name, count in Counter(names).items() if name and count > 1]:
+        raise ValueError(f"two columns have the name {again[0]!r}")
+    for number, line in enumerate(lines[1:], 2):
+        if len(line) > len(names) and any(line[len(names) :]):
             raise ValueError(f"row {number} has more fields than the header")
-    if rows and "Step" in rows[0] and any(TRACKED.match(name) for name in rows[0]):
+    rows: list[Record] = [dict(zip(names, line, strict=False)) for line in lines[1:]]
+    if "Step" in names and any(TRACKED.match(name) for name in names):
         return _tracked_rows(rows)
-    if delimiter == ";":  # where a comma is the decimal point
-        for row in rows:
-            for key, cell in row.items():
-                if re.fullmatch(r"\s*-?\d+,\d+\s*", cell or ""):
-                    row[key] = cell.replace(",", ".")
+    if delimiter != "," or '"' in text:
+        for name in names:
+            _settle_commas(name, rows, delimiter, notes)
     return rows
+
+
+def _settle_commas(name: str, rows: list[Record], delimiter: str, notes: list[str]) -> None:
+    """Takes the commas out of a column's numbers: they group digits, or are the decimal point."""
+    cells = [row for row in rows if "," in row.get(name, "")]
+    if not cells:
+        return
+    if delimiter != ";" and all(GROUPED.fullmatch(row[name]) for row in cells):
+        notes.append(f"{name}: its commas group digits")
+        for row in cells:
+            row[name] = row[name].replace(",", "")
+    elif all(DECIMAL_COMMA.fullmatch(row[name]) for row in cells):
+        notes.append(f"{name}: its comma is the decimal point")
+        for row in cells:
+            row[name] = re.sub(GROUP_SIGN, "", row[name]).replace(",", ".")
 
 
 def _tracked_rows(rows: Sequence[Record]) -> list[Record]:
@@ -266,16 +353,18 @@ def _tracked_rows(rows: Sequence[Record]) -> list[Record]:
 def _json_rows(document: Any) -> list[Record]:
     """The rows of a document: lm-eval's, clipmill's results.json, a list, or one row."""
     if isinstance(document, list):
-        rows = []
-        for row in document:
-            if not isinstance(row, dict):
-                raise ValueError(f"an item is no object: {str(row)[:40]!r}")
-            rows.append(row)
-        return rows
+        if wrong := [row for row in document if not isinstance(row, dict)]:
+            raise ValueError(f"an item is no object: {str(wrong[0])[:40]!r}")
+        return document
     if not isinstance(document, dict):
         raise ValueError("it holds neither an object nor a list of objects")
     if isinstance(document.get("runs"), dict) and "ablation_hash" in document:
         return _own_rows(document["runs"])
+    inner = list(document.values())
+    if inner and all(isinstance(each, list) for each in inner):  # columns
+        return [dict(zip(document, row, strict=True)) for row in zip(*inner, strict=True)]
+    if inner and all(isinstance(each, dict) and "0" in each for each in inner):  # pandas' columns
+        return [{name: document[name].get(row) for name in document} for row in inner[0]]
     results = document.get("results")
     if isinstance(results, dict) and all(isinstance(each, dict) for each in results.values()):
         return _lm_eval_rows(document, results)
@@ -351,123 +440,143 @@ def _roles(
     plain: dict[str, str] = {}
     for name in names:
         plain.setdefault(plain_name(str(name)), name)
+    several_files = any(row["file"] != records[0]["file"] for row in records)
     for role in ROLES:
         if role in roles:
             continue
+        constant: tuple[str, ...] = ()
         for together in SYNONYMS[role]:
             found = tuple(plain[one] for one in together if one in plain)
-            if len(found) == len(together) and not taken & set(found):
+            if len(found) < len(together) or taken & set(found):
+                continue
+            if role != "arm" or _tells_arms(records, found):
                 roles[role] = found
-                taken |= set(found)
                 break
-    several_files = len({row["file"] for row in records}) > 1
-    if "arm" not in roles:
-        roles["arm"] = ("file",)
-    if "value" in roles and not _some_number(records, roles["value"][0]):
+            constant = constant or found
+        if constant and role not in roles and not several_files:
+            roles[role] = constant
+        taken |= set(roles.get(role, ()))
+    if "value" in roles and not any(
+        _number(row.get(roles["value"][0])) is not None for row in records
+    ):
+        example = records[0].get(roles["value"][0])
+        notes.append(f"column {roles['value'][0]!r} holds no number, such as {example!r}")
         del roles["value"]
     for role, told in roles.items():
         if role not in columns.names:
             notes.append(f"{role}: column {' + '.join(map(repr, told))}")
-    if roles["arm"] == ("file",):
-        notes[-1:] = [] if "arm" in columns.names else ["arm: the name of the file"]
-    elif several_files and len({_text(row, roles["arm"]) for row in records}) == 1:
-        notes.append("arm: the name of the file, as its column has one value everywhere")
+    if "arm" not in roles:
         roles["arm"] = ("file",)
+        notes.append("arm: the name of the file")
     return roles
 
 
-def _some_number(records: Sequence[Record], name: str) -> bool:
-    return any(_number(row.get(name)) is not None for row in records)
+def _tells_arms(records: Sequence[Record], names: tuple[str, ...]) -> bool:
+    """Whether columns that may name the arm have several values, which are not those of an index
+    without a name.
+    """
+    first = _text(records[0], names)
+    if not plain_name(names[0]).removeprefix("unnamed_0") and _number(first) is not None:
+        return False
+    return any(_text(row, names) != first for row in records)
 
 
-def _lengthen(
+def _by_role(
     records: Sequence[Record], roles: dict[str, tuple[str, ...]], notes: list[str]
-) -> list[Record]:
-    """One record for each value."""
+) -> dict[str, list[Any]]:
+    """A column for each role, with an item for each value; texts, "" where there is nothing.
+
+    In the wide form each numeric column is a task, or a metric where a column names the task.
+    """
+    cells: list[tuple[Record, str, Any]] = []  # row, what the value's own name is, value
+    what = ""
     if any(isinstance(row.get("metrics"), dict) for row in records):
-        long = []
+        what = "metric"
         for row in records:
-            rest = {key: value for key, value in row.items() if key != "metrics"}
-            for metric, value in (row.get("metrics") or {}).items():
-                if _is_number(value):
-                    long.append(rest | {"metric": metric, "value": value})
-        roles |= {"metric": ("metric",), "value": ("value",)}
-        return long
-    if "value" in roles:
-        return list(records)
-    return _melt(records, roles, notes)
+            metrics = row.get("metrics") or {}
+            cells += [(row, name, value) for name, value in metrics.items() if _is_number(value)]
+    elif "value" in roles:
+        (value,) = roles["value"]
+        cells = [(row, "", row.get(value)) for row in records]
+    else:
+        what = "metric" if "task" in roles else "task"
+        names = _value_columns(records, roles, what, notes)
+        for row in records:
+            cells += [(row, name, row[name]) for name in names if not _is_empty(row.get(name))]
+    table: dict[str, list[Any]] = {}
+    for role in ROLES:
+        of_role = roles.get(role, ())
+        table[role] = [_text(row, of_role) for row, _, _ in cells] if of_role else [""] * len(cells)
+    if what:
+        table[what] = [name for _, name, _ in cells]
+    table["value"] = [value for _, _, value in cells]
+    if "per_sample" in roles:
+        table["per_sample"] = [row.get(roles["per_sample"][0]) for row, _, _ in cells]
+    return table
 
 
-def _melt(
-    records: Sequence[Record], roles: dict[str, tuple[str, ...]], notes: list[str]
-) -> list[Record]:
-    """Wide tables: each numeric column is a task, or a metric where a column names the task."""
+def _value_columns(
+    records: Sequence[Record], roles: Mapping[str, tuple[str, ...]], what: str, notes: list[str]
+) -> list[str]:
+    """The columns of a wide table that hold numbers only, and are no settings."""
     used = {name for told in roles.values() for name in told} | {"file"}
     names = list(dict.fromkeys(key for row in records for key in row if key not in used))
     kept: list[str] = []
     settings: list[str] = []
     for name in names:
-        numbers = [x for row in records if (x := _number(row.get(name))) is not None]
-        given = sum(not _is_empty(row.get(name)) for row in records)
-        if not numbers or len(numbers) < given:
-            continue
-        is_setting = SETTINGS.fullmatch(plain_name(str(name))) is not None
-        (settings if is_setting else kept).append(name)
+        given = [row[name] for row in records if not _is_empty(row.get(name))]
+        if given and all(_number(value) is not None for value in given):
+            is_setting = SETTINGS.fullmatch(plain_name(str(name))) is not None
+            (settings if is_setting else kept).append(name)
     if not kept:
         raise ValueError(
             "there is no column of values: name it with --value, or the tasks' columns with --task "
-            f"(columns: {', '.join(map(str, names[:40]))})"
+            f"({'; '.join([*notes, 'columns: ' + ', '.join(map(str, names[:40]))])})"
         )
-    what = "metric" if "task" in roles else "task"
     notes.append(f"{what}: each of {len(kept)} numeric columns")
     if settings:
         notes.append(f"left out as settings: {', '.join(map(str, settings))}")
-    roles |= {what: (what,), "value": ("value",)}
-    long = []
-    for row in records:
-        rest = {key: row[key] for key in used if key in row}
-        for name in kept:
-            if not _is_empty(row.get(name)):
-                long.append(rest | {what: name, "value": row[name]})
-    return long
+    return kept
 
 
 # --- arms, seeds and scales -----------------------------------------------------------------------
 
 
 def _text(row: Record, names: Sequence[str]) -> str:
-    return " ".join(str(row[name]).strip() for name in names if not _is_empty(row.get(name)))
+    """The cells of some columns in one line."""
+    texts = []
+    for name in names:
+        value = row.get(name)
+        if not _is_empty(value):
+            text = value if isinstance(value, str) else str(value)
+            texts.append(text.strip() if text.isprintable() else " ".join(text.split()))
+    return " ".join(texts)
 
 
-def _named(
-    long: Sequence[Record],
-    roles: Mapping[str, tuple[str, ...]],
-    columns: Columns,
-    notes: list[str],
-) -> list[Record]:
-    """Records with the keys of ROLES as texts; "" where there is nothing."""
-    rows = []
-    for row in long:
-        named: Record = {role: _text(row, roles.get(role, ())) for role in ROLES}
-        named["value"] = row[roles["value"][0]]
-        named["per_sample"] = row.get(roles["per_sample"][0]) if "per_sample" in roles else None
-        rows.append(named)
+def _name(table: dict[str, list[Any]], columns: Columns, notes: list[str]) -> None:
+    """Takes seeds and scales from the arms' names, and leaves out values without an arm."""
     if columns.pattern is not None:
-        _apply_pattern(rows, columns.pattern)
-    elif not any(row["seed"] for row in rows):
-        arms = {row["arm"] for row in rows}
-        found = {arm: match for arm in arms if (match := SEED_IN_NAME.match(arm))}
-        if len(found) == len(arms):
-            for row in rows:
-                row["seed"], row["arm"] = found[row["arm"]]["seed"], found[row["arm"]]["arm"]
+        _apply_pattern(table, columns.pattern)
+    elif not any(table["seed"]):
+        arms = set(table["arm"])
+        matches = {arm: match for arm in arms if (match := SEED_IN_NAME.match(arm))}
+        if len(matches) == len(arms):
+            table["seed"] = [matches[arm]["seed"] for arm in table["arm"]]
+            table["arm"] = [matches[arm]["arm"] for arm in table["arm"]]
             notes.append("seed: the end of the arm's name")
-    if not any(row["arm"] for row in rows):
+    _keep(table, [bool(arm) for arm in table["arm"]])
+    if not table["arm"]:
         raise ValueError("no row names an arm: give the column with --arm")
-    return [row for row in rows if row["arm"]]
 
 
-def _apply_pattern(rows: list[Record], pattern: str) -> None:
-    """Keeps the rows whose arm the pattern matches, and takes its groups."""
+def _keep(table: dict[str, list[Any]], kept: Sequence[bool]) -> None:
+    if not all(kept):
+        for role, column in table.items():
+            table[role] = list(itertools.compress(column, kept))
+
+
+def _apply_pattern(table: dict[str, list[Any]], pattern: str) -> None:
+    """Keeps the values whose arm the pattern matches, and takes its groups."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -477,16 +586,18 @@ def _apply_pattern(rows: list[Record], pattern: str) -> None:
         raise ValueError(
             f"--pattern {pattern!r} needs a group (?P<arm>…), and may have arm2, seed, scale, task"
         )
-    kept = []
-    for row in rows:
-        if match := compiled.search(row["arm"]):
-            found = {key: value or "" for key, value in match.groupdict().items()}
-            second = found.pop("arm2", "")
-            found["arm"] += f"_{second}" if second else ""
-            kept.append(row | found)
-    if not kept:
-        raise ValueError(f"--pattern {pattern!r} matches no arm, such as {rows[0]['arm']!r}")
-    rows[:] = kept
+    found: dict[str, dict[str, str]] = {}
+    for arm in set(table["arm"]):
+        if match := compiled.search(arm):
+            found[arm] = {key: value or "" for key, value in match.groupdict().items()}
+            if second := found[arm].pop("arm2", ""):
+                found[arm]["arm"] += f"_{second}"
+    if not found:
+        raise ValueError(f"--pattern {pattern!r} matches no arm, such as {table['arm'][0]!r}")
+    _keep(table, [arm in found for arm in table["arm"]])
+    arms = table["arm"]
+    for group in groups - {"arm2"}:
+        table[group] = [found[arm][group] for arm in arms]
 
 
 def _scale_numbers(texts: Iterable[str]) -> dict[str, float]:
@@ -507,24 +618,31 @@ def _scale_numbers(texts: Iterable[str]) -> dict[str, float]:
     return {text: float(place) for place, text in enumerate(seen, 1)}
 
 
-def _number_seeds(rows: list[Record], notes: list[str]) -> bool:
+def _number_seeds(table: dict[str, list[Any]], notes: list[str]) -> bool:
     """Seeds as whole numbers. Whether they are only the order of the rows."""
-    texts = sorted({row["seed"] for row in rows if row["seed"]})
+    texts = sorted(set(table["seed"]) - {""})
     if texts:
-        numbers = [_number(text) for text in texts]
-        is_whole = all(number is not None and number == int(number) for number in numbers)
-        of_text = {text: int(float(text)) if is_whole else i for i, text in enumerate(texts)}
-        for row in rows:
-            row["seed"] = of_text.get(row["seed"], 0)
+        numbers: dict[str, int] = {}
+        for place, text in enumerate(texts):
+            number = _number(text)
+            if number is None or number != int(number):
+                numbers = {each: place for place, each in enumerate(texts)}
+                break
+            numbers[text] = int(text) if text.isdecimal() else int(number)
+        table["seed"] = [numbers.get(text, 0) for text in table["seed"]]
         return False
     seen: Counter[tuple[str, ...]] = Counter()
-    for row in rows:
-        key = (row["arm"], row["task"], row["metric"], row["scale"])
-        row["seed"] = seen[key]
+    seeds = []
+    for key in zip(*(table[role] for role in ("arm", "task", "metric", "scale")), strict=True):
+        seeds.append(seen[key])
         seen[key] += 1
+    table["seed"] = seeds
     is_numbered = max(seen.values()) > 1
     if is_numbered:
-        notes.append("seed: no column says it; rows of one arm are its runs, in their order")
+        notes.append(
+            "seed: no column says it; rows of one arm are its runs, in their order (--scale file "
+            "where files are scales)"
+        )
     return is_numbered
 
 
@@ -532,49 +650,54 @@ def _number_seeds(rows: list[Record], notes: list[str]) -> bool:
 
 
 def _measurements(
-    rows: Sequence[Record], scales: Mapping[str, float], notes: list[str]
+    table: Mapping[str, list[Any]], scales: Mapping[str, float], notes: list[str]
 ) -> list[Measurement]:
     kept: dict[tuple[str, int, str, str, float], Measurement] = {}
-    unreadable = 0
-    for row in rows:
-        value = _number(row["value"])
+    unreadable = again = 0
+    directions = {text: _direction(text) for text in set(table["higher_is_better"])}
+    sizes = {text: int(_number(text) or 0) for text in set(table["samples"])}
+    columns = [table[role] for role in ROLES]
+    for arm, seed, task, metric, cell, scale, size, direction, of_samples in zip(
+        *columns, strict=True
+    ):
+        value = _number(cell)
         if value is None:
-            unreadable += not _is_empty(row["value"])
+            unreadable += not _is_empty(cell)
             continue
-        samples = _number(row["samples"])
-        of_samples = row["per_sample"] if isinstance(row["per_sample"], list) else None
+        is_list = isinstance(of_samples, list)
+        samples = sizes[size] if sizes[size] >= 2 else len(of_samples) if is_list else 0
         one = Measurement(
-            arm=row["arm"],
-            seed=row["seed"],
-            task=row["task"] or "task",
-            metric=row["metric"] or "value",
-            value=value,
-            scale=scales[row["scale"]],
-            samples=int(samples) if samples and samples >= 2 else len(of_samples or ()),
-            higher=_direction(row["higher_is_better"]),
-            per_sample=None if of_samples is None else np.asarray(of_samples),
+            arm,
+            seed,
+            task or "task",
+            metric or "value",
+            value,
+            scales[scale],
+            samples,
+            directions[direction],
+            np.asarray(of_samples) if is_list else None,
         )
-        key = (one.arm, one.seed, one.task, one.metric, one.scale)
+        key = (arm, seed, one.task, one.metric, one.scale)
         other = kept.setdefault(key, one)
-        if other.value != one.value:
+        again += other is not one
+        if other.value != value:
             raise ValueError(
-                f"{one.arm} seed {one.seed} has two values of {one.metric} on {one.task}: "
-                f"{other.value:g} and {one.value:g}; name the seed's column with --seed"
+                f"{arm} seed {seed} has two values of {one.metric} on {one.task}: "
+                f"{other.value:g} and {value:g}; name the column that tells them apart with "
+                "--seed, --scale, --arm or --where"
             )
     if unreadable:
         notes.append(f"left out: {unreadable:,} values that are no finite number")
+    if again:
+        notes.append(f"left out: {again:,} rows that repeat another one")
     if not kept:
         raise ValueError("no value is a finite number")
     return list(kept.values())
 
 
 def _direction(text: str) -> bool | None:
-    word = text.strip().lower()
-    if word in ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes"):
-        return True
-    if word in ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no"):
-        return False
-    return None
+    word = text.lower()
+    return word in MORE_IS_BETTER if word in (*MORE_IS_BETTER, *LESS_IS_BETTER) else None
 
 
 def _is_empty(value: Any) -> bool:

@@ -20,7 +20,6 @@ from train.decisions.tables import (
 )
 from train.evaluation.metrics import METRICS
 from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
-from train.stats.model import Values
 from train.stats.scaling import MetricSignal, ScaleAgreement, metric_signals, scale_agreement
 
 BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
@@ -101,33 +100,38 @@ def decide(results: Results, question: Question) -> Decision:
     _check_names(results.rows, question)
     rows = _without_copies(rows, notes)
     chosen = _headline_rows(rows, question)
-    largest = max(row.scale for row in chosen)
+    largest = _largest_scale(chosen, results.scales, notes)
     top = [row for row in chosen if row.scale == largest]
     arms = tuple(dict.fromkeys(row.arm for row in top))
     baseline = _baseline(arms, question, notes)
-    if len(arms) < 2:
-        raise ValueError(f"there is one arm, {arms[0]}: a comparison needs two")
-    tables = _tables(top, question, results, notes)
+    tables, of_unit = _tables(_paired(top, baseline, results, notes), question, notes)
     can_average = _can_average(tables, question, notes, refusals)
     analysis = _analysis(tables, baseline, arms, question, average=can_average)
-    result = _result_of(analysis, question)
-    values = {arm: dict(runs) for arm, runs in _values_of(result.task, tables, analysis).items()}
+    result = analysis.average or next(iter(analysis.tasks.values()))
+    if question.task is not None:
+        result = analysis.tasks[question.task]
+    averaged = analysis.tasks if result is analysis.average else [result.task]
+    of_tasks = [tables[task] for task in averaged]
+    values = average_values([scores.values for scores in of_tasks])
+    metrics = {scores.metric for scores in of_tasks}
     samples = {row.task: row.samples for row in top}
-    refusals += _refusals(values, result, arms)
-    noise = analysis.noises[result.task]
+    refusals += _refusals(values, result, baseline, arms)
+    noise, effect = analysis.noises[result.task], question.effect
+    if effect is not None:
+        effect *= of_unit.get(result.task, max(of_unit.values()))
     return Decision(
         baseline=baseline,
         arms=arms,
         task=result.task,
-        metric=result.metric,
+        metric=result.metric if len(metrics) == 1 else f"{len(metrics)} metrics",
         scale=results.scales[largest],
         result=result,
         values=values,
         tasks=analysis.tasks,
         signals=_signals(rows, largest, question),
-        scales=_scale_decisions(chosen, results.scales, question, can_average),
-        effect=question.effect,
-        seeds_for_effect=noise.seeds_for(question.effect) if noise and question.effect else None,
+        scales=_scale_decisions(chosen, largest, results.scales, question, can_average),
+        effect=effect,
+        seeds_for_effect=noise.seeds_for(effect) if noise and effect is not None else None,
         sampling=None if noise else _sampling(result, values, samples.get(result.task, 0)),
         refusals=tuple(refusals),
         notes=tuple(notes),
@@ -199,42 +203,83 @@ def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
     return baseline
 
 
+def _largest_scale(
+    rows: Sequence[Measurement], names: Mapping[float, str], notes: list[str]
+) -> float:
+    """The largest scale of two arms or more."""
+    arms: dict[float, set[str]] = defaultdict(set)
+    for row in rows:
+        arms[row.scale].add(row.arm)
+    enough = [scale for scale in arms if len(arms[scale]) > 1]
+    if not enough:
+        where = " at each scale" if len(arms) > 1 else f", {rows[0].arm}"
+        raise ValueError(
+            f"there is one arm{where}: a comparison needs two; name what tells arms apart with "
+            f"--arm ({'; '.join(notes)})"
+        )
+    if larger := [names[scale] for scale in arms if scale > max(enough)]:
+        notes.append(f"left out: scales with one arm, {', '.join(larger)}")
+    return max(enough)
+
+
+def _paired(
+    rows: Sequence[Measurement], baseline: str, results: Results, notes: list[str]
+) -> Sequence[Measurement]:
+    """The rows, with the places of the seeds instead of the seeds where some arm has several runs
+    but not two seeds of the baseline: such runs are not paired by seed.
+    """
+    seeds: dict[str, set[int]] = defaultdict(set)
+    for row in rows:
+        seeds[row.arm].add(row.seed)
+    alone = [arm for arm, own in seeds.items() if len(own) > 1 and len(own & seeds[baseline]) < 2]
+    if not alone or len(seeds[baseline]) < 2 or results.is_numbered:
+        return rows
+    notes.append(
+        f"seed: {_some(alone)} has not two seeds of {baseline}, so runs are not paired by seed"
+    )
+    places = {arm: {seed: i for i, seed in enumerate(sorted(own))} for arm, own in seeds.items()}
+    return [row._replace(seed=places[row.arm][row.seed]) for row in rows]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Three names and a count of the rest."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
+
+
 def _tables(
-    rows: Sequence[Measurement], question: Question, results: Results, notes: list[str]
-) -> dict[str, TaskScores]:
-    """The scores of every task."""
-    if not results.is_numbered and not _share_a_seed(rows):
-        notes.append("seed: the arms have no seed in common, so their runs are not paired by it")
-        rows = _numbered(rows)
-    values: dict[str, Runs] = {}
+    rows: Sequence[Measurement], question: Question, notes: list[str]
+) -> tuple[dict[str, TaskScores], dict[str, float]]:
+    """The scores of every task, and what makes its values those of the scores: 0.01 for
+    percentages.
+    """
     groups: dict[str, list[Measurement]] = defaultdict(list)
     for row in rows:
         groups[row.task].append(row)
-        values.setdefault(row.task, {}).setdefault(row.arm, {})[row.seed] = row.value
-    tables = {}
-    percentages: list[str] = []
-    for task, of_task in values.items():
-        metric = groups[task][0].metric
-        numbers = [row.value for row in groups[task]]
-        if _are_percentages(task, metric, numbers):
-            percentages.append(task)
-            for runs in of_task.values():
-                runs |= {seed: value / 100 for seed, value in runs.items()}
-            numbers = [number / 100 for number in numbers]
+    tables, of_unit = {}, {}
+    for task, of_task in groups.items():
+        metric = of_task[0].metric
+        numbers = [row.value for row in of_task]
+        of_unit[task] = 0.01 if _are_percentages(task, metric, numbers) else 1.0
+        numbers = [number * of_unit[task] for number in numbers]
+        values = {
+            arm: {seed: value * of_unit[task] for seed, value in runs.items()}
+            for arm, runs in _runs_of(of_task).items()
+        }
         is_share = min(numbers) >= 0 and max(numbers) <= 1 and len(set(numbers)) > 1
         unit = METRICS[metric].unit if metric in METRICS else "share" if is_share else ""
-        samples = _samples_of(groups[task], of_task)
         tables[task] = TaskScores(
-            values=of_task,
-            samples=samples,
+            values=values,
+            samples=_samples_of(of_task, values),
+            band=question.band * of_unit[task],
             limit=1.0 if unit == "share" else math.inf,
             metric=metric,
             unit=unit,
-            higher_is_better=_is_higher_better(groups[task], question),
+            higher_is_better=_is_higher_better(of_task, question),
         )
-    if percentages:
-        notes.append(f"read as percentages: {', '.join(percentages)}")
-    return tables
+    if percentages := [task for task, factor in of_unit.items() if factor < 1]:
+        notes.append(f"read as percentages: {_some(percentages)}")
+    return tables, of_unit
 
 
 def _are_percentages(task: str, metric: str, numbers: Sequence[float]) -> bool:
@@ -242,29 +287,6 @@ def _are_percentages(task: str, metric: str, numbers: Sequence[float]) -> bool:
     name = task if metric == "value" else metric
     is_share = SHARES.search(plain_name(name)) is not None
     return is_share and min(numbers) >= 0 and 1 < max(numbers) <= 100
-
-
-def _seeds_of(rows: Sequence[Measurement]) -> dict[str, set[int]]:
-    seeds: dict[str, set[int]] = defaultdict(set)
-    for row in rows:
-        seeds[row.arm].add(row.seed)
-    return seeds
-
-
-def _share_a_seed(rows: Sequence[Measurement]) -> bool:
-    """Whether two arms have a seed in common, or no arm has two runs."""
-    seeds = list(_seeds_of(rows).values())
-    counts = [len(each) for each in seeds]
-    return sum(counts) > len(set().union(*seeds)) or max(counts) == 1
-
-
-def _numbered(rows: Sequence[Measurement]) -> list[Measurement]:
-    """The rows with the places of their seeds among those of their arm."""
-    places = {
-        arm: {seed: place for place, seed in enumerate(sorted(seeds))}
-        for arm, seeds in _seeds_of(rows).items()
-    }
-    return [row._replace(seed=places[row.arm][row.seed]) for row in rows]
 
 
 def _samples_of(
@@ -317,17 +339,28 @@ def _can_average(
     notes: list[str],
     refusals: list[str],
 ) -> bool:
-    """Whether the tasks have one average; why not is a refusal."""
-    if len(tables) == 1:
+    """Whether the tasks have one average, as an ablation's: of one unit and one direction. Why not
+    is a refusal.
+    """
+    if averages := [task for task in tables if is_average(task)]:
+        notes.append(f"not averaged again: {_some(averages)}")
+    singles = [scores for task, scores in tables.items() if task not in averages]
+    metrics = list(dict.fromkeys(scores.metric for scores in singles))
+    units = {scores.unit for scores in singles}
+    if len(singles) < 2:
         return False
-    metrics = {scores.metric for scores in tables.values()}
-    directions = {scores.higher_is_better for scores in tables.values()}
-    if len(metrics) == 1 and len(directions) == 1 and len({s.unit for s in tables.values()}) == 1:
+    if len({scores.higher_is_better for scores in singles}) > 1:
+        why = "metrics of both directions"
+    elif len(units) > 1 or (units == {""} and len(metrics) > 1):
+        why = "different units"
+    else:
+        if len(metrics) > 1:
+            notes.append(f"the average is of {len(metrics)} metrics, {_some(metrics)}")
         return True
-    why = "both directions" if len(directions) > 1 else f"the metrics {', '.join(sorted(metrics))}"
-    if len(metrics) == 1 and len(directions) == 1:
-        why = "values of different units"
-    refusals.append(f"no average over the {len(tables)} tasks: they have {why}")
+    refusals.append(
+        f"no average over the {len(singles)} tasks: they have {why}; choose by --metric, --task or "
+        "--without"
+    )
     return False
 
 
@@ -354,7 +387,7 @@ def _analysis(
         baseline,
         arms=others,
         one_models=models,
-        band=question.band,
+        band=max(scores.band or 0.0 for scores in singles.values()),
         primary=question.task,
         average=average and len(singles) > 1,
     )
@@ -365,36 +398,26 @@ def is_average(task: str) -> bool:
     return AVERAGES.search(plain_name(task)) is not None
 
 
-def _result_of(analysis: Analysis, question: Question) -> TaskResult:
-    """What the headline is of: the task asked for, the average, or the first task."""
-    if question.task is not None:
-        return analysis.tasks[question.task]
-    return analysis.average or next(iter(analysis.tasks.values()))
-
-
-def _values_of(task: str, tables: Mapping[str, TaskScores], analysis: Analysis) -> Values:
-    """The runs of a task, or the averages of the runs over the tasks."""
-    if task in tables:
-        return tables[task].values
-    return average_values([tables[name].values for name in analysis.tasks])
-
-
 # --- what cannot be decided -----------------------------------------------------------------------
 
 
-def _refusals(values: Runs, result: TaskResult, arms: Sequence[str]) -> list[str]:
-    runs = [len(values.get(arm, {})) for arm in arms]
-    if max(runs) < 2:
+def _refusals(values: Runs, result: TaskResult, baseline: str, arms: Sequence[str]) -> list[str]:
+    lacking = [arm for arm in arms if not values.get(arm)]
+    refusals = [f"{_some(lacking)} not compared: a task is missing (--without)"] if lacking else []
+    if all(len(runs) < 2 for runs in values.values()):
         return [
+            *refusals,
             "no verdict: every arm has one run, so the noise between runs is not known; give two "
-            "seeds or more"
+            "seeds or more",
         ]
-    if result.sd is None:
-        return ["no verdict: no two arms have two runs in common"]
     if result.sd == 0:
-        return ["no verdict: nothing varies between the runs of an arm; were the seeds different?"]
-    short = [arm for arm, count in zip(arms, runs, strict=True) if count == 0]
-    return [f"not compared, as they lack some task: {', '.join(short)}"] if short else []
+        refusals.append(
+            "no verdict: nothing varies between the runs of an arm; were the seeds different?"
+        )
+    compared = {baseline, *lacking, *(row.arm for row in result.comparisons)}
+    if few := [arm for arm in arms if arm not in compared]:
+        refusals.append(f"{_some(few)} not compared with {baseline}: two runs are needed in common")
+    return refusals
 
 
 def _sampling(result: TaskResult, values: Runs, samples: int) -> float | None:
@@ -437,76 +460,41 @@ def _runs_of(rows: Iterable[Measurement]) -> Runs:
 
 def _scale_decisions(
     rows: Sequence[Measurement],
+    large: float,
     names: Mapping[float, str],
     question: Question,
     can_average: bool,
 ) -> tuple[ScaleDecision, ...]:
-    """Every scale against the largest one: the average first, then the tasks."""
-    means = _scale_means(rows)
-    metrics = {row.task: row.metric for row in rows}
-    sizes = sorted({row.scale for row in rows})
-    decisions = []
-    for small in sizes[:-1]:
-        tasks = [task for task in means if _shared_arms(means[task], small, sizes[-1])]
-        singles = [task for task in tasks if not is_average(task)]
-        if question.task is None and can_average and len(singles) > 1:
-            averages = {
-                scale: _mean_over(means, singles, scale, (small, sizes[-1]))
-                for scale in (small, sizes[-1])
-            }
-            decisions += _decision(AVERAGE, "", averages, small, sizes[-1], names)
-        for task in sorted(tasks, key=lambda task: task != question.task):  # stable
-            decisions += _decision(task, metrics[task], means[task], small, sizes[-1], names)
-    return tuple(decisions)
-
-
-def _scale_means(rows: Sequence[Measurement]) -> dict[str, dict[float, dict[str, float]]]:
-    """{task: {scale: {arm: mean over seeds}}}."""
-    lists: dict[str, dict[float, dict[str, list[float]]]] = {}
+    """Every smaller scale against the large one: the average first, then the tasks."""
+    lists: dict[tuple[str, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        of_scale = lists.setdefault(row.task, {}).setdefault(row.scale, {})
-        of_scale.setdefault(row.arm, []).append(row.value)
-    means: dict[str, dict[float, dict[str, float]]] = {}
-    for task, of_task in lists.items():
-        means[task] = {
-            scale: {arm: float(np.mean(values)) for arm, values in arms.items()}
-            for scale, arms in of_task.items()
-        }
-    return means
-
-
-def _shared_arms(means: Mapping[float, Mapping[str, float]], small: float, large: float) -> bool:
-    """Whether at least three arms have a value at both scales."""
-    return len(set(means.get(small, {})) & set(means.get(large, {}))) >= 3
-
-
-def _mean_over(
-    means: Mapping[str, Mapping[float, Mapping[str, float]]],
-    tasks: Sequence[str],
-    scale: float,
-    both: tuple[float, float],
-) -> dict[str, float]:
-    """The mean over tasks of the arms that have every task at both scales."""
-    arms = set.intersection(*(set(means[task][size]) for task in tasks for size in both))
-    return {arm: float(np.mean([means[task][scale][arm] for task in tasks])) for arm in arms}
-
-
-def _decision(
-    task: str,
-    metric: str,
-    means: Mapping[float, Mapping[str, float]],
-    small: float,
-    large: float,
-    names: Mapping[float, str],
-) -> list[ScaleDecision]:
-    arms = set(means[small]) & set(means[large])
-    agreement = scale_agreement(
-        {arm: means[small][arm] for arm in arms}, {arm: means[large][arm] for arm in arms}
-    )
-    if agreement is None:
-        return []
-    return [
-        ScaleDecision(
-            task=task, metric=metric, small=names[small], large=names[large], agreement=agreement
-        )
-    ]
+        lists[row.task, row.scale][row.arm].append(row.value)
+    means: dict[tuple[str, float], dict[str, float]] = defaultdict(dict)
+    for key, arms in lists.items():
+        means[key] = {arm: float(np.mean(values)) for arm, values in arms.items()}
+    metrics = {row.task: row.metric for row in rows}
+    tasks = sorted(metrics, key=lambda task: task != question.task)  # stable
+    decisions = []
+    for small in sorted({row.scale for row in rows if row.scale < large}):
+        both = {task: (means[task, small], means[task, large]) for task in tasks}
+        both = {task: pair for task, pair in both.items() if len(pair[0].keys() & pair[1]) >= 3}
+        singles = [pair for task, pair in both.items() if not is_average(task)]
+        if question.task is None and can_average and len(singles) > 1:
+            shared = set.intersection(*(set(scale) for pair in singles for scale in pair))
+            first, second = (
+                {arm: float(np.mean([pair[i][arm] for pair in singles])) for arm in shared}
+                for i in (0, 1)
+            )
+            both = {AVERAGE: (first, second), **both}
+        for task, pair in both.items():
+            if agreement := scale_agreement(*pair):
+                decisions.append(
+                    ScaleDecision(
+                        task=task,
+                        metric=metrics.get(task, ""),
+                        small=names[small],
+                        large=names[large],
+                        agreement=agreement,
+                    )
+                )
+    return tuple(decisions)

@@ -64,7 +64,9 @@ def dunnett_p(t: float, df: float, family: Family) -> float:
         return 0.0
     t = abs(t)
     if family.arms == 1 and df >= 1:
-        return 2 * _student_tail(t, df)
+        from scipy.special import ndtr, stdtr
+
+        return 2 * float(ndtr(-t) if df > LARGE_DF else stdtr(df, -t))
     s, weights, mass_below = chi_nodes(df, 1 + t)
     above = _exceedance_normal(t * s, family)
     total = float(weights @ above)
@@ -106,12 +108,6 @@ def dunnett_critical(alpha: float, df: float, family: Family) -> float:
 
     low, high = math.log(one * (1 - 1e-6)), math.log(most * (1 + 1e-6))
     return math.exp(brentq(excess, low, high, xtol=1e-11, rtol=1e-12))
-
-
-def _student_tail(t: float, df: float) -> float:
-    from scipy.special import ndtr, stdtr
-
-    return float(ndtr(-t) if df > LARGE_DF else stdtr(df, -t))
 
 
 def _student_quantile(tail: float, df: float) -> float:
@@ -607,7 +603,8 @@ def _interval(
 
 def _p_different(difference: float, spreads: Sequence[Spread], family: Family) -> float:
     """The largest two-sided p of the spreads, none of which has variance 0."""
-    return max(dunnett_p(difference / math.sqrt(one.variance), one.df, family) for one in spreads)
+    size = abs(difference)  # one key of the cache for both signs
+    return max(dunnett_p(size / math.sqrt(one.variance), one.df, family) for one in spreads)
 
 
 def _p_equal(difference: float, spreads: Sequence[Spread], family: Family, band: float) -> float:

@@ -315,10 +315,10 @@ def scale_agreement(
 ) -> ScaleAgreement | None:
     """Pairs of arms that two scales order alike: {arm: mean value} at each, in the same metric.
 
-    Both have the same arms. A pair that either scale ties decides nothing and is counted apart.
+    Of the arms of both. A pair that either scale ties decides nothing and is counted apart.
     None where there is no other pair.
     """
-    arms = sorted(small)
+    arms = sorted(small.keys() & large)
     values = np.array([[scale[arm] for arm in arms] for scale in (small, large)])
     signs = np.sign(values[:, :, None] - values[:, None, :])  # [scale, arm, arm]
     product = signs[0] * signs[1]

@@ -181,7 +181,10 @@ def test_rows_that_count_can_be_chosen(tmp_path: Path) -> None:
         ("arm,value\n", {}, "no row"),
         ("arm,value\na,1,2\n", {}, "more fields"),
         ("arm,value\na,x\n", {}, "no column of values"),
-        (b"arm,value\n\xff,1\n", {}, "utf-8"),
+        (b"arm,value,value\na,1,1\n", {}, "two columns have the name 'value'"),
+        ('{"arm": "a", "value": 1}\n{"arm": ', {}, "line 2: Expecting value"),
+        (b"\x1f\x8bnothing", {}, "runs.csv: "),
+        (CSV, {"where": (("task", "none"),)}, "leaves no row"),
     ],
 )
 def test_what_is_no_result_is_refused(tmp_path: Path, text, told, message) -> None:

@@ -116,8 +116,12 @@ def test_two_directions_of_one_metric_are_refused() -> None:
             "both directions",
         ),
         (
-            table({"raw": 0.3, "b": 0.4}) + table({"raw": 0.3, "b": 0.4}, task="c", metric="f1"),
-            "the metrics accuracy, f1",
+            table({"raw": 0.3, "b": 0.4}) + table({"raw": 3, "b": 4}, task="c", metric="speed"),
+            "different units",
+        ),
+        (
+            table({"raw": 0.3, "b": 0.4, "c": 0.4}) + table({"raw": 0.3, "b": 0.4}, task="pets"),
+            "c not compared: a task is missing",
         ),
     ],
 )
