@@ -606,6 +606,7 @@ def probed_speed(config: TrainConfig, threads: int, steps: int = 8) -> Speed:
 
     gpu, before = torch.cuda.is_available(), torch.get_num_threads()
     sizes, batch = model_config(config), config.batch_size
+    assert isinstance(sizes, ModelConfig)  # of a preset
     torch.set_num_threads(threads)
     with torch.device("cuda" if gpu else "cpu"):
         model = CLIP(sizes)
