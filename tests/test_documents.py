@@ -68,6 +68,8 @@ NOT_RUN = {
     "python -m open_clip_train.main": "a program of others, for hours",
     "clipmill try": "minutes: tests/clipmill/test_tryout.py",
     "clipmill decide examples": "an installed wheel: tests/test_wheel.py",
+    "clipmill decide DCLM": "a table of others: tests/train/decisions has its form",
+    "clipmill decide test_pile_loss": "tables of others: tests/train/decisions has their form",
     "clipmill audit lock out/pool": "two labs and a web: tests/pipeline/lock",
     "clipmill audit consent out/pool": "a web: tests/pipeline/audit/test_consent.py",
     "clipmill audit explain out/pool": "a web: tests/pipeline/audit/test_consent.py",

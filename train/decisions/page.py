@@ -23,8 +23,7 @@ MOST_SCALES = 12
 def decision_lines(d: Decision) -> list[str]:
     """The decision for a terminal: arms, what can be seen, metrics, scales, guesses."""
     unit = ", %" if d.result.unit == "share" else ""
-    head = f"{title_of(d)}"
-    lines = [f"{head:<44}{'runs':>5}{f'mean ± SD{unit}':>18}   to {d.baseline}"]
+    lines = [f"{title_of(d):<44}{'runs':>5}{f'mean ± SD{unit}':>18}   to {d.baseline}"]
     rows = arm_rows(d)
     for arm, runs, score, comparison in rows[:MOST_ARMS]:
         text = f"{arm:<44}{runs:>5}{score:>18}   "
@@ -71,7 +70,7 @@ def title_of(d: Decision) -> str:
 
 def headline(d: Decision) -> str:
     """One sentence: which arms differ from the baseline."""
-    clear = [row for row in d.result.comparisons if _is_clear(row)]
+    clear = [row for row in d.result.comparisons if row.is_clear]
     if d.refusals and not d.result.comparisons:
         return f"{d.refusals[-1][0].upper()}{d.refusals[-1][1:]}."
     if not clear:
@@ -117,7 +116,7 @@ def task_texts(d: Decision) -> list[str]:
     texts, silent = [], 0
     for name, rows in _other_tasks(d):
         found = [
-            f"{row.arm} {wording.difference(row)} {row.verdict}" for row in rows if _is_clear(row)
+            f"{row.arm} {wording.difference(row)} {row.verdict}" for row in rows if row.is_clear
         ]
         if found:
             texts.append(f"{name}: {'; '.join(found)}")
@@ -131,10 +130,6 @@ def task_texts(d: Decision) -> list[str]:
 def _other_tasks(d: Decision) -> list[tuple[str, tuple[Comparison, ...]]]:
     others = [(task, result.comparisons) for task, result in d.tasks.items() if task != d.task]
     return [(task, rows) for task, rows in others if rows]
-
-
-def _is_clear(row: Comparison) -> bool:
-    return row.verdict in ("better", "worse")
 
 
 def signal_texts(d: Decision) -> list[str]:

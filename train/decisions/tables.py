@@ -1,8 +1,8 @@
 """Results in the files that people have, as one table of measurements.
 
 Long tables (a row for each value), wide ones (a column for each task), JSON of CLIP_benchmark,
-lm-eval and DataComp, and results.json of clipmill. Which column is what is told or guessed; every
-guess is a note.
+lm-eval and DataComp, and results.json of clipmill. A file is read as its content says. Which column
+is what is told or guessed; every guess is a note.
 """
 
 from __future__ import annotations
@@ -145,15 +145,11 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All measurements, the names of the scales, and what was guessed or left out.
-
-    is_numbered: the seeds are the order of rows.
-    """
+    """All measurements, the names of the scales, and what was guessed or left out."""
 
     rows: tuple[Measurement, ...]
     scales: dict[float, str]
     notes: tuple[str, ...]
-    is_numbered: bool
 
 
 def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
@@ -164,17 +160,16 @@ def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
         records = _chosen(_records(paths, notes), columns.where)
         roles = _roles(records, columns, notes)
         table = _by_role(records, roles, notes)
+        _name(table, columns, notes)
+        scales = _scale_numbers(table["scale"])
+        _number_seeds(table, notes)
+        rows = _measurements(table, scales, notes)
     finally:
         gc.enable()
-    _name(table, columns, notes)
-    scales = _scale_numbers(table["scale"])
-    is_numbered = _number_seeds(table, notes)
-    rows = _measurements(table, scales, notes)
     return Results(
         rows=tuple(rows),
         scales={number: text for text, number in scales.items()},
         notes=tuple(dict.fromkeys(notes)),
-        is_numbered=is_numbered,
     )
 
 
@@ -525,7 +520,8 @@ def _value_columns(
     settings: list[str] = []
     for name in names:
         given = [row[name] for row in records if not _is_empty(row.get(name))]
-        if given and all(_number(value) is not None for value in given):
+        numbers = [value for value in given if _number(value) is not None]
+        if numbers and all(map(_is_not_finite, set(map(str, given)) - set(map(str, numbers)))):
             is_setting = SETTINGS.fullmatch(plain_name(str(name))) is not None
             (settings if is_setting else kept).append(name)
     if not kept:
@@ -618,8 +614,8 @@ def _scale_numbers(texts: Iterable[str]) -> dict[str, float]:
     return {text: float(place) for place, text in enumerate(seen, 1)}
 
 
-def _number_seeds(table: dict[str, list[Any]], notes: list[str]) -> bool:
-    """Seeds as whole numbers. Whether they are only the order of the rows."""
+def _number_seeds(table: dict[str, list[Any]], notes: list[str]) -> None:
+    """Seeds as whole numbers; without any, the order of the rows."""
     texts = sorted(set(table["seed"]) - {""})
     if texts:
         numbers: dict[str, int] = {}
@@ -630,20 +626,18 @@ def _number_seeds(table: dict[str, list[Any]], notes: list[str]) -> bool:
                 break
             numbers[text] = int(text) if text.isdecimal() else int(number)
         table["seed"] = [numbers.get(text, 0) for text in table["seed"]]
-        return False
+        return
     seen: Counter[tuple[str, ...]] = Counter()
     seeds = []
     for key in zip(*(table[role] for role in ("arm", "task", "metric", "scale")), strict=True):
         seeds.append(seen[key])
         seen[key] += 1
     table["seed"] = seeds
-    is_numbered = max(seen.values()) > 1
-    if is_numbered:
+    if max(seen.values()) > 1:
         notes.append(
             "seed: no column says it; rows of one arm are its runs, in their order (--scale file "
             "where files are scales)"
         )
-    return is_numbered
 
 
 # --- records to measurements ----------------------------------------------------------------------
@@ -702,6 +696,11 @@ def _direction(text: str) -> bool | None:
 
 def _is_empty(value: Any) -> bool:
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def _is_not_finite(text: str) -> bool:
+    """Whether it is the value of a run that diverged: NaN or infinity."""
+    return text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
 
 
 def _is_number(value: Any) -> bool:

@@ -104,7 +104,7 @@ def decide(results: Results, question: Question) -> Decision:
     top = [row for row in chosen if row.scale == largest]
     arms = tuple(dict.fromkeys(row.arm for row in top))
     baseline = _baseline(arms, question, notes)
-    tables, of_unit = _tables(_paired(top, baseline, results, notes), question, notes)
+    tables, of_unit = _tables(_paired(top, baseline, notes), question, notes)
     can_average = _can_average(tables, question, notes, refusals)
     analysis = _analysis(tables, baseline, arms, question, average=can_average)
     result = analysis.average or next(iter(analysis.tasks.values()))
@@ -222,9 +222,7 @@ def _largest_scale(
     return max(enough)
 
 
-def _paired(
-    rows: Sequence[Measurement], baseline: str, results: Results, notes: list[str]
-) -> Sequence[Measurement]:
+def _paired(rows: Sequence[Measurement], baseline: str, notes: list[str]) -> Sequence[Measurement]:
     """The rows, with the places of the seeds instead of the seeds where some arm has several runs
     but not two seeds of the baseline: such runs are not paired by seed.
     """
@@ -232,7 +230,7 @@ def _paired(
     for row in rows:
         seeds[row.arm].add(row.seed)
     alone = [arm for arm, own in seeds.items() if len(own) > 1 and len(own & seeds[baseline]) < 2]
-    if not alone or len(seeds[baseline]) < 2 or results.is_numbered:
+    if not alone or len(seeds[baseline]) < 2:
         return rows
     notes.append(
         f"seed: {_some(alone)} has not two seeds of {baseline}, so runs are not paired by seed"

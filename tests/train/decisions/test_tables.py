@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -64,6 +69,26 @@ def parquet_of(rows: list[dict[str, object]]) -> bytes:
         ("runs.json", json.dumps(LONG)),
         ("runs.parquet", parquet_of(LONG)),
         ("wide.csv", WIDE),
+        ("utf16.csv", CSV.encode("utf-16")),
+        ("latin1.csv", CSV.replace("metric", "m\xe9trique").encode("latin-1")),
+        ("runs.csv.gz", gzip.compress(CSV.encode())),
+        ("runs.jsonl.gz", gzip.compress("\n".join(map(json.dumps, LONG)).encode())),
+        ("lines.json", "\n".join(map(json.dumps, LONG))),
+        ("columns.json", json.dumps({key: [row[key] for row in LONG] for key in LONG[0]})),
+        (
+            "pandas.json",
+            json.dumps({k: {str(i): r[k] for i, r in enumerate(LONG)} for k in LONG[0]}),
+        ),
+        (
+            "pandas.csv",
+            "".join(f"{i - 1 if i else ''},{x}\n" for i, x in enumerate(CSV.split("\n"))),
+        ),
+        ("pandas_wide.csv", "".join(f"{i or ''},{x}\n" for i, x in enumerate(WIDE.split("\n")))),
+        ("a log", f"# of two runs\n{CSV}"),
+        ("pipes.txt", CSV.replace(",", "|")),
+        ("table.md", "\n".join(f"| {x} |" for x in CSV.replace(",", " | ").split("\n"))),
+        ("quoted.csv", re.sub(r"0\.(\d+)", r'"0,\1"', CSV)),
+        ("lines_in_cells.csv", CSV.replace("objects", '"objects\n"')),
         ("seed_in_name.csv", WIDE.replace("random_seed", "step").replace("raw,", "raw-seed")),
     ],
 )
@@ -75,6 +100,82 @@ def test_every_form_gives_the_same_measurements(tmp_path: Path, name: str, text:
     assert values(results) == {
         (row["arm"], row["seed"], row["task"]): pytest.approx(row["value"]) for row in LONG
     }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("arm,value\na,1.5\n", 1.5),
+        ('arm,value\na,"12,345.5"\n', 12345.5),
+        ('arm,value\na,"1,234"\n', 1234.0),
+        ('arm,value\na,"0,234"\n', 0.234),
+        ("arm;value\na;1,234\n", 1.234),
+        ("arm;value\na;12.345,5\n", 12345.5),
+        ("arm;value\na;12,5 %\n", 0.125),
+        ("arm,value\na,1.5e-3\n", 0.0015),
+        ("arm,value\na,\N{MINUS SIGN}2\n", -2.0),
+    ],
+)
+def test_numbers_as_people_write_them(tmp_path: Path, text: str, value: float) -> None:
+    (row,) = read(tmp_path, text).rows
+    assert row.value == pytest.approx(value)
+
+
+def test_a_column_with_one_value_names_no_arm(tmp_path: Path) -> None:
+    """As in DCLM's table of models: `name` is where the evaluation ran."""
+    text = "name,model,Core,params\n/eval,c4,0.3,1000\n/eval,rw,0.4,1000\n"
+    results = read(tmp_path, text)
+    assert [row.arm for row in results.rows] == ["c4", "rw"]
+    assert "left out as settings: params" in results.notes
+
+
+def test_an_unnamed_column_of_names_is_the_arm(tmp_path: Path) -> None:
+    results = read(tmp_path, ",cars\nraw,0.1\nclip30,0.2\n")
+    assert [row.arm for row in results.rows] == ["raw", "clip30"]
+
+
+def test_sizes_of_a_model_are_no_results(tmp_path: Path) -> None:
+    """As in open_clip's table of profiles."""
+    with pytest.raises(ValueError, match="no column of values"):
+        read(tmp_path, "model,image_size,embed_dim,mparams,image_gflops\na,224,256,43.2,3.5\n")
+
+
+def test_files_of_the_same_arms_are_scales_if_asked(tmp_path: Path) -> None:
+    """As RegMix's losses: a file for each size, a row for each mixture."""
+    for size in ("1m", "60m"):
+        read(tmp_path, "index,pile_loss\n1,3.0\n2,2.5\n", f"loss_{size}.csv")
+    results = read_results([str(tmp_path)], Columns(names={"scale": ("file",)}))
+    assert {(row.arm, results.scales[row.scale]) for row in results.rows} == {
+        (arm, size) for arm in ("1", "2") for size in ("loss_1m", "loss_60m")
+    }
+
+
+def test_urls_folders_of_urls_and_pipes_are_read(tmp_path: Path) -> None:
+    files = fsspec.filesystem("memory")
+    files.pipe("/decide/runs/raw.csv.gz", gzip.compress(CSV.encode()))
+    files.pipe("/decide/runs/notes.txt", b"no result")
+    expected = values(read(tmp_path, CSV, "sub folder/runs.csv"))
+    for path in ("memory://decide/runs", "memory://decide/runs/raw.csv.gz"):
+        assert values(read_results([path])) == expected
+    assert values(read_results([f"file://{tmp_path}/sub folder"])) == expected
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(pipe.write_text, CSV)
+        assert values(read_results([str(pipe)])) == expected
+    with pytest.raises(ValueError, match="nothing does not exist"):
+        read_results([str(tmp_path / "nothing")])
+
+
+def test_rows_that_repeat_another_one_are_counted(tmp_path: Path) -> None:
+    results = read(tmp_path, f"{CSV}\n" + "\n".join(CSV.split("\n")[1:]))
+    assert len(results.rows) == len(LONG)
+    assert f"left out: {len(LONG)} rows that repeat another one" in results.notes
+
+
+def test_seeds_beyond_the_precision_of_a_float_stay_apart(tmp_path: Path) -> None:
+    results = read(tmp_path, "arm,seed,value\na,12345678901234567890,1\na,12345678901234567891,2\n")
+    assert len({row.seed for row in results.rows}) == 2
 
 
 def test_what_is_guessed_is_said(tmp_path: Path) -> None:
@@ -190,3 +291,11 @@ def test_rows_that_count_can_be_chosen(tmp_path: Path) -> None:
 def test_what_is_no_result_is_refused(tmp_path: Path, text, told, message) -> None:
     with pytest.raises(ValueError, match=message):
         read(tmp_path, text, **told)
+
+
+def test_a_run_that_diverged_is_left_out_with_a_note(tmp_path):
+    path = tmp_path / "runs.csv"
+    path.write_text("arm,seed,accuracy\na,0,0.4\na,1,0.5\nb,0,nan\nb,1,0.6\nb,2,-inf\nb,3,\n")
+    results = read_results([str(path)])
+    assert [(row.arm, row.value) for row in results.rows] == [("a", 0.4), ("a", 0.5), ("b", 0.6)]
+    assert "left out: 2 values that are no finite number" in results.notes
