@@ -20,7 +20,7 @@ from train.evaluation.metrics import METRICS, deciding_metric
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "manifests"
-OWN = ("USER_AGENT", "WAT", "IMAGES", "SHARDS", "EVAL", "POOLS")
+OWN = ("USER_AGENT", "WAT", "IMAGES", "SHARDS", "EVAL", "POOLS", "COCO", "PARQUET", "TSV")
 OWN_FILES = ("NOUNS", "WNIDS", "ENTRIES", "TARGETS")
 SHIPPED = [
     (path, scale)

@@ -282,7 +282,7 @@ def test_a_tar_of_the_recipe_that_was_not_adopted(tmp_path: Path) -> None:
         assert counts.complete == (done == 2)
     (tmp_path / "a.tar").unlink()
     (tmp_path / "b.tar").unlink()
-    assert "there is no tar at" in count_pool(pool).problems[0]
+    assert "there is no file" in count_pool(pool).problems[0]
 
 
 def test_pool_json_can_be_made_again(pool: str) -> None:
