@@ -173,16 +173,17 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
 
 
 KILLED_AFTER_TWO_COMMITS = """
-import os, signal, sys
+import os, signal, sys, threading
 from manifests import disk
 from tests.support import commands
-commits, create_json = [], disk.create_json
+commits, create_json, one_at_a_time = [], disk.create_json, threading.Lock()
 def killing(path, value, **options):
-    create_json(path, value, **options)
-    if path.endswith("_stats.json"):
-        commits.append(path)
-    if len(commits) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
+    with one_at_a_time:
+        create_json(path, value, **options)
+        if path.endswith("_stats.json"):
+            commits.append(path)
+        if len(commits) == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
 disk.create_json = killing
 commands.build(sys.argv[1:])
 """
