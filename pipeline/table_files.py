@@ -369,9 +369,8 @@ def _json_values(path: str, content: str, is_array: bool) -> Iterator[Any]:
 ROW_ADDRESS = re.compile(r"(.+)#(\d+)/(\d+)", re.DOTALL)
 BATCH_BYTES = 8 * 2**20
 BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-READ_AHEAD = (
-    4 * 2**20
-)  # bytes, one request to a store; without it Arrow holds the whole column of a row group
+# Bytes of one request to a store. Without it Arrow holds the whole column of a row group.
+READ_AHEAD = 4 * 2**20
 
 
 def row_addresses(path: str, column: str) -> Iterator[str]:
