@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from manifests import console
+from tests.support.steps import RUN_SETTINGS
 from train.config import configure, model_config
 from train.data.loader import Loader
 from train.parallel import checkpoint
@@ -23,16 +24,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 24
 SETTINGS = {
-    "model": "test",
+    **RUN_SETTINGS,
     "samples_seen": 4 * STEPS,
     "batch_size": 4,
     "lanes": 2,
     "window": 1,
-    "warmup": 2,
-    "lr": 1e-3,
-    "precision": "fp32",
-    "log_every": 1,
-    "device": "cpu",
     "checkpoint_every": 1,
 }
 

@@ -17,6 +17,7 @@ from manifests import disk
 from manifests.schema import Blend
 from tests.support import commands
 from tests.support.forked_commands import CommandServer
+from tests.support.steps import RUN_SETTINGS
 from tests.support.trials import some
 from train.config import configure
 from train.parallel import checkpoint
@@ -27,16 +28,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 40
 SETTINGS = {
-    "model": "test",
+    **RUN_SETTINGS,
     "samples_seen": 4 * STEPS,
     "batch_size": 4,
     "lanes": 2,
-    "warmup": 2,
-    "lr": 1e-3,
-    "precision": "fp32",
-    "threads": 0,
-    "log_every": 1,
-    "device": "cpu",
     "checkpoint_every": 3,
     "model.drop_patch_rate": 0.25,
 }
