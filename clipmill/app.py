@@ -53,6 +53,7 @@ COMMANDS = (
     ("report", "ablate:REPORT", FIRST, "The page and the tables of an ablation, or of two."),
     ("decide", "decide:DECIDE", FIRST, "Verdicts on results that you have: a table of anyone's "
      "runs."),
+    ("mix", "decide:MIX", FIRST, "The best blend of sources, from small runs on other blends."),
     ("look", "pool:LOOK", POOLS, "A pool as a page: links, rules, a threshold to move, images."),
     ("audit", "audit:AUDIT", POOLS, "What became of every row; verify, repair, explain, purge …"),
     ("score", "pool:SCORE", POOLS, "Add the columns of filters to a pool."),

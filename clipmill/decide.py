@@ -1,4 +1,4 @@
-"""`clipmill decide`: verdicts on the results of anyone's runs."""
+"""`clipmill decide` and `mix`: verdicts on anyone's runs, and the best blend by them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from clipmill.app import MORE, Json, Words, make_app, print_json
-from manifests import disk, reader
+from manifests import console, disk, reader
 from manifests.web_page import MARK, pages_beside
+from train.decisions.blends import (
+    BlendChoice,
+    choose_blend,
+    swarm_of_ablation,
+    swarm_of_tables,
+    write_blend,
+)
 from train.decisions.page import decision_lines, render_decision
 from train.decisions.tables import ROLES, Columns, read_results
 from train.decisions.verdicts import Question, decide
@@ -106,3 +113,99 @@ def decide_results(
         print(f"\npage: {page}")
     print_json(decision, as_json)
     return 0
+
+
+# --- mix ------------------------------------------------------------------------------------------
+
+MIX = make_app(
+    "mix",
+    """
+  clipmill mix out/cifar10_mix --samples-seen 128k --max-repeats 8 --to out/found
+  clipmill mix ratios.csv metrics.csv --target arc_challenge_bpb --to out/found
+
+RUNS is the folder of an ablation whose arms are mixtures of views (`mixtures` in its manifest draws
+them), or Olmix's ratios.csv beside its metrics.csv: a row for each run, a column for each source.
+""",
+    {0: "the blend is printed, also where the runs do not show that shares matter"},
+)
+
+
+@MIX.default
+def mix(
+    runs: str,
+    metrics: str | None = None,
+    /,
+    *,
+    target: Annotated[list[str] | None, Words] = None,
+    higher_is_better: bool = False,
+    samples_seen: str | None = None,
+    max_repeats: float | None = None,
+    rows: Annotated[list[str] | None, Words] = None,
+    to: str | None = None,
+    as_json: Json = False,
+) -> int:
+    """Find the blend of sources that small runs on other blends predict to be best, with what it
+    may be worse than the best one, and write it down with the ablation that would confirm it.
+
+    Args:
+        runs: The folder of an ablation, or the shares of each run.
+        metrics: The metrics of each run, where RUNS is a table.
+        target: The metric of the ablation's primary task; of tables, metrics whose mean counts
+            (default: its deciding metric; all of them).
+        higher_is_better: Of tables: more of the metrics is better.
+        samples_seen: Samples of the run that the blend is for.
+        max_repeats: No source is repeated more often than this in that run.
+        rows: Of tables: SOURCE=ROWS, what each source holds.
+        to: The folder for the blend and its confirming ablation.
+    """
+    samples = None if samples_seen is None else _rows("--samples-seen", samples_seen)
+    if metrics is None:
+        if higher_is_better or rows:
+            raise ValueError("--higher-is-better and --rows are for tables; an ablation knows both")
+        if len(target or ()) > 1:
+            raise ValueError("--target names one metric of an ablation's primary task")
+        swarm = swarm_of_ablation(runs, target[0] if target else None)
+    else:
+        sizes = {name: _rows("--rows", text) for name, text in console.key_values(rows or [])}
+        swarm = swarm_of_tables(
+            runs, metrics, targets=target or (), higher=higher_is_better, rows=sizes or None
+        )
+    choice = choose_blend(swarm, samples, max_repeats)
+    print("\n".join(blend_lines(choice)))
+    if to is not None:
+        files = write_blend(choice, swarm, runs, to)
+        print(f"\nwritten: {', '.join(disk.join(to, name) for name in files)}")
+    print_json(choice, as_json)
+    return 0
+
+
+def _rows(option: str, text: str) -> int:
+    number = reader.with_numbers(text, int)
+    if not str(number).isdigit() or not int(number):
+        raise ValueError(f"{option} is {text!r}; it must be a whole number above 0, like 128k")
+    return int(number)
+
+
+def blend_lines(choice: BlendChoice) -> list[str]:
+    """A blend for a terminal."""
+    width = max(len(name) for name in (*choice.sources, *choice.others, "found"))
+    lines = [f"{choice.runs} runs of {choice.mixtures} mixtures; {', '.join(choice.targets)}", ""]
+    for n, (name, share) in enumerate(zip(choice.sources, choice.shares, strict=True)):
+        repeats = f"  {choice.repeats[n]:8.2f} times" if choice.repeats else ""
+        lines.append(f"{name:<{width}}  {share:7.1%}{repeats}")
+    lines.append("")
+    found = (choice.value, choice.low, choice.high)
+    for name, (value, low, high) in {"found": found, **choice.others}.items():
+        lines.append(f"{name:<{width}}  {value:.4g} [{low:.4g}, {high:.4g}] predicted")
+    lines += [
+        "",
+        f"With 95 % the found blend is at most {choice.regret_high:.3g} worse than the best "
+        "average of mixtures that were run.",
+        f"Runs that a law had not seen: correlation {choice.skill:.2f} with its prediction.",
+    ]
+    if not choice.matters:
+        lines.append(
+            f"These runs do not show that the shares matter (p = {choice.p:.2g}): take any blend."
+        )
+    lines += ["", "Read as:", *(f"  {note}" for note in choice.notes)] if choice.notes else []
+    return lines

@@ -40,6 +40,7 @@ from manifests.schema import (
     Ablation,
     Blend,
     Fetch,
+    Mixtures,
     Recipe,
     Source,
     Suite,
@@ -272,7 +273,7 @@ def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[
     elif kind is Suite and isinstance(shaped.get("tasks"), list):
         shaped["tasks"] = [_task(task, folder) for task in shaped["tasks"]]
     elif kind is Ablation:
-        _shape_ablation(shaped, folder)
+        _shape_ablation(shaped, folder, where)
     return shaped
 
 
@@ -348,7 +349,7 @@ def _stream(stream: Any, folder: Path) -> Any:
     return fields
 
 
-def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
+def _shape_ablation(shaped: dict[str, Any], folder: Path, where: str) -> None:
     if isinstance(shaped.get("pools"), dict):
         pools = {}
         for name, pool in shaped["pools"].items():
@@ -361,6 +362,12 @@ def _shape_ablation(shaped: dict[str, Any], folder: Path) -> None:
         for name, arm in shaped["arms"].items():
             arms[name] = _arm(arm, folder)
         shaped["arms"] = arms
+    if isinstance(shaped.get("mixtures"), dict):
+        mixtures = check_values(shaped["mixtures"], Mixtures, where, ("mixtures",))
+        drawn = mixtures.arms()
+        if twice := sorted(set(drawn) & set(shaped.get("arms") or {})):
+            raise ValueError(f"{where}: arms.{twice[0]} is an arm of mixtures too; rename it")
+        shaped["arms"] = {**(shaped.get("arms") or {}), **drawn}
     if shaped.get("vary") and isinstance(shaped.get("arms"), dict):
         shaped["arms"] = cross_arms(shaped["arms"], shaped["vary"])
     if isinstance(shaped.get("evaluate"), list):

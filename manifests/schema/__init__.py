@@ -31,6 +31,7 @@ from manifests.schema.ablation import (
     Balance,
     Blend,
     Controls,
+    Mixtures,
     PoolRef,
     Scorer,
     Stop,

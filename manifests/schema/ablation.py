@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any, ClassVar, Literal
 
 from manifests.schema.recipe import MANY, STRICT, Ranges, check_ranges
@@ -318,6 +319,45 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixtures:
+    """Arms mix00, mix01 … of sources: with random shares, which `clipmill mix` fits a law to, or
+    random halves of the sources, every row of which comes as often, for `clipmill why`.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = STRICT
+    ranges: ClassVar[Ranges] = {"number": (2, 10_000), "seed": (0, MANY)}
+    sources: tuple[str, ...]  # POOL/VIEW
+    number: int
+    draw: Literal["shares", "halves"] = "shares"
+    concentration: float = 1.0  # of the Dirichlet distribution; 1: every mixture is as likely
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if len(self.sources) < 2 or len(set(self.sources)) < len(self.sources):
+            raise ValueError(f"sources are {list(self.sources)}; two different ones are needed")
+        if not self.concentration > 0:
+            raise ValueError(f"concentration is {self.concentration}; it must be above 0")
+
+    def arms(self) -> dict[str, dict[str, Any]]:
+        """Name -> an arm of views: a function of these numbers alone."""
+        random = Random(self.seed)
+        arms: dict[str, dict[str, Any]] = {}
+        for number in range(self.number):
+            if self.draw == "halves":
+                half = sorted(random.sample(self.sources, len(self.sources) // 2))
+                arms[f"mix{number:02}"] = {"views": dict.fromkeys(half, 1.0), "weights": "repeats"}
+                continue
+            draws = [random.gammavariate(self.concentration, 1) for _ in self.sources]
+            shares = {}
+            for source, draw in zip(self.sources, draws, strict=True):
+                if share := round(draw / sum(draws), 4):
+                    shares[source] = share
+            arms[f"mix{number:02}"] = {"views": shares}
+        return arms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
     """What an arm is: a view or a blend to train on, a model or predictions that exist. Exactly
     one.
@@ -403,6 +443,7 @@ class Ablation:
     vary: dict[str, tuple[Any, ...]] = field(
         default_factory=dict
     )  # one setting that arms differ in
+    mixtures: Mixtures | None = None
     controls: Controls = field(default_factory=Controls)
     scorer: Scorer | None = None
     # Differences inside ± this are practically equal (a share: 0.005 = 0.5 points); None: half a

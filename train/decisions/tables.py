@@ -157,7 +157,7 @@ def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
     notes: list[str] = []
     gc.disable()  # of a million rows the collector would take as long as all else
     try:
-        records = _chosen(_records(paths, notes), columns.where)
+        records = _chosen(records_of(paths, notes), columns.where)
         roles = _roles(records, columns, notes)
         table = _by_role(records, roles, notes)
         _name(table, columns, notes)
@@ -176,7 +176,7 @@ def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
 # --- files to records -----------------------------------------------------------------------------
 
 
-def _records(paths: Sequence[str], notes: list[str]) -> list[Record]:
+def records_of(paths: Sequence[str], notes: list[str]) -> list[Record]:
     """The rows of all files, each with the key `file`."""
     files = [file for path in paths for file in _files(path)]
     if not files:
