@@ -170,21 +170,25 @@ def demo(
     settings = read_web(web or web_of(manifest), options.scale)
     folder = disk.join(options.folder, "web")
     with variables(folder) as port:
-        return build_manifest(options, served(folder, settings, port))
+        return build_manifest(options, served(folder, settings, port), folder)
 
 
-def build_manifest(options: Options, served: AbstractContextManager[object] | None = None) -> int:
-    """Build a recipe or run an ablation; the exit status. `served` makes and serves its sources; it
-    is entered after the checks.
+def build_manifest(
+    options: Options, served: AbstractContextManager[object] | None = None, web: str = ""
+) -> int:
+    """Build a recipe or run an ablation; the exit status. `served` makes its sources in the folder
+    `web` and serves them; it is entered after the checks.
     """
     if reader.manifest_kind(options.manifest) is Recipe:
-        return build_recipe(options, served)
+        return build_recipe(options, served, web)
     if options.until != recipe_run.STAGES[-1] or options.retry:
         raise ValueError("--until and --retry are for a recipe; an ablation runs all of its stages")
-    return build_ablation(options, served)
+    return build_ablation(options, served, web)
 
 
-def build_ablation(options: Options, served: AbstractContextManager[object] | None) -> int:
+def build_ablation(
+    options: Options, served: AbstractContextManager[object] | None, web: str
+) -> int:
     """Run the commands of an ablation. Where one fails, its own error is the last line."""
     out = options.folder
     try:
@@ -195,6 +199,7 @@ def build_ablation(options: Options, served: AbstractContextManager[object] | No
             scale=options.scale,
             entry=options.entry,
             served=served,
+            web=web,
         )
     except subprocess.CalledProcessError as error:
         return ended_with(error)
@@ -228,11 +233,11 @@ def build_lock(options: Options) -> int:
     return print_end(recipe, options, totals)
 
 
-def build_recipe(options: Options, served: AbstractContextManager[object] | None) -> int:
+def build_recipe(options: Options, served: AbstractContextManager[object] | None, web: str) -> int:
     """Run the stages of a recipe; the exit status."""
     recipe = reader.read_manifest(options.manifest, Recipe, scale=options.scale)
     if served is not None:
-        recipe_run.check_recipe(recipe, options.until, options.retry)
+        recipe_run.check_recipe(recipe, options.until, options.retry, made=[web])
     with served or nullcontext():
         totals = recipe_run.build(
             recipe, options.folder, engine=options.engine, until=options.until, retry=options.retry

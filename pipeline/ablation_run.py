@@ -137,13 +137,15 @@ def ablate(
     scale: str | None = None,
     entry: Sequence[str] = ("build",),
     served: AbstractContextManager[object] | None = None,
+    web: str = "",
 ) -> None:
     """Build what is missing, train the scorer if one is asked for, run the arms and write the
     report.
 
     `entry` is the command that a person called, with options of its own; it runs the null web, and
-    the report names it. `served` is what makes and serves the sources of this ablation: it is
-    entered after the checks. Without it a null web is read where this environment says too.
+    the report names it. `served` is what makes the sources of this ablation in the folder `web` and
+    serves them: it is entered after the checks, but for those of filters that read the folder.
+    Without it a null web is read where this environment says too.
 
     ValueError for a person's mistake; subprocess.CalledProcessError where a command ended with an
     error of its own.
@@ -154,12 +156,16 @@ def ablate(
     at_scale = ["--scale", scale] if scale else []
     ablation = reader.read_manifest(manifest, Ablation, scale=scale)
     recipes = read_recipes(ablation, scale)
-    check_ablation(ablation, recipes, disk.join(layout.scorer, "export"))
+    scorer_export = disk.join(layout.scorer, "export")
+    made = [web, scorer_export] if web else [scorer_export]
+    check_ablation(ablation, recipes, made)
     if served is None and ablation.controls.null_web:
         check_null_web(ablation.controls.null_web, recipes)
     # Nothing is written into `out` before the checks; those of `clipmill ablate` read the
     # evaluation images, which `served` may make.
     with served or contextlib.nullcontext():
+        for recipe in recipes.values() if web else ():
+            recipe_run.check_recipe(recipe, made=[scorer_export])
         check = ["ablate", "check", manifest, "--out", out, "--engine", engine]
         run([*check, *at_scale])
         disk.write_json(layout.ablation_json, ablation)
@@ -216,12 +222,12 @@ def read_recipes(ablation: Ablation, scale: str | None) -> dict[str, Recipe]:
     return recipes
 
 
-def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_export: str) -> None:
+def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], made: Sequence[str]) -> None:
     """ValueError for what the recipes tell before a pool is built: views of arms, settings,
     filters, weights.
 
-    Filters that read the scorer, which is trained in between, are checked by the build that uses
-    them.
+    Filters that read one of the folders `made`, such as that of the scorer, which is trained in
+    between, are checked by the build that uses them.
     """
     views = {}
     for name, arm in ablation.arms.items():
@@ -243,10 +249,7 @@ def check_ablation(ablation: Ablation, recipes: Mapping[str, Recipe], scorer_exp
                 raise ValueError(f"{user} is {pool_view!r}: {error}") from None
     random_views(ablation.arms, ablation.controls)
     for recipe in recipes.values():
-        recipe_run.check_recipe(recipe, until="fetch")
-        for spec in recipe.filters:
-            if not any(scorer_export in str(value) for value in spec.options.values()):
-                recipe_run.check_filter(spec)
+        recipe_run.check_recipe(recipe, made=made)
 
 
 def check_null_web(manifest: str, recipes: Mapping[str, Recipe]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -268,9 +268,12 @@ def incomplete(totals: Mapping[str, Any], until: str) -> str | None:
 # --- before the first stage -------------------------------------------------------------------
 
 
-def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None) -> None:
+def check_recipe(
+    recipe: Recipe, until: str = "choose", retry: str | None = None, *, made: Sequence[str] = ()
+) -> None:
     """ValueError for everything that can be known before the first stage: settings, filters,
-    weights, rules.
+    weights, rules. Of filters that read one of the folders `made`, which come into being later, it
+    is only that their options are right.
     """
     source = SOURCES[recipe.source.kind]
     if until not in ("crawl", "plan"):
@@ -288,8 +291,13 @@ def check_recipe(recipe: Recipe, until: str = "choose", retry: str | None = None
         )
     check_locked(recipe)
     check_views(recipe)
+    scored = STAGES.index(until) >= STAGES.index("score")
     for spec in specs_of_recipe(recipe):
-        check_filter(spec, scored=STAGES.index(until) >= STAGES.index("score"))
+        options = str(spec.options)
+        if any(folder in options for folder in made):
+            make(spec)
+        else:
+            check_filter(spec, scored=scored)
 
 
 def _refuse_other_source(pool: str, recipe: Recipe) -> None:

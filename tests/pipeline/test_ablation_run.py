@@ -231,9 +231,9 @@ finally:
 def test_what_the_recipes_tell_is_refused_before_the_first_command(
     change: dict[str, Any], message: str
 ) -> None:
-    ablation_run.check_ablation(ABLATION, RECIPES, EXPORT)
+    ablation_run.check_ablation(ABLATION, RECIPES, [EXPORT])
     with pytest.raises(ValueError, match=r"arm|scorer") as error:
-        ablation_run.check_ablation(dataclasses.replace(ABLATION, **change), RECIPES, EXPORT)
+        ablation_run.check_ablation(dataclasses.replace(ABLATION, **change), RECIPES, [EXPORT])
     assert message in str(error.value)
 
 

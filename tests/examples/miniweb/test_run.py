@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from examples.miniweb import run
 from examples.miniweb.settings import WEBS, Miniweb, read_web, web_of
 from manifests import disk, reader
+from pipeline import ablation_run
 from tests.support import commands
 
 
@@ -90,3 +93,59 @@ def test_a_recipe_is_built_from_a_web_of_ones_own(
     assert disk.read_json(out / "web" / "site.json")["settings"]["pairs"] == 40
     again = f"next: clipmill demo --web {web} {recipe} --out {out} --engine inline"
     assert capfd.readouterr().out.splitlines()[-2:] == ["  40 of 40 rows are stored", again]
+
+
+TRUTH = """filters:
+  - table: {paths: ["${MINIWEB}/truth.parquet"], take: {caption_right: "right:bool"}}
+views: {right: [{right: caption_right}]}
+"""
+ABLATION = """
+name: small
+question: Are right captions better?
+pools: {web: {recipe: small.yaml}}
+arms: {right: web/right}
+baseline: right
+seeds: [0, 1]
+train: {model: test}
+evaluate: [{name: objects, kind: classification, data: "${MINIWEB}/eval/classification"}]
+primary: objects
+"""
+
+
+@pytest.mark.slow
+def test_a_recipe_joins_what_the_web_says_of_its_pairs(tmp_path: Path) -> None:
+    """The filter is checked before the web is there, and again as soon as it is."""
+    recipe, web, out = tmp_path / "small.yaml", tmp_path / "web.yaml", tmp_path / "out"
+    recipe.write_text(RECIPE.partition("filters:")[0] + TRUTH)
+    web.write_text("{pairs: 40, trusted_pairs: 0, faults: 0, noise: 0.5}")
+    words = [str(recipe), "--web", str(web), "--out", str(out), "--engine", "inline"]
+    assert commands.demo(words) == 0
+    kept = disk.read_json(out / "pool.json")["views"]["right"]["kept"]
+    assert kept == sum(pq.read_table(out / "web" / "truth.parquet")["right"].to_pylist()) > 0
+
+
+def test_an_ablation_checks_what_its_filters_read_of_the_web_once_it_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands_run: list[str] = []
+
+    def pretend(words: Sequence[str]) -> None:
+        commands_run.append(words[0])
+        disk.write_json(out / "results.json", {})
+
+    monkeypatch.setattr(ablation_run, "run", pretend)
+    monkeypatch.setattr(ablation_run, "_run_stages", lambda *_: None)
+    recipe, web, out = tmp_path / "small.yaml", tmp_path / "web.yaml", tmp_path / "out"
+    (tmp_path / "ablation.yaml").write_text(ABLATION)
+    web.write_text("{pairs: 40, trusted_pairs: 0, faults: 0}")
+    words = [str(tmp_path / "ablation.yaml"), "--web", str(web), "--engine", "inline", "--out"]
+    recipe.write_text(RECIPE.partition("filters:")[0] + TRUTH)
+    assert commands.demo([*words, str(out)]) == 0
+    assert commands_run == ["ablate", "report"]
+    recipe.write_text(RECIPE.partition("filters:")[0] + TRUTH.replace("take", "tkae"))
+    assert commands.demo([*words, str(tmp_path / "other")]) == 2
+    assert not (tmp_path / "other").exists(), "options are checked before the web is made"
+    recipe.write_text(RECIPE.partition("filters:")[0] + TRUTH.replace("truth.p", "trust.p"))
+    assert commands.demo([*words, str(tmp_path / "third")]) == 2
+    assert f"there is no table at {tmp_path}/third/web/trust.parquet" in capsys.readouterr().err
+    assert commands_run == ["ablate", "report"]
