@@ -19,7 +19,7 @@ from filters.language import Language
 from filters.optout import Optout
 from filters.page import Page
 from filters.picture import Pdq, Picture
-from filters.ranks import Mix, SoftCap
+from filters.ranks import RankMean, SoftCap
 from filters.table import CaptionFile, Table
 from filters.targets import Targets
 from filters.text_overlap import TextOverlap
@@ -52,7 +52,7 @@ FILTERS: dict[str, type[FilterBase]] = {
     "embed": Embed,
     "clip_loss": ClipLoss,
     "head": Head,
-    "mix": Mix,
+    "rank_mean": RankMean,
     "soft_cap": SoftCap,
     "duplicate": Duplicate,
     "decontaminate": Decontaminate,

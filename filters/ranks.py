@@ -73,8 +73,8 @@ def merge_counts(tables: pa.Table) -> pa.Table:
 
 
 @dataclass(kw_only=True)
-class Mix(PoolFilter):
-    """mix: the weighted mean of the ranks of some columns, between 0 and 1; larger is better.
+class RankMean(PoolFilter):
+    """rank_mean: the weighted mean of the ranks of some columns, between 0 and 1; larger is better.
 
     of: column -> weight, as in {clip_score: 2, clip_loss: 1}. A weight below 0 is of a column of
     which less is better. The rank of a value is the share of the stored rows with a smaller one and
@@ -82,8 +82,10 @@ class Mix(PoolFilter):
     of the columns has NULL. In memory are 16 bytes for each different value of a column.
     """
 
-    name = "mix"
-    adds, meanings = described(mix=(pa.float32(), "weighted mean of the ranks of some columns"))
+    name = "rank_mean"
+    adds, meanings = described(
+        rank_mean=(pa.float32(), "weighted mean of the ranks of some columns")
+    )
     of: dict[str, float]
 
     def __post_init__(self) -> None:
@@ -127,7 +129,7 @@ class Mix(PoolFilter):
             values, ranks = state[column]
             rank = ranks[np.searchsorted(values, numbers_of(rows, column))]
             total += weight * rank if weight > 0 else weight * (rank - 1)
-        return {"mix": total / math.fsum(map(abs, self.of.values()))}
+        return {"rank_mean": total / math.fsum(map(abs, self.of.values()))}
 
 
 # --------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from filters.base import PoolFilter
-from filters.ranks import GRAIN, Mix, SoftCap, numbers_of, ring_times
+from filters.ranks import GRAIN, RankMean, SoftCap, numbers_of, ring_times
 from tests.support.pool_filters import run_inline
 
 VALUES = st.none() | st.sampled_from([-1.5, -0.0, 0.0, 0.25, 3.0, math.nan, math.inf, -math.inf])
@@ -41,7 +41,7 @@ def values_of(
 @given(
     st.lists(st.tuples(VALUES, VALUES), max_size=40), st.sampled_from([(1, 1), (3, -1)]), *DIVIDED
 )
-def test_a_mix_is_the_mean_of_the_ranks(
+def test_a_rank_mean_is_the_mean_of_the_ranks(
     rows: list[Any], weights: tuple[int, int], per_shard: int, partitions: int
 ) -> None:
     pool = table(a=[a for a, _ in rows], b=[b for _, b in rows])
@@ -58,12 +58,14 @@ def test_a_mix_is_the_mean_of_the_ranks(
             total += abs(weight) * (rank if weight > 0 else 1 - rank)
         else:
             expected[uid] = total / sum(map(abs, weights))
-    assert values_of(Mix(of=of), pool, per_shard, partitions) == pytest.approx(expected, abs=1e-6)
+    assert values_of(RankMean(of=of), pool, per_shard, partitions) == pytest.approx(
+        expected, abs=1e-6
+    )
 
 
 def test_equal_values_have_the_middle_rank_and_one_row_is_in_the_middle() -> None:
-    assert set(values_of(Mix(of={"a": 1}), table(a=[2.0] * 9)).values()) == {0.5}
-    assert list(values_of(Mix(of={"a": -4}), table(a=[2.0])).values()) == [0.5]
+    assert set(values_of(RankMean(of={"a": 1}), table(a=[2.0] * 9)).values()) == {0.5}
+    assert list(values_of(RankMean(of={"a": -4}), table(a=[2.0])).values()) == [0.5]
 
 
 def one_by_one(pool: pa.Table, filter_: SoftCap) -> dict[str, int]:
@@ -148,8 +150,8 @@ def test_equal_scores_one_row_no_row_and_all_that_there_is() -> None:
     assert sorted(far.values()) == [0, 1]
 
 
-@pytest.mark.parametrize("filter_", [Mix(of={"a": 1, "b": -2}), SoftCap(of="a", share=0.4)])
-def test_merged_summaries_give_the_same_state(filter_: Mix | SoftCap) -> None:
+@pytest.mark.parametrize("filter_", [RankMean(of={"a": 1, "b": -2}), SoftCap(of="a", share=0.4)])
+def test_merged_summaries_give_the_same_state(filter_: RankMean | SoftCap) -> None:
     generator = np.random.default_rng(0)
     values = generator.normal(size=(2, 60)).round(1)
     values[0, ::7] = np.nan

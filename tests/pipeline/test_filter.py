@@ -141,7 +141,7 @@ source: {kind: files, paths: [x.csv]}
 filters:
   - tokens
   - caption
-  - mixed: {mix: {of: {caption_words: 1, original_width: -0.5}}}
+  - mixed: {rank_mean: {of: {caption_words: 1, original_width: -0.5}}}
   - soft_cap: {of: mixed, share: 1.5, temperature: 0.2, most: 3}
 views:
   raw: []
