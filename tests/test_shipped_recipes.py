@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -65,6 +66,9 @@ EXPECTED: dict[tuple[str, str], set[str]] = {
     ("hf_parquet", "all"): ALL,
     ("hf_parquet", "long"): ALL - NOT_LONG,
     ("coco_captions", "all"): ALL,
+    ("cifar10_arms", "raw"): ALL,
+    ("cifar10_arms", "right"): ALL - {"taxi"},
+    ("cifar10_arms", "wrong"): {"taxi"},
     ("cc3m", "all"): ALL,
     ("own_shards", "all"): ALL,
     ("own_shards", "long"): ALL - NOT_LONG,
@@ -186,7 +190,11 @@ def given(tmp_path_factory: pytest.TempPathFactory, clip_folder: Path) -> Iterat
         near_duplicates=0, faults=0,
     )  # fmt: skip
     small_web.write(folder / "web", settings)
-    pairs = pq.read_table(folder / "web" / "truth.parquet", columns=["caption", "url"])
+    pairs = pq.read_table(folder / "web" / "truth.parquet")
+    right = pc.not_equal(pairs["caption"], "yellow taxi")  # that of one image is said to be wrong
+    place = pairs.column_names.index("right")
+    pq.write_table(pairs.set_column(place, "right", right), folder / "web" / "truth.parquet")
+    pairs = pairs.select(["caption", "url"])
     lines = ["\t".join(pair.values()) + "\r\n" for pair in pairs.to_pylist()]
     (folder / "cc3m.tsv").write_text("".join(lines), newline="")
     trusted = folder / "web" / "trusted.warc.wat.gz"
