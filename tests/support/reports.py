@@ -132,6 +132,7 @@ results:
   scorer: null
   overlap: {objects: 0}
   near_overlap: {objects: 3}
+  arm_overlap: {objects: {raw: 3, clip30: 0}}
 samples_seen: 6400
 arms: []
 runs: []

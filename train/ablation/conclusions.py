@@ -169,7 +169,7 @@ class Results:
     scorer: of the scorer that the ablation trained; None without one.
     incomplete: {arm: seeds without a result}. runs: {arm: {seed: {task: metrics}}}.
     overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
-    hash.
+    hash. arm_overlap: {task: {arm: of both, those that the arm's training data show}}.
     files: path inside the folder -> sha256, of all files that a number was read from.
     """
 
@@ -187,6 +187,7 @@ class Results:
     runs: dict[str, dict[str, dict[str, Metrics]]] = field(default_factory=dict)
     overlap: dict[str, int] = field(default_factory=dict)
     near_overlap: dict[str, int] = field(default_factory=dict)
+    arm_overlap: dict[str, dict[str, int]] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
 
     @property

@@ -31,6 +31,7 @@ from train.config import TrainConfig, configure, model_config
 from train.evaluation.metrics import METRICS, deciding_metric
 from train.evaluation.overlap import (
     SharedImages,
+    count_in_arms,
     find_shared_images,
     overlap_lines,
     refuse_identical,
@@ -132,10 +133,13 @@ def check_pools(ablation: Ablation, out: str) -> SharedImages | None:
     if not pools:
         return None
     shared = find_shared_images(sorted(pools), ablation.evaluate)
+    trained = [(run.arm, _trained_views(run)) for run in runs]
+    counts = count_in_arms(shared, ablation.evaluate, trained)
+    shared = dataclasses.replace(shared, arms=counts)
     path = AblationLayout(out).overlap_json
     disk.write_json(path, shared)
     refuse_identical(shared, ablation.evaluate, path)
-    refuse_near(shared, ablation.evaluate, _trained_views(runs))
+    refuse_near(shared, ablation.evaluate, [view for _, views in trained for view in views])
     for line in overlap_lines(shared, ablation.evaluate, path):
         logger.info("%s", line)
     return shared
@@ -163,13 +167,12 @@ def _check_rows(runs: Sequence[Run]) -> None:
         )
 
 
-def _trained_views(runs: Sequence[Run]) -> list[tuple[str, str]]:
-    """(pool, view) of what the runs are trained on."""
+def _trained_views(run: Run) -> list[tuple[str, str]]:
+    """(pool, view) of what a run is trained on."""
     views = []
-    for run in runs:
-        for name in run.blend.views:
-            pool, _, view = name.partition("/")
-            views.append((run.blend.pools[pool], view))
+    for name in run.blend.views:
+        pool, _, view = name.partition("/")
+        views.append((run.blend.pools[pool], view))
     return views
 
 

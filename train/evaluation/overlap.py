@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -44,6 +44,7 @@ from train.transforms import decode_image
 NEAR_BITS = 4  # of 64
 SHOWN = 3  # images of a task that a message names
 Hashes = NDArray[np.uint64]
+PoolViews = Sequence[tuple[str, str]]  # (pool, view)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +64,14 @@ class SharedImage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedImages:
-    """All shared images, and the pools whose near duplicates are not known (no column phash)."""
+    """All shared images, and the pools whose near duplicates are not known (no column phash).
+
+    `arms`: of an ablation, {task: {arm: images that its training data show too}}.
+    """
 
     images: tuple[SharedImage, ...]
     without_phash: tuple[str, ...]
+    arms: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def of_task(self, task: str, *, near: bool) -> list[SharedImage]:
         """The near, or the byte-identical, images of a task."""
@@ -194,9 +199,7 @@ def refuse_identical(shared: SharedImages, tasks: Sequence[TaskSpec], listed_in:
             )
 
 
-def refuse_near(
-    shared: SharedImages, tasks: Sequence[TaskSpec], views: Sequence[tuple[str, str]]
-) -> None:
+def refuse_near(shared: SharedImages, tasks: Sequence[TaskSpec], views: PoolViews) -> None:
     """ValueError for a task with `near_overlap: refuse` of which a view has near duplicates.
 
     views: (pool, view) of what is trained on. Rows that no view keeps are not refused. A pool whose
@@ -220,12 +223,19 @@ def refuse_near(
             inside = [image for image in images if image.pool == pool and image.uid in kept]
             if inside:
                 first = inside[0]
+                remedy = (
+                    "drop them with the filter decontaminate {column: phash, radius: "
+                    f"{NEAR_BITS}}} and a rule decontaminate_distance > {NEAR_BITS}"
+                )
+                if view.startswith("random_like_"):
+                    remedy = (
+                        "a random subset is drawn from all stored rows: export a view without them "
+                        "by clipmill export and build a pool from its shards"
+                    )
                 raise ValueError(
                     f"task {name!r}: {len(inside)} near duplicates of its images are in the view "
                     f"{view} of {pool}, such as {first.file} (uid {first.uid}, {first.distance} of "
-                    "64 bits); drop them with the filter decontaminate {column: phash, radius: "
-                    f"{NEAR_BITS}}} and a rule decontaminate_distance > {NEAR_BITS}, or set "
-                    "near_overlap: list in the task"
+                    f"64 bits); {remedy}, or set near_overlap: list in the task"
                 )
 
 
@@ -237,6 +247,29 @@ def _kept_uids(pool: str, view: str, asked: set[str]) -> set[str]:
         kept = shard.kept_columns()["uid"]
         uids.update(kept.filter(pc.is_in(kept, value_set=values)).to_pylist())
     return uids
+
+
+def count_in_arms(
+    shared: SharedImages, tasks: Sequence[TaskSpec], runs: Sequence[tuple[str, PoolViews]]
+) -> dict[str, dict[str, int]]:
+    """{task: {arm: how many of its images are in the rows that a run of the arm trains on}}, by
+    bytes or nearly; the most over the runs, as a random control has other rows for each seed.
+
+    runs: (arm, (pool, view) of what it is trained on).
+    """
+    kept: dict[tuple[str, str], set[str]] = {}
+    for pool, view in sorted({pool_view for _, views in runs for pool_view in views}):
+        asked = {image.uid for image in shared.images if image.pool == pool}
+        kept[pool, view] = _kept_uids(pool, view, asked)
+    counts: dict[str, dict[str, int]] = {task.name: {} for task in tasks}
+    for arm, views in runs:
+        files: dict[str, set[str]] = {task.name: set() for task in tasks}
+        for image in shared.images:
+            if any(pool == image.pool and image.uid in kept[pool, view] for pool, view in views):
+                files[image.task].add(image.file)
+        for task, of_run in files.items():
+            counts[task][arm] = max(len(of_run), counts[task].get(arm, 0))
+    return counts
 
 
 def overlap_lines(shared: SharedImages, tasks: Sequence[TaskSpec], listed_in: str) -> list[str]:
@@ -254,6 +287,10 @@ def overlap_lines(shared: SharedImages, tasks: Sequence[TaskSpec], listed_in: st
                 names = ", ".join(files[:SHOWN])
                 rest = f" and {more} more in {listed_in}" if more > 0 else f" (see {listed_in})"
                 lines.append(f"task {task.name}: {len(files)} images are {what}: {names}{rest}")
+        of_arms = shared.arms.get(task.name, {})
+        if any(of_arms.values()):
+            counts = ", ".join(f"{arm} {count}" for arm, count in of_arms.items())
+            lines.append(f"task {task.name}: images that an arm's training data show too: {counts}")
     for pool in shared.without_phash:
         lines.append(
             f"{pool} has no column phash: near duplicates are not checked "

@@ -144,6 +144,7 @@ def collect_results(
         runs={arm: _arm_runs(runs, arm, by_task) for arm in arm_names(runs)},
         overlap=overlap,
         near_overlap=near_overlap,
+        arm_overlap={} if shared is None else shared.arms,
         files=hashes.sha256,
     )
 

@@ -309,5 +309,11 @@ def test_a_training_image_in_the_evaluation_is_refused(tiny_pool: str, tmp_path:
     tar = disk.join(tiny_pool, "shards", "00001.tar")
     image = disk.read_bytes(tar, row["image_offset"], row["image_length"])
     (Path(data) / "red" / "9.jpg").write_bytes(image)
+    tiny, out = tiny_ablation(tiny_pool, data), str(tmp_path)
     with pytest.raises(ValueError, match=rf"red/9.jpg is also in the pool .* {row['key']}"):
-        check_pools(tiny_ablation(tiny_pool, data), str(tmp_path))
+        check_pools(tiny, out)
+    allowed = [dataclasses.replace(task, allow_overlap=True) for task in tiny.evaluate]
+    shared = check_pools(dataclasses.replace(tiny, evaluate=tuple(allowed)), out)
+    assert shared.arms[tiny.primary].keys() == {"raw", "half"}
+    assert shared.arms[tiny.primary]["raw"] == 1
+    assert disk.read_json(tmp_path / "overlap.json")["arms"] == shared.arms

@@ -19,6 +19,7 @@ from train.evaluation import overlap
 from train.evaluation.overlap import (
     SharedImage,
     SharedImages,
+    count_in_arms,
     find_shared_images,
     overlap_lines,
     refuse_identical,
@@ -88,6 +89,18 @@ def test_near_duplicates_are_refused_where_the_task_says_so_and_a_view_keeps_the
         refuse_near(shared, [strict], [(pool, "clean"), (pool, "all")])
     refuse_near(shared, [strict], [(pool, "clean")])
     refuse_near(shared, [colours], [(pool, "all")])
+    kept["random_like_clean.seed-0"] = kept["all"]
+    with pytest.raises(ValueError, match=r"a random subset is drawn from all stored rows: export"):
+        refuse_near(shared, [strict], [(pool, "random_like_clean.seed-0")])
+    runs = [("raw", [(pool, "all")]), ("clean", [(pool, "clean")]), ("none", [("other", "all")])]
+    runs += [("random", [(pool, "clean")]), ("random", [(pool, "random_like_clean.seed-0")])]
+    kept_of_run = {"raw": 2, "clean": 1, "none": 0, "random": 2}
+    assert count_in_arms(shared, [colours], runs) == {"colours": kept_of_run}
+    known = dataclasses.replace(shared, arms={"colours": kept_of_run})
+    assert overlap_lines(known, [colours], "x.json")[-1] == (
+        "task colours: images that an arm's training data show too: "
+        "raw 2, clean 1, none 0, random 2"
+    )
     unknown = SharedImages(images=(), without_phash=(pool,))
     with pytest.raises(ValueError, match=r"has no column phash; run clipmill score"):
         refuse_near(unknown, [strict], [(pool, "clean")])
