@@ -2,6 +2,7 @@
 and resumed, on other ranks, and beside open_clip's own training loop.
 """
 
+import dataclasses
 import json
 import shutil
 
@@ -12,6 +13,9 @@ from manifests import disk
 from tests.support import commands, open_clip_configs
 from tests.support.late import open_clip
 from tests.support.tasks import class_folders
+from train.config import configure
+from train.sizing.advice import advise
+from train.sizing.device_fit import Device, fit, largest_micro_batch, remedies
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 SETTINGS = {
@@ -227,6 +231,27 @@ def test_what_a_model_makes_impossible_is_refused_with_the_reason(
     error = capsys.readouterr().err
     assert message in error
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_size_advises_no_micro_batches_of_a_model_with_batch_norm(tmp_path, capsys):
+    """Training refuses them; a model without such norms has them."""
+    words = ["--device", "cpu", "--batch", "64"]
+    model = open_clip_configs.resnet(tmp_path)
+    assert commands.size(["--model", model, *words, "--set", "micro_batch=2"]) == 2
+    assert "BatchNorm, whose mean and variance" in capsys.readouterr().err
+    for name, micro_batch in ((model, None), (open_clip_configs.convnext(tmp_path), 32)):
+        config = configure(
+            {**SETTINGS, "model": name, "batch_size": 64, "samples_seen": 64, "warmup": 0}
+        )
+        device = Device(name="host", kind="cpu", memory=1, utilisation=1.0)
+        needed = fit(config, 1, device).needed
+        config = dataclasses.replace(config, micro_batch="auto")
+        small = dataclasses.replace(device, memory=needed)  # less a margin
+        advice = advise(config, 1, small, ["precision", "recompute"])
+        assert advice.fit.fits == (micro_batch is not None)
+        assert advice.config.micro_batch == micro_batch
+        assert not any("micro_batch" in way for way in remedies(config, 1, small)) or micro_batch
+        assert largest_micro_batch(config, 1, small) == (63 if micro_batch else 0)
 
 
 def test_a_naflex_model_and_a_missing_tokenizer_are_refused(tiny_pool, tmp_path, capsys):

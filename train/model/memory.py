@@ -304,6 +304,13 @@ def step_memory(config: ModelConfig | OpenClipConfig, shape: StepShape) -> StepM
     )
 
 
+def mixes_samples(
+    config: ModelConfig | OpenClipConfig, trained: tuple[int | None, int | None]
+) -> bool:
+    """Whether the embedding of a sample depends on the others of its batch: BatchNorm does that."""
+    return isinstance(config, OpenClipConfig) and _counts_of(config, trained).norms > 0
+
+
 def _counts_of(config: OpenClipConfig, trained: tuple[int | None, int | None]) -> Counts:
     from train.model.open_clip_model import counts_of  # with torch
 

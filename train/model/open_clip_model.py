@@ -362,6 +362,7 @@ class Counts:
 
     parameters: int
     trained: int
+    norms: int  # BatchNorm layers that compute statistics of a batch
     largest_block: int  # its parameters
     outside: int  # parameters outside the blocks
     image_flops: float  # forward and backward
@@ -408,6 +409,7 @@ def _counts(document: str, trained: tuple[int | None, int | None]) -> Counts:
     return Counts(
         parameters=total,
         trained=sum(p.numel() for p in model.parameters() if p.requires_grad),
+        norms=len(model.norms()),
         largest_block=max(sizes, default=0),
         outside=total - sum(sizes),
         image_flops=image_flops / COUNTED,

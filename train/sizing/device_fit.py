@@ -25,7 +25,13 @@ from train.config import (
 )
 from train.late_torch import torch
 from train.model.architecture import MODELS, ModelConfig, OpenClipConfig
-from train.model.memory import StepMemory, StepShape, step_memory, training_flops
+from train.model.memory import (
+    StepMemory,
+    StepShape,
+    mixes_samples,
+    step_memory,
+    training_flops,
+)
 
 if TYPE_CHECKING:
     from train.parallel.process_group import Ranks
@@ -319,12 +325,16 @@ def step_shape(config: TrainConfig, ranks: int, kind: str) -> StepShape:
 def fit(config: TrainConfig, ranks: int, device: Device) -> Fit:
     """The step of one of `ranks` ranks on a device; with `micro_batch: auto` the largest that fits.
 
-    Where none fits, `micro_batch` is 1 and `fits` is False.
+    Where none fits, `micro_batch` is 1 and `fits` is False; a model with BatchNorm takes all
+    samples at once. ValueError where micro-batches of such a model are asked for.
     """
     whole = config if config.micro_batch != "auto" else _with_micro_batch(config, None)
     shape = step_shape(whole, ranks, device.kind)
+    _refuse_micro_batches(whole, shape)
     result = _fit(whole, shape, device)
     if result.fits or config.micro_batch != "auto" or shape.samples == 1:
+        return result
+    if mixes_samples(model_config(config), shape.trained):
         return result
     largest = _largest(whole, shape, device)
     friendly = friendly_micro_batch(shape.samples, max(1, largest))
@@ -335,7 +345,22 @@ def largest_micro_batch(config: TrainConfig, ranks: int, device: Device) -> int:
     """The most samples of a rank that fit at once, even or not; 0 where not even one fits."""
     whole = _with_micro_batch(config, None)
     shape = step_shape(whole, ranks, device.kind)
-    return shape.samples if _fit(whole, shape, device).fits else _largest(whole, shape, device)
+    if _fit(whole, shape, device).fits:
+        return shape.samples
+    return (
+        0 if mixes_samples(model_config(config), shape.trained) else _largest(whole, shape, device)
+    )
+
+
+def _refuse_micro_batches(config: TrainConfig, shape: StepShape) -> None:
+    """ValueError for micro-batches of a model that mixes the samples of a batch."""
+    if shape.piece < shape.samples and mixes_samples(model_config(config), shape.trained):
+        raise ValueError(
+            f"micro_batch is {config.micro_batch}, and {config.model} has BatchNorm, whose mean and"
+            " variance are those of all samples of a batch: micro-batches would train another "
+            "model; leave micro_batch out, and start more ranks or set recompute to full where "
+            "memory is short"
+        )
 
 
 def _largest(config: TrainConfig, shape: StepShape, device: Device) -> int:
@@ -450,9 +475,10 @@ def resolve_micro_batch(config: TrainConfig, ranks: Ranks) -> TrainConfig:
     """The settings with a number in place of `micro_batch: auto`. A collective.
 
     It is the same on all ranks: the least of what their devices have room for. ValueError where
-    not even one sample fits.
+    not even one sample fits, and for micro-batches that the model does not allow.
     """
     if config.micro_batch != "auto":
+        _refuse_micro_batches(config, step_shape(config, ranks.world, ranks.device.type))
         return config
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
     memory = free_memory(ranks.device, local)

@@ -242,7 +242,6 @@ def prepare(
     used_tokens = None
     if isinstance(model, OpenClipModel):
         lock_towers(model, config)  # it replaces BatchNorm, before anything is laid out
-        _check_norms(model, config, ranks)
     else:
         used_tokens = tokens_of_blend(loader)
     # Ranks read weights and tokens at their own pace; NCCL would wait 10 minutes for the slowest.
@@ -293,19 +292,6 @@ def lock_towers(model: AnyModel, config: TrainConfig) -> None:
         lock_tower(model.visual, layers, config.lock_image_unlocked_groups)
     if config.lock_text:
         lock_tower(model.text, model.config.text_layers, config.lock_text_unlocked_layers)
-
-
-def _check_norms(model: OpenClipModel, config: TrainConfig, ranks: Ranks) -> None:
-    """ValueError for micro-batches of a model whose BatchNorm mixes the samples of a batch."""
-    assert config.micro_batch != "auto"
-    pieces = accumulate.micro_batches(config.batch_size // ranks.dp, config.micro_batch)
-    if len(pieces) > 1 and model.norms():
-        raise ValueError(
-            f"micro_batch is {config.micro_batch}, and {config.model} has BatchNorm, whose mean and"
-            " variance are those of all samples of a batch: micro-batches would train another "
-            "model; leave micro_batch out, and start more ranks or set recompute to full where "
-            "memory is short"
-        )
 
 
 def _may_reduce(used_tokens: Tensor, config: TrainConfig, ranks: Ranks) -> bool:
