@@ -3,13 +3,17 @@ and resumed, on other ranks, and beside open_clip's own training loop.
 """
 
 import dataclasses
+import io
 import json
 import shutil
 
 import pytest
 import torch
+from PIL import Image
 
 from manifests import disk
+from manifests.aligned import AlignedFiles
+from manifests.layout import PoolLayout
 from tests.support import commands, open_clip_configs
 from tests.support.late import open_clip
 from tests.support.tasks import class_folders
@@ -87,6 +91,34 @@ def test_a_run_is_resumed_to_the_bit_and_open_clip_loads_what_it_exports(name, t
         torch.testing.assert_close(
             read.encode_text(tokens), theirs.encode_text(tokens, normalize=True)
         )
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_scores_a_pool_as_open_clip_does(name, tiny_pool, tmp_path):
+    """BatchNorm then has its running statistics: a score does not depend on the batch."""
+    pool, out = tmp_path / "pool", tmp_path / "run"
+    shutil.copytree(tiny_pool, pool)
+    loss = "siglip" if name == "siglip" else "clip"
+    assert train(str(pool), out, model=MODELS[name](tmp_path), loss=loss) == 0
+    options = [f"clip_score.model=local-dir:{out / 'export'}", "clip_score.device=cpu"]
+    words = ["--filters", "clip_score", "--set", *options, "--engine", "inline"]
+    assert commands.score([str(pool), *words]) == 0
+    sets = disk.list_names(PoolLayout(str(pool)).scores)
+    (score_set,) = [each for each in sets if each.startswith("clip_score@")]
+    scores = AlignedFiles.of_scores(str(pool), score_set).read("00001")[0]["clip_score"]
+    folder = f"local-dir:{out / 'export'}"
+    clip, _, preprocess = open_clip.create_model_and_transforms(folder)
+    sidecar = disk.read_parquet(pool / "shards" / "00001.parquet").slice(0, 4).to_pylist()
+    members = []
+    for row in sidecar:
+        place = row["image_offset"], row["image_length"]
+        data = disk.read_bytes(pool / "shards" / "00001.tar", *place)
+        members.append(preprocess(Image.open(io.BytesIO(data)).convert("RGB")))
+    tokens = open_clip.get_tokenizer(folder)([row["caption"] for row in sidecar])
+    with torch.no_grad():
+        image_BE = clip.eval().encode_image(torch.stack(members), normalize=True)
+        cosine_B = (image_BE * clip.encode_text(tokens, normalize=True)).sum(dim=1)
+    assert scores.to_pylist()[:4] == pytest.approx(cosine_B.tolist(), abs=2e-3)
 
 
 @pytest.mark.parametrize(
