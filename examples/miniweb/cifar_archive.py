@@ -1,10 +1,12 @@
-"""CIFAR-10's python archive as folders of PNGs: OUT/train/CLASS/0000.png and OUT/test/CLASS/….
+"""CIFAR-10's python archive as folders of PNGs: OUT/train/CLASS/0000.png and OUT/test/CLASS/…,
+and OUT/test/captions.csv for retrieval.
 
 Its files are pickles: what they may build is limited to lists, texts and arrays.
 """
 
 from __future__ import annotations
 
+import csv
 import io
 import pickle
 import tarfile
@@ -16,7 +18,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from examples.miniweb.labelled_photos import read_photos
+
 SIDE = 32  # pixels
+CAPTIONED = 200  # first test photographs of each class, with captions as the small web has them
 NAMES = "batches.meta"
 PARTS = {"train": tuple(f"data_batch_{number}" for number in range(1, 6)), "test": ("test_batch",)}
 # What the pickles of the archive call; NumPy has since moved its module
@@ -56,7 +61,18 @@ def unpack(archive: str | Path, out: str | Path) -> dict[str, int]:
                 Image.fromarray(image).save(path)
                 numbers[classes[label]] += 1
         counts[part] = numbers.total()
+    write_captions(Path(out) / "test")
     return counts
+
+
+def write_captions(folder: Path) -> None:
+    """FOLDER/captions.csv: the first photographs of each class with a right caption."""
+    with open(folder / "captions.csv", "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(("file", "caption"))
+        for photo in read_photos(folder, None, 0):
+            if int(Path(photo.file).stem) < CAPTIONED:
+                table.writerow((photo.file, photo.caption))
 
 
 def _files(archive: Path) -> dict[str, bytes]:

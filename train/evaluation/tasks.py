@@ -26,9 +26,11 @@ from train.eval_data.samples import (
 from train.evaluation.metrics import (
     DIRECTIONS,
     METRICS,
+    TEMPERATURES,
     TOP,
     BoolArray,
     Metrics,
+    at_best_temperature,
     calibration_error,
     f1_macro,
     mean_of_directions,
@@ -356,7 +358,7 @@ ASSOCIATION = TaskKind(
 # The task kind `retrieval`: images and captions find each other, in both directions.
 
 
-MEANS = ("mean_rank", "contrastive_loss")
+MEANS = ("mean_rank", "contrastive_loss", "contrastive_loss_t")
 LOSS_BATCH = 256  # most pairs of a batch of the contrastive loss
 CANDIDATES = 8192  # compared at once, so that the comparison stays in the cache
 
@@ -406,9 +408,10 @@ def same_texts(samples: Samples) -> list[int]:
 
 
 def contrastive_losses(
-    image_NE: Tensor, text_ME: Tensor, samples: Samples, scale: float
+    image_NE: Tensor, text_ME: Tensor, samples: Samples, scales: Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) and (M,) cross-entropy in nats of each image and of its first caption, in batches.
+    """(N, S) and (M, S) cross-entropy in nats of each image and of its first caption, in batches,
+    under each of S logit scales.
 
     The pairs (image, first caption) are dealt out to the fewest batches of at most LOSS_BATCH
     pairs, neighbours to different batches; the sizes of two batches differ by at most 1. Other
@@ -416,20 +419,23 @@ def contrastive_losses(
     no image's first has NaN.
     """
     captions, texts = torch.tensor(first_captions(samples)), torch.tensor(same_texts(samples))
-    by_image = np.full(len(image_NE), np.nan, np.float32)
-    by_text = np.full(len(text_ME), np.nan, np.float32)
+    by_image = np.full((len(image_NE), len(scales)), np.nan, np.float32)
+    by_text = np.full((len(text_ME), len(scales)), np.nan, np.float32)
     texts_of: list[list[int]] = [[] for _ in samples.files]
     for image, caption in samples.matches:
         texts_of[image].append(int(texts[caption]))
     batches = math.ceil(len(image_NE) / LOSS_BATCH)
     for first in range(batches):
         rows = torch.arange(first, len(image_NE), batches)
-        logits_BB = (scale * image_NE[rows] @ text_ME[captions[rows]].T).double()
+        similarity_BB = (image_NE[rows] @ text_ME[captions[rows]].T).double()
         texts_B = texts[captions[rows]].tolist()
         for b, other in _other_right_answers(rows.tolist(), texts_B, texts_of):
-            logits_BB[b, other] = -torch.inf
-        by_image[rows] = -logits_BB.log_softmax(dim=1).diagonal().float().numpy()
-        by_text[captions[rows]] = -logits_BB.log_softmax(dim=0).diagonal().float().numpy()
+            similarity_BB[b, other] = -torch.inf
+        for number, scale in enumerate(scales):
+            logits_BB = scale * similarity_BB
+            by_image[rows, number] = -logits_BB.log_softmax(dim=1).diagonal().float().numpy()
+            losses_B = -logits_BB.log_softmax(dim=0).diagonal().float().numpy()
+            by_text[captions[rows], number] = losses_B
     return by_image, by_text
 
 
@@ -459,7 +465,8 @@ def retrieve(
     `image_to_text_recall@1` is the share of images whose nearest caption is one of theirs, as in
     CLIP_benchmark. A caption finds its own image alone, also where another image has the same text.
     That text ties with the image's own, which CLIP_benchmark decides by chance; here it is not
-    counted against the image. `loss` is described at `contrastive_losses`.
+    counted against the image. `loss` is described at `contrastive_losses`; `loss_t` is the same at
+    the temperature that fits all pairs best.
     """
     texts = same_texts(samples)
     captions_of: dict[int, list[int]] = {}
@@ -468,12 +475,14 @@ def retrieve(
     right = [(n, m) for n, own in samples.matches for m in captions_of[texts[own]]]
     by_image = ranks(image_NE, text_ME, right, shared_by)
     by_text = ranks(text_ME, image_NE, [(m, n) for n, m in samples.matches], shared_by)
-    losses = np.concatenate(contrastive_losses(image_NE, text_ME, samples, scale))
+    scales = [scale, *(scale * TEMPERATURES).tolist()]
+    losses = np.concatenate(contrastive_losses(image_NE, text_ME, samples, scales))
     columns = {
         "direction": [DIRECTIONS[0]] * len(by_image) + [DIRECTIONS[1]] * len(by_text),
         "sample": [*samples.files, *samples.captions],
         "rank": np.concatenate([by_image, by_text]),
-        "loss": pa.array(losses, from_pandas=True),  # NaN becomes null
+        "loss": pa.array(losses[:, 0], from_pandas=True),  # NaN becomes null
+        "loss_t": pa.array(-at_best_temperature(-losses[:, 1:]), from_pandas=True),
     }
     table = pa.table(columns)
     medians = [float(np.median(values) + 1) for values in (by_image, by_text)]
@@ -528,11 +537,18 @@ def sample_columns(logits_NC: Tensor, label_N: Tensor) -> Columns:
     the same rule as in retrieval. `predicted` is then the best wrong class. `logprob` is of the
     right class, under a softmax over the classes; `margin` is its distance to the best wrong class.
     `top_classes` are the best five in the order of their `top_logprobs`, `predicted` first.
+    `logprobs_t` (N, T) is `logprob` at TEMPERATURES, of which `with_best_temperature` makes a
+    column: repeats in training make a model too sure, and its mean log-probability then says the
+    opposite of its accuracy.
     """
     logprobs_NC = logits_NC.double().log_softmax(dim=1)
     right_N1 = logits_NC.gather(1, label_N[:, None])
     wrong_NC = logits_NC.scatter(1, label_N[:, None], -torch.inf)
     rank_N1 = (wrong_NC >= right_N1).sum(dim=1, keepdim=True)
+    logprobs_NT = np.empty((len(label_N), len(TEMPERATURES)), np.float32)
+    for number, factor in enumerate(TEMPERATURES.tolist()):
+        cooled_NC = (factor * logits_NC).log_softmax(dim=1)
+        logprobs_NT[:, number] = cooled_NC.gather(1, label_N[:, None])[:, 0].numpy()
     top = min(TOP, logits_NC.shape[1])
     # The wrong classes in order, with the right one put in at its rank.
     before_NK = wrong_NC.topk(top, dim=1).indices
@@ -549,12 +565,19 @@ def sample_columns(logits_NC: Tensor, label_N: Tensor) -> Columns:
         "margin": (right_N1[:, 0].double() - wrong_NC.amax(dim=1)).float().numpy(),
         "top_classes": top_NK.int().numpy(),
         "top_logprobs": logprobs_NC.gather(1, top_NK).numpy(),
+        "logprobs_t": logprobs_NT,
     }
+
+
+def with_best_temperature(columns: Columns) -> Columns:
+    """The columns of all samples, with `logprob_t` in the place of `logprobs_t`."""
+    plain = {name: values for name, values in columns.items() if name != "logprobs_t"}
+    return {**plain, "logprob_t": at_best_temperature(columns["logprobs_t"]).astype(np.float32)}
 
 
 def classify(logits_NC: Tensor, labels: Sequence[int]) -> tuple[Columns, Metrics]:
     """Columns of the predictions (see `sample_columns`), and the metrics."""
-    columns = sample_columns(logits_NC, torch.as_tensor(labels))
+    columns = with_best_temperature(sample_columns(logits_NC, torch.as_tensor(labels)))
     classes = logits_NC.shape[1]
     return compact(columns, classes), summarise(columns, classes)
 
@@ -565,10 +588,11 @@ def summarise(columns: Columns, classes: int, ignore_groups: Sequence[str] = ())
     In mean_class_accuracy and f1_macro every class that has samples has the same weight. The
     metrics of the worst group are there if `columns` has `group`.
     """
-    names = ["label", "correct", "correct5", "logprob", "margin"]
+    names = ["label", "correct", "correct5", "logprob", "logprob_t", "margin"]
     table = pa.table({name: columns[name] for name in names})
     metrics = {}
-    for name in ("accuracy", "accuracy5", "mean_class_accuracy", "logprob", "margin"):
+    means = ("accuracy", "accuracy5", "mean_class_accuracy", "logprob", "logprob_t", "margin")
+    for name in means:
         if name != "accuracy5" or classes > TOP:
             metrics[name] = mean_of_directions(metric_values(table, name))
     confidence_N = np.exp(columns["top_logprobs"][:, 0])
@@ -608,7 +632,8 @@ def with_groups(columns: Columns, samples: Samples) -> Columns:
 
 def predicted_of(columns: Columns, task: TaskSpec, samples: Samples) -> Predicted:
     """Metrics of `sample_columns`, and the columns as they are stored, with names and groups."""
-    columns, classes = with_groups(columns, samples), len(samples.classes)
+    columns = with_groups(with_best_temperature(columns), samples)
+    classes = len(samples.classes)
     metrics = summarise(columns, classes, task.ignore_groups)
     stored = {"sample": list(samples.files), **compact(columns, classes)}
     return Predicted(columns=stored, metrics=metrics)
@@ -778,7 +803,7 @@ LINEAR_PROBE = TaskKind(
 # The table of task kinds, and the evaluation of a model: a row per sample and the metrics.
 
 
-PREDICTIONS_VERSION = 2  # of the columns of predictions
+PREDICTIONS_VERSION = 3  # of the columns of predictions
 logger = logging.getLogger(__name__)
 TASKS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CLASSIFICATION, RETRIEVAL, LINEAR_PROBE, ASSOCIATION)

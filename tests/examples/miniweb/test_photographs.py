@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from examples.miniweb import labelled_photos, photo_plan, small_web
+from examples.miniweb import cifar_archive, labelled_photos, photo_plan, small_web
 from examples.miniweb.labelled_photos import LabelledPhoto
 from examples.miniweb.links import TRUSTED
 from examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
@@ -37,6 +37,18 @@ def test_a_pickle_that_calls_something_is_refused(
     assert "batches.meta cannot be read as a pickle of arrays" in streams.err
     assert "builtins.eval" in streams.err
     assert "it was called" not in streams.out
+
+
+def test_the_first_test_photographs_have_captions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_archive(tmp_path / "cifar-10-python.tar.gz", per_class=3)
+    monkeypatch.setattr(cifar_archive, "CAPTIONED", 1)
+    counts = cifar_archive.unpack(tmp_path / "cifar-10-python.tar.gz", tmp_path / "cifar")
+    lines = (tmp_path / "cifar" / "test" / "captions.csv").read_text().splitlines()
+    assert counts["test"] > len(lines) - 1 == 3
+    assert lines[1].startswith("apple/0000.png,")
+    assert lines[1].endswith("an apple")
 
 
 def test_the_folder_of_an_image_names_what_it_shows(tmp_path: Path) -> None:

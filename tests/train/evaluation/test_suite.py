@@ -9,9 +9,12 @@ import torch
 
 from manifests import disk
 from manifests.schema import Suite
+from tests.support.late import optimize, special
 from tests.support.tasks import changed, draw
 from train.evaluation.metrics import (
     METRICS,
+    TEMPERATURES,
+    at_best_temperature,
     calibration_error,
     f1_macro,
     mean_of_directions,
@@ -112,7 +115,7 @@ def test_predictions_of_another_version_are_made_anew_with_a_reason(
     disk.write_parquet(path, old, metadata)
     with caplog.at_level("INFO"):
         assert saved_metrics(out, colours) is None
-    assert "colours.parquet is of version 1, not 2: it is made anew" in caplog.text
+    assert "colours.parquet is of version 1, not 3: it is made anew" in caplog.text
     (correct,) = TASKS[colours.kind].correct(disk.read_parquet(path))  # it can still be read
     assert correct.shape == (18,)
 
@@ -174,6 +177,34 @@ def test_samples_without_a_loss_are_left_out():
         {"direction": ["image_to_text", "text_to_image", "text_to_image"], "loss": [1.0, 3.0, None]}
     )
     assert [values.tolist() for values in metric_values(table, "contrastive_loss")] == [[1], [3]]
+
+
+def test_the_best_temperature_is_that_of_a_search_and_a_model_that_is_too_sure_is_not_worse():
+    rng = np.random.default_rng(4)
+    labels = rng.integers(10, size=300)
+    logits = 0.4 * rng.standard_normal((300, 10))
+    logits[np.arange(300), labels] += 1.0
+
+    def logprobs(factor: float, sure: float) -> np.ndarray:
+        return special.log_softmax(factor * sure * logits, axis=1)[np.arange(300), labels]
+
+    for sure in (1.0, 5.0, 60.0):
+        best = optimize.minimize_scalar(
+            lambda log, sure=sure: -logprobs(np.exp(log), sure).mean(), bounds=(-6, 3)
+        )
+        fitted = at_best_temperature(
+            np.stack([logprobs(factor, sure) for factor in TEMPERATURES], axis=1)
+        )
+        assert fitted.mean() == pytest.approx(-best.fun, abs=1e-3)
+        np.testing.assert_allclose(fitted, logprobs(np.exp(best.x), sure), atol=0.05)
+    assert logprobs(1.0, 60.0).mean() < -np.log(10)  # worse than a guess, at its own temperature
+
+
+def test_a_model_that_knows_nothing_has_its_best_temperature_at_an_end():
+    wrong = np.stack([-factor * np.array([1.0, 3.0, np.nan]) for factor in TEMPERATURES], axis=1)
+    fitted = at_best_temperature(wrong)
+    np.testing.assert_allclose(fitted[:2], [-TEMPERATURES[0], -3 * TEMPERATURES[0]], atol=1e-6)
+    assert np.isnan(fitted[2])
 
 
 def test_what_cannot_be_had_is_named():

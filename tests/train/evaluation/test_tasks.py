@@ -92,6 +92,7 @@ def test_columns_and_metadata_are_as_promised(colours, model, tmp_path):
             ("margin", pa.float32()),
             ("top_classes", pa.list_(pa.int16(), 3)),
             ("top_logprobs", pa.list_(pa.float16(), 3)),
+            ("logprob_t", pa.float32()),
         ]
     )
     metadata = disk.read_metadata(tmp_path / "colours.parquet")
@@ -198,7 +199,7 @@ def test_ranks_do_not_depend_on_the_batch(monkeypatch):
 def test_retrieval_counts_both_directions(captioned, model, tmp_path):
     metrics = evaluate(model, [captioned], str(tmp_path))["captioned"]
     table = disk.read_parquet(tmp_path / "captioned.parquet")
-    assert table.schema.names == ["direction", "sample", "rank", "loss"]
+    assert table.schema.names == ["direction", "sample", "rank", "loss", "loss_t"]
     assert table.schema.field("rank").type == pa.int32()
     rows = table.to_pylist()
     assert [r["sample"] for r in rows if r["direction"] == "image_to_text"] == [
@@ -251,7 +252,8 @@ def test_the_loss_of_one_batch_is_the_loss_of_training():
 
 def test_other_right_answers_are_no_candidates(captioned):
     samples = read_samples(captioned)  # captions: red, a red picture, green, blue, grey, grey
-    by_image, by_text = tasks.contrastive_losses(torch.ones(5, 3), torch.ones(6, 3), samples, 1.0)
+    losses = tasks.contrastive_losses(torch.ones(5, 3), torch.ones(6, 3), samples, [1.0])
+    by_image, by_text = (each[:, 0] for each in losses)
     assert np.exp(by_image).round().astype(int).tolist() == [5, 5, 5, 4, 4]  # two have "grey"
     assert np.isnan(by_text).tolist() == [False, True, False, False, False, False]
     assert np.exp(by_text[[0, 2, 3, 4, 5]]).round().astype(int).tolist() == [5, 5, 5, 4, 4]
