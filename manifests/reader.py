@@ -364,10 +364,10 @@ def _shape_ablation(shaped: dict[str, Any], folder: Path, where: str) -> None:
         shaped["arms"] = arms
     if isinstance(shaped.get("mixtures"), dict):
         mixtures = check_values(shaped["mixtures"], Mixtures, where, ("mixtures",))
-        drawn = mixtures.arms()
-        if twice := sorted(set(drawn) & set(shaped.get("arms") or {})):
+        own, drawn = shaped.get("arms") or {}, mixtures.arms()
+        if twice := sorted(name for name in drawn if own.get(name, drawn[name]) != drawn[name]):
             raise ValueError(f"{where}: arms.{twice[0]} is an arm of mixtures too; rename it")
-        shaped["arms"] = {**(shaped.get("arms") or {}), **drawn}
+        shaped["arms"] = {**own, **drawn}
     if shaped.get("vary") and isinstance(shaped.get("arms"), dict):
         shaped["arms"] = cross_arms(shaped["arms"], shaped["vary"])
     if isinstance(shaped.get("evaluate"), list):

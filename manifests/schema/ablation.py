@@ -467,7 +467,8 @@ class Ablation:
             raise ValueError(
                 f"baseline {self.baseline!r} is not one of the arms {sorted(self.arms)}"
             )
-        if len(self.seeds) < 2 or len(set(self.seeds)) != len(self.seeds):
+        least_seeds = 2 if self.mixtures is None else 1  # a law is fitted over mixtures
+        if len(self.seeds) < least_seeds or len(set(self.seeds)) != len(self.seeds):
             raise ValueError(
                 f"seeds are {list(self.seeds)}; "
                 "at least two different ones are needed for an interval"

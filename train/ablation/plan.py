@@ -458,11 +458,12 @@ def _missing_devices(ablation: Ablation, ranks: int) -> str | None:
 
 
 def smallest_effect(run_sd: float | None, seeds: int, arms: int) -> float | None:
-    """The smallest true difference that 80 % of such ablations show, a share; None without an SD.
+    """The smallest true difference that 80 % of such ablations show, a share.
 
-    `arms` are compared with the baseline. The noise of the test set is not in it.
+    None without an SD, and for one seed. `arms` are compared with the baseline. The noise of the
+    test set is not in it.
     """
-    if run_sd is None:
+    if run_sd is None or seeds < 2:
         return None
     noise = StudyNoise(run_sd=run_sd, seeds=seeds, arms=arms, df=arms * (seeds - 1))
     return noise.smallest_visible()
