@@ -343,10 +343,16 @@ class Mixtures:
         """Name -> an arm of views: a function of these numbers alone."""
         random = Random(self.seed)
         arms: dict[str, dict[str, Any]] = {}
+        half: set[str] = set()
         for number in range(self.number):
             if self.draw == "halves":
-                half = sorted(random.sample(self.sources, len(self.sources) // 2))
-                arms[f"mix{number:02}"] = {"views": dict.fromkeys(half, 1.0), "weights": "repeats"}
+                # Every second one is what the one before it left out: pairs of sources that work
+                # together are then told from what each of them does alone.
+                half = set(self.sources) - set(half if number % 2 else ())
+                if number % 2 == 0:
+                    half = set(random.sample(self.sources, len(self.sources) // 2))
+                views = {source: 1.0 for source in self.sources if source in half}
+                arms[f"mix{number:02}"] = {"views": views, "weights": "repeats"}
                 continue
             draws = [random.gammavariate(self.concentration, 1) for _ in self.sources]
             shares = {}
