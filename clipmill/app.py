@@ -54,6 +54,8 @@ COMMANDS = (
     ("decide", "decide:DECIDE", FIRST, "Verdicts on results that you have: a table of anyone's "
      "runs."),
     ("mix", "decide:MIX", FIRST, "The best blend of sources, from small runs on other blends."),
+    ("why", "why:WHY", FIRST, "Why an arm is better: classes and clusters of the test samples, and "
+     "groups of training pairs."),
     ("look", "pool:LOOK", POOLS, "A pool as a page: links, rules, a threshold to move, images."),
     ("audit", "audit:AUDIT", POOLS, "What became of every row; verify, repair, explain, purge …"),
     ("score", "pool:SCORE", POOLS, "Add the columns of filters to a pool."),

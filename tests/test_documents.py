@@ -70,6 +70,7 @@ NOT_RUN = {
     "clipmill decide examples": "an installed wheel: tests/test_wheel.py",
     "clipmill decide DCLM": "a table of others: tests/train/decisions has its form",
     "clipmill decide test_pile_loss": "tables of others: tests/train/decisions has their form",
+    "clipmill why out/": "the runs of a demo: tests/train/reporting/test_changes.py",
     "clipmill audit lock out/pool": "two labs and a web: tests/pipeline/lock",
     "clipmill audit consent out/pool": "a web: tests/pipeline/audit/test_consent.py",
     "clipmill audit explain out/pool": "a web: tests/pipeline/audit/test_consent.py",

@@ -63,7 +63,7 @@ ORDER = {
         "ablate", "report",
     ],
     "clipmill": [
-        "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "__main__",
+        "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "why", "__main__",
     ],
     "examples": ["miniweb"],
 }  # fmt: skip

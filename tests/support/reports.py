@@ -137,8 +137,10 @@ samples_seen: 6400
 arms: []
 runs: []
 changes:
-  - {arm: clip30, task: objects, classes_in_all: 64, gained: 12, lost: 3,
-     classes: [{name: red <star>, samples: 16, baseline: 0.25, arm: 0.5}],
+  - {arm: clip30, task: objects, parts: {class: 64}, gained: 12, lost: 3,
+     whole: {kind: all, name: all samples, samples: 640, baseline: 0.3, arm: 0.341},
+     changes: [{kind: class, name: red <star>, samples: 16, baseline: 0.25, arm: 0.5, low: 0.1,
+                high: 0.4, share: 0.15, verdict: better}],
      confusions: [{label: red <star>, predicted: fish, baseline: 8.0, arm: 2.5}],
      shown: [{sample: star/1.jpg, label: red <star>, arm_answer: red <star>, arm_right: 1.0,
               baseline_answer: red fish, baseline_right: 0.333, image: PIXEL},

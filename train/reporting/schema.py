@@ -9,7 +9,7 @@ from manifests.schema import Ablation
 from train.ablation.conclusions import Results, ScalingTable, TaskSignals
 from train.ablation.names import Role
 from train.stats.analysis import TaskResult
-from train.stats.comparison import Comparison
+from train.stats.comparison import Comparison, Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,13 +171,24 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClassChange:
-    """The accuracy of one class: means over the seeds of the baseline and of an arm."""
+class PartChange:
+    """The accuracy on a part of the test samples: means over the seeds of the baseline and of an
+    arm.
 
+    kind: class, group or cluster, or all. share: its part of the arm's gain over all samples, None
+    where that is not clear. low, high: of the difference, for all parts and all arms together; None
+    where the noise is not known.
+    """
+
+    kind: str
     name: str
     samples: int
     baseline: float
     arm: float
+    share: float | None = None
+    low: float | None = None
+    high: float | None = None
+    verdict: Verdict = "not distinguishable"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,17 +220,19 @@ class Disagreement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmChanges:
-    """What an arm changed on a classification task against the baseline, by class and sample.
+    """What an arm changed on a classification task against the baseline, by part and sample.
 
-    classes: the largest gains, then the largest losses, of `classes_in_all`. gained: samples that
-    most seeds of the arm have right and most of the baseline wrong; lost: the reverse. shown: a
-    random part of both, drawn with a fixed seed.
+    whole: over all samples. changes: of each kind of parts the largest gains, then the largest
+    losses. parts: how many there are of each kind. gained: samples that most seeds of the arm have
+    right and most of the baseline wrong; lost: the reverse. shown: a random part of both, drawn
+    with a fixed seed.
     """
 
     arm: str
     task: str
-    classes_in_all: int
-    classes: tuple[ClassChange, ...]
+    whole: PartChange
+    parts: dict[str, int]
+    changes: tuple[PartChange, ...]
     confusions: tuple[ConfusionChange, ...]
     gained: int
     lost: int

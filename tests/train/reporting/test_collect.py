@@ -19,7 +19,7 @@ from tests.support.reports import empty_report, sample_report
 from train.ablation import history
 from train.ablation.arms import GivenRun, Run, expand_runs
 from train.ablation.conclusions import FailedRun
-from train.reporting import collect
+from train.reporting import changes, collect
 from train.reporting.collect import collect_report
 from train.reporting.page import render
 from train.reporting.results import FileHashes, collect_results, read_results
@@ -277,9 +277,9 @@ def two_arms(folder: Path) -> list[GivenRun]:
 
 
 def test_classes_confusions_and_samples_by_hand(tmp_path: Path) -> None:
-    (change,) = collect.collect_changes(two_arms(tmp_path), TASK, "raw")
-    assert (change.arm, change.classes_in_all, change.gained, change.lost) == ("half", 2, 1, 1)
-    cat, dog = change.classes
+    (change,) = changes.collect_changes(two_arms(tmp_path), TASK, "raw")
+    assert (change.arm, change.parts, change.gained, change.lost) == ("half", {"class": 2}, 1, 1)
+    cat, dog = change.changes
     assert (cat.name, cat.samples, cat.baseline, cat.arm) == ("cat", 2, 0.25, 0.75)
     assert (dog.name, dog.baseline, dog.arm) == ("dog", 0.5, 0.0)
     pairs = {(one.label, one.predicted): (one.baseline, one.arm) for one in change.confusions}
@@ -294,7 +294,7 @@ def test_rows_in_another_order_are_put_in_order(tmp_path: Path) -> None:
     runs = two_arms(tmp_path)
     path = runs[2].files["t"]
     disk.write_parquet(path, disk.read_parquet(path).take([3, 1, 0, 2]), {})
-    (change,) = collect.collect_changes(runs, TASK, "raw")
+    (change,) = changes.collect_changes(runs, TASK, "raw")
     assert [shown.sample for shown in change.shown] == ["a", "c"]
 
 
@@ -315,9 +315,9 @@ def test_a_dozen_samples_at_most_is_drawn_with_a_fixed_seed(tmp_path: Path) -> N
             wide = wide.set_column(wide.schema.get_field_index(name), name, pa.array(values))
         disk.write_parquet(path, wide, {})
         runs.append(GivenRun(arm=arm, seed=0, files={"t": path}))
-    (change,) = collect.collect_changes(runs, TASK, "raw")
+    (change,) = changes.collect_changes(runs, TASK, "raw")
     assert (change.gained, change.lost, len(change.shown)) == (50, 50, 12)
-    assert collect.collect_changes(runs, TASK, "raw") == (change,)
+    assert changes.collect_changes(runs, TASK, "raw") == (change,)
 
 
 def test_images_come_from_the_data_of_the_task(tmp_path: Path) -> None:
@@ -325,12 +325,12 @@ def test_images_come_from_the_data_of_the_task(tmp_path: Path) -> None:
     names = pa.array(["red/0.png", "red/1.png", "blue/0.png", "gone.png"])
     predicted = {"raw": ["dog", "dog", "dog", "cat"], "half": ["cat", "cat", "cat", "dog"]}
     runs = [given(tmp_path, arm, 0, answers, sample=names) for arm, answers in predicted.items()]
-    (change,) = collect.collect_changes(runs, task, "raw")
+    (change,) = changes.collect_changes(runs, task, "raw")
     images = {shown.sample: shown.image for shown in change.shown}
     assert images.pop("gone.png") is None
     assert all(str(image).startswith("data:image/png;base64,") for image in images.values())
     elsewhere = TaskSpec(name="t", kind="classification", data=str(tmp_path / "nothing"))
-    (change,) = collect.collect_changes(runs, elsewhere, "raw")
+    (change,) = changes.collect_changes(runs, elsewhere, "raw")
     assert {shown.image for shown in change.shown} == {None}
 
 
@@ -339,16 +339,16 @@ def test_runs_of_other_samples_or_labels_have_no_changes(tmp_path: Path, column:
     runs = two_arms(tmp_path)
     other = {column: ["a", "b", "c", "x"] if column == "sample" else ["dog"] * 4}
     runs[3] = given(tmp_path, "half", 1, ["dog"] * 4, **other)
-    assert collect.collect_changes(runs, TASK, "raw") == ()
+    assert changes.collect_changes(runs, TASK, "raw") == ()
 
 
 def test_a_task_without_labels_or_a_baseline_has_none(tmp_path: Path) -> None:
     runs = two_arms(tmp_path)
-    assert collect.collect_changes(runs, TASK, "nothing") == ()
-    assert collect.collect_changes([], TASK, "raw") == ()
+    assert changes.collect_changes(runs, TASK, "nothing") == ()
+    assert changes.collect_changes([], TASK, "raw") == ()
     path = runs[0].files["t"]
     disk.write_parquet(path, disk.read_parquet(path).drop_columns(["label"]), {})
-    assert collect.collect_changes(runs, TASK, "raw") == ()
+    assert changes.collect_changes(runs, TASK, "raw") == ()
 
 
 FIXED = "The metric that decides is in bold; it was fixed before the runs."

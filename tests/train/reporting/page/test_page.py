@@ -272,7 +272,9 @@ def test_changes_show_samples_with_images_and_keep_controls_apart() -> None:
     assert "12 samples are right in most seeds of clip30" in arm
     assert "red &lt;star&gt;" in arm
     assert arm.count("<figure>") == 1, "a sample without an image is not drawn"
-    assert "many comparisons" in arm
+    assert "Intervals hold for all classes, groups and arms together." in arm
+    assert '<b>red &lt;star&gt;</b></td><td class="n">16</td>' in arm, "its interval excludes 0"
+    assert '<td class="n">+25.0 [+10.0, +40.0]</td><td class="n">15 %</td>' in arm
     assert "random_like_clip30 against raw" in control
     assert "<star>" not in body
     change = replace(report.changes[0], shown=report.changes[0].shown[1:])
