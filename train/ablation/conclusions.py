@@ -294,11 +294,14 @@ def conclude(
 def _analyse(
     ablation: Ablation, scores: Mapping[str, TaskScores], looks: int, **asked: Any
 ) -> Analysis:
-    """The arms of the manifest on some scores. asked: the other arguments of `analyse`."""
+    """The arms of the manifest on some scores; those that `mixtures` draws are no question, they
+    show the noise. asked: the other arguments of `analyse`.
+    """
+    without = {ablation.baseline, *(ablation.mixtures.arms() if ablation.mixtures else ())}
     return analyse(
         scores,
         ablation.baseline,
-        arms=[arm for arm in ablation.arms if arm != ablation.baseline],
+        arms=[arm for arm in ablation.arms if arm not in without],
         band=0.0,
         one_models=[name for name, arm in ablation.arms.items() if arm.is_one_model],
         rounds=len(round_sizes(ablation)),
