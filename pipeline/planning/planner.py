@@ -31,7 +31,6 @@ from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.planning.plan_files import (
     PLAN_VERSION,
     SHARDS,
-    Plan,
     Round,
     check_unchanged,
     host_groups,
@@ -288,21 +287,17 @@ def _pairs_between(
 def sort_retries(config: Config) -> Work:
     """Factory: rows of shards that are to be retried become a run. Payload: number, shards.
 
-    They are the rows of `config["keys"]`; where that is None, the transient rows of the shards.
-    Rows that an earlier round retries are left out.
+    They are the transient rows of the shards; those that an earlier round retries are left out.
     """
     schema = run_schema(config)
     rounds = [Round(**each) for each in config["rounds"]]
-    asked = None if config["keys"] is None else np.array(config["keys"], dtype=np.int64)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         shards = ticket.payload["shards"]
         done = retried_keys(rounds, shards[0], shards[-1])
         tables = [schema.empty_table()]
         for shard in shards:
-            wanted = asked if asked is not None else _transient_keys(config["pool"], shard)
-            wanted = wanted[wanted // KEYS_PER_SHARD == shard]
-            wanted = wanted[~np.isin(wanted, done)]
+            wanted = np.setdiff1d(_transient_keys(config["pool"], shard), done)
             if len(wanted):
                 positions = pa.array(wanted % KEYS_PER_SHARD)
                 rows = read_shard_table(config["pool"], shard, rounds).take(positions)
@@ -503,26 +498,18 @@ def write_plan(
 def add_retries(
     pool: str,
     recipe: Recipe,
-    keys: Sequence[str] | None = None,
     *,
     engine: Engine = "inline",
     workers: int | None = None,
     fence: int | None = None,
 ) -> Mapping[str, str]:
-    """Plan a further round that fetches rows again. Returns {task: error}. fence: as above.
+    """Plan a further round that fetches the committed rows again whose outcome is transient.
+    Returns {task: error}. fence: as above.
 
-    `keys` are the keys of the rows; None: those of all committed rows whose outcome is transient. A
-    key that an earlier round retries already is left out: that row is still to come, or it has a
-    key of its own. No round is written where no key is left. ValueError for keys of no row.
+    A row that an earlier round retries already is left out: it is still to come, or it has a key of
+    its own. No round is written where no row is left.
     """
-    plan, rounds = read_plan(pool), read_rounds(pool)
-    if keys is None:
-        shards, asked = _shards_to_retry(pool), None
-    else:
-        asked = np.array([int(key) for key in keys], dtype=np.int64)
-        _check_keys(pool, plan, asked)
-        asked = np.setdiff1d(asked, retried_keys(rounds, 0, len(plan)))
-        shards = np.unique(asked // KEYS_PER_SHARD)
+    plan, rounds, shards = read_plan(pool), read_rounds(pool), _shards_to_retry(pool)
     if not len(shards):
         _remove_scratch(pool)
         return {}
@@ -533,12 +520,11 @@ def add_retries(
     rows = plan.rows[shards]
     config = _config(pool, recipe, metadata, len(plan), ROWS_PER_TICKET)
     config |= {
-        "keys": None if asked is None else asked.tolist(),
         "rounds": [_round_plain(each) for each in rounds],
         "fence": fence,
     }
     check_fence(pool, fence)
-    config["job"] = disk.content_hash([config["job"], config["keys"], shards.tolist()])
+    config["job"] = disk.content_hash([config["job"], shards.tolist()])
     # Consecutive shards of about ROWS_PER_TICKET rows together.
     number_of = (np.cumsum(rows) - rows) // ROWS_PER_TICKET
     first = np.unique(number_of, return_index=True)[1]
@@ -663,17 +649,6 @@ def _shards_to_retry(pool: str) -> Integers:
         is_asked[start : start + len(chunk)] = np.diff(before[offsets]) > 0
         start += len(chunk)
     return commits.shards[is_asked]
-
-
-def _check_keys(pool: str, plan: Plan, keys: Integers) -> None:
-    shards, positions = keys // KEYS_PER_SHARD, keys % KEYS_PER_SHARD
-    is_shard = (shards >= 0) & (shards < len(plan))
-    known = is_shard.copy()
-    known[is_shard] = positions[is_shard] < plan.rows[shards[is_shard]]
-    if not known.all():
-        raise ValueError(
-            f"{np.count_nonzero(~known)} of the keys to retry are not in the plan of {pool}"
-        )
 
 
 # --- the shuffle --------------------------------------------------------------------------------

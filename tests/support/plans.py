@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
+from numpy.typing import NDArray
 
 from manifests.schema import Recipe
 from pipeline.executor.tickets import Ticket
-from pipeline.planning.plan_files import PlannedShard, read_plan
-from pipeline.planning.planner import add_retries, write_plan
+from pipeline.planning import planner
+from pipeline.planning.plan_files import PlannedShard, read_plan, read_rounds
+from pipeline.planning.planner import write_plan
 
 
 def planned(pool: str, recipe: Recipe) -> list[PlannedShard]:
@@ -24,7 +27,21 @@ def ticket(pool: str, shard: PlannedShard) -> Ticket:
 
 
 def retried(pool: str, recipe: Recipe, keys: Sequence[str] | None = None) -> list[PlannedShard]:
-    """The shards of a further round of retries."""
+    """The shards of a further round of retries. With keys, as if their rows were those with a
+    transient outcome: no shard needs to be there."""
     before = len(read_plan(pool))
-    assert add_retries(pool, recipe, keys) == {}
+    if keys is None:
+        assert planner.add_retries(pool, recipe) == {}
+        return list(read_plan(pool))[before:]
+    done = planner.retried_keys(read_rounds(pool), 0, before)
+    numbers = np.setdiff1d(np.array(keys, np.int64), done)
+
+    def of_shard(_: str, shard: int) -> NDArray[np.int64]:
+        return numbers[numbers // planner.KEYS_PER_SHARD == shard]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planner, "_transient_keys", of_shard)
+        shards = np.unique(numbers // planner.KEYS_PER_SHARD)
+        patch.setattr(planner, "_shards_to_retry", lambda _: shards)
+        assert planner.add_retries(pool, recipe) == {}
     return list(read_plan(pool))[before:]

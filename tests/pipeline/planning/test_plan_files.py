@@ -26,7 +26,7 @@ from pipeline.planning.plan_files import (
     read_ticket,
     rows_of_shard,
 )
-from pipeline.planning.planner import add_retries, settings_hash, write_given_plan, write_plan
+from pipeline.planning.planner import settings_hash, write_given_plan, write_plan
 from pipeline.pool.lease import LeaseLost
 from tests.support import audited
 from tests.support.pairs import pairs, urls, write_part
@@ -74,8 +74,6 @@ def test_what_is_not_in_a_plan_is_refused(tmp_path: Path) -> None:
     for shard in (99, -1):
         with pytest.raises(ValueError, match=f"no shard {shard}; its plan has"):
             read_shard(pool, shard)
-    with pytest.raises(ValueError, match="1 of the keys to retry"):
-        add_retries(pool, RECIPE, ["000000000", "000000999"])
 
 
 def test_a_flipped_bit_in_the_rows_of_a_plan_is_refused(tmp_path: Path) -> None:
@@ -197,7 +195,7 @@ def test_many_shards_become_several_files(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_rows_that_are_retried_keep_their_hashes(tmp_path: Path) -> None:
     pool = write(tmp_path, [3, 5])
-    assert add_retries(pool, FROM_LOCK, ["000000001", "000010004"]) == {}
+    retried(pool, FROM_LOCK, ["000000001", "000010004"])
     pairs = [pair for n in range(2, len(read_plan(pool))) for pair in rows_of_shard(pool, n)]
     assert [(pair.locked_sha256, pair.locked_outcome) for pair in pairs] == [("ab", "stored")] * 2
 

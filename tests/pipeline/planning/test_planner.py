@@ -223,7 +223,7 @@ def test_a_round_that_is_stopped_anywhere_ends_in_the_same_bytes(
 
     def run(pool: Path) -> None:
         if retries:
-            add_retries(str(pool), recipe(8), keys)
+            retried(str(pool), recipe(8), keys)
         else:
             write_plan(str(pool), recipe(8))
 
@@ -406,7 +406,7 @@ def transient_keys(pool: str, shards: range) -> list[str]:
 
 
 @pytest.mark.parametrize("rows_per_ticket", [500_000, 4])
-def test_without_keys_all_transient_rows_are_retried_once(
+def test_all_transient_rows_are_retried_once(
     tmp_path: Path, rows_per_ticket: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(planner, "ROWS_PER_TICKET", rows_per_ticket)
