@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated
 
@@ -50,6 +51,7 @@ def decide_results(
     where: Annotated[list[str] | None, Words] = None,
     effect: float | None = None,
     equivalence: float = 0.0,
+    noise: float | None = None,
     pattern: str | None = None,
     arm: Annotated[list[str] | None, Words, Column] = None,
     seed: Annotated[str | None, Column] = None,
@@ -75,6 +77,7 @@ def decide_results(
         where: COLUMN=VALUE of the rows that count; values of one column are alternatives.
         effect: How many seeds this difference needs, in the unit of the values.
         equivalence: Differences inside ± this are practically equal.
+        noise: The standard deviation of one run, as published, for arms with one run.
         pattern: A regular expression with groups arm, arm2, seed, scale, task on the arms' names.
         arm: The columns that name an arm together.
         seed: The column of the seed.
@@ -90,6 +93,8 @@ def decide_results(
     names = {role: columns for role, columns in zip(ROLES, told, strict=False) if columns}
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
+    if noise is not None and not 0 < noise < math.inf:
+        raise ValueError(f"--noise is {noise}; it must be a standard deviation above 0")
     if wrong := [text for text in where or () if "=" not in text]:
         raise ValueError(f"--where {wrong[0]!r} must be COLUMN=VALUE")
     chosen = tuple(text.partition("=")[::2] for text in where or ())
@@ -101,6 +106,7 @@ def decide_results(
         without=tuple(without or ()),
         effect=effect,
         band=equivalence,
+        noise=noise,
     )
     paths = [str(reader.shipped(path)) for path in (results, *more)]
     decision = decide(

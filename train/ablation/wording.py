@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from train.ablation.names import NO_SEED
 from train.stats.analysis import ScorerScore, TaskResult
 from train.stats.comparison import MOST_SEEDS, Comparison, Power, Verdict
+from train.stats.scales import SURE, ScaleAgreement, ScaleDecision
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"
@@ -204,3 +205,80 @@ def scorer_caution(scorer: ScorerScore) -> str:
         f" The scorer is at chance on {s.task} ({in_unit(s.value, s.unit)} against "
         f"{in_unit(s.chance, s.unit)}): what it filtered says little about CLIP-score filtering."
     )
+
+
+# --- scales ---------------------------------------------------------------------------------------
+
+
+def column_name(task: str, metric: str) -> str:
+    """`cars, accuracy`; the task alone where the metric has no name."""
+    return task if metric in ("", "value") else f"{task}, {metric}"
+
+
+def share_text(one: ScaleAgreement) -> str:
+    """`0.87 [0.60, 1.00]`."""
+    return f"{one.share.value:.2f} [{one.share.low:.2f}, {one.share.high:.2f}]"
+
+
+def scale_text(one: ScaleDecision) -> str:
+    """`ImageNet, s to l: 13 of 15 pairs (0.87 [0.60, 1.00])`, and of how many pairs the small scale
+    is sure.
+    """
+    a, truth = one.agreement, one.large
+    if one.truth != (one.task, one.metric):
+        truth = f"{column_name(*one.truth)} at {truth}"
+    left_out = f", {a.left_out} tied" if a.left_out else ""
+    parts = [
+        f"{column_name(one.task, one.metric)}, {one.small} to {truth}: {a.alike} of {a.pairs} "
+        f"pairs ({share_text(a)}{left_out})"
+    ]
+    if one.clear is not None and one.clear.pairs < a.pairs:
+        parts.append(f"{one.clear.alike} of the {one.clear.pairs} that {one.large} decides")
+    if one.stated is not None:
+        right = f"{one.stated.alike} right ({share_text(one.stated)})"
+        parts.append(f"decides {one.stated.pairs}, {right}, abstains on {abstained(one)}")
+    elif one.probability is not None:
+        parts.append("decides none")
+    return "; ".join(parts)
+
+
+def abstained(one: ScaleDecision) -> int:
+    """Pairs that a small scale does not decide."""
+    return one.agreement.pairs - (one.stated.pairs if one.stated else 0)
+
+
+def price_text(one: ScaleDecision) -> str:
+    """How sure the runs of a small scale are on average, and what it takes to be SURE; "" where no
+    seeds tell it.
+    """
+    if one.probability is None:
+        return ""
+    cost, more = "", f"no number of seeds at {one.small} makes it"
+    if one.cost is not None:
+        cost = f", {percent(one.cost, 'share')} % of the samples that {one.large} takes,"
+    if one.seeds_for_sure is not None:
+        price = one.seeds_for_sure / one.seeds * (one.cost or 0.0)
+        share = f" ({percent(price, 'share')} %)" if one.cost is not None else ""
+        more = f"{one.seeds_for_sure} seeds{share} make it"
+    scope = "" if one.with_shift else " of the order at its own scale"
+    return (
+        f"{column_name(one.task, one.metric)}: {one.seeds} seeds of {one.small}{cost} are "
+        f"{one.probability:.0%} sure{scope} on average; {more} {SURE:.0%}"
+    )
+
+
+def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
+    """How often a small scale decides as the largest one, and what that costs."""
+    if not decisions:
+        return []
+    texts = ["How often a smaller scale orders two arms as the largest one"]
+    texts += [f"  {scale_text(one)}" for one in decisions[:most]]
+    if len(decisions) > most:
+        texts.append(f"  and {len(decisions) - most} more, in --json and on the page")
+    return [*texts, *(f"  {text}" for text in price_texts(decisions)[:most])]
+
+
+def price_texts(decisions: Sequence[ScaleDecision]) -> list[str]:
+    """What a decision costs by each metric that is compared with the headline."""
+    headline = decisions[0].truth if decisions else None
+    return [text for one in decisions if one.truth == headline and (text := price_text(one))]

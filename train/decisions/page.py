@@ -8,7 +8,7 @@ import numpy as np
 
 from manifests.web_page import colour, page_templates
 from train.ablation import wording
-from train.decisions.verdicts import Decision, ScaleDecision
+from train.decisions.verdicts import Decision
 from train.reporting import charts
 from train.reporting.page import TEMPLATES, Line, scale_of
 from train.stats.analysis import AVERAGE, mean_sd
@@ -17,7 +17,7 @@ from train.stats.comparison import Comparison
 MOST_TASKS = 40  # of other tasks, in the terminal
 MOST_ARMS = 60
 MOST_SIGNALS = 5
-MOST_SCALES = 12
+MOST_SCALES = 40
 
 
 def decision_lines(d: Decision) -> list[str]:
@@ -32,7 +32,8 @@ def decision_lines(d: Decision) -> list[str]:
         lines.append(text.rstrip())
     if len(rows) > MOST_ARMS:
         lines.append(f"and {len(rows) - MOST_ARMS} more, in --json and on the page")
-    for part in (seen_texts(d), task_texts(d)[:MOST_TASKS], signal_texts(d), scale_texts(d)):
+    scales = wording.scale_texts(d.scales, MOST_SCALES)
+    for part in (seen_texts(d), task_texts(d)[:MOST_TASKS], signal_texts(d), scales):
         lines += ["", *part] if part else []
     lines += ["", *(f"Not decided: {text}." for text in d.refusals)] if d.refusals else []
     lines += ["", "Read as:", *(f"  {note}" for note in d.notes)] if d.notes else []
@@ -155,28 +156,6 @@ def signals_alike(d: Decision) -> str:
     count = sum(one.high >= known[0].low for one in known[1:]) if known else 0
     return (
         f"{count} of the other {len(d.signals) - 1} may be as good as the first." if count else ""
-    )
-
-
-def scale_texts(d: Decision) -> list[str]:
-    """How often a small scale decides as the largest one."""
-    if not d.scales:
-        return []
-    texts = ["How often a smaller scale orders two arms as the largest one"]
-    texts += [f"  {scale_text(one)}" for one in d.scales[:MOST_SCALES]]
-    if len(d.scales) > MOST_SCALES:
-        texts.append(f"  and {len(d.scales) - MOST_SCALES} more, in --json and on the page")
-    return texts
-
-
-def scale_text(one: ScaleDecision) -> str:
-    """`ImageNet, s to l: 13 of 15 pairs (0.87 [0.60, 1.00])`."""
-    a = one.agreement
-    name = one.task if one.metric in ("", "value") else f"{one.task}, {one.metric}"
-    ties = f", {a.ties} tied" if a.ties else ""
-    return (
-        f"{name}, {one.small} to {one.large}: {a.alike} of {a.pairs} pairs "
-        f"({a.share.value:.2f} [{a.share.low:.2f}, {a.share.high:.2f}]{ties})"
     )
 
 

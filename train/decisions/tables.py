@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from manifests import disk
+from manifests.layout import AblationLayout
 
 Record = dict[str, Any]
 
@@ -181,14 +182,22 @@ def records_of(paths: Sequence[str], notes: list[str]) -> list[Record]:
     files = [file for path in paths for file in _files(path)]
     if not files:
         raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(ENDINGS)}")
+    labels = _labels(files)
+    sizes = {file: _samples_seen(file) for file in files} if len(files) > 1 else {}
+    again = Counter(sizes.values())
+    for file, label in zip(files, labels, strict=True):
+        if again[sizes.get(file, "")] > 1:  # something else tells them apart
+            sizes[file] += f" {label}" if sizes[file] else ""
     records: list[Record] = []
-    for file, label in zip(files, _labels(files), strict=True):
+    for file, label in zip(files, labels, strict=True):
         try:
             rows = _rows_of(_bytes_of(file), notes)
         except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
             raise ValueError(f"{file}: {error}") from None
         for row in rows:
             row.setdefault("file", label)
+            if samples := sizes.get(file):
+                row["samples_seen"] = samples
         records += rows
     if not records:
         raise ValueError(f"{', '.join(paths)}: there is no row")
@@ -209,8 +218,21 @@ def _files(path: str) -> list[str]:
     paths = sorted(
         fs.unstrip_protocol(each) if disk.is_url(path) else each for each in fs.find(name)
     )
+    if own := [each for each in paths if _samples_seen(each)]:
+        return own  # of ablations, not their other files
     found = [each for each in paths if each.lower().removesuffix(".gz").endswith(ENDINGS)]
     return [each for each in found if not Path(each).name.startswith("samples_")]  # of lm-eval
+
+
+def _samples_seen(file: str) -> str:
+    """The samples that each run of an ablation saw; "" for a file that is no results.json of an
+    ablation that states them, and for its null web, which asks something else.
+    """
+    folder, _, name = file.rpartition("/")
+    path = AblationLayout(folder).ablation_json
+    if name != "results.json" or folder.endswith("/null") or not disk.exists(path):
+        return ""
+    return str(disk.read_json(path).get("train", {}).get("samples_seen", ""))
 
 
 def _bytes_of(file: str) -> bytes:
@@ -597,21 +619,27 @@ def _apply_pattern(table: dict[str, list[Any]], pattern: str) -> None:
 
 
 def _scale_numbers(texts: Iterable[str]) -> dict[str, float]:
-    """{text: number} of the scales, in their order: 12.8M, 1e9, small, medium, as they come."""
+    """{text: number} of the scales, in their order: 12.8M, 1e9, small, medium, as they come. Of
+    equal numbers with words behind them, the later one is larger by next to nothing.
+    """
     seen = list(dict.fromkeys(texts))
     if seen == [""]:
         return {"": 0.0}
     numbers = {}
     for text in seen:
-        match = re.fullmatch(r"([\d.,_]+(?:e[+-]?\d+)?)\s*([kmbgt]?)\w*", text.strip().lower())
+        pattern = r"([\d.,_]+(?:e[+-]?\d+)?)\s*([kmbgt]?)\w*( .+)?"
+        match = re.fullmatch(pattern, text.strip().lower())
         if match is None or (number := _number(match[1].replace("_", ""))) is None:
             break
-        numbers[text] = number * SIZES.get(match[2], 1.0)
+        number *= SIZES.get(match[2], 1.0)
+        while match[3] and number in numbers.values():
+            number *= 1 + 1e-9
+        numbers[text] = number
     else:
         return numbers
     if all(text.lower() in WORDS for text in seen):
         seen.sort(key=lambda text: WORDS.index(text.lower()))
-    return {text: float(place) for place, text in enumerate(seen, 1)}
+    return {text: 10.0**place for place, text in enumerate(seen, 1)}  # each a step, as of sizes
 
 
 def _number_seeds(table: dict[str, list[Any]], notes: list[str]) -> None:

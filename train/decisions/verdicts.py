@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from train.decisions.tables import (
 )
 from train.evaluation.metrics import METRICS
 from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
-from train.stats.scaling import MetricSignal, ScaleAgreement, metric_signals, scale_agreement
+from train.stats.scales import Column, ScaleDecision, ScaleTables
+from train.stats.scaling import MetricSignal, metric_signals
 
 BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated
@@ -34,7 +36,8 @@ class Question:
 
     task: the one that decides. metric: of every task. lower: metrics or tasks of which less is
     better. without: tasks that are left out. effect: the difference whose price is asked, in the
-    unit of the values. band: differences inside ± it are practically equal; 0: none is.
+    unit of the values. band: differences inside ± it are practically equal; 0: none is. noise: a
+    published standard deviation of one run, for scales with one run of each arm.
     """
 
     baseline: str | None = None
@@ -44,19 +47,7 @@ class Question:
     without: tuple[str, ...] = ()
     effect: float | None = None
     band: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleDecision:
-    """How often a small scale orders two arms as the largest one does, on one task or on the
-    average over tasks. small, large: the names of the scales.
-    """
-
-    task: str
-    metric: str
-    small: str
-    large: str
-    agreement: ScaleAgreement
+    noise: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +120,7 @@ def decide(results: Results, question: Question) -> Decision:
         values=values,
         tasks=analysis.tasks,
         signals=_signals(rows, largest, question),
-        scales=_scale_decisions(chosen, largest, results.scales, question, can_average),
+        scales=_scale_decisions(rows, largest, results.scales, question, result.task, can_average),
         effect=effect,
         seeds_for_effect=noise.seeds_for(effect) if noise and effect is not None else None,
         sampling=None if noise else _sampling(result, values, samples.get(result.task, 0)),
@@ -172,8 +163,8 @@ def _without_copies(rows: list[Measurement], notes: list[str]) -> list[Measureme
     return [row for row in rows if row.arm not in copies]
 
 
-def _headline_rows(rows: Sequence[Measurement], question: Question) -> list[Measurement]:
-    """The rows of one metric for each task: the metric asked for, or the likeliest headline."""
+def _headline_metrics(rows: Sequence[Measurement], question: Question) -> dict[str, str]:
+    """One metric for each task: the metric asked for, or the likeliest headline."""
     metrics: dict[str, list[str]] = defaultdict(list)
     for row in rows:
         if row.metric not in metrics[row.task]:
@@ -185,6 +176,12 @@ def _headline_rows(rows: Sequence[Measurement], question: Question) -> list[Meas
             continue
         ranks = {plain_name(name): name for name in names}
         chosen[task] = next((ranks[name] for name in HEADLINES if name in ranks), names[0])
+    return chosen
+
+
+def _headline_rows(rows: Sequence[Measurement], question: Question) -> list[Measurement]:
+    """The rows of the headline metric of each task."""
+    chosen = _headline_metrics(rows, question)
     kept = [row for row in rows if row.metric == chosen[row.task]]
     if not kept:
         raise ValueError("no row is left to compare")
@@ -461,38 +458,43 @@ def _scale_decisions(
     large: float,
     names: Mapping[float, str],
     question: Question,
+    headline: str,
     can_average: bool,
 ) -> tuple[ScaleDecision, ...]:
-    """Every smaller scale against the large one: the average first, then the tasks."""
-    lists: dict[tuple[str, float], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    """All metrics of every task at every smaller scale, and the average over tasks where there is
+    one, against the headline at the largest scale.
+    """
+    groups: dict[Column, list[Measurement]] = defaultdict(list)
     for row in rows:
-        lists[row.task, row.scale][row.arm].append(row.value)
-    means: dict[tuple[str, float], dict[str, float]] = defaultdict(dict)
-    for key, arms in lists.items():
-        means[key] = {arm: float(np.mean(values)) for arm, values in arms.items()}
-    metrics = {row.task: row.metric for row in rows}
-    tasks = sorted(metrics, key=lambda task: task != question.task)  # stable
-    decisions = []
-    for small in sorted({row.scale for row in rows if row.scale < large}):
-        both = {task: (means[task, small], means[task, large]) for task in tasks}
-        both = {task: pair for task, pair in both.items() if len(pair[0].keys() & pair[1]) >= 3}
-        singles = [pair for task, pair in both.items() if not is_average(task)]
-        if question.task is None and can_average and len(singles) > 1:
-            shared = set.intersection(*(set(scale) for pair in singles for scale in pair))
-            first, second = (
-                {arm: float(np.mean([pair[i][arm] for pair in singles])) for arm in shared}
-                for i in (0, 1)
-            )
-            both = {AVERAGE: (first, second), **both}
-        for task, pair in both.items():
-            if agreement := scale_agreement(*pair):
-                decisions.append(
-                    ScaleDecision(
-                        task=task,
-                        metric=metrics.get(task, ""),
-                        small=names[small],
-                        large=names[large],
-                        agreement=agreement,
-                    )
-                )
-    return tuple(decisions)
+        if row.scale <= large:
+            groups[row.task, row.metric].append(row)
+    columns: dict[Column, dict[float, Runs]] = {}
+    for column, of_one in groups.items():
+        by_scale: dict[float, list[Measurement]] = defaultdict(list)
+        for row in of_one:
+            by_scale[row.scale].append(row)
+        columns[column] = {scale: _runs_of(each) for scale, each in by_scale.items()}
+    scales = sorted({row.scale for row in rows if row.scale <= large})
+    if len(scales) < 2:
+        return ()
+    metrics = _headline_metrics(rows, question)
+    singles = [(task, metric) for task, metric in metrics.items() if not is_average(task)]
+    # A task that some scale lacks would make the average another one there
+    singles = [column for column in singles if columns.get(column, {}).keys() == set(scales)]
+    if can_average and len(singles) > 1:
+        columns[AVERAGE, ""] = {
+            scale: average_values([columns[column][scale] for column in singles])
+            for scale in scales
+        }
+    first = (headline, metrics.get(headline, ""))
+    lower = {column for column, of_one in groups.items() if not _is_higher_better(of_one, question)}
+    if lower.issuperset(singles):
+        lower.add((AVERAGE, ""))
+    tables = ScaleTables(
+        columns=columns,
+        lower=lower,
+        names=names,
+        samples=all(re.match(r"[\d.]", names[scale]) for scale in scales),
+        noise=question.noise,
+    )
+    return tables.decisions(first if first in columns else next(iter(columns)))

@@ -22,7 +22,7 @@ from train.reporting.page import (
 from train.reporting.schema import ArmReport, Report
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison
-from train.stats.scaling import ScaleAgreement, scale_agreement
+from train.stats.scales import ScaleAgreement, scale_agreement
 
 # --------------------------------------------------------------------------------------------------
 # Two ablations of the same question: the same arms side by side, and what changed.

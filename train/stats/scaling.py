@@ -1,4 +1,4 @@
-"""Small scales and large ones: error curves, crossings, decisions, signal to noise of metrics."""
+"""Error curves over samples seen, their crossings, and signal to noise of metrics."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ import numpy as np
 #
 # One arm's error at n samples seen is fitted as a + b · n^(−c) with a, b ≥ 0 and c > 0. Intervals
 # come from a bootstrap over seeds: a resample draws the seeds with replacement, the same for all
-# sizes and all arms, so that what a seed adds to every run stays together. The share of pairs of
-# arms that two scales order alike is the decision accuracy of DataDecide (Magnusson et al. 2025)
-# and of Signal and Noise (Heineman et al. 2025, arXiv 2508.13144).
+# sizes and all arms, so that what a seed adds to every run stays together.
 
 
 LARGEST_EXPONENT = 4.0
 SAFE_FACTOR = 4.0  # predictions further beyond the largest size than this carry a warning
 NORMAL_LIMIT = 1.959964  # of an interval of 95 %
 LIMITS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of an interval of 95 %, as shares
-FEWEST_ARMS = 4  # that an interval of the agreement of two scales is of
 GRID = 400  # sizes at which two curves are compared in the search of a crossing
 
 Runs = Mapping[float, Mapping[int, float]]  # {samples seen: {seed: error}}
@@ -113,23 +110,6 @@ class Crossing:
             f"{self.better_after} overtakes {self.better_before} at {self.n:.3g} samples seen "
             f"({limits}; {self.crossing_share:.0%} of the resamples cross)"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScaleAgreement:
-    """Decisions at a small scale against those at a large one.
-
-    pairs: pairs of arms that neither scale ties. share: the part of them decided alike, with an
-    interval of 95 % by the jackknife over arms, because pairs share arms: each arm is left out in
-    turn, and the pseudo-values have t with arms - 1 degrees of freedom. From 0 to 1 where nothing
-    is known of it: fewer than FEWEST_ARMS arms, one arm that is in every pair, or no pseudo-value
-    that differs (all pairs alike).
-    """
-
-    pairs: int
-    alike: int
-    ties: int
-    share: Interval
 
 
 def fit_scaling(
@@ -308,44 +288,6 @@ def _last_crossing(first: PowerLaw, second: PowerLaw, start: float, end: float) 
     return float(
         brentq(lambda n: float(first.at(n) - second.at(n)), grid[i], grid[i + 1], xtol=1e-9 * start)
     )
-
-
-def scale_agreement(
-    small: Mapping[str, float], large: Mapping[str, float]
-) -> ScaleAgreement | None:
-    """Pairs of arms that two scales order alike: {arm: mean value} at each, in the same metric.
-
-    Of the arms of both. A pair that either scale ties decides nothing and is counted apart.
-    None where there is no other pair.
-    """
-    arms = sorted(small.keys() & large)
-    values = np.array([[scale[arm] for arm in arms] for scale in (small, large)])
-    signs = np.sign(values[:, :, None] - values[:, None, :])  # [scale, arm, arm]
-    product = signs[0] * signs[1]
-    of_arm, alike_of_arm = (product != 0).sum(axis=1), (product > 0).sum(axis=1)
-    pairs, alike = int(of_arm.sum()) // 2, int(alike_of_arm.sum()) // 2
-    if not pairs:
-        return None
-    return ScaleAgreement(
-        pairs=pairs,
-        alike=alike,
-        ties=math.comb(len(arms), 2) - pairs,
-        share=_jackknife(alike, pairs, alike - alike_of_arm, pairs - of_arm),
-    )
-
-
-def _jackknife(alike: int, pairs: int, alike_without: np.ndarray, without: np.ndarray) -> Interval:
-    """alike / pairs, with its interval from the same counts without each arm [arms]."""
-    from scipy.special import stdtrit
-
-    share, arms = alike / pairs, len(without)
-    if arms < FEWEST_ARMS or not without.all():
-        return Interval(value=share, low=0.0, high=1.0)
-    pseudo = arms * share - (arms - 1) * (alike_without / without)
-    half = float(stdtrit(arms - 1, LIMITS[1]) * pseudo.std(ddof=1)) / math.sqrt(arms)
-    if not half:
-        return Interval(value=share, low=0.0, high=1.0)
-    return Interval(value=share, low=max(0.0, share - half), high=min(1.0, share + half))
 
 
 # --------------------------------------------------------------------------------------------------

@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from tests.support import commands
-from train.decisions.tables import Measurement, Results, read_results
+from train.decisions.page import decision_lines
+from train.decisions.tables import Columns, Measurement, Results, read_results
 from train.decisions.verdicts import Question, decide
 from train.stats.analysis import TaskScores, analyse
 
-RUNS = Path(__file__).parents[3] / "examples" / "cifar10_120_runs.parquet"
+EXAMPLES = Path(__file__).parents[3] / "examples"
+RUNS = EXAMPLES / "cifar10_120_runs.parquet"
 
 
 def table(
@@ -239,6 +241,98 @@ def test_pairs_that_a_smaller_scale_orders_as_the_largest() -> None:
 
     assert (one.small, one.large) == ("1", "2")
     assert (one.agreement.alike, one.agreement.pairs) == (5, 6)
+
+
+def test_every_metric_of_a_small_scale_is_held_against_the_headline_and_against_itself() -> None:
+    arms = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.4}
+    rows = []
+    for scale in (1000.0, 4000.0, 16000.0):
+        rows += table(arms, scale=scale, noise=0.02)
+        losses = {arm: 3 - value for arm, value in arms.items()}
+        rows += table(losses, scale=scale, noise=0.02, metric="loss")
+
+    decision = decide(results(rows), Question())
+
+    pairs = {(one.metric, one.small, one.truth[1]) for one in decision.scales}
+    assert pairs == {
+        (metric, small, truth)
+        for metric, truths in (("accuracy", ["accuracy"]), ("loss", ["accuracy", "loss"]))
+        for small in ("1000", "4000")
+        for truth in truths
+    }
+    assert all(one.agreement.share.value == 1 for one in decision.scales)
+    assert all(one.with_shift for one in decision.scales)
+    assert {one.cost for one in decision.scales} == {1 / 16, 1 / 4}
+    lines = decision_lines(decision)
+    assert any("loss, 1000 to cars, accuracy at 16000: 6 of 6 pairs" in line for line in lines)
+    assert any("cars, loss: 4 seeds of 1000, 6.2 % of the samples" in line for line in lines)
+
+
+def test_the_order_of_an_average_is_that_of_the_tasks_that_all_scales_have() -> None:
+    small, large = {"a": 0.1, "b": 0.2, "c": 0.3}, {"a": 0.1, "b": 0.2, "c": 0.15}
+    rows = []
+    for scale, arms in ((1.0, small), (2.0, large)):
+        rows += table(arms, 1, scale=scale, noise=0.0, task="cars")
+        rows += table(arms, 1, scale=scale, noise=0.0, task="pets")
+    rows += table({"a": 9, "b": 1, "c": 5}, 1, scale=2.0, noise=0.0, task="late", metric="accuracy")
+    first = decide(results(rows), Question()).scales[0]
+    assert (first.task, first.agreement.alike, first.agreement.pairs) == ("average", 2, 3)
+
+
+DATACOMP = r"(?P<arm>datacomp|commonpool)_(?P<scale>[SCALES])_(?P<arm2>\w+_)?s"
+
+
+@pytest.mark.parametrize(
+    ("task", "noise", "scales", "expected"),
+    [
+        ("ImageNet 1k", 0.002, "sl", (15, 13, 12, 10)),
+        ("Average perf. on 38 datasets", 0.006, "sl", (15, 10, 6, 5)),
+        # What moved from s to m makes the small scale abstain
+        ("ImageNet 1k", 0.002, "sml", (15, 13, 0, 0)),
+        ("Average perf. on 38 datasets", 0.006, "sml", (15, 10, 0, 0)),
+    ],
+)
+def test_datacomps_small_scale_decides_by_its_published_noise(
+    task: str, noise: float, scales: str, expected: tuple[int, ...]
+) -> None:
+    columns = Columns(pattern=DATACOMP.replace("SCALES", scales))
+    table = read_results([str(EXAMPLES / "datacomp_scales.csv")], columns)
+    decision = decide(table, Question(task=task, noise=noise))
+    (one,) = [
+        row for row in decision.scales if (row.task, row.small, row.truth[0]) == (task, "s", task)
+    ]
+    decided = (one.stated.pairs, one.stated.alike) if one.stated else (0, 0)
+    assert (one.agreement.pairs, one.agreement.alike, *decided) == expected
+    assert one.cost is None
+
+
+def test_scales_are_the_results_of_ablations_in_folders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder may hold others, beside files that are no results."""
+    arms = {"raw": 0.3, "b": 0.4, "c": 0.5}
+    for name, samples in (("", 64000), ("scales/small", 8000), ("scales/low lr", 8000)):
+        folder = tmp_path / "study" / name
+        folder.mkdir(parents=True, exist_ok=True)
+        train = {"samples_seen": samples}
+        (folder / "ablation.json").write_text(json.dumps({"train": train}))
+        runs = {
+            arm: {str(seed): {"cars": {"accuracy": value + 0.001 * seed}} for seed in range(2)}
+            for arm, value in arms.items()
+        }
+        results = {"ablation_hash": "x", "runs": runs}
+        (folder / "results.json").write_text(json.dumps(results))
+        (folder / "report.json").write_text("{}")
+    null = tmp_path / "study" / "null"
+    null.mkdir()
+    for file in ("ablation.json", "results.json"):
+        (null / file).write_bytes((tmp_path / "study" / file).read_bytes())
+    assert commands.decide([str(tmp_path / "study")]) == 0
+    out = capsys.readouterr().out
+    assert "8000 scales/small to 64000: 3 of 3 pairs" in out
+    assert "8000 scales/low lr to 64000: 3 of 3 pairs" in out
+    assert commands.decide([str(tmp_path / "study"), "--noise", "nan"]) == 2
+    assert "--noise is nan" in capsys.readouterr().err
 
 
 def test_an_average_in_the_table_is_not_averaged_again() -> None:

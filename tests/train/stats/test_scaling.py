@@ -13,7 +13,6 @@ from train.stats.scaling import (
     fit_scaling,
     metric_signals,
     predict_error,
-    scale_agreement,
 )
 
 SIZES = (1e4, 3e4, 1e5, 3e5, 1e6)
@@ -141,54 +140,6 @@ def test_a_prediction_far_beyond_the_largest_size_carries_a_warning() -> None:
     assert warned.warning is not None
     assert "5.0 times the largest size that was run (1e+06)" in warned.warning
     assert warned.error.low <= warned.error.value <= warned.error.high
-
-
-def test_agreement_counts_the_pairs_that_both_scales_order_alike() -> None:
-    small = {"a": 0.1, "b": 0.2, "c": 0.3, "d": 0.3}
-    large = {"a": 0.5, "b": 0.4, "c": 0.6, "d": 0.7}
-    agreement = scale_agreement(small, large)
-    assert agreement is not None
-    assert (agreement.pairs, agreement.alike, agreement.ties) == (5, 4, 1)
-    assert (agreement.share.low, agreement.share.value) == (0.0, 0.8)
-    # Differences whose product would round to 0 still count.
-    tiny = scale_agreement({"a": 0, "b": 1e-200}, {"a": 0, "b": 1e-200})
-    assert tiny is not None
-    assert tiny.alike == 1
-    assert (tiny.share.low, tiny.share.high) == (0, 1)  # of two arms nothing is known
-    assert scale_agreement({"a": 0.1, "b": 0.1}, {"a": 0.1, "b": 0.2}) is None
-
-
-def test_the_interval_of_agreement_is_the_jackknife_over_arms() -> None:
-    values = np.random.default_rng(5).standard_normal((2, 7))
-    small, large = (dict(zip("abcdefg", scale, strict=True)) for scale in values)
-    agreement = scale_agreement(small, large)
-    assert agreement is not None
-    pseudo = []
-    for arm in "abcdefg":
-        others = [other for other in "abcdefg" if other != arm]
-        rest = scale_agreement({k: small[k] for k in others}, {k: large[k] for k in others})
-        assert rest is not None
-        pseudo.append(7 * agreement.share.value - 6 * rest.share.value)
-    half = 2.446912 * np.std(pseudo, ddof=1) / math.sqrt(7)  # t of 6 degrees of freedom
-    wanted = np.clip([agreement.share.value - half, agreement.share.value + half], 0, 1)
-    assert [agreement.share.low, agreement.share.high] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_the_interval_of_agreement_holds_the_share_of_all_arms_in_ninety_five_percent() -> None:
-    # Scales with correlation 0.6 order 1/2 + asin(0.6)/pi of all pairs alike. An interval that
-    # takes the 105 pairs for independent holds it in 76 %.
-    rng = np.random.default_rng(17)
-    truth, held = 0.5 + math.asin(0.6) / math.pi, 0
-    for _ in range(300):
-        small = rng.standard_normal(15)
-        large = 0.6 * small + 0.8 * rng.standard_normal(15)
-        arms = "abcdefghijklmno"
-        agreement = scale_agreement(
-            dict(zip(arms, small, strict=True)), dict(zip(arms, large, strict=True))
-        )
-        assert agreement is not None
-        held += agreement.share.low <= truth <= agreement.share.high
-    assert 0.91 <= held / 300 < 0.99
 
 
 def table(
