@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import os
 from pathlib import Path
@@ -9,15 +11,26 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from clipmill.app import MORE, Engine, Json, Scale, Whole, make_app, print_json, print_result
+from clipmill.app import (
+    MORE,
+    Engine,
+    Json,
+    Scale,
+    Scales,
+    Whole,
+    make_app,
+    print_json,
+    print_result,
+)
 from manifests import console, disk, identity, reader
 from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation
 from manifests.web_page import MARK, pages_beside
-from train.ablation import history
+from train.ablation import history, wording
 from train.ablation.arms import ModelRun, all_runs
 from train.ablation.conclusions import FailedRun
+from train.ablation.names import primary_task
 from train.ablation.plan import (
     Hardware,
     Plan,
@@ -29,6 +42,10 @@ from train.ablation.plan import (
 )
 from train.ablation.rounds import expected_runs, run_rounds
 from train.ablation.runner import evaluate_scorer, run_all
+from train.decisions.page import MOST_SCALES
+from train.decisions.tables import read_results
+from train.decisions.verdicts import Question, decide
+from train.evaluation.metrics import deciding_metric
 from train.reporting.collect import collect_report
 from train.reporting.compare import MARK as MARKDOWN_MARK
 from train.reporting.compare import (
@@ -42,6 +59,7 @@ from train.reporting.page import render
 from train.reporting.results import collect_results, saved_scores
 from train.reporting.schema import Report
 from train.sizing.device_fit import usable_cores
+from train.stats.scales import LEAST_ARMS, ScaleDecision
 
 # --- ablate ---------------------------------------------------------------------------------------
 
@@ -49,6 +67,7 @@ ABLATE = make_app(
     "ablate",
     """
   clipmill ablate out/demo/ablation.json --out out/demo
+  clipmill ablate my_ablation.yaml --scales small medium --out out/mine
   clipmill ablate plan manifests/ablations/datacomp_small.yaml \\
       --sd 0.004 --budget-hours 100
 
@@ -75,12 +94,19 @@ def ablate(
     out: Out,
     engine: Engine = "inline",
     scale: Scale = None,
+    scales: Scales = None,
     as_json: Json = False,
 ) -> int:
     """Run the arms of an ablation with every seed, evaluate them, and compare them."""
-    read, folder = _checked(ablation, out, engine, scale)
-    with locked_folder(AblationLayout(folder).lock, "clipmill ablate"):
-        return run_and_conclude(read, folder, engine, as_json)
+    checked = _checked(ablation, out, engine, scale, scales)
+    status = 0
+    with contextlib.ExitStack() as locks:
+        for folder in checked:
+            locks.enter_context(locked_folder(AblationLayout(folder).lock, "clipmill ablate"))
+        for folder, read in checked.items():
+            is_last = folder == list(checked)[-1]
+            status = max(status, run_and_conclude(read, folder, engine, as_json and is_last))
+    return status
 
 
 @ABLATE.command
@@ -91,26 +117,34 @@ def check(
     out: Out,
     engine: Engine = "inline",
     scale: Scale = None,
+    scales: Scales = None,
     as_json: Json = False,
 ) -> int:
     """Check what can be known without the pools; nothing is run."""
-    read, folder = _checked(ablation, out, engine, scale)
-    number = len(all_runs(read, folder))
+    checked = _checked(ablation, out, engine, scale, scales)
+    number = sum(len(all_runs(read, folder)) for folder, read in checked.items())
+    read = list(checked.values())[-1]
     text = f"{read.name}: {number} runs; all checks that need no pool have passed"
     return print_result(
         text, {"ablation_hash": identity.ablation_hash(read), "runs": number}, as_json
     )
 
 
-def _checked(path: str, out: str, engine: str, scale: str | None) -> tuple[Ablation, str]:
-    """(the ablation, its folder) after the checks that need no pool."""
+def _checked(
+    path: str, out: str, engine: str, scale: str | None, scales: list[str] | None
+) -> dict[str, Ablation]:
+    """Ablations by their folders, the smaller scales first, after the checks that need no pool."""
     folder = disk.output_folder(out)
-    read = reader.read_manifest(path, Ablation, scale=scale)
+    if scales and scale:
+        raise ValueError("--scale runs one scale, --scales some and the manifest: leave one out")
+    checked = {folder: reader.read_manifest(path, Ablation, scale=scale)}
+    if scales:
+        checked = reader.read_scales(path, scales, folder)
     on_cluster = engine == "ray" and bool(os.environ.get("RAY_ADDRESS"))
-    hardware = Hardware(here=not on_cluster)
-    check_ablation(read, folder)
-    check_plan(read, folder, hardware)
-    return read, folder
+    for where, read in checked.items():
+        check_ablation(read, where)
+        check_plan(read, where, Hardware(here=not on_cluster))
+    return checked
 
 
 def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool) -> int:
@@ -138,9 +172,19 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
     complete = not results.failed and not results.incomplete
     history.record_look(ablation, out, metrics, complete=complete)
     print(results.verdict)
+    if decisions := scale_decisions(ablation, out):
+        print("\n".join(["", *wording.scale_texts(decisions, MOST_SCALES)]))
     print(f"\nresults: {layout.results_json}\nnext: clipmill report {out}")
     print_json(results, as_json)
     return console.EXIT_INCOMPLETE if results.failed else 0
+
+
+def scale_decisions(ablation: Ablation, out: str) -> tuple[ScaleDecision, ...]:
+    """How the smaller scales of an ablation's folder decide as its own; () where there are none."""
+    if not disk.exists(AblationLayout(out).scales) or len(ablation.arms) < LEAST_ARMS:
+        return ()
+    question = Question(task=ablation.primary, metric=deciding_metric(primary_task(ablation)))
+    return decide(read_results([out]), question).scales
 
 
 @ABLATE.command
@@ -319,7 +363,8 @@ def read_report(folder: str) -> Report:
     """The report of a folder. ValueError where it is no ablation's."""
     if not disk.exists(AblationLayout(folder).ablation_json):
         raise ValueError(f"{folder} has no ablation.json: give the --out of `clipmill build`")
-    return collect_report(folder)
+    report = collect_report(folder)
+    return dataclasses.replace(report, scales=scale_decisions(report.ablation, folder))
 
 
 def date_of(text: str | None) -> datetime.date:

@@ -79,6 +79,16 @@ Scale = Annotated[
         help="A block of the manifest's `scales` to merge over it, such as debug.", group=MORE
     ),
 ]
+Scales = Annotated[
+    list[str] | None,
+    Parameter(
+        help="Blocks of the manifest's `scales` to run before it, each in OUT/scales/NAME on the "
+        "same pools: which small run decides as the large one?",
+        consume_multiple=(1, None),
+        negative=(),
+        group=MORE,
+    ),
+]
 Words = Parameter(consume_multiple=(1, None), negative=(), show_default=False)
 
 

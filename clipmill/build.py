@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from clipmill.app import MORE, Engine, Json, Scale, Words, make_app, root_app
+from clipmill.app import MORE, Engine, Json, Scale, Scales, Words, make_app, root_app
 from manifests import console, disk, reader
 from manifests.layout import AblationLayout
 from manifests.records import DriftDocument
@@ -75,6 +75,7 @@ class Options:
         Parameter(help="Ask again for rows that ended with such a reason.", group=MORE),
     ] = None
     scale: Scale = None
+    scales: Scales = None
     engine: Engine = "ray"
     as_json: Json = False
     manifest: Annotated[str, HIDDEN] = ""
@@ -97,6 +98,7 @@ class Options:
         words = [*self.entry, *(["--from-lock", self.lock] if self.lock else [self.manifest])]
         words += ["--out", out] if out else []
         words += ["--scale", self.scale] if self.scale else []
+        words += ["--scales", *self.scales] if self.scales else []
         words += ["--engine", self.engine] if self.engine != "ray" else []
         words += ["--set", *self.fetch] if self.fetch else []
         return shlex.join(["clipmill", *words])
@@ -179,7 +181,11 @@ def build_manifest(
     """Build a recipe or run an ablation; the exit status. `served` makes its sources in the folder
     `web` and serves them; it is entered after the checks.
     """
+    if options.scales and options.scale:
+        raise ValueError("--scale runs one scale, --scales some and the manifest: leave one out")
     if reader.manifest_kind(options.manifest) is Recipe:
+        if options.scales:
+            raise ValueError("--scales are of an ablation; of a recipe, give one --scale")
         return build_recipe(options, served, web)
     if options.until != recipe_run.STAGES[-1] or options.retry:
         raise ValueError("--until and --retry are for a recipe; an ablation runs all of its stages")
@@ -197,6 +203,7 @@ def build_ablation(
             out,
             engine=options.engine,
             scale=options.scale,
+            scales=tuple(options.scales or ()),
             entry=options.entry,
             served=served,
             web=web,

@@ -430,6 +430,11 @@ class AblationLayout:
         return disk.join(self.root, "results.json")
 
     @property
+    def scales(self) -> str:
+        """A folder for each smaller scale that was run before the ablation itself."""
+        return disk.join(self.root, "scales")
+
+    @property
     def history(self) -> str:
         """What was asked before the runs and at every verdict, a line each."""
         return disk.join(self.root, "history.jsonl")

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from manifests import identity
 from manifests.disk import expand_braces
-from manifests.layout import PoolLayout
+from manifests.layout import AblationLayout, PoolLayout
 from manifests.schema import (
     Ablation,
     Blend,
@@ -643,6 +643,31 @@ def _read_resolved(path: str, kind: type[T]) -> T:
         source = [key for key in source if getattr(manifest.source, key)]
         _refuse_unused(manifest, source, _changed_keys(manifest.fetch, Fetch()), path)
     return manifest
+
+
+def read_scales(path: str | Path, names: Sequence[str], out: str) -> dict[str, Ablation]:
+    """An ablation at some scales, by the folder that each has inside `out`, and itself in `out` at
+    the end. All have its pools.
+
+    ValueError for a scale that compares something else: what it decides would not be comparable.
+    """
+    whole = read_manifest(path, Ablation)
+    pools = {
+        name: dataclasses.replace(pool, out=whole.pool_folder(out, name))
+        for name, pool in whole.pools.items()
+    }
+    ablations = {}
+    for name in names:
+        small = read_manifest(path, Ablation, scale=name)
+        for key in ("pools", "scorer", "arms", "baseline", "primary", "controls"):
+            if getattr(small, key) != getattr(whole, key):
+                raise ValueError(
+                    f"{path}: scale {name!r} has {key} of its own, so it is no smaller run of the "
+                    f"same question: run it alone, with --scale {name}"
+                )
+        folder = disk.join(AblationLayout(out).scales, name)
+        ablations[folder] = dataclasses.replace(small, pools=pools)
+    return {**ablations, out: whole}
 
 
 def read_block(path: str | Path, key: str, kind: type[T], *, scale: str | None = None) -> T | None:

@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from manifests import console, disk, ray_runtime, reader
@@ -135,12 +136,13 @@ def ablate(
     *,
     engine: Engine,
     scale: str | None = None,
+    scales: Sequence[str] = (),
     entry: Sequence[str] = ("build",),
     served: AbstractContextManager[object] | None = None,
     web: str = "",
 ) -> None:
-    """Build what is missing, train the scorer if one is asked for, run the arms and write the
-    report.
+    """Build what is missing, train the scorer if one is asked for, run the arms, first at smaller
+    `scales`, and write the reports.
 
     `entry` is the command that a person called, with options of its own; it runs the null web, and
     the report names it. `served` is what makes the sources of this ablation in the folder `web` and
@@ -153,8 +155,9 @@ def ablate(
     layout = AblationLayout(out)
     if reader.read_block(manifest, "scorer", Scorer, scale=scale):
         export(SCORER=disk.join(layout.scorer, "export"))
-    at_scale = ["--scale", scale] if scale else []
+    at_scale = ["--scale", scale] if scale else ["--scales", *scales] if scales else []
     ablation = reader.read_manifest(manifest, Ablation, scale=scale)
+    smaller = reader.read_scales(manifest, scales, out)
     recipes = read_recipes(ablation, scale)
     scorer_export = disk.join(layout.scorer, "export")
     made = [web, scorer_export] if web else [scorer_export]
@@ -173,15 +176,23 @@ def ablate(
             disk.write_json(layout.recipe_json(name), recipe)
         again = shown([*entry, manifest, "--out", out, *at_scale])
         disk.write_json(layout.command_json, again)
+        stages = commands(ablation, sorted(recipes), out, engine)
+        if scales:  # one command trains and evaluates at all scales, on the same pools
+            seeds = tuple(sorted({seed for each in smaller.values() for seed in each.seeds}))
+            every = replace(ablation, seeds=seeds)
+            *before, (name, _) = commands(every, sorted(recipes), out, engine)
+            train = ["ablate", manifest, "--out", out, "--engine", engine, *at_scale]
+            stages = iter([*before, (name, train)])
         with one_ray(engine):
-            _run_stages(ablation, sorted(recipes), out, engine)
+            _run_stages(stages, out)
             if ablation.controls.null_web:
                 null = [entry[0], ablation.controls.null_web, "--out", layout.null]
                 run([*null, "--engine", engine])
-    run(["report", out])
+    for folder in smaller if scales else [out]:
+        run(["report", folder])
 
 
-def _run_stages(ablation: Ablation, built: Sequence[str], out: str, engine: Engine) -> None:
+def _run_stages(stages: Iterator[tuple[str, Command]], out: str) -> None:
     """Run the commands of an ablation in order, and write what each costs, in seconds.
 
     The scorer is trained on about one core while other pools are fetched, mostly on another.
@@ -189,7 +200,7 @@ def _run_stages(ablation: Ablation, built: Sequence[str], out: str, engine: Engi
     costs: dict[str, float] = {}
     with contextlib.ExitStack() as stack:
         join: Callable[[], float] | None = None
-        for name, words in commands(ablation, built, out, engine):
+        for name, words in stages:
             started = time.monotonic()
             if name == SCORER_STAGE and not disk.is_url(out):
                 log = disk.local_path(out) / "logs" / "scorer.log"

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from manifests import console, ray_runtime
+from manifests import console, disk, ray_runtime, reader
 from manifests.layout import AblationLayout
 from manifests.schema import (
     Ablation,
@@ -104,6 +104,37 @@ def test_the_scorer_is_trained_before_the_pools_that_it_scores(tmp_path: Path) -
     assert (blend["views"], blend["seed"]) == ({"trusted/all": 1.0}, 7)
 
 
+def test_the_scales_share_pools_and_are_trained_by_one_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest, out, words = tmp_path / "a.yaml", tmp_path / "out", []
+    plain = disk.to_plain(ABLATION, with_defaults=False)
+    del plain["scorer"]
+    scales = {"small": {"seeds": [7, 8], "train": {"samples_seen": "1.28k"}}}
+    manifest.write_text(json.dumps({**plain, "scales": scales}))
+    monkeypatch.setattr(ablation_run, "run", words.append)
+    monkeypatch.setattr(ablation_run, "read_recipes", lambda *_: RECIPES)
+    monkeypatch.setattr(ablation_run, "check_ablation", lambda *_: None)
+
+    ablation_run.ablate(str(manifest), str(out), engine="inline", scales=["small"])
+
+    lines = [ablation_run.shown(each) for each in words]
+    train = f"clipmill ablate {manifest} --out {out} --engine inline --scales small"
+    assert lines[0] == train.replace("ablate", "ablate check")
+    assert lines[1:] == [
+        f"clipmill build {out}/recipes/trusted.json --out {out}/pools/trusted --engine inline",
+        f"clipmill build {out}/recipes/web.json --out {out}/pools/web --engine inline",
+        f"clipmill filter random-like {out}/pools/web clip --seed 5 6 12 13",
+        train,
+        f"clipmill report {out}/scales/small",
+        f"clipmill report {out}",
+    ]
+    at_scale = reader.read_scales(str(manifest), ["small"], str(out))[f"{out}/scales/small"]
+    assert at_scale.pool_folder("elsewhere", "web") == f"{out}/pools/web"
+    again = json.loads((out / "command.json").read_text())
+    assert again == f"clipmill build {manifest} --out {out} --scales small"
+
+
 def scripts_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the first word of a command name a script in the folder."""
 
@@ -123,8 +154,7 @@ def stages_of(monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: str, web: s
         ("build web", ["web.py", str(folder), "score"]),
     ]
     scripts_in(folder, monkeypatch)
-    monkeypatch.setattr(ablation_run, "commands", lambda *_: iter(steps))
-    ablation_run._run_stages(ABLATION, ["web"], str(folder / "out"), "inline")
+    ablation_run._run_stages(iter(steps), str(folder / "out"))
     return (folder / "lines").read_text().split()
 
 

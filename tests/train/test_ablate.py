@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation, Arm
 from tests.support import commands, processes
+from tests.support.ablations import in_process
+from tests.support.reports import complete_pool
 from train.ablation import runner
 from train.ablation.arms import Run
 from train.ablation.runner import Outcome
@@ -101,6 +104,57 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
     monkeypatch.setattr(runner, "run_in_children", lambda *_: pytest.fail("a run was repeated"))
     assert commands.ablate([str(out / "ablation.json"), "--out", str(out)]) == 0
     assert disk.read_json(out / "results.json") == results
+
+
+@pytest.mark.slow
+def test_smaller_scales_are_run_first_and_held_against_the_ablation(
+    tiny_pool: str,
+    data: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    arms = {
+        "half: web/half}": "half: web/half, both: {views: {web/all: 0.5, web/half: 0.5}}}",
+        "controls: {a_a: raw}": "",
+        "debug: {seeds: [0, 1, 2]}": "small: {train: {samples_seen: 32}}",
+    }
+    pool = str(tmp_path / "pool")
+    shutil.copytree(tiny_pool, pool)
+    complete_pool(pool)
+    path, out = manifest(tmp_path, pool, data, **arms), tmp_path / "out"
+    words = [path, "--scales", "small", "--out", str(out)]
+    monkeypatch.setattr(runner, "run_in_children", in_process)
+    assert commands.ablate([*words, "--json"]) == 0
+    *printed, last = capsys.readouterr().out.splitlines()
+    assert json.loads(last) == disk.read_json(out / "results.json")
+    small = disk.read_json(out / "scales" / "small" / "ablation.json")
+    assert (small["train"]["samples_seen"], small["pools"]["web"]["out"]) == (32, pool)
+    texts = [line for line in printed if "32 to" in line]
+    assert any("captions, contrastive_loss, 32 to 64: " in text for text in texts)
+
+    monkeypatch.setattr(runner, "run_in_children", lambda *_: pytest.fail("a run was repeated"))
+    assert commands.ablate(words) == 0
+    assert commands.report([str(out)]) == 0
+    assert "Which smaller scale decides as this one" in (out / "report.html").read_text()
+    assert disk.read_json(out / "report.json")["scales"][0]["small"] == "32"
+    capsys.readouterr()
+    assert commands.decide([str(out), "--task", "colours"]) == 0
+    assert [line for line in capsys.readouterr().out.splitlines() if "32 to" in line] == texts
+
+
+def test_a_scale_of_another_question_is_refused(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = manifest(tmp_path, "/nowhere/pool", data, **{"{seeds: [0, 1, 2]}": "{baseline: half}"})
+    out = ["--out", str(tmp_path / "out")]
+    assert commands.ablate([path, *out, "--scales", "debug"]) == 2
+    assert commands.ablate([path, *out, "--scales", "tiny"]) == 2
+    assert commands.ablate([path, *out, "--scales", "debug", "--scale", "debug"]) == 2
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "scale 'debug' has baseline of its own" in first
+    assert "no scale 'tiny'" in second
+    assert "leave one out" in third
 
 
 def test_a_run_without_a_result_is_exit_status_3(

@@ -215,6 +215,11 @@ def _files(path: str) -> list[str]:
     fs, name = disk.filesystem(path)
     if not fs.isdir(name):
         return [path]
+    layout = AblationLayout(path)
+    if disk.exists(layout.ablation_json) and disk.exists(layout.results_json):
+        names = disk.list_names(layout.scales) if disk.exists(layout.scales) else []
+        smaller = [AblationLayout(disk.join(layout.scales, n)).results_json for n in names]
+        return [*filter(disk.exists, smaller), layout.results_json]
     paths = sorted(
         fs.unstrip_protocol(each) if disk.is_url(path) else each for each in fs.find(name)
     )
@@ -625,7 +630,7 @@ def _scale_numbers(texts: Iterable[str]) -> dict[str, float]:
     seen = list(dict.fromkeys(texts))
     if seen == [""]:
         return {"": 0.0}
-    numbers = {}
+    numbers: dict[str, float] = {}
     for text in seen:
         pattern = r"([\d.,_]+(?:e[+-]?\d+)?)\s*([kmbgt]?)\w*( .+)?"
         match = re.fullmatch(pattern, text.strip().lower())

@@ -10,6 +10,7 @@ from train.ablation.conclusions import Results, ScalingTable, TaskSignals
 from train.ablation.names import Role
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison, Verdict
+from train.stats.scales import ScaleDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,6 +307,7 @@ class Report:
     safety: tuple[SafetyRates, ...] = ()
     signals: tuple[TaskSignals, ...] = ()
     scaling: tuple[ScalingTable, ...] = ()
+    scales: tuple[ScaleDecision, ...] = ()
     looks: str = ""
     redesigns: tuple[str, ...] = ()
     metrics_were_fixed: bool = False

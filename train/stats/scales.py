@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from train.stats.scaling import LIMITS, Interval
 Column = tuple[str, str]  # task, metric
 Array = np.ndarray
 
+LEAST_ARMS = 3  # whose order is compared
 FEWEST_ARMS = 4  # that an interval is of
 STATED = 0.95  # the probability from which on a scale decides a pair
 BINS = (0.5, 0.7, 0.9, 0.95, 0.99)  # of stated probabilities: where each begins
@@ -223,8 +225,9 @@ def shift_weights(steps: Sequence[tuple[ArmMeans, ArmMeans, float]]) -> Array:
         residual = float(((y - slope * x) ** 2).sum()) * unit
         expected = SHIFTS**2 * small.spread * log_ratio + shrink * small.noise + larger.noise * unit
         log_likelihood -= (len(x) - 2) / 2 * np.log(expected) + residual / (2 * expected)
-    weights: Array = np.exp(log_likelihood - log_likelihood.max())
-    return weights / weights.sum()
+    weights = np.exp(log_likelihood - log_likelihood.max())
+    posterior: Array = weights / weights.sum()
+    return posterior
 
 
 # --- scales ---------------------------------------------------------------------------------------
@@ -256,7 +259,8 @@ class ScaleTables:
         """Every column at every smaller scale against the headline at the largest one, and against
         itself there: the headline first, then those that agree best with it.
 
-        A scale with fewer than 3 arms of the largest one is left out, and a column that ties all.
+        A scale with fewer than LEAST_ARMS arms of the largest one is left out, and a column that
+        ties all of them.
         """
         groups: dict[Column, list[ScaleDecision]] = {}
         for column, of_scales in self.columns.items():
@@ -276,7 +280,7 @@ class ScaleTables:
         """One, or none where there is no pair."""
         tables = self.columns[column][small], self.columns[truth][self.large]
         arms = tuple(sorted(arm for arm in tables[0] if tables[0][arm] and tables[1].get(arm)))
-        if len(arms) < 3:
+        if len(arms) < LEAST_ARMS:
             return []
         gaps = []
         for name, table in zip((column, truth), tables, strict=True):
@@ -313,7 +317,7 @@ class ScaleTables:
         means: ArmMeans,
         order: Array,
         seeds: int,
-    ) -> dict[str, object]:
+    ) -> dict[str, Any]:
         """What a small scale with seeds states of its pairs: fields of a ScaleDecision."""
         weights = shift_weights(self._steps(column, truth))
         log_ratio = math.log(self.large / small)
