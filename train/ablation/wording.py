@@ -253,18 +253,23 @@ def price_text(one: ScaleDecision) -> str:
     """
     if one.probability is None:
         return ""
-    cost, more = "", f"no number of seeds at {one.small} makes it"
+    cost, more = "", f"no number of runs at {one.small} makes it"
     if one.cost is not None:
-        cost = f", {percent(one.cost, 'share')} % of the samples that {one.large} takes,"
+        cost = f", {percent(one.cost)} % of what {one.large} costs,"
     if one.seeds_for_sure is not None:
         price = one.seeds_for_sure / one.seeds * (one.cost or 0.0)
-        share = f" ({percent(price, 'share')} %)" if one.cost is not None else ""
-        more = f"{one.seeds_for_sure} seeds{share} make it"
+        share = f" ({percent(price)} %)" if one.cost is not None else ""
+        more = f"with {runs_text(one.seeds_for_sure)}{share} it is"
     scope = "" if one.with_shift else " of the order at its own scale"
     return (
-        f"{column_name(one.task, one.metric)}: {one.seeds} seeds of {one.small}{cost} are "
-        f"{one.probability:.0%} sure{scope} on average; {more} {SURE:.0%}"
+        f"{column_name(one.task, one.metric)}: with {runs_text(one.seeds)} of each arm at "
+        f"{one.small}{cost} a pair is {one.probability:.0%} sure{scope} on average; {more} "
+        f"{SURE:.0%}"
     )
+
+
+def runs_text(number: int) -> str:
+    return "1 run" if number == 1 else f"{number} runs"
 
 
 def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:

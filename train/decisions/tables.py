@@ -73,6 +73,7 @@ SYNONYMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "higher_is_better": (("higher_is_better",), ("greater_is_better",), ("direction",)),
     "per_sample": (("per_sample",), ("correct",)),
 }
+COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns of a scale
 # Columns of wide tables that describe a run.
 SETTINGS = re.compile(
     r"\w*(params|flops|macs|learning_rate|weight_decay|batch_size|runtime|timestamp|stderr)(_\w+)?|"
@@ -146,11 +147,14 @@ class Columns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All measurements, the names of the scales, and what was guessed or left out."""
+    """All measurements, the names of the scales, and what was guessed or left out. costs: scales
+    are what a run costs, samples or tokens seen.
+    """
 
     rows: tuple[Measurement, ...]
     scales: dict[float, str]
     notes: tuple[str, ...]
+    costs: bool = False
 
 
 def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
@@ -171,6 +175,7 @@ def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
         rows=tuple(rows),
         scales={number: text for text, number in scales.items()},
         notes=tuple(dict.fromkeys(notes)),
+        costs=any(plain_name(name) in COSTS for name in roles.get("scale", ())),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,7 +119,7 @@ def decide(results: Results, question: Question) -> Decision:
         values=values,
         tasks=analysis.tasks,
         signals=_signals(rows, largest, question),
-        scales=_scale_decisions(rows, largest, results.scales, question, result.task, can_average),
+        scales=_scale_decisions(rows, largest, results, question, result.task, can_average),
         effect=effect,
         seeds_for_effect=noise.seeds_for(effect) if noise and effect is not None else None,
         sampling=None if noise else _sampling(result, values, samples.get(result.task, 0)),
@@ -456,7 +455,7 @@ def _runs_of(rows: Iterable[Measurement]) -> Runs:
 def _scale_decisions(
     rows: Sequence[Measurement],
     large: float,
-    names: Mapping[float, str],
+    results: Results,
     question: Question,
     headline: str,
     can_average: bool,
@@ -493,8 +492,8 @@ def _scale_decisions(
     tables = ScaleTables(
         columns=columns,
         lower=lower,
-        names=names,
-        samples=all(re.match(r"[\d.]", names[scale]) for scale in scales),
+        names=results.scales,
+        costs=results.costs,
         noise=question.noise,
     )
     return tables.decisions(first if first in columns else next(iter(columns)))

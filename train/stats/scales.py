@@ -28,8 +28,8 @@ MOST_SEEDS = 1000  # that are asked for it
 NEIGHBOUR = 1.2  # a scale that is larger by less is no step
 # What a step by a factor of e may move an arm by, over the spread of the arms; √κ in the document
 SHIFTS = np.linspace(0, 5, 101)
-NO_SHIFT = (SHIFTS == 0).astype(float)
-ALL_SHIFT = np.zeros(len(SHIFTS))  # the small scale tells nothing of the large one
+NO_SHIFT: Array = (SHIFTS == 0).astype(float)
+ALL_SHIFT: Array = np.zeros(len(SHIFTS))  # the small scale tells nothing of the large one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class ScaleDecision:
     """How often a metric at a small scale orders two arms as one at the large scale does.
 
     task, metric: at the small scale. truth: task and metric at the large one. seeds: runs of an
-    arm, the median. cost: samples seen at the small scale over those at the large one, all seeds of
+    arm, the median. cost: samples seen at the small scale over those at the large one, all runs of
     an arm together; None where scales are something else. clear: of the pairs that the large scale
     decides. stated: of the pairs that the small one decides. bins: (where it begins, its pairs) of
     the probability that a pair is ordered right; probability: its mean over all pairs; with_shift:
@@ -238,14 +238,14 @@ class ScaleTables:
     """The values of metrics at scales.
 
     columns: {(task, metric): {scale: {arm: {seed: value}}}}. lower: columns of which less is
-    better. names: of the scales. samples: whether scales are samples seen. noise: a published
+    better. names: of the scales. costs: whether scales are what a run costs. noise: a published
     standard deviation of one run, instead of that of the seeds.
     """
 
     columns: Mapping[Column, Mapping[float, Values]]
     lower: Collection[Column]
     names: Mapping[float, str]
-    samples: bool = False
+    costs: bool = False
     noise: float | None = None
     known: dict[tuple[Column, float, tuple[str, ...]], ArmMeans | None] = field(
         default_factory=dict
@@ -298,7 +298,7 @@ class ScaleTables:
             small=self.names[small],
             large=self.names[self.large],
             seeds=seeds,
-            cost=small * seeds / (self.large * at_large) if self.samples else None,
+            cost=small * seeds / (self.large * at_large) if self.costs else None,
             agreement=agreement,
         )
         means, truths = self._means(column, small, arms), self._means(truth, self.large, arms)

@@ -39,7 +39,7 @@ def table(
 
 def results(rows: list[Measurement]) -> Results:
     scales = {row.scale: f"{row.scale:g}" for row in rows}
-    return Results(rows=tuple(rows), scales=scales, notes=())
+    return Results(rows=tuple(rows), scales=scales, notes=(), costs=True)
 
 
 def test_the_verdicts_are_those_of_an_ablation() -> None:
@@ -265,7 +265,7 @@ def test_every_metric_of_a_small_scale_is_held_against_the_headline_and_against_
     assert {one.cost for one in decision.scales} == {1 / 16, 1 / 4}
     lines = decision_lines(decision)
     assert any("loss, 1000 to cars, accuracy at 16000: 6 of 6 pairs" in line for line in lines)
-    assert any("cars, loss: 4 seeds of 1000, 6.2 % of the samples" in line for line in lines)
+    assert any("loss: with 4 runs of each arm at 1000, 6.2 % of what" in line for line in lines)
 
 
 def test_the_order_of_an_average_is_that_of_the_tasks_that_all_scales_have() -> None:

@@ -133,7 +133,7 @@ def study(
             f"arm{arm:02}": dict(enumerate(values[arm].tolist())) for arm in range(12)
         }
     names = {scale: f"{scale:g}" for scale in scales}
-    return ScaleTables(columns={ACCURACY: scales}, lower=(), names=names, samples=True), truth
+    return ScaleTables(columns={ACCURACY: scales}, lower=(), names=names, costs=True), truth
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.3])
