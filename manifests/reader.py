@@ -659,7 +659,7 @@ def read_scales(path: str | Path, names: Sequence[str], out: str) -> dict[str, A
     ablations = {}
     for name in names:
         small = read_manifest(path, Ablation, scale=name)
-        for key in ("pools", "scorer", "arms", "baseline", "primary", "controls"):
+        for key in ("pools", "scorer", "arms", "baseline", "primary"):
             if getattr(small, key) != getattr(whole, key):
                 raise ValueError(
                     f"{path}: scale {name!r} has {key} of its own, so it is no smaller run of the "
