@@ -9,7 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from clipmill.app import MORE, Json, Words, make_app, print_json
-from manifests import console, disk, reader
+from manifests import disk, reader
 from manifests.web_page import MARK, pages_beside
 from train.decisions.blends import (
     BlendChoice,
@@ -126,7 +126,7 @@ def decide_results(
 MIX = make_app(
     "mix",
     """
-  clipmill mix out/cifar10_mix --samples-seen 128k --max-repeats 8 --to out/found
+  clipmill mix out/cifar10_mix --samples-seen 131072 --max-repeats 10 --to out/found
   clipmill mix ratios.csv metrics.csv --target arc_challenge_bpb --to out/found
 
 RUNS is the folder of an ablation whose arms are mixtures of views (`mixtures` in its manifest draws
@@ -161,10 +161,12 @@ def mix(
         higher_is_better: Of tables: more of the metrics is better.
         samples_seen: Samples of the run that the blend is for.
         max_repeats: No source is repeated more often than this in that run.
-        rows: Of tables: SOURCE=ROWS, what each source holds.
+        rows: Of tables: SOURCE=ROWS, what each source holds; tokens, where samples are tokens.
         to: The folder for the blend and its confirming ablation.
     """
     samples = None if samples_seen is None else _rows("--samples-seen", samples_seen)
+    if max_repeats is not None and not max_repeats > 0:
+        raise ValueError(f"--max-repeats is {max_repeats:g}; it must be above 0")
     if metrics is None:
         if higher_is_better or rows:
             raise ValueError("--higher-is-better and --rows are for tables; an ablation knows both")
@@ -172,14 +174,17 @@ def mix(
             raise ValueError("--target names one metric of an ablation's primary task")
         swarm = swarm_of_ablation(runs, target[0] if target else None)
     else:
-        sizes = {name: _rows("--rows", text) for name, text in console.key_values(rows or [])}
+        sizes = {}
+        for word in rows or ():
+            name, _, text = word.rpartition("=")
+            sizes[name] = _rows(f"--rows {word}", text)
         swarm = swarm_of_tables(
             runs, metrics, targets=target or (), higher=higher_is_better, rows=sizes or None
         )
     choice = choose_blend(swarm, samples, max_repeats)
     print("\n".join(blend_lines(choice)))
     if to is not None:
-        files = write_blend(choice, swarm, runs, to)
+        files = write_blend(choice, swarm, runs, disk.output_folder(to, "--to"))
         print(f"\nwritten: {', '.join(disk.join(to, name) for name in files)}")
     print_json(choice, as_json)
     return 0
@@ -194,20 +199,19 @@ def _rows(option: str, text: str) -> int:
 
 def blend_lines(choice: BlendChoice) -> list[str]:
     """A blend for a terminal."""
-    width = max(len(name) for name in (*choice.sources, *choice.others, "found"))
+    width = max(len(name) for name in (*choice.sources, *choice.others))
     lines = [f"{choice.runs} runs of {choice.mixtures} mixtures; {', '.join(choice.targets)}", ""]
     for n, (name, share) in enumerate(zip(choice.sources, choice.shares, strict=True)):
         repeats = f"  {choice.repeats[n]:8.2f} times" if choice.repeats else ""
         lines.append(f"{name:<{width}}  {share:7.1%}{repeats}")
     lines.append("")
-    found = (choice.value, choice.low, choice.high)
-    for name, (value, low, high) in {"found": found, **choice.others}.items():
-        lines.append(f"{name:<{width}}  {value:.4g} [{low:.4g}, {high:.4g}] predicted")
+    for name, value in {"found": choice.found, **choice.others}.items():
+        lines.append(f"{name:<{width}}  {value:.4g} predicted")
     lines += [
         "",
-        f"With 95 % the found blend is at most {choice.regret_high:.3g} worse than the best "
-        "average of mixtures that were run.",
-        f"Runs that a law had not seen: correlation {choice.skill:.2f} with its prediction.",
+        f"The best average of mixtures that were run may be better than the found one: by "
+        f"{choice.regret:.2g} in the mean, with 95 % by {choice.regret_high:.2g} at most.",
+        f"Correlation of mixtures that a law had not seen with its prediction: {choice.skill:.2f}",
     ]
     if not choice.matters:
         lines.append(

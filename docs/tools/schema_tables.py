@@ -23,6 +23,7 @@ from manifests.schema import (
     Blend,
     Controls,
     Fetch,
+    Mixtures,
     PoolRef,
     Recipe,
     Rule,
@@ -42,7 +43,7 @@ CLASSES: dict[str, type] = {
     kind.__name__: kind
     for kind in (
         Recipe, Source, Fetch, Rule, Blend, TarStream, TaskSpec, Suite,
-        Ablation, Arm, Stop, PoolRef, Scorer, Controls,
+        Ablation, Arm, Mixtures, Stop, PoolRef, Scorer, Controls,
     )
 }  # fmt: skip
 NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text", Any: "any"}

@@ -2,14 +2,13 @@
 interval out, and the files to go on with.
 
 The tables are Olmix's: `ratios` has a row for each run and a column for each source, `metrics` a
-row for each run and a column for each metric; a column with the same values in both joins them.
+row for each run and a column for each metric; a column of both names the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,14 @@ import numpy as np
 from manifests import disk
 from manifests.layout import AblationLayout, PoolLayout
 from manifests.records import ViewDocument, read_document
-from manifests.schema import Ablation
-from train.decisions.tables import records_of
+from manifests.schema import Ablation, Arm
+from train.decisions.tables import Record, records_of
 from train.stats import mixing
 from train.stats.mixing import FloatArray
 
 ID_COLUMNS = ("run", "run_id", "index", "name")
-NOT_SOURCES = {*ID_COLUMNS, "", "file"}
+NO_SOURCES = {*ID_COLUMNS, "", "file"}
+SUM_TOLERANCE = 0.01  # of the shares of a run, as in Olmix
 SURE = 0.05  # p of the test that the shares matter
 CONFIRMING_SEEDS = 10
 SHARE_DIGITS = 4
@@ -33,7 +33,9 @@ SHARE_DIGITS = 4
 class Swarm:
     """R runs of mixtures of S sources. values_TR: of T metrics. higher: more is better.
 
-    rows: what each source holds; None where nobody knows. names: of the runs.
+    rows: what each source holds; None where nobody knows. rivals: arms that people named, to be
+    compared with the found blend; those that are mixtures are runs too, and in `named` with their
+    shares.
     """
 
     sources: tuple[str, ...]
@@ -42,9 +44,10 @@ class Swarm:
     values_TR: FloatArray
     higher: bool
     rows: tuple[int, ...] | None
-    names: tuple[str, ...]
+    notes: tuple[str, ...]
     ablation: Ablation | None = None
-    notes: tuple[str, ...] = ()
+    rivals: dict[str, Arm] = field(default_factory=dict)
+    named: dict[str, FloatArray] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,27 +55,26 @@ class BlendChoice:
     """What a swarm says about its sources.
 
     shares: of the found blend. repeats: of each source's rows in a run of `samples` samples; None
-    where rows or samples are not known. value, low, high: predicted mean of the targets, in their
-    own direction. others: name -> the same three of mixtures to compare with. regret_high: with
-    95 % the found blend is at most so much worse than the best one. skill: correlation of the
-    values of the runs with their prediction by laws that had not seen them. p: of such values where
-    the shares do not matter.
+    where rows or samples are not known. found, others: the mean of the targets that the blend and
+    others are predicted to have. regret, regret_high: how far the found blend may be from the best
+    one, in the mean and with 95 %. skill: correlation of the values with their prediction by laws
+    that had not seen them. p: of such values where the shares do not matter.
     """
 
     sources: tuple[str, ...]
     shares: tuple[float, ...]
+    samples: int | None
+    max_repeats: float | None
     repeats: tuple[float, ...] | None
     runs: int
     mixtures: int
-    value: float
-    low: float
-    high: float
+    targets: tuple[str, ...]
+    found: float
+    others: dict[str, float]
     regret: float
     regret_high: float
-    others: dict[str, tuple[float, float, float]]
     skill: float
     p: float
-    targets: tuple[str, ...]
     notes: tuple[str, ...]
 
     @property
@@ -88,7 +90,7 @@ def choose_blend(
     of `samples` samples. ValueError where that needs rows or samples that are not known.
     """
     sign = -1.0 if swarm.higher else 1.0
-    losses_TR = sign * swarm.values_TR
+    shares_MS, losses_TM = mixing.mean_of_seeds(swarm.shares_RS, sign * swarm.values_TR)
     rows = None if swarm.rows is None else np.array(swarm.rows, float)
     caps_S = None
     if max_repeats is not None:
@@ -101,57 +103,51 @@ def choose_blend(
                 f"all sources together have {int(rows.sum()):,} rows: {samples:,} samples repeat "
                 f"them {samples / rows.sum():.3g} times, more than --max-repeats {max_repeats:g}"
             )
-    laws = [mixing.fit_law(swarm.shares_RS, loss_R) for loss_R in losses_TR]
-    resamples = mixing.refitted(laws, swarm.shares_RS, losses_TR)
-    best = mixing.best_mixture(resamples, mixing.candidates_of(swarm.shares_RS, caps_S))
+    laws = [mixing.fit_laws(shares_MS, loss_M[None])[0] for loss_M in losses_TM]
     others = {"uniform": np.full(len(swarm.sources), 1 / len(swarm.sources))}
     if rows is not None:
         others["proportional"] = rows / rows.sum()
-    predicted_R = np.mean([law.predicted_R for law in laws], axis=0)
-    loss_R = losses_TR.mean(axis=0)
-    shares = _rounded(best.shares_S)
+    others |= swarm.named
+    candidates_CS = mixing.candidates_of(shares_MS, caps_S)
+    compared_NS = np.concatenate([candidates_CS, list(others.values())])
+    losses_BN = mixing.refitted(laws, shares_MS, compared_NS)
+    mean_N = losses_BN.mean(axis=0)
+    best = int(np.argmin(mean_N[: len(candidates_CS)]))
+    regrets_B = losses_BN[:, best] - losses_BN[:, : len(candidates_CS)].min(axis=1)
+    predicted_M = np.mean([law.predicted_R for law in laws], axis=0)
+    loss_M = losses_TM.mean(axis=0)
+    shares = _rounded(candidates_CS[best], caps_S)
     repeats = None
     if rows is not None and samples is not None:
         repeats = tuple(float(n) for n in np.array(shares) * samples / rows)
-    value, low, high = _in_direction((best.loss, best.low, best.high), sign)
     return BlendChoice(
         sources=swarm.sources,
         shares=shares,
+        samples=samples,
+        max_repeats=max_repeats,
         repeats=repeats,
         runs=len(swarm.shares_RS),
-        mixtures=len(np.unique(swarm.shares_RS, axis=0)),
-        value=value,
-        low=low,
-        high=high,
-        regret=best.regret,
-        regret_high=best.regret_high,
-        others={name: _predicted(resamples, shares_S, sign) for name, shares_S in others.items()},
-        skill=float(np.corrcoef(predicted_R, loss_R)[0, 1]),
-        p=mixing.p_of_weights(swarm.shares_RS, loss_R),
+        mixtures=len(shares_MS),
         targets=swarm.targets,
+        found=sign * float(mean_N[best]),
+        others=dict(zip(others, map(float, sign * mean_N[len(candidates_CS) :]), strict=True)),
+        regret=float(regrets_B.mean()),
+        regret_high=float(np.quantile(regrets_B, 0.95)),
+        skill=float(np.corrcoef(predicted_M, loss_M)[0, 1]),
+        p=mixing.p_of_weights(shares_MS, loss_M),
         notes=swarm.notes,
     )
 
 
-def _predicted(
-    resamples: Sequence[Sequence[mixing.MixingLaw]], shares_S: FloatArray, sign: float
-) -> tuple[float, float, float]:
-    losses = [float(mixing.mean_losses(laws, shares_S[None])[0]) for laws in resamples]
-    low, high = np.quantile(losses, [0.025, 0.975])
-    return _in_direction((float(np.mean(losses)), float(low), float(high)), sign)
-
-
-def _in_direction(
-    loss_low_high: tuple[float, float, float], sign: float
-) -> tuple[float, float, float]:
-    loss, low, high = loss_low_high
-    return (loss, low, high) if sign > 0 else (-loss, -high, -low)
-
-
-def _rounded(shares_S: FloatArray) -> tuple[float, ...]:
-    """Shares of so many digits whose sum is 1: the largest takes what is left."""
-    rounded = np.round(shares_S, SHARE_DIGITS)
-    rounded[np.argmax(rounded)] += 1 - rounded.sum()
+def _rounded(shares_S: FloatArray, caps_S: FloatArray | None) -> tuple[float, ...]:
+    """Shares of so many digits whose sum is 1, none above its cap: what rounding down leaves goes
+    to the largest source with room for it.
+    """
+    unit = 10.0**SHARE_DIGITS
+    rounded = np.floor(shares_S * unit + 1e-6) / unit
+    left = 1 - rounded.sum()
+    has_room = np.full(len(rounded), True) if caps_S is None else caps_S - rounded >= left
+    rounded[np.argmax(np.where(has_room, rounded, -1))] += left
     return tuple(float(round(share, SHARE_DIGITS)) for share in rounded)
 
 
@@ -160,48 +156,82 @@ def _rounded(shares_S: FloatArray) -> tuple[float, ...]:
 
 def swarm_of_ablation(folder: str, metric: str | None = None) -> Swarm:
     """The trained arms of an ablation's folder: views with weights, and every seed's value of the
-    primary task. ValueError for a folder without results, and for arms of no views.
+    primary task. The sources are those of `mixtures`, without it all views of arms. ValueError for
+    a folder without results, and for a view whose rows are needed and not known.
     """
     layout = AblationLayout(folder)
     if not disk.exists(layout.results_json):
         raise ValueError(f"{folder} has no results.json; `clipmill ablate` writes it")
     ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
     results = disk.read_json(layout.results_json)
-    task = results["tasks"][ablation.primary]
-    metric = metric or str(task["metric"])
-    shares, values, names, notes = [], [], [], []
+    metric = metric or str(results["tasks"][ablation.primary]["metric"])
+    weights = {name: _weights(arm) for name, arm in ablation.arms.items()}
+    drawn: Mapping[str, Any] = {}
+    if ablation.mixtures is None:
+        sources = tuple(sorted({view for one in weights.values() for view in one}))
+    else:
+        sources, drawn = ablation.mixtures.sources, ablation.mixtures.arms()
+    rows = {source: _kept(ablation, folder, source) for source in sources}
+    shares, values, notes = [], [], []
+    named = {}
     for name, arm in ablation.arms.items():
-        views = arm.views or ({arm.view: 1.0} if arm.view else None)
-        if views is None:
-            notes.append(f"arm {name} is left out: it is no mixture of views")
+        if not weights[name] or set(weights[name]) - set(sources):
+            notes.append(f"arm {name} is no mixture of the sources")
             continue
+        share_S = np.array([weights[name].get(source, 0.0) for source in sources])
+        if arm.weights == "repeats":
+            unknown = [source for source in weights[name] if rows[source] is None]
+            if unknown:
+                raise ValueError(
+                    f"arm {name} repeats rows, but the view {unknown[0]} is not at "
+                    f"{ablation.pool_folder(folder, unknown[0].split('/')[0])}"
+                )
+            share_S *= [rows[source] or 0 for source in sources]
+        share_S /= share_S.sum()
+        if name not in drawn:
+            named[name] = share_S
         for seed, tasks in results["runs"].get(name, {}).items():
-            measured = tasks[ablation.primary]
-            if metric not in measured:
-                near = disk.did_you_mean(metric, sorted(measured))
-                raise ValueError(f"{ablation.primary} has no metric {metric!r}{near}")
-            total = sum(views.values())
-            shares.append({view: weight / total for view, weight in views.items()})
-            values.append(float(measured[metric]))
-            names.append(f"{name} seed {seed}")
-    sources = tuple(sorted({view for one in shares for view in one}))
-    rows = []
-    for source in sources:
-        pool, view = source.split("/")
-        view_json = PoolLayout(ablation.pool_folder(folder, pool)).view_json(view)
-        if disk.exists(view_json):
-            rows.append(read_document(view_json, ViewDocument).kept)
+            value = _metric_of(tasks[ablation.primary], ablation.primary, metric)
+            if value is None or not np.isfinite(value):
+                notes.append(f"{name} seed {seed} is left out: its {metric} is no number")
+                continue
+            shares.append(share_S)
+            values.append(value)
+    if not shares:
+        raise ValueError(f"{folder}: no run has a result of a mixture of {', '.join(sources)}")
+    from train.evaluation.metrics import METRICS
+
+    known = tuple(n for n in rows.values() if n is not None)
     return Swarm(
         sources=sources,
-        shares_RS=np.array([[one.get(source, 0.0) for source in sources] for one in shares]),
+        shares_RS=np.array(shares),
         targets=(f"{ablation.primary} {metric}",),
         values_TR=np.array([values]),
-        higher=_is_higher_better(metric),
-        rows=tuple(rows) if len(rows) == len(sources) else None,
-        names=tuple(names),
-        ablation=ablation,
+        higher=METRICS[metric].higher_is_better,
+        rows=known if len(known) == len(sources) else None,
         notes=tuple(notes),
+        ablation=ablation,
+        rivals={name: arm for name, arm in ablation.arms.items() if drawn and name not in drawn},
+        named=named if drawn else {},
     )
+
+
+def _weights(arm: Arm) -> dict[str, float]:
+    return arm.views or ({arm.view: 1.0} if arm.view else {})
+
+
+def _kept(ablation: Ablation, folder: str, source: str) -> int | None:
+    pool, view = source.split("/")
+    view_json = PoolLayout(ablation.pool_folder(folder, pool)).view_json(view)
+    return read_document(view_json, ViewDocument).kept if disk.exists(view_json) else None
+
+
+def _metric_of(measured: Mapping[str, Any], task: str, metric: str) -> float | None:
+    if metric not in measured:
+        raise ValueError(
+            f"{task} has no metric {metric!r}{disk.did_you_mean(metric, sorted(measured))}"
+        )
+    return None if measured[metric] is None else float(measured[metric])
 
 
 def swarm_of_tables(
@@ -212,65 +242,73 @@ def swarm_of_tables(
     higher: bool = False,
     rows: Mapping[str, int] | None = None,
 ) -> Swarm:
-    """The runs of two tables. ValueError for runs that only one has, shares that do not sum to 1,
-    and cells that are no numbers.
+    """The runs of two tables; a run that only one has, or without a value, is left out and noted.
+    ValueError for shares that do not sum to 1, and cells that are neither numbers nor empty.
     """
     of_ratios, of_metrics = records_of([ratios], []), records_of([metrics], [])
     shared = [name for name in of_ratios[0] if name in of_metrics[0] and name != "file"]
     key = next((name for name in ID_COLUMNS if name in shared), shared[0] if shared else None)
     if key is None:
         raise ValueError(f"{ratios} and {metrics} have no column in common that names the run")
-    measured = {str(row[key]): row for row in of_metrics}
-    if len(measured) < len(of_metrics):
-        raise ValueError(f"{metrics}: two rows have the same {key}")
-    sources = tuple(name for name in of_ratios[0] if name not in {key, *NOT_SOURCES})
-    known = [name for name in of_metrics[0] if name not in {key, *NOT_SOURCES}]
+    measured = _by_run(of_metrics, key, metrics)
+    sources = tuple(name for name in of_ratios[0] if name not in {key, *NO_SOURCES})
+    if len(sources) < 2:
+        raise ValueError(f"{ratios} has {len(sources)} columns of sources; a blend needs two")
+    known = [name for name in of_metrics[0] if name not in {key, *NO_SOURCES}]
     for name in targets:
         if name not in known:
             raise ValueError(f"{metrics} has no metric {name!r}{disk.did_you_mean(name, known)}")
     chosen = tuple(targets) or tuple(known)
-    missing = [str(row[key]) for row in of_ratios if str(row[key]) not in measured]
-    if missing:
-        raise ValueError(f"run {missing[0]!r} of {ratios} is not in {metrics}")
-    shares_RS = np.array([[_number(row, name, ratios) for name in sources] for row in of_ratios])
-    sums_R = shares_RS.sum(axis=1)
-    if shares_RS.min() < 0 or (abs(sums_R - 1) > 0.02).any():
-        worst = int(np.argmax(abs(sums_R - 1)))
-        raise ValueError(
-            f"{ratios}: the shares of run {of_ratios[worst][key]} sum to {sums_R[worst]:.3g}; "
-            "every column beside the run must be a share of a source"
-        )
-    values = []
-    for name in chosen:
-        values.append([_number(measured[str(row[key])], name, metrics) for row in of_ratios])
-    if rows is not None and (unknown := sorted(set(sources) - set(rows))):
-        raise ValueError(f"--rows does not say how many rows {unknown[0]!r} has")
+    notes = [f"the run is column {key!r}", f"{len(sources)} sources, columns of {ratios}"]
+    shares, values = [], []
+    for run, row in _by_run(of_ratios, key, ratios).items():
+        share_S = np.array([_number(row, name, ratios) for name in sources])
+        total = np.nansum(share_S)
+        if abs(total - 1) > SUM_TOLERANCE or np.nanmin(share_S) < 0:
+            raise ValueError(
+                f"{ratios}: the shares of run {run} sum to {total:.4g}; every column beside the "
+                "run must be a share of a source"
+            )
+        value_T = [_number(measured.get(run, {}), name, metrics) for name in chosen]
+        if not np.isfinite(value_T).all():
+            notes.append(
+                f"run {run} is left out: it has no {chosen[np.argmin(np.isfinite(value_T))]}"
+            )
+            continue
+        shares.append(np.nan_to_num(share_S) / total)
+        values.append(value_T)
+    if not shares:
+        raise ValueError(f"no run of {ratios} has its metrics in {metrics}")
+    if rows is not None and set(rows) != set(sources):
+        odd = sorted(set(sources) ^ set(rows))[0]
+        raise ValueError(f"--rows must name each source once; {odd!r} is not in both")
     return Swarm(
         sources=sources,
-        shares_RS=shares_RS / sums_R[:, None],
+        shares_RS=np.array(shares),
         targets=chosen,
-        values_TR=np.array(values),
+        values_TR=np.array(values).T,
         higher=higher,
         rows=None if rows is None else tuple(rows[name] for name in sources),
-        names=tuple(str(row[key]) for row in of_ratios),
-        notes=(f"run: column {key!r}", f"sources: {len(sources)} columns of {ratios}"),
+        notes=tuple(notes),
     )
 
 
+def _by_run(records: Sequence[Record], key: str, path: str) -> dict[str, Record]:
+    by_run = {str(row[key]): row for row in records}
+    if len(by_run) < len(records):
+        raise ValueError(f"{path}: two rows have the same {key}")
+    return by_run
+
+
 def _number(row: Mapping[str, Any], name: str, path: str) -> float:
+    """A cell; NaN where it is empty."""
+    value = row.get(name)
+    if value is None or value == "":
+        return float("nan")
     try:
-        value = float(row[name])
-    except (KeyError, TypeError, ValueError):
-        value = float("nan")
-    if not np.isfinite(value):
-        raise ValueError(f"{path}: {row.get(name)!r} in column {name!r} is no number")
-    return value
-
-
-def _is_higher_better(metric: str) -> bool:
-    from train.evaluation.metrics import METRICS
-
-    return METRICS[metric].higher_is_better
+        return float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{path}: {value!r} in column {name!r} is no number") from None
 
 
 # --- what to go on with ---------------------------------------------------------------------------
@@ -278,43 +316,62 @@ def _is_higher_better(metric: str) -> bool:
 
 def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> list[str]:
     """Leave the found blend in `out`; the files. Of an ablation: blend.yaml for `clipmill train`,
-    and confirm.yaml, an ablation of it against proportional and uniform shares on fresh seeds. Of
-    tables: ratios.csv with the found shares, as Olmix reads it.
+    and confirm.yaml, an ablation of it against uniform and proportional shares and the arms that
+    people named, on fresh seeds. Of tables: ratios.csv with the found shares, as Olmix reads it.
     """
     import yaml
 
-    shares = zip(choice.sources, choice.shares, strict=True)
-    found = {name: share for name, share in shares if share}
+    pairs = zip(choice.sources, choice.shares, strict=True)
+    found = {name: share for name, share in pairs if share}
     if swarm.ablation is None:
-        line = ",".join(["found", *map(str, choice.shares)])
-        text = ",".join(["run", *choice.sources]) + f"\n{line}\n"
+        text = ",".join(["run", *choice.sources]) + "\n"
+        text += ",".join(["found", *map(str, choice.shares)]) + "\n"
         disk.write_bytes(disk.join(out, "ratios.csv"), text.encode())
         return ["ratios.csv"]
     ablation = swarm.ablation
-    pools = {
-        name: str(Path(ablation.pool_folder(folder, name)).absolute())
-        for name in sorted({source.split("/")[0] for source in choice.sources})
+    pools = {}
+    for name in ablation.pools:
+        path = ablation.pool_folder(folder, name)
+        pools[name] = path if disk.is_url(path) else str(disk.local_path(path).absolute())
+    blend: dict[str, Any] = {"name": f"{ablation.name}_found", "pools": pools, "views": found}
+    if choice.max_repeats is not None:
+        blend["max_repeats"] = choice.max_repeats
+    arms = {
+        "found": {"views": found},
+        "uniform": {"views": dict.fromkeys(choice.sources, 1.0)},
+        "proportional": {"views": dict.fromkeys(choice.sources, 1.0), "weights": "repeats"},
+        **{name: _without_defaults(arm) for name, arm in swarm.rivals.items()},
     }
-    blend = {"name": f"{ablation.name}_found", "pools": pools, "views": found}
-    arms: dict[str, Any] = {"found": {"views": found}}
-    sources = choice.sources
-    arms["uniform"] = {"views": dict.fromkeys(sources, round(1 / len(sources), 6))}
-    baseline = "uniform"
-    if swarm.rows is not None:
-        arms["proportional"] = {"views": dict(zip(sources, map(float, swarm.rows), strict=True))}
-        baseline = "proportional"
-    plain = disk.to_plain(ablation)
+    train = dict(ablation.train)
+    if choice.samples is not None:
+        train["samples_seen"] = choice.samples
     first = max(ablation.seeds) + 1
     confirm = {
         "name": f"{ablation.name}_confirm",
         "question": f"Does the blend that {ablation.name} found hold on fresh seeds?",
         "pools": {name: {"out": path} for name, path in pools.items()},
         "arms": arms,
-        "baseline": baseline,
+        "baseline": "found",
         "seeds": list(range(first, first + CONFIRMING_SEEDS)),
-        **{key: plain[key] for key in ("train", "evaluate", "primary", "equivalence", "jobs")},
+        "train": train,
+        "evaluate": [_without_defaults(task) for task in ablation.evaluate],
+        "primary": ablation.primary,
+        "equivalence": ablation.equivalence,
+        "jobs": ablation.jobs,
+        "ranks": ablation.ranks,
     }
     for name, document in (("blend.yaml", blend), ("confirm.yaml", confirm)):
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         disk.write_bytes(disk.join(out, name), text.encode())
     return ["blend.yaml", "confirm.yaml"]
+
+
+def _without_defaults(item: Any) -> dict[str, Any]:
+    """The keys of a manifest that say something."""
+    plain = disk.to_plain(item)
+    kept = {}
+    for one in fields(item):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        if getattr(item, one.name) != default:
+            kept[one.name] = plain[one.name]
+    return kept

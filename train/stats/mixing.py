@@ -1,24 +1,36 @@
 """Which blend of sources is best: a law of mixtures fitted to many small runs, and what it leaves
 open. Pure.
 
-The loss of a run on the shares x of S sources is taken as floor + exp(w·x) (the mixing law of Ye et
-al. 2024, arXiv 2403.16952, with its factor inside w, because shares sum to 1). Nothing is predicted
-outside of what was run: every candidate is an average of mixtures that a run had.
+The loss of a run on the shares x of S sources is taken as
+
+    floor + span · exp(base + Σ slope_s · x_s^power)
+
+With power 1 it is the mixing law of Ye et al. 2024 (arXiv 2403.16952), which is best at one source
+alone. Below 1 the first samples of a source are worth more than its last ones, and the best blend
+may hold several. Floor, power and the penalty of the slopes are those that predict runs best that
+the law has not seen (leave one out), so a law is a few linear systems.
+`benchmarks/train/mixing_laws.py` compares the powers on RegMix's runs.
+
+Nothing is predicted outside of what was run: every candidate is an average of mixtures that a run
+had.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 from numpy.typing import NDArray
 
 FloatArray = NDArray[np.float64]
 
-RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)  # of the slopes; one is chosen by cross-validation
-FOLDS = 8
-STARTS = (0.05, 0.3, 1.0)  # the floor below the least loss, in parts of the losses' range
+POWERS = (0.35, 0.5, 0.75, 1.0)
+RIDGES = (1e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0)  # of the slopes
+FLOORS = (0.05, 0.2, 0.5, 1.0, 3.0)  # below the least loss, in parts of the losses' range
+COMMON_FLOOR = 0.3  # from which the errors of laws of all floors are compared, as logarithms
+LARGEST_EXPONENT = 5.0  # far above every run: a bad extrapolation that does not overflow
 CANDIDATES = 20_000
 RESAMPLES = 200
 SPARE_RUNS = 2  # that a law needs beyond the number of sources
@@ -26,121 +38,107 @@ SPARE_RUNS = 2  # that a law needs beyond the number of sources
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingLaw:
-    """loss(x) = floor + span · exp(x·slopes). slopes_S: of the sources; ridge: its penalty.
+    """A law fitted to R mixtures of S sources.
 
-    predicted_R: of each run by a law of the other folds.
+    coefficients_K: base and slopes. least, span: smallest value and range of the losses. floor: in
+    parts of `span`, below `least`. predicted_R: each loss by a law of the others. errors_R: those
+    of the predictions, as logarithms of the loss above the floor.
     """
 
+    power: float
     floor: float
+    least: float
     span: float
-    slopes_S: FloatArray
-    ridge: float
+    coefficients_K: FloatArray
     predicted_R: FloatArray
+    errors_R: FloatArray
 
-    def at(self, shares_NS: FloatArray) -> FloatArray:
-        """The losses of N mixtures."""
-        return self.floor + self.span * np.exp(shares_NS @ self.slopes_S)
+    def at(self, shares_NS: FloatArray, errors_N: FloatArray | float = 0.0) -> FloatArray:
+        """The losses of N mixtures, with other errors in the logarithms if there are any."""
+        exponents_N = _design(shares_NS, self.power) @ self.coefficients_K + errors_N
+        above_N: FloatArray = np.exp(np.minimum(exponents_N, LARGEST_EXPONENT))
+        return self.least + self.span * (above_N - self.floor)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BestMixture:
-    """The mixture whose loss is least in the mean over refitted laws.
+def _design(shares_NS: FloatArray, power: float) -> FloatArray:
+    return np.hstack([np.ones((len(shares_NS), 1)), shares_NS**power])
 
-    shares_S: of the sources. loss, low, high: its predicted loss, mean over the targets, with a
-    95 % interval over runs. regret, regret_high: how far its loss may be above that of the best
-    candidate, in the mean and with 95 %.
+
+def mean_of_seeds(shares_RS: FloatArray, losses_TR: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """The M different mixtures of R runs as shares_MS, and losses_TM: means over runs of a mixture.
+
+    Runs of one mixture are no further evidence of how the loss depends on the shares.
     """
-
-    shares_S: FloatArray
-    loss: float
-    low: float
-    high: float
-    regret: float
-    regret_high: float
+    shares_MS, mixture_R = np.unique(shares_RS, axis=0, return_inverse=True)
+    sums_TM = np.stack([np.bincount(mixture_R, weights=loss_R) for loss_R in losses_TR])
+    return shares_MS, sums_TM / np.bincount(mixture_R)
 
 
-def fit_law(shares_RS: FloatArray, loss_R: FloatArray) -> MixingLaw:
-    """The law of R runs. ValueError for fewer runs than sources and two, and for losses that are
-    all the same.
+def fit_laws(shares_RS: FloatArray, losses_BR: FloatArray) -> list[MixingLaw]:
+    """The laws of B rows of losses of the same R different mixtures. ValueError for fewer mixtures
+    than sources and two, and for losses that are all the same.
     """
     runs, sources = shares_RS.shape
     if runs < sources + SPARE_RUNS:
         raise ValueError(
-            f"{runs} runs are too few for {sources} sources; a law needs {sources + SPARE_RUNS} at "
-            f"least, better {2 * sources} to {4 * sources}"
+            f"{runs} different mixtures are too few for {sources} sources; a law needs "
+            f"{sources + SPARE_RUNS} at least, better {2 * sources} to {4 * sources}"
         )
-    if not np.ptp(loss_R) > 0:
-        raise ValueError("all runs have the same value")
-    fold_R = np.arange(runs) % min(FOLDS, runs)
-    trials = []
-    for ridge in RIDGES:
-        predicted_R = np.empty(runs)
-        for fold in range(fold_R.max() + 1):
-            left_out_R = fold_R == fold
-            law = _fit(shares_RS[~left_out_R], loss_R[~left_out_R], ridge, STARTS[1:2])
-            predicted_R[left_out_R] = law.at(shares_RS[left_out_R])
-        trials.append((float(np.square(predicted_R - loss_R).sum()), ridge, predicted_R))
-    _, ridge, predicted_R = min(trials, key=lambda trial: trial[0])
-    law = _fit(shares_RS, loss_R, ridge, STARTS)
-    return MixingLaw(
-        floor=law.floor,
-        span=law.span,
-        slopes_S=law.slopes_S,
-        ridge=ridge,
-        predicted_R=predicted_R,
-    )
+    least_B1, span_B1 = losses_BR.min(axis=1, keepdims=True), np.ptp(losses_BR, axis=1)[:, None]
+    if not (span_B1 > 0).all():
+        raise ValueError("all mixtures have the same value")
+    parts_BR = (losses_BR - least_B1) / span_B1
+    wanted_BR = np.log(parts_BR + COMMON_FLOOR)
+    lowest_B = np.full(len(losses_BR), np.inf)
+    laws: list[MixingLaw | None] = [None] * len(losses_BR)
+    for power, ridge, floor in product(POWERS, RIDGES, FLOORS):
+        design_RK = _design(shares_RS, power)
+        penalty_KK = ridge * np.diag([0.0] + [1.0] * sources)
+        solver_KR = np.linalg.solve(design_RK.T @ design_RK + penalty_KK, design_RK.T)
+        hat_RR = design_RK @ solver_KR
+        target_BR = np.log(parts_BR + floor)
+        errors_BR = (target_BR - target_BR @ hat_RR.T) / (1 - np.diag(hat_RR))
+        predicted_BR = np.exp(np.minimum(target_BR - errors_BR, LARGEST_EXPONENT)) - floor
+        misses_BR = np.log(np.maximum(predicted_BR + COMMON_FLOOR, 0.01)) - wanted_BR
+        error_B = np.square(misses_BR).sum(axis=1)
+        for b in np.flatnonzero(error_B < lowest_B):
+            lowest_B[b] = error_B[b]
+            least, span = float(least_B1[b, 0]), float(span_B1[b, 0])
+            laws[b] = MixingLaw(
+                power=power,
+                floor=floor,
+                least=least,
+                span=span,
+                coefficients_K=solver_KR @ target_BR[b],
+                predicted_R=least + span * predicted_BR[b],
+                errors_R=errors_BR[b],
+            )
+    return [law for law in laws if law is not None]
 
 
-def _fit(
-    shares_RS: FloatArray, loss_R: FloatArray, ridge: float, starts: Sequence[float]
-) -> MixingLaw:
-    """Penalised least squares in the losses themselves, from several floors."""
-    from scipy.optimize import least_squares
-
-    runs, sources = shares_RS.shape
-    least, span = float(loss_R.min()), float(np.ptp(loss_R)) or 1.0
-    root = np.sqrt(ridge)
-    centred_SS = root * (np.eye(sources) - 1 / sources)
-
-    def residuals(values: FloatArray) -> FloatArray:
-        below, slopes_S = np.exp(values[0]), values[1:]
-        of_runs = (least - loss_R) / span - below + np.exp(shares_RS @ slopes_S)
-        return np.concatenate([of_runs, centred_SS @ slopes_S, [root * values[0]]])
-
-    def jacobian(values: FloatArray) -> FloatArray:
-        derivatives = np.zeros((runs + sources + 1, sources + 1))
-        derivatives[:runs, 0] = -np.exp(values[0])
-        derivatives[:runs, 1:] = np.exp(shares_RS @ values[1:])[:, None] * shares_RS
-        derivatives[runs:-1, 1:] = centred_SS
-        derivatives[-1, 0] = root
-        return derivatives
-
-    solutions = []
-    for below in starts:
-        # The law is linear in the logarithm of the loss above its floor, weighted by that loss.
-        above_R = (loss_R - least) / span + below
-        weighted_RS, middle = shares_RS * above_R[:, None], float(np.log(above_R).mean())
-        normal_SS = weighted_RS.T @ weighted_RS + 0.01 * np.eye(sources)
-        slopes_S = np.linalg.solve(
-            normal_SS, weighted_RS.T @ ((np.log(above_R) - middle) * above_R)
-        )
-        start = np.concatenate([[np.log(below)], middle + slopes_S])
-        solutions.append(least_squares(residuals, start, jac=jacobian, max_nfev=100))
-    best = min(solutions, key=lambda solution: float(solution.cost))
-    return MixingLaw(
-        floor=least - span * float(np.exp(best.x[0])),
-        span=span,
-        slopes_S=best.x[1:],
-        ridge=ridge,
-        predicted_R=np.empty(0),
-    )
+def refitted(
+    laws: Sequence[MixingLaw], shares_RS: FloatArray, candidates_NS: FloatArray, seed: int = 0
+) -> FloatArray:
+    """losses_BN: of N mixtures, mean over the laws of the targets, by B refits of all laws to what
+    they say of R mixtures with drawn errors. A mixture's errors of all targets are drawn together.
+    """
+    runs = len(shares_RS)
+    drawn_BR = np.random.default_rng(seed).integers(0, runs, (RESAMPLES, runs))
+    losses_BN = np.zeros((RESAMPLES, len(candidates_NS)))
+    for law in laws:
+        errors_R = law.errors_R - law.errors_R.mean()
+        again_BR = np.stack([law.at(shares_RS, errors_R[drawn_R]) for drawn_R in drawn_BR])
+        for b, refit in enumerate(fit_laws(shares_RS, again_BR)):
+            losses_BN[b] += refit.at(candidates_NS) / len(laws)
+    return losses_BN
 
 
 def candidates_of(
     shares_RS: FloatArray, caps_S: FloatArray | None = None, seed: int = 0
 ) -> FloatArray:
-    """Averages of mixtures that were run, the runs themselves too; within `caps_S`, the largest
-    share of each source. ValueError where no average is.
+    """Averages of mixtures that were run, the runs themselves too. `caps_S`: the largest share of
+    each source; a candidate above it is drawn towards the average that is furthest below all caps,
+    until it meets them. ValueError where no average is below them.
     """
     random = np.random.default_rng(seed)
     distinct_RS = np.unique(shares_RS, axis=0)
@@ -152,75 +150,49 @@ def candidates_of(
     candidates_CS = np.concatenate([distinct_RS, averages_CS])
     if caps_S is None:
         return candidates_CS
-    within_C = (candidates_CS <= caps_S + 1e-9).all(axis=1)
-    if not within_C.any():
+    inside_S = _furthest_inside(distinct_RS, caps_S)
+    ways_CS = candidates_CS - inside_S
+    with np.errstate(divide="ignore", invalid="ignore"):
+        steps_CS = np.where(ways_CS > 0, (caps_S - inside_S) / ways_CS, 1.0)
+    steps_C1 = np.clip(steps_CS.min(axis=1, keepdims=True), 0, 1)
+    within_CS: FloatArray = inside_S + steps_C1 * ways_CS
+    return within_CS
+
+
+def _furthest_inside(shares_RS: FloatArray, caps_S: FloatArray) -> FloatArray:
+    """The average of mixtures whose largest share, in parts of its cap, is least."""
+    from scipy.optimize import linprog
+
+    runs, sources = shares_RS.shape
+    solution = linprog(
+        np.append(np.zeros(runs), 1.0),
+        A_ub=np.hstack([shares_RS.T, -caps_S[:, None]]),
+        b_ub=np.zeros(sources),
+        A_eq=np.append(np.ones(runs), 0.0)[None],
+        b_eq=[1.0],
+    )
+    if not solution.success or solution.x[-1] > 1:
         raise ValueError(
             "no average of the mixtures that were run keeps every source below its largest share; "
             "allow more repeats, or fewer samples"
         )
-    return candidates_CS[within_C]
-
-
-def refitted(
-    laws: Sequence[MixingLaw], shares_RS: FloatArray, losses_TR: FloatArray, seed: int = 0
-) -> list[tuple[MixingLaw, ...]]:
-    """The laws of the targets in a bootstrap over mixtures: runs of one mixture stay together. The
-    ridges are those of `laws`.
-    """
-    random = np.random.default_rng(seed)
-    _, group_R = np.unique(shares_RS, axis=0, return_inverse=True)
-    groups = int(group_R.max()) + 1
-    resamples = []
-    for _ in range(RESAMPLES):
-        drawn = random.integers(0, groups, groups)
-        rows = np.concatenate([np.flatnonzero(group_R == group) for group in drawn])
-        resamples.append(
-            tuple(
-                _fit(shares_RS[rows], loss_R[rows], law.ridge, STARTS[1:2])
-                for law, loss_R in zip(laws, losses_TR, strict=True)
-            )
-        )
-    return resamples
-
-
-def mean_losses(laws: Sequence[MixingLaw], shares_NS: FloatArray) -> FloatArray:
-    """The losses of N mixtures, mean over the laws of the targets."""
-    losses: FloatArray = np.mean([law.at(shares_NS) for law in laws], axis=0)
-    return losses
-
-
-def best_mixture(
-    resamples: Sequence[Sequence[MixingLaw]], candidates_CS: FloatArray
-) -> BestMixture:
-    """The best candidate over all resamples, which a law that fits by chance does not decide."""
-    losses_BC = np.stack([mean_losses(laws, candidates_CS) for laws in resamples])
-    best = int(np.argmin(losses_BC.mean(axis=0)))
-    regrets_B = losses_BC[:, best] - losses_BC.min(axis=1)
-    low, high = np.quantile(losses_BC[:, best], [0.025, 0.975])
-    return BestMixture(
-        shares_S=candidates_CS[best],
-        loss=float(losses_BC[:, best].mean()),
-        low=float(low),
-        high=float(high),
-        regret=float(regrets_B.mean()),
-        regret_high=float(np.quantile(regrets_B, 0.95)),
-    )
+    inside_S: FloatArray = solution.x[:-1] @ shares_RS
+    return inside_S
 
 
 def p_of_weights(shares_RS: FloatArray, loss_R: FloatArray) -> float:
     """The probability of values that follow a line in the shares so well where the shares do not
-    matter (F test of a linear model with S - 1 slopes).
+    matter (F test of a linear model); 1 where there are too few runs to tell.
     """
     from scipy.stats import f as f_distribution
 
-    runs, sources = shares_RS.shape
-    free = runs - sources
-    if free < 1:
+    solution, _, rank, _ = np.linalg.lstsq(shares_RS, loss_R, rcond=None)
+    free = len(loss_R) - rank
+    if free < 1 or rank < 2:
         return 1.0
-    solution, *_ = np.linalg.lstsq(shares_RS, loss_R, rcond=None)
     left = float(np.square(loss_R - shares_RS @ solution).sum())
     whole = float(np.square(loss_R - loss_R.mean()).sum())
     if left <= 0:
         return 0.0
-    ratio = (whole - left) / (sources - 1) / (left / free)
-    return float(f_distribution.sf(ratio, sources - 1, free))
+    ratio = (whole - left) / (rank - 1) / (left / free)
+    return float(f_distribution.sf(ratio, rank - 1, free))

@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""How well small runs choose among large ones by a law of mixtures: RegMix's released runs.
+
+example:
+  python benchmarks/studies/mixing_laws.py regmix/data
+
+The folder is `data` of sail-sg/regmix, or one with its files beside each other: mixtures and Pile
+losses of 512 runs of 1M parameters and of 64 of 1B. For each number of runs, `--draws` random
+subsets of the 512 are what a lab had trained. The law is fitted to each of the 13 losses, and
+chooses one of the 64 models. Written down: the rank correlation with the 64 losses, and how much
+worse the chosen model is than the best, in SDs of the 64; mean and SD over draws. The same for the
+law with power 1 alone (Ye et al. 2024), for the 1M runs that were not drawn, of which a law
+chooses among 64 at a time, and for one loss, of Pile-CC. The powers were chosen by the latter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+from scipy.stats import spearmanr
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)
+
+from manifests import console, disk
+from train.stats import mixing
+from train.stats.mixing import FloatArray
+
+RESULT = ROOT / "benchmarks" / "results" / "mixing_laws.json"
+RUNS = (24, 32, 64, 128)
+DRAWS = 20
+GROUP = 64
+LAWS = {"power 1": (1.0,), "chosen power": mixing.POWERS}
+MEASURES = ("rho 1B", "regret 1B", "regret 1B pile_cc", "rho 1M", "regret 1M")
+
+
+def table(folder: Path, name: str) -> tuple[list[str], FloatArray]:
+    """Names and values of a file's columns without the first, wherever it lies in the folder."""
+    files = sorted(folder.rglob(f"{name}.csv"))
+    if not files:
+        raise ValueError(f"{folder} has no {name}.csv; give the folder `data` of sail-sg/regmix")
+    header, *rows = list(csv.reader(files[0].open(newline="")))
+    return header[1:], np.array([[float(cell) for cell in row[1:]] for row in rows])
+
+
+def regret(predicted_N: FloatArray, loss_N: FloatArray) -> float:
+    """How much worse the chosen one is than the best, in SDs."""
+    return float((loss_N[np.argmin(predicted_N)] - loss_N.min()) / loss_N.std(ddof=1))
+
+
+def one_draw(
+    small: tuple[FloatArray, FloatArray],
+    large: tuple[FloatArray, FloatArray],
+    pile_cc: int,
+    runs: int,
+    draw: int,
+) -> list[float]:
+    """MEASURES, mean over targets."""
+    (shares_RS, losses_RT), (large_NS, large_NT) = small, large
+    random = np.random.default_rng([runs, draw])
+    drawn = random.choice(len(shares_RS), runs, replace=False)
+    left = random.permutation(np.setdiff1d(np.arange(len(shares_RS)), drawn))
+    groups = left[: len(left) // GROUP * GROUP].reshape(-1, GROUP)
+    measured = []
+    for target in range(losses_RT.shape[1]):
+        law = mixing.fit_laws(shares_RS[drawn], losses_RT[drawn, target][None])[0]
+        compared_NS = np.concatenate([large_NS, shares_RS])
+        predicted_N = mixing.refitted([law], shares_RS[drawn], compared_NS).mean(axis=0)
+        of_large_N, of_small_R = np.split(predicted_N, [len(large_NS)])
+        large_N, small_R = large_NT[:, target], losses_RT[:, target]
+        chosen = regret(of_large_N, large_N)
+        measured.append(
+            [
+                spearmanr(of_large_N, large_N)[0],
+                chosen,
+                chosen if target == pile_cc else np.nan,
+                spearmanr(of_small_R[left], small_R[left])[0],
+                np.mean([regret(of_small_R[group], small_R[group]) for group in groups]),
+            ]
+        )
+    return [float(value) for value in np.nanmean(measured, axis=0)]
+
+
+def study(folder: Path, draws: int, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    """A row for each law and number of runs: (mean, SD over draws) of each measure."""
+    names, losses_RT = table(folder, "train_pile_loss_1m")
+    small = (normalised(table(folder, "train_mixture_1m")[1]), losses_RT)
+    large = (
+        normalised(table(folder, "test_mixture_1B")[1]),
+        table(folder, "test_pile_loss_1B")[1],
+    )
+    pile_cc = next(n for n, name in enumerate(names) if "pile_cc" in name)
+    rows = []
+    for runs in numbers:
+        for law, powers in LAWS.items():
+            with mock.patch.object(mixing, "POWERS", powers):
+                values = [one_draw(small, large, pile_cc, runs, draw) for draw in range(draws)]
+            means, sds = np.mean(values, axis=0), np.std(values, axis=0, ddof=1)
+            rows.append({"law": law, "runs": runs})
+            for name, mean, sd in zip(MEASURES, means, sds, strict=True):
+                rows[-1][name] = [round(float(mean), 4), round(float(sd), 4)]
+            print(line(rows[-1]), flush=True)
+    return rows
+
+
+def normalised(shares_RS: FloatArray) -> FloatArray:
+    """Released with three decimals, shares do not sum to 1 exactly."""
+    normal_RS: FloatArray = shares_RS / shares_RS.sum(axis=1, keepdims=True)
+    return normal_RS
+
+
+def line(row: Mapping[str, Any]) -> str:
+    """A row for a terminal."""
+    cells = [f"{name} {row[name][0]:.3f} ± {row[name][1]:.3f}" for name in MEASURES]
+    return f"{row['runs']:4} runs, {row['law']:12}  " + "  ".join(cells)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("tables", type=Path, help="the folder of RegMix's tables")
+    parser.add_argument("--draws", type=int, default=DRAWS, help=f"default: {DRAWS}")
+    parser.add_argument("--runs", type=int, nargs="*", default=RUNS, help="default: 24 32 64 128")
+    parser.add_argument("--out", default=str(RESULT), help="the file of the result")
+    args = parser.parse_args(argv)
+    console.start_logging()
+
+    def run() -> int:
+        rows = study(args.tables, args.draws, args.runs)
+        command = "python benchmarks/studies/mixing_laws.py regmix/data"
+        disk.write_json(args.out, {"command": command, "draws": args.draws, "rows": rows})
+        return 0
+
+    return console.run_command(run)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,269 @@
+"""`clipmill mix`: swarms of ablations and of tables, and the files to go on with."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from manifests.schema import Mixtures
+from tests.support import commands
+from tests.support.ablations import TRAIN, two_classes
+
+SOURCES = ("books", "code", "web")
+
+
+def tables(
+    folder: Path, runs: int = 16, key: str = "run", noise: float = 0.01, effect: float = 1.0
+) -> tuple[str, str]:
+    """ratios.csv and metrics.csv of a swarm in which books are best and code is worst."""
+    random = np.random.default_rng(0)
+    shares_RS = random.dirichlet(np.ones(3), runs).round(3)
+    ratios, metrics = [f"{key},name,{','.join(SOURCES)}"], [f"{key},name,arc_bpb,mmlu_bpb"]
+    for n, share_S in enumerate(shares_RS):
+        loss = 1 + effect * np.exp(-np.sqrt(share_S) @ [1.5, 0.1, 0.7]) + random.normal(0, noise)
+        ratios.append(f"r{n},swarm {n},{','.join(map(str, share_S))}")
+        metrics.append(f"r{n},swarm {n},{loss},{loss + 1}")
+    (folder / "ratios.csv").write_text("\n".join(ratios) + "\n")
+    (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
+    return str(folder / "ratios.csv"), str(folder / "metrics.csv")
+
+
+def change(path: str, old: str, new: str) -> None:
+    text = Path(path).read_text()
+    assert old in text
+    Path(path).write_text(text.replace(old, new, 1))
+
+
+def mixed(words: list[str], capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """The JSON of a command that succeeds."""
+    assert commands.mix([*words, "--json"]) == 0
+    printed = capsys.readouterr().out
+    choice: dict[str, Any] = json.loads(printed[printed.index("\n{") :])
+    return choice
+
+
+def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert commands.mix(words) == 2
+    return capsys.readouterr().err
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["run", "run_id", "index"])
+def test_tables_give_a_blend_that_olmix_reads(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    folder = tmp_path / "a path"
+    folder.mkdir()
+    choice = mixed([*tables(folder, key=key), "--to", str(folder / "to")], capsys)
+    shares = dict(zip(choice["sources"], choice["shares"], strict=True))
+    assert sum(shares.values()) == pytest.approx(1)
+    assert shares["books"] > 0.5 > shares["web"] > shares["code"]
+    assert choice["targets"] == ["arc_bpb", "mmlu_bpb"]
+    assert (choice["runs"], choice["mixtures"], choice["repeats"]) == (16, 16, None)
+    assert choice["found"] < choice["others"]["uniform"]
+    assert choice["p"] < 1e-3
+    assert choice["skill"] > 0.95
+    assert 0 <= choice["regret"] <= choice["regret_high"] < 0.05
+    lines = (folder / "to" / "ratios.csv").read_text().splitlines()
+    assert lines[0] == "run,books,code,web"
+    assert [float(cell) for cell in lines[1].split(",")[1:]] == choice["shares"]
+
+
+def test_more_is_better_where_it_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tables(tmp_path), "--target", "mmlu_bpb", "--higher-is-better"]
+    choice = mixed(words, capsys)
+    shares = dict(zip(choice["sources"], choice["shares"], strict=True))
+    assert shares["code"] > shares["books"]
+    assert choice["found"] > choice["others"]["uniform"]
+    assert choice["targets"] == ["mmlu_bpb"]
+
+
+def test_no_source_is_repeated_more_than_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = ["--rows", "books=10k", "code=1M", "web=100k"]
+    capped = ["--samples-seen", "200k", "--max-repeats", "4"]
+    choice = mixed([*tables(tmp_path), *rows, *capped], capsys)
+    assert choice["repeats"][0] == pytest.approx(4, abs=0.02)
+    assert max(choice["repeats"]) <= 4
+    assert choice["shares"][0] == pytest.approx(0.2, abs=0.001)
+    assert sum(choice["shares"]) == pytest.approx(1, abs=1e-9)
+    assert choice["others"]["proportional"] > choice["found"]
+    few = [*tables(tmp_path), *rows, "--samples-seen", "20M", "--max-repeats", "4"]
+    assert "1,110,000 rows: 20,000,000 samples repeat them 18 times" in refused(few, capsys)
+    for words, message in (
+        (["--max-repeats", "4"], "--max-repeats needs the rows"),
+        ([*rows, "--max-repeats", "4"], "--max-repeats needs --samples-seen"),
+        ([*rows, *capped[:2], "--max-repeats", "0"], "must be above 0"),
+        (["--rows", "books=10k"], "--rows must name each source once; 'code'"),
+        (["--rows", "books"], "must be a whole number above 0"),
+        (["--samples-seen", "nan"], "--samples-seen is 'nan'"),
+    ):
+        assert message in refused([*tables(tmp_path), *words], capsys)
+
+
+def test_equal_sources_are_said_to_be_equal(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert commands.mix(list(tables(tmp_path, effect=0))) == 0
+    assert "take any blend" in capsys.readouterr().out
+    assert commands.mix(list(tables(tmp_path))) == 0
+    assert "take any blend" not in capsys.readouterr().out
+
+
+def test_runs_without_a_value_are_left_out_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ratios, metrics = tables(tmp_path)
+    lines = Path(metrics).read_text().splitlines()
+    lines[3] = "r2,swarm 2,nan,1.0"
+    lines[4] = "r3,swarm 3,1.2,"
+    text = "\r\n".join([*lines[:-1], "of no ratios,x,1,1"])
+    Path(metrics).write_text(text + "\r\n")
+    choice = mixed([ratios, metrics], capsys)
+    assert choice["runs"] == 13
+    assert [note for note in choice["notes"] if "left out" in note] == [
+        "run r2 is left out: it has no arc_bpb",
+        "run r3 is left out: it has no mmlu_bpb",
+        "run r15 is left out: it has no arc_bpb",
+    ]
+
+
+def test_tables_that_are_no_swarm_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ratios, metrics = tables(tmp_path)
+    assert "did you mean 'arc_bpb'" in refused([ratios, metrics, "--target", "arc_bbp"], capsys)
+    change(ratios, "books,code,web", "books,code,tokens")
+    change(ratios, "r3,swarm 3,0.", "r3,swarm 3,9.")
+    assert "the shares of run r3 sum to 10;" in refused([ratios, metrics], capsys)
+    ratios, metrics = tables(tmp_path)
+    change(ratios, "r3,", "r2,")
+    assert "two rows have the same run" in refused([ratios, metrics], capsys)
+    ratios, metrics = tables(tmp_path)
+    change(metrics, "r3,swarm 3,", "r3,swarm 3,about ")
+    assert "in column 'arc_bpb' is no number" in refused([ratios, metrics], capsys)
+    few = tables(tmp_path, runs=4)
+    assert "4 different mixtures are too few for 3 sources" in refused(list(few), capsys)
+    (tmp_path / "one.csv").write_text("run,web\nr0,1\nr1,1\n")
+    assert "1 columns of sources" in refused([str(tmp_path / "one.csv"), metrics], capsys)
+    (tmp_path / "other.csv").write_text("trial,arc_bpb\nr0,1\n")
+    both = [ratios, str(tmp_path / "other.csv")]
+    assert "no column in common" in refused(both, capsys)
+
+
+def test_shares_may_miss_1_by_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ratios, metrics = tables(tmp_path)
+    lines = Path(ratios).read_text().splitlines()
+    start, books, code, web = lines[1].rsplit(",", 3)
+    lines[1] = f"{start},{float(books) - 0.002:.3f},{code},{web}"
+    Path(ratios).write_text("\n".join(lines) + "\n")
+    assert mixed([ratios, metrics], capsys)["runs"] == 16
+
+
+# --- ablations ------------------------------------------------------------------------------------
+
+MANIFEST = """
+name: tiny
+question: Which blend is best?
+pools: {{web: {{out: {pool}}}}}
+mixtures: {{sources: [web/all, web/half], number: 4}}
+arms:
+  once: {{views: {{web/all: 1, web/half: 1}}, weights: repeats}}
+  half: web/half
+baseline: half
+seeds: [0]
+train: {train}
+evaluate: [{{name: colours, kind: classification, data: {data}}}]
+primary: colours
+"""
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, tiny_pool: str) -> str:
+    data = two_classes(tmp_path / "data")
+    text = MANIFEST.format(pool=tiny_pool, data=data, train=json.dumps(TRAIN))
+    (tmp_path / "tiny.yaml").write_text(text)
+    return str(tmp_path / "tiny.yaml")
+
+
+@pytest.mark.slow
+def test_a_swarm_is_trained_and_its_blend_confirmed(
+    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_pool: str
+) -> None:
+    out, to = str(tmp_path / "out"), tmp_path / "found it"
+    assert commands.ablate([manifest, "--out", out]) == 0
+    capsys.readouterr()
+    words = [out, "--to", str(to), "--samples-seen", "96", "--max-repeats", "3"]
+    results = Path(out, "results.json")
+    document = json.loads(results.read_text())
+    for n, (name, of_arm) in enumerate(sorted(document["runs"].items())):
+        of_arm["0"]["colours"]["accuracy"] = n / 7  # a tiny model's runs may all be the same
+        if name == "mix03":
+            of_arm["1"] = {"colours": {**of_arm["0"]["colours"], "accuracy": None}}
+    results.write_text(json.dumps(document))
+    choice = mixed(words, capsys)
+    assert choice["sources"] == ["web/all", "web/half"]
+    assert (choice["runs"], choice["mixtures"]) == (6, 6)
+    assert set(choice["others"]) == {"uniform", "proportional", "once", "half"}
+    assert choice["others"]["once"] == pytest.approx(choice["others"]["proportional"])
+    assert choice["notes"] == ["mix03 seed 1 is left out: its accuracy is no number"]
+    assert max(choice["repeats"]) <= 3
+    blend = yaml.safe_load((to / "blend.yaml").read_text())
+    assert blend["views"] == {
+        name: share
+        for name, share in zip(choice["sources"], choice["shares"], strict=True)
+        if share
+    }
+    assert blend["max_repeats"] == 3
+    run = [str(to / "blend.yaml"), "--out", str(tmp_path / "run")]
+    settings = [f"--set={key}={value}" for key, value in TRAIN.items()]
+    assert commands.train([*run, *settings]) == 0
+    confirm = yaml.safe_load((to / "confirm.yaml").read_text())
+    assert set(confirm["arms"]) == {"found", "uniform", "proportional", "once", "half"}
+    assert (confirm["baseline"], confirm["seeds"]) == ("found", list(range(1, 11)))
+    assert confirm["train"]["samples_seen"] == 96
+    confirm["seeds"] = [1, 2]
+    (to / "confirm.yaml").write_text(yaml.safe_dump(confirm))
+    assert commands.ablate([str(to / "confirm.yaml"), "--out", str(tmp_path / "confirm")]) == 0
+
+
+def test_an_ablation_is_read_with_options_of_ablations(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path)
+    assert "has no results.json" in refused([out], capsys)
+    assert "are for tables" in refused([out, "--rows", "web=3"], capsys)
+    assert "are for tables" in refused([out, "--higher-is-better"], capsys)
+    assert "names one metric" in refused([out, "--target", "a", "b"], capsys)
+
+
+def test_mixtures_depend_on_their_numbers_alone() -> None:
+    sources = ("web/a", "web/b", "web/c")
+    arms = Mixtures(sources=sources, number=30, seed=1).arms()
+    assert arms == Mixtures(sources=sources, number=30, seed=1).arms()
+    assert list(arms)[:2] == ["mix00", "mix01"]
+    assert len(arms) == 30
+    fewer = Mixtures(sources=sources, number=3, seed=1).arms()
+    assert fewer.items() <= arms.items()
+    for arm in arms.values():
+        assert sum(arm["views"].values()) == pytest.approx(1, abs=2e-4)
+    means = [np.mean([arm["views"].get(name, 0) for arm in arms.values()]) for name in sources]
+    assert max(abs(np.array(means) - 1 / 3)) < 0.15
+    other = Mixtures(sources=sources, number=30, seed=2).arms()
+    assert other != arms
+    near = Mixtures(sources=sources, number=30, concentration=100.0).arms()
+    assert all(0.2 < share < 0.5 for arm in near.values() for share in arm["views"].values())
+    with pytest.raises(ValueError, match="two different ones"):
+        Mixtures(sources=("web/a",), number=3)
+    with pytest.raises(ValueError, match="concentration"):
+        Mixtures(sources=sources, number=3, concentration=float("nan"))
