@@ -43,6 +43,7 @@ from train.ablation.plan import (
 from train.ablation.rounds import expected_runs, run_rounds
 from train.ablation.runner import evaluate_scorer, run_all
 from train.decisions.page import MOST_SCALES
+from train.decisions.pair_groups import best_arm, explain_folder
 from train.decisions.tables import read_results
 from train.decisions.verdicts import Question, decide
 from train.evaluation.metrics import deciding_metric
@@ -363,8 +364,17 @@ def read_report(folder: str) -> Report:
     """The report of a folder. ValueError where it is no ablation's."""
     if not disk.exists(AblationLayout(folder).ablation_json):
         raise ValueError(f"{folder} has no ablation.json: give the --out of `clipmill build`")
-    report = collect_report(folder)
-    return dataclasses.replace(report, scales=scale_decisions(report.ablation, folder))
+    collected = collect_report(folder)
+    scales = scale_decisions(collected.ablation, folder)
+    collected = dataclasses.replace(collected, scales=scales)
+    if collected.ablation.mixtures is None or collected.ablation.mixtures.draw != "halves":
+        return collected
+    try:
+        arm = best_arm(collected.ablation, collected.results, list(collected.results.runs))
+        return dataclasses.replace(collected, attribution=explain_folder(folder, arm))
+    except ValueError as error:  # runs are missing
+        gaps = (*collected.gaps, f"groups of pairs: {error}")
+        return dataclasses.replace(collected, gaps=gaps)
 
 
 def date_of(text: str | None) -> datetime.date:

@@ -2,30 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
 
-from clipmill.app import Json, make_app, print_json
-from manifests import disk
+from clipmill.app import Json, Whole, Words, make_app, print_json, print_result
+from manifests import disk, reader
 from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
 from train.ablation import wording
 from train.ablation.arms import all_runs
 from train.ablation.conclusions import Results
-from train.evaluation.metrics import METRICS
+from train.decisions.pair_groups import (
+    best_arm,
+    confirming_ablation,
+    explain_folder,
+    read_folder,
+)
 from train.reporting.changes import (
     cluster_samples,
     penalty_of,
     read_answers,
     task_changes,
 )
-from train.reporting.results import read_results
 from train.reporting.schema import ArmChanges
+from train.stats.groups import Attribution, Estimate
+
+OUTSIDE = 5e-4  # of an arm's samples; less is not mentioned
 
 WHY = make_app(
     "why",
     """
   clipmill why out/demo
   clipmill why out/demo clip30 --clusters 12
+  clipmill why plan out/demo clip30 --by host --to out/why
+  clipmill why out/why_runs --confirm-to out/why/confirm.yaml
 
 DIR is the --out of an ablation. Nothing is run.
 """,
@@ -42,11 +53,17 @@ def why(
     task: str | None = None,
     clusters: int | None = None,
     model: str | None = None,
+    confirmed: str | None = None,
+    confirm_to: str | None = None,
     as_json: Json = False,
 ) -> int:
     """Say which classes, groups and clusters of the test samples an arm gained or lost on against
     the baseline, what share of its gain each has, and what was taken for what. The intervals hold
     for all of them and all arms together.
+
+    Of an ablation whose arms are mixtures of groups of training pairs (`clipmill why plan` writes
+    one): what each group is worth, what share of the arm's gain it has, and how well the mixtures
+    that were not fitted are predicted.
 
     Args:
         folder: The --out of an ablation.
@@ -55,16 +72,38 @@ def why(
         clusters: Divide the test images into so many clusters, too.
         model: Embeds the test images for the clusters: a run, a folder or open_clip:NAME/TAG; none
             of the compared runs (default: the ablation's scorer).
+        confirmed: Of mixtures: the --out of an ablation with other runs of the arms, or with those
+            that confirm a group.
+        confirm_to: Of mixtures: write the ablation here that would confirm the largest part.
     """
-    path = AblationLayout(folder).ablation_json
-    if not disk.exists(path):
-        raise ValueError(f"{folder} has no ablation.json; give the --out of `clipmill ablate`")
-    ablation = disk.from_plain(Ablation, disk.read_json(path))
-    results = read_results(ablation, folder)
+    ablation, results = read_folder(folder)
+    of_mixtures = {"--confirmed": confirmed, "--confirm-to": confirm_to}
+    of_samples = {"--task": task, "--clusters": clusters, "--model": model}
+    for option, value in (of_samples if ablation.mixtures else of_mixtures).items():
+        if value is not None:
+            kind = "no mixtures" if ablation.mixtures is None else "mixtures"
+            raise ValueError(f"{folder} is an ablation of {kind}, which {option} is not for")
+    if ablation.mixtures is not None:
+        arm = arm or best_arm(ablation, results, list(results.runs))
+        answer = explain_folder(folder, arm, confirmed)
+        print("\n".join(attribution_lines(answer)))
+        if confirm_to is not None:
+            write_yaml(confirm_to, confirming_ablation(answer, ablation))
+            print(f"\nto confirm: clipmill ablate {confirm_to} --out DIR")
+        print_json(answer, as_json)
+        return 0
     changes = changes_of_arm(ablation, folder, results, arm, task, clusters, model)
     print("\n".join(change_lines(changes, ablation.baseline)))
     print_json(changes, as_json)
     return 0
+
+
+def write_yaml(path: str, document: dict[str, Any]) -> None:
+    """Write a manifest."""
+    import yaml
+
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    disk.write_bytes(path, text.encode())
 
 
 def changes_of_arm(
@@ -83,10 +122,9 @@ def changes_of_arm(
     tasks = {each.name: each for each in ablation.evaluate}
     if name not in tasks:
         raise ValueError(f"there is no task {name!r}{disk.did_you_mean(name, list(tasks))}")
-    drawn = ablation.mixtures.arms() if ablation.mixtures is not None else {}
     runs = []
     for run in all_runs(ablation, folder):
-        if str(run.seed) in results.runs.get(run.arm, {}) and run.arm not in drawn:
+        if str(run.seed) in results.runs.get(run.arm, {}):
             runs.append(run)
     arms = list(dict.fromkeys(run.arm for run in runs if run.arm != ablation.baseline))
     arm = arm or best_arm(ablation, results, arms)
@@ -116,22 +154,6 @@ def changes_of_arm(
         if change.arm == arm
     )
     return changes
-
-
-def best_arm(ablation: Ablation, results: Results, arms: Sequence[str]) -> str:
-    """The arm, no control, with the best mean on the primary task. ValueError where none has
-    runs.
-    """
-    metric = results.tasks[ablation.primary].metric
-    sign = 1 if METRICS[metric].higher_is_better else -1
-    means = {}
-    for arm in arms:
-        if arm in ablation.arms:
-            of_seeds = [seed[ablation.primary][metric] for seed in results.runs[arm].values()]
-            means[arm] = sign * sum(of_seeds) / len(of_seeds)
-    if not means:
-        raise ValueError(f"no arm but the baseline {ablation.baseline!r} has runs")
-    return max(means, key=lambda arm: means[arm])
 
 
 def change_lines(changes: ArmChanges, baseline: str) -> list[str]:
@@ -169,3 +191,153 @@ def change_lines(changes: ArmChanges, baseline: str) -> list[str]:
             f"{confusion.arm:.0f}"
         )
     return lines
+
+
+def attribution_lines(answer: Attribution) -> list[str]:
+    """What groups of training pairs are worth, for a terminal."""
+
+    def points(one: Estimate) -> str:
+        return wording.interval(one.value, one.low, one.high, answer.unit)
+
+    def share(one: Estimate | None) -> str:
+        if one is None:
+            return wording.DASH
+        return f"{one.value:.0%} [{one.low:.0%}, {one.high:.0%}]"
+
+    unit = wording.unit_of_difference(answer.unit)
+    width = max(5, *(len(one.group.name) for one in answer.effects))
+    base, arm = (max(8, len(name)) for name in (answer.baseline, answer.arm))
+    lines = [
+        f"{answer.arm} against {answer.baseline} on {answer.task} by {len(answer.effects)} groups "
+        f"of pairs: {answer.metric} of {answer.mixtures} mixtures, {answer.seeds} runs each",
+        "",
+        f"{'group':<{width}}      rows  {answer.baseline:>{base}}  {answer.arm:>{arm}}  "
+        f"{'without it, ' + unit:<24}  share of the gain",
+    ]
+    for one in answer.effects:
+        mark = "*" if one.effect.is_clear else " "
+        lines.append(
+            f"{one.group.name:<{width}}  {one.group.rows:>8,}  {one.base:>{base}.1%}  "
+            f"{one.arm:>{arm}.1%}  {points(one.effect):<22} {mark}  {share(one.share)}"
+        )
+    lines += [
+        "",
+        "without it: the baseline when it is trained without the group, or with it where the "
+        "baseline has none. * 0 is outside; the 95 % hold for all groups together.",
+    ]
+    if not answer.matters:
+        lines.append(f"These runs do not show that the groups differ at all (p = {answer.p:.2g}).")
+    if answer.rank is not None:
+        allowed = "" if answer.ceiling is None else f"; the noise allows {answer.ceiling:.2f}"
+        lines.append(
+            f"{answer.judges} mixtures that a fit to the others had not seen: rank correlation "
+            f"{answer.rank:.2f} of predicted and measured{allowed}."
+        )
+    lines += ["", f"Gain on the baseline, {unit}:"]
+    for check in answer.arms:
+        measured = wording.DASH if check.measured is None else points(check.measured)
+        text = f"  {check.arm}: predicted {points(check.predicted)}, measured {measured}"
+        text += f" ({check.seeds} seeds)"
+        if check.ratio is not None or check.measured_ratio is not None:
+            text += f"; of that of {answer.arm} {share(check.ratio)}, "
+            text += f"measured {share(check.measured_ratio)}"
+        if check.outside > OUTSIDE:
+            text += f"; {check.outside:.1%} of its samples are in no group"
+        lines.append(text)
+    return lines
+
+
+# --- plan -----------------------------------------------------------------------------------------
+
+
+@WHY.command
+def plan(
+    folder: str,
+    arm: str | None = None,
+    /,
+    *,
+    by: Annotated[list[str], Words],
+    to: str,
+    groups: Annotated[int, Whole] = 16,
+    mixtures: Annotated[int, Whole] = 96,
+    seeds: Annotated[int, Whole] = 2,
+    samples_seen: str | None = None,
+    as_json: Json = False,
+) -> int:
+    """Divide the training pairs of an arm and the baseline into groups, and write the ablation
+    whose runs on random halves of the groups tell what each is worth.
+
+    Args:
+        folder: The --out of an ablation.
+        arm: An arm that draws from the baseline's pool (default: the best arm).
+        by: host, rule (of the arm's view) or columns of the pool, each inside of the one before it.
+        to: The folder for why.yaml.
+        groups: At most so many.
+        mixtures: Halves of the groups to train on; a third of them judges the others.
+        seeds: Runs of each.
+        samples_seen: Of a run (default: that of the ablation).
+    """
+    from clipmill.pool import WAIT_S
+    from pipeline.pair_groups import group_views
+    from pipeline.pool.lease import hold_lease
+    from train.ablation.plan import Hardware, plan_ablation, plan_lines
+
+    ablation, results = read_folder(folder)
+    arm = arm or best_arm(ablation, results, list(results.runs))
+    if arm not in ablation.arms:
+        raise ValueError(f"there is no arm {arm!r}{disk.did_you_mean(arm, list(ablation.arms))}")
+    pool, views = views_of(ablation, arm)
+    path = ablation.pool_folder(folder, pool)
+    path = path if disk.is_url(path) else str(Path(path).absolute())
+    with hold_lease(path, WAIT_S) as lease:
+        made = group_views(path, views, by, groups, views[-1], lease.fence)
+    document = why_ablation(ablation, arm, pool, path, made)
+    document["mixtures"]["number"] = mixtures
+    document["seeds"] = list(range(seeds))
+    if samples_seen is not None:
+        document["train"]["samples_seen"] = samples_seen
+    manifest = disk.join(disk.output_folder(to, "--to"), "why.yaml")
+    write_yaml(manifest, document)
+    planned = plan_ablation(reader.read_manifest(manifest, Ablation), to, Hardware())
+    lines = [f"{view}  {what}" for view, what in made.items()]
+    lines += ["", *plan_lines(planned), "", f"to run: clipmill ablate {manifest} --out DIR"]
+    return print_result("\n".join(lines), {"groups": made, "plan": planned}, as_json)
+
+
+def views_of(ablation: Ablation, arm: str) -> tuple[str, list[str]]:
+    """(pool, the views of the baseline and then of the arm). ValueError where these are not of one
+    pool.
+    """
+    names = []
+    for each in (ablation.baseline, arm):
+        given = ablation.arms[each]
+        if given.view is None and given.views is None:
+            raise ValueError(f"arm {each!r} is not made of views of a pool, which groups need")
+        names += [given.view] if given.view is not None else list(given.views or ())
+    pools = sorted({name.partition("/")[0] for name in names})
+    if len(pools) > 1:
+        raise ValueError(
+            f"{arm!r} and {ablation.baseline!r} draw from the pools {' and '.join(pools)}; groups "
+            "are of one pool"
+        )
+    return pools[0], [name.partition("/")[2] for name in names]
+
+
+def why_ablation(
+    ablation: Ablation, arm: str, pool: str, folder: str, groups: Iterable[str]
+) -> dict[str, Any]:
+    """The ablation on random halves of groups: the arm, the baseline, an A/A arm and mixtures."""
+    plain = disk.to_plain(ablation)
+    arms = {}
+    for name in dict.fromkeys((ablation.baseline, arm)):
+        arms[name] = {key: value for key, value in plain["arms"][name].items() if value}
+    return {
+        "name": f"{ablation.name}_why",
+        "question": f"Which groups of pairs make {arm} differ from {ablation.baseline}?",
+        "pools": {pool: {"out": folder}},
+        "arms": arms,
+        "baseline": ablation.baseline,
+        "mixtures": {"sources": [f"{pool}/{view}" for view in groups], "draw": "halves"},
+        "controls": {"a_a": ablation.baseline},
+        **{key: plain[key] for key in ("train", "evaluate", "primary", "equivalence", "jobs")},
+    }

@@ -53,7 +53,7 @@ ORDER = {
     "pipeline": [
         "progress", "executor", "pool", "shuffle", "table_files", "images", "metadata_join",
         "cross_row", "scoring", "views", "archives", "crawl", "planning", "fetch", "external",
-        "audit", "look", "lock", "export", "recipe_run", "tryout",
+        "audit", "look", "lock", "export", "pair_groups", "recipe_run", "tryout",
         "ablation_run", "build", "score", "filter",
     ],
     "train": [

@@ -8,8 +8,10 @@ of the mixtures is left out of the fit and judges it.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -18,37 +20,29 @@ from manifests.layout import AblationLayout, PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Ablation, Blend
 from train.ablation.arms import Run, all_runs
+from train.ablation.conclusions import Results
+from train.ablation.names import primary_task
 from train.data.view_rows import open_masks, shard_files
 from train.evaluation.metrics import METRICS, deciding_metric
 from train.reporting.results import read_results
 from train.stats.groups import (
-    Estimate,
+    RUNS_PER_GROUP,
+    ArmCheck,
+    Attribution,
     FloatArray,
+    GroupEffect,
     LinearFit,
     changed_shares,
     fit_groups,
     parts_of_gain,
     spearman,
 )
+from train.stats.groups import PairGroup as PairGroup
 from train.stats.mixing import p_of_weights
 from train.stats.model import AdditiveFit, fit_additive
 
 JUDGES = 3  # one mixture of so many is held out
-SURE = 0.05  # p of the test that the groups differ at all
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PairGroup:
-    """A group of training pairs: what a view of a pool keeps.
-
-    name: POOL/VIEW. folder: of the pool. rule: the view's last rule as it is written. rows: kept.
-    """
-
-    name: str
-    folder: str
-    view: str
-    rule: str
-    rows: int
+CONFIRMING_SEEDS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,129 +60,101 @@ class GroupRuns:
     shares: dict[str, FloatArray]
     values: dict[str, dict[int, float]]
     metric: str
-    higher: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupEffect:
-    """What a group does to the metric, in its unit and direction.
-
-    base, arm: its share of the samples of the baseline and of the arm. effect: the change when the
-    baseline is trained without it; intervals hold for all groups together. gain: its part of what
-    the arm gained on the baseline; share: that part over the whole, None where the arm has no clear
-    gain.
-    """
-
-    group: PairGroup
-    base: float
-    arm: float
-    effect: Estimate
-    gain: Estimate
-    share: Estimate | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArmCheck:
-    """An arm's gain on the baseline as the groups predict it, and as its own runs show it.
-
-    outside: the share of its samples that is in no group. ratio: predicted over that of the arm
-    that is explained, measured_ratio: the same of the runs; None for that arm and where there is no
-    clear gain.
-    """
-
-    arm: str
-    outside: float
-    predicted: Estimate
-    measured: Estimate | None
-    ratio: Estimate | None
-    measured_ratio: Estimate | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attribution:
-    """Why an arm is better than the baseline, by groups of training pairs.
-
-    p: of such values where no group differs from another. rank: Spearman's correlation of predicted
-    and measured metric over the `judges` mixtures that were left out; ceiling: what the noise of
-    their runs allows, NaN where it is not known.
-    """
-
-    arm: str
-    baseline: str
-    metric: str
-    fitted: int
-    seeds: int
-    effects: tuple[GroupEffect, ...]
-    arms: tuple[ArmCheck, ...]
-    p: float
-    judges: int
-    rank: float
-    ceiling: float
-
-    @property
-    def matters(self) -> bool:
-        """Whether the runs show that groups differ at all."""
-        return self.p < SURE
+    unit: str
 
 
 # --- reading --------------------------------------------------------------------------------------
 
 
-def read_groups(ablation: Ablation, folder: str) -> tuple[PairGroup, ...]:
-    """The groups of an ablation's folder. ValueError where it has no `mixtures`."""
-    if ablation.mixtures is None:
+def read_folder(folder: str) -> tuple[Ablation, Results]:
+    """The ablation of a folder and its results. ValueError where it has none."""
+    path = AblationLayout(folder).ablation_json
+    if not disk.exists(path):
+        raise ValueError(f"{folder} has no ablation.json; give the --out of `clipmill ablate`")
+    ablation = disk.from_plain(Ablation, disk.read_json(path))
+    return ablation, read_results(ablation, folder)
+
+
+def best_arm(ablation: Ablation, results: Results, arms: Sequence[str]) -> str:
+    """The arm, no control, with the best mean on the primary task. ValueError where none has
+    runs.
+    """
+    metric = results.tasks[ablation.primary].metric
+    sign = 1 if METRICS[metric].higher_is_better else -1
+    without = {ablation.baseline, *(ablation.mixtures.arms() if ablation.mixtures else ())}
+    means = {}
+    for arm in arms:
+        if arm in ablation.arms and arm not in without and results.runs[arm]:
+            of_seeds = [seed[ablation.primary][metric] for seed in results.runs[arm].values()]
+            means[arm] = sign * sum(of_seeds) / len(of_seeds)
+    if not means:
+        raise ValueError(f"no arm but the baseline {ablation.baseline!r} has runs")
+    return max(means, key=lambda arm: means[arm])
+
+
+def explain_folder(folder: str, arm: str, confirmed: str | None = None) -> Attribution:
+    """What the groups of an ablation of mixtures have of an arm's gain."""
+    ablation, results = read_folder(folder)
+    groups = read_groups(ablation, folder)
+    others = None
+    if confirmed is not None:
+        of_other = read_folder(confirmed)
+        others = read_group_runs(of_other[0], confirmed, of_other[1], groups)
+    return explain_gain(read_group_runs(ablation, folder, results, groups), arm, others)
+
+
+def read_groups(
+    ablation: Ablation, folder: str, views: Sequence[str] = ()
+) -> tuple[PairGroup, ...]:
+    """The groups of an ablation's folder: some views of its pools, or the sources of its
+    `mixtures`. ValueError where it has none, and for a view that is not there.
+    """
+    sources = views or (ablation.mixtures.sources if ablation.mixtures is not None else ())
+    if not sources:
         raise ValueError(
             f"{folder} is no ablation of mixtures; `clipmill why plan` writes one of groups"
         )
     groups = []
-    for name in ablation.mixtures.sources:
+    for name in sources:
         pool, _, view = name.partition("/")
+        if pool not in ablation.pools:
+            near = disk.did_you_mean(pool, list(ablation.pools))
+            raise ValueError(f"group {name!r} is not POOL/VIEW with a pool of {folder}{near}")
         of_pool = ablation.pool_folder(folder, pool)
         path = PoolLayout(of_pool).view_json(view)
         if not disk.exists(path):
             raise ValueError(f"group {name} has no view ({path} is missing)")
         document = read_document(path, ViewDocument)
-        rule = str(document.rules[-1].get("where", "")) if document.rules else ""
+        rule = " AND ".join(str(rule.get("where", rule["name"])) for rule in document.rules)
         group = PairGroup(name=name, folder=of_pool, view=view, rule=rule, rows=document.kept)
         groups.append(group)
     return tuple(groups)
 
 
-def read_group_runs(folder: str, metric: str | None = None) -> GroupRuns:
-    """The runs of an ablation's folder. metric: of its primary task, by default the deciding one.
-    ValueError for a folder without results and for an unknown metric.
+def read_group_runs(
+    ablation: Ablation, folder: str, results: Results, groups: Sequence[PairGroup]
+) -> GroupRuns:
+    """The runs of an ablation by their shares of the groups, and the deciding metric of its primary
+    task.
     """
-    path = AblationLayout(folder).ablation_json
-    if not disk.exists(path):
-        raise ValueError(f"{folder} has no ablation.json; give the --out of `clipmill ablate`")
-    ablation = disk.from_plain(Ablation, disk.read_json(path))
-    groups = read_groups(ablation, folder)
-    results = read_results(ablation, folder)
-    (task,) = [task for task in ablation.evaluate if task.name == ablation.primary]
-    metric = metric or deciding_metric(task)
+    task = primary_task(ablation)
+    metric = deciding_metric(task)
     values: dict[str, dict[int, float]] = {}
     for arm, seeds in results.runs.items():
-        values[arm] = {}
-        for seed, tasks in seeds.items():
-            measured = tasks.get(task.name, {})
-            if metric not in measured:
-                near = disk.did_you_mean(metric, sorted(measured))
-                raise ValueError(f"{task.name} has no metric {metric!r}{near}")
-            values[arm][int(seed)] = float(measured[metric])
-    blends = {}
+        values[arm] = {int(seed): float(of[task.name][metric]) for seed, of in seeds.items()}
+    blends: dict[str, Blend] = {}
     for run in all_runs(ablation, folder):
         if isinstance(run, Run) and values.get(run.arm):
             blends.setdefault(run.arm, run.blend)
-    assert ablation.mixtures is not None
-    drawn = [name for name in ablation.mixtures.arms() if name in blends]
+    drawn = ablation.mixtures.arms() if ablation.mixtures is not None else ()
     return GroupRuns(
         ablation=ablation,
-        groups=groups,
-        mixtures=tuple(drawn),
+        groups=tuple(groups),
+        mixtures=tuple(name for name in drawn if name in blends),
         shares=group_shares(groups, blends),
         values={arm: values[arm] for arm in blends},
         metric=metric,
-        higher=METRICS[metric].higher_is_better,
+        unit=METRICS[metric].unit,
     )
 
 
@@ -242,91 +208,142 @@ def _count_rows(
 # --- what the runs say ----------------------------------------------------------------------------
 
 
-def explain_gain(runs: GroupRuns, arm: str) -> Attribution:
-    """What the groups have of the gain of an arm on the baseline. ValueError for an arm that was
-    not run, and for too few mixtures.
+def explain_gain(runs: GroupRuns, arm: str, confirmed: GroupRuns | None = None) -> Attribution:
+    """What the groups have of the gain of an arm on the baseline.
+
+    confirmed: runs of another ablation by the same groups, whose arms are checked in the place of
+    those of the same name. ValueError for an arm that was not run, and for too few mixtures.
     """
     baseline = runs.ablation.baseline
     for name in (arm, baseline):
-        if not runs.values.get(name):
-            raise ValueError(
-                f"arm {name!r} has no runs{disk.did_you_mean(name, list(runs.values))}"
-            )
+        if name not in runs.values:
+            known = [each for each in runs.values if each not in runs.mixtures]
+            raise ValueError(f"arm {name!r} has no runs{disk.did_you_mean(name, known)}")
     noise = fit_additive(runs.values)
     level = dict(zip(noise.arms, noise.effects.tolist(), strict=True))
     shares_RG = np.array([runs.shares[name] for name in runs.mixtures])
     value_R = np.array([level[name] for name in runs.mixtures])
-    fitted = len(runs.mixtures) - len(runs.mixtures) // JUDGES
-    judge = fit_groups(shares_RG[:fitted], value_R[:fitted])
-    held_out_R = value_R[fitted:]
     fit = fit_groups(shares_RG, value_R)
-    inside = {name: shares.sum() for name, shares in runs.shares.items()}
-    if not inside[baseline] or not inside[arm]:
-        raise ValueError(f"no sample of {baseline!r} or of {arm!r} is in a group")
-    base_G, arm_G = (runs.shares[name] / inside[name] for name in (baseline, arm))
+    fitted = len(value_R) - len(value_R) // JUDGES
+    rank, held_out_R = None, value_R[fitted:]
+    if fitted >= RUNS_PER_GROUP * len(runs.groups):
+        judge = fit_groups(shares_RG[:fitted], value_R[:fitted])
+        correlation = spearman(judge.at(shares_RG[fitted:]), held_out_R)
+        rank = None if math.isnan(correlation) else correlation
+    base_G, arm_G = (_inside(runs, name) for name in (baseline, arm))
     rows_G = np.array([float(group.rows) for group in runs.groups])
     parts_GG = parts_of_gain(base_G, arm_G)
-    (gain,) = fit.estimates((arm_G - base_G)[None])
+    without = fit.estimates(changed_shares(base_G, rows_G))
     effects = []
-    for number, (effect, part) in enumerate(
-        zip(fit.estimates(changed_shares(base_G, rows_G)), fit.estimates(parts_GG), strict=True)
-    ):
+    for number, part in enumerate(fit.estimates(parts_GG)):
         effects.append(
             GroupEffect(
                 group=runs.groups[number],
                 base=float(runs.shares[baseline][number]),
                 arm=float(runs.shares[arm][number]),
-                effect=effect,
+                effect=without[number],
                 gain=part,
-                share=fit.ratio(parts_GG[number], arm_G - base_G) if gain.is_clear else None,
+                share=fit.ratio(parts_GG[number], arm_G - base_G),
             )
         )
-    others = [name for name in runs.values if name not in (*runs.mixtures, baseline)]
+    checks: dict[str, ArmCheck] = {}
+    for each in (runs, confirmed) if confirmed is not None else (runs,):
+        checks |= _checks(each, arm, fit)
     return Attribution(
         arm=arm,
         baseline=baseline,
+        task=runs.ablation.primary,
         metric=runs.metric,
-        fitted=len(runs.mixtures),
+        unit=runs.unit,
+        mixtures=len(runs.mixtures),
         seeds=len(runs.ablation.seeds),
-        effects=tuple(effects),
-        arms=tuple(
-            _check(runs, name, arm, fit, noise)
-            for name in sorted(others, key=lambda other: other != arm)
-        ),
+        effects=tuple(sorted(effects, key=lambda one: -one.gain.value)),
+        arms=tuple(sorted(checks.values(), key=lambda check: check.arm != arm)),
         p=p_of_weights(shares_RG, value_R),
         judges=len(held_out_R),
-        rank=spearman(judge.at(shares_RG[fitted:]), held_out_R),
+        rank=rank,
         ceiling=_ceiling(held_out_R, noise, len(runs.ablation.seeds)),
     )
 
 
-def _check(runs: GroupRuns, name: str, arm: str, fit: LinearFit, noise: AdditiveFit) -> ArmCheck:
-    baseline = runs.ablation.baseline
-    inside = {each: float(runs.shares[each].sum()) for each in (name, arm, baseline)}
-    share_G = {each: runs.shares[each] / inside[each] for each in inside}
-    change_G, of_arm_G = (share_G[each] - share_G[baseline] for each in (name, arm))
-    (predicted,) = fit.estimates(change_G[None])
-    measured = measured_ratio = None
+def _inside(runs: GroupRuns, name: str) -> FloatArray:
+    """The shares of an arm's samples that are in a group. ValueError where none is."""
+    shares_G = runs.shares[name]
+    if not shares_G.any():
+        raise ValueError(f"no sample of arm {name!r} is in one of the groups")
+    return np.asarray(shares_G / shares_G.sum())
+
+
+def _checks(runs: GroupRuns, arm: str, fit: LinearFit) -> dict[str, ArmCheck]:
+    """The arms of an ablation as the groups predict them and as its runs show them."""
+    baseline, noise = runs.ablation.baseline, fit_additive(runs.values)
+    units = dict(zip(noise.arms, np.eye(len(noise.arms)), strict=True))
+    of_runs = None
     if noise.variance is not None:
         covariance = noise.variance * noise.covariance
         of_runs = LinearFit(worth_G=noise.effects, covariance_GG=covariance, df=noise.df)
-        unit = {each: np.array([other == each for other in noise.arms], float) for each in inside}
-        own_A, of_arm_A = (unit[each] - unit[baseline] for each in (name, arm))
-        (measured,) = of_runs.estimates(own_A[None])
-        measured_ratio = of_runs.ratio(own_A, of_arm_A) if name != arm else None
-    return ArmCheck(
-        arm=name,
-        outside=1 - inside[name],
-        predicted=predicted,
-        measured=measured,
-        ratio=fit.ratio(change_G, of_arm_G) if name != arm else None,
-        measured_ratio=measured_ratio,
-    )
+    checks = {}
+    for name in runs.values:
+        if name == baseline or name in runs.mixtures or not runs.shares[name].any():
+            continue
+        change_G = _inside(runs, name) - _inside(runs, baseline)
+        change_A = units[name] - units[baseline]
+        (predicted,) = fit.estimates(change_G[None])
+        ratio = measured_ratio = None
+        if arm in units and name != arm:
+            ratio = fit.ratio(change_G, _inside(runs, arm) - _inside(runs, baseline))
+            if of_runs is not None:
+                measured_ratio = of_runs.ratio(change_A, units[arm] - units[baseline])
+        checks[name] = ArmCheck(
+            arm=name,
+            seeds=len(runs.values[name]),
+            outside=1 - float(runs.shares[name].sum()),
+            predicted=predicted,
+            measured=None if of_runs is None else of_runs.estimates(change_A[None])[0],
+            ratio=ratio,
+            measured_ratio=measured_ratio,
+        )
+    return checks
 
 
-def _ceiling(value_R: FloatArray, noise: AdditiveFit, seeds: int) -> float:
+def _ceiling(value_R: FloatArray, noise: AdditiveFit, seeds: int) -> float | None:
     """The largest correlation that the noise of the runs leaves."""
     spread = float(np.var(value_R, ddof=1)) if len(value_R) > 1 else 0.0
     if noise.variance is None or not spread > 0:
-        return math.nan
+        return None
     return math.sqrt(max(0.0, 1 - noise.variance / seeds / spread))
+
+
+# --- what to go on with ---------------------------------------------------------------------------
+
+
+def confirming_ablation(answer: Attribution, ablation: Ablation) -> dict[str, Any]:
+    """The ablation that would confirm the group with the largest part of the gain: the groups of
+    the baseline without it, or with it, against all of them, on fresh seeds.
+    """
+    first = max(answer.effects, key=lambda one: (abs(one.gain.value), abs(one.effect.value)))
+    of_base = {one.group.name: 1.0 for one in answer.effects if one.base}
+    changed = dict(of_base)
+    if changed.pop(first.group.name, None) is None:
+        changed[first.group.name] = 1.0
+    name = f"{'without' if first.base else 'with'}_{first.group.view}"
+    pools = {}
+    for one in answer.effects:
+        folder, pool = one.group.folder, one.group.name.split("/")[0]
+        pools[pool] = folder if disk.is_url(folder) else os.path.abspath(folder)
+    plain, seed = disk.to_plain(ablation), max(ablation.seeds) + 1
+    return {
+        "name": f"{ablation.name}_confirm",
+        "question": f"Does {name} do what {ablation.name} predicts, on fresh seeds?",
+        "pools": {
+            pool: {"out": os.path.abspath(folder) if not disk.is_url(folder) else folder}
+            for pool, folder in pools.items()
+        },
+        "arms": {
+            "all_groups": {"views": of_base, "weights": "repeats"},
+            name: {"views": changed, "weights": "repeats"},
+        },
+        "baseline": "all_groups",
+        "seeds": list(range(seed, seed + CONFIRMING_SEEDS)),
+        **{key: plain[key] for key in ("train", "evaluate", "primary", "equivalence", "jobs")},
+    }

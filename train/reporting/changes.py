@@ -91,13 +91,9 @@ class TaskAnswers:
 def changes_of_ablation(
     ablation: Ablation, runs: Sequence[AnyRun], results: Results
 ) -> tuple[ArmChanges, ...]:
-    """The changes of every arm on the primary task, from its finished runs; arms that `mixtures`
-    draws are many, and left out.
-    """
-    drawn = ablation.mixtures.arms() if ablation.mixtures is not None else {}
-    shown = [run for run in runs if run.arm not in drawn]
+    """The changes of every arm on the primary task, from its finished runs."""
     penalty = penalty_of(results, ablation.primary)
-    return collect_changes(shown, primary_task(ablation), ablation.baseline, penalty)
+    return collect_changes(runs, primary_task(ablation), ablation.baseline, penalty)
 
 
 def penalty_of(results: Results, task: str) -> Penalty:

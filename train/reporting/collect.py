@@ -235,13 +235,16 @@ def collect_report(out: str) -> Report:
     ablation: Ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
     results = read_results(ablation, out)
     hashes = FileHashes(folder=out, sha256=dict(results.files))
-    runs = all_runs(ablation, out)
+    drawn = ablation.mixtures.arms() if ablation.mixtures is not None else {}
+    every = all_runs(ablation, out)
+    runs = [run for run in every if run.arm not in drawn]
     trained = [run for run in runs if isinstance(run, Run)]
     with_result = [run for run in runs if str(run.seed) in results.runs[run.arm]]
     finished = [run for run in with_result if isinstance(run, Run)]
     records = read_records(finished)
     primary = primary_task(ablation)
     views, gone = _open_views(trained)
+    sources, _ = _open_views([run for run in every if run.arm in drawn and isinstance(run, Run)])
     samples = data.sample_pools(views)
     looks = history.looks(out)
     return Report(
@@ -265,7 +268,7 @@ def collect_report(out: str) -> Report:
         categories=data.categories(samples),
         duplicates=data.duplicate_groups(samples),
         safety=data.safety_rates(samples),
-        gallery=data.examples(views, ablation.baseline),
+        gallery=data.examples([*views, *sources], ablation.baseline),
         overlap=data.overlap(views),
         null_web=_null_web(out, ablation),
         costs=costs_of(layout.costs_json),

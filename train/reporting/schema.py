@@ -10,6 +10,7 @@ from train.ablation.conclusions import Results, ScalingTable, TaskSignals
 from train.ablation.names import Role
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison, Verdict
+from train.stats.groups import Attribution
 from train.stats.scales import ScaleDecision
 
 
@@ -281,7 +282,8 @@ class Report:
     arms, missing views. redesigns: changes of the manifest after the first run; metrics_were_fixed:
     before it, as far as the history shows. looks: which verdicts were seen before this one; empty
     for the first. contract: None where no run was trained here. settings: title -> YAML, of arms,
-    rules and training settings.
+    rules and training settings. attribution: of the best arm's gain to groups of pairs; None for an
+    ablation without halves of groups.
     """
 
     ablation: Ablation
@@ -311,6 +313,7 @@ class Report:
     looks: str = ""
     redesigns: tuple[str, ...] = ()
     metrics_were_fixed: bool = False
+    attribution: Attribution | None = None
 
     @property
     def primary(self) -> TaskResult:

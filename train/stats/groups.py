@@ -18,12 +18,13 @@ from train.stats.comparison import ALPHA, Family, dunnett_critical
 
 FloatArray = NDArray[np.float64]
 
+SURE = 0.05  # p of the test that the groups differ at all
 RUNS_PER_GROUP = 2  # fewer leave too little to tell the noise by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """A number with its interval of 1 - ALPHA; infinite ends where nothing is known of it."""
+    """A number with its interval of 1 - ALPHA."""
 
     value: float
     low: float
@@ -33,6 +34,86 @@ class Estimate:
     def is_clear(self) -> bool:
         """Whether 0 is outside."""
         return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairGroup:
+    """A group of training pairs: what a view of a pool keeps.
+
+    name: POOL/VIEW. folder: of the pool. rule: the view's rules as they are written. rows: kept.
+    """
+
+    name: str
+    folder: str
+    view: str
+    rule: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupEffect:
+    """What a group does to the metric, in its unit and direction.
+
+    base, arm: its share of the samples of the baseline and of the arm. effect: the change when the
+    baseline is trained without it; intervals hold for all groups together. gain: its part of what
+    the arm gained on the baseline; share: that part over the whole, None where the arm has no clear
+    gain.
+    """
+
+    group: PairGroup
+    base: float
+    arm: float
+    effect: Estimate
+    gain: Estimate
+    share: Estimate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmCheck:
+    """An arm's gain on its baseline as the groups predict it, and as its own runs show it.
+
+    seeds: of these. outside: the share of its samples that is in no group. ratio: predicted over
+    that of the arm that is explained, measured_ratio: the same of the runs; None for that arm and
+    where it has no clear gain.
+    """
+
+    arm: str
+    seeds: int
+    outside: float
+    predicted: Estimate
+    measured: Estimate | None
+    ratio: Estimate | None
+    measured_ratio: Estimate | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attribution:
+    """Why an arm is better than the baseline, by groups of training pairs.
+
+    p: of such values where no group differs from another. rank: Spearman's correlation of predicted
+    and measured metric over the `judges` mixtures that were left out; NaN where too few are left.
+    ceiling: what the noise of
+    their runs allows, NaN where it is not known.
+    """
+
+    arm: str
+    baseline: str
+    task: str
+    metric: str
+    unit: str
+    mixtures: int
+    seeds: int
+    effects: tuple[GroupEffect, ...]
+    arms: tuple[ArmCheck, ...]
+    p: float
+    judges: int
+    rank: float | None
+    ceiling: float | None
+
+    @property
+    def matters(self) -> bool:
+        """Whether the runs show that groups differ at all."""
+        return self.p < SURE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +139,9 @@ class LinearFit:
             rows.append(Estimate(value=value, low=value - half, high=value + half))
         return rows
 
-    def ratio(self, part_G: FloatArray, whole_G: FloatArray) -> Estimate:
-        """part·worth over whole·worth with Fieller's interval, which has infinite ends where the
-        whole is not clearly different from 0.
+    def ratio(self, part_G: FloatArray, whole_G: FloatArray) -> Estimate | None:
+        """part·worth over whole·worth with Fieller's interval; None where the whole is not clearly
+        different from 0, which leaves the ratio without bounds.
         """
         squared = dunnett_critical(ALPHA, self.df, Family(1)) ** 2
         part, whole = float(part_G @ self.worth_G), float(whole_G @ self.worth_G)
@@ -68,11 +149,11 @@ class LinearFit:
         square = whole**2 - squared * float(whole_G @ self.covariance_GG @ whole_G)
         middle = part * whole - squared * float(part_G @ self.covariance_GG @ whole_G)
         constant = part**2 - squared * float(part_G @ self.covariance_GG @ part_G)
-        value = part / whole if whole else math.nan
         if not square > 0:
-            return Estimate(value=value, low=-math.inf, high=math.inf)
+            return None
         root = math.sqrt(max(0.0, middle**2 - square * constant))
-        return Estimate(value=value, low=(middle - root) / square, high=(middle + root) / square)
+        low, high = (middle - root) / square, (middle + root) / square
+        return Estimate(value=part / whole, low=low, high=high)
 
 
 def fit_groups(shares_RG: FloatArray, value_R: FloatArray) -> LinearFit:

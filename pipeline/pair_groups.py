@@ -1,0 +1,215 @@
+"""The rows of some views divided into groups, by host, by the rule that drops them or by columns;
+each group becomes a view of the pool.
+
+A column of numbers is divided into ranges of equally many rows, one of embeddings into clusters,
+and any other, or one of few whole numbers, by its most frequent values. Every further division is
+made inside of each group of those before it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from filters import clusters
+from filters.columns import unit_vectors
+from manifests import disk
+from manifests.aligned import AlignedFiles
+from manifests.commits import Commits
+from pipeline.planning.planner import host_of
+from pipeline.scoring.score_sets import complete_score_sets, shards_with_rows
+from pipeline.views.files import JoinedColumns, current_view_of, write_selected_view
+
+HOST, RULE = "host", "rule"  # what a group may be by, beside columns
+OTHERS, NOTHING = "others", "no value"
+SAMPLE_ROWS = 50_000  # of embeddings that clusters are trained on
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """Rows of a pool in groups. of_row: (rows,) the number of each one's group, -1: in none."""
+
+    names: tuple[str, ...]
+    of_row: Ints
+
+
+def group_views(
+    pool: str,
+    views: Sequence[str],
+    by: Sequence[str],
+    most: int,
+    rule_view: str,
+    fence: int | None = None,
+) -> dict[str, str]:
+    """Make a view of each group of the rows that one of `views` keeps: view -> what it is.
+
+    by: HOST, RULE (of `rule_view`) or columns of the pool. most: groups at most. fence: that of the
+    lease. ValueError for a column that the pool does not have, and where there is one group only.
+    """
+    commits = shards_with_rows(pool)
+    division = divide_rows(commits, views, by, most, rule_view)
+    asked = [sorted(views), list(by), most, rule_view, commits.fingerprint, division.names]
+    prefix = f"why_{disk.content_hash(asked, 8)}"
+    made = {}
+    for number, name in enumerate(division.names):
+        view = f"{prefix}_{number:02}"
+        selects = functools.partial(_rows_of, division.of_row == number)
+        write_selected_view(commits, view, f"in {name}", selects, fence=fence)
+        made[view] = name
+    return made
+
+
+def _rows_of(members: NDArray[np.bool_], start: int, stop: int) -> NDArray[np.bool_]:
+    return members[start:stop]
+
+
+def divide_rows(
+    commits: Commits, views: Sequence[str], by: Sequence[str], most: int, rule_view: str
+) -> Division:
+    """The groups of the rows that one of `views` keeps, the largest first."""
+    inside = np.logical_or.reduce([_mask(commits, view, "kept") for view in views])
+    division = Division(names=("",), of_row=np.where(inside, 0, -1))
+    for key in by:
+        cells = most // len(division.names)
+        if cells < 2:
+            raise ValueError(
+                f"{len(division.names)} groups cannot be divided by {key!r} into at most {most}; "
+                "name fewer columns, or allow more groups"
+            )
+        division = _divided(commits, division, key, cells, rule_view)
+    if len(division.names) < 2:
+        raise ValueError(f"all rows are in one group, {division.names[0]!r}; divide by another")
+    return division
+
+
+def _divided(
+    commits: Commits, division: Division, key: str, cells: int, rule_view: str
+) -> Division:
+    """Every group divided into at most `cells`."""
+    if key == RULE:
+        return _by_values(division, RULE, _mask(commits, rule_view, "rule"), cells)
+    column = _column(commits, "url" if key == HOST else key)
+    if key == HOST:
+        hosts = pa.array([host_of(url) for url in column.to_pylist()])
+        return _by_values(division, HOST, hosts, cells)
+    if pa.types.is_fixed_size_list(column.type):
+        return _by_values(division, key, _clusters(column, division.of_row >= 0, cells), cells)
+    kind = column.type
+    many = pa.types.is_integer(kind) and pc.count_distinct(column).as_py() > cells
+    if pa.types.is_floating(kind) or many:
+        values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        given = current_view_of(commits, rule_view).thresholds.items()
+        thresholds = [float(one.value) for call, one in given if key in call]
+        return _by_ranges(division, key, values, cells, thresholds)
+    return _by_values(division, key, column, cells)
+
+
+def _by_values(division: Division, key: str, column: pa.Array, cells: int) -> Division:
+    """By the most frequent values; all others are one group, and so are rows without a value."""
+    inside = division.of_row >= 0
+    texts = pc.fill_null(column.cast(pa.string()), NOTHING).dictionary_encode()
+    codes = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
+    counts = np.bincount(codes[inside], minlength=len(texts.dictionary))
+    order = [code for code in np.argsort(-counts, kind="stable").tolist() if counts[code]]
+    names = [f"{key} = {texts.dictionary[code].as_py()}" for code in order[:cells]]
+    if len(order) > cells:
+        names[-1] = f"{key}: {OTHERS}"
+    number = np.full(len(texts.dictionary), len(names) - 1, np.int64)
+    number[order[: len(names)]] = np.arange(len(names))
+    return _crossed(division, number[codes], [names] * len(division.names))
+
+
+def _by_ranges(
+    division: Division,
+    key: str,
+    values: NDArray[np.float64],
+    cells: int,
+    thresholds: Sequence[float],
+) -> Division:
+    """By ranges of equally many rows inside of each group, the smallest values first. The nearest
+    border moves to each threshold, so that no group has rows on both sides of it.
+    """
+    number = np.zeros(len(values), np.int64)
+    names = []
+    for group in range(len(division.names)):
+        rows = np.flatnonzero(division.of_row == group)
+        there = np.isfinite(values[rows])
+        parts = max(1, cells - (not there.all()))
+        inner = np.zeros(0)
+        if parts > 1 and there.any():
+            inner = np.quantile(values[rows][there], np.linspace(0, 1, parts + 1)[1:-1])
+            for threshold in thresholds:
+                inner[np.argmin(abs(inner - threshold))] = threshold
+        borders = np.unique(inner)
+        number[rows] = np.searchsorted(borders, values[rows], "right")
+        number[rows[~there]] = len(borders) + 1
+        ends = ["", *(f"{border:.4g}" for border in borders), ""]
+        of_group = []
+        for low, high in itertools.pairwise(ends):
+            of_group.append(f"{low or '…'} <= {key} < {high or '…'}")
+        names.append([*of_group, f"{key}: {NOTHING}"])
+    return _crossed(division, number, names)
+
+
+def _clusters(column: pa.Array, inside: NDArray[np.bool_], cells: int) -> pa.Array:
+    """The cluster of each row by spherical k-means; NULL for rows without an embedding."""
+    vectors, usable = unit_vectors(column)
+    rows = np.flatnonzero(usable & inside)
+    sample = np.random.default_rng(0).permutation(rows)[:SAMPLE_ROWS]
+    centroids = clusters.train(vectors[sample], len(rows), cells, 0, "cpu")
+    return pa.array(clusters.assign(vectors, centroids), mask=~usable)
+
+
+def _crossed(division: Division, number: Ints, names: Sequence[Sequence[str]]) -> Division:
+    """The groups by `number` inside of each group; empty ones are left out. names: of the numbers,
+    for each group.
+    """
+    of_row = np.full(len(number), -1, np.int64)
+    crossed: list[str] = []
+    for group, name in enumerate(division.names):
+        for part, text in enumerate(names[group]):
+            rows = (division.of_row == group) & (number == part)
+            if rows.any():
+                of_row[rows] = len(crossed)
+                crossed.append(f"{name}, {text}" if name else text)
+    return Division(names=tuple(crossed), of_row=of_row)
+
+
+def _mask(commits: Commits, view: str, column: str) -> NDArray[np.bool_] | pa.Array:
+    """A column of the masks of a view: `kept`, or `rule` with NULL as "kept"."""
+    current_view_of(commits, view)
+    masks = AlignedFiles.of_view(commits.pool, view)
+    parts = [masks.read(int(shard), [column])[0][column] for shard in commits.shards]
+    array = pa.chunked_array([chunk for part in parts for chunk in part.chunks]).combine_chunks()
+    if column == "kept":
+        return np.asarray(array.to_numpy(zero_copy_only=False), np.bool_)
+    return pc.fill_null(array.cast(pa.string()), "kept")
+
+
+def _column(commits: Commits, name: str) -> pa.Array:
+    """A column of the sidecars or of a current score set. ValueError where there is none."""
+    known = list(disk.read_schema(commits.sidecar(int(commits.shards[0]))).names)
+    sets = {}
+    for set_name, document in complete_score_sets(commits.pool).items():
+        if document.fingerprint == commits.fingerprint:
+            known += document.columns
+            if name in document.columns:
+                sets[set_name] = (set_name, document)
+    if name not in known:
+        near = disk.did_you_mean(name, [HOST, RULE, *known])
+        raise ValueError(
+            f"{commits.pool} has no column {name!r}{near}; clipmill filter columns "
+            f"{commits.pool} lists them"
+        )
+    source = JoinedColumns(commits, {name, "uid"}, sets)
+    parts = [source.read_shard(position)[name] for position in range(len(commits.shards))]
+    chunks = [chunk for part in parts for chunk in part.chunks]
+    return pa.chunked_array(chunks, parts[0].type).combine_chunks()
