@@ -26,7 +26,7 @@ from train.reporting.changes import (
     task_changes,
 )
 from train.reporting.schema import ArmChanges
-from train.stats.groups import Attribution, Estimate
+from train.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
 
 OUTSIDE = 5e-4  # of an arm's samples; less is not mentioned
 
@@ -99,11 +99,13 @@ def why(
 
 
 def write_yaml(path: str, document: dict[str, Any]) -> None:
-    """Write a manifest."""
+    """Write a manifest. ValueError where another one is there, which may have been edited."""
     import yaml
 
-    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    disk.write_bytes(path, text.encode())
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True).encode()
+    if disk.exists(path) and disk.read_bytes(path) != text:
+        raise ValueError(f"{path} is there and says something else; name another, or remove it")
+    disk.write_bytes(path, text)
 
 
 def changes_of_arm(
@@ -291,6 +293,11 @@ def plan(
     path = path if disk.is_url(path) else str(Path(path).absolute())
     with hold_lease(path, WAIT_S) as lease:
         made = group_views(path, views, by, groups, views[-1], lease.fence)
+    if mixtures < RUNS_PER_GROUP * len(made):
+        raise ValueError(
+            f"--mixtures is {mixtures}; {len(made)} groups need {RUNS_PER_GROUP * len(made)} at "
+            f"least, and {6 * len(made)} to be judged well"
+        )
     document = why_ablation(ablation, arm, pool, path, made)
     document["mixtures"]["number"] = mixtures
     document["seeds"] = list(range(seeds))

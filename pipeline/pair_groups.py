@@ -25,10 +25,16 @@ from manifests.aligned import AlignedFiles
 from manifests.commits import Commits
 from pipeline.planning.planner import host_of
 from pipeline.scoring.score_sets import complete_score_sets, shards_with_rows
-from pipeline.views.files import JoinedColumns, current_view_of, write_selected_view
+from pipeline.views.files import (
+    JoinedColumns,
+    current_view_of,
+    selected_view,
+    write_selected_view,
+)
 
 HOST, RULE = "host", "rule"  # what a group may be by, beside columns
 OTHERS, NOTHING = "others", "no value"
+SHOWN = 60  # characters of a value in the name of a group
 SAMPLE_ROWS = 50_000  # of embeddings that clusters are trained on
 Ints = NDArray[np.int64]
 
@@ -49,7 +55,8 @@ def group_views(
     rule_view: str,
     fence: int | None = None,
 ) -> dict[str, str]:
-    """Make a view of each group of the rows that one of `views` keeps: view -> what it is.
+    """Make a view of each group of the rows that one of `views` keeps: view -> what it is. Those
+    that are there stay as they are.
 
     by: HOST, RULE (of `rule_view`) or columns of the pool. most: groups at most. fence: that of the
     lease. ValueError for a column that the pool does not have, and where there is one group only.
@@ -61,8 +68,9 @@ def group_views(
     made = {}
     for number, name in enumerate(division.names):
         view = f"{prefix}_{number:02}"
-        selects = functools.partial(_rows_of, division.of_row == number)
-        write_selected_view(commits, view, f"in {name}", selects, fence=fence)
+        if selected_view(commits, view, f"in {name}") is None:
+            selects = functools.partial(_rows_of, division.of_row == number)
+            write_selected_view(commits, view, f"in {name}", selects, fence=fence)
         made[view] = name
     return made
 
@@ -119,7 +127,7 @@ def _by_values(division: Division, key: str, column: pa.Array, cells: int) -> Di
     codes = texts.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     counts = np.bincount(codes[inside], minlength=len(texts.dictionary))
     order = [code for code in np.argsort(-counts, kind="stable").tolist() if counts[code]]
-    names = [f"{key} = {texts.dictionary[code].as_py()}" for code in order[:cells]]
+    names = [f"{key} = {texts.dictionary[code].as_py()[:SHOWN]}" for code in order[:cells]]
     if len(order) > cells:
         names[-1] = f"{key}: {OTHERS}"
     number = np.full(len(texts.dictionary), len(names) - 1, np.int64)
@@ -163,8 +171,9 @@ def _clusters(column: pa.Array, inside: NDArray[np.bool_], cells: int) -> pa.Arr
     """The cluster of each row by spherical k-means; NULL for rows without an embedding."""
     vectors, usable = unit_vectors(column)
     rows = np.flatnonzero(usable & inside)
+    cells -= len(rows) < inside.sum()  # those without one are a group
     sample = np.random.default_rng(0).permutation(rows)[:SAMPLE_ROWS]
-    centroids = clusters.train(vectors[sample], len(rows), cells, 0, "cpu")
+    centroids = clusters.train(vectors[sample], len(rows), max(1, cells), 0, "cpu")
     return pa.array(clusters.assign(vectors, centroids), mask=~usable)
 
 

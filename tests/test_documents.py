@@ -77,7 +77,7 @@ NOT_RUN = {
     "clipmill mix": "a swarm: tests/train/decisions/test_blends.py",
     "clipmill train out/found": "a swarm: tests/train/decisions/test_blends.py",
     "clipmill ablate out/found": "a swarm: tests/train/decisions/test_blends.py",
-    "clipmill why": "hours of runs: tests/clipmill/test_why.py, tests/train/reporting/test_changes.py",
+    "clipmill why": "runs: tests/clipmill/test_why.py, tests/train/reporting/test_changes.py",
     "clipmill ablate out/why/": "hours: tests/clipmill/test_why.py",
     "clipmill demo manifests/ablations/cifar10_why.yaml": "CIFAR-10, two hours",
     "clipmill audit lock out/pool": "two labs and a web: tests/pipeline/lock",

@@ -71,6 +71,12 @@ def test_groups_are_planned_run_and_explained(
     assert sum(document.kept for document in documents) == whole.kept
     assert sum(document.kept for document in documents[3:]) == half.kept, "a border moved there"
     assert "original_width" in str(documents[0].rules[0]["where"])
+    # The same again leaves everything as it is; a manifest that was edited is not overwritten.
+    before = (to / "why.yaml").read_bytes()
+    assert commands.why(["plan", *words, "--mixtures", "12", "--samples-seen", "32"]) == 0
+    assert (to / "why.yaml").read_bytes() == before
+    assert commands.why(["plan", *words, "--mixtures", "12"]) == 2
+    assert "says something else" in capsys.readouterr().err
     assert commands.ablate([str(to / "why.yaml"), "--out", runs]) == 0
     assert "mix00" not in capsys.readouterr().out, "mixtures are no question"
     # The command runs again from what it has written, and nothing is trained twice.
@@ -119,6 +125,7 @@ def test_what_cannot_be_divided_is_refused_in_one_line(
         ),
         (["hal", "--by", "host"], "there is no arm 'hal'; did you mean 'half'?"),
         (["half", "--by", "rule", "original_width", "--groups", "2"], "2 groups cannot be divided"),
+        (["half", "--by", "original_width", "--mixtures", "31"], "16 groups need 32 at least"),
         (["half", "--by", "status"], "all rows are in one group, 'status = success'"),
     ):
         assert commands.why(["plan", studied, *words, *to]) == 2
