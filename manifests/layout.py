@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import re
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
 COMMIT_SUFFIX = "_stats.json"
 # A change of the bytes of a tar or of the columns of a sidecar bumps this and the golden test.
 SHARD_VERSION = 3
-READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
 BUNDLE_SHARDS = 1_000  # shards whose score columns or masks share a file
 SHARD_NAME = re.compile(r"[0-9]{5,18}")
 LARGEST_NUMBER = 1 << 62  # above what a record counts
@@ -60,30 +57,6 @@ def random_view_name(view: str, seed: int | None = None) -> str:
 def uids_checksum(uids: pa.ChunkedArray) -> str:
     """sha256 of the uids of a shard, one per line. Row-aligned files (scores, masks) carry it."""
     return hashlib.sha256("\n".join(uids.to_pylist()).encode()).hexdigest()
-
-
-def pool_fingerprint(commit_records: Mapping[str, CommitRecord]) -> str:
-    """Hash over the sidecars of all committed shards: the rows that a view was chosen from."""
-    hashes = {shard: record.sidecar_sha256 for shard, record in commit_records.items()}
-    return disk.content_hash(hashes)
-
-
-def read_commit_records(pool: str) -> dict[str, CommitRecord]:
-    """Commit records of a pool by shard name, in the order of their numbers; {} where nothing is
-    committed.
-
-    ValueError for a file of that name that is not a commit record of clipmill.
-    """
-    folder = PoolLayout(pool).shards
-    paths = {}
-    for name in disk.list_names(folder, COMMIT_SUFFIX):
-        paths[name.removesuffix(COMMIT_SUFFIX)] = disk.join(folder, name)
-    if not paths:
-        return {}
-    with ThreadPoolExecutor(min(READERS, len(paths))) as readers:
-        records = list(readers.map(CommitRecord.read, paths.values()))
-    by_shard = dict(zip(paths, records, strict=True))
-    return dict(sorted(by_shard.items(), key=lambda item: int(item[0])))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -57,7 +57,7 @@ class ViewDocument:
     thresholds: dict[str, Threshold]  # by the call as the rule spells it
     funnel: tuple[tuple[str, int], ...]  # (step, rows that are left after it)
     kept: int
-    fingerprint: str  # pool_fingerprint of the shards that it was chosen from
+    fingerprint: str  # of the shards that it was chosen from
     scores: dict[str, str]  # filter -> score set (NAME@ID) that its rules read
     # Hash of its rows, see pipeline/pool/uid_hashes.py. None in large pools, and after a purge of
     # some of its rows.

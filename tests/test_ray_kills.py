@@ -28,8 +28,9 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout
 from tests.support import commands
+from tests.support.commit_records import read_commit_records
 from tests.support.loopback_server import serving
 from tests.support.memory_limits import memory_group
 from tests.support.processes import MARK, is_alive, marked, new_mark, parent_of

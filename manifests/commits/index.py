@@ -29,7 +29,6 @@ from manifests.commits.commits import (
 )
 from manifests.layout import (
     COMMIT_SUFFIX,
-    READERS,
     CommitRecord,
     PoolLayout,
     shard_name,
@@ -209,6 +208,7 @@ def newest_rows(pool: str, table: pa.Table) -> pa.Table:
 # it with the records. An index that a writer left open is completed from a listing.
 
 
+READERS = 16  # threads that read commit records: a remote store answers each after about 30 ms
 CHUNK = 10_000  # records that are Python objects at a time
 FINGERPRINTED = ("sidecar_sha256",)
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from manifests import console
-from manifests.layout import read_commit_records
 from pipeline.audit.counts import count_pool
 from pipeline.audit.integrity import verify
 from tests.support import chaos_pools
+from tests.support.commit_records import read_commit_records
 from tests.support.trials import EVERYWHERE
 
 pytestmark = pytest.mark.slow

@@ -17,9 +17,10 @@ from PIL import Image
 from torch import nn
 
 from manifests import disk
-from manifests.layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout
 from pipeline.executor import tickets
 from tests.support import commands
+from tests.support.commit_records import read_commit_records
 from tests.support.small_pool import Row, jpeg, make_pool
 from tests.support.trials import EVERYWHERE
 

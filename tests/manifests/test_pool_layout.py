@@ -11,16 +11,9 @@ import pyarrow as pa
 import pytest
 
 from manifests import disk
-from manifests.layout import (
-    SHARD_VERSION,
-    CommitRecord,
-    PoolLayout,
-    pool_fingerprint,
-    read_commit_records,
-    shard_name,
-    uids_checksum,
-)
+from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name, uids_checksum
 from manifests.records import PoolDocument, ViewDocument, read_document
+from tests.support.commit_records import pool_fingerprint, read_commit_records
 
 
 def commit_record(shard: int, sidecar_sha256: str) -> CommitRecord:

@@ -21,10 +21,10 @@ from PIL import Image
 from examples.miniweb import small_web
 from examples.miniweb.settings import Miniweb
 from manifests import disk
-from manifests.layout import read_commit_records
 from pipeline.audit.counts import count_pool
 from pipeline.pool.lease import read_sidecar
 from tests.support import commands
+from tests.support.commit_records import read_commit_records
 
 pytestmark = pytest.mark.slow
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import PAIRS
-from manifests.layout import CommitRecord, read_commit_records
+from manifests.layout import CommitRecord
 from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
 from pipeline.planning.plan_files import PlannedShard, read_shard, rows_of_shard
 from pipeline.pool.lease import read_sidecar
@@ -21,6 +21,7 @@ from pipeline.pool.shard_writer import ShardWriter
 from pipeline.scoring import scorer
 from pipeline.views import files
 from tests.support import plans
+from tests.support.commit_records import read_commit_records
 from tests.support.pairs import write_part
 
 VIEWS = (

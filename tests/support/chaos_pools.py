@@ -19,7 +19,7 @@ from typing import Any
 from manifests import disk
 from manifests.commits import IndexWriter, read_commits
 from manifests.disk import files as retry
-from manifests.layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout
 from manifests.schema import Pair
 from pipeline.audit.counts import count_pool
 from pipeline.audit.integrity import verify
@@ -32,6 +32,7 @@ from pipeline.pool.lease import hold_lease, read_sidecar
 from tests.conftest import draw
 from tests.support import commands, locked_pools, small_pool
 from tests.support.bundles import damage_shard
+from tests.support.commit_records import read_commit_records
 
 RECIPE = """
 name: chaos

@@ -10,10 +10,10 @@ from PIL import Image
 
 from manifests import disk
 from manifests.columns import SIDECAR
-from manifests.layout import read_commit_records
 from manifests.schema import Source
 from pipeline.external.adopt import adopt_tars, tar_tickets
 from pipeline.pool.lease import read_sidecar
+from tests.support.commit_records import read_commit_records
 
 Members = list[tuple[str, bytes]]
 

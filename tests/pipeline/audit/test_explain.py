@@ -11,12 +11,12 @@ import pytest
 
 from manifests import disk
 from manifests.commits import read_commits
-from manifests.layout import read_commit_records
 from manifests.schema import Recipe, Rule, View
 from pipeline.audit.explain import explain_lines, explain_row
 from pipeline.pool.lease import read_sidecar
 from pipeline.views.files import choose_views
 from tests.support import audited, commands
+from tests.support.commit_records import read_commit_records
 from tests.support.exported import FILTERS, RECIPE, exported_pool
 from tests.support.small_pool import Row, make_pool
 

@@ -12,7 +12,7 @@ import pytest
 
 from manifests import disk, identity
 from manifests.columns import PAIRS
-from manifests.layout import SHARD_VERSION, PoolLayout, pool_fingerprint, read_commit_records
+from manifests.layout import SHARD_VERSION, PoolLayout
 from manifests.records import CrawlCounts, FinalCounts, ScoreCounts
 from manifests.schema import Recipe, Rule, Source, View
 from pipeline.audit.counts import count_pool, write_pool_json
@@ -21,6 +21,7 @@ from pipeline.external.adopt import adopt_tars, tar_tickets
 from pipeline.pool.shard_writer import member_block
 from pipeline.views.files import choose_views
 from tests.support import audited, commands, plans
+from tests.support.commit_records import pool_fingerprint, read_commit_records
 from tests.support.pairs import write_part
 from tests.support.small_pool import Row, make_pool
 

@@ -16,7 +16,7 @@ from filters import FILTERS
 from manifests import disk
 from manifests.aligned import AlignedFiles, view_shards
 from manifests.commits import open_shard_files, read_commits, read_index_document, update_index
-from manifests.layout import PoolLayout, pool_fingerprint, read_commit_records
+from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, ShardTable, ViewDocument, read_document
 from manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from pipeline import recipe_run
@@ -40,6 +40,7 @@ from pipeline.scoring.scorer import score
 from pipeline.views.files import choose_views, write_selected_view
 from tests.support import audited, commands
 from tests.support.bundles import scores_of
+from tests.support.commit_records import pool_fingerprint, read_commit_records
 from tests.support.exported import exported_pool
 from tests.support.folders import make_bundles_small
 from tests.support.other_tars import pack, picture

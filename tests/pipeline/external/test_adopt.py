@@ -17,7 +17,7 @@ import pytest
 
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.layout import CommitRecord, PoolLayout, read_commit_records
+from manifests.layout import CommitRecord, PoolLayout
 from manifests.schema import Source
 from pipeline.executor.stage import execute
 from pipeline.executor.tickets import Stage, Ticket
@@ -25,6 +25,7 @@ from pipeline.external.adopt import adopt_tars, changed_tars, group_samples, tar
 from pipeline.pool.lease import read_sidecar, remove_uncommitted
 from pipeline.pool.tars import Member
 from tests.support import commands
+from tests.support.commit_records import read_commit_records
 from tests.support.other_tars import Members, pack, picture, rows, take
 
 

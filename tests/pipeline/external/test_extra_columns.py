@@ -7,10 +7,11 @@ from pathlib import Path
 
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from pipeline.pool.tars import index_tar
+from tests.support.commit_records import read_commit_records
 
 
 def test_they_are_columns_of_the_sidecar_and_of_each_samples_json(tmp_path: Path) -> None:

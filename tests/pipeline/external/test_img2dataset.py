@@ -24,12 +24,12 @@ import pytest
 from PIL import Image
 
 from manifests import disk
-from manifests.layout import read_commit_records
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import recipe_run
 from pipeline.external import img2dataset
 from pipeline.external.img2dataset import outcomes, success
 from pipeline.pool.lease import read_sidecar
+from tests.support.commit_records import read_commit_records
 from tests.support.loopback_server import serving
 from tests.support.other_tars import pack, picture, rows, take
 

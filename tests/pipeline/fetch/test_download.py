@@ -18,7 +18,6 @@ import pytest
 
 from manifests import disk, ray_runtime
 from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
-from manifests.layout import read_commit_records
 from manifests.schema import Fetch, Pair, Recipe, Source
 from pipeline.executor.stage import execute
 from pipeline.executor.tickets import Stage, Ticket
@@ -35,6 +34,7 @@ from pipeline.planning.plan_files import rows_of_shard
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
+from tests.support.commit_records import read_commit_records
 from tests.support.pairs import write_part
 
 

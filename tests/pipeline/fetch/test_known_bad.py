@@ -17,11 +17,12 @@ from PIL import Image
 
 from manifests import disk
 from manifests.hashes import phash
-from manifests.layout import PoolLayout, read_commit_records
+from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
 from pipeline import recipe_run
 from pipeline.planning.plan_files import plan_json
 from pipeline.pool.lease import read_sidecar
+from tests.support.commit_records import read_commit_records
 
 BAD, GOOD = 50, 12
 NEEDLE = 48  # bytes of an image that are looked for, from its end, behind the tables

@@ -18,7 +18,7 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.columns import SIDECAR
 from manifests.commits import read_commits, update_index
-from manifests.layout import CommitRecord, PoolLayout, read_commit_records
+from manifests.layout import CommitRecord, PoolLayout
 from manifests.schema import FilterSpec
 from pipeline.pool.lease import (
     LeaseLost,
@@ -31,6 +31,7 @@ from pipeline.pool.score_columns import read_scores
 from pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
 from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.scoring.scorer import score
+from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import files_of, five_rows, write_five
 from tests.support.small_pool import make_pool, rows, write_shard
 

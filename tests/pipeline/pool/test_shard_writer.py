@@ -19,11 +19,12 @@ from hypothesis import strategies as st
 
 from manifests import disk
 from manifests.columns import SIDECAR, with_extra
-from manifests.layout import SHARD_VERSION, PoolLayout, read_commit_records
+from manifests.layout import SHARD_VERSION, PoolLayout
 from manifests.text import valid_text
 from pipeline.pool.lease import read_sidecar
 from pipeline.pool.shard_writer import ShardWriter, json_array, outcome_row
 from pipeline.pool.tars import index_tar
+from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import Row, five_rows, write_five
 
 # Shard 3 of the rows below. A new value needs a new SHARD_VERSION.

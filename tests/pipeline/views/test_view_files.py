@@ -15,7 +15,7 @@ from manifests import disk
 from manifests.aligned import view_shards
 from manifests.columns import VIEW
 from manifests.commits import read_commits
-from manifests.layout import PoolLayout, pool_fingerprint, read_commit_records
+from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import FilterSpec, Recipe, Rule, View
 from pipeline.audit.integrity import verify
@@ -25,6 +25,7 @@ from pipeline.views import files
 from tests.support import chosen
 from tests.support.bundles import change_shard, mask_of
 from tests.support.chosen import view
+from tests.support.commit_records import pool_fingerprint, read_commit_records
 from tests.support.folders import make_bundles_small
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 from train.data.view_rows import read_columns
