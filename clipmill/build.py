@@ -193,7 +193,7 @@ def build_manifest(
 
 
 def build_ablation(
-    options: Options, served: AbstractContextManager[object] | None, web: str
+    options: Options, served: AbstractContextManager[object] | None = None, web: str = ""
 ) -> int:
     """Run the commands of an ablation. Where one fails, its own error is the last line."""
     out = options.folder

@@ -285,7 +285,7 @@ def carry_out(out: str, as_json: bool) -> int:
     try:
         if disk.exists(recipe) and not disk.exists(PoolLayout(heldout).pool_json):
             ablation_run.run(["build", recipe, "--out", heldout, "--engine=inline"])
-        status = build_ablation(Options(out=out, manifest=manifest, engine="inline"), None, "")
+        status = build_ablation(Options(out=out, manifest=manifest, engine="inline"))
         if status:
             return status
         ablation_run.run(["look", disk.join(out, "pools", "pictures"), "--out", page])
