@@ -309,12 +309,12 @@ def require(name: str, package: str, extra: str) -> None:
         )
 
 
-def package_folder(package: str, name: str, extra: str = "score") -> Path:
+def package_folder(package: str, name: str) -> Path:
     """The folder of an installed package. The package is not imported (open_clip imports torch).
 
     ValueError for filter `name` if it is not installed.
     """
-    require(name, package, extra)
+    require(name, package, "score")
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.submodule_search_locations

@@ -108,10 +108,8 @@ def svg(width: int, height: int, body: Sequence[str], title: str, kind: str = "w
     return Markup(f"{head}{''.join(body)}</svg>")
 
 
-def text_at(x: float, y: float, text: str, anchor: str = "start", kind: str = "") -> str:
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" class="{kind}">{escape(text)}</text>'
-    )
+def text_at(x: float, y: float, text: str, anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
 def line_at(x1: float, y1: float, x2: float, y2: float, kind: str = "grid") -> str:

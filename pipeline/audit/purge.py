@@ -510,17 +510,11 @@ def find_users(pool: str, views: Collection[str], folders: Sequence[str]) -> Ite
 
 def _run_files(folder: Path, depth: int) -> Iterator[Path]:
     """What RUN_FILES there are in a folder and below it, but not in pools and hidden folders."""
-    try:
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
-    except OSError:  # a folder of somebody else
-        return
-    names = {entry.name for entry in entries}
-    yield from (folder / name for name in RUN_FILES if name in names)
-    if depth == 0 or SHARDS in names:
-        return
-    for entry in entries:
-        if entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
-            yield from _run_files(folder / entry.name, depth - 1)
+    for place, folders, files in os.walk(folder):  # which passes over those of somebody else
+        yield from (Path(place, name) for name in RUN_FILES if name in files)
+        is_deep = len(Path(place).relative_to(folder).parts) == depth
+        inside = [] if is_deep or SHARDS in folders else sorted(folders)
+        folders[:] = [name for name in inside if not name.startswith(".")]
 
 
 def _ablation_of(path: Path) -> Iterator[str]:

@@ -476,9 +476,9 @@ def all_runs(ablation: Ablation, out: str) -> tuple[AnyRun, ...]:
     return tuple(sorted(runs, key=lambda run: run.arm != ablation.baseline))
 
 
-def evaluated_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[WorkRun, ...]:
+def evaluated_runs(ablation: Ablation, out: str) -> tuple[WorkRun, ...]:
     """The runs that are trained or evaluated here. ValueError as by `expand_runs`."""
-    return (*expand_runs(ablation, out, built=built), *model_runs(ablation, out))
+    return (*expand_runs(ablation, out), *model_runs(ablation, out))
 
 
 def _refuse_relative_init(init: str | None) -> None:

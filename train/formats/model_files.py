@@ -112,9 +112,7 @@ def save_model(model: AnyModel, folder: str, format_name: str) -> None:
 # --- start from weights ---------------------------------------------------------------------------
 
 
-def initial_weights(
-    source: str, config: ModelConfig | OpenClipConfig, setting: str = "init"
-) -> dict[str, Tensor]:
+def initial_weights(source: str, config: ModelConfig | OpenClipConfig) -> dict[str, Tensor]:
     """Weights of a source by our parameter names, for a model of `config`.
 
     A logit bias (loss siglip) that the source does not have is left out. ValueError where the
@@ -132,11 +130,10 @@ def initial_weights(
                 state = open_clip_files.to_open_clip(model)
                 weights = open_clip_files.from_open_clip(_fitting(state, config), config)
     except ValueError as error:
-        raise ValueError(f"{setting}: {error}") from error
+        raise ValueError(f"init: {error}") from error
     if has_bias and not config.logit_bias:
         raise ValueError(
-            f"{setting}: {source} has a logit bias, "
-            "which loss clip does not use; set loss to siglip"
+            f"init: {source} has a logit bias, which loss clip does not use; set loss to siglip"
         )
     return {name: value.detach() for name, value in weights.items()}
 
