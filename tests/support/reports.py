@@ -179,18 +179,11 @@ signals:
          noise: 0.01, ratio: {value: 6.2, low: 2.0, high: 9.0}, single_agreement: 0.75,
          half_agreement: 1.0}
       - {<<: *signal, metric: accuracy, ratio: {value: 4.1, low: 2.0, high: 9.0}}
-scaling:
-  - task: objects
-    metric: accuracy
-    sizes: [3200.0, 6400.0, 12800.0]
-    curves: {web/raw: {floor: 0.1, scale: 0.2, exponent: 0.5, unit: 6400.0}}
-    points: {web/raw: [[3200.0, 0.38], [6400.0, 0.3], [12800.0, 0.24]]}
-    predictions:
-      - {arm: web/raw, n: 51200.0, error: {value: 0.125, low: 0.11, high: 0.14},
-         warning: 51200 samples seen are 4.0 times the largest size that was run}
-    crossings:
-      - {first: web/raw, second: web/clip30, n: 30000.0, low: null, high: null, start: 3200.0,
-         crossing_share: 0.9, better_before: web/raw, better_after: web/clip30, end: 51200.0}
+scales:
+  - {task: objects, metric: logprob_t, truth: [objects, accuracy], small: "3200", large: "12800",
+     seeds: 3, cost: 0.25, agreement: &alike {pairs: 6, alike: 5, left_out: 0,
+     share: {value: 0.83, low: 0.5, high: 1.0}}, clear: *alike, stated: null, bins: [],
+     probability: 0.8, with_shift: true, seeds_for_sure: 9}
 gallery:
   - pool: web
     view: clip30
@@ -205,7 +198,7 @@ provenance: {facts: {ablation: abc}, files: [[runs/raw/seed-0/run.json, ff]]}
 """
 OPTIONAL = (
     "runs", "changes", "costs", "curves", "funnels", "histograms", "gallery", "rules", "categories",
-    "duplicates", "safety", "signals", "scaling",
+    "duplicates", "safety", "signals", "scales",
 )  # fmt: skip
 
 

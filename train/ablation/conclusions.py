@@ -30,16 +30,7 @@ from train.evaluation.metrics import (
 )
 from train.stats.analysis import Analysis, ScorerScore, TaskRange, TaskResult, TaskScores, analyse
 from train.stats.comparison import MOST_SEEDS, Comparison
-from train.stats.scaling import (
-    Crossing,
-    MetricSignal,
-    PowerLaw,
-    Prediction,
-    find_crossing,
-    fit_scaling,
-    metric_signals,
-    predict_error,
-)
+from train.stats.signals import MetricSignal, metric_signals
 
 BAND_OF_ROOM = 0.02  # the band of equality is at most this share of the room of the metric
 # Nearer to an end than so many bands, a metric can hardly move: nothing is called equal there.
@@ -449,19 +440,13 @@ def _gaps(
 
 
 # --------------------------------------------------------------------------------------------------
-# Tables over whole ablations: which metric tells the arms apart, and how accuracy grows with the
-# samples seen. Pure.
+# Tables over whole ablations: which metric tells the arms apart. Pure.
 #
 # The runs of an ablation are {arm: {seed: {task: {metric: value}}}}, as results.json has them.
 
 
 RunMetrics = Mapping[str, Mapping[str, Mapping[str, Metrics]]]  # arm, seed, task
 Table = dict[str, dict[int, float]]  # {arm: {seed: value}}
-
-LEAST_SEEDS = 2
-LEAST_SIZES = 3
-AHEAD = 4  # a prediction is for so many times the largest size
-RANDOM_SEED = 20221016  # of bootstraps: the same runs give the same tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -471,24 +456,6 @@ class TaskSignals:
     task: str
     deciding: str
     rows: tuple[MetricSignal, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScalingTable:
-    """Error against samples seen on a task, for each kind of data.
-
-    metric: that of which the error is taken. curves, points: by the name of the data, the fitted
-    curve and (samples seen, mean error over seeds). predictions: at AHEAD times the largest size,
-    in the order of the curves. crossings: of every two kinds of data.
-    """
-
-    task: str
-    metric: str
-    sizes: tuple[float, ...]
-    curves: dict[str, PowerLaw]
-    points: dict[str, tuple[tuple[float, float], ...]]
-    predictions: tuple[Prediction, ...]
-    crossings: tuple[Crossing, ...]
 
 
 def metric_tables(ablation: Ablation, runs: RunMetrics) -> tuple[TaskSignals, ...]:
@@ -503,91 +470,6 @@ def metric_tables(ablation: Ablation, runs: RunMetrics) -> tuple[TaskSignals, ..
         if rows:
             tables.append(TaskSignals(task=task.name, deciding=deciding_metric(task), rows=rows))
     return tuple(tables)
-
-
-def scaling_tables(
-    ablation: Ablation, runs: RunMetrics, draws: int = 200
-) -> tuple[ScalingTable, ...]:
-    """Curves of error against samples seen, of an ablation that varies `samples_seen`.
-
-    Arms with the same data are the sizes of one curve. () for another factor, and on a task without
-    a curve: 3 sizes with two seeds in common, and a metric that is a share.
-    """
-    if "samples_seen" not in ablation.vary:
-        return ()
-    from train.ablation.arms import arm_config  # with the settings of training
-
-    sizes: dict[str, dict[float, str]] = {}  # data -> samples seen -> arm
-    for name, arm in ablation.arms.items():
-        if arm.is_trained:
-            samples = float(arm_config(ablation, name).samples_seen)
-            data = arm.view or arm.blend or " + ".join(sorted(arm.views or {}))
-            sizes.setdefault(data, {})[samples] = name
-    tables = []
-    for task in ablation.evaluate:
-        metric = deciding_metric(task)
-        if METRICS[metric].unit != "share":
-            continue
-        values = _table(ablation, runs, task.name, metric)
-        errors = _errors_by_size(sizes, values, METRICS[metric].higher_is_better)
-        if errors:
-            tables.append(_scaling(task.name, metric, errors, draws))
-    return tuple(tables)
-
-
-def _errors_by_size(
-    sizes: Mapping[str, Mapping[float, str]], values: Table, higher_is_better: bool
-) -> dict[str, dict[float, dict[int, float]]]:
-    """{data: {samples seen: {seed: error}}} of the data with enough sizes, over common seeds."""
-    usable = {}
-    for data, by_size in sizes.items():
-        present = {size: arm for size, arm in by_size.items() if values.get(arm)}
-        if len(present) >= LEAST_SIZES:
-            usable[data] = present
-    arms = [arm for by_size in usable.values() for arm in by_size.values()]
-    if not arms:
-        return {}
-    seeds = set.intersection(*(set(values[arm]) for arm in arms))
-    if len(seeds) < LEAST_SEEDS:
-        return {}
-    errors: dict[str, dict[float, dict[int, float]]] = {}
-    for data, by_size in usable.items():
-        errors[data] = {}
-        for size, arm in sorted(by_size.items()):
-            errors[data][size] = {}
-            for seed in sorted(seeds):
-                value = values[arm][seed]
-                errors[data][size][seed] = 1 - value if higher_is_better else value
-    return errors
-
-
-def _scaling(
-    task: str,
-    metric: str,
-    errors: Mapping[str, Mapping[float, Mapping[int, float]]],
-    draws: int,
-) -> ScalingTable:
-    fits = fit_scaling(errors, np.random.default_rng(RANDOM_SEED), draws=draws)
-    largest = max(fit.sizes[-1] for fit in fits.values())
-    names, crossings = list(fits), []
-    for position, first in enumerate(names):
-        for second in names[position + 1 :]:
-            crossings.append(find_crossing(fits[first], fits[second]))
-    points = {}
-    for name, by_size in errors.items():
-        points[name] = tuple(
-            (size, float(np.mean(list(by_seed.values())))) for size, by_seed in by_size.items()
-        )
-    every = sorted({size for fit in fits.values() for size in fit.sizes})
-    return ScalingTable(
-        task=task,
-        metric=metric,
-        sizes=tuple(every),
-        curves={name: fit.law for name, fit in fits.items()},
-        points=points,
-        predictions=tuple(predict_error(fit, AHEAD * largest) for fit in fits.values()),
-        crossings=tuple(crossings),
-    )
 
 
 def _table(ablation: Ablation, runs: RunMetrics, task: str, metric: str) -> Table:

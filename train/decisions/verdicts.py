@@ -21,7 +21,7 @@ from train.decisions.tables import (
 from train.evaluation.metrics import METRICS
 from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
 from train.stats.scales import Column, ScaleDecision, ScaleTables
-from train.stats.scaling import MetricSignal, metric_signals
+from train.stats.signals import MetricSignal, metric_signals
 
 BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import floor, isfinite, log10
+from math import isfinite
 
 from markupsafe import Markup
 
@@ -120,26 +120,15 @@ class Axes:
     right: int = 16
     top: int = 22
     bottom: int = 40
-    log_x: bool = False  # x_range is that of the decimal logarithms
 
     def x(self, value: float) -> float:
         low, high = self.x_range
-        value = log10(value) if self.log_x else value
         return self.left + (value - low) / (high - low) * (self.width - self.left - self.right)
 
     def y(self, value: float) -> float:
         low, high = self.y_range
         span = self.height - self.top - self.bottom
         return self.height - self.bottom - (value - low) / (high - low) * span
-
-    def x_ticks(self) -> list[float]:
-        """The numbers below the x axis: of a logarithmic one 1, 2, 5, 10, 20, …"""
-        low, high = self.x_range
-        if not self.log_x:
-            return ticks(low, high, 7)
-        powers = range(floor(low), floor(high) + 1)
-        numbers = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
-        return [value for value in numbers if low <= log10(value) <= high]
 
     def frame(self, x_name: str, y_name: str) -> list[str]:
         """Grid, numbers and names."""
@@ -149,7 +138,7 @@ class Axes:
             body.append(line_at(self.left, y, self.width - self.right, y))
             body.append(text_at(self.left - 8, y + 4, number(tick), "end"))
         base = self.height - self.bottom
-        for tick in self.x_ticks():
+        for tick in ticks(*self.x_range, 7):
             body.append(text_at(self.x(tick), base + 18, number(tick), "middle"))
         body.append(line_at(self.left, base, self.width - self.right, base, "axis"))
         body.append(text_at((self.left + self.width) / 2, self.height - 4, x_name, "middle"))
@@ -207,15 +196,6 @@ class Point:
     hollow: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
-    """A line through points (x, y)."""
-
-    name: str
-    colour: str
-    points: tuple[tuple[float, float], ...]
-
-
 def scatter(
     points: Sequence[Point],
     x_name: str,
@@ -224,31 +204,21 @@ def scatter(
     *,
     level: float | None = 0.0,
     links: Sequence[tuple[Point, Point]] = (),
-    lines: Sequence[Line] = (),
     from_zero: bool = False,
-    log_x: bool = False,
 ) -> Markup:
-    """Points with their intervals, and lines.
+    """Points with their intervals.
 
     level: a value of y that the axis contains, with a line there. links: pairs of points that a
-    thin line joins. from_zero: the x axis begins at 0. log_x: it is logarithmic; x is above 0.
+    thin line joins. from_zero: the x axis begins at 0.
     """
     ys = [] if level is None else [level]
     for point in points:
         ys += [end for end in (point.y, point.low, point.high) if end is not None]
     xs = [point.x for point in points]
-    for line in lines:
-        xs += [x for x, _ in line.points]
-        ys += [y for _, y in line.points]
-    if log_x:
-        xs = [log10(x) for x in xs]
     low, high = _range([*xs, 0.0] if from_zero else xs, 0.08)
     x_range = (0.0 if from_zero else low, high)
-    axes = Axes(x_range=x_range, y_range=_range(ys, 0.08), log_x=log_x)
+    axes = Axes(x_range=x_range, y_range=_range(ys, 0.08))
     body = axes.frame(x_name, y_name)
-    for line in lines:
-        path = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in line.points)
-        body.append(_curve(path, line.colour, line.name))
     if level is not None:
         y = axes.y(level)
         body.append(line_at(axes.left, y, axes.width - axes.right, y, "reference"))

@@ -23,7 +23,6 @@ from train.ablation.conclusions import (
     Results,
     looks_line,
     metric_tables,
-    scaling_tables,
 )
 from train.ablation.names import primary_task, role_of
 from train.evaluation.metrics import deciding_metric
@@ -257,7 +256,6 @@ def collect_report(out: str) -> Report:
         contract=collect_contract(records),
         signals=metric_tables(ablation, results.runs),
         looks=looks_line(results.earlier_looks) if results.earlier_looks else "",
-        scaling=scaling_tables(ablation, results.runs),
         gaps=(*_gaps(results), *_missing_data(gone), *_null_gap(out, ablation)),
         redesigns=tuple(change.sentence for change in history.changes(looks)),
         metrics_were_fixed=history.metrics_were_fixed(looks),

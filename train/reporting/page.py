@@ -15,13 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from markupsafe import Markup
 
 from manifests.layout import random_view_name
 from manifests.web_page import colour, page_templates
 from train.ablation import wording
-from train.ablation.conclusions import MORE_SEEDS, ScalingTable
+from train.ablation.conclusions import MORE_SEEDS
 from train.ablation.names import Role
 from train.evaluation.metrics import METRICS
 from train.reporting import charts
@@ -30,7 +29,6 @@ from train.stats.comparison import Comparison
 
 TEMPLATES = Path(__file__).parent / "templates"
 OUTLINES = 7  # views in a histogram beside the stored rows; more cannot be told apart
-CURVE_POINTS = 60
 Shades = dict[str, str]  # the colour of each name of a chart
 Drawn = tuple[Markup | str, Shades]  # a chart and the names in it; "" where there is none
 
@@ -61,7 +59,6 @@ def render(
         loss_curves=loss_curves,
         metric_head=metric_head,
         scale_of=scale_of,
-        scaling_chart=scaling_chart,
         share_kept=share_kept,
         task_band=task_band,
         task_lines=task_lines,
@@ -319,19 +316,3 @@ def divergences(report: Report) -> tuple[list[str], dict[str, dict[str, str]]]:
         for view, bits in one.divergence.items():
             lines.setdefault(f"{one.pool}/{view}", {})[one.column] = f"{bits:.3f}"
     return list(dict.fromkeys(one.column for one in columns if one.divergence)), lines
-
-
-def scaling_chart(table: ScalingTable, title: str) -> Drawn:
-    """The fitted curves to the predicted size, and the measured points, in %."""
-    shades = {name: colour(index) for index, name in enumerate(table.curves)}
-    lines, points = [], []
-    for ahead in table.predictions:
-        name, law, measured = ahead.arm, table.curves[ahead.arm], table.points[ahead.arm]
-        sizes = np.geomspace(min(n for n, _ in measured), ahead.n, CURVE_POINTS).tolist()
-        drawn = tuple((n, 100 * float(law.at(n))) for n in sizes)
-        lines.append(charts.Line(name=name, colour=shades[name], points=drawn))
-        for n, error in measured:
-            text = f"{name}, {n:,.0f} samples: {100 * error:.1f} %"
-            points.append(charts.Point(name=text, colour=shades[name], x=n, y=100 * error))
-    axes = ("samples seen (logarithmic)", "error, %")
-    return charts.scatter(points, *axes, title, level=None, lines=lines, log_x=True), shades

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from manifests.schema import Ablation
-from train.ablation.conclusions import Results, ScalingTable, TaskSignals
+from train.ablation.conclusions import Results, TaskSignals
 from train.ablation.names import Role
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison, Verdict
@@ -308,7 +308,6 @@ class Report:
     duplicates: tuple[DuplicateGroups, ...] = ()
     safety: tuple[SafetyRates, ...] = ()
     signals: tuple[TaskSignals, ...] = ()
-    scaling: tuple[ScalingTable, ...] = ()
     scales: tuple[ScaleDecision, ...] = ()
     looks: str = ""
     redesigns: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from train.stats.model import Values, fit_additive
-from train.stats.scaling import LIMITS, Interval
+from train.stats.signals import LIMITS, Interval
 
 Column = tuple[str, str]  # task, metric
 Array = np.ndarray

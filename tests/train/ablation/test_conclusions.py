@@ -23,7 +23,6 @@ from train.ablation.conclusions import (
     metric_scores,
     metric_tables,
     range_of,
-    scaling_tables,
     scorer_score,
 )
 from train.ablation.names import NO_SEED
@@ -355,40 +354,6 @@ def test_an_arm_with_too_few_seeds_is_left_out_and_too_few_arms_make_no_table() 
     nan = runs_of(MEANS)
     nan["raw"]["0"]["objects"]["accuracy"] = float("nan")
     assert metric_tables(three_arms(), nan)[0].rows[0].seeds in (3, 4)
-
-
-def scaled(sizes: tuple[int, ...]) -> Any:
-    arms = {}
-    for data in ("raw", "clip30"):
-        for size in sizes:
-            arms[f"{data}-{size}"] = {"view": f"web/{data}", "train": {"samples_seen": size}}
-    return three_arms(arms=arms, baseline=f"raw-{sizes[0]}", vary={"samples_seen": list(sizes)})
-
-
-def test_error_falls_with_the_samples_seen() -> None:
-    sizes = (128_00, 256_00, 512_00, 1024_00)
-    ablation = scaled(sizes)
-    means = {}
-    for size in sizes:
-        means[f"raw-{size}"] = 1 - (0.2 + 0.5 * (size / 12_800) ** -0.6)
-        means[f"clip30-{size}"] = 1 - (0.4 + 0.1 * (size / 12_800) ** -0.4)
-    (table,) = scaling_tables(ablation, runs_of(means, noise=0.0005), draws=20)
-    assert (table.task, table.metric, table.sizes) == ("objects", "accuracy", sizes)
-    assert list(table.curves) == ["web/raw", "web/clip30"]
-    assert float(table.curves["web/raw"].at(12_800)) == pytest.approx(0.7, abs=0.01)
-    assert [one.n for one in table.predictions] == [4 * sizes[-1]] * 2
-    assert [size for size, _ in table.points["web/raw"]] == list(sizes)
-    assert table.points["web/raw"][0][1] == pytest.approx(0.7, abs=0.01)
-    (crossing,) = table.crossings
-    assert crossing.better_before == "web/clip30"
-    assert crossing.better_after == "web/raw"
-
-
-def test_two_sizes_or_another_factor_have_no_curve() -> None:
-    sizes = (12_800, 25_600)
-    means = {f"{data}-{size}": 0.3 for data in ("raw", "clip30") for size in sizes}
-    assert scaling_tables(scaled(sizes), runs_of(means)) == ()
-    assert scaling_tables(three_arms(), runs_of(MEANS)) == ()
 
 
 RAW = {0: 0.30, 1: 0.34, 2: 0.32}

@@ -101,7 +101,7 @@ def test_five_sections_and_an_appendix_are_linked_from_the_header() -> None:
         assert f'<section id="{target}"><h2>{name}</h2>' in html
     appendix = html[html.index("<h2>Appendix</h2>") :]
     assert PART.findall(appendix) == ["Single runs", "Rules and settings", "Files and versions"]
-    assert len(PART.findall(html)) == 13
+    assert len(PART.findall(html)) == 14
 
 
 def test_the_first_screen_has_verdicts_chart_checks_and_what_next() -> None:
@@ -166,8 +166,9 @@ def test_a_part_without_data_is_absent() -> None:
     full, empty = parts(sample_report()), parts(empty_report())
     assert set(empty) == ALWAYS - {"Controls"}
     assert set(full) - ALWAYS == {
-        "What changed", "What is equal", "Signal and noise", "Scaling", "Cost",
-        "Training curves", "Single runs", "Example images",
+        "What changed", "What is equal", "Signal and noise",
+        "Which smaller scale decides as this one", "Cost", "Training curves",
+        "Single runs", "Example images",
         "Outcomes of the pairs", "Rules one by one", "Scores, sizes, sources", "Copies of images",
         "People and harm", "Rules and settings",
     }  # fmt: skip
@@ -318,17 +319,11 @@ def test_tasks_with_chance_and_images_that_are_in_a_pool_too() -> None:
 # --- runs -----------------------------------------------------------------------------------------
 
 
-def test_scaling_shows_points_curves_crossings_and_predictions() -> None:
-    body = parts(sample_report())["Scaling"]
-    assert body.count("<polyline") == 1
-    assert body.count("<circle") == 3
-    assert "12.5 [11.0, 14.0]" in body
-    assert "overtakes" in body
-    assert "4.0 times the largest" in body
-    numbers = re.search(r'points="([^"]*)" stroke', body)
-    assert numbers is not None
-    heights = [float(pair.split(",")[1]) for pair in numbers.group(1).split()]
-    assert heights == sorted(heights), "the error falls: the line goes down the page"
+def test_smaller_scales_have_their_share_and_their_price() -> None:
+    body = parts(sample_report())["Which smaller scale decides as this one"]
+    assert "objects, accuracy, 12800" in body
+    assert "0.50 to 1.00" in body
+    assert "with 9 runs (75.0 %) it is 90%" in body
 
 
 def test_cost_is_per_point_of_an_arm_that_is_better() -> None:
