@@ -5,9 +5,11 @@ example:
   clipmill demo manifests/ablations/cifar10_scales.yaml --scales small medium --out out/scales
   python benchmarks/studies/scales.py collect out/scales/scales/small out/scales/scales/medium \\
       out/scales
-  clipmill decide examples/cifar10_scales.parquet --metric accuracy
+  python benchmarks/studies/scales.py table
+  clipmill decide examples/cifar10_scales.parquet --task cifar10
 
-`collect` keeps the metrics of each run in examples/cifar10_scales.parquet. `again` evaluates the
+`collect` keeps the metrics of each run in examples/cifar10_scales.parquet. `table` writes the table
+of docs/statistics.md from that file. `again` evaluates the
 exported models of an ablation on the tasks of the manifest as it is now, without training: it
 writes an ablation of models into OUT and runs it, or goes on with it.
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -28,6 +31,10 @@ from clipmill.app import main as clipmill
 from manifests import disk, reader
 from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
+from train.ablation import wording
+from train.decisions.tables import read_results
+from train.decisions.verdicts import Question, decide
+from train.stats.scales import ScaleDecision
 
 MANIFEST = ROOT / "manifests" / "ablations" / "cifar10_scales.yaml"
 DATA = ROOT / "examples" / "cifar10_scales.parquet"
@@ -76,6 +83,59 @@ def collect(folders: list[str]) -> None:
     print(f"{DATA}: {table.num_rows:,} values, {DATA.stat().st_size:,} bytes")
 
 
+def table() -> str:
+    """The table of docs/statistics.md: a row for each metric and smaller scale."""
+    rows = decide(read_results([str(DATA)]), Question(task="cifar10")).scales
+    truth = rows[0].truth
+    lines = [
+        f"| metric | small scale | as {truth[1]} at {rows[0].large} | as itself there "
+        "| of the pairs that are clear there | decided, right | abstains | sure on average "
+        "| runs for 90 % |",
+        "|---|---:|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in rows:
+        if one.truth != truth:
+            continue
+        itself = [
+            row
+            for row in rows
+            if (row.task, row.metric, row.small) == (one.task, one.metric, one.small)
+            and row.truth == (row.task, row.metric)
+        ]
+        own = itself[0].agreement
+        clear, stated = one.clear, one.stated
+        sure = f"{one.probability:.0%}".replace("%", " %") if one.probability is not None else ""
+        cells = (
+            wording.column_name(one.task, one.metric),
+            f"{int(one.small):,} × {one.seeds}",
+            f"{one.agreement.alike} of {one.agreement.pairs}, {wording.share_text(one.agreement)}",
+            f"{own.alike} of {own.pairs}",
+            f"{clear.alike} of {clear.pairs}" if clear else "",
+            f"{stated.pairs}, {stated.alike}" if stated else "none",
+            wording.abstained(one),
+            sure,
+            one.seeds_for_sure or "–",
+        )
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return "\n".join([*lines, "", *calibration(rows, truth)])
+
+
+def calibration(rows: Sequence[ScaleDecision], truth: tuple[str, str]) -> list[str]:
+    """How often pairs of each stated probability are right, over the metrics held against the
+    headline.
+    """
+    counts: dict[float, list[int]] = {}
+    for one in rows:
+        for begin, pairs in one.bins if one.truth == truth else ():
+            count = counts.setdefault(begin, [0, 0])
+            count[0] += pairs.pairs
+            count[1] += pairs.alike
+    return [
+        f"stated {begin:.0%} and more: {right} of {pairs} right ({right / pairs:.1%})"
+        for begin, (pairs, right) in sorted(counts.items())
+    ]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -86,7 +146,11 @@ def main() -> int:
     verb.add_argument("out")
     verb = verbs.add_parser("collect", help="write examples/cifar10_scales.parquet")
     verb.add_argument("folders", nargs="+", help="the --out of each scale")
+    verbs.add_parser("table", help="print the table of docs/statistics.md")
     args = parser.parse_args()
+    if args.verb == "table":
+        print(table())
+        return 0
     if args.verb == "again":
         return again(args.folder, args.out)
     collect(args.folders)

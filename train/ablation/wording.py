@@ -16,6 +16,7 @@ from train.stats.scales import SURE, ScaleAgreement, ScaleDecision
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"
 ROUNDING = 1e-12
+MOST_PRICES = 12  # of metrics, in the terminal
 PHRASES: dict[Verdict, str] = {
     "better": "is better than",
     "worse": "is worse than",
@@ -280,7 +281,7 @@ def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
     texts += [f"  {scale_text(one)}" for one in decisions[:most]]
     if len(decisions) > most:
         texts.append(f"  and {len(decisions) - most} more, in --json and on the page")
-    return [*texts, *(f"  {text}" for text in price_texts(decisions)[:most])]
+    return [*texts, *(f"  {text}" for text in price_texts(decisions)[:MOST_PRICES])]
 
 
 def price_texts(decisions: Sequence[ScaleDecision]) -> list[str]:

@@ -24,7 +24,7 @@ from train.stats.scales import Column, ScaleDecision, ScaleTables
 from train.stats.signals import MetricSignal, metric_signals
 
 BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
-MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated
+MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
 LEAST_ALIKE = 3  # values that two arms share before they count as one arm
 Runs = dict[str, dict[int, float]]  # {arm: {seed: value}}
 
@@ -489,11 +489,13 @@ def _scale_decisions(
     lower = {column for column, of_one in groups.items() if not _is_higher_better(of_one, question)}
     if lower.issuperset(singles):
         lower.add((AVERAGE, ""))
+    order = dict.fromkeys([first, (AVERAGE, ""), *metrics.items(), *columns])
+    kept = [column for column in order if column in columns][:MOST_SIGNALS]
     tables = ScaleTables(
-        columns=columns,
+        columns={column: columns[column] for column in kept},
         lower=lower,
         names=results.scales,
         costs=results.costs,
         noise=question.noise,
     )
-    return tables.decisions(first if first in columns else next(iter(columns)))
+    return tables.decisions(kept[0])

@@ -6,6 +6,7 @@ scales order alike is the decision accuracy of DataDecide (Magnusson et al. 2025
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,6 +29,7 @@ MOST_SEEDS = 1000  # that are asked for it
 NEIGHBOUR = 1.2  # a scale that is larger by less is no step
 # What a step by a factor of e may move an arm by, over the spread of the arms; √κ in the document
 SHIFTS = np.linspace(0, 5, 101)
+LEAST_WEIGHT = 1e-6  # of a shift that counts
 NO_SHIFT: Array = (SHIFTS == 0).astype(float)
 ALL_SHIFT: Array = np.zeros(len(SHIFTS))  # the small scale tells nothing of the large one
 
@@ -160,7 +162,7 @@ class ArmMeans:
         shrink = 2 * self.spread / (2 * self.spread + self.variance)
         gaps = shrink * np.abs(gaps_of(self.means))
         for shift, weight in zip(SHIFTS, weights, strict=True):
-            if weight > 0:
+            if weight > LEAST_WEIGHT:
                 scatter = shrink * self.variance + 2 * shift**2 * self.spread * log_ratio
                 total += weight * stdtr(self.df, gaps / np.sqrt(scatter))
         return total
@@ -328,19 +330,21 @@ class ScaleTables:
             if pairs := agreement_of(right, counted & (stated >= low) & (stated < high)):
                 bins.append((low, pairs))
         upper = np.triu_indices(len(stated), 1)
-        for_sure = None
-        for number in dict.fromkeys(np.geomspace(1, MOST_SEEDS, 60).astype(int).tolist()):
+
+        def probability(number: int) -> float:
+            """The mean over all pairs with so many seeds; it rises with them."""
             less = seeds / number
             more = replace(means, variance=means.variance * less, noise=means.noise * less)
-            if more.probabilities(weights, log_ratio)[upper].mean() >= SURE:
-                for_sure = number
-                break
+            return float(more.probabilities(weights, log_ratio)[upper].mean())
+
+        numbers = list(dict.fromkeys(np.geomspace(1, MOST_SEEDS, 60).astype(int).tolist()))
+        place = bisect.bisect_left(numbers, SURE, key=probability)
         return {
             "stated": agreement_of(right, counted & (stated >= STATED)),
             "bins": tuple(bins),
             "probability": float(stated[upper].mean()),
             "with_shift": weights is not NO_SHIFT,
-            "seeds_for_sure": for_sure,
+            "seeds_for_sure": numbers[place] if place < len(numbers) else None,
         }
 
     def _steps(self, column: Column, truth: Column) -> list[tuple[ArmMeans, ArmMeans, float]]:
