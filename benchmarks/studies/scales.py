@@ -107,14 +107,14 @@ def table() -> str:
         sure = f"{one.probability:.0%}".replace("%", " %") if one.probability is not None else ""
         cells = (
             wording.column_name(one.task, one.metric),
-            f"{int(one.small):,} × {one.seeds}",
+            f"{int(one.small):,} x {one.seeds}",
             f"{one.agreement.alike} of {one.agreement.pairs}, {wording.share_text(one.agreement)}",
             f"{own.alike} of {own.pairs}",
             f"{clear.alike} of {clear.pairs}" if clear else "",
             f"{stated.pairs}, {stated.alike}" if stated else "none",
             wording.abstained(one),
             sure,
-            one.seeds_for_sure or "–",
+            one.seeds_for_sure or "none",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([*lines, "", *calibration(rows, truth)])
