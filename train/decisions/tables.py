@@ -27,6 +27,7 @@ import numpy as np
 
 from manifests import disk
 from manifests.layout import AblationLayout
+from train.config import configure
 
 Record = dict[str, Any]
 
@@ -242,7 +243,8 @@ def _samples_seen(file: str) -> str:
     path = AblationLayout(folder).ablation_json
     if name != "results.json" or folder.endswith("/null") or not disk.exists(path):
         return ""
-    return str(disk.read_json(path).get("train", {}).get("samples_seen", ""))
+    settings = disk.read_json(path).get("train")
+    return str(configure(settings).samples_seen) if settings else ""
 
 
 def _bytes_of(file: str) -> bytes:

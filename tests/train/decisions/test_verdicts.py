@@ -311,10 +311,11 @@ def test_scales_are_the_results_of_ablations_in_folders(
 ) -> None:
     """A folder may hold others, beside files that are no results."""
     arms = {"raw": 0.3, "b": 0.4, "c": 0.5}
-    for name, samples in (("", 64000), ("scales/small", 8000), ("scales/low lr", 8000)):
+    small = {"samples_seen": 8000}
+    for name, settings in (("", {}), ("scales/small", small), ("scales/low lr", small)):
         folder = tmp_path / "study" / name
         folder.mkdir(parents=True, exist_ok=True)
-        train = {"samples_seen": samples}
+        train = {"preset": "micro", **settings}
         (folder / "ablation.json").write_text(json.dumps({"train": train}))
         runs = {
             arm: {str(seed): {"cars": {"accuracy": value + 0.001 * seed}} for seed in range(2)}
@@ -329,8 +330,8 @@ def test_scales_are_the_results_of_ablations_in_folders(
         (null / file).write_bytes((tmp_path / "study" / file).read_bytes())
     assert commands.decide([str(tmp_path / "study")]) == 0
     out = capsys.readouterr().out
-    assert "8000 scales/small to 64000: 3 of 3 pairs" in out
-    assert "8000 scales/low lr to 64000: 3 of 3 pairs" in out
+    assert "8000 scales/small to 12800: 3 of 3 pairs" in out
+    assert "8000 scales/low lr to 12800: 3 of 3 pairs" in out
     assert commands.decide([str(tmp_path / "study"), "--noise", "nan"]) == 2
     assert "--noise is nan" in capsys.readouterr().err
 
