@@ -91,6 +91,8 @@ NOT_RUN = {
     "python examples/miniweb/small_web.py cifar10": "a download: test_photographs.py makes one",
     "clipmill demo manifests/ablations/cifar10.yaml": "hours: test_photographs.py",
     "clipmill demo manifests/ablations/cifar10_sampling.yaml": "CIFAR-10, a quarter of an hour",
+    "clipmill demo manifests/ablations/cifar10_mix.yaml": "CIFAR-10, an hour; test_blends.py",
+    "clipmill ablate out/mix_found": "the runs of the demo above it",
     "clipmill evaluate out/run --suite": "data of 38 tasks",
     "clipmill evaluate out/run --task objects.yaml --average-last": "two checkpoints:"
     " tests/train/test_evaluate.py",

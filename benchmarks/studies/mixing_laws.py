@@ -46,7 +46,8 @@ def table(folder: Path, name: str) -> tuple[list[str], FloatArray]:
     files = sorted(folder.rglob(f"{name}.csv"))
     if not files:
         raise ValueError(f"{folder} has no {name}.csv; give the folder `data` of sail-sg/regmix")
-    header, *rows = list(csv.reader(files[0].open(newline="")))
+    with files[0].open(newline="") as file:
+        header, *rows = list(csv.reader(file))
     return header[1:], np.array([[float(cell) for cell in row[1:]] for row in rows])
 
 
@@ -72,7 +73,8 @@ def one_draw(
     for target in range(losses_RT.shape[1]):
         law = mixing.fit_laws(shares_RS[drawn], losses_RT[drawn, target][None])[0]
         compared_NS = np.concatenate([large_NS, shares_RS])
-        predicted_N = mixing.refitted([law], shares_RS[drawn], compared_NS).mean(axis=0)
+        refits = mixing.refitted([law], shares_RS[drawn])
+        predicted_N = mixing.losses_of(refits, compared_NS).mean(axis=0)
         of_large_N, of_small_R = np.split(predicted_N, [len(large_NS)])
         large_N, small_R = large_NT[:, target], losses_RT[:, target]
         chosen = regret(of_large_N, large_N)

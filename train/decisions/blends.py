@@ -108,12 +108,11 @@ def choose_blend(
     if rows is not None:
         others["proportional"] = rows / rows.sum()
     others |= swarm.named
-    candidates_CS = mixing.candidates_of(shares_MS, caps_S)
-    compared_NS = np.concatenate([candidates_CS, list(others.values())])
-    losses_BN = mixing.refitted(laws, shares_MS, compared_NS)
-    mean_N = losses_BN.mean(axis=0)
-    best = int(np.argmin(mean_N[: len(candidates_CS)]))
-    regrets_B = losses_BN[:, best] - losses_BN[:, : len(candidates_CS)].min(axis=1)
+    refits = mixing.refitted(laws, shares_MS)
+    candidates_CS, losses_BC = mixing.search(refits, mixing.candidates_of(shares_MS, caps_S))
+    best = int(np.argmin(losses_BC.mean(axis=0)))
+    regrets_B = losses_BC[:, best] - losses_BC.min(axis=1)
+    of_others = mixing.losses_of(refits, np.stack(list(others.values()))).mean(axis=0)
     predicted_M = np.mean([law.predicted_R for law in laws], axis=0)
     loss_M = losses_TM.mean(axis=0)
     shares = _rounded(candidates_CS[best], caps_S)
@@ -129,8 +128,8 @@ def choose_blend(
         runs=len(swarm.shares_RS),
         mixtures=len(shares_MS),
         targets=swarm.targets,
-        found=sign * float(mean_N[best]),
-        others=dict(zip(others, map(float, sign * mean_N[len(candidates_CS) :]), strict=True)),
+        found=sign * float(losses_BC[:, best].mean()),
+        others=dict(zip(others, map(float, sign * of_others), strict=True)),
         regret=float(regrets_B.mean()),
         regret_high=float(np.quantile(regrets_B, 0.95)),
         skill=float(np.corrcoef(predicted_M, loss_M)[0, 1]),

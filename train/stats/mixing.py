@@ -32,6 +32,7 @@ FLOORS = (0.05, 0.2, 0.5, 1.0, 3.0)  # below the least loss, in parts of the los
 COMMON_FLOOR = 0.3  # from which the errors of laws of all floors are compared, as logarithms
 LARGEST_EXPONENT = 5.0  # far above every run: a bad extrapolation that does not overflow
 CANDIDATES = 20_000
+ROUNDS = 3  # of averages of the best candidates so far, a quarter as many in each
 RESAMPLES = 200
 SPARE_RUNS = 2  # that a law needs beyond the number of sources
 
@@ -117,20 +118,51 @@ def fit_laws(shares_RS: FloatArray, losses_BR: FloatArray) -> list[MixingLaw]:
 
 
 def refitted(
-    laws: Sequence[MixingLaw], shares_RS: FloatArray, candidates_NS: FloatArray, seed: int = 0
-) -> FloatArray:
-    """losses_BN: of N mixtures, mean over the laws of the targets, by B refits of all laws to what
-    they say of R mixtures with drawn errors. A mixture's errors of all targets are drawn together.
+    laws: Sequence[MixingLaw], shares_RS: FloatArray, seed: int = 0
+) -> list[tuple[MixingLaw, ...]]:
+    """RESAMPLES refits of the laws of all targets, each to what they say of R mixtures with drawn
+    errors. A mixture's errors of all targets are drawn together.
     """
     runs = len(shares_RS)
     drawn_BR = np.random.default_rng(seed).integers(0, runs, (RESAMPLES, runs))
-    losses_BN = np.zeros((RESAMPLES, len(candidates_NS)))
+    of_targets = []
     for law in laws:
         errors_R = law.errors_R - law.errors_R.mean()
         again_BR = np.stack([law.at(shares_RS, errors_R[drawn_R]) for drawn_R in drawn_BR])
-        for b, refit in enumerate(fit_laws(shares_RS, again_BR)):
-            losses_BN[b] += refit.at(candidates_NS) / len(laws)
-    return losses_BN
+        of_targets.append(fit_laws(shares_RS, again_BR))
+    return list(zip(*of_targets, strict=True))
+
+
+def losses_of(refits: Sequence[Sequence[MixingLaw]], shares_NS: FloatArray) -> FloatArray:
+    """losses_BN: of N mixtures by B refits, mean over the laws of the targets."""
+    return np.stack([np.mean([law.at(shares_NS) for law in laws], axis=0) for laws in refits])
+
+
+def search(
+    refits: Sequence[Sequence[MixingLaw]], candidates_CS: FloatArray, seed: int = 0
+) -> tuple[FloatArray, FloatArray]:
+    """More candidates, averages of those that a refit or all together prefer, and losses_BC of all
+    by the refits.
+    """
+    random = np.random.default_rng(seed)
+    losses_BC = losses_of(refits, candidates_CS)
+    for _ in range(ROUNDS):
+        preferred = np.argsort(losses_BC.mean(axis=0))[: len(refits)]
+        best = np.union1d(preferred, losses_BC.argmin(axis=1))
+        more_CS = _averages(candidates_CS[best], 3, len(candidates_CS) // 4, random)
+        candidates_CS = np.concatenate([candidates_CS, more_CS])
+        losses_BC = np.hstack([losses_BC, losses_of(refits, more_CS)])
+    return candidates_CS, losses_BC
+
+
+def _averages(
+    shares_NS: FloatArray, members: int, count: int, random: np.random.Generator
+) -> FloatArray:
+    """Averages of `members` mixtures each."""
+    chosen_CM = random.integers(0, len(shares_NS), (count, members))
+    weights_CM = random.dirichlet(np.full(members, 0.5), count)
+    averages_CS: FloatArray = np.einsum("cm,cms->cs", weights_CM, shares_NS[chosen_CM])
+    return averages_CS
 
 
 def candidates_of(
@@ -142,11 +174,7 @@ def candidates_of(
     """
     random = np.random.default_rng(seed)
     distinct_RS = np.unique(shares_RS, axis=0)
-    runs, sources = distinct_RS.shape
-    members = min(runs, sources)
-    chosen_CM = random.integers(0, runs, (CANDIDATES, members))
-    weights_CM = random.dirichlet(np.full(members, 0.5), CANDIDATES)
-    averages_CS = np.einsum("cm,cms->cs", weights_CM, distinct_RS[chosen_CM])
+    averages_CS = _averages(distinct_RS, min(distinct_RS.shape), CANDIDATES, random)
     candidates_CS = np.concatenate([distinct_RS, averages_CS])
     if caps_S is None:
         return candidates_CS

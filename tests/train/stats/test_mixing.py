@@ -122,14 +122,26 @@ def test_diminishing_returns_make_a_blend_better_than_each_source() -> None:
     assert best_S[:2].min() > 0.3
 
 
+def test_a_search_goes_beyond_its_first_candidates() -> None:
+    shares_RS, loss_R, _ = planted(0, sources=17, runs=60, noise=0.1)
+    refits = mixing.refitted([law_of(shares_RS, loss_R)], shares_RS)
+    first_CS = mixing.candidates_of(shares_RS)
+    candidates_CS, losses_BC = mixing.search(refits, first_CS)
+    np.testing.assert_array_equal(candidates_CS[: len(first_CS)], first_CS)
+    np.testing.assert_allclose(candidates_CS.sum(axis=1), 1)
+    mean_C = losses_BC.mean(axis=0)
+    assert mean_C.min() < mean_C[: len(first_CS)].min()
+    np.testing.assert_allclose(losses_BC[:, -5:], mixing.losses_of(refits, candidates_CS[-5:]))
+
+
 def test_the_bound_of_the_regret_holds_as_often_as_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing, "CANDIDATES", 1_000)
     monkeypatch.setattr(mixing, "RESAMPLES", 60)
     held = []
     for seed in range(60):
         shares_RS, loss_R, truth = planted(seed, noise=0.5, power=(0.5, 1.0)[seed % 2])
-        candidates_CS = mixing.candidates_of(shares_RS)
-        losses_BC = mixing.refitted([law_of(shares_RS, loss_R)], shares_RS, candidates_CS)
+        refits = mixing.refitted([law_of(shares_RS, loss_R)], shares_RS)
+        candidates_CS, losses_BC = mixing.search(refits, mixing.candidates_of(shares_RS))
         best, true_C = int(np.argmin(losses_BC.mean(axis=0))), truth.at(candidates_CS)
         regrets_B = losses_BC[:, best] - losses_BC.min(axis=1)
         held.append(true_C[best] - true_C.min() <= np.quantile(regrets_B, 0.95))
