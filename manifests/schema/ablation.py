@@ -467,6 +467,8 @@ class Ablation:
             raise ValueError(
                 f"vary names {' and '.join(self.vary)}; one setting varies, all others are equal"
             )
+        if self.vary and self.mixtures is not None:
+            raise ValueError("vary and mixtures both make arms; give one of them")
         if self.limit_hours == 0:
             raise ValueError(f"limit_hours is {self.limit_hours}; it must be above 0")
         if self.baseline not in self.arms:

@@ -33,9 +33,9 @@ SHARE_DIGITS = 4
 class Swarm:
     """R runs of mixtures of S sources. values_TR: of T metrics. higher: more is better.
 
-    rows: what each source holds; None where nobody knows. rivals: arms that people named, to be
-    compared with the found blend; those that are mixtures are runs too, and in `named` with their
-    shares.
+    rows: what each source holds; None where nobody knows. rivals: trained arms that people named,
+    to be compared with the found blend; those that are mixtures of the sources are runs too, and in
+    `named` with their shares.
     """
 
     sources: tuple[str, ...]
@@ -156,14 +156,17 @@ def _rounded(shares_S: FloatArray, caps_S: FloatArray | None) -> tuple[float, ..
 def swarm_of_ablation(folder: str, metric: str | None = None) -> Swarm:
     """The trained arms of an ablation's folder: views with weights, and every seed's value of the
     primary task. The sources are those of `mixtures`, without it all views of arms. ValueError for
-    a folder without results, and for a view whose rows are needed and not known.
+    a folder without results or with stale ones, and for a view whose rows are needed and not known.
     """
-    layout = AblationLayout(folder)
-    if not disk.exists(layout.results_json):
-        raise ValueError(f"{folder} has no results.json; `clipmill ablate` writes it")
-    ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
-    results = disk.read_json(layout.results_json)
-    metric = metric or str(results["tasks"][ablation.primary]["metric"])
+    from train.evaluation.metrics import METRICS
+    from train.reporting.results import read_results
+
+    ablation_json = AblationLayout(folder).ablation_json
+    if not disk.exists(ablation_json):
+        raise ValueError(f"{folder} is no folder of an ablation; `clipmill ablate` makes one")
+    ablation = disk.from_plain(Ablation, disk.read_json(ablation_json))
+    results = read_results(ablation, folder)
+    metric = metric or results.tasks[ablation.primary].metric
     weights = {name: _weights(arm) for name, arm in ablation.arms.items()}
     drawn: Mapping[str, Any] = {}
     if ablation.mixtures is None:
@@ -189,7 +192,7 @@ def swarm_of_ablation(folder: str, metric: str | None = None) -> Swarm:
         share_S /= share_S.sum()
         if name not in drawn:
             named[name] = share_S
-        for seed, tasks in results["runs"].get(name, {}).items():
+        for seed, tasks in results.runs.get(name, {}).items():
             value = _metric_of(tasks[ablation.primary], ablation.primary, metric)
             if value is None or not np.isfinite(value):
                 notes.append(f"{name} seed {seed} is left out: its {metric} is no number")
@@ -198,8 +201,10 @@ def swarm_of_ablation(folder: str, metric: str | None = None) -> Swarm:
             values.append(value)
     if not shares:
         raise ValueError(f"{folder}: no run has a result of a mixture of {', '.join(sources)}")
-    from train.evaluation.metrics import METRICS
-
+    rivals = {}
+    for name, arm in ablation.arms.items():
+        if drawn and name not in drawn and arm.is_trained:
+            rivals[name] = arm
     known = tuple(n for n in rows.values() if n is not None)
     return Swarm(
         sources=sources,
@@ -210,8 +215,8 @@ def swarm_of_ablation(folder: str, metric: str | None = None) -> Swarm:
         rows=known if len(known) == len(sources) else None,
         notes=tuple(notes),
         ablation=ablation,
-        rivals={name: arm for name, arm in ablation.arms.items() if drawn and name not in drawn},
-        named=named if drawn else {},
+        rivals=rivals,
+        named={name: share_S for name, share_S in named.items() if name in rivals},
     )
 
 
@@ -293,7 +298,10 @@ def swarm_of_tables(
 
 
 def _by_run(records: Sequence[Record], key: str, path: str) -> dict[str, Record]:
-    by_run = {str(row[key]): row for row in records}
+    by_run = {}
+    for row in records:
+        run = row.get(key)
+        by_run[str(int(run) if isinstance(run, float) and run.is_integer() else run)] = row
     if len(by_run) < len(records):
         raise ValueError(f"{path}: two rows have the same {key}")
     return by_run

@@ -96,9 +96,10 @@ def fit_laws(shares_RS: FloatArray, losses_BR: FloatArray) -> list[MixingLaw]:
         design_RK = _design(shares_RS, power)
         penalty_KK = ridge * np.diag([0.0] + [1.0] * sources)
         solver_KR = np.linalg.solve(design_RK.T @ design_RK + penalty_KK, design_RK.T)
-        hat_RR = design_RK @ solver_KR
+        leverage_R = np.einsum("rk,kr->r", design_RK, solver_KR)
         target_BR = np.log(parts_BR + floor)
-        errors_BR = (target_BR - target_BR @ hat_RR.T) / (1 - np.diag(hat_RR))
+        coefficients_BK = target_BR @ solver_KR.T
+        errors_BR = (target_BR - coefficients_BK @ design_RK.T) / (1 - leverage_R)
         predicted_BR = np.exp(np.minimum(target_BR - errors_BR, LARGEST_EXPONENT)) - floor
         misses_BR = np.log(np.maximum(predicted_BR + COMMON_FLOOR, 0.01)) - wanted_BR
         error_B = np.square(misses_BR).sum(axis=1)
@@ -110,7 +111,7 @@ def fit_laws(shares_RS: FloatArray, losses_BR: FloatArray) -> list[MixingLaw]:
                 floor=floor,
                 least=least,
                 span=span,
-                coefficients_K=solver_KR @ target_BR[b],
+                coefficients_K=coefficients_BK[b],
                 predicted_R=least + span * predicted_BR[b],
                 errors_R=errors_BR[b],
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from manifests.schema import Mixtures
+from manifests import disk, reader
+from manifests.schema import Ablation, Mixtures
 from tests.support import commands
 from tests.support.ablations import TRAIN, two_classes
+from train.reporting import results
 
 SOURCES = ("books", "code", "web")
 
@@ -198,19 +201,25 @@ def manifest(tmp_path: Path, tiny_pool: str) -> str:
 
 @pytest.mark.slow
 def test_a_swarm_is_trained_and_its_blend_confirmed(
-    manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], tiny_pool: str
+    manifest: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, to = str(tmp_path / "out"), tmp_path / "found it"
     assert commands.ablate([manifest, "--out", out]) == 0
     capsys.readouterr()
     words = [out, "--to", str(to), "--samples-seen", "96", "--max-repeats", "3"]
-    results = Path(out, "results.json")
-    document = json.loads(results.read_text())
-    for n, (name, of_arm) in enumerate(sorted(document["runs"].items())):
-        of_arm["0"]["colours"]["accuracy"] = n / 7  # a tiny model's runs may all be the same
-        if name == "mix03":
-            of_arm["1"] = {"colours": {**of_arm["0"]["colours"], "accuracy": None}}
-    results.write_text(json.dumps(document))
+    read = results.read_results
+
+    def with_values(*of: Any) -> Any:  # a tiny model's runs may all have the same
+        real, runs = read(*of), {}
+        for n, (name, seeds) in enumerate(sorted(real.runs.items())):
+            runs[name] = {"0": {"colours": {**seeds["0"]["colours"], "accuracy": n / 7}}}
+        runs["mix03"]["1"] = {"colours": {**runs["mix03"]["0"]["colours"], "accuracy": None}}
+        return dataclasses.replace(real, runs=runs)
+
+    monkeypatch.setattr(results, "read_results", with_values)
     choice = mixed(words, capsys)
     assert choice["sources"] == ["web/all", "web/half"]
     assert (choice["runs"], choice["mixtures"]) == (6, 6)
@@ -235,13 +244,15 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     confirm["seeds"] = [1, 2]
     (to / "confirm.yaml").write_text(yaml.safe_dump(confirm))
     assert commands.ablate([str(to / "confirm.yaml"), "--out", str(tmp_path / "confirm")]) == 0
+    Path(out, "results.json").unlink()
+    assert "results.json does not exist; run clipmill ablate" in refused(words, capsys)
 
 
 def test_an_ablation_is_read_with_options_of_ablations(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path)
-    assert "has no results.json" in refused([out], capsys)
+    assert "is no folder of an ablation" in refused([out], capsys)
     assert "are for tables" in refused([out, "--rows", "web=3"], capsys)
     assert "are for tables" in refused([out, "--higher-is-better"], capsys)
     assert "names one metric" in refused([out, "--target", "a", "b"], capsys)
@@ -267,3 +278,21 @@ def test_mixtures_depend_on_their_numbers_alone() -> None:
         Mixtures(sources=("web/a",), number=3)
     with pytest.raises(ValueError, match="concentration"):
         Mixtures(sources=sources, number=3, concentration=float("nan"))
+
+
+def test_an_ablation_with_mixtures_takes_one_seed_and_no_vary(manifest: str) -> None:
+    ablation = reader.read_manifest(manifest, Ablation)
+    assert list(ablation.arms) == ["once", "half", "mix00", "mix01", "mix02", "mix03"]
+    written = Path(manifest).with_name("again.json")
+    written.write_text(json.dumps(disk.to_plain(ablation)))  # as `clipmill build` hands it on
+    assert reader.read_manifest(str(written), Ablation) == ablation
+    for old, new, message in (
+        ("half: web/half", "mix01: web/half", "arms.mix01 is an arm of mixtures too"),
+        ("baseline:", "vary: {lr: [1e-3, 1e-4]}\nbaseline:", "vary and mixtures both make arms"),
+        ("seeds: [0]", "seeds: []", "at least two different ones"),
+        ("number: 4", "number: 1", "number"),
+    ):
+        text = Path(manifest).read_text()
+        Path(manifest).with_name("other.yaml").write_text(text.replace(old, new, 1))
+        with pytest.raises(ValueError, match=message):
+            reader.read_manifest(str(Path(manifest).with_name("other.yaml")), Ablation)
