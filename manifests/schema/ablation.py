@@ -325,7 +325,11 @@ class Mixtures:
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    ranges: ClassVar[Ranges] = {"number": (2, 10_000), "seed": (0, MANY)}
+    ranges: ClassVar[Ranges] = {
+        "number": (2, 10_000),
+        "seed": (0, MANY),
+        "concentration": (0, MANY),
+    }
     sources: tuple[str, ...]  # POOL/VIEW
     number: int
     draw: Literal["shares", "halves"] = "shares"
