@@ -50,3 +50,21 @@ def test_the_page_has_the_figures_of_the_result() -> None:
         for measure in ("regret 1B", "rho 1B"):
             cells += [f"{row[measure][0]:.2f} ± {row[measure][1]:.2f}" for row in (power_1, chosen)]
         assert f"| {' | '.join(cells)} |" in page
+    for row in json.loads(mixing_laws.SIMULATED_RESULT.read_text())["rows"]:
+        cells = [
+            str(row["sources"]),
+            str(row["runs"]),
+            str(row["noise"]),
+            f"{100 * row['held']:.0f} %",
+        ]
+        cells += [f"{row['regret']:.2f}", f"{row['bound']:.2f}"]
+        assert f"| {' | '.join(cells)} |" in page
+
+
+def test_simulated_swarms_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixing_laws, "SIMULATIONS", 3)
+    monkeypatch.setattr(mixing_laws, "SIMULATED", ((3, 12, 0.1),))
+    assert mixing_laws.main(["simulated", "--out", str(tmp_path / "regret.json")]) == 0
+    (row,) = json.loads((tmp_path / "regret.json").read_text())["rows"]
+    assert 0 <= row["regret"] < 0.5
+    assert row["held"] in (0, 1 / 3, 2 / 3, 1)
