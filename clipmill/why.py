@@ -6,24 +6,25 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
-from clipmill.app import Json, Whole, Words, make_app, print_json, print_result
+from clipmill.app import Json, Whole, Words, make_app, print_result
 from manifests import disk, reader
 from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
 from train.ablation import wording
 from train.ablation.arms import all_runs
-from train.ablation.conclusions import Results
 from train.decisions.pair_groups import (
+    KEPT,
     best_arm,
     confirming_ablation,
     explain_folder,
     read_folder,
 )
 from train.reporting.changes import (
+    PartDifferences,
+    arm_changes,
     cluster_samples,
     penalty_of,
     read_answers,
-    task_changes,
 )
 from train.reporting.schema import ArmChanges
 from train.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
@@ -77,25 +78,51 @@ def why(
         confirm_to: Of mixtures: write the ablation here that would confirm the largest part.
     """
     ablation, results = read_folder(folder)
-    of_mixtures = {"--confirmed": confirmed, "--confirm-to": confirm_to}
+    is_of_groups = ablation.mixtures is not None
+    of_groups = {"--confirmed": confirmed, "--confirm-to": confirm_to}
     of_samples = {"--task": task, "--clusters": clusters, "--model": model}
-    for option, value in (of_samples if ablation.mixtures else of_mixtures).items():
+    for option, value in (of_samples if is_of_groups else of_groups).items():
         if value is not None:
-            kind = "no mixtures" if ablation.mixtures is None else "mixtures"
+            kind = "mixtures" if is_of_groups else "no mixtures"
             raise ValueError(f"{folder} is an ablation of {kind}, which {option} is not for")
-    if ablation.mixtures is not None:
-        arm = arm or best_arm(ablation, results, list(results.runs))
+    arm = arm or best_arm(ablation, results, list(results.runs))
+    if is_of_groups:
         answer = explain_folder(folder, arm, confirmed)
-        print("\n".join(attribution_lines(answer)))
+        lines = attribution_lines(answer)
         if confirm_to is not None:
             write_yaml(confirm_to, confirming_ablation(answer, ablation))
-            print(f"\nto confirm: clipmill ablate {confirm_to} --out DIR")
-        print_json(answer, as_json)
-        return 0
-    changes = changes_of_arm(ablation, folder, results, arm, task, clusters, model)
-    print("\n".join(change_lines(changes, ablation.baseline)))
-    print_json(changes, as_json)
-    return 0
+            lines += ["", f"to confirm: clipmill ablate {confirm_to} --out DIR"]
+        return print_result("\n".join(lines), answer, as_json)
+    name = task or ablation.primary
+    tasks = {each.name: each for each in ablation.evaluate}
+    if name not in tasks:
+        raise ValueError(f"there is no task {name!r}{disk.did_you_mean(name, list(tasks))}")
+    every = all_runs(ablation, folder)
+    runs = [run for run in every if str(run.seed) in results.runs.get(run.arm, {})]
+    answers = read_answers(runs, tasks[name])
+    if answers is None or ablation.baseline not in answers.arms:
+        raise ValueError(
+            f"the predictions on {name!r} have no classes, or are of different samples; name a "
+            "classification task with --task"
+        )
+    if arm not in answers.arms or arm == ablation.baseline:
+        near = disk.did_you_mean(arm, [each for each in answers.arms if each != ablation.baseline])
+        raise ValueError(f"arm {arm!r} has no runs that differ from the baseline's{near}")
+    partitions = answers.partitions()
+    if clusters is not None:
+        scorer = RunLayout(AblationLayout(folder).scorer).export
+        if model is None and not disk.exists(scorer):
+            raise ValueError(
+                "--clusters needs a model that embeds the test images, and the ablation has no "
+                "scorer; name one with --model, such as open_clip:ViT-B-32/laion2b_s34b_b79k"
+            )
+        partitions.append(cluster_samples(answers, tasks[name], model or scorer, clusters))
+    elif model is not None:
+        raise ValueError("--model goes with --clusters")
+    penalty = penalty_of(results, name)
+    parts = PartDifferences(answers, ablation.baseline, partitions, penalty)
+    changes = arm_changes(parts, arm)
+    return print_result("\n".join(change_lines(changes, ablation.baseline)), changes, as_json)
 
 
 def write_yaml(path: str, document: dict[str, Any]) -> None:
@@ -106,56 +133,6 @@ def write_yaml(path: str, document: dict[str, Any]) -> None:
     if disk.exists(path) and disk.read_bytes(path) != text:
         raise ValueError(f"{path} is there and says something else; name another, or remove it")
     disk.write_bytes(path, text)
-
-
-def changes_of_arm(
-    ablation: Ablation,
-    folder: str,
-    results: Results,
-    arm: str | None,
-    task: str | None,
-    clusters: int | None,
-    model: str | None,
-) -> ArmChanges:
-    """What an arm changed on a task. ValueError for what was not run, and for a task without
-    classes.
-    """
-    name = task or ablation.primary
-    tasks = {each.name: each for each in ablation.evaluate}
-    if name not in tasks:
-        raise ValueError(f"there is no task {name!r}{disk.did_you_mean(name, list(tasks))}")
-    runs = []
-    for run in all_runs(ablation, folder):
-        if str(run.seed) in results.runs.get(run.arm, {}):
-            runs.append(run)
-    arms = list(dict.fromkeys(run.arm for run in runs if run.arm != ablation.baseline))
-    arm = arm or best_arm(ablation, results, arms)
-    if arm not in arms:
-        raise ValueError(f"arm {arm!r} has no runs{disk.did_you_mean(arm, arms)}")
-    answers = read_answers(runs, tasks[name])
-    if answers is None or ablation.baseline not in answers.arms:
-        raise ValueError(
-            f"the predictions on {name!r} have no classes, or are of different samples; name a "
-            "classification task with --task"
-        )
-    partitions = answers.partitions()
-    if clusters is not None:
-        source = model or RunLayout(AblationLayout(folder).scorer).export
-        if model is None and not disk.exists(source):
-            raise ValueError(
-                "--clusters needs a model that embeds the test images, and the ablation has no "
-                "scorer; name one with --model, such as open_clip:ViT-B-32/laion2b_s34b_b79k"
-            )
-        partitions.append(cluster_samples(answers, tasks[name], source, clusters))
-    elif model is not None:
-        raise ValueError("--model goes with --clusters")
-    penalty = penalty_of(results, name)
-    (changes,) = (
-        change
-        for change in task_changes(answers, tasks[name], ablation.baseline, partitions, penalty)
-        if change.arm == arm
-    )
-    return changes
 
 
 def change_lines(changes: ArmChanges, baseline: str) -> list[str]:
@@ -346,5 +323,5 @@ def why_ablation(
         "baseline": ablation.baseline,
         "mixtures": {"sources": [f"{pool}/{view}" for view in groups], "draw": "halves"},
         "controls": {"a_a": ablation.baseline},
-        **{key: plain[key] for key in ("train", "evaluate", "primary", "equivalence", "jobs")},
+        **{key: plain[key] for key in KEPT},
     }

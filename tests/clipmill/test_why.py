@@ -84,10 +84,12 @@ def test_groups_are_planned_run_and_explained(
     capsys.readouterr()
 
     confirm = str(tmp_path / "confirm.yaml")
-    assert commands.why([runs, "--confirm-to", confirm, "--json"]) == 0
+    assert commands.why([runs, "--confirm-to", confirm]) == 0
     text = capsys.readouterr().out
     assert text.startswith("half against raw on colours by 5 groups of pairs: accuracy of 12 mix")
-    answer = json.loads(text.splitlines()[-1])
+    assert f"to confirm: clipmill ablate {confirm} --out DIR" in text
+    assert commands.why([runs, "--json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
     assert sum(one["base"] for one in answer["effects"]) == pytest.approx(1)
     (removed, kept) = (
         [one for one in answer["effects"] if bool(one["arm"]) is is_kept]

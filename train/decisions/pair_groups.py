@@ -43,6 +43,8 @@ from train.stats.model import AdditiveFit, fit_additive
 
 JUDGES = 3  # one mixture of so many is held out
 CONFIRMING_SEEDS = 8
+# What an ablation on groups has of the one that it explains or confirms
+KEPT = ("train", "evaluate", "primary", "equivalence", "jobs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +78,17 @@ def read_folder(folder: str) -> tuple[Ablation, Results]:
 
 
 def best_arm(ablation: Ablation, results: Results, arms: Sequence[str]) -> str:
-    """The arm, no control, with the best mean on the primary task. ValueError where none has
-    runs.
+    """The arm, no control and no mixture, with the best mean on the primary task. ValueError where
+    none has runs.
     """
     metric = results.tasks[ablation.primary].metric
     sign = 1 if METRICS[metric].higher_is_better else -1
     without = {ablation.baseline, *(ablation.mixtures.arms() if ablation.mixtures else ())}
     means = {}
     for arm in arms:
-        if arm in ablation.arms and arm not in without and results.runs[arm]:
-            of_seeds = [seed[ablation.primary][metric] for seed in results.runs[arm].values()]
-            means[arm] = sign * sum(of_seeds) / len(of_seeds)
+        values = [seed[ablation.primary][metric] for seed in results.runs[arm].values()]
+        if arm in ablation.arms and arm not in without and values:
+            means[arm] = sign * sum(values) / len(values)
     if not means:
         raise ValueError(f"no arm but the baseline {ablation.baseline!r} has runs")
     return max(means, key=lambda arm: means[arm])
@@ -345,5 +347,5 @@ def confirming_ablation(answer: Attribution, ablation: Ablation) -> dict[str, An
         },
         "baseline": "all_groups",
         "seeds": list(range(seed, seed + CONFIRMING_SEEDS)),
-        **{key: plain[key] for key in ("train", "evaluate", "primary", "equivalence", "jobs")},
+        **{key: plain[key] for key in KEPT},
     }

@@ -18,10 +18,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk
-from manifests.schema import Ablation, TaskSpec
+from manifests.schema import TaskSpec
 from train.ablation.arms import AnyRun, GivenRun, GivenTask
 from train.ablation.conclusions import Results
-from train.ablation.names import primary_task
 from train.eval_data.samples import Samples
 from train.evaluation.metrics import BoolArray
 from train.evaluation.tasks import read_samples
@@ -33,6 +32,7 @@ from train.stats.model import common_seeds
 
 EXTREMES = 8  # classes with the largest gains, and as many with the largest losses
 CONFUSIONS = 10
+NONE: Mapping[int, str] = {}
 WHOLE = "all"  # the kind of the part that all samples are
 SHOWN = 6  # samples of each direction, a dozen in all
 SEED = 20240229
@@ -88,14 +88,6 @@ class TaskAnswers:
         return [by_class, *([self.groups] if self.groups is not None else [])]
 
 
-def changes_of_ablation(
-    ablation: Ablation, runs: Sequence[AnyRun], results: Results
-) -> tuple[ArmChanges, ...]:
-    """The changes of every arm on the primary task, from its finished runs."""
-    penalty = penalty_of(results, ablation.primary)
-    return collect_changes(runs, primary_task(ablation), ablation.baseline, penalty)
-
-
 def penalty_of(results: Results, task: str) -> Penalty:
     """For what the verdicts on a task are adjusted beside the number of arms and of tasks."""
     rows = results.tasks[task].comparisons
@@ -113,18 +105,7 @@ def collect_changes(
     answers = read_answers(runs, task)
     if answers is None or baseline not in answers.arms:
         return ()
-    return task_changes(answers, task, baseline, answers.partitions(), penalty)
-
-
-def task_changes(
-    answers: TaskAnswers,
-    task: TaskSpec,
-    baseline: str,
-    partitions: Sequence[Partition],
-    penalty: Penalty,
-) -> tuple[ArmChanges, ...]:
-    """As `collect_changes`, of predictions that were read and of any parts of their samples."""
-    parts = PartDifferences(answers, baseline, partitions, penalty)
+    parts = PartDifferences(answers, baseline, answers.partitions(), penalty)
     drawn = {}
     for arm in answers.arms:
         if arm != baseline:
@@ -133,7 +114,7 @@ def task_changes(
     images = _read_images(task, answers.samples, wanted)
     changes = []
     for arm, rows in drawn.items():
-        changes.append(_changes(answers, arm, parts, rows, images))
+        changes.append(arm_changes(parts, arm, rows, images))
     return tuple(changes)
 
 
@@ -365,25 +346,21 @@ def _disagreements(answers: TaskAnswers, arm: str, baseline: str) -> tuple[IntAr
     return gained, lost
 
 
-def _changes(
-    answers: TaskAnswers,
-    arm: str,
-    parts: PartDifferences,
-    rows: Sequence[int],
-    images: Mapping[int, str],
+def arm_changes(
+    parts: PartDifferences, arm: str, rows: Sequence[int] = (), images: Mapping[int, str] = NONE
 ) -> ArmChanges:
-    changes, baseline, whole = parts.changes(arm), parts.baseline, parts.whole(arm)
+    """The changes of an arm. rows: samples that are shown, with their images."""
+    answers, baseline, whole = parts.answers, parts.baseline, parts.whole(arm)
+    is_clear = whole.verdict in ("better", "worse")
     gained, lost = _disagreements(answers, arm, baseline)
     counts: dict[str, int] = {}
     shown = []
     for partition in parts.partitions:
-        of_kind = [one for one in changes if one.kind == partition.kind]
+        of_kind = [one for one in parts.changes(arm) if one.kind == partition.kind]
         counts[partition.kind] = len(of_kind)
         for one in _extremes(of_kind):
-            share = None
-            if whole.verdict in ("better", "worse"):
-                part = (one.arm - one.baseline) * one.samples / whole.samples
-                share = part / (whole.arm - whole.baseline)
+            part = (one.arm - one.baseline) * one.samples / whole.samples
+            share = part / (whole.arm - whole.baseline) if is_clear else None
             shown.append(replace(parts.with_interval(arm, one), share=share))
     return ArmChanges(
         arm=arm,

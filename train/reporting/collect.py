@@ -28,7 +28,7 @@ from train.ablation.names import primary_task, role_of
 from train.evaluation.metrics import deciding_metric
 from train.identity import SEEDS, shared_part
 from train.reporting import data
-from train.reporting.changes import changes_of_ablation
+from train.reporting.changes import collect_changes, penalty_of
 from train.reporting.data import ArmView, open_views
 from train.reporting.results import FileHashes, read_results
 from train.reporting.schema import (
@@ -252,7 +252,9 @@ def collect_report(out: str) -> Report:
         samples_seen=trained[0].config.samples_seen if trained else None,
         arms=tuple(_arm(arm, ablation, records, results, views) for arm in arm_names(runs)),
         runs=run_rows(runs, results, primary),
-        changes=changes_of_ablation(ablation, with_result, results),
+        changes=collect_changes(
+            with_result, primary, ablation.baseline, penalty_of(results, primary.name)
+        ),
         contract=collect_contract(records),
         signals=metric_tables(ablation, results.runs),
         looks=looks_line(results.earlier_looks) if results.earlier_looks else "",

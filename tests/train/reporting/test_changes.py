@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 
@@ -83,7 +84,8 @@ def test_a_planted_class_is_found_and_has_the_gain() -> None:
     assert (one.name, one.verdict, one.samples) == ("class 3", "better", 60)
     assert one.low is not None
     assert 0 < one.low < one.arm - one.baseline
-    (of_arm, of_other) = changes.task_changes(answers, TASK, "raw", answers.partitions(), Penalty())
+    parts = PartDifferences(answers, "raw", answers.partitions(), Penalty())
+    of_arm, of_other = (changes.arm_changes(parts, arm) for arm in ("arm", "other"))
     if of_arm.whole.verdict == "better":
         shares = [change.share for change in of_arm.changes]
         assert sum(share for share in shares if share is not None) == pytest.approx(1)
@@ -135,13 +137,15 @@ def test_the_command_says_what_changed_and_what_it_does_not_know(
     concluded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert commands.why([concluded, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["parts"] == {"class": 2}
+    assert commands.why([concluded]) == 0
     text = capsys.readouterr().out
     assert text.startswith("half against raw on colours: accuracy ")
     assert "By class (all 2); the 95 % hold for all parts and all arms together:" in text
     assert commands.why([concluded, "a_a"]) == 0
     assert "Nothing is distinguishable" in capsys.readouterr().out
     for words, message in (
-        (["nothing"], "arm 'nothing' has no runs"),
+        (["nothing"], "arm 'nothing' has no runs that differ"),
         (["half", "--task", "colour"], "there is no task 'colour'; did you mean 'colours'?"),
         (["half", "--clusters", "2"], "the ablation has no scorer; name one with --model"),
         (["half", "--model", "x"], "--model goes with --clusters"),
