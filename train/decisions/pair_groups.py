@@ -100,8 +100,9 @@ def explain_folder(folder: str, arm: str, confirmed: str | None = None) -> Attri
     groups = read_groups(ablation, folder)
     others = None
     if confirmed is not None:
-        of_other = read_folder(confirmed)
-        others = read_group_runs(of_other[0], confirmed, of_other[1], groups)
+        other, other_results = read_folder(confirmed)
+        same = read_groups(other, confirmed, [group.name for group in groups])
+        others = read_group_runs(other, confirmed, other_results, same)
     return explain_gain(read_group_runs(ablation, folder, results, groups), arm, others)
 
 
