@@ -44,7 +44,7 @@ from train.stats.model import AdditiveFit, fit_additive
 JUDGES = 3  # one mixture of so many is held out
 CONFIRMING_SEEDS = 8
 # What an ablation on groups has of the one that it explains or confirms
-KEPT = ("train", "evaluate", "primary", "equivalence", "jobs")
+KEPT = ("train", "evaluate", "primary", "equivalence", "jobs", "ranks", "hardware")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
