@@ -144,7 +144,13 @@ def test_the_command_says_what_changed_and_what_it_does_not_know(
     assert "By class (all 2); the 95 % hold for all parts and all arms together:" in text
     assert commands.why([concluded, "a_a"]) == 0
     assert "Nothing is distinguishable" in capsys.readouterr().out
+    model = f"{concluded}/runs/raw/seed-0"  # of these runs, which a user should not take
+    assert commands.why([concluded, "half", "--clusters", "2", "--model", model]) == 0
+    text = capsys.readouterr().out
+    assert "By cluster (all 2)" in text
     for words, message in (
+        (["half", "--clusters", "9", "--model", model], "--clusters is 9; it must be 2 to 8"),
+        (["raw"], "arm 'raw' has no runs that differ from the baseline's"),
         (["nothing"], "arm 'nothing' has no runs that differ"),
         (["half", "--task", "colour"], "there is no task 'colour'; did you mean 'colours'?"),
         (["half", "--clusters", "2"], "the ablation has no scorer; name one with --model"),
