@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from clipmill.app import Json, Whole, Words, make_app, print_result
 from manifests import disk, reader
@@ -29,7 +29,11 @@ from train.reporting.changes import (
 from train.reporting.schema import ArmChanges
 from train.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
 
+if TYPE_CHECKING:
+    from train.decisions.pair_gradients import GradientAnswer
+
 OUTSIDE = 5e-4  # of an arm's samples; less is not mentioned
+PAIRS = 8192  # of one run: a tenth of the mean size of an influence, for 1,000 pairs of a group
 
 WHY = make_app(
     "why",
@@ -38,6 +42,7 @@ WHY = make_app(
   clipmill why out/demo clip30 --clusters 12
   clipmill why plan out/demo clip30 --by host --to out/why
   clipmill why out/why_runs --confirm-to out/why/confirm.yaml
+  clipmill why gradients out/demo clip30 --groups web/right web/wrong
 
 DIR is the --out of an ablation. Nothing is run.
 """,
@@ -125,6 +130,44 @@ def why(
     return print_result("\n".join(change_lines(changes, ablation.baseline)), changes, as_json)
 
 
+@WHY.command
+def gradients(
+    folder: str,
+    arm: str | None = None,
+    /,
+    *,
+    groups: Annotated[list[str] | None, Words] = None,
+    pairs: Annotated[int, Whole] = PAIRS,
+    device: str = "auto",
+    as_json: Json = False,
+) -> int:
+    """Say what groups of training pairs have of an arm's gain, without training anything: by the
+    gradients of the baseline's models, on a sample of pairs and all images of the primary task.
+    Where five other arms or more were run, it says how well the gradients rank them.
+
+    Args:
+        folder: The --out of an ablation.
+        arm: An arm or a control that is trained (default: the best arm).
+        groups: Views that have no row in common, as POOL/VIEW (default: the sources of `mixtures`).
+        pairs: Are drawn for each run of the baseline.
+        device: auto, cpu, cuda or cuda:N.
+    """
+    from train.decisions.pair_gradients import explain_by_gradients
+    from train.parallel.process_group import init_distributed
+
+    ablation, results = read_folder(folder)
+    answer = explain_by_gradients(
+        ablation,
+        folder,
+        results,
+        arm or best_arm(ablation, results, list(results.runs)),
+        groups or (),
+        pairs=pairs,
+        device=init_distributed(device).device,
+    )
+    return print_result("\n".join(gradient_lines(answer)), answer, as_json)
+
+
 def write_yaml(path: str, document: dict[str, Any]) -> None:
     """Write a manifest. ValueError where another one is there, which may have been edited."""
     import yaml
@@ -178,11 +221,6 @@ def attribution_lines(answer: Attribution) -> list[str]:
     def points(one: Estimate) -> str:
         return wording.interval(one.value, one.low, one.high, answer.unit)
 
-    def share(one: Estimate | None) -> str:
-        if one is None:
-            return wording.DASH
-        return f"{one.value:.0%} [{one.low:.0%}, {one.high:.0%}]"
-
     unit = wording.unit_of_difference(answer.unit)
     width = max(5, *(len(one.group.name) for one in answer.effects))
     base, arm = (max(8, len(name)) for name in (answer.baseline, answer.arm))
@@ -197,7 +235,7 @@ def attribution_lines(answer: Attribution) -> list[str]:
         mark = "*" if one.effect.is_clear else " "
         lines.append(
             f"{one.group.name:<{width}}  {one.group.rows:>8,}  {one.base:>{base}.1%}  "
-            f"{one.arm:>{arm}.1%}  {points(one.effect):<22} {mark}  {share(one.share)}"
+            f"{one.arm:>{arm}.1%}  {points(one.effect):<22} {mark}  {_share(one.share)}"
         )
     lines += [
         "",
@@ -218,12 +256,67 @@ def attribution_lines(answer: Attribution) -> list[str]:
         text = f"  {check.arm}: predicted {points(check.predicted)}, measured {measured}"
         text += f" ({check.seeds} seeds)"
         if check.ratio is not None or check.measured_ratio is not None:
-            text += f"; of that of {answer.arm} {share(check.ratio)}, "
-            text += f"measured {share(check.measured_ratio)}"
+            text += f"; of that of {answer.arm} {_share(check.ratio)}, "
+            text += f"measured {_share(check.measured_ratio)}"
         if check.outside > OUTSIDE:
             text += f"; {check.outside:.1%} of its samples are in no group"
         lines.append(text)
     return lines
+
+
+def _share(one: Estimate | None) -> str:
+    if one is None:
+        return wording.DASH
+    return f"{one.value:.0%} [{one.low:.0%}, {one.high:.0%}]"
+
+
+def gradient_lines(answer: GradientAnswer) -> list[str]:
+    """The answer for a terminal."""
+    baseline, arm = answer.baseline, answer.arm
+    models = f"{answer.runs} model{'s' if answer.runs > 1 else ''}"
+    pairs = sum(group.pairs for group in answer.groups)
+    lines = [
+        f"{arm} against {baseline} on {answer.task}, by the gradients of {models} of {baseline}, "
+        f"{pairs:,} pairs and every image of the task; nothing was trained.",
+        "",
+        "influence: of a pair of the group in the place of a mean one on the log-probability of "
+        "the right class; 1 is the mean size. The 95 % hold for all groups together.",
+    ]
+    width = max(5, *(len(row.group.name) for row in answer.groups))
+    columns = max(8, len(baseline), len(arm))
+    lines.append(
+        f"{'group':<{width}}  {baseline:>{columns}}  {arm:>{columns}}  {'influence':<20}  "
+        "share of the gain"
+    )
+    for row in answer.groups:
+        lines.append(
+            f"{row.group.name:<{width}}  {row.base:>{columns}.1%}  {row.arm:>{columns}.1%}  "
+            f"{_range(row.influence, '+'):<20}  {_share(row.part)}"
+        )
+    lines.append("")
+    for name, outside in zip((baseline, arm), answer.outside, strict=True):
+        if outside > OUTSIDE:
+            lines.append(f"{outside:.1%} of the samples of {name} are in no group and left out.")
+    if answer.gain is None:
+        lines.append(f"{arm} has the groups' shares of {baseline}: nothing is attributed to them.")
+    elif not answer.gain.is_clear:
+        lines.append("Whether the change of shares helps is not distinguishable.")
+    else:
+        better = "better" if answer.gain.value > 0 else "worse"
+        lines.append(f"By the gradients {arm} is expected to be {better} than {baseline}.")
+    if not answer.judges:
+        lines.append(f"{answer.others} other arms were run, too few to judge the gradients by.")
+    for judge in answer.judges:
+        lines.append(
+            f"Over the {answer.others} other arms that were run, the rank correlation with the "
+            f"measured {judge.metric} is {_range(judge.by_gradients)}; by the mean loss of the "
+            f"groups' pairs alone {_range(judge.by_loss)}."
+        )
+    return lines
+
+
+def _range(one: Estimate, sign: str = "") -> str:
+    return f"{one.value:{sign}.2f} [{one.low:{sign}.2f}, {one.high:{sign}.2f}]"
 
 
 # --- plan -----------------------------------------------------------------------------------------

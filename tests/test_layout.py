@@ -59,7 +59,7 @@ ORDER = {
     "train": [
         "rng", "late_torch", "mixture", "model", "store", "config", "transforms",
         "data", "step", "formats", "parallel", "identity", "sizing", "eval_data", "evaluation",
-        "trainer", "stats", "ablation", "reporting", "decisions", "run", "evaluate",
+        "trainer", "stats", "influence", "ablation", "reporting", "decisions", "run", "evaluate",
         "ablate", "report",
     ],
     "clipmill": [
