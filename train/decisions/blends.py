@@ -298,10 +298,7 @@ def swarm_of_tables(
 
 
 def _by_run(records: Sequence[Record], key: str, path: str) -> dict[str, Record]:
-    by_run = {}
-    for row in records:
-        run = row.get(key)
-        by_run[str(int(run) if isinstance(run, float) and run.is_integer() else run)] = row
+    by_run = {str(row.get(key)).removesuffix(".0"): row for row in records}  # 3 and 3.0 are one
     if len(by_run) < len(records):
         raise ValueError(f"{path}: two rows have the same {key}")
     return by_run

@@ -9,7 +9,7 @@ With power 1 it is the mixing law of Ye et al. 2024 (arXiv 2403.16952), which is
 alone. Below 1 the first samples of a source are worth more than its last ones, and the best blend
 may hold several. Floor, power and the penalty of the slopes are those that predict runs best that
 the law has not seen (leave one out), so a law is a few linear systems.
-`benchmarks/train/mixing_laws.py` compares the powers on RegMix's runs.
+`benchmarks/studies/mixing_laws.py` compares the powers on RegMix's runs.
 
 Nothing is predicted outside of what was run: every candidate is an average of mixtures that a run
 had.

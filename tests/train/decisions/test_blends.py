@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,15 @@ def test_tables_that_are_no_swarm_are_refused(
     (tmp_path / "other.csv").write_text("trial,arc_bpb\nr0,1\n")
     both = [ratios, str(tmp_path / "other.csv")]
     assert "no column in common" in refused(both, capsys)
+
+
+def test_runs_are_joined_by_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ratios, metrics = tables(tmp_path, key="index")
+    Path(ratios).write_text(Path(ratios).read_text().replace("\nr", "\n"))
+    lines = Path(metrics).read_text().replace("\nr", "\n").splitlines()
+    as_floats = [re.sub(r"^(\d+),", r"\1.0,", line) for line in lines]
+    Path(metrics).write_text("\n".join(as_floats))
+    assert mixed([ratios, metrics], capsys)["runs"] == 16
 
 
 def test_shares_may_miss_1_by_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
