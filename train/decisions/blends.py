@@ -319,19 +319,21 @@ def _number(row: Mapping[str, Any], name: str, path: str) -> float:
 
 
 def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> list[str]:
-    """Leave the found blend in `out`; the files. Of an ablation: blend.yaml for `clipmill train`,
-    and confirm.yaml, an ablation of it against uniform and proportional shares and the arms that
-    people named, on fresh seeds. Of tables: ratios.csv with the found shares, as Olmix reads it.
+    """Leave the found blend in `out`; the files. mix.json has the choice. Of an ablation:
+    blend.yaml for `clipmill train`, and confirm.yaml, an ablation of it against uniform and
+    proportional shares and the arms that people named, on fresh seeds. Of tables: ratios.csv with
+    the found shares, as Olmix reads it.
     """
     import yaml
 
+    disk.write_json(disk.join(out, "mix.json"), disk.to_plain(choice))
     pairs = zip(choice.sources, choice.shares, strict=True)
     found = {name: share for name, share in pairs if share}
     if swarm.ablation is None:
         text = ",".join(["run", *choice.sources]) + "\n"
         text += ",".join(["found", *map(str, choice.shares)]) + "\n"
         disk.write_bytes(disk.join(out, "ratios.csv"), text.encode())
-        return ["ratios.csv"]
+        return ["mix.json", "ratios.csv"]
     ablation = swarm.ablation
     pools = {}
     for name in ablation.pools:
@@ -367,7 +369,7 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
     for name, document in (("blend.yaml", blend), ("confirm.yaml", confirm)):
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
         disk.write_bytes(disk.join(out, name), text.encode())
-    return ["blend.yaml", "confirm.yaml"]
+    return ["mix.json", "blend.yaml", "confirm.yaml"]
 
 
 def _without_defaults(item: Any) -> dict[str, Any]:

@@ -77,6 +77,7 @@ def test_tables_give_a_blend_that_olmix_reads(
     assert 0 <= choice["regret"] <= choice["regret_high"] < 0.05
     lines = (folder / "to" / "ratios.csv").read_text().splitlines()
     assert lines[0] == "run,books,code,web"
+    assert json.loads((folder / "to" / "mix.json").read_text()) == choice
     assert [float(cell) for cell in lines[1].split(",")[1:]] == choice["shares"]
 
 
