@@ -386,6 +386,8 @@ def _control_pairs(ablation: Ablation) -> list[tuple[str, str]]:
 def _headline(ablation: Ablation, primary: TaskResult) -> str:
     """One sentence about the arms of the manifest on the primary task, without the controls."""
     rows = primary.comparisons
+    if not rows and ablation.mixtures is not None and ablation.mixtures.draw == "shares":
+        return "One run of each blend compares no two: `clipmill mix` on this folder fits a law."
     if not rows:
         return "Nothing can be compared: no arm shares two finished seeds with the baseline."
     base, task = ablation.baseline, ablation.primary

@@ -219,7 +219,7 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
 ) -> None:
     out, to = str(tmp_path / "out"), tmp_path / "found it"
     assert commands.ablate([manifest, "--out", out]) == 0
-    capsys.readouterr()
+    assert "`clipmill mix` on this folder fits a law" in capsys.readouterr().out
     words = [out, "--to", str(to), "--samples-seen", "96", "--max-repeats", "3"]
     read = results.read_results
 
