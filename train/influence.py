@@ -1,11 +1,15 @@
 """What the training pairs of each group do to a zero-shot task, from gradients of trained models
 alone.
 
-A training step on a pair moves the weights against the gradient of its loss; the task's metric then
-moves by the product of this step with the metric's own gradient (TracIn, Pruthi et al., arXiv
-2002.08484, at the last weights alone). That product is the derivative of the pair's loss along one
-direction in the space of weights, and forward-mode differentiation gives it for a whole batch in
-one pass. So no gradient of a pair is stored and none is projected, as TRAK does (arXiv 2303.14186).
+A training step moves the weights against the gradient of the loss; the task's metric then moves by
+the product of this step with the metric's own gradient (TracIn, Pruthi et al., arXiv 2002.08484, at
+the last weights alone). What a pair has of that is the derivative, along the metric's gradient, of
+what the pair adds to the loss. Forward-mode differentiation gives it for a whole batch in one pass,
+so no gradient of a pair is stored and none is projected, as TRAK does (arXiv 2303.14186).
+
+A pair adds its own loss and is a negative of all other pairs, which the contrastive loss has in
+closed form (ECIF, arXiv 2411.11667). Without the second part, wrong captions of a class count as
+good for the images of that class, since they make it likelier.
 
 Shapes: B pairs of a batch, E channels of an embedding, G groups.
 """
@@ -185,7 +189,7 @@ def moved_losses(
     image_BHWC: Tensor,
     tokens_BT: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """(B,) the loss of each pair, and its derivative along a direction."""
+    """(B,) the loss of each pair, and the derivative of what it adds along a direction."""
     weights = {name: part.detach() for name, part in model.named_parameters() if name in direction}
     device = model.logit_scale.device
 
@@ -205,8 +209,8 @@ def moved_losses(
         for side in zip(*pieces, strict=True):
             image_bE, text_bE, *rest = zip(*side, strict=True)
             whole.append((torch.cat(image_bE), torch.cat(text_bE), *(each[0] for each in rest)))
-        losses = jvp(partial(pair_losses, kind), *whole)
-    return losses[0], losses[1]
+        of_pairs = jvp(partial(pair_losses, kind), *whole)  # both losses; then how they move
+    return of_pairs[0][0], of_pairs[1][1]
 
 
 def pair_losses(
@@ -215,16 +219,24 @@ def pair_losses(
     text_BE: Tensor,
     scale: Tensor,
     bias: Tensor | None = None,
-) -> Tensor:
-    """(B,) the share of each pair in the loss of a batch, of which it is the mean."""
+) -> tuple[Tensor, Tensor]:
+    """(B,) the share of each pair in the loss of a batch, of which it is the mean; and (B,) what it
+    adds to the sum of these: the derivative by its weight, as a pair and as a negative of others.
+    """
     logits_BB = scale * image_BE @ text_BE.T
     own_B = logits_BB.diagonal()
     if kind == "siglip":
         assert bias is not None
         loss_BB = F.softplus(logits_BB + bias)
-        # Half of what it has with each other pair, and its own entry, which has the other sign.
-        return (loss_BB.sum(dim=0) + loss_BB.sum(dim=1)) / 2 - own_B - bias
-    return (logits_BB.logsumexp(dim=1) + logits_BB.logsumexp(dim=0)) / 2 - own_B
+        both_B = loss_BB.sum(dim=0) + loss_BB.sum(dim=1)
+        # Its own entry has the other sign. Those with others are shared by halves.
+        positive_B = own_B + bias
+        return both_B / 2 - positive_B, both_B - loss_BB.diagonal() - positive_B
+    loss_B = (logits_BB.logsumexp(dim=1) + logits_BB.logsumexp(dim=0)) / 2 - own_B
+    of_row_BB, of_column_BB = logits_BB.softmax(dim=1), logits_BB.softmax(dim=0)
+    taken_B = of_row_BB.sum(dim=0) + of_column_BB.sum(dim=1)  # by what others take for it
+    taken_B = taken_B - of_row_BB.diagonal() - of_column_BB.diagonal()
+    return loss_B, loss_B + taken_B / 2
 
 
 def _pixels(model: AnyModel, image_BHWC: Tensor, device: torch.device) -> Tensor:

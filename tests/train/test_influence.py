@@ -31,14 +31,56 @@ CPU = torch.device("cpu")
 BIAS = {"clip": (), "siglip": (torch.tensor(-2.0),)}
 
 
+def features(seed, pairs, width=5):
+    drawn = torch.randn(2, pairs, width, generator=torch.Generator().manual_seed(seed))
+    return F.normalize(drawn.double(), dim=-1).unbind(0)
+
+
+def sum_of_weights(kind, image_BE, text_BE, scale, weight_B, bias=None):
+    """The sum of the losses of a batch whose pairs count so often, each as a negative of all others
+    and once as its own positive.
+    """
+    own = torch.eye(len(weight_B), dtype=torch.bool)
+    logits_BB = scale * image_BE @ text_BE.T
+    column_BB = torch.where(own, 1.0, weight_B.expand_as(logits_BB))
+    if kind == "siglip":
+        loss_BB = -F.logsigmoid(torch.where(own, 1.0, -1.0) * (logits_BB + bias))
+        return (weight_B[:, None] * column_BB * loss_BB).sum()
+    both = [
+        (column_BB * each.exp()).sum(dim=1).log() - each.diagonal()
+        for each in (logits_BB, logits_BB.T)
+    ]
+    return (weight_B * (both[0] + both[1])).sum() / 2
+
+
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.floats(0.5, 30))
-def test_the_losses_of_the_pairs_are_shares_of_the_trainers_loss(kind, seed, pairs, scale):
-    drawn = torch.randn(2, pairs, 5, generator=torch.Generator().manual_seed(seed))
-    outputs = (*F.normalize(drawn.double(), dim=-1), torch.tensor(scale), *BIAS[kind])
-    loss, _ = contrastive(kind, *outputs)
-    torch.testing.assert_close(influence.pair_losses(kind, *outputs).mean(), loss)
+def test_a_pair_has_a_share_of_the_trainers_loss_and_adds_its_derivative_by_the_pairs_weight(
+    kind, seed, pairs, scale
+):
+    outputs = (*features(seed, pairs), torch.tensor(scale))
+    own_B, added_B = influence.pair_losses(kind, *outputs, *BIAS[kind])
+    loss, _ = contrastive(kind, *outputs, *BIAS[kind])
+    torch.testing.assert_close(own_B.mean(), loss)
+    weight_B = torch.ones(pairs, dtype=torch.float64, requires_grad=True)
+    (expected_B,) = torch.autograd.grad(
+        sum_of_weights(kind, *outputs, weight_B, *BIAS[kind]), weight_B
+    )
+    torch.testing.assert_close(added_B, expected_B)
+
+
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_in_a_batch_of_many_a_pair_adds_what_is_missing_without_it(kind):
+    image_BE, text_BE = features(3, 200, width=64)
+    scale, ones = torch.tensor(2.0), torch.ones(200)
+    _, added_B = influence.pair_losses(kind, image_BE, text_BE, scale, *BIAS[kind])
+    whole = sum_of_weights(kind, image_BE, text_BE, scale, ones, *BIAS[kind])
+    for pair in (0, 57, 199):
+        others = torch.arange(200) != pair
+        left = (image_BE[others], text_BE[others], scale, ones[others], *BIAS[kind])
+        missing = whole - sum_of_weights(kind, *left)
+        assert added_B[pair].item() == pytest.approx(missing.item(), rel=2e-3)
 
 
 def models(tmp_path):
@@ -72,11 +114,11 @@ def test_every_pairs_derivative_is_that_of_autograd_for_every_kind_of_model(tmp_
         losses, found = influence.moved_losses(model, kind, direction, image_BHWC, tokens_BT)
         pixels_BCHW = influence._pixels(model, image_BHWC, CPU)
         outputs = [part for part in model(pixels_BCHW, tokens_BT) if part is not None]
-        loss_B = influence.pair_losses(kind, *outputs)
+        loss_B, added_B = influence.pair_losses(kind, *outputs)
         torch.testing.assert_close(losses, loss_B, rtol=1e-4, atol=1e-4)
         for pair in range(5):
             parts = torch.autograd.grad(
-                loss_B[pair], list(model.parameters()), retain_graph=True, allow_unused=True
+                added_B[pair], list(model.parameters()), retain_graph=True, allow_unused=True
             )
             expected = sum(
                 (part * along).sum()
