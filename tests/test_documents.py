@@ -87,6 +87,7 @@ NOT_RUN = {
     "clipmill audit lock out/theirs": "two labs: tests/pipeline/lock",
     "clipmill audit same-rows out/pool": "two labs: tests/pipeline/lock",
     "clipmill look out/pool --serve": "runs until Ctrl-C: tests/pipeline/look",
+    "python benchmarks/studies/scales.py": "runs of hours; tests/benchmarks/studies has its table",
     "python benchmarks/trainer/bench.py": "the command that a committed report records",
     "python examples/miniweb/small_web.py cifar10": "a download: test_photographs.py makes one",
     "clipmill demo manifests/ablations/cifar10.yaml": "hours: test_photographs.py",

@@ -8,8 +8,8 @@ example:
   python benchmarks/studies/scales.py table
   clipmill decide examples/cifar10_scales.parquet --task cifar10
 
-`collect` keeps the metrics of each run in examples/cifar10_scales.parquet. `table` writes the table
-of docs/statistics.md from that file. `again` evaluates the
+`collect` keeps the metrics of each run in examples/cifar10_scales.parquet. `table` writes that of
+docs/statistics.md from it. `again` evaluates the
 exported models of an ablation on the tasks of the manifest as it is now, without training: it
 writes an ablation of models into OUT and runs it, or goes on with it.
 """
@@ -38,6 +38,9 @@ from train.stats.scales import ScaleDecision
 
 MANIFEST = ROOT / "manifests" / "ablations" / "cifar10_scales.yaml"
 DATA = ROOT / "examples" / "cifar10_scales.parquet"
+PAGE = ROOT / "docs" / "statistics.md"
+BEGIN, END = "<!-- table of benchmarks/studies/scales.py -->", "<!-- end of the table -->"
+NAMED = ("accuracy", "logprob_t")
 METRICS = {
     "cifar10": ("accuracy", "logprob_t", "logprob", "margin"),
     "pairs": ("recall@1", "mean_rank", "contrastive_loss_t", "contrastive_loss"),
@@ -117,23 +120,32 @@ def table() -> str:
             one.seeds_for_sure or "none",
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join([*lines, "", *calibration(rows, truth)])
+    return "\n".join([*lines, "", calibration(rows, truth)])
 
 
-def calibration(rows: Sequence[ScaleDecision], truth: tuple[str, str]) -> list[str]:
-    """How often pairs of each stated probability are right, over the metrics held against the
-    headline.
+def write_table() -> None:
+    """Put the table into docs/statistics.md."""
+    text = PAGE.read_text()
+    before, after = text.index(BEGIN) + len(BEGIN), text.index(END)
+    PAGE.write_text(f"{text[:before]}\n{table()}\n{text[after:]}")
+    print(f"{PAGE}: written anew; the sentences below the table are by hand")
+
+
+def calibration(rows: Sequence[ScaleDecision], truth: tuple[str, str]) -> str:
+    """How often pairs of each stated probability are right, by the two metrics that were named
+    before the first run.
     """
     counts: dict[float, list[int]] = {}
     for one in rows:
-        for begin, pairs in one.bins if one.truth == truth else ():
+        for begin, pairs in one.bins if one.truth == truth and one.metric in NAMED else ():
             count = counts.setdefault(begin, [0, 0])
             count[0] += pairs.pairs
             count[1] += pairs.alike
-    return [
-        f"stated {begin:.0%} and more: {right} of {pairs} right ({right / pairs:.1%})"
-        for begin, (pairs, right) in sorted(counts.items())
-    ]
+    parts = [f"{100 * begin:.0f} %: {right} of {n}" for begin, (n, right) in sorted(counts.items())]
+    return (
+        "Right among the pairs of accuracy and `logprob_t`, by the probability that was stated, "
+        f"from {', from '.join(parts)}."
+    )
 
 
 def main() -> int:
@@ -146,10 +158,10 @@ def main() -> int:
     verb.add_argument("out")
     verb = verbs.add_parser("collect", help="write examples/cifar10_scales.parquet")
     verb.add_argument("folders", nargs="+", help="the --out of each scale")
-    verbs.add_parser("table", help="print the table of docs/statistics.md")
+    verbs.add_parser("table", help="write the table into docs/statistics.md")
     args = parser.parse_args()
     if args.verb == "table":
-        print(table())
+        write_table()
         return 0
     if args.verb == "again":
         return again(args.folder, args.out)
