@@ -274,7 +274,7 @@ def test_charts_boxes_and_images_have_names(page: Tab) -> None:
         "[...document.querySelectorAll('svg:not([aria-hidden])')].map("
         "s => [s.getAttribute('role'), s.getAttribute('aria-label') || ''])"
     )
-    assert len(charts) == 7
+    assert len(charts) == 6
     assert all(role == "img" and len(name) > 3 for role, name in charts)
     assert page.value("document.querySelectorAll('main .scroll:not([aria-label])').length") == 0
     assert page.value("[...document.images].filter(i => !i.alt).length") == 0
