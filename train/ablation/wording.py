@@ -16,7 +16,6 @@ from train.stats.scales import SURE, ScaleAgreement, ScaleDecision
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"
 ROUNDING = 1e-12
-MOST_PRICES = 12  # of metrics, in the terminal
 PHRASES: dict[Verdict, str] = {
     "better": "is better than",
     "worse": "is worse than",
@@ -221,28 +220,6 @@ def share_text(one: ScaleAgreement) -> str:
     return f"{one.share.value:.2f} [{one.share.low:.2f}, {one.share.high:.2f}]"
 
 
-def scale_text(one: ScaleDecision) -> str:
-    """`ImageNet, s to l: 13 of 15 pairs (0.87 [0.60, 1.00])`, and of how many pairs the small scale
-    is sure.
-    """
-    a, truth = one.agreement, one.large
-    if one.truth != (one.task, one.metric):
-        truth = f"{column_name(*one.truth)} at {truth}"
-    left_out = f", {a.left_out} tied" if a.left_out else ""
-    parts = [
-        f"{column_name(one.task, one.metric)}, {one.small} to {truth}: {a.alike} of {a.pairs} "
-        f"pairs ({share_text(a)}{left_out})"
-    ]
-    if one.clear is not None and one.clear.pairs < a.pairs:
-        parts.append(f"{one.clear.alike} of the {one.clear.pairs} that {one.large} decides")
-    if one.stated is not None:
-        right = f"{one.stated.alike} right ({share_text(one.stated)})"
-        parts.append(f"decides {one.stated.pairs}, {right}, abstains on {abstained(one)}")
-    elif one.probability is not None:
-        parts.append("decides none")
-    return "; ".join(parts)
-
-
 def abstained(one: ScaleDecision) -> int:
     """Pairs that a small scale does not decide."""
     return one.agreement.pairs - (one.stated.pairs if one.stated else 0)
@@ -274,14 +251,57 @@ def runs_text(number: int) -> str:
 
 
 def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
-    """How often a small scale decides as the largest one, and what that costs."""
+    """How often a small scale decides as the largest one, as a table, and what that costs by the
+    headline metric. most: rows.
+    """
     if not decisions:
         return []
-    texts = ["How often a smaller scale orders two arms as the largest one"]
-    texts += [f"  {scale_text(one)}" for one in decisions[:most]]
-    if len(decisions) > most:
-        texts.append(f"  and {len(decisions) - most} more, in --json and on the page")
-    return [*texts, *(f"  {text}" for text in price_texts(decisions)[:MOST_PRICES])]
+    headline, large = decisions[0].truth, decisions[0].large
+    compared: dict[tuple[str, str, str], dict[bool, ScaleDecision]] = {}
+    for one in decisions:
+        key = (one.task, one.metric, one.small)
+        compared.setdefault(key, {})[one.truth == key[:2]] = one
+    rows: list[tuple[str, ...]] = [
+        ("metric", "from", "as itself", "pairs alike", "clear", "decided, right", "abstains",
+         "sure", f"runs for {SURE:.0%}"),
+    ]  # fmt: skip
+    for (task, metric, small), by_truth in list(compared.items())[:most]:
+        same = by_truth.get(True)
+        one = by_truth.get(False) or by_truth[True]
+        rows.append(
+            (column_name(task, metric), small, _of(same.agreement if same else None),
+             f"{_of(one.agreement)}, {share_text(one.agreement)}", *_decided(one))
+        )  # fmt: skip
+    columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
+    widths = [max(map(len, column)) for column in columns]
+    texts = [
+        f"How often a smaller scale orders two arms as {column_name(*headline)} at {large} does"
+    ]
+    for row in zip(*columns, strict=True):
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        texts.append(f"  {'  '.join(cells)}".rstrip())
+    if len(compared) > most:
+        texts.append(f"  and {len(compared) - most} more, in --json and on the page")
+    own = [one for one in decisions if one.truth == headline == (one.task, one.metric)]
+    return [*texts, *(f"  {text}" for one in own if (text := price_text(one)))]
+
+
+def _decided(one: ScaleDecision) -> tuple[str, ...]:
+    """The last cells of a row: clear, decided and right, abstains, sure, runs."""
+    if one.probability is None:
+        return (_of(one.clear), "", "", "", "")
+    stated = one.stated
+    return (
+        _of(one.clear),
+        f"{stated.pairs}, {stated.alike}" if stated else "none",
+        str(abstained(one)),
+        f"{one.probability:.0%}",
+        "never" if one.seeds_for_sure is None else str(one.seeds_for_sure),
+    )
+
+
+def _of(one: ScaleAgreement | None) -> str:
+    return "" if one is None else f"{one.alike} of {one.pairs}"
 
 
 def price_texts(decisions: Sequence[ScaleDecision]) -> list[str]:
