@@ -100,7 +100,7 @@ def put_text(machine: Machine, path: str, text: str, environment: dict[str, str]
 def committed(lab: Lab, pool: str, on: Machine | None = None) -> dict[str, str]:
     """Shard -> sha256 of its tar, as the commit records on the store say."""
     code = (
-        "import json, sys; from manifests.layout import read_commit_records as read\n"
+        "import json, sys; from tests.support.commit_records import read_commit_records as read\n"
         "print(json.dumps({s: r.tar_sha256 for s, r in read(sys.argv[1]).items()}))"
     )
     machine = on or lab.cluster.head
