@@ -283,7 +283,7 @@ def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
     if len(compared) > most:
         texts.append(f"  and {len(compared) - most} more, in --json and on the page")
     own = [one for one in decisions if one.truth == headline == (one.task, one.metric)]
-    return [*texts, *(f"  {text}" for one in own if (text := price_text(one)))]
+    return [*texts, *(f"  {text}" for text in price_texts(own))]
 
 
 def _decided(one: ScaleDecision) -> tuple[str, ...]:
