@@ -32,6 +32,7 @@ from train.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
 if TYPE_CHECKING:
     from train.decisions.pair_gradients import GradientAnswer
 
+RULE = 70  # characters of a rule beside its group
 OUTSIDE = 5e-4  # of an arm's samples; less is not mentioned
 PAIRS = 8192  # of one run: a tenth of the mean size of an influence, for 1,000 pairs of a group
 
@@ -229,19 +230,26 @@ def attribution_lines(answer: Attribution) -> list[str]:
         f"of pairs: {answer.metric} of {answer.mixtures} mixtures, {answer.seeds} runs each",
         "",
         f"{'group':<{width}}      rows  {answer.baseline:>{base}}  {answer.arm:>{arm}}  "
-        f"{'without it, ' + unit:<24}  share of the gain",
+        f"{'without it, ' + unit:<24}  {'share of the gain':<20}  rule",
     ]
     for one in answer.effects:
         mark = "*" if one.effect.is_clear else " "
         lines.append(
             f"{one.group.name:<{width}}  {one.group.rows:>8,}  {one.base:>{base}.1%}  "
-            f"{one.arm:>{arm}.1%}  {points(one.effect):<22} {mark}  {_share(one.share)}"
+            f"{one.arm:>{arm}.1%}  {points(one.effect):<22} {mark}  {_share(one.share):<20}  "
+            f"{one.group.rule[:RULE]}".rstrip()
         )
     lines += [
         "",
         "without it: the baseline when it is trained without the group, or with it where the "
         "baseline has none. * 0 is outside; the 95 % hold for all groups together.",
     ]
+    if (gain := answer.inside) and gain.measured:
+        lines.append(
+            f"The groups predict {wording.points(gain.predicted.value, answer.unit)} of the "
+            f"{wording.points(gain.measured.value, answer.unit)} {unit} that {answer.arm} gained: "
+            "it comes from what it selects inside of them; divide by another column."
+        )
     if not answer.matters:
         lines.append(f"These runs do not show that the groups differ at all (p = {answer.p:.2g}).")
     if answer.rank is not None:

@@ -237,8 +237,13 @@ def explain_gain(runs: GroupRuns, arm: str, confirmed: GroupRuns | None = None) 
     rows_G = np.array([float(group.rows) for group in runs.groups])
     parts_GG = parts_of_gain(base_G, arm_G)
     without = fit.estimates(changed_shares(base_G, rows_G))
+    checks: dict[str, ArmCheck] = {}
+    for each in (runs, confirmed) if confirmed is not None else (runs,):
+        checks |= _checks(each, arm, fit)
+    differs = arm in checks and checks[arm].differs
     effects = []
     for number, part in enumerate(fit.estimates(parts_GG)):
+        share = None if differs else fit.ratio(parts_GG[number], arm_G - base_G)
         effects.append(
             GroupEffect(
                 group=runs.groups[number],
@@ -246,12 +251,9 @@ def explain_gain(runs: GroupRuns, arm: str, confirmed: GroupRuns | None = None) 
                 arm=float(runs.shares[arm][number]),
                 effect=without[number],
                 gain=part,
-                share=fit.ratio(parts_GG[number], arm_G - base_G),
+                share=share,
             )
         )
-    checks: dict[str, ArmCheck] = {}
-    for each in (runs, confirmed) if confirmed is not None else (runs,):
-        checks |= _checks(each, arm, fit)
     return Attribution(
         arm=arm,
         baseline=baseline,

@@ -57,7 +57,7 @@ class GroupEffect:
     base, arm: its share of the samples of the baseline and of the arm. effect: the change when the
     baseline is trained without it; intervals hold for all groups together. gain: its part of what
     the arm gained on the baseline; share: that part over the whole, None where the arm has no clear
-    gain.
+    gain and where the groups do not predict the measured one.
     """
 
     group: PairGroup
@@ -84,6 +84,12 @@ class ArmCheck:
     measured: Estimate | None
     ratio: Estimate | None
     measured_ratio: Estimate | None
+
+    @property
+    def differs(self) -> bool:
+        """Whether the intervals of what is predicted and of what was measured are apart."""
+        one, other = self.predicted, self.measured
+        return other is not None and (one.high < other.low or other.high < one.low)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +120,11 @@ class Attribution:
     def matters(self) -> bool:
         """Whether the runs show that groups differ at all."""
         return self.p < SURE
+
+    @property
+    def inside(self) -> ArmCheck | None:
+        """The gain of the arm where it comes from what it selects inside of the groups."""
+        return next((each for each in self.arms if each.arm == self.arm and each.differs), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.schema import Mixtures
-from train.stats.groups import LinearFit, changed_shares, fit_groups, parts_of_gain, spearman
+from manifests.schema import Ablation, Arm, Mixtures, TaskSpec
+from train.decisions.pair_groups import GroupRuns, explain_gain
+from train.stats.groups import (
+    LinearFit,
+    PairGroup,
+    changed_shares,
+    fit_groups,
+    parts_of_gain,
+    spearman,
+)
 
 GROUPS = 16
 
@@ -115,3 +123,41 @@ def test_too_few_mixtures_and_groups_that_come_together_are_refused() -> None:
 def test_a_rank_correlation_has_ties_and_may_not_exist() -> None:
     assert spearman(np.array([1.0, 2, 2, 4]), np.array([1.0, 3, 3, 9])) == pytest.approx(1)
     assert math.isnan(spearman(np.ones(3), np.arange(3.0)))
+
+
+def test_a_gain_from_inside_of_the_groups_is_said_and_has_no_shares() -> None:
+    """`picked` has the shares of raw but for a little, and gains what no group explains."""
+    mixtures = {f"mix{n:02}": np.eye(3)[[n % 3, (n + n // 3) % 3]].mean(axis=0) for n in range(9)}
+    shares = {"raw": np.full(3, 1 / 3), "picked": np.array([0.4, 0.3, 0.3]), **mixtures}
+    levels = {name: 0.3 * share[0] + 0.2 * share[1] for name, share in shares.items()}
+    rng = np.random.default_rng(0)
+    answers = {}
+    for extra in (0.0, 0.2):
+        values = {}
+        for name, level in levels.items():
+            more = extra * (name == "picked")
+            values[name] = {seed: level + more + rng.normal(0, 0.002) for seed in range(3)}
+        runs = GroupRuns(
+            ablation=Ablation(
+                name="a", question="?", arms={"raw": Arm(view="web/raw")}, baseline="raw",
+                seeds=(0, 1, 2), primary="t", train={"preset": "micro"},
+                evaluate=(TaskSpec(name="t", kind="classification", data="d"),),
+            ),
+            groups=tuple(
+                PairGroup(name=f"web/{n}", folder="web", view=str(n), rule="", rows=10)
+                for n in range(3)
+            ),
+            mixtures=tuple(mixtures),
+            shares=shares,
+            values=values,
+            metric="accuracy",
+            unit="share",
+        )  # fmt: skip
+        answers[extra] = explain_gain(runs, "picked")
+    assert answers[0.0].inside is None
+    inside = answers[0.2].inside
+    assert inside is not None
+    assert inside.measured is not None
+    assert inside.measured.value == pytest.approx(0.2, abs=0.02)
+    assert [one.share for one in answers[0.2].effects] == [None] * 3
+    assert any(one.share for one in answers[0.0].effects)
