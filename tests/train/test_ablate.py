@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import shutil
 import signal
 import socket
@@ -130,8 +131,9 @@ def test_smaller_scales_are_run_first_and_held_against_the_ablation(
     assert json.loads(last) == disk.read_json(out / "results.json")
     small = disk.read_json(out / "scales" / "small" / "ablation.json")
     assert (small["train"]["samples_seen"], small["pools"]["web"]["out"]) == (32, pool)
-    texts = [line for line in printed if "32 to" in line]
-    assert any("captions, contrastive_loss, 32 to 64: " in text for text in texts)
+    texts = [line for line in printed if re.search(r"^  \S.*  32  ", line)]
+    assert any(text.startswith("  captions, contrastive_loss  ") for text in texts)
+    assert "How often a smaller scale orders two arms as 64 does" in printed, "accuracy ties them"
 
     monkeypatch.setattr(runner, "run_in_children", lambda *_: pytest.fail("a run was repeated"))
     assert commands.ablate(words) == 0
@@ -140,7 +142,7 @@ def test_smaller_scales_are_run_first_and_held_against_the_ablation(
     assert disk.read_json(out / "report.json")["scales"][0]["small"] == "32"
     capsys.readouterr()
     assert commands.decide([str(out), "--task", "colours"]) == 0
-    assert [line for line in capsys.readouterr().out.splitlines() if "32 to" in line] == texts
+    assert [line for line in capsys.readouterr().out.splitlines() if line in texts] == texts
 
 
 def test_a_scale_of_another_question_is_refused(

@@ -256,7 +256,8 @@ def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
     """
     if not decisions:
         return []
-    headline, large = decisions[0].truth, decisions[0].large
+    headline, large = headline_of(decisions), decisions[0].large
+    truth = large if headline is None else f"{column_name(*headline)} at {large}"
     compared: dict[tuple[str, str, str], dict[bool, ScaleDecision]] = {}
     for one in decisions:
         key = (one.task, one.metric, one.small)
@@ -274,9 +275,7 @@ def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
         )  # fmt: skip
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
     widths = [max(map(len, column)) for column in columns]
-    texts = [
-        f"How often a smaller scale orders two arms as {column_name(*headline)} at {large} does"
-    ]
+    texts = [f"How often a smaller scale orders two arms as {truth} does"]
     for row in zip(*columns, strict=True):
         cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
         texts.append(f"  {'  '.join(cells)}".rstrip())
@@ -284,6 +283,13 @@ def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
         texts.append(f"  and {len(compared) - most} more, in --json and on the page")
     own = [one for one in decisions if one.truth == headline == (one.task, one.metric)]
     return [*texts, *(f"  {text}" for text in price_texts(own))]
+
+
+def headline_of(decisions: Sequence[ScaleDecision]) -> tuple[str, str] | None:
+    """What all metrics are held against; None where it ties the arms, so that nothing is."""
+    columns = {(one.task, one.metric) for one in decisions}
+    others = [one.truth for one in decisions if one.truth != (one.task, one.metric)]
+    return next(iter(others or (columns if len(columns) == 1 else ())), None)
 
 
 def _decided(one: ScaleDecision) -> tuple[str, ...]:
@@ -306,5 +312,6 @@ def _of(one: ScaleAgreement | None) -> str:
 
 def price_texts(decisions: Sequence[ScaleDecision]) -> list[str]:
     """What a decision costs by each metric that is compared with the headline."""
-    headline = decisions[0].truth if decisions else None
-    return [text for one in decisions if one.truth == headline and (text := price_text(one))]
+    headline = headline_of(decisions)
+    compared = [one for one in decisions if headline in (None, one.truth)]
+    return [text for one in compared if (text := price_text(one))]
