@@ -18,6 +18,7 @@ from clipmill.app import (
     Scale,
     Scales,
     Whole,
+    check_scales,
     make_app,
     print_json,
     print_result,
@@ -136,8 +137,7 @@ def _checked(
 ) -> dict[str, Ablation]:
     """Ablations by their folders, the smaller scales first, after the checks that need no pool."""
     folder = disk.output_folder(out)
-    if scales and scale:
-        raise ValueError("--scale runs one scale, --scales some and the manifest: leave one out")
+    check_scales(scale, scales)
     checked = {folder: reader.read_manifest(path, Ablation, scale=scale)}
     if scales:
         checked = reader.read_scales(path, scales, folder)
@@ -371,7 +371,8 @@ def read_report(folder: str) -> Report:
         return collected
     try:
         arm = best_arm(collected.ablation, collected.results, list(collected.results.runs))
-        return dataclasses.replace(collected, attribution=explain_folder(folder, arm))
+        answer = explain_folder(collected.ablation, collected.results, folder, arm)
+        return dataclasses.replace(collected, attribution=answer)
     except ValueError as error:  # runs are missing
         gaps = (*collected.gaps, f"groups of pairs: {error}")
         return dataclasses.replace(collected, gaps=gaps)

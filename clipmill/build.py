@@ -15,7 +15,17 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from clipmill.app import MORE, Engine, Json, Scale, Scales, Words, make_app, root_app
+from clipmill.app import (
+    MORE,
+    Engine,
+    Json,
+    Scale,
+    Scales,
+    Words,
+    check_scales,
+    make_app,
+    root_app,
+)
 from manifests import console, disk, reader
 from manifests.layout import AblationLayout
 from manifests.records import DriftDocument
@@ -181,8 +191,7 @@ def build_manifest(
     """Build a recipe or run an ablation; the exit status. `served` makes its sources in the folder
     `web` and serves them; it is entered after the checks.
     """
-    if options.scales and options.scale:
-        raise ValueError("--scale runs one scale, --scales some and the manifest: leave one out")
+    check_scales(options.scale, options.scales)
     if reader.manifest_kind(options.manifest) is Recipe:
         if options.scales:
             raise ValueError("--scales are of an ablation; of a recipe, give one --scale")

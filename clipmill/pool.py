@@ -78,7 +78,7 @@ def score(
         filters: Only these, by the names that the recipe gives them (default: all of the recipe).
         changes: Change options of filters: NAME.OPTION=VALUE.
     """
-    pool = pool if disk.is_url(pool) else str(Path(pool).absolute())
+    pool = disk.absolute_path(pool)
     if scale and not recipe:
         raise ValueError("--scale picks a block of a recipe; name the recipe with --recipe")
     read = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from clipmill.app import Json, Whole, Words, make_app, print_result
@@ -12,12 +11,11 @@ from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation
 from train.ablation import wording
 from train.ablation.arms import all_runs
+from train.decisions.blends import kept_settings
 from train.decisions.pair_groups import (
-    KEPT,
     best_arm,
     confirming_ablation,
     explain_folder,
-    read_folder,
 )
 from train.reporting.changes import (
     PartDifferences,
@@ -26,6 +24,7 @@ from train.reporting.changes import (
     penalty_of,
     read_answers,
 )
+from train.reporting.results import read_folder
 from train.reporting.schema import ArmChanges
 from train.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
 
@@ -93,7 +92,7 @@ def why(
             raise ValueError(f"{folder} is an ablation of {kind}, which {option} is not for")
     arm = arm or best_arm(ablation, results, list(results.runs))
     if is_of_groups:
-        answer = explain_folder(folder, arm, confirmed)
+        answer = explain_folder(ablation, results, folder, arm, confirmed)
         lines = attribution_lines(answer)
         if confirm_to is not None:
             write_yaml(confirm_to, confirming_ablation(answer, ablation))
@@ -367,8 +366,7 @@ def plan(
     if arm not in ablation.arms:
         raise ValueError(f"there is no arm {arm!r}{disk.did_you_mean(arm, list(ablation.arms))}")
     pool, views = views_of(ablation, arm)
-    path = ablation.pool_folder(folder, pool)
-    path = path if disk.is_url(path) else str(Path(path).absolute())
+    path = disk.absolute_path(ablation.pool_folder(folder, pool))
     with hold_lease(path, WAIT_S) as lease:
         made = group_views(path, views, by, groups, views[-1], lease.fence)
     if mixtures < RUNS_PER_GROUP * len(made):
@@ -412,10 +410,9 @@ def why_ablation(
     ablation: Ablation, arm: str, pool: str, folder: str, groups: Iterable[str]
 ) -> dict[str, Any]:
     """The ablation on random halves of groups: the arm, the baseline, an A/A arm and mixtures."""
-    plain = disk.to_plain(ablation)
     arms = {}
     for name in dict.fromkeys((ablation.baseline, arm)):
-        arms[name] = {key: value for key, value in plain["arms"][name].items() if value}
+        arms[name] = disk.to_plain(ablation.arms[name], with_defaults=False)
     return {
         "name": f"{ablation.name}_why",
         "question": f"Which groups of pairs make {arm} differ from {ablation.baseline}?",
@@ -424,5 +421,5 @@ def why_ablation(
         "baseline": ablation.baseline,
         "mixtures": {"sources": [f"{pool}/{view}" for view in groups], "draw": "halves"},
         "controls": {"a_a": ablation.baseline},
-        **{key: plain[key] for key in KEPT},
+        **kept_settings(ablation),
     }

@@ -382,10 +382,8 @@ class Target:
 
 def target_of(to: str, pool: str) -> Target:
     """The target that `--to` names. ValueError for another ending, and for a path in the pool."""
-    path = to if disk.is_url(to) else str(disk.local_path(to).absolute())
-    path = path.rstrip("/")
-    root = pool if disk.is_url(pool) else str(disk.local_path(pool).absolute())
-    root = root.rstrip("/")
+    path = disk.absolute_path(to).rstrip("/")
+    root = disk.absolute_path(pool).rstrip("/")
     if path == root or path.startswith(f"{root}/"):
         raise ValueError(f"--to {to} lies in the pool {pool}; write it elsewhere")
     name = path.rpartition("/")[2]

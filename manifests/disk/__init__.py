@@ -23,6 +23,7 @@ from __future__ import annotations
 from manifests.disk.files import (
     CountedFile,
     NotRegular,
+    absolute_path,
     check_regular,
     check_replaceable,
     check_size,

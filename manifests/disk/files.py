@@ -50,6 +50,11 @@ def local_path(path: str | Path) -> Path:
     return Path(str(path).removeprefix("file://"))
 
 
+def absolute_path(path: str | Path) -> str:
+    """A URL as it is, a local path from the root on."""
+    return str(path) if is_url(path) else str(local_path(path).absolute())
+
+
 def expand_braces(text: str) -> list[str]:
     """The texts that `{00000..00004}` and `{a,b}` in a text stand for, in order, as in a shell and
     in webdataset. Other braces stay. ValueError for braces that do not pair, or lie in others."""

@@ -177,7 +177,7 @@ def file_table(source: Source, path: str) -> PairTable:
 
 def image_table(source: Source, path: str) -> PairTable:
     """Kind image_table: the images are in the rows, whose addresses are their URLs."""
-    absolute = path if disk.is_url(path) else str(disk.local_path(path).absolute())
+    absolute = disk.absolute_path(path)
     return PairTable(
         source,
         None,

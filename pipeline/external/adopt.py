@@ -370,7 +370,7 @@ def _tars_at(path: str) -> list[str]:
     for tar in tars:
         if not disk.is_url(tar):
             disk.check_regular(disk.local_path(tar))
-    return [tar if disk.is_url(tar) else str(disk.local_path(tar).absolute()) for tar in tars]
+    return [disk.absolute_path(tar) for tar in tars]
 
 
 def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:

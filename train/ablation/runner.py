@@ -25,6 +25,7 @@ from manifests.layout import AblationLayout, RunLayout
 from manifests.schema import Ablation, Blend, TaskSpec
 from train.ablation import arms, wording
 from train.ablation.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
+from train.ablation.names import primary_task
 from train.config import TrainConfig
 from train.evaluation.metrics import Metrics, deciding_metric
 from train.evaluation.tasks import evaluate
@@ -319,7 +320,7 @@ def evaluate_scorer(ablation: Ablation, out: str) -> None:
     evaluated is logged: the runs have their results without it.
     """
     run = scorer_run(ablation, out)
-    tasks = [task for task in ablation.evaluate if task.name == ablation.primary]
+    tasks = [primary_task(ablation)]
     if run is None or arms.finished_metrics(run, tasks) is not None:
         return
     answer = train_and_evaluate(request_of(run, tasks, threads_of(1)))

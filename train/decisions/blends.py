@@ -8,13 +8,13 @@ row for each run and a column for each metric; a column of both names the run.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from manifests import disk
-from manifests.layout import AblationLayout, PoolLayout
+from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Ablation, Arm
 from train.decisions.tables import Record, records_of
@@ -27,6 +27,7 @@ SUM_TOLERANCE = 0.01  # of the shares of a run, as in Olmix
 SURE = 0.05  # p of the test that the shares matter
 CONFIRMING_SEEDS = 10
 SHARE_DIGITS = 4
+KEPT = ("train", "evaluate", "primary", "equivalence", "jobs", "ranks", "hardware")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,13 +160,9 @@ def swarm_of_ablation(folder: str, metric: str | None = None) -> Swarm:
     a folder without results or with stale ones, and for a view whose rows are needed and not known.
     """
     from train.evaluation.metrics import METRICS
-    from train.reporting.results import read_results
+    from train.reporting.results import read_folder
 
-    ablation_json = AblationLayout(folder).ablation_json
-    if not disk.exists(ablation_json):
-        raise ValueError(f"{folder} is no folder of an ablation; `clipmill ablate` makes one")
-    ablation = disk.from_plain(Ablation, disk.read_json(ablation_json))
-    results = read_results(ablation, folder)
+    ablation, results = read_folder(folder)
     metric = metric or results.tasks[ablation.primary].metric
     weights = {name: _weights(arm) for name, arm in ablation.arms.items()}
     drawn: Mapping[str, Any] = {}
@@ -337,8 +334,7 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
     ablation = swarm.ablation
     pools = {}
     for name in ablation.pools:
-        path = ablation.pool_folder(folder, name)
-        pools[name] = path if disk.is_url(path) else str(disk.local_path(path).absolute())
+        pools[name] = disk.absolute_path(ablation.pool_folder(folder, name))
     blend: dict[str, Any] = {"name": f"{ablation.name}_found", "pools": pools, "views": found}
     if choice.max_repeats is not None:
         blend["max_repeats"] = choice.max_repeats
@@ -346,11 +342,11 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
         "found": {"views": found},
         "uniform": {"views": dict.fromkeys(choice.sources, 1.0)},
         "proportional": {"views": dict.fromkeys(choice.sources, 1.0), "weights": "repeats"},
-        **{name: _without_defaults(arm) for name, arm in swarm.rivals.items()},
+        **{name: disk.to_plain(arm, with_defaults=False) for name, arm in swarm.rivals.items()},
     }
-    train = dict(ablation.train)
+    settings = kept_settings(ablation)
     if choice.samples is not None:
-        train["samples_seen"] = choice.samples
+        settings["train"]["samples_seen"] = choice.samples
     first = max(ablation.seeds) + 1
     confirm = {
         "name": f"{ablation.name}_confirm",
@@ -359,12 +355,7 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
         "arms": arms,
         "baseline": "found",
         "seeds": list(range(first, first + CONFIRMING_SEEDS)),
-        "train": train,
-        "evaluate": [_without_defaults(task) for task in ablation.evaluate],
-        "primary": ablation.primary,
-        "equivalence": ablation.equivalence,
-        "jobs": ablation.jobs,
-        "ranks": ablation.ranks,
+        **settings,
     }
     for name, document in (("blend.yaml", blend), ("confirm.yaml", confirm)):
         text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
@@ -372,12 +363,9 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
     return ["mix.json", "blend.yaml", "confirm.yaml"]
 
 
-def _without_defaults(item: Any) -> dict[str, Any]:
-    """The keys of a manifest that say something."""
-    plain = disk.to_plain(item)
-    kept = {}
-    for one in fields(item):
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        if getattr(item, one.name) != default:
-            kept[one.name] = plain[one.name]
-    return kept
+def kept_settings(ablation: Ablation) -> dict[str, Any]:
+    """The keys that a manifest has of the ablation that it explains or confirms."""
+    plain = disk.to_plain(ablation)
+    settings = {key: plain[key] for key in KEPT}
+    tasks = [disk.to_plain(task, with_defaults=False) for task in ablation.evaluate]
+    return settings | {"evaluate": tasks}

@@ -15,6 +15,7 @@ from manifests.layout import RunLayout
 from manifests.schema import Ablation, Blend
 from train.ablation.arms import Run, all_runs
 from train.ablation.conclusions import Results
+from train.ablation.names import primary_task
 from train.decisions.pair_groups import PairGroup, group_shares, read_groups
 from train.evaluation.metrics import METRICS, deciding_metric
 from train.influence import group_influence
@@ -117,7 +118,7 @@ def explain_by_gradients(
     for name in (arm, ablation.baseline):
         if name not in inside:
             raise ValueError(f"no sample of {name!r} is in a group; name others with --groups")
-    (task,) = [task for task in ablation.evaluate if task.name == ablation.primary]
+    task = primary_task(ablation)
     blend = Blend(
         name="groups",
         pools={group.name.partition("/")[0]: group.folder for group in groups},

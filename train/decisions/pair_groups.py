@@ -8,7 +8,6 @@ of the mixtures is left out of the fit and judges it.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +15,16 @@ from typing import Any
 import numpy as np
 
 from manifests import disk
-from manifests.layout import AblationLayout, PoolLayout
+from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Ablation, Blend
 from train.ablation.arms import Run, all_runs
 from train.ablation.conclusions import Results
 from train.ablation.names import primary_task
 from train.data.view_rows import open_masks, shard_files
+from train.decisions.blends import kept_settings
 from train.evaluation.metrics import METRICS, deciding_metric
-from train.reporting.results import read_results
+from train.reporting.results import read_folder
 from train.stats.groups import (
     RUNS_PER_GROUP,
     ArmCheck,
@@ -43,8 +43,6 @@ from train.stats.model import AdditiveFit, fit_additive
 
 JUDGES = 3  # one mixture of so many is held out
 CONFIRMING_SEEDS = 8
-# What an ablation on groups has of the one that it explains or confirms
-KEPT = ("train", "evaluate", "primary", "equivalence", "jobs", "ranks", "hardware")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +66,6 @@ class GroupRuns:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def read_folder(folder: str) -> tuple[Ablation, Results]:
-    """The ablation of a folder and its results. ValueError where it has none."""
-    path = AblationLayout(folder).ablation_json
-    if not disk.exists(path):
-        raise ValueError(f"{folder} has no ablation.json; give the --out of `clipmill ablate`")
-    ablation = disk.from_plain(Ablation, disk.read_json(path))
-    return ablation, read_results(ablation, folder)
-
-
 def best_arm(ablation: Ablation, results: Results, arms: Sequence[str]) -> str:
     """The arm, no control and no mixture, with the best mean on the primary task. ValueError where
     none has runs.
@@ -94,9 +83,12 @@ def best_arm(ablation: Ablation, results: Results, arms: Sequence[str]) -> str:
     return max(means, key=lambda arm: means[arm])
 
 
-def explain_folder(folder: str, arm: str, confirmed: str | None = None) -> Attribution:
-    """What the groups of an ablation of mixtures have of an arm's gain."""
-    ablation, results = read_folder(folder)
+def explain_folder(
+    ablation: Ablation, results: Results, folder: str, arm: str, confirmed: str | None = None
+) -> Attribution:
+    """What the groups of an ablation of mixtures have of an arm's gain. confirmed: the folder of
+    another one, see `explain_gain`.
+    """
     groups = read_groups(ablation, folder)
     others = None
     if confirmed is not None:
@@ -334,21 +326,17 @@ def confirming_ablation(answer: Attribution, ablation: Ablation) -> dict[str, An
     name = f"{'without' if first.base else 'with'}_{first.group.view}"
     pools = {}
     for one in answer.effects:
-        folder, pool = one.group.folder, one.group.name.split("/")[0]
-        pools[pool] = folder if disk.is_url(folder) else os.path.abspath(folder)
-    plain, seed = disk.to_plain(ablation), max(ablation.seeds) + 1
+        pools[one.group.name.split("/")[0]] = {"out": disk.absolute_path(one.group.folder)}
+    seed = max(ablation.seeds) + 1
     return {
         "name": f"{ablation.name}_confirm",
         "question": f"Does {name} do what {ablation.name} predicts, on fresh seeds?",
-        "pools": {
-            pool: {"out": os.path.abspath(folder) if not disk.is_url(folder) else folder}
-            for pool, folder in pools.items()
-        },
+        "pools": pools,
         "arms": {
             "all_groups": {"views": of_base, "weights": "repeats"},
             name: {"views": changed, "weights": "repeats"},
         },
         "baseline": "all_groups",
         "seeds": list(range(seed, seed + CONFIRMING_SEEDS)),
-        **{key: plain[key] for key in KEPT},
+        **kept_settings(ablation),
     }

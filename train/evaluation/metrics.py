@@ -240,6 +240,12 @@ def _share(
     )
 
 
+def _nats(name: str, meaning: str) -> Metric:
+    """The mean of a column of a classification."""
+    values = _classification(name)
+    return Metric(name=name, unit="nats", higher_is_better=True, meaning=meaning, values=values)
+
+
 def _classification_metrics() -> list[Metric]:
     metrics = [
         _share(
@@ -257,27 +263,9 @@ def _classification_metrics() -> list[Metric]:
         _share(
             "mean_class_accuracy", "mean of the accuracies of the classes", _class_recall, guesses=1
         ),
-        Metric(
-            name="logprob",
-            unit="nats",
-            higher_is_better=True,
-            meaning="log-probability of the right class",
-            values=_classification("logprob"),
-        ),
-        Metric(
-            name="logprob_t",
-            unit="nats",
-            higher_is_better=True,
-            meaning="log-probability of the right class at the temperature that fits best",
-            values=_classification("logprob_t"),
-        ),
-        Metric(
-            name="margin",
-            unit="nats",
-            higher_is_better=True,
-            meaning="log-probability of the right class minus that of the best wrong one",
-            values=_classification("margin"),
-        ),
+        _nats("logprob", "log-probability of the right class"),
+        _nats("logprob_t", "log-probability of the right class at the temperature that fits best"),
+        _nats("margin", "log-probability of the right class minus that of the best wrong one"),
         _share(
             "calibration_error",
             f"expected calibration error, {CALIBRATION_BINS} bins of equal width",

@@ -30,7 +30,7 @@ from train.identity import SEEDS, shared_part
 from train.reporting import data
 from train.reporting.changes import collect_changes, penalty_of
 from train.reporting.data import ArmView, open_views
-from train.reporting.results import FileHashes, read_results
+from train.reporting.results import FileHashes, read_folder
 from train.reporting.schema import (
     ArmReport,
     Contract,
@@ -231,8 +231,7 @@ def collect_report(out: str) -> Report:
     left out and named; so are views that are gone: the results stand without their data.
     """
     layout = AblationLayout(out)
-    ablation: Ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
-    results = read_results(ablation, out)
+    ablation, results = read_folder(out)
     hashes = FileHashes(folder=out, sha256=dict(results.files))
     drawn = ablation.mixtures.arms() if ablation.mixtures is not None else {}
     every = all_runs(ablation, out)

@@ -377,6 +377,18 @@ def _remedy(out: str) -> str:
     return f"run clipmill ablate {path} --out {out} first"
 
 
+def read_folder(folder: str) -> tuple[Ablation, Results]:
+    """The ablation of a folder and its results. ValueError where it has none."""
+    path = AblationLayout(folder).ablation_json
+    if not disk.exists(path):
+        raise ValueError(
+            f"{folder} is no folder of an ablation: it has no ablation.json; give the --out of "
+            "`clipmill ablate`"
+        )
+    ablation: Ablation = disk.from_plain(Ablation, disk.read_json(path))
+    return ablation, read_results(ablation, folder)
+
+
 def read_results(ablation: Ablation, out: str) -> Results:
     """results.json of an ablation's folder.
 

@@ -60,8 +60,8 @@ def stream_of(tars: Sequence[str], seed: int = 0) -> Blend:
     """A blend of one stream of tars, whose local paths become absolute."""
     paths = []
     for tar in tars:
-        is_local = not tar.startswith(COMMAND) and not disk.is_url(tar) and tar != "-"
-        paths.append(str(disk.local_path(tar).absolute()) if is_local else tar)
+        is_path = not tar.startswith(COMMAND) and tar != "-"
+        paths.append(disk.absolute_path(tar) if is_path else tar)
     stream = TarStream(tars=tuple(paths))
     return Blend(name="stream", streams={"stream": stream}, seed=seed)
 
@@ -156,7 +156,7 @@ def _pool_name(pools: dict[str, str], folder: str) -> str:
     """The name of a folder among the pools; a new one is called by its last part, and gets a number
     if that is taken.
     """
-    path = folder if disk.is_url(folder) else str(disk.local_path(folder).absolute())
+    path = disk.absolute_path(folder)
     for name, known in pools.items():
         if known == path:
             return name
