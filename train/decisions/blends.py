@@ -309,7 +309,8 @@ def _number(row: Mapping[str, Any], name: str, path: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ValueError(f"{path}: {value!r} in column {name!r} is no number") from None
+        text = str(value)[:40]
+        raise ValueError(f"{path}: {text!r} in column {name!r} is no number") from None
 
 
 # --- what to go on with ---------------------------------------------------------------------------
