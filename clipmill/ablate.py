@@ -43,6 +43,7 @@ from train.ablation.plan import (
 )
 from train.ablation.rounds import expected_runs, run_rounds
 from train.ablation.runner import evaluate_scorer, run_all
+from train.decisions.blends import choose_blend, swarm_of_ablation
 from train.decisions.page import MOST_SCALES
 from train.decisions.pair_groups import best_arm, explain_folder
 from train.decisions.tables import read_results
@@ -367,14 +368,18 @@ def read_report(folder: str) -> Report:
     collected = collect_report(folder)
     scales = scale_decisions(collected.ablation, folder)
     collected = dataclasses.replace(collected, scales=scales)
-    if collected.ablation.mixtures is None or collected.ablation.mixtures.draw != "halves":
+    ablation, results = collected.ablation, collected.results
+    if ablation.mixtures is None:
         return collected
     try:
-        arm = best_arm(collected.ablation, collected.results, list(collected.results.runs))
-        answer = explain_folder(collected.ablation, collected.results, folder, arm)
-        return dataclasses.replace(collected, attribution=answer)
+        if ablation.mixtures.draw == "halves":
+            arm = best_arm(ablation, results, list(results.runs))
+            groups = explain_folder(ablation, results, folder, arm)
+            return dataclasses.replace(collected, attribution=groups)
+        blend = choose_blend(swarm_of_ablation(ablation, results, folder), collected.samples_seen)
+        return dataclasses.replace(collected, blend=blend)
     except ValueError as error:  # runs are missing
-        gaps = (*collected.gaps, f"groups of pairs: {error}")
+        gaps = (*collected.gaps, f"mixtures of {', '.join(ablation.mixtures.sources)}: {error}")
         return dataclasses.replace(collected, gaps=gaps)
 
 

@@ -12,7 +12,6 @@ from clipmill.app import MORE, Json, Words, make_app, print_json
 from manifests import disk, reader
 from manifests.web_page import MARK, pages_beside
 from train.decisions.blends import (
-    BlendChoice,
     choose_blend,
     swarm_of_ablation,
     swarm_of_tables,
@@ -21,6 +20,8 @@ from train.decisions.blends import (
 from train.decisions.page import decision_lines, render_decision
 from train.decisions.tables import ROLES, Columns, read_results
 from train.decisions.verdicts import Question, decide
+from train.reporting.results import read_folder
+from train.stats.mixing import BlendChoice
 
 DECIDE = make_app(
     "decide",
@@ -172,7 +173,7 @@ def mix(
             raise ValueError("--higher-is-better and --rows are for tables; an ablation knows both")
         if len(target or ()) > 1:
             raise ValueError("--target names one metric of an ablation's primary task")
-        swarm = swarm_of_ablation(runs, target[0] if target else None)
+        swarm = swarm_of_ablation(*read_folder(runs), runs, target[0] if target else None)
     else:
         sizes = {}
         for word in rows or ():

@@ -17,14 +17,14 @@ from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Ablation, Arm
+from train.ablation.conclusions import Results
 from train.decisions.tables import Record, records_of
 from train.stats import mixing
-from train.stats.mixing import FloatArray
+from train.stats.mixing import BlendChoice, FloatArray
 
 ID_COLUMNS = ("run", "run_id", "index", "name")
 NO_SOURCES = {*ID_COLUMNS, "", "file"}
 SUM_TOLERANCE = 0.01  # of the shares of a run, as in Olmix
-SURE = 0.05  # p of the test that the shares matter
 CONFIRMING_SEEDS = 10
 SHARE_DIGITS = 4
 KEPT = ("train", "evaluate", "primary", "equivalence", "jobs", "ranks", "hardware")
@@ -49,39 +49,6 @@ class Swarm:
     ablation: Ablation | None = None
     rivals: dict[str, Arm] = field(default_factory=dict)
     named: dict[str, FloatArray] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BlendChoice:
-    """What a swarm says about its sources.
-
-    shares: of the found blend. repeats: of each source's rows in a run of `samples` samples; None
-    where rows or samples are not known. found, others: the mean of the targets that the blend and
-    others are predicted to have. regret, regret_high: how far the found blend may be from the best
-    one, in the mean and with 95 %. skill: correlation of the values with their prediction by laws
-    that had not seen them. p: of such values where the shares do not matter.
-    """
-
-    sources: tuple[str, ...]
-    shares: tuple[float, ...]
-    samples: int | None
-    max_repeats: float | None
-    repeats: tuple[float, ...] | None
-    runs: int
-    mixtures: int
-    targets: tuple[str, ...]
-    found: float
-    others: dict[str, float]
-    regret: float
-    regret_high: float
-    skill: float
-    p: float
-    notes: tuple[str, ...]
-
-    @property
-    def matters(self) -> bool:
-        """Whether the runs show that the shares matter at all."""
-        return self.p < SURE
 
 
 def choose_blend(
@@ -154,15 +121,15 @@ def _rounded(shares_S: FloatArray, caps_S: FloatArray | None) -> tuple[float, ..
 # --- where runs come from -------------------------------------------------------------------------
 
 
-def swarm_of_ablation(folder: str, metric: str | None = None) -> Swarm:
-    """The trained arms of an ablation's folder: views with weights, and every seed's value of the
-    primary task. The sources are those of `mixtures`, without it all views of arms. ValueError for
-    a folder without results or with stale ones, and for a view whose rows are needed and not known.
+def swarm_of_ablation(
+    ablation: Ablation, results: Results, folder: str, metric: str | None = None
+) -> Swarm:
+    """The trained arms of an ablation: views with weights, and every seed's value of the primary
+    task. The sources are those of `mixtures`, without it all views of arms. ValueError for an
+    ablation without such arms, and for a view of `folder` whose rows are needed and not known.
     """
     from train.evaluation.metrics import METRICS
-    from train.reporting.results import read_folder
 
-    ablation, results = read_folder(folder)
     metric = metric or results.tasks[ablation.primary].metric
     weights = {name: _weights(arm) for name, arm in ablation.arms.items()}
     drawn: Mapping[str, Any] = {}

@@ -11,6 +11,7 @@ from train.ablation.names import Role
 from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison, Verdict
 from train.stats.groups import Attribution
+from train.stats.mixing import BlendChoice
 from train.stats.scales import ScaleDecision
 
 
@@ -282,8 +283,8 @@ class Report:
     arms, missing views. redesigns: changes of the manifest after the first run; metrics_were_fixed:
     before it, as far as the history shows. looks: which verdicts were seen before this one; empty
     for the first. contract: None where no run was trained here. settings: title -> YAML, of arms,
-    rules and training settings. attribution: of the best arm's gain to groups of pairs; None for an
-    ablation without halves of groups.
+    rules and training settings. attribution: of the best arm's gain to groups of pairs, where
+    mixtures are halves of groups. blend: the best of the sources, where mixtures have drawn shares.
     """
 
     ablation: Ablation
@@ -313,6 +314,7 @@ class Report:
     redesigns: tuple[str, ...] = ()
     metrics_were_fixed: bool = False
     attribution: Attribution | None = None
+    blend: BlendChoice | None = None
 
     @property
     def primary(self) -> TaskResult:

@@ -18,7 +18,6 @@ from train.stats.comparison import ALPHA, Family, dunnett_critical
 
 FloatArray = NDArray[np.float64]
 
-SURE = 0.05  # p of the test that the groups differ at all
 RUNS_PER_GROUP = 2  # fewer leave too little to tell the noise by
 
 
@@ -119,7 +118,7 @@ class Attribution:
     @property
     def matters(self) -> bool:
         """Whether the runs show that groups differ at all."""
-        return self.p < SURE
+        return self.p < ALPHA
 
     @property
     def inside(self) -> ArmCheck | None:

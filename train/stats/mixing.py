@@ -24,6 +24,8 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
+from train.stats.comparison import ALPHA
+
 FloatArray = NDArray[np.float64]
 
 POWERS = (0.35, 0.5, 0.75, 1.0)
@@ -59,6 +61,39 @@ class MixingLaw:
         exponents_N = _design(shares_NS, self.power) @ self.coefficients_K + errors_N
         above_N: FloatArray = np.exp(np.minimum(exponents_N, LARGEST_EXPONENT))
         return self.least + self.span * (above_N - self.floor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlendChoice:
+    """What a swarm says about its sources.
+
+    shares: of the found blend. repeats: of each source's rows in a run of `samples` samples; None
+    where rows or samples are not known. found, others: the mean of the targets that the blend and
+    others are predicted to have. regret, regret_high: how far the found blend may be from the best
+    one, in the mean and with 95 %. skill: correlation of the values with their prediction by laws
+    that had not seen them. p: of such values where the shares do not matter.
+    """
+
+    sources: tuple[str, ...]
+    shares: tuple[float, ...]
+    samples: int | None
+    max_repeats: float | None
+    repeats: tuple[float, ...] | None
+    runs: int
+    mixtures: int
+    targets: tuple[str, ...]
+    found: float
+    others: dict[str, float]
+    regret: float
+    regret_high: float
+    skill: float
+    p: float
+    notes: tuple[str, ...]
+
+    @property
+    def matters(self) -> bool:
+        """Whether the runs show that the shares matter at all."""
+        return self.p < ALPHA
 
 
 def _design(shares_NS: FloatArray, power: float) -> FloatArray:

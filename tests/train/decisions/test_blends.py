@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 import pytest
 import yaml
 
-from manifests import disk, reader
+from manifests import console, disk, reader
 from manifests.schema import Ablation, Mixtures
 from tests.support import commands
 from tests.support.ablations import TRAIN, two_classes
+from tests.support.reports import complete_pool
 from train.reporting import results
 
 SOURCES = ("books", "code", "web")
@@ -205,7 +207,10 @@ primary: colours
 @pytest.fixture
 def manifest(tmp_path: Path, tiny_pool: str) -> str:
     data = two_classes(tmp_path / "data")
-    text = MANIFEST.format(pool=tiny_pool, data=data, train=json.dumps(TRAIN))
+    pool = str(tmp_path / "pool")
+    shutil.copytree(tiny_pool, pool)
+    complete_pool(pool)
+    text = MANIFEST.format(pool=pool, data=data, train=json.dumps(TRAIN))
     (tmp_path / "tiny.yaml").write_text(text)
     return str(tmp_path / "tiny.yaml")
 
@@ -238,6 +243,14 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     assert choice["others"]["once"] == pytest.approx(choice["others"]["proportional"])
     assert choice["notes"] == ["mix03 seed 1 is left out: its accuracy is no number"]
     assert max(choice["repeats"]) <= 3
+    assert commands.report([out]) in (0, console.EXIT_INCOMPLETE)  # one value is no number
+    of_report = json.loads(Path(out, "report.json").read_text())["blend"]
+    assert (of_report["runs"], of_report["samples"]) == (6, TRAIN["samples_seen"])
+    assert of_report["max_repeats"] is None
+    page = Path(out, "report.html").read_text()
+    part = page[page.index("Blend of sources") :]
+    for name, share in zip(of_report["sources"], of_report["shares"], strict=True):
+        assert re.search(f"{name}</td><td[^>]*>{100 * share:.1f}<", part)
     blend = yaml.safe_load((to / "blend.yaml").read_text())
     assert blend["views"] == {
         name: share
