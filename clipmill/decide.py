@@ -208,8 +208,10 @@ def blend_lines(choice: BlendChoice) -> list[str]:
     lines.append("")
     for name, value in {"found": choice.found, **choice.others}.items():
         lines.append(f"{name:<{width}}  {value:.4g} predicted")
+    lines.append("")
+    if choice.same_as:
+        lines.append(f"The found blend is that of {' and '.join(choice.same_as)}.")
     lines += [
-        "",
         f"The best average of mixtures that were run may be better than the found one: by "
         f"{choice.regret:.2g} in the mean, with 95 % by {choice.regret_high:.2g} at most.",
         f"Correlation of mixtures that a law had not seen with its prediction: {choice.skill:.2f}",

@@ -84,6 +84,8 @@ def choose_blend(
     predicted_M = np.mean([law.predicted_R for law in laws], axis=0)
     loss_M = losses_TM.mean(axis=0)
     shares = _rounded(candidates_CS[best], caps_S)
+    unit = 10.0**-SHARE_DIGITS
+    same_as = [name for name, of in swarm.named.items() if np.abs(of - shares).max() <= unit]
     repeats = None
     if rows is not None and samples is not None:
         repeats = tuple(float(n) for n in np.array(shares) * samples / rows)
@@ -98,6 +100,7 @@ def choose_blend(
         targets=swarm.targets,
         found=sign * float(losses_BC[:, best].mean()),
         others=dict(zip(others, map(float, sign * of_others), strict=True)),
+        same_as=tuple(same_as),
         regret=float(regrets_B.mean()),
         regret_high=float(np.quantile(regrets_B, 0.95)),
         skill=float(np.corrcoef(predicted_M, loss_M)[0, 1]),
@@ -286,8 +289,8 @@ def _number(row: Mapping[str, Any], name: str, path: str) -> float:
 def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> list[str]:
     """Leave the found blend in `out`; the files. mix.json has the choice. Of an ablation:
     blend.yaml for `clipmill train`, and confirm.yaml, an ablation of it against uniform and
-    proportional shares and the arms that people named, on fresh seeds. Of tables: ratios.csv with
-    the found shares, as Olmix reads it.
+    proportional shares and the arms that people named, on fresh seeds; an arm that is the found
+    blend would be the same runs. Of tables: ratios.csv with the found shares, as Olmix reads it.
     """
     import yaml
 
@@ -310,8 +313,10 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
         "found": {"views": found},
         "uniform": {"views": dict.fromkeys(choice.sources, 1.0)},
         "proportional": {"views": dict.fromkeys(choice.sources, 1.0), "weights": "repeats"},
-        **{name: disk.to_plain(arm, with_defaults=False) for name, arm in swarm.rivals.items()},
     }
+    for name, arm in swarm.rivals.items():
+        if name not in choice.same_as or arm.train:
+            arms[name] = disk.to_plain(arm, with_defaults=False)
     settings = kept_settings(ablation)
     if choice.samples is not None:
         settings["train"]["samples_seen"] = choice.samples

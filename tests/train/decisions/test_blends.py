@@ -243,6 +243,7 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     assert choice["others"]["once"] == pytest.approx(choice["others"]["proportional"])
     assert choice["notes"] == ["mix03 seed 1 is left out: its accuracy is no number"]
     assert max(choice["repeats"]) <= 3
+    assert choice["same_as"] == []
     assert commands.report([out]) in (0, console.EXIT_INCOMPLETE)  # one value is no number
     of_report = json.loads(Path(out, "report.json").read_text())["blend"]
     assert (of_report["runs"], of_report["samples"]) == (6, TRAIN["samples_seen"])
@@ -268,6 +269,21 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     confirm["seeds"] = [1, 2]
     (to / "confirm.yaml").write_text(yaml.safe_dump(confirm))
     assert commands.ablate([str(to / "confirm.yaml"), "--out", str(tmp_path / "confirm")]) == 0
+
+    def half_is_best(*of: Any) -> Any:
+        real, arms = read(*of), reader.read_manifest(manifest, Ablation).arms
+        share = {
+            name: (arm.views or {"web/half": 1}).get("web/half", 0) for name, arm in arms.items()
+        }
+        share["once"] = 0.3  # of the samples, by rows
+        runs = {name: {"0": {"colours": {"accuracy": share[name]}}} for name in real.runs}
+        return dataclasses.replace(real, runs=runs)
+
+    monkeypatch.setattr(results, "read_results", half_is_best)
+    choice = mixed([out, "--to", str(tmp_path / "half")], capsys)
+    assert (choice["shares"], choice["same_as"]) == ([0, 1], ["half"])
+    confirm = yaml.safe_load((tmp_path / "half" / "confirm.yaml").read_text())
+    assert set(confirm["arms"]) == {"found", "uniform", "proportional", "once"}
     Path(out, "results.json").unlink()
     assert "results.json does not exist; run clipmill ablate" in refused(words, capsys)
 
