@@ -200,14 +200,19 @@ def _rows(option: str, text: str) -> int:
 
 def blend_lines(choice: BlendChoice) -> list[str]:
     """A blend for a terminal."""
-    width = max(len(name) for name in (*choice.sources, *choice.others))
+    width = max(len(name) for name in (*choice.sources, *choice.others, *choice.measured))
     lines = [f"{choice.runs} runs of {choice.mixtures} mixtures; {', '.join(choice.targets)}", ""]
     for n, (name, share) in enumerate(zip(choice.sources, choice.shares, strict=True)):
         repeats = f"  {choice.repeats[n]:8.2f} times" if choice.repeats else ""
         lines.append(f"{name:<{width}}  {share:7.1%}{repeats}")
     lines.append("")
-    for name, value in {"found": choice.found, **choice.others}.items():
-        lines.append(f"{name:<{width}}  {value:.4g} predicted")
+    predicted = {"found": choice.found, **choice.others}
+    for name in dict.fromkeys([*predicted, *choice.measured]):
+        value, own = predicted.get(name), choice.measured.get(name)
+        text = f"{'no mixture' if value is None else f'{value:.4g} predicted':<18}"
+        lines.append(
+            f"{name:<{width}}  {text}{'' if own is None else f'  {own:.4g} measured'}".rstrip()
+        )
     lines.append("")
     if choice.same_as:
         lines.append(f"The found blend is that of {' and '.join(choice.same_as)}.")

@@ -36,7 +36,7 @@ class Swarm:
 
     rows: what each source holds; None where nobody knows. rivals: trained arms that people named,
     to be compared with the found blend; those that are mixtures of the sources are runs too, and in
-    `named` with their shares.
+    `named` with their shares. measured: the mean of a rival's own runs.
     """
 
     sources: tuple[str, ...]
@@ -49,6 +49,7 @@ class Swarm:
     ablation: Ablation | None = None
     rivals: dict[str, Arm] = field(default_factory=dict)
     named: dict[str, FloatArray] = field(default_factory=dict)
+    measured: dict[str, float] = field(default_factory=dict)
 
 
 def choose_blend(
@@ -101,6 +102,7 @@ def choose_blend(
         found=sign * float(losses_BC[:, best].mean()),
         others=dict(zip(others, map(float, sign * of_others), strict=True)),
         same_as=tuple(same_as),
+        measured=swarm.measured,
         regret=float(regrets_B.mean()),
         regret_high=float(np.quantile(regrets_B, 0.95)),
         skill=float(np.corrcoef(predicted_M, loss_M)[0, 1]),
@@ -142,36 +144,33 @@ def swarm_of_ablation(
         sources, drawn = ablation.mixtures.sources, ablation.mixtures.arms()
     rows = {source: _kept(ablation, folder, source) for source in sources}
     shares, values, notes = [], [], []
-    named = {}
+    rivals, named, measured = {}, {}, {}
     for name, arm in ablation.arms.items():
-        if not weights[name] or set(weights[name]) - set(sources):
-            notes.append(f"arm {name} is no mixture of the sources")
-            continue
-        share_S = np.array([weights[name].get(source, 0.0) for source in sources])
-        if arm.weights == "repeats":
-            unknown = [source for source in weights[name] if rows[source] is None]
-            if unknown:
-                raise ValueError(
-                    f"arm {name} repeats rows, but the view {unknown[0]} is not at "
-                    f"{ablation.pool_folder(folder, unknown[0].split('/')[0])}"
-                )
-            share_S *= [rows[source] or 0 for source in sources]
-        share_S /= share_S.sum()
-        if name not in drawn:
-            named[name] = share_S
+        of_arm = []
         for seed, tasks in results.runs.get(name, {}).items():
             value = _metric_of(tasks[ablation.primary], ablation.primary, metric)
             if value is None or not np.isfinite(value):
                 notes.append(f"{name} seed {seed} is left out: its {metric} is no number")
-                continue
-            shares.append(share_S)
-            values.append(value)
+            else:
+                of_arm.append(value)
+        is_rival = bool(drawn) and name not in drawn and arm.is_trained
+        if is_rival:
+            rivals[name] = arm
+            if of_arm:
+                measured[name] = float(np.mean(of_arm))
+        if not weights[name] or set(weights[name]) - set(sources):
+            notes.append(f"arm {name} is no mixture of the sources")
+            continue
+        if arm.train:
+            notes.append(f"arm {name} is left out: it has training settings of its own")
+            continue
+        share_S = _shares_of(arm, weights[name], rows)
+        if is_rival:
+            named[name] = share_S
+        shares += [share_S] * len(of_arm)
+        values += of_arm
     if not shares:
         raise ValueError(f"{folder}: no run has a result of a mixture of {', '.join(sources)}")
-    rivals = {}
-    for name, arm in ablation.arms.items():
-        if drawn and name not in drawn and arm.is_trained:
-            rivals[name] = arm
     known = tuple(n for n in rows.values() if n is not None)
     return Swarm(
         sources=sources,
@@ -183,8 +182,23 @@ def swarm_of_ablation(
         notes=tuple(notes),
         ablation=ablation,
         rivals=rivals,
-        named={name: share_S for name, share_S in named.items() if name in rivals},
+        named=named,
+        measured=measured,
     )
+
+
+def _shares_of(
+    arm: Arm, weights: Mapping[str, float], rows: Mapping[str, int | None]
+) -> FloatArray:
+    """The shares that each source has of an arm's samples. ValueError where rows are not known."""
+    share_S = np.array([weights.get(source, 0.0) for source in rows])
+    if arm.weights == "repeats":
+        for source in weights:
+            if rows[source] is None:
+                raise ValueError(f"an arm repeats rows of {source}, and that view is not there")
+        share_S *= [rows[source] or 0 for source in rows]
+    normed_S: FloatArray = share_S / share_S.sum()
+    return normed_S
 
 
 def _weights(arm: Arm) -> dict[str, float]:
@@ -315,7 +329,7 @@ def write_blend(choice: BlendChoice, swarm: Swarm, folder: str, out: str) -> lis
         "proportional": {"views": dict.fromkeys(choice.sources, 1.0), "weights": "repeats"},
     }
     for name, arm in swarm.rivals.items():
-        if name not in choice.same_as or arm.train:
+        if name not in choice.same_as:
             arms[name] = disk.to_plain(arm, with_defaults=False)
     settings = kept_settings(ablation)
     if choice.samples is not None:

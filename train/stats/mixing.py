@@ -69,10 +69,11 @@ class BlendChoice:
 
     shares: of the found blend. repeats: of each source's rows in a run of `samples` samples; None
     where rows or samples are not known. found, others: the mean of the targets that the blend and
-    others are predicted to have. same_as: the named arms that have the found shares. regret,
-    regret_high: how far the found blend may be from the best one, in the mean and with 95 %. skill:
-    correlation of the values with their prediction by laws that had not seen them. p: of such
-    values where the shares do not matter.
+    others are predicted to have. same_as: the named arms that have the found shares. measured: the
+    mean of the runs of each named arm, also of those that are no mixture. regret, regret_high: how
+    far the found blend may be from the best one, in the mean and with 95 %. skill: correlation of
+    the values with their prediction by laws that had not seen them. p: of such values where the
+    shares do not matter.
     """
 
     sources: tuple[str, ...]
@@ -86,6 +87,7 @@ class BlendChoice:
     found: float
     others: dict[str, float]
     same_as: tuple[str, ...]
+    measured: dict[str, float]
     regret: float
     regret_high: float
     skill: float

@@ -244,6 +244,7 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     assert choice["notes"] == ["mix03 seed 1 is left out: its accuracy is no number"]
     assert max(choice["repeats"]) <= 3
     assert choice["same_as"] == []
+    assert choice["measured"] == {"once": pytest.approx(5 / 7), "half": 0}
     assert commands.report([out]) in (0, console.EXIT_INCOMPLETE)  # one value is no number
     of_report = json.loads(Path(out, "report.json").read_text())["blend"]
     assert (of_report["runs"], of_report["samples"]) == (6, TRAIN["samples_seen"])
