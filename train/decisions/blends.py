@@ -85,8 +85,7 @@ def choose_blend(
     predicted_M = np.mean([law.predicted_R for law in laws], axis=0)
     loss_M = losses_TM.mean(axis=0)
     shares = _rounded(candidates_CS[best], caps_S)
-    unit = 10.0**-SHARE_DIGITS
-    same_as = [name for name, of in swarm.named.items() if np.abs(of - shares).max() <= unit]
+    same_as = [name for name, of in swarm.named.items() if _rounded(of, caps_S) == shares]
     repeats = None
     if rows is not None and samples is not None:
         repeats = tuple(float(n) for n in np.array(shares) * samples / rows)
