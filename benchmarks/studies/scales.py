@@ -2,16 +2,19 @@
 """Which small run, and which metric of it, orders twelve datasets as a large run does.
 
 example:
-  clipmill demo manifests/ablations/cifar10_scales.yaml --scales small medium --out out/scales
+  clipmill demo manifests/ablations/cifar10_scales.yaml --scales small medium repeats \\
+      --out out/scales
   python benchmarks/studies/scales.py collect out/scales/scales/small out/scales/scales/medium \\
       out/scales
   python benchmarks/studies/scales.py table
   clipmill decide examples/cifar10_scales.parquet --task cifar10
+  python benchmarks/studies/scales.py collect out/scales/scales/repeats out/scales \\
+      --to examples/cifar10_scales_repeats.parquet
 
-`collect` keeps the metrics of each run in examples/cifar10_scales.parquet. `table` writes that of
-docs/statistics.md from it. `again` evaluates the
-exported models of an ablation on the tasks of the manifest as it is now, without training: it
-writes an ablation of models into OUT and runs it, or goes on with it.
+`collect` keeps the metrics of each run, in examples/cifar10_scales.parquet without --to. `table`
+writes that of docs/statistics.md from it. `again` evaluates the exported models of an ablation on
+the tasks of the manifest as it is now, without training: it writes an ablation of models into OUT
+and runs it, or goes on with it.
 """
 
 from __future__ import annotations
@@ -66,8 +69,8 @@ def again(folder: str, out: str) -> int:
     return clipmill(["ablate", path, "--out", out])
 
 
-def collect(folders: list[str]) -> None:
-    """examples/cifar10_scales.parquet, from the results of each scale."""
+def collect(folders: list[str], to: Path) -> None:
+    """The metrics of each run at some scales, a row for each."""
     rows = []
     for folder in folders:
         layout = AblationLayout(folder)
@@ -82,8 +85,8 @@ def collect(folders: list[str]) -> None:
     names = ("arm", "seed", "samples_seen", "task", "metric", "value")
     rows.sort(key=lambda row: (row[2], list(METRICS).index(row[3]), METRICS[row[3]].index(row[4])))
     table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))
-    pq.write_table(table, DATA, compression="zstd")
-    print(f"{DATA}: {table.num_rows:,} values, {DATA.stat().st_size:,} bytes")
+    pq.write_table(table, to, compression="zstd")
+    print(f"{to}: {table.num_rows:,} values, {to.stat().st_size:,} bytes")
 
 
 def table() -> str:
@@ -156,8 +159,9 @@ def main() -> int:
     verb = verbs.add_parser("again", help="evaluate exported models on the present tasks")
     verb.add_argument("folder", help="the --out of an ablation")
     verb.add_argument("out")
-    verb = verbs.add_parser("collect", help="write examples/cifar10_scales.parquet")
+    verb = verbs.add_parser("collect", help="write the metrics of each run into one file")
     verb.add_argument("folders", nargs="+", help="the --out of each scale")
+    verb.add_argument("--to", type=Path, default=DATA)
     verbs.add_parser("table", help="write the table into docs/statistics.md")
     args = parser.parse_args()
     if args.verb == "table":
@@ -165,7 +169,7 @@ def main() -> int:
         return 0
     if args.verb == "again":
         return again(args.folder, args.out)
-    collect(args.folders)
+    collect(args.folders, args.to)
     return 0
 
 

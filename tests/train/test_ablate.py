@@ -118,7 +118,8 @@ def test_smaller_scales_are_run_first_and_held_against_the_ablation(
     arms = {
         "half: web/half}": "half: web/half, both: {views: {web/all: 0.5, web/half: 0.5}}}",
         "controls: {a_a: raw}": "",
-        "debug: {seeds: [0, 1, 2]}": "small: {train: {samples_seen: 32}}",
+        "debug: {seeds: [0, 1, 2]}": "small: {train: {samples_seen: 32}}\n"
+        "  part: {train: {samples_seen: 32}, arms: {both: {views: {web/half: 0.1}}}}",
     }
     pool = str(tmp_path / "pool")
     shutil.copytree(tiny_pool, pool)
@@ -144,16 +145,29 @@ def test_smaller_scales_are_run_first_and_held_against_the_ablation(
     assert commands.decide([str(out), "--task", "colours"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line in texts] == texts
 
+    monkeypatch.setattr(runner, "run_in_children", in_process)
+    assert commands.ablate([path, "--scales", "part", "--out", str(out)]) == 0
+    part = disk.read_json(out / "scales" / "part" / "ablation.json")
+    assert part["arms"]["both"]["views"] == {"web/all": 0.5, "web/half": 0.1}
+    printed = capsys.readouterr().out.splitlines()
+    for name in ("part", "small"):  # equal samples: a scale is named by its folder
+        assert any(
+            re.search(rf"^  captions, contrastive_loss  .*32 .*{name}", line) for line in printed
+        )
+
 
 def test_a_scale_of_another_question_is_refused(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = manifest(tmp_path, "/nowhere/pool", data, **{"{seeds: [0, 1, 2]}": "{baseline: half}"})
+    scales = "{baseline: half}\n  more: {arms: {other: web/all}}"
+    path = manifest(tmp_path, "/nowhere/pool", data, **{"{seeds: [0, 1, 2]}": scales})
     out = ["--out", str(tmp_path / "out")]
     assert commands.ablate([path, *out, "--scales", "debug"]) == 2
     assert commands.ablate([path, *out, "--scales", "tiny"]) == 2
     assert commands.ablate([path, *out, "--scales", "debug", "--scale", "debug"]) == 2
-    first, second, third = capsys.readouterr().err.splitlines()
+    assert commands.ablate([path, *out, "--scales", "more"]) == 2
+    first, second, third, fourth = capsys.readouterr().err.splitlines()
+    assert "scale 'more' has arms of its own" in fourth
     assert "scale 'debug' has baseline of its own" in first
     assert "no scale 'tiny'" in second
     assert "leave one out" in third
