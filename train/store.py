@@ -364,6 +364,8 @@ class PartCache:
         if part is None and self.is_on:
             self.add(name, read())
             part = self.open(name)
+            if part is None:  # another thread looked before and failed for this one too
+                part = self.open(name)
         return part
 
     def add(self, name: str, data: bytes) -> None:

@@ -167,6 +167,34 @@ def test_a_disk_that_takes_no_more_turns_it_off_with_one_warning(
     assert not [path for path in tmp_path.rglob("*") if path.name.startswith(".")]
 
 
+def test_a_thread_that_looked_before_a_part_was_there_fails_alone(tmp_path):
+    cache = PartCache(str(tmp_path), 10**6)
+    has_failed, may_go_on, looks = threading.Event(), threading.Event(), []
+
+    def open_slowly(name, real=cache._open):
+        looks.append(name)
+        try:
+            return real(name)
+        except FileNotFoundError:
+            if len(looks) == 2:
+                has_failed.set()
+                assert may_go_on.wait(20)
+            raise
+
+    def read():
+        other.start()
+        assert has_failed.wait(20)
+        threading.Timer(0.2, may_go_on.set).start()  # while this thread waits for the other
+        return b"data"
+
+    cache._parts._load = open_slowly
+    other = threading.Thread(target=cache.open, args=(name_of(1),))
+    part = cache.fetch(name_of(1), read)
+    other.join()
+    assert part is not None
+    assert part.read(0, 4) == b"data"
+
+
 def test_many_threads_and_processes_may_want_one_part(tmp_path):
     caches = [PartCache(str(tmp_path), 10**6) for _ in range(4)]
     start = threading.Barrier(8)
