@@ -243,12 +243,8 @@ def attribution_lines(answer: Attribution) -> list[str]:
         "without it: the baseline when it is trained without the group, or with it where the "
         "baseline has none. * 0 is outside; the 95 % hold for all groups together.",
     ]
-    if (gain := answer.inside) and gain.measured:
-        lines.append(
-            f"The groups predict {wording.points(gain.predicted.value, answer.unit)} of the "
-            f"{wording.points(gain.measured.value, answer.unit)} {unit} that {answer.arm} gained: "
-            "it comes from what it selects inside of them; divide by another column."
-        )
+    if text := wording.missed_gain(answer):
+        lines.append(text)
     if not answer.matters:
         lines.append(f"These runs do not show that the groups differ at all (p = {answer.p:.2g}).")
     if answer.rank is not None:

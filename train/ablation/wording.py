@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from train.ablation.names import NO_SEED
 from train.stats.analysis import ScorerScore, TaskResult
 from train.stats.comparison import MOST_SEEDS, Comparison, Power, Verdict
+from train.stats.groups import Attribution
 from train.stats.scales import SURE, ScaleAgreement, ScaleDecision
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
@@ -59,6 +60,27 @@ def interval(mean: float | None, low: float | None, high: float | None, unit: st
     if low is None or high is None:
         return points(mean, unit)
     return f"{points(mean, unit)} [{points(low, unit)}, {points(high, unit)}]"
+
+
+def missed_gain(answer: Attribution) -> str:
+    """That groups of pairs do not predict an arm's gain, and what that means; "" where they do."""
+    gain = answer.misses
+    if gain is None or gain.measured is None:
+        return ""
+    predicted, measured = (
+        points(one.value, answer.unit) for one in (gain.predicted, gain.measured)
+    )
+    unit = unit_of_difference(answer.unit)
+    if gain.is_overshot:
+        return (
+            f"The groups predict {predicted} {unit} and {answer.arm} gained {measured}: its shares "
+            "are far from those of the mixtures, where more of the same helps less. The shares of "
+            "the gain are those of the line."
+        )
+    return (
+        f"The groups predict {predicted} of the {measured} {unit} that {answer.arm} gained: it "
+        "comes from what it selects inside of them; divide by another column."
+    )
 
 
 def difference(c: Comparison) -> str:

@@ -232,10 +232,10 @@ def explain_gain(runs: GroupRuns, arm: str, confirmed: GroupRuns | None = None) 
     checks: dict[str, ArmCheck] = {}
     for each in (runs, confirmed) if confirmed is not None else (runs,):
         checks |= _checks(each, arm, fit)
-    differs = arm in checks and checks[arm].differs
+    has_shares = arm not in checks or not checks[arm].differs or checks[arm].is_overshot
     effects = []
     for number, part in enumerate(fit.estimates(parts_GG)):
-        share = None if differs else fit.ratio(parts_GG[number], arm_G - base_G)
+        share = fit.ratio(parts_GG[number], arm_G - base_G) if has_shares else None
         effects.append(
             GroupEffect(
                 group=runs.groups[number],

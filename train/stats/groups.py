@@ -90,6 +90,12 @@ class ArmCheck:
         one, other = self.predicted, self.measured
         return other is not None and (one.high < other.low or other.high < one.low)
 
+    @property
+    def is_overshot(self) -> bool:
+        """Whether the groups predict clearly more of the same sign than was measured."""
+        one, other = self.predicted.value, self.measured
+        return self.differs and other is not None and 0 < other.value * one < one * one
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attribution:
@@ -121,8 +127,11 @@ class Attribution:
         return self.p < ALPHA
 
     @property
-    def inside(self) -> ArmCheck | None:
-        """The gain of the arm where it comes from what it selects inside of the groups."""
+    def misses(self) -> ArmCheck | None:
+        """The gain of the arm where the groups do not predict it. Where they predict less, or the
+        opposite, it comes from what the arm selects inside of them. Where they predict more, the
+        arm's shares are further away than a line holds.
+        """
         return next((each for each in self.arms if each.arm == self.arm and each.differs), None)
 
 

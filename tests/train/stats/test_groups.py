@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests.schema import Ablation, Arm, Mixtures, TaskSpec
+from train.ablation.wording import missed_gain
 from train.decisions.pair_groups import GroupRuns, explain_gain
 from train.stats.groups import (
     LinearFit,
@@ -125,14 +126,14 @@ def test_a_rank_correlation_has_ties_and_may_not_exist() -> None:
     assert math.isnan(spearman(np.ones(3), np.arange(3.0)))
 
 
-def test_a_gain_from_inside_of_the_groups_is_said_and_has_no_shares() -> None:
-    """`picked` has the shares of raw but for a little, and gains what no group explains."""
+def test_a_gain_that_groups_miss_is_said_and_has_shares_where_they_predict_too_much() -> None:
+    """`picked` has the shares of raw but for a little, and gains more or less than they predict."""
     mixtures = {f"mix{n:02}": np.eye(3)[[n % 3, (n + n // 3) % 3]].mean(axis=0) for n in range(9)}
     shares = {"raw": np.full(3, 1 / 3), "picked": np.array([0.4, 0.3, 0.3]), **mixtures}
     levels = {name: 0.3 * share[0] + 0.2 * share[1] for name, share in shares.items()}
     rng = np.random.default_rng(0)
     answers = {}
-    for extra in (0.0, 0.2):
+    for extra in (0.0, 0.2, -0.009):
         values = {}
         for name, level in levels.items():
             more = extra * (name == "picked")
@@ -154,10 +155,14 @@ def test_a_gain_from_inside_of_the_groups_is_said_and_has_no_shares() -> None:
             unit="share",
         )  # fmt: skip
         answers[extra] = explain_gain(runs, "picked")
-    assert answers[0.0].inside is None
-    inside = answers[0.2].inside
-    assert inside is not None
-    assert inside.measured is not None
-    assert inside.measured.value == pytest.approx(0.2, abs=0.02)
+    assert answers[0.0].misses is None
+    assert missed_gain(answers[0.0]) == ""
+    misses = answers[0.2].misses
+    assert misses is not None
+    assert misses.measured is not None
+    assert misses.measured.value == pytest.approx(0.2, abs=0.02)
+    assert "it comes from what it selects inside of them" in missed_gain(answers[0.2])
+    assert "where more of the same helps less" in missed_gain(answers[-0.009])
     assert [one.share for one in answers[0.2].effects] == [None] * 3
-    assert any(one.share for one in answers[0.0].effects)
+    for extra in (0.0, -0.009):
+        assert any(one.share for one in answers[extra].effects)
