@@ -363,8 +363,6 @@ def compare(folder: str, other: str, page: str | None, as_json: bool) -> int:
 
 def read_report(folder: str) -> Report:
     """The report of a folder. ValueError where it is no ablation's."""
-    if not disk.exists(AblationLayout(folder).ablation_json):
-        raise ValueError(f"{folder} has no ablation.json: give the --out of `clipmill build`")
     collected = collect_report(folder)
     scales = scale_decisions(collected.ablation, folder)
     collected = dataclasses.replace(collected, scales=scales)

@@ -20,7 +20,6 @@ from train.decisions.blends import (
 from train.decisions.page import decision_lines, render_decision
 from train.decisions.tables import ROLES, Columns, read_results
 from train.decisions.verdicts import Question, decide
-from train.reporting.results import read_folder
 from train.stats.mixing import BlendChoice
 
 DECIDE = make_app(
@@ -173,6 +172,8 @@ def mix(
             raise ValueError("--higher-is-better and --rows are for tables; an ablation knows both")
         if len(target or ()) > 1:
             raise ValueError("--target names one metric of an ablation's primary task")
+        from train.reporting.results import read_folder
+
         swarm = swarm_of_ablation(*read_folder(runs), runs, target[0] if target else None)
     else:
         sizes = {}

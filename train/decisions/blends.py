@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,10 +17,12 @@ from manifests import disk
 from manifests.layout import PoolLayout
 from manifests.records import ViewDocument, read_document
 from manifests.schema import Ablation, Arm
-from train.ablation.conclusions import Results
 from train.decisions.tables import Record, records_of
 from train.stats import mixing
 from train.stats.mixing import BlendChoice, FloatArray
+
+if TYPE_CHECKING:
+    from train.ablation.conclusions import Results
 
 ID_COLUMNS = ("run", "run_id", "index", "name")
 NO_SOURCES = {*ID_COLUMNS, "", "file"}
@@ -163,7 +165,16 @@ def swarm_of_ablation(
         if arm.train:
             notes.append(f"arm {name} is left out: it has training settings of its own")
             continue
-        share_S = _shares_of(arm, weights[name], rows)
+        share_S = np.array([weights[name].get(source, 0.0) for source in sources])
+        if arm.weights == "repeats":
+            unknown = [source for source in weights[name] if rows[source] is None]
+            if unknown:
+                raise ValueError(
+                    f"arm {name} repeats rows, but the view {unknown[0]} is not at "
+                    f"{ablation.pool_folder(folder, unknown[0].split('/')[0])}"
+                )
+            share_S *= [rows[source] or 0 for source in sources]
+        share_S /= share_S.sum()
         if is_rival:
             named[name] = share_S
         shares += [share_S] * len(of_arm)
@@ -184,20 +195,6 @@ def swarm_of_ablation(
         named=named,
         measured=measured,
     )
-
-
-def _shares_of(
-    arm: Arm, weights: Mapping[str, float], rows: Mapping[str, int | None]
-) -> FloatArray:
-    """The shares that each source has of an arm's samples. ValueError where rows are not known."""
-    share_S = np.array([weights.get(source, 0.0) for source in rows])
-    if arm.weights == "repeats":
-        for source in weights:
-            if rows[source] is None:
-                raise ValueError(f"an arm repeats rows of {source}, and that view is not there")
-        share_S *= [rows[source] or 0 for source in rows]
-    normed_S: FloatArray = share_S / share_S.sum()
-    return normed_S
 
 
 def _weights(arm: Arm) -> dict[str, float]:

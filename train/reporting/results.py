@@ -382,7 +382,7 @@ def read_folder(folder: str) -> tuple[Ablation, Results]:
     path = AblationLayout(folder).ablation_json
     if not disk.exists(path):
         raise ValueError(
-            f"{folder} is no folder of an ablation: it has no ablation.json; give the --out of "
+            f"{folder} is no folder of an ablation, it has no ablation.json: give the --out of "
             "`clipmill ablate`"
         )
     ablation: Ablation = disk.from_plain(Ablation, disk.read_json(path))
