@@ -55,6 +55,8 @@ from train.sizing.device_fit import (
 )
 from train.stats.analysis import TaskScores, analyse
 from train.stats.comparison import StudyNoise
+from train.stats.groups import RUNS_PER_GROUP
+from train.stats.mixing import SPARE_RUNS
 
 # --------------------------------------------------------------------------------------------------
 # What can be known before anything is trained: settings, arms, the tasks' data, the pools.
@@ -82,6 +84,7 @@ def check_ablation(ablation: Ablation, out: str) -> None:
     names = [task.name for task in ablation.evaluate]
     if len(set(names)) < len(names):
         raise ValueError(f"evaluate has two tasks of one name: {', '.join(names)}")
+    _check_mixtures(ablation)
     runs = expand_runs(ablation, out, built=False)
     given_runs(ablation)
     check_models(ablation, out)
@@ -98,6 +101,24 @@ def check_ablation(ablation: Ablation, out: str) -> None:
     if runs or models:
         for task in ablation.evaluate:
             read_samples(task)
+
+
+def _check_mixtures(ablation: Ablation) -> None:
+    """ValueError for fewer mixtures than what they are drawn for can be fitted to."""
+    drawn = ablation.mixtures
+    if drawn is None:
+        return
+    count, sources = drawn.number, set(drawn.sources)
+    command, needed = "clipmill why", RUNS_PER_GROUP * len(sources)
+    if drawn.draw == "shares":
+        command, needed = "clipmill mix", len(sources) + SPARE_RUNS
+        blends = [arm.views or {arm.view} for arm in ablation.arms.values()]
+        count = sum(sources.issuperset(views) for views in blends)
+    if count < needed:
+        raise ValueError(
+            f"mixtures.number is {drawn.number}: {command} needs {needed} runs of different "
+            f"mixtures of {len(sources)} sources, and the arms have {count}"
+        )
 
 
 def _check_settings(key: str, changes: Mapping[str, Any]) -> None:

@@ -302,7 +302,7 @@ def _line(text: str) -> Markup:
 
 
 def report_lines(report: Report) -> list[str]:
-    """Funnels, one table per task, the null web, and the verdict."""
+    """Funnels, one table per task, the null web, what is missing, and the verdict."""
     lines = []
     for funnel in report.funnels:
         steps = " > ".join(f"{name} {count:,}" for name, count in funnel.steps)
@@ -317,7 +317,7 @@ def report_lines(report: Report) -> list[str]:
         null = report.null_web
         asked = f"{null.ablation.name}: {null.ablation.question}"
         lines += ["", asked, *task_table(null, null.primary), null.results.verdict]
-    return [*lines, "", *report.redesigns, *report.results.verdict.splitlines()]
+    return [*lines, "", *report.gaps, *report.redesigns, *report.results.verdict.splitlines()]
 
 
 def task_table(report: Report, task: TaskResult) -> list[str]:

@@ -285,6 +285,17 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     assert (choice["shares"], choice["same_as"]) == ([0, 1], ["half"])
     confirm = yaml.safe_load((tmp_path / "half" / "confirm.yaml").read_text())
     assert set(confirm["arms"]) == {"found", "uniform", "proportional", "once"}
+
+    def without_most(*of: Any) -> Any:
+        real = read(*of)
+        kept = {name: real.runs[name] for name in ("once", "half", "mix00")}
+        return dataclasses.replace(real, runs=kept)
+
+    monkeypatch.setattr(results, "read_results", without_most)
+    assert commands.report([out]) == console.EXIT_INCOMPLETE
+    reason = "3 different mixtures are too few for 2 sources"
+    assert reason in capsys.readouterr().out
+    assert reason in Path(out, "report.html").read_text()
     Path(out, "results.json").unlink()
     assert "results.json does not exist; run clipmill ablate" in refused(words, capsys)
 
@@ -319,6 +330,24 @@ def test_mixtures_depend_on_their_numbers_alone() -> None:
         Mixtures(sources=("web/a",), number=3)
     with pytest.raises(ValueError, match="concentration"):
         Mixtures(sources=sources, number=3, concentration=float("nan"))
+
+
+@pytest.mark.parametrize("draw", ["shares", "halves"])
+def test_mixtures_that_nothing_can_be_fitted_to_are_refused_before_the_first_run(
+    manifest: str, capsys: pytest.CaptureFixture[str], draw: str
+) -> None:
+    enough = Path(manifest).read_text().replace("  half: web/half\n", "")
+    enough = enough.replace("baseline: half", "baseline: once")
+    number, command = (3, "clipmill mix") if draw == "shares" else (4, "clipmill why")
+    enough = enough.replace("number: 4", f"number: {number}, draw: {draw}")
+    words = ["check", manifest, "--out", str(Path(manifest).with_name("out"))]
+    Path(manifest).write_text(enough)
+    assert commands.ablate(words) == 0
+    Path(manifest).write_text(enough.replace(f"number: {number}", f"number: {number - 1}"))
+    assert commands.ablate(words) == 2
+    error = capsys.readouterr().err
+    assert f"{command} needs 4 runs of different mixtures of 2 sources" in error
+    assert "the arms have 3" in error
 
 
 def test_an_ablation_with_mixtures_takes_one_seed_and_no_vary(manifest: str) -> None:
