@@ -374,7 +374,10 @@ def read_report(folder: str) -> Report:
             arm = best_arm(ablation, results, list(results.runs))
             groups = explain_folder(ablation, results, folder, arm)
             return dataclasses.replace(collected, attribution=groups)
-        blend = choose_blend(swarm_of_ablation(ablation, results, folder), collected.samples_seen)
+        samples = collected.samples_seen
+        if samples is not None and ablation.part is not None:
+            samples = round(samples / ablation.part)  # that repeat all rows as often
+        blend = choose_blend(swarm_of_ablation(ablation, results, folder), samples)
         return dataclasses.replace(collected, blend=blend)
     except ValueError as error:  # runs are missing
         gaps = (*collected.gaps, f"mixtures of {', '.join(ablation.mixtures.sources)}: {error}")

@@ -109,6 +109,7 @@ FILTER = make_app(
   clipmill filter out/pool --recipe manifests/recipes/laion_like.yaml \\
       --views basic clip30
   clipmill filter random-like out/pool clip30 --seed 0 1 2
+  clipmill filter part out/pool clip30 raw --share 0.0625 --seed 0 1 2
   clipmill filter columns out/pool
   clipmill filter hash out/pool clip30
 """,
@@ -159,6 +160,28 @@ def random_like(
     """
     with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
         documents = view_files.random_like(pool, view, seed, lease.fence)
+    return print_result("\n".join(funnel_lines(documents)), documents, as_json)
+
+
+@FILTER.command
+def part(
+    pool: str,
+    /,
+    *views: str,
+    share: float,
+    seed: Annotated[list[int] | None, Words, Parameter(converter=wholes)] = None,
+    as_json: Json = False,
+) -> int:
+    """Make VIEW.part-SHARE.seed-N: a random part of each view, for a smaller run of an ablation.
+
+    Args:
+        pool: The folder or URL of a pool.
+        views: The views.
+        share: Of the rows of each, between 0 and 1. With the same seed views share as many rows.
+        seed: One part each (default: 0).
+    """
+    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
+        documents = view_files.parts_of_views(pool, views, share, seed or [0], lease.fence)
     return print_result("\n".join(funnel_lines(documents)), documents, as_json)
 
 

@@ -54,6 +54,11 @@ def random_view_name(view: str, seed: int | None = None) -> str:
     return f"random_like_{view}" if seed is None else f"random_like_{view}.seed-{seed}"
 
 
+def part_view_name(view: str, share: float, seed: int) -> str:
+    """The name of a random part of a view, with that share of its rows."""
+    return f"{view}.part-{share:g}.seed-{seed}"
+
+
 def uids_checksum(uids: pa.ChunkedArray) -> str:
     """sha256 of the uids of a shard, one per line. Row-aligned files (scores, masks) carry it."""
     return hashlib.sha256("\n".join(uids.to_pylist()).encode()).hexdigest()

@@ -647,7 +647,7 @@ def _read_resolved(path: str, kind: type[T]) -> T:
 
 def read_scales(path: str | Path, names: Sequence[str], out: str) -> dict[str, Ablation]:
     """An ablation at some scales, by the folder that each has inside `out`, and itself in `out` at
-    the end. All have its pools and its arms, which may be of other views, as of a part of the rows.
+    the end. All have its pools and its arms.
 
     ValueError for a scale that compares something else: what it decides would not be comparable.
     """
@@ -660,8 +660,7 @@ def read_scales(path: str | Path, names: Sequence[str], out: str) -> dict[str, A
     for name in names:
         small = read_manifest(path, Ablation, scale=name)
         for key in ("pools", "scorer", "arms", "baseline", "primary"):
-            own, other = (getattr(each, key) for each in (small, whole))
-            if (set(own) != set(other)) if key == "arms" else (own != other):
+            if getattr(small, key) != getattr(whole, key):
                 raise ValueError(
                     f"{path}: scale {name!r} has {key} of its own, so it is no smaller run of the "
                     f"same question: run it alone, with --scale {name}"

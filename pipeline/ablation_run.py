@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from manifests import console, disk, ray_runtime, reader
-from manifests.layout import AblationLayout
+from manifests.layout import AblationLayout, random_view_name
 from manifests.schema import Ablation, Arm, Blend, Controls, Recipe, Scorer
 from pipeline import recipe_run
 from pipeline.executor.stage import Engine
@@ -179,8 +179,9 @@ def ablate(
         stages = commands(ablation, sorted(recipes), out, engine)
         if scales:  # one command trains and evaluates at all scales, on the same pools
             seeds = tuple(sorted({seed for each in smaller.values() for seed in each.seeds}))
-            every = replace(ablation, seeds=seeds)
+            every = replace(ablation, seeds=seeds, part=None)
             *before, (name, _) = commands(every, sorted(recipes), out, engine)
+            before += [each for one in smaller.values() for each in part_commands(one, out)]
             train = ["ablate", manifest, "--out", out, "--engine", engine, *at_scale]
             stages = iter([*before, (name, train)])
         with one_ray(engine):
@@ -307,7 +308,30 @@ def commands(
         words = ["filter", "random-like", folders[pool], view, "--seed"]
         words += [str(ablation.random_draw(seed)) for seed in ablation.seeds]
         yield f"choose {pool}", words
+    yield from part_commands(ablation, out)
     yield TRAIN_STAGE, ["ablate", layout.ablation_json, "--out", out, "--engine", engine]
+
+
+def part_commands(ablation: Ablation, out: str) -> Iterator[tuple[str, Command]]:
+    """(stage, command) that make the parts of the views that arms and controls are trained on."""
+    if ablation.part is None:
+        return
+    draws = [ablation.random_draw(seed) for seed in ablation.seeds]
+    pools = {name: ablation.pool_folder(out, name) for name in ablation.pools}
+    views: dict[str, dict[str, None]] = {}  # of each folder
+    for arm in ablation.arms.values():
+        blend = reader.read_manifest(arm.blend, Blend) if arm.blend is not None else None
+        folders = pools if blend is None else blend.pools
+        for name in blend.views if blend is not None else arm.view_weights:
+            pool, _, view = name.partition("/")
+            views.setdefault(folders[pool], {})[view] = None
+    of_draws = [(folder, list(names), draws) for folder, names in views.items()]
+    for pool, view in random_views(ablation.arms, ablation.controls):
+        for draw in draws:
+            of_draws.append((pools[pool], [random_view_name(view, draw)], [draw]))
+    for folder, names, seeds in of_draws:
+        words = ["filter", "part", folder, *names, "--share", f"{ablation.part:g}", "--seed"]
+        yield "choose parts", [*words, *map(str, seeds)]
 
 
 def _train_scorer(

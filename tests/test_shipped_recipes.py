@@ -11,7 +11,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import Ablation, Recipe
-from pipeline.views.rules import rules_of
 from tests.filters.conftest import clip_folder as clip_folder
 from tests.support import commands
 from tests.support.other_tars import pack
@@ -248,9 +246,6 @@ def kept_names(pool: str, view: str, *columns: str) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_shipped_recipe_runs_to_its_views(given: None, tmp_path: Path, name: str) -> None:
     path, pool = RECIPES / f"{name}.yaml", str(tmp_path / "pool")
-    lines = path.read_text().splitlines(keepends=True)
-    path = tmp_path / path.name  # ten rows are too few for sixteenths
-    path.write_text("".join(line for line in lines if "_16th" not in line))
     scale = "debug" if "debug" in reader.list_scales(path) else None
     words = [str(path), "--out", pool, "--engine", "inline"]
     assert commands.build([*words, "--scale", scale] if scale else words) == 0
@@ -281,31 +276,6 @@ def check_scores(pool: str, name: str) -> None:
     if name == "semdedup":
         kept = {each for each, is_kept in kept_names(pool, "semdedup") if is_kept}
         assert len(kept & {"dog", "again"}) < 2  # the same image
-
-
-def test_a_sixteenth_is_its_view_and_a_rule_on_the_uid(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MINIWEB", "MINIWEB_PORT", "SCORER", "CIFAR"):
-        monkeypatch.setenv(name, "1")
-    rules = {}
-    for name in ("arms", "clean"):
-        views = reader.read_manifest(RECIPES / f"cifar10_{name}.yaml", Recipe).views
-        for view in views:
-            named = [{**rule, "name": ""} for rule in rules_of(views, view.name)]
-            rules[view.name] = named
-    sixteenths = [name for name in rules if name.endswith("_16th")]
-    assert len(sixteenths) == 10
-    for name in sixteenths:
-        *same, part = rules[name]
-        assert same == rules[name.removesuffix("_16th")]
-        assert part["where"] == "uid < '1'"
-    path = RECIPES.parent / "ablations" / "cifar10_scales.yaml"
-    whole, small = (
-        reader.read_manifest(path, Ablation, scale=scale) for scale in (None, "repeats")
-    )
-    for name, arm in whole.arms.items():
-        views = {f"{view}_16th": share for view, share in (arm.views or {}).items()} or None
-        of_small = replace(arm, view=arm.view and f"{arm.view}_16th", views=views)
-        assert small.arms[name] == of_small
 
 
 def test_the_groups_of_cifar10_why_have_every_row_once_and_clip30_is_some_of_them(

@@ -423,6 +423,11 @@ class Arm:
         """Whether it is a single model: its seeds, if it ever had others, are not known."""
         return self.model is not None and "{seed}" not in self.model
 
+    @property
+    def view_weights(self) -> dict[str, float]:
+        """POOL/VIEW -> weight of what it is trained on; {} where the manifest does not say it."""
+        return self.views or ({self.view: 1.0} if self.view else {})
+
     def split_view(self) -> tuple[str, str]:
         """(pool, view) of POOL/VIEW; both are empty where the arm is something else."""
         pool, _, view = (self.view or "").partition("/")
@@ -436,6 +441,7 @@ class Ablation:
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
     ranges: ClassVar[Ranges] = {
         "seeds": (0, MANY),
+        "part": (0, 1),
         "equivalence": (0, 1),
         "jobs": (1, 10_000),
         "ranks": (1, 1_000_000),
@@ -448,6 +454,7 @@ class Ablation:
     seeds: tuple[int, ...]
     evaluate: tuple[TaskSpec, ...]
     primary: str  # the task that the verdict is about
+    part: float | None = None  # of each view's rows, drawn anew for each seed: for a smaller scale
     pools: dict[str, PoolRef] = field(default_factory=dict)
     train: dict[str, Any] = field(default_factory=dict)
     vary: dict[str, tuple[Any, ...]] = field(
@@ -473,6 +480,8 @@ class Ablation:
             )
         if self.vary and self.mixtures is not None:
             raise ValueError("vary and mixtures both make arms; give one of them")
+        if self.part is not None and not 0 < self.part < 1:
+            raise ValueError(f"part is {self.part}; it must lie between 0 and 1, as in 0.0625")
         if self.limit_hours == 0:
             raise ValueError(f"limit_hours is {self.limit_hours}; it must be above 0")
         if self.baseline not in self.arms:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from manifests.layout import (
     NOT_STORED,
     PoolLayout,
     bundle_name,
+    part_view_name,
     random_view_name,
     shard_name,
 )
@@ -64,6 +67,7 @@ from pipeline.views.choose import (
     check,
     choose_parts,
     map_units,
+    uid_hashes,
 )
 from pipeline.views.rules import (
     DERIVED,
@@ -497,7 +501,10 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
 # a log line with what changed.
 
 
-RANDOM_SEED = re.compile(r"(?<=.)\.seed-\d+$")  # ends the name of a random view of one seed
+# What ends the name of a random view of one seed, and that of a part of a view.
+RANDOM_SEED = re.compile(r"(?<=.)(\.seed-\d+)?(\.part-[\d.e-]+\.seed-\d+)?$")
+PART = "part"
+PART_SEED = 2**40  # added to a seed, so that no `sample` or `random_like` draws the same rows
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
 # Stored rows up to which views get the hash of their rows when they are made: a microsecond of CPU
 # a row, which in large pools is more than the rules cost. `clipmill filter hash` computes it.
@@ -601,6 +608,78 @@ def random_like(
         inputs[name] = Inputs(rules=rules, scores=model.scores, fingerprint=commits.fingerprint)
     columns = {name: {"status", "uid"} for name in inputs}
     return _make(commits, views, inputs, columns, {}, {view: model.kept}, fence)
+
+
+def parts_of_views(
+    pool: str, views: Sequence[str], share: float, seeds: Sequence[int], fence: int | None = None
+) -> dict[str, ViewDocument]:
+    """Make VIEW.part-SHARE.seed-N of each view and seed: the rows of the view whose xxh3(uid, seed)
+    is below the share, so that two views go on to have as much in common.
+
+    fence: that of the lease. ValueError for a view that is not there, is older than the shards or
+    has no row in its part.
+    """
+    if not 0 < share < 1:
+        raise ValueError(f"the share is {share:g}; it must lie between 0 and 1")
+    if not views:
+        raise ValueError("name the views that a part is to be made of")
+    commits = shards_with_rows(pool)
+    wholes = {view: current_view_of(commits, view) for view in views}
+    documents: dict[str, ViewDocument] = {}
+    before: dict[str, ViewDocument | None] = {}  # of the parts to make
+    inputs, parts = {}, {}
+    for view, seed in itertools.product(wholes, seeds):
+        whole, name = wholes[view], part_view_name(view, share, seed)
+        check_view_name(name)
+        parts[name] = view, PART_SEED + seed
+        rules = (*whole.rules, {"name": PART, "sample": share, "seed": PART_SEED + seed})
+        inputs[name] = Inputs(rules=rules, scores=whole.scores, fingerprint=commits.fingerprint)
+        document = read_view(pool, name)
+        if document is not None and inputs[name].made(document) and has_masks(commits, document):
+            documents[name] = document
+        else:
+            before[name] = document
+    if not before:
+        return documents
+    masks = MaskFiles(commits, before)
+    try:
+        for shard in commits.shards.tolist():
+            _add_parts(masks, shard, {name: parts[name] for name in before}, share)
+        selections = {}
+        for name in before:
+            whole, kept = wholes[parts[name][0]], sum(masks.kept[name])
+            if not kept:
+                raise ValueError(
+                    f"view {name!r} keeps nothing: none of the {whole.kept:,} rows of {whole.name} "
+                    f"is in a part of {share:g}"
+                )
+            funnel = (*whole.funnel, (PART, kept))
+            selections[name] = Selection(thresholds=whole.thresholds, funnel=funnel, kept=kept)
+        documents |= _write_views(masks, selections, inputs, before, fence)
+    finally:
+        masks.remove()
+    return {name: documents[name] for name in inputs}
+
+
+def _add_parts(
+    masks: MaskFiles, shard: int, parts: Mapping[str, tuple[str, int]], share: float
+) -> None:
+    """The masks of a shard for parts, by name: of which view, and the seed of the hash."""
+    pool, limit = masks.commits.pool, np.uint64(int(Fraction(str(share)) * 2**64))
+    uids = disk.read_parquet(masks.commits.sidecar(shard), ["uid"])["uid"].to_numpy()
+    views, drawn = {}, {}
+    for view in {view for view, _ in parts.values()}:
+        views[view] = AlignedFiles.of_view(pool, view).read(shard)[0]
+    kept_by = {view: mask["kept"].to_numpy() for view, mask in views.items()}
+    some = np.logical_or.reduce(list(kept_by.values()))
+    for seed in {seed for _, seed in parts.values()}:
+        drawn[seed] = np.zeros(len(uids), np.bool_)
+        drawn[seed][some] = uid_hashes(uids[some], seed) < limit
+    for name, (view, seed) in parts.items():
+        left_out = pa.array(kept_by[view] & ~drawn[seed])
+        rule = pc.if_else(left_out, pa.scalar(PART), views[view]["rule"])
+        kept = pa.array(kept_by[view] & drawn[seed])
+        masks.add(name, shard_name(shard), pa.table([kept, rule], schema=VIEW))
 
 
 def read_view(pool: str, name: str) -> ViewDocument | None:
@@ -740,17 +819,29 @@ def _make(
     masks = MaskFiles(commits, before)
     try:
         selections = choose_parts(source, views, list(before), masks.add, sizes)
-        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in before}
-        hashes: dict[str, str | None] = dict.fromkeys(before)
-        if commits.totals.stored <= HASHED_ROWS:
-            hashes |= hash_rows(commits, kept_rows)
-        for name, old in before.items():
-            documents[name] = write_view(
-                masks, name, selections[name], inputs[name], old, fence, hashes[name]
-            )
+        documents |= _write_views(masks, selections, inputs, before, fence)
     finally:
         masks.remove()
     return {name: documents[name] for name in inputs}
+
+
+def _write_views(
+    masks: MaskFiles,
+    selections: Mapping[str, Selection],
+    inputs: Mapping[str, Inputs],
+    before: Mapping[str, ViewDocument | None],
+    fence: int | None,
+) -> dict[str, ViewDocument]:
+    """Publish the views of `before`, which has their earlier documents."""
+    hashes: dict[str, str | None] = dict.fromkeys(before)
+    if masks.commits.totals.stored <= HASHED_ROWS:
+        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in before}
+        hashes |= hash_rows(masks.commits, kept_rows)
+    written = {}
+    for name, old in before.items():
+        selection = selections[name]
+        written[name] = write_view(masks, name, selection, inputs[name], old, fence, hashes[name])
+    return written
 
 
 def write_view(

@@ -110,7 +110,7 @@ def test_the_scales_share_pools_and_are_trained_by_one_command(
     manifest, out, words = tmp_path / "a.yaml", tmp_path / "out", []
     plain = disk.to_plain(ABLATION, with_defaults=False)
     del plain["scorer"]
-    scales = {"small": {"seeds": [7, 8], "train": {"samples_seen": "1.28k"}}}
+    scales = {"small": {"part": 0.1, "seeds": [7, 8], "train": {"samples_seen": "1.28k"}}}
     manifest.write_text(json.dumps({**plain, "scales": scales}))
     monkeypatch.setattr(ablation_run, "run", words.append)
     monkeypatch.setattr(ablation_run, "read_recipes", lambda *_: RECIPES)
@@ -125,6 +125,12 @@ def test_the_scales_share_pools_and_are_trained_by_one_command(
         f"clipmill build {out}/recipes/trusted.json --out {out}/pools/trusted --engine inline",
         f"clipmill build {out}/recipes/web.json --out {out}/pools/web --engine inline",
         f"clipmill filter random-like {out}/pools/web clip --seed 5 6 12 13",
+        f"clipmill filter part {out}/pools/web raw clip --share 0.1 --seed 12 13",
+        *(
+            f"clipmill filter part {out}/pools/web random_like_clip.seed-{draw} --share 0.1 "
+            f"--seed {draw}"
+            for draw in (12, 13)
+        ),
         train,
         f"clipmill report {out}/scales/small",
         f"clipmill report {out}",

@@ -119,7 +119,8 @@ def test_smaller_scales_are_run_first_and_held_against_the_ablation(
         "half: web/half}": "half: web/half, both: {views: {web/all: 0.5, web/half: 0.5}}}",
         "controls: {a_a: raw}": "",
         "debug: {seeds: [0, 1, 2]}": "small: {train: {samples_seen: 32}}\n"
-        "  part: {train: {samples_seen: 32}, arms: {both: {views: {web/half: 0.1}}}}",
+        "  part: {part: 0.9, train: {samples_seen: 32}}\n"
+        "  few: {part: 0.25, train: {samples_seen: 32}}",
     }
     pool = str(tmp_path / "pool")
     shutil.copytree(tiny_pool, pool)
@@ -146,9 +147,23 @@ def test_smaller_scales_are_run_first_and_held_against_the_ablation(
     assert [line for line in capsys.readouterr().out.splitlines() if line in texts] == texts
 
     monkeypatch.setattr(runner, "run_in_children", in_process)
-    assert commands.ablate([path, "--scales", "part", "--out", str(out)]) == 0
-    part = disk.read_json(out / "scales" / "part" / "ablation.json")
-    assert part["arms"]["both"]["views"] == {"web/all": 0.5, "web/half": 0.1}
+    on_a_part = [path, "--scales", "part", "--out", str(out)]
+    assert commands.ablate(on_a_part) == 2  # no recipe of the manifest makes them
+    command = f"filter part {pool} all half --share 0.9 --seed 0 1"
+    assert capsys.readouterr().err.endswith(f"part-0.9.seed-0 yet: run clipmill {command}\n")
+    assert commands.filter_pool(command.split()[1:]) == 0
+    few = ["part", pool, "all", "half", "--share", "0.25", "--seed", "0", "1"]
+    assert commands.filter_pool(few) == 0
+    assert commands.ablate([path, "--scales", "few", "--out", str(out)]) == 2
+    assert re.search(r"web/\w+.part-0.25.seed-\d keeps \d+, and a", capsys.readouterr().err)
+    assert commands.ablate(on_a_part) == 0
+    drawn = {}
+    for arm in ("raw", "both"):
+        for seed in (0, 1):
+            blend = disk.read_json(out / f"scales/part/blends/{arm}.seed-{seed}.json")
+            drawn[arm, seed] = set(blend["views"])
+    assert drawn["raw", 1] == {"web/all.part-0.9.seed-1"}
+    assert drawn["both", 0] == {"web/all.part-0.9.seed-0", "web/half.part-0.9.seed-0"}
     printed = capsys.readouterr().out.splitlines()
     for name in ("part", "small"):  # equal samples: a scale is named by its folder
         assert any(

@@ -14,7 +14,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from manifests import disk, reader
-from manifests.layout import AblationLayout, PoolLayout, RunLayout, random_view_name
+from manifests.layout import (
+    AblationLayout,
+    PoolLayout,
+    RunLayout,
+    part_view_name,
+    random_view_name,
+)
+from manifests.records import ViewDocument, read_document
 from manifests.schema import Ablation, Arm, Blend, TaskSpec
 from train.ablation.names import A_A, NO_SEED, RANDOM_LIKE, controls_of
 from train.config import TrainConfig, configure, model_config, plain_changes
@@ -407,6 +414,7 @@ class Run:
     config: TrainConfig
     out: str
     ranks: int = 1
+    is_drawn: bool = False  # its rows are a random subset, which no other seed of the arm has
 
     def predictions(self, task: str) -> str:
         """The file with the predictions of a task."""
@@ -415,8 +423,7 @@ class Run:
     @property
     def blend_name(self) -> str:
         """The name of the blend's file: the seeds of an arm share it, but for random subsets."""
-        random = self.arm.startswith(RANDOM_LIKE)
-        return f"{self.arm}.seed-{self.seed}" if random else self.arm
+        return f"{self.arm}.seed-{self.seed}" if self.is_drawn else self.arm
 
 
 WorkRun = Run | ModelRun  # a run that is trained or evaluated here
@@ -452,6 +459,8 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
     for arm, by_seed in blends.items():
         config = settings[arm]
         for seed, blend in by_seed.items():
+            if ablation.part is not None:
+                blend = _part_of(blend, ablation.part, ablation.random_draw(seed))
             if built:
                 _require_views(ablation, blend, out)
             order_seed = seed + A_A_ORDER if arm == A_A else config.order_seed
@@ -462,6 +471,7 @@ def expand_runs(ablation: Ablation, out: str, *, built: bool = True) -> tuple[Ru
                 config=replace(config, seed=seed, order_seed=order_seed),
                 out=AblationLayout(out).run(arm, seed),
                 ranks=ablation.arms[controls_of(ablation).get(arm, arm)].ranks or ablation.ranks,
+                is_drawn=arm.startswith(RANDOM_LIKE) or ablation.part is not None,
             )
             runs.append(run)
     return tuple(runs)
@@ -534,6 +544,19 @@ def _random_blend(ablation: Ablation, out: str, arm: str, seed: int) -> Blend:
     )
 
 
+def _part_of(blend: Blend, share: float, draw: int) -> Blend:
+    """The blend of parts of its views. ValueError for one that has none."""
+    if blend.live or blend.segments is not None or blend.streams:
+        raise ValueError(f"part is {share:g}, but the blend {blend.name!r} is not of views")
+    part = {name: part_view_name(name, share, draw) for name in blend.views}
+    return replace(
+        blend,
+        views={part[name]: weight for name, weight in blend.views.items()},
+        balance={part[name]: balance for name, balance in blend.balance.items()},
+        captions={part[name]: shares for name, shares in blend.captions.items()},
+    )
+
+
 # --- views ---------------------------------------------------------------------------------------
 
 
@@ -547,22 +570,45 @@ def missing_views(blend: Blend) -> list[str]:
     return names
 
 
+def _is_stale_part(pool: str, view: str) -> bool:
+    """Whether a part was made of a view that has other rules now."""
+    layout = PoolLayout(pool)
+    whole = layout.view_json(view.rpartition(".part-")[0])
+    if not disk.exists(whole):
+        return False
+    rules = read_document(layout.view_json(view), ViewDocument).rules
+    return rules[:-1] != read_document(whole, ViewDocument).rules
+
+
 def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
-    """ValueError for a view that is missing, with the command that makes it."""
-    for name in missing_views(blend):
+    """ValueError for a view that is missing, with the command that makes it; for a part of a view
+    as it was before too.
+    """
+    missing = missing_views(blend)
+    for name in blend.views:
         pool, _, view = name.partition("/")
-        folder = blend.pools[pool]
+        folder, problem = blend.pools[pool], f"there is no view {name} yet"
+        if name not in missing:
+            if ablation.part is None or not _is_stale_part(folder, view):
+                continue
+            problem = f"the view {name} is of the rules as they were before"
         if pool in ablation.pools and ablation.pools[pool].recipe is not None:
             raise ValueError(
-                f"there is no view {name} yet: run clipmill build ABLATION --out {out}, "
+                f"{problem}: run clipmill build ABLATION --out {out}, "
                 "which builds the pools and then runs the ablation"
             )
         command = f"filter {folder} --recipe RECIPE"
-        if view.startswith(RANDOM_LIKE):
-            like = view.removeprefix(RANDOM_LIKE).rpartition(".seed-")[0]
-            draws = [str(ablation.random_draw(seed)) for seed in ablation.seeds]
-            command = f"filter random-like {folder} {like} --seed {' '.join(draws)}"
-        raise ValueError(f"there is no view {name} yet: run clipmill {command}")
+        draws = " ".join(str(ablation.random_draw(seed)) for seed in ablation.seeds)
+        whole = view.rpartition(".part-")[0] if ablation.part is not None else ""
+        if whole and disk.exists(PoolLayout(folder).view_json(whole)):
+            of_arms = [each for arm in ablation.arms.values() for each in arm.view_weights]
+            inside = [each.partition("/")[2] for each in of_arms if each.startswith(f"{pool}/")]
+            names = " ".join(dict.fromkeys([whole, *inside]))
+            command = f"filter part {folder} {names} --share {ablation.part:g} --seed {draws}"
+        elif view.startswith(RANDOM_LIKE):
+            like = view.removeprefix(RANDOM_LIKE).partition(".seed-")[0]
+            command = f"filter random-like {folder} {like} --seed {draws}"
+        raise ValueError(f"{problem}: run clipmill {command}")
 
 
 def recipe_views(path: str) -> list[str]:

@@ -112,8 +112,8 @@ def _check_mixtures(ablation: Ablation) -> None:
     command, needed = "clipmill why", RUNS_PER_GROUP * len(sources)
     if drawn.draw == "shares":
         command, needed = "clipmill mix", len(sources) + SPARE_RUNS
-        blends = [arm.views or {arm.view} for arm in ablation.arms.values()]
-        count = sum(sources.issuperset(views) for views in blends)
+        views = [arm.view_weights.keys() for arm in ablation.arms.values()]
+        count = sum(len(of_arm) > 0 and of_arm <= sources for of_arm in views)
     if count < needed:
         raise ValueError(
             f"mixtures.number is {drawn.number}: {command} needs {needed} runs of different "
@@ -175,7 +175,7 @@ def _check_rows(runs: Sequence[Run]) -> None:
     from train.data.loader import Loader  # with torch
 
     versions: dict[int, tuple[str, str]] = {}  # version -> the first arm and pool that have it
-    for run in {run.arm: run for run in runs}.values():
+    for run in {run.blend_name: run for run in runs}.values():
         for view in Loader(run.blend, run.config, model_config(run.config)).views:
             path = PoolLayout(view.pool).score_set_json(view.token_set)
             version = read_document(path, ScoreSetDocument).version

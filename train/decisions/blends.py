@@ -137,7 +137,7 @@ def swarm_of_ablation(
     from train.evaluation.metrics import METRICS
 
     metric = metric or results.tasks[ablation.primary].metric
-    weights = {name: _weights(arm) for name, arm in ablation.arms.items()}
+    weights = {name: arm.view_weights for name, arm in ablation.arms.items()}
     drawn: Mapping[str, Any] = {}
     if ablation.mixtures is None:
         sources = tuple(sorted({view for one in weights.values() for view in one}))
@@ -195,10 +195,6 @@ def swarm_of_ablation(
         named=named,
         measured=measured,
     )
-
-
-def _weights(arm: Arm) -> dict[str, float]:
-    return arm.views or ({arm.view: 1.0} if arm.view else {})
 
 
 def _kept(ablation: Ablation, folder: str, source: str) -> int | None:

@@ -186,6 +186,47 @@ def test_random_views_on_demand(pool: str) -> None:
         files.random_like(pool, "bright")
 
 
+def test_a_part_of_views_on_demand(pool: str) -> None:
+    """Rows of the view alone, the same of two views for a seed, others for another seed."""
+    with pytest.raises(ValueError, match=r"view 'raw' is not in .*; run clipmill filter"):
+        files.parts_of_views(pool, ["raw"], 0.5, [0])
+    given = recipe(RAW, TOP)
+    files.choose_views(pool, given)
+    files.random_like(pool, "bright", [0])
+    views = ["raw", "bright", "random_like_bright.seed-0"]
+    made = files.parts_of_views(pool, views, 0.5, [0, 1])
+    kept = {name: np.array(masks(pool, name)["kept"].to_pylist()) for name in [*views, *made]}
+    assert list(made) == [f"{name}.part-0.5.seed-{seed}" for name in views for seed in (0, 1)]
+    for view_name in views:
+        first, second = (f"{view_name}.part-0.5.seed-{seed}" for seed in (0, 1))
+        for name in (first, second):
+            assert made[name].kept == kept[name].sum()
+            assert not (kept[name] & ~kept[view_name]).any()
+            of_raw = kept[f"raw.part-0.5.seed-{name[-1]}"]
+            assert (kept[name] == kept[view_name] & of_raw).all()
+            reasons = masks(pool, name)["rule"].to_pylist()
+            before = masks(pool, view_name)["rule"].to_pylist()
+            left_out = kept[view_name] & ~kept[name]
+            assert reasons == np.where(left_out, "part", before).tolist()
+            funnel = document_of(pool, view_name).funnel
+            assert made[name].funnel == (*funnel, ("part", made[name].kept))
+    # `random_like` and `sample` draw by the same hash: a part must not be of their smallest.
+    assert made["random_like_bright.seed-0.part-0.5.seed-0"].kept < 6
+    assert verify(pool) == []
+    assert files.views_not_in(given, pool) == []
+    again = Path(pool, "views", "raw.part-0.5.seed-0.json")
+    stamp = again.stat().st_mtime_ns
+    assert files.parts_of_views(pool, ["raw"], 0.5, [0]) == {again.stem: made[again.stem]}
+    assert again.stat().st_mtime_ns == stamp
+    for share in (0.0, 1.0, float("nan")):
+        with pytest.raises(ValueError, match="must lie between 0 and 1"):
+            files.parts_of_views(pool, ["raw"], share, [0])
+    with pytest.raises(ValueError, match="keeps nothing: none of the"):
+        files.parts_of_views(pool, ["bright"], 1e-9, [0])
+    with pytest.raises(ValueError, match="name the views"):
+        files.parts_of_views(pool, [], 0.5, [0])
+
+
 @pytest.mark.parametrize(
     ("wanted", "message"),
     [

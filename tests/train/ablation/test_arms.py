@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +10,10 @@ from typing import Any
 import pytest
 
 from manifests import disk
+from manifests.layout import PoolLayout
+from manifests.records import ViewDocument, read_document
 from manifests.schema import Ablation, Blend
+from pipeline.views.files import parts_of_views
 from tests.support.ablations import TRAIN, Ran, changed, three_arms, tiny_ablation
 from train.ablation import arms, runner
 from train.ablation.arms import (
@@ -103,6 +108,53 @@ def test_a_missing_view_is_named_with_the_command_that_makes_it(tiny_pool: str) 
     message = "no view web/all yet: run clipmill build ABLATION --out /out, which builds"
     with pytest.raises(ValueError, match=message):
         expand_runs(built, "/out")
+
+
+def test_every_run_has_a_part_of_its_views(tmp_path: Path, tiny_pool: str) -> None:
+    blend = {"name": "b", "pools": {"p": tiny_pool}, "views": {"p/all": 0.7, "p/half": 0.3}}
+    given = {**blend, "captions": {"p/half": {"caption": 1.0}}, "max_repeats": 9}
+    (tmp_path / "b.json").write_text(json.dumps(given))
+    arms = {"raw": "web/all", "half": "web/half", "b": {"blend": str(tmp_path / "b.json")}}
+    controls = {"random_like": ["half"], "a_a": "raw", "random_seed": 5}
+    tiny = tiny_ablation(tiny_pool, "x", arms=arms, controls=controls)
+    runs = expand_runs(replace(tiny, part=0.25), "/out", built=False)
+    views = {run.blend_name: run.blend.views for run in runs}
+    assert views["half.seed-1"] == {"web/half.part-0.25.seed-6": 1.0}
+    assert views["a_a.seed-0"] == views["raw.seed-0"] == {"web/all.part-0.25.seed-5": 1.0}
+    like = "web/random_like_half.seed-6.part-0.25.seed-6"
+    assert views["random_like_half.seed-1"] == {like: 1.0}
+    mixed = runs[4].blend
+    assert mixed.views == {"p/all.part-0.25.seed-5": 0.7, "p/half.part-0.25.seed-5": 0.3}
+    assert (list(mixed.captions), mixed.max_repeats) == (["p/half.part-0.25.seed-5"], 9)
+    whole = expand_runs(tiny, "/out", built=False)
+    assert [(run.arm, run.seed, run.config) for run in runs] == [
+        (run.arm, run.seed, run.config) for run in whole
+    ]
+    (tmp_path / "b.json").write_text(json.dumps({**blend, "views": {"p/stored": 1}, "live": True}))
+    with pytest.raises(ValueError, match=r"part is 0.25, but the blend 'b' is not of views"):
+        expand_runs(replace(tiny, part=0.25), "/out", built=False)
+    for part in (0.0, 1.0, float("nan")):
+        with pytest.raises(ValueError, match=r"part is .* must lie"):
+            replace(tiny, part=part)
+
+
+def test_a_part_of_a_view_as_it_was_before_is_named(tmp_path: Path, tiny_pool: str) -> None:
+    pool = str(tmp_path / "pool")
+    shutil.copytree(tiny_pool, pool)
+    tiny = replace(tiny_ablation(pool, "x"), part=0.5)
+    command = rf"run clipmill filter part {pool} all half --share 0.5 --seed 0 1"
+    with pytest.raises(ValueError, match=rf"no view web/all.part-0.5.seed-0 yet: {command}"):
+        expand_runs(tiny, "/out")
+    parts_of_views(pool, ["all", "half"], 0.5, [0, 1])
+    assert expand_runs(tiny, "/out")
+    path = PoolLayout(pool).view_json("all")
+    document = read_document(path, ViewDocument)
+    rules = ({"name": "long", "where": "caption_words > 3"},)
+    disk.write_json(path, replace(document, rules=rules), sealed=True)
+    message = rf"the view web/all.part-0.5.seed-0 is of the rules as they were before: {command}"
+    with pytest.raises(ValueError, match=message):
+        expand_runs(tiny, "/out")
+    assert expand_runs(replace(tiny, part=None), "/out")
 
 
 @pytest.mark.parametrize(
