@@ -503,7 +503,7 @@ def _records(commits: Commits, position: int, masks: list[Mask]) -> Bytes:
 
 # What ends the name of a random view of one seed, and that of a part of a view.
 RANDOM_SEED = re.compile(r"(?<=.)(\.seed-\d+)?(\.part-[\d.e-]+\.seed-\d+)?$")
-PART = "part"
+PART = "random_part"  # the name of the rule
 PART_SEED = 2**40  # added to a seed, so that no `sample` or `random_like` draws the same rows
 VIEW_NAME = re.compile(r"[\w-][\w.-]{0,99}")  # not "..", not hidden, fits a file name
 # Stored rows up to which views get the hash of their rows when they are made: a microsecond of CPU
@@ -623,11 +623,16 @@ def parts_of_views(
         raise ValueError(f"the share is {share:g}; it must lie between 0 and 1")
     if not views:
         raise ValueError("name the views that a part is to be made of")
+    if not all(0 <= seed < PART_SEED for seed in seeds):
+        raise ValueError(f"the seeds are {list(seeds)}; each must lie in [0, 2^40)")
     commits = shards_with_rows(pool)
     wholes = {view: current_view_of(commits, view) for view in views}
     documents: dict[str, ViewDocument] = {}
     before: dict[str, ViewDocument | None] = {}  # of the parts to make
     inputs, parts = {}, {}
+    for view, whole in wholes.items():
+        if any(rule["name"] == PART for rule in whole.rules):
+            raise ValueError(f"view {view!r} is a part itself; make one of the view that it is of")
     for view, seed in itertools.product(wholes, seeds):
         whole, name = wholes[view], part_view_name(view, share, seed)
         check_view_name(name)

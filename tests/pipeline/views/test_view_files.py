@@ -207,9 +207,9 @@ def test_a_part_of_views_on_demand(pool: str) -> None:
             reasons = masks(pool, name)["rule"].to_pylist()
             before = masks(pool, view_name)["rule"].to_pylist()
             left_out = kept[view_name] & ~kept[name]
-            assert reasons == np.where(left_out, "part", before).tolist()
+            assert reasons == np.where(left_out, "random_part", before).tolist()
             funnel = document_of(pool, view_name).funnel
-            assert made[name].funnel == (*funnel, ("part", made[name].kept))
+            assert made[name].funnel == (*funnel, ("random_part", made[name].kept))
     # `random_like` and `sample` draw by the same hash: a part must not be of their smallest.
     assert made["random_like_bright.seed-0.part-0.5.seed-0"].kept < 6
     assert verify(pool) == []
@@ -223,6 +223,11 @@ def test_a_part_of_views_on_demand(pool: str) -> None:
             files.parts_of_views(pool, ["raw"], share, [0])
     with pytest.raises(ValueError, match="keeps nothing: none of the"):
         files.parts_of_views(pool, ["bright"], 1e-9, [0])
+    for seed in (-1, 2**40):
+        with pytest.raises(ValueError, match=r"the seeds are \[.*must lie in \[0, 2\^40\)"):
+            files.parts_of_views(pool, ["raw"], 0.5, [seed])
+    with pytest.raises(ValueError, match="is a part itself"):
+        files.parts_of_views(pool, ["raw", again.stem], 0.5, [0])
     with pytest.raises(ValueError, match="name the views"):
         files.parts_of_views(pool, [], 0.5, [0])
 
