@@ -186,6 +186,20 @@ def test_shares_may_miss_1_by_rounding(tmp_path: Path, capsys: pytest.CaptureFix
     assert mixed([ratios, metrics], capsys)["runs"] == 16
 
 
+def test_the_shipped_runs_prefer_the_hosts_with_right_captions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    examples = Path(__file__).parents[3] / "examples"
+    tables = [str(examples / f"cifar10_mix_{name}.csv") for name in ("ratios", "metrics")]
+    choice = mixed([*tables, "--higher-is-better"], capsys)
+    shares = dict(zip(choice["sources"], choice["shares"], strict=True))
+    assert {name: share for name, share in shares.items() if share} == {
+        "web/gallery": 0.65,
+        "clean/all": 0.35,
+    }
+    assert choice["runs"] == 29
+
+
 # --- ablations ------------------------------------------------------------------------------------
 
 MANIFEST = """
