@@ -71,8 +71,8 @@ def web_of(manifest: str) -> Path:
     if not path.exists():
         names = ", ".join(sorted(each.stem for each in WEBS.glob("*.yaml")))
         raise ValueError(
-            f"there is no web for {manifest}: name one with --web, a YAML file of yours or one of "
-            f"examples/miniweb/webs ({names})"
+            f"there is no web for {manifest}: name one with --web, a YAML file of yours or "
+            f"examples/miniweb/webs/NAME.yaml with one of the names {names}"
         )
     return path
 
