@@ -571,13 +571,13 @@ def missing_views(blend: Blend) -> list[str]:
 
 
 def _is_stale_part(pool: str, view: str) -> bool:
-    """Whether a part was made of a view that has other rules now."""
+    """Whether a part was made of a view that has other rules or scores now."""
     layout = PoolLayout(pool)
-    whole = layout.view_json(view.rpartition(".part-")[0])
-    if not disk.exists(whole):
+    path = layout.view_json(view.rpartition(".part-")[0])
+    if not disk.exists(path):
         return False
-    rules = read_document(layout.view_json(view), ViewDocument).rules
-    return rules[:-1] != read_document(whole, ViewDocument).rules
+    part, whole = (read_document(each, ViewDocument) for each in (layout.view_json(view), path))
+    return (part.rules[:-1], part.scores) != (whole.rules, whole.scores)
 
 
 def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
@@ -591,7 +591,7 @@ def _require_views(ablation: Ablation, blend: Blend, out: str) -> None:
         if name not in missing:
             if ablation.part is None or not _is_stale_part(folder, view):
                 continue
-            problem = f"the view {name} is of the rules as they were before"
+            problem = f"the view {name} is of the rules or the scores as they were before"
         if pool in ablation.pools and ablation.pools[pool].recipe is not None:
             raise ValueError(
                 f"{problem}: run clipmill build ABLATION --out {out}, "

@@ -149,11 +149,12 @@ def test_a_part_of_a_view_as_it_was_before_is_named(tmp_path: Path, tiny_pool: s
     assert expand_runs(tiny, "/out")
     path = PoolLayout(pool).view_json("all")
     document = read_document(path, ViewDocument)
+    message = rf"the view web/all.part-0.5.seed-0 is of the rules or the scores as .*: {command}"
     rules = ({"name": "long", "where": "caption_words > 3"},)
-    disk.write_json(path, replace(document, rules=rules), sealed=True)
-    message = rf"the view web/all.part-0.5.seed-0 is of the rules as they were before: {command}"
-    with pytest.raises(ValueError, match=message):
-        expand_runs(tiny, "/out")
+    for change in ({"rules": rules}, {"scores": {"clip_score": "clip_score@0123"}}):
+        disk.write_json(path, replace(document, **change), sealed=True)
+        with pytest.raises(ValueError, match=message):
+            expand_runs(tiny, "/out")
     assert expand_runs(replace(tiny, part=None), "/out")
 
 
