@@ -140,7 +140,11 @@ def test_smaller_scales_are_run_first_and_held_against_the_ablation(
     monkeypatch.setattr(runner, "run_in_children", lambda *_: pytest.fail("a run was repeated"))
     assert commands.ablate(words) == 0
     assert commands.report([str(out)]) == 0
-    assert "Which smaller scale decides as this one" in (out / "report.html").read_text()
+    page = (out / "report.html").read_text()
+    part = page[page.index("How often a smaller scale orders two arms as 64 does") :]
+    for text in texts:  # the page has the rows that were printed
+        cells = re.split(r"\s{2,}", text.strip())
+        assert re.search("<td[^>]*>".join(f"{re.escape(cell)}</td>" for cell in cells), part)
     assert disk.read_json(out / "report.json")["scales"][0]["small"] == "32"
     capsys.readouterr()
     assert commands.decide([str(out), "--task", "colours"]) == 0

@@ -278,8 +278,25 @@ def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
     """
     if not decisions:
         return []
+    rows = scale_rows(decisions)
+    widths = [max(map(len, column)) for column in zip(*rows[: most + 1], strict=True)]
+    texts = [scales_title(decisions)]
+    for row in rows[: most + 1]:
+        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
+        texts.append(f"  {'  '.join(cells)}".rstrip())
+    if len(rows) - 1 > most:
+        texts.append(f"  and {len(rows) - 1 - most} more, in --json and on the page")
+    return [*texts, *(f"  {text}" for text in price_texts(decisions))]
+
+
+def scales_title(decisions: Sequence[ScaleDecision]) -> str:
     headline, large = headline_of(decisions), decisions[0].large
     truth = large if headline is None else f"{column_name(*headline)} at {large}"
+    return f"How often a smaller scale orders two arms as {truth} does"
+
+
+def scale_rows(decisions: Sequence[ScaleDecision]) -> list[tuple[str, ...]]:
+    """The names of the columns that have values, then a row for each metric and small scale."""
     compared: dict[tuple[str, str, str], dict[bool, ScaleDecision]] = {}
     for one in decisions:
         key = (one.task, one.metric, one.small)
@@ -288,7 +305,7 @@ def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
         ("metric", "from", "as itself", "pairs alike", "clear", "decided, right", "abstains",
          "sure", f"runs for {SURE:.0%}"),
     ]  # fmt: skip
-    for (task, metric, small), by_truth in list(compared.items())[:most]:
+    for (task, metric, small), by_truth in compared.items():
         same = by_truth.get(True)
         one = by_truth.get(False) or by_truth[True]
         rows.append(
@@ -296,15 +313,7 @@ def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
              f"{_of(one.agreement)}, {share_text(one.agreement)}", *_decided(one))
         )  # fmt: skip
     columns = [column for column in zip(*rows, strict=True) if any(column[1:])]
-    widths = [max(map(len, column)) for column in columns]
-    texts = [f"How often a smaller scale orders two arms as {truth} does"]
-    for row in zip(*columns, strict=True):
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        texts.append(f"  {'  '.join(cells)}".rstrip())
-    if len(compared) > most:
-        texts.append(f"  and {len(compared) - most} more, in --json and on the page")
-    own = [one for one in decisions if one.truth == headline == (one.task, one.metric)]
-    return [*texts, *(f"  {text}" for text in price_texts(own))]
+    return list(zip(*columns, strict=True))
 
 
 def headline_of(decisions: Sequence[ScaleDecision]) -> tuple[str, str] | None:
@@ -333,7 +342,7 @@ def _of(one: ScaleAgreement | None) -> str:
 
 
 def price_texts(decisions: Sequence[ScaleDecision]) -> list[str]:
-    """What a decision costs by each metric that is compared with the headline."""
+    """What a decision by the headline metric itself costs, at each small scale."""
     headline = headline_of(decisions)
-    compared = [one for one in decisions if headline in (None, one.truth)]
-    return [text for one in compared if (text := price_text(one))]
+    own = [one for one in decisions if one.truth == headline == (one.task, one.metric)]
+    return [text for one in own if (text := price_text(one))]
