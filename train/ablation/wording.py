@@ -257,9 +257,7 @@ def price_text(one: ScaleDecision) -> str:
     if one.cost is not None:
         cost = f", {percent(one.cost)} % of what {one.large} costs,"
     if one.seeds_for_sure is not None:
-        price = one.seeds_for_sure / one.seeds * (one.cost or 0.0)
-        share = f" ({percent(price)} %)" if one.cost is not None else ""
-        more = f"with {runs_text(one.seeds_for_sure)}{share} it is"
+        more = f"with {runs_text(one.seeds_for_sure)}{_price(one)} it is"
     scope = "" if one.with_shift else " of the order at its own scale"
     return (
         f"{column_name(one.task, one.metric)}: with {runs_text(one.seeds)} of each arm at "
@@ -333,8 +331,15 @@ def _decided(one: ScaleDecision) -> tuple[str, ...]:
         f"{stated.pairs}, {stated.alike}" if stated else "none",
         str(abstained(one)),
         f"{one.probability:.0%}",
-        "never" if one.seeds_for_sure is None else str(one.seeds_for_sure),
+        "never" if one.seeds_for_sure is None else f"{one.seeds_for_sure}{_price(one)}",
     )
+
+
+def _price(one: ScaleDecision) -> str:
+    """What the runs that make a pair SURE cost of the large scale, in brackets."""
+    if one.seeds_for_sure is None or one.cost is None:
+        return ""
+    return f" ({percent(one.seeds_for_sure / one.seeds * one.cost)} %)"
 
 
 def _of(one: ScaleAgreement | None) -> str:

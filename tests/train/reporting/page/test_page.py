@@ -321,9 +321,9 @@ def test_tasks_with_chance_and_images_that_are_in_a_pool_too() -> None:
 
 def test_smaller_scales_have_their_share_and_their_price() -> None:
     body = parts(sample_report())["Which smaller scale decides as this one"]
-    assert "objects, accuracy, 12800" in body
-    assert "0.50 to 1.00" in body
-    assert "with 9 runs (75.0 %) it is 90%" in body
+    assert "as objects, accuracy at 12800 does" in body
+    assert "0.83 [0.50, 1.00]" in body
+    assert '<td class="n">9 (75.0 %)</td>' in body
 
 
 def test_cost_is_per_point_of_an_arm_that_is_better() -> None:
