@@ -584,6 +584,11 @@ def _where_test(
     return RowTest(step=step, sql=sql, not_null=tuple(sorted(expression.not_null)), lists=lists)
 
 
+def sample_limit(share: float) -> int:
+    """`sample` keeps the stored rows whose hash is below it."""
+    return int(Fraction(str(share)) * 2**64)
+
+
 def row_test(
     rows: PartRows,
     step: Step,
@@ -593,7 +598,7 @@ def row_test(
 ) -> RowTest:
     """A step as a test of rows: thresholds by call, limits of draws by (seed, size)."""
     if step.sample is not None:
-        return RowTest(step=step, limit=int(Fraction(str(step.sample)) * 2**64))
+        return RowTest(step=step, limit=sample_limit(step.sample))
     if step.random_like is not None:
         limit, ties = drawn[step.seed, sizes[step.random_like]]
         return RowTest(step=step, limit=limit, ties=ties)

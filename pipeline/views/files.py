@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -67,6 +65,7 @@ from pipeline.views.choose import (
     check,
     choose_parts,
     map_units,
+    sample_limit,
     uid_hashes,
 )
 from pipeline.views.rules import (
@@ -527,6 +526,10 @@ class Inputs:
         )
 
 
+# Adds the masks of the views of these names, beside views that are made already.
+Select = Callable[[MaskFiles, Sequence[str], Mapping[str, ViewDocument]], Mapping[str, Selection]]
+
+
 def check_views(recipe: Recipe) -> None:
     """ValueError for filters, options, models, rules and views that cannot work. Neither pool
     nor weights are read."""
@@ -580,7 +583,8 @@ def choose_views(
             scores={instance: sets[instance][0] for instance in instances},
             fingerprint=commits.fingerprint,
         )
-    documents = _make(commits, recipe.views, inputs, columns, sets, {}, fence)
+    select = _by_rules(commits, recipe.views, columns, sets, {})
+    documents = _make(commits, inputs, select, fence)
     if names is None and (unlisted := views_not_in(recipe, pool)):
         logger.warning("%s", unlisted_views_line(recipe, unlisted))
     return documents
@@ -607,7 +611,8 @@ def random_like(
         rules = ({**plain, "like": rules_hash(model.rules)},)
         inputs[name] = Inputs(rules=rules, scores=model.scores, fingerprint=commits.fingerprint)
     columns = {name: {"status", "uid"} for name in inputs}
-    return _make(commits, views, inputs, columns, {}, {view: model.kept}, fence)
+    select = _by_rules(commits, views, columns, {}, {view: model.kept})
+    return _make(commits, inputs, select, fence)
 
 
 def parts_of_views(
@@ -627,32 +632,27 @@ def parts_of_views(
         raise ValueError(f"the seeds are {list(seeds)}; each must lie in [0, 2^40)")
     commits = shards_with_rows(pool)
     wholes = {view: current_view_of(commits, view) for view in views}
-    documents: dict[str, ViewDocument] = {}
-    before: dict[str, ViewDocument | None] = {}  # of the parts to make
-    inputs, parts = {}, {}
+    inputs: dict[str, Inputs] = {}
+    parts: dict[str, tuple[ViewDocument, int]] = {}  # name -> of which view, the seed of the hash
     for view, whole in wholes.items():
         if any(rule["name"] == PART for rule in whole.rules):
             raise ValueError(f"view {view!r} is a part itself; make one of the view that it is of")
-    for view, seed in itertools.product(wholes, seeds):
-        whole, name = wholes[view], part_view_name(view, share, seed)
-        check_view_name(name)
-        parts[name] = view, PART_SEED + seed
-        rules = (*whole.rules, {"name": PART, "sample": share, "seed": PART_SEED + seed})
-        inputs[name] = Inputs(rules=rules, scores=whole.scores, fingerprint=commits.fingerprint)
-        document = read_view(pool, name)
-        if document is not None and inputs[name].made(document) and has_masks(commits, document):
-            documents[name] = document
-        else:
-            before[name] = document
-    if not before:
-        return documents
-    masks = MaskFiles(commits, before)
-    try:
+        for seed in seeds:
+            name = part_view_name(view, share, seed)
+            check_view_name(name)
+            parts[name] = whole, PART_SEED + seed
+            rules = (*whole.rules, {"name": PART, "sample": share, "seed": PART_SEED + seed})
+            inputs[name] = Inputs(rules=rules, scores=whole.scores, fingerprint=commits.fingerprint)
+
+    def select(
+        masks: MaskFiles, names: Sequence[str], _: Mapping[str, ViewDocument]
+    ) -> dict[str, Selection]:
+        files = {view: AlignedFiles.of_view(pool, view) for view in wholes}
         for shard in commits.shards.tolist():
-            _add_parts(masks, shard, {name: parts[name] for name in before}, share)
+            _add_parts(masks, shard, {name: parts[name] for name in names}, files, share)
         selections = {}
-        for name in before:
-            whole, kept = wholes[parts[name][0]], sum(masks.kept[name])
+        for name in names:
+            whole, kept = parts[name][0], sum(masks.kept[name])
             if not kept:
                 raise ValueError(
                     f"view {name!r} keeps nothing: none of the {whole.kept:,} rows of {whole.name} "
@@ -660,31 +660,37 @@ def parts_of_views(
                 )
             funnel = (*whole.funnel, (PART, kept))
             selections[name] = Selection(thresholds=whole.thresholds, funnel=funnel, kept=kept)
-        documents |= _write_views(masks, selections, inputs, before, fence)
-    finally:
-        masks.remove()
-    return {name: documents[name] for name in inputs}
+        return selections
+
+    return _make(commits, inputs, select, fence)
 
 
 def _add_parts(
-    masks: MaskFiles, shard: int, parts: Mapping[str, tuple[str, int]], share: float
+    masks: MaskFiles,
+    shard: int,
+    parts: Mapping[str, tuple[ViewDocument, int]],
+    files: Mapping[str, AlignedFiles],
+    share: float,
 ) -> None:
-    """The masks of a shard for parts, by name: of which view, and the seed of the hash."""
-    pool, limit = masks.commits.pool, np.uint64(int(Fraction(str(share)) * 2**64))
+    """The masks of a shard for parts, by name: of which view, and the seed of the hash. files: the
+    masks of the views.
+    """
     uids = disk.read_parquet(masks.commits.sidecar(shard), ["uid"])["uid"].to_numpy()
-    views, drawn = {}, {}
-    for view in {view for view, _ in parts.values()}:
-        views[view] = AlignedFiles.of_view(pool, view).read(shard)[0]
+    views = {
+        view: files[view].read(shard)[0] for view in {whole.name for whole, _ in parts.values()}
+    }
     kept_by = {view: mask["kept"].to_numpy() for view, mask in views.items()}
     some = np.logical_or.reduce(list(kept_by.values()))
+    drawn = {}
     for seed in {seed for _, seed in parts.values()}:
         drawn[seed] = np.zeros(len(uids), np.bool_)
-        drawn[seed][some] = uid_hashes(uids[some], seed) < limit
-    for name, (view, seed) in parts.items():
-        left_out = pa.array(kept_by[view] & ~drawn[seed])
-        rule = pc.if_else(left_out, pa.scalar(PART), views[view]["rule"])
-        kept = pa.array(kept_by[view] & drawn[seed])
-        masks.add(name, shard_name(shard), pa.table([kept, rule], schema=VIEW))
+        drawn[seed][some] = uid_hashes(uids[some], seed) < np.uint64(sample_limit(share))
+    for name, (whole, seed) in parts.items():
+        kept, is_drawn = kept_by[whole.name], drawn[seed]
+        left_out = pa.array(kept & ~is_drawn)
+        rule = pc.if_else(left_out, pa.scalar(PART), views[whole.name]["rule"])
+        mask = pa.table([pa.array(kept & is_drawn), rule], schema=VIEW)
+        masks.add(name, shard_name(shard), mask)
 
 
 def read_view(pool: str, name: str) -> ViewDocument | None:
@@ -793,20 +799,13 @@ def funnel_lines(documents: Mapping[str, ViewDocument]) -> list[str]:
 
 
 def _make(
-    commits: Commits,
-    views: Sequence[View],
-    inputs: Mapping[str, Inputs],
-    columns: Mapping[str, set[str]],
-    sets: ScoreSets,
-    sizes: Mapping[str, int],
-    fence: int | None,
+    commits: Commits, inputs: Mapping[str, Inputs], select: Select, fence: int | None
 ) -> dict[str, ViewDocument]:
     """The documents of the views in `inputs`. Those that were made from other inputs, or lack a
-    file, are made: masks first, then NAME.json.
+    file, are made: `select` adds their masks, then NAME.json is written.
 
-    columns: to read for each. sizes: rows that views keep, if known. After a crash in between a
-    view does not exist. Where a rule cannot work, or leaves no row, the views of before stay as
-    they are.
+    After a crash in between a view does not exist. Where a rule cannot work, or leaves no row, the
+    views of before stay as they are.
     """
     documents: dict[str, ViewDocument] = {}
     before: dict[str, ViewDocument | None] = {}  # of the views to make
@@ -818,35 +817,42 @@ def _make(
             before[name] = document
     if not before:
         return documents
-    sizes = {**sizes, **{name: document.kept for name, document in documents.items()}}
-    used = set[str]().union(*(columns[name] for name in before))
-    source = JoinedColumns(commits, used, sets)
     masks = MaskFiles(commits, before)
     try:
-        selections = choose_parts(source, views, list(before), masks.add, sizes)
-        documents |= _write_views(masks, selections, inputs, before, fence)
+        selections = select(masks, list(before), documents)
+        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in before}
+        hashes: dict[str, str | None] = dict.fromkeys(before)
+        if commits.totals.stored <= HASHED_ROWS:
+            hashes |= hash_rows(commits, kept_rows)
+        for name, old in before.items():
+            documents[name] = write_view(
+                masks, name, selections[name], inputs[name], old, fence, hashes[name]
+            )
     finally:
         masks.remove()
     return {name: documents[name] for name in inputs}
 
 
-def _write_views(
-    masks: MaskFiles,
-    selections: Mapping[str, Selection],
-    inputs: Mapping[str, Inputs],
-    before: Mapping[str, ViewDocument | None],
-    fence: int | None,
-) -> dict[str, ViewDocument]:
-    """Publish the views of `before`, which has their earlier documents."""
-    hashes: dict[str, str | None] = dict.fromkeys(before)
-    if masks.commits.totals.stored <= HASHED_ROWS:
-        kept_rows = {name: functools.partial(masks.kept_rows, name) for name in before}
-        hashes |= hash_rows(masks.commits, kept_rows)
-    written = {}
-    for name, old in before.items():
-        selection = selections[name]
-        written[name] = write_view(masks, name, selection, inputs[name], old, fence, hashes[name])
-    return written
+def _by_rules(
+    commits: Commits,
+    views: Sequence[View],
+    columns: Mapping[str, set[str]],
+    sets: ScoreSets,
+    sizes: Mapping[str, int],
+) -> Select:
+    """What selects by the rules of `views`. columns: to read for each. sizes: rows that views keep,
+    if known.
+    """
+
+    def select(
+        masks: MaskFiles, names: Sequence[str], made: Mapping[str, ViewDocument]
+    ) -> Mapping[str, Selection]:
+        known = {**sizes, **{name: document.kept for name, document in made.items()}}
+        used = set[str]().union(*(columns[name] for name in names))
+        source = JoinedColumns(commits, used, sets)
+        return choose_parts(source, views, names, masks.add, known)
+
+    return select
 
 
 def write_view(
