@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """How often the verdicts of an ablation are wrong: simulated tables of runs, without training.
 
-example: python benchmarks/studies/verdicts.py --tables 20000
+example: python benchmarks/studies/verdicts.py --tables 20000 --layouts 2000
 
 Nothing differs in any table: every arm has the baseline's mean. The intervals are those of
 `train.stats.analyse`, written for many tables at once; a test compares both on single tables. A
-design is a number of arms, seeds and extra runs (A/A, controls), and the spread of each. The
-designs were fixed before the first simulation. Written: benchmarks/results/verdicts.json.
+design is a number of arms, seeds and extra runs (A/A, controls), and the spread of each. Runs that
+no seed pairs (`--layouts` tables of each) go through `analyse` itself. The designs were fixed
+before the first simulation. Written: benchmarks/results/verdicts.json.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +24,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from manifests import console, disk
+from train.stats.analysis import TaskResult, TaskScores, analyse
+from train.stats.blocks import interaction
 from train.stats.comparison import Family, dunnett_critical
 
 RESULT = ROOT / "benchmarks" / "results" / "verdicts.json"
 TABLES = 20_000
+LAYOUT_TABLES = 2000
 SEEDS = (2, 3, 5, 10)
 ARMS = (1, 2, 4, 8)
 LARGEST_DF = 1000.0
@@ -203,7 +207,200 @@ def simulate_tasks(count: int, tables: int) -> Tasks:
     return Tasks(tasks=count, **{name: 100 * float(one.mean()) for name, one in called.items()})
 
 
+# --- runs that no seed pairs ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A design of runs in groups.
+
+    runs: of the baseline and of each arm. spreads: of each of them; () for 1. blocks: the runs of
+    an arm are dealt out over so many blocks, which differ by 5 standard deviations of a run; 1: a
+    single group. pairs: seeds pair the runs inside of the blocks. interaction: standard deviation
+    of the effect of an arm in a block; its mean over the blocks is 0 for each arm. samples: right
+    or wrong on so many test samples; 0: values alone. tasks: of the average, where there are
+    several.
+    """
+
+    runs: tuple[int, ...]
+    spreads: tuple[float, ...] = ()
+    blocks: int = 1
+    pairs: bool = False
+    interaction: float = 0.0
+    samples: int = 0
+    tasks: int = 1
+
+
+LAYOUTS: dict[str, Layout] = {
+    "1 arm, 3 runs each": Layout(runs=(3,) * 2),
+    "1 arm, 5 runs": Layout(runs=(5,) * 2),
+    "1 arm, 10 runs": Layout(runs=(10,) * 2),
+    "4 arms, 5 runs": Layout(runs=(5,) * 5),
+    "4 arms, 10 runs": Layout(runs=(10,) * 5),
+    "baseline 2 runs, arms 5 and 9": Layout(runs=(2, 5, 9)),
+    "baseline 5 runs, arms 2 and 9": Layout(runs=(5, 2, 9)),
+    "baseline 9 runs, arms 2 and 5": Layout(runs=(9, 2, 5)),
+    "4 arms, 5 runs, the baseline varies 3 times as much": Layout(
+        runs=(5,) * 5, spreads=(3, 1, 1, 1, 1)
+    ),
+    "4 arms, 5 runs, one arm varies 3 times as much": Layout(
+        runs=(5,) * 5, spreads=(1, 3, 1, 1, 1)
+    ),
+    "4 arms, 5 runs, average of 3 tasks": Layout(runs=(5,) * 5, tasks=3),
+    "1 arm, 3 runs, 200 test samples": Layout(runs=(3,) * 2, samples=200),
+    "4 arms, 5 runs, 200 test samples": Layout(runs=(5,) * 5, samples=200),
+    "arms of 9, 2 and 5 runs, 200 test samples": Layout(runs=(9, 2, 5), samples=200),
+    "3 blocks of 1 run, 3 arms": Layout(runs=(3,) * 4, blocks=3),
+    "3 blocks of 3 runs, 3 arms": Layout(runs=(9,) * 4, blocks=3),
+    "3 blocks of 3 seeds, 3 arms": Layout(runs=(9,) * 4, blocks=3, pairs=True),
+    "3 blocks of 1 run, 3 arms, interaction": Layout(runs=(3,) * 4, blocks=3, interaction=1.0),
+    "3 blocks of 3 runs, 3 arms, interaction": Layout(runs=(9,) * 4, blocks=3, interaction=1.0),
+    "3 blocks of 3 seeds, 3 arms, interaction": Layout(
+        runs=(9,) * 4, blocks=3, pairs=True, interaction=1.0
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutRow:
+    """What one layout shows, in % of the tables.
+
+    held: all intervals hold, over runs and test samples where there are samples. called: some arm
+    is called different. held_seeds: the intervals over runs alone hold the differences on this test
+    set; with samples only. by_place: some arm is called different where the rows of each arm are
+    sorted by score and paired by their places; single groups of equal numbers only. interaction:
+    the test of arm x block is below 5 %; blocks with several runs only.
+    """
+
+    layout: str
+    tables: int
+    held: float
+    called: float
+    held_seeds: float | None
+    by_place: float | None
+    interaction: float | None
+
+
+def layout_tables(
+    layout: Layout, generator: np.random.Generator
+) -> tuple[dict[str, TaskScores], dict[str, float]]:
+    """The tables of the tasks, and each arm's difference to the baseline on this test set."""
+    shared = [generator.standard_normal(count) * (layout.tasks > 1) for count in layout.runs]
+    of_blocks = 5 * generator.standard_normal(layout.blocks)
+    of_seeds = 5 * generator.standard_normal(max(layout.runs)) * layout.pairs
+    effects = layout.interaction * generator.standard_normal((len(layout.runs), layout.blocks))
+    effects -= effects.mean(1, keepdims=True)
+    easiness = generator.standard_normal(layout.samples)
+    tasks, truth = {}, {}
+    for task in range(layout.tasks):
+        values: dict[str, dict[int, float]] = {}
+        samples: dict[str, dict[int, Array]] = {}
+        for number, count in enumerate(layout.runs):
+            noise = generator.standard_normal(count)
+            if layout.spreads:
+                noise = noise * layout.spreads[number]
+            name = f"a{number}"
+            if layout.samples:
+                from scipy.special import ndtr
+
+                likely = easiness + 0.5 * generator.standard_normal(layout.samples)
+                luck = generator.standard_normal((count, layout.samples))
+                right = likely + 0.8 * luck + 0.05 * noise[:, None] > 0
+                samples[name] = dict(enumerate(right))
+                values[name] = dict(enumerate(right.mean(1).tolist()))
+                truth[name] = float(ndtr(likely / np.hypot(0.8, 0.05)).mean())
+                continue
+            block = np.arange(count) * layout.blocks // count
+            noise = noise + shared[number] + of_blocks[block] + effects[number, block]
+            values[name] = dict(enumerate((noise + of_seeds[:count]).tolist()))
+            truth[name] = 0.0
+        tasks[f"t{task}"] = TaskScores(values=values, samples=samples or None)
+    return tasks, {name: value - truth["a0"] for name, value in truth.items()}
+
+
+def sorted_rows(tasks: Mapping[str, TaskScores]) -> dict[str, TaskScores]:
+    """The runs of each arm in the order of their mean over the tasks."""
+    rows: dict[str, TaskScores] = {}
+    for task, scores in tasks.items():
+        values: dict[str, dict[int, float]] = {}
+        samples: dict[str, dict[int, Array | Sequence[Array] | None]] = {}
+        for arm, of_arm in scores.values.items():
+            order = sorted(of_arm, key=lambda run: sum(t.values[arm][run] for t in tasks.values()))
+            values[arm] = {place: of_arm[run] for place, run in enumerate(order)}
+            if scores.samples is not None:
+                of_samples = scores.samples[arm]
+                samples[arm] = {place: of_samples[run] for place, run in enumerate(order)}
+        rows[task] = replace(scores, values=values, samples=samples or None)
+    return rows
+
+
+def simulate_layout(name: str, tables: int) -> LayoutRow:
+    """One layout. AssertionError if rows that are sorted give another number."""
+    layout = LAYOUTS[name]
+    generator = np.random.default_rng([*layout.runs, len(name)])
+    block_of = {run: run * layout.blocks // max(layout.runs) for run in range(max(layout.runs))}
+    groups = None if layout.pairs else block_of
+    arms = [f"a{number}" for number in range(1, len(layout.runs))]
+    is_equal = layout.blocks == 1 and len(set(layout.runs)) == 1
+    held, called, seeds, by_place, crossed = [], [], [], [], []
+
+    def result_of(given: Mapping[str, TaskScores], of_runs: Mapping[int, int] | None) -> TaskResult:
+        analysis = analyse(given, "a0", arms=arms, band=0.0, groups=of_runs)
+        return analysis.average or analysis.tasks["t0"]
+
+    for _ in range(tables):
+        tasks, truth = layout_tables(layout, generator)
+        result = result_of(tasks, groups)
+        rows = result.comparisons
+        expected = dict.fromkeys(arms, 0.0)
+        held.append(all(_holds(row.low, expected[row.arm], row.high) for row in rows))
+        called.append(any(row.is_clear for row in rows))
+        seeds.append(all(_holds(row.low_seeds, truth[row.arm], row.high_seeds) for row in rows))
+        assert len(rows) == len(arms)
+        if layout.blocks == 1:
+            turned = sorted_rows(tasks)
+            assert result == result_of(turned, groups), "the order of the rows changes a number"
+            if is_equal:
+                of_places = result_of(turned, None)
+                by_place.append(any(row.is_clear for row in of_places.comparisons))
+        else:
+            both = interaction(tasks["t0"].values, block_of, "a0", groups)
+            if both is not None and both.p is not None:
+                crossed.append(both.p < 0.05)
+
+    def share(of: Sequence[bool]) -> float | None:
+        return 100 * float(np.mean(of)) if of else None
+
+    return LayoutRow(
+        layout=name,
+        tables=tables,
+        held=100 * float(np.mean(held)),
+        called=100 * float(np.mean(called)),
+        held_seeds=share(seeds) if layout.samples else None,
+        by_place=share(by_place),
+        interaction=share(crossed),
+    )
+
+
+def _holds(low: float | None, value: float, high: float | None) -> bool:
+    return low is not None and high is not None and low <= value <= high
+
+
 # --- what is shown --------------------------------------------------------------------------------
+
+
+def layout_lines(rows: Sequence[LayoutRow]) -> Iterator[str]:
+    """A table of Markdown."""
+    yield (
+        "| runs | all intervals hold | an arm is called different | sorted and paired by place | "
+        "over runs alone | arm x block below 5 % |"
+    )
+    yield "|---|---:|---:|---:|---:|---:|"
+    for row in rows:
+        cells = [row.layout, f"{row.held:.1f} %", f"{row.called:.1f} %"]
+        for one in (row.by_place, row.held_seeds, row.interaction):
+            cells.append("" if one is None else f"{one:.1f} %")
+        yield f"| {' | '.join(cells)} |"
 
 
 def lines(rows: Sequence[Row], looks: Sequence[Looks], tasks: Sequence[Tasks]) -> Iterator[str]:
@@ -235,6 +432,9 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--tables", type=int, default=TABLES, help=f"default: {TABLES}")
+    parser.add_argument(
+        "--layouts", type=int, default=LAYOUT_TABLES, help=f"default: {LAYOUT_TABLES}"
+    )
     return parser.parse_args(argv)
 
 
@@ -248,9 +448,12 @@ def run(args: argparse.Namespace) -> int:
     plans += ((1, (2, 3, 4, 5, 6, 8, 10)), (4, (2, 3, 4, 5, 6, 8, 10)))
     looks = [simulate_looks(arms, seeds, args.tables) for arms, seeds in plans]
     tasks = [simulate_tasks(count, args.tables) for count in (2, 5, 38)]
-    command = f"python benchmarks/studies/verdicts.py --tables {args.tables}"
-    disk.write_json(RESULT, {"command": command, "rows": rows, "looks": looks, "tasks": tasks})
-    print("\n".join(lines(rows, looks, tasks)))
+    layouts = [simulate_layout(name, args.layouts) for name in LAYOUTS]
+    command = "python benchmarks/studies/verdicts.py"
+    command += f" --tables {args.tables} --layouts {args.layouts}"
+    study = {"command": command, "rows": rows, "looks": looks, "tasks": tasks, "layouts": layouts}
+    disk.write_json(RESULT, study)
+    print("\n".join([*lines(rows, looks, tasks), *layout_lines(layouts)]))
     return 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Literal
 
 import numpy as np
@@ -24,14 +25,17 @@ from train.stats.comparison import (
 from train.stats.model import (
     AdditiveFit,
     Groups,
+    PairLayout,
+    RunGroups,
     SampleNoise,
     SampleRuns,
     Spread,
     Values,
-    common_seeds,
     fit_additive,
+    group_of,
     moderated_spreads,
-    paired_variance,
+    own_spread,
+    pair_layout,
     sample_noise,
     satterthwaite,
 )
@@ -42,9 +46,9 @@ from train.stats.model import (
 
 Array = np.ndarray
 Pair = tuple[str, str]  # (arm, its baseline)
-Samples = Mapping[str, SampleRuns]  # {arm: {seed: groups of per-sample values}}
+Samples = Mapping[str, SampleRuns]  # {arm: {run: groups of per-sample values}}
 
-LEAST_SEEDS = 2
+LEAST_RUNS = 2
 LEAST_TASKS = 3
 
 
@@ -60,7 +64,9 @@ class Noise:
     df: float
 
 
-def shared_noise(values: Values, family: Sequence[str] = ()) -> Noise | None:
+def shared_noise(
+    values: Values, family: Sequence[str] = (), groups: RunGroups | None = None
+) -> Noise | None:
     """The model of a table and its shared variance; None where nothing gives a variance.
 
     family: the baseline and the arms whose intervals hold together. Quiet controls tell nothing of
@@ -69,33 +75,64 @@ def shared_noise(values: Values, family: Sequence[str] = ()) -> Noise | None:
     """
     if not any(values.values()):
         return None
-    fit = fit_additive(values)
+    fit = fit_additive(values, groups)
     if fit.variance is None:
         return None
     variance, df = fit.variance, float(fit.df)
     inside = {arm: values[arm] for arm in family if values.get(arm)}
-    own = fit_additive(inside) if len(inside) > 1 else None
+    own = fit_additive(inside, groups) if len(inside) > 1 else None
     if own is not None and own.variance is not None:
         variance, df = max(variance, own.variance), min(df, 2.0 * own.df)
     return Noise(fit=fit, variance=variance, df=df)
 
 
-def comparable(values: Values, pairs: Sequence[Pair]) -> list[Pair]:
-    """The pairs that share at least two seeds."""
-    return [pair for pair in pairs if len(common_seeds(values, *pair)) >= LEAST_SEEDS]
+def comparable(
+    values: Values, pairs: Sequence[Pair], groups: RunGroups | None = None
+) -> list[Pair]:
+    """The pairs that share at least two seeds; with `groups`, those of at least two runs each that
+    share a group and leave a residual in the groups that they share.
+    """
+    rows = []
+    for pair in pairs:
+        if fewest_runs(values, pair) >= LEAST_RUNS:
+            layout = layout_of(values, pair, groups)
+            if layout.groups and layout.df > 0:
+                rows.append(pair)
+    return rows
 
 
-def pair_noise(samples: Samples | None, pair: Pair, seeds: Sequence[int]) -> SampleNoise | None:
-    """The noise from samples of a pair; None unless every common seed has per-sample values."""
+def layout_of(values: Values, pair: Pair, groups: RunGroups | None) -> PairLayout:
+    """How the runs of a pair lie in their common groups."""
+    return pair_layout(values.get(pair[0], {}), values.get(pair[1], {}), groups)
+
+
+def fewest_runs(values: Values, pair: Pair) -> int:
+    """The smaller number of runs of the two."""
+    return min(len(values.get(arm, {})) for arm in pair)
+
+
+def pair_noise(
+    samples: Samples | None,
+    pair: Pair,
+    seeds: Sequence[int],
+    of_baseline: Sequence[int] | None = None,
+    groups: RunGroups | None = None,
+) -> SampleNoise | None:
+    """The noise from samples of a pair; None unless every run has per-sample values.
+
+    seeds: the runs of the arm in common groups, and of the baseline where `of_baseline` does not
+    name others.
+    """
     if samples is None:
         return None
     runs = []
-    for arm in pair:
+    wanted_runs = (seeds, seeds if of_baseline is None else of_baseline)
+    for arm, wanted in zip(pair, wanted_runs, strict=True):
         of_arm = samples.get(arm, {})
-        if any(seed not in of_arm for seed in seeds):
+        if any(run not in of_arm for run in wanted):
             return None
-        runs.append({seed: of_arm[seed] for seed in seeds})
-    return sample_noise(runs[0], runs[1])
+        runs.append({run: of_arm[run] for run in wanted})
+    return sample_noise(runs[0], runs[1], groups)
 
 
 def differences(
@@ -106,14 +143,15 @@ def differences(
     *,
     one_baseline: bool,
     limit: float = math.inf,
+    groups: RunGroups | None = None,
 ) -> list[Difference]:
     """Each pair's difference and spreads. `limit`: the largest difference that there can be.
 
     `one_baseline`: the arms of a family; their variances are moderated together. Otherwise (the
     controls, the A/A pair) the spread of the pair's own runs stands beside the shared one, and the
-    interval is at least that of a paired t test: a control is there to warn, and the spread that
-    quieter arms share calls 8 to 16 % of equal data different where the baseline varies two or
-    three times as much as they do.
+    interval is at least that of a paired t test (Welch's for a single group): a control is there to
+    warn, and the spread that quieter arms share calls 8 to 16 % of equal data different where the
+    baseline varies two or three times as much as they do.
 
     Independent errors on the samples leave a variance at least, which is known without many seeds:
     the interval is the wider of that of the runs and that of this floor with infinite degrees of
@@ -121,18 +159,13 @@ def differences(
     at least as well as without a floor (up to 98.9 %) and is 0-5 % wider; raising the variance to
     the floor under the few degrees of freedom of the runs is up to 29 % wider (coverage 100 %).
     """
-    own = [paired_variance(values, *pair) for pair in pairs]
-    seeds = [common_seeds(values, *pair) for pair in pairs]
-    own_df = [len(of_pair) - 1 for of_pair in seeds]
+    own = [own_spread(values, *pair, groups) for pair in pairs]
     pooled = 2 * noise.variance
     if one_baseline:
-        spreads = [[one] for one in moderated_spreads(pooled, noise.df, own, own_df)]
+        variances, dfs = [one.variance for one in own], [one.df for one in own]
+        spreads = [[one] for one in moderated_spreads(pooled, noise.df, variances, dfs)]
     else:
-        shared = Spread(variance=pooled, df=noise.df)
-        spreads = [
-            [shared, Spread(variance=variance, df=df)]
-            for variance, df in zip(own, own_df, strict=True)
-        ]
+        spreads = [[Spread(variance=pooled, df=noise.df), one] for one in own]
     rows = []
     for number, (pair, samples) in enumerate(zip(pairs, sample_noises, strict=True)):
         of_pair = spreads[number]
@@ -143,11 +176,13 @@ def differences(
         over_samples = []
         if samples is not None:
             over_samples = [add_drawing(spread, samples) for spread in over_seeds]
+        seeds = layout_of(values, pair, groups).seeds
         rows.append(
             Difference(
                 arm=pair[0],
                 baseline=pair[1],
-                seeds=seeds[number],
+                seeds=seeds,
+                runs=len(seeds) or fewest_runs(values, pair),
                 difference=noise.fit.estimate(*pair),
                 sd=math.sqrt(max(one.variance for one in of_pair)),
                 over_seeds=tuple(over_seeds),
@@ -170,7 +205,9 @@ def add_drawing(over_seeds: Spread, samples: SampleNoise) -> Spread:
 
 
 def average_values(tables: Sequence[Values]) -> dict[str, dict[int, float]]:
-    """Means over tasks of the runs that have a value in every task."""
+    """Means over tasks of the runs that have a value in every task: a run number is one run in all
+    tasks.
+    """
     rows: dict[str, dict[int, float]] = {}
     for arm in tables[0]:
         seeds = set(tables[0][arm])
@@ -196,15 +233,32 @@ def average_noise(noises: Sequence[SampleNoise | None]) -> SampleNoise | None:
     )
 
 
-def over_tasks(tables: Sequence[Values], one: Difference) -> tuple[Spread, ...]:
+def over_tasks(
+    tables: Sequence[Values], one: Difference, groups: RunGroups | None = None
+) -> tuple[Spread, ...]:
     """The spread of a mean difference if the tasks are a random sample too; () below 3 tasks.
 
-    The variance of the tasks' differences / T holds the tasks, their samples and what seeds do to
-    each task alone; the part of the seeds that all tasks share is added: variance over seeds less
-    (mean square of seeds × tasks) / (T S), at least 0.
+    The variance of the tasks' differences / T holds the tasks, their samples and what runs do to
+    each task alone; the part of the runs that all tasks share is added: variance over runs less
+    its part from runs × tasks, at least 0. That part is (mean square of seeds × tasks) / (T S) for
+    pairs; with `groups`, from the residual of arm + group in each task's table of the two arms,
+    the runs' means over tasks taken out.
     """
     if len(tables) < LEAST_TASKS:
         return ()
+    count = len(tables)
+    of_tasks, of_residual = (
+        _paired_tasks(tables, one) if groups is None else _grouped_tasks(tables, one, groups)
+    )
+    between = float(of_tasks.var(ddof=1)) / count
+    runs = one.over_seeds[0]
+    common = max(0.0, runs.variance - of_residual)
+    variance, df = satterthwaite([(between, count - 1), (common, runs.df)])
+    return (Spread(variance=variance, df=df),)
+
+
+def _paired_tasks(tables: Sequence[Values], one: Difference) -> tuple[Array, float]:
+    """The tasks' differences, and the variance of their mean from seeds × tasks."""
     table = np.array(
         [
             [values[one.arm][seed] - values[one.baseline][seed] for seed in one.seeds]
@@ -212,13 +266,30 @@ def over_tasks(tables: Sequence[Values], one: Difference) -> tuple[Spread, ...]:
         ]
     )
     tasks, seeds = table.shape
-    between = float(table.mean(axis=1).var(ddof=1)) / tasks
     residual = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
     residual_square = float((residual**2).sum()) / ((tasks - 1) * (seeds - 1))
-    runs = one.over_seeds[0]
-    common = max(0.0, runs.variance - residual_square / (tasks * seeds))
-    variance, df = satterthwaite([(between, tasks - 1), (common, runs.df)])
-    return (Spread(variance=variance, df=df),)
+    return table.mean(axis=1), residual_square / (tasks * seeds)
+
+
+def _grouped_tasks(
+    tables: Sequence[Values], one: Difference, groups: RunGroups
+) -> tuple[Array, float]:
+    """As `_paired_tasks`, for runs in groups; only runs with a value in every task count."""
+    pair = (one.baseline, one.arm)
+    means = _in_order(average_values([{arm: of[arm] for arm in pair} for of in tables]), groups)
+    of_tasks, square, df, factor = [], 0.0, 0, 0.0
+    for values in tables:
+        own: dict[str, dict[int, float]] = {}
+        rest: dict[str, dict[int, float]] = {}
+        for arm, of_arm in means.items():
+            own[arm] = {run: values[arm][run] for run in of_arm}
+            rest[arm] = {run: values[arm][run] - mean for run, mean in of_arm.items()}
+        fit = fit_additive(own, groups)
+        of_tasks.append(fit.estimate(one.arm, one.baseline))
+        factor, df = fit.factor(one.arm, one.baseline), fit.df
+        square += (fit_additive(rest, groups).variance or 0.0) * df
+    variance = square / ((len(tables) - 1) * df)
+    return np.array(of_tasks), variance * factor / len(tables)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -379,7 +450,7 @@ AVERAGE = "average"  # the name of the average over tasks
 class TaskScores:
     """The scores of one task's runs.
 
-    values: {arm: {seed: metric}}. samples: {arm: {seed: per-sample values}}, whose mean is the
+    values: {arm: {run: metric}}. samples: {arm: {run: per-sample values}}, whose mean is the
     metric: an array, or a tuple of arrays if the metric is the mean over several groups of samples
     (two directions of retrieval); None for a run or for all runs where they are not known.
     band: the equivalence band of this task, 0 where nothing can be called equal; None: that of all
@@ -478,7 +549,9 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Design:
-    """The questions: which arms against which baseline, controls, A/A, rounds, looks."""
+    """The questions: which arms against which baseline, controls, A/A, rounds, looks; and the group
+    of every run.
+    """
 
     baseline: str
     arms: tuple[str, ...]
@@ -487,6 +560,7 @@ class Design:
     a_a: Pair | None
     rounds: int
     looks: int
+    groups: RunGroups | None = None
 
     @property
     def family(self) -> tuple[Pair, ...]:
@@ -513,9 +587,19 @@ def analyse(
     rounds: int = 1,
     looks: int = 1,
     average: bool = True,
+    groups: RunGroups | None = None,
 ) -> Analysis:
     """Compare the arms with the baseline on every task and on their average.
 
+    groups: the group of every run number, one for all arms. None: a run number is a seed, runs of
+    one seed are paired, and a pair of arms needs two seeds in common. One group for all runs: no
+    run is paired, and the noise is that inside of the arms (the one-way layout). Several groups are
+    blocks, with one run of an arm in each or more: runs are compared inside of a block. An arm then
+    needs two runs and a group in common with the baseline; the numbers of runs may differ. The
+    order of the runs inside of an arm changes nothing, but a run number is one run in all tasks.
+    An interval over blocks (as groups, or with a run number for each block and seed) is about these
+    blocks, not about others like them. The residual holds the interaction of arm and block, which
+    makes it wider than these blocks need; see `blocks.interaction`.
     arms: those whose intervals hold together (Dunnett), without the baseline.
     one_models: those of them that are one model without seeds. controls: pairs
     (arm, its own baseline), a family of their own (Holm). a_a: (A/A arm, the arm that it repeats).
@@ -523,10 +607,10 @@ def analyse(
     unit of the values; 0: nothing can be called equal. primary: the task that was chosen before the
     runs; its comparisons hold together, and those of all other tasks hold together too. None: those
     of all tasks do. rounds, looks: see `Penalty`.
-    average: whether to average over the tasks; their values must mean the same. Pairs with fewer
-    than two seeds in common are left out. ValueError for no task, an unknown primary, a
-    band below 0, an arm named twice or equal to the baseline, or samples
-    that do not fit.
+    average: whether to average over the tasks; their values must mean the same. Pairs that have too
+    few runs are left out. ValueError for no task, an unknown primary, a band below 0, an arm named
+    twice or equal to the baseline, samples that do not fit, a run without a group, or `one_models`
+    beside `groups`: one model is compared with runs that are seeds.
     """
     if not tasks:
         raise ValueError("there is no task to analyse")
@@ -538,6 +622,11 @@ def analyse(
         raise ValueError(
             f"the arms {list(arms)} must differ from each other and from the baseline {baseline!r}"
         )
+    if groups is not None and one_models:
+        raise ValueError(
+            f"{list(one_models)} cannot be single models of runs that are in groups; leave "
+            "`one_models` or `groups` out"
+        )
     design = Design(
         baseline=baseline,
         arms=tuple(arms),
@@ -546,15 +635,20 @@ def analyse(
         a_a=a_a,
         rounds=rounds,
         looks=looks,
+        groups=groups,
     )
     asked, results = {}, {}
     known: dict[str, StudyNoise | None] = {}
     noises: dict[str, dict[Pair, SampleNoise | None]] = {}
     singles: dict[str, list[Difference]] = {}
     for task, given in tasks.items():
-        scores = replace(given, band=band if given.band is None else given.band)
+        scores = replace(
+            given,
+            values=_in_order(given.values, groups),
+            band=band if given.band is None else given.band,
+        )
         samples = _grouped_samples(scores)
-        noises[task] = _sample_noises(scores.values, samples, design.pairs)
+        noises[task] = _sample_noises(scores.values, samples, design)
         singles[task] = _single_models(scores.values, samples, noises[task], design)
         together = 1 if task == primary else len(tasks) - (primary is not None)
         penalty = Penalty(tasks=together, rounds=rounds, looks=looks)
@@ -565,9 +659,9 @@ def analyse(
     if len(tasks) == 1 or not average:
         return Analysis(tasks=results, average=None, noises=known)
     tables = tuple(scores.values for scores in asked.values())
-    values = average_values(tables)
+    values = _in_order(average_values(tables), groups)
     of_pairs = {}
-    for pair in comparable(values, design.pairs):
+    for pair in comparable(values, design.pairs, groups):
         of_pairs[pair] = average_noise([noises[task].get(pair) for task in noises])
     like = asked[primary or next(iter(asked))]
     scores = replace(
@@ -589,6 +683,19 @@ def analyse(
     return Analysis(tasks=results, average=of_average, noises=known)
 
 
+def _in_order(values: Values, groups: RunGroups | None) -> Values:
+    """The runs of each arm by group and value, so that no rounding depends on their numbers; as
+    they are without `groups`.
+    """
+    if groups is None:
+        return values
+    rows = {}
+    for arm, of_arm in values.items():
+        order = sorted(of_arm, key=lambda run: (group_of(run, groups), of_arm[run]))
+        rows[arm] = {run: of_arm[run] for run in order}
+    return rows
+
+
 def _grouped_samples(scores: TaskScores) -> Samples | None:
     """The samples of the runs that have a value, as groups."""
     if scores.samples is None:
@@ -605,11 +712,13 @@ def _grouped_samples(scores: TaskScores) -> Samples | None:
 
 
 def _sample_noises(
-    values: Values, samples: Samples | None, pairs: Sequence[Pair]
+    values: Values, samples: Samples | None, design: Design
 ) -> dict[Pair, SampleNoise | None]:
     noises: dict[Pair, SampleNoise | None] = {}
-    for pair in comparable(values, pairs):
-        noises[pair] = pair_noise(samples, pair, common_seeds(values, *pair))
+    for pair in comparable(values, design.pairs, design.groups):
+        layout = layout_of(values, pair, design.groups)
+        first, second = (list(chain.from_iterable(of.values())) for of in layout.runs)
+        noises[pair] = pair_noise(samples, pair, first, second, design.groups)
     return noises
 
 
@@ -667,19 +776,26 @@ def _analyse_table(
     """
     values, band = scores.values, scores.band or 0.0
     inside = (design.baseline, *(arm for arm, _ in design.family))
-    noise = shared_noise(_seeded(values, design, ""), inside)
-    family = comparable(values, design.family) if noise else []
-    controls = comparable(values, design.controls) if noise else []
-    last = comparable(values, [design.a_a]) if noise and design.a_a else []
+    groups = design.groups
+    noise = shared_noise(_seeded(values, design, ""), inside, groups)
+    family = comparable(values, design.family, groups) if noise else []
+    controls = comparable(values, design.controls, groups) if noise else []
+    last = comparable(values, [design.a_a], groups) if noise and design.a_a else []
 
     def measured(pairs: Sequence[Pair], one_baseline: bool) -> list[Difference]:
         if noise is None or not pairs:
             return []
         of_pairs = [noises.get(pair) for pair in pairs]
         rows = differences(
-            values, noise, pairs, of_pairs, one_baseline=one_baseline, limit=scores.limit
+            values,
+            noise,
+            pairs,
+            of_pairs,
+            one_baseline=one_baseline,
+            limit=scores.limit,
+            groups=groups,
         )
-        return [replace(row, over_tasks=over_tasks(tables, row)) for row in rows]
+        return [replace(row, over_tasks=over_tasks(tables, row, groups)) for row in rows]
 
     def named(rows: Iterable[Comparison]) -> tuple[Comparison, ...]:
         kept = []
@@ -696,11 +812,19 @@ def _analyse_table(
     drawing = _typical_drawing(family, noises)
     alone = (band, Penalty(rounds=design.rounds, looks=design.looks))
     # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
-    correlation = 0.0 if singles else _least_correlation(noise, family)
+    correlation = 0.0 if singles else _least_correlation(noise, family, groups)
     models = [replace(one, limit=scores.limit) for one in singles]
     of_arms = dunnett_family([*in_family, *models], correlation, band, penalty)
     of_a_a = named(single(one, *alone) for one in measured(last, False))
     known = _study_noise(noise, floor, in_family, drawing, ALPHA / penalty.factor)
+    if known and groups is not None:
+        layouts = [layout_of(values, pair, groups) for pair in family]
+        known = replace(
+            known,
+            # as many runs of two equal arms tell a difference as well
+            seeds=max(LEAST_RUNS, round(np.median([one.weights.sum() for one in layouts]))),
+            is_paired=not any(sum(one.df_within) for one in layouts),
+        )
     of_baseline = values.get(design.baseline, {})
     result = TaskResult(
         task=task,
@@ -736,11 +860,16 @@ def _floor(noises: Iterable[SampleNoise | None]) -> float | None:
     return float(np.mean(known)) / 2 if known else None
 
 
-def _least_correlation(noise: Noise | None, family: Sequence[Pair]) -> float:
-    """The smallest correlation of two estimates of the family; 0.5 for a complete table."""
+def _least_correlation(
+    noise: Noise | None, family: Sequence[Pair], groups: RunGroups | None
+) -> float:
+    """The smallest correlation of two estimates of the family; 0.5 for a complete table, and at
+    most that for seeds.
+    """
     if noise is None or not family:
         return 0.5
-    return min(0.5, noise.fit.least_correlation(family))
+    least = noise.fit.least_correlation(family)
+    return min(0.5, least) if groups is None else least
 
 
 def _study_noise(
@@ -755,7 +884,7 @@ def _study_noise(
         return None
     return StudyNoise(
         run_sd=math.sqrt(noise.variance),
-        seeds=int(np.median([len(one.seeds) for one in family])),
+        seeds=int(np.median([one.runs for one in family])),
         arms=len(family),
         df=noise.df,
         floor_sd=math.sqrt(floor or 0.0),

@@ -1,19 +1,25 @@
-"""One model for all runs of an ablation: arm + seed + residual, with borrowed variances."""
+"""One model for all runs of an ablation: arm + group + residual, with borrowed variances."""
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 # --------------------------------------------------------------------------------------------------
-# One additive model for all runs of an ablation: value = arm + seed + residual. Pure.
+# One additive model for all runs: value = arm + group + residual. Pure.
+#
+# A group holds the runs that share an effect. With `groups` None a run number is a seed and its own
+# group: runs of one seed are paired. One group for all runs is the one-way layout, in which nothing
+# is paired; several groups are blocks, with one run of an arm in each or with replicates.
 
 
 Array = np.ndarray
-Values = Mapping[str, Mapping[int, float]]  # {arm: {seed: value}}; cells may be missing
+Values = Mapping[str, Mapping[int, float]]  # {arm: {run: value}}; cells may be missing
+RunGroups = Mapping[int, int]  # {run: its group}, for all arms
 
 NULL_SPACE = 1e-10  # an eigenvalue this small beside the largest is rounding
 RELATIVE_ZERO = 1e-12  # a residual this small beside the values is rounding
@@ -21,10 +27,10 @@ RELATIVE_ZERO = 1e-12  # a residual this small beside the values is rounding
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdditiveFit:
-    """The least-squares fit of value = arm + seed + residual; all runs share one variance.
+    """The least-squares fit of value = arm + group + residual; all runs share one variance.
 
-    variance: that of one run's residual, over df; (arms − 1)(seeds − 1) for a complete table. None
-    where df is 0.
+    variance: that of one run's residual, over df; (arms − 1)(seeds − 1) for a complete table of
+    seeds, runs − arms for a single group. None where df is 0.
     effects: the arms' effects, defined up to a constant. covariance: (X'X)⁻ of the arms, a square
     matrix in the order of `arms`.
     """
@@ -41,7 +47,9 @@ class AdditiveFit:
         return float(contrast @ self.effects)
 
     def factor(self, arm: str, baseline: str) -> float:
-        """Variance of the estimate over that of one run's residual; 2/seeds if complete."""
+        """Variance of the estimate over that of one run's residual; 2/seeds if complete, and
+        1/n + 1/m for n and m runs in a single group.
+        """
         contrast = self._contrast(arm, baseline)
         return float(contrast @ self.covariance @ contrast)
 
@@ -62,44 +70,51 @@ class AdditiveFit:
         return contrast
 
 
-def fit_additive(values: Values) -> AdditiveFit:
-    """Fit arm and seed effects by least squares; the table {arm: {seed: value}} may have holes.
+def group_of(run: int, groups: RunGroups | None) -> int:
+    """The group of a run; the run's own number without `groups`. ValueError if it has none."""
+    if groups is None:
+        return run
+    if run not in groups:
+        raise ValueError(f"run {run} is in no group; every run of every arm needs one")
+    return groups[run]
 
-    An arm is compared with another through all runs that connect them by common seeds. Residuals
-    that are rounding errors count as 0. ValueError for an empty table or a value that is not
-    finite.
+
+def fit_additive(values: Values, groups: RunGroups | None = None) -> AdditiveFit:
+    """Fit arm and group effects by least squares; the table {arm: {run: value}} may have holes.
+
+    An arm is compared with another through all runs that connect them by common groups. Residuals
+    that are rounding errors count as 0. ValueError for an empty table, a value that is not finite
+    or a run without a group.
     """
-    cells = [
-        (arm, seed, float(value)) for arm, row in values.items() for seed, value in row.items()
-    ]
+    cells = [(arm, run, float(value)) for arm, row in values.items() for run, value in row.items()]
     if not cells:
         raise ValueError("there is no run to fit: the table of values is empty")
-    for arm, seed, value in cells:
+    for arm, run, value in cells:
         if not np.isfinite(value):
-            raise ValueError(f"the value of {arm} seed {seed} is {value}; it must be finite")
+            raise ValueError(f"the value of {arm} seed {run} is {value}; it must be finite")
     arms = tuple(dict.fromkeys(arm for arm, _, _ in cells))
-    seeds = sorted({seed for _, seed, _ in cells})
+    cell_groups = [group_of(run, groups) for _, run, _ in cells]
     arm_number = {arm: i for i, arm in enumerate(arms)}
-    seed_number = {seed: i for i, seed in enumerate(seeds)}
+    group_number = {group: i for i, group in enumerate(sorted(set(cell_groups)))}
     of_arm = np.array([arm_number[arm] for arm, _, _ in cells])
-    of_seed = np.array([seed_number[seed] for _, seed, _ in cells])
+    of_group = np.array([group_number[group] for group in cell_groups])
     y = np.array([value for _, _, value in cells])
     center = y.mean()
-    # The seeds are eliminated: what is left to solve has the size of the arms. The full equations
+    # The groups are eliminated: what is left to solve has the size of the arms. The full equations
     # would cost the cube of the number of seeds.
-    table = np.zeros((len(arms), len(seeds)))
-    table[of_arm, of_seed] = 1
-    of_seeds = table / table.sum(axis=0)  # the mean over the runs of a seed
-    means = np.bincount(of_seed, y - center) / table.sum(axis=0)
-    left = np.diag(table.sum(axis=1)) - of_seeds @ table.T
+    table = np.zeros((len(arms), len(group_number)))  # numbers of runs
+    np.add.at(table, (of_arm, of_group), 1)
+    of_groups = table / table.sum(axis=0)  # the mean over the runs of a group
+    means = np.bincount(of_group, y - center) / table.sum(axis=0)
+    left = np.diag(table.sum(axis=1)) - of_groups @ table.T
     inverse = np.linalg.pinv(left, rcond=NULL_SPACE, hermitian=True)
     effects = inverse @ (np.bincount(of_arm, y - center) - table @ means)
-    seed_effects = means - effects @ of_seeds
-    residuals = y - center - effects[of_arm] - seed_effects[of_seed]
+    group_effects = means - effects @ of_groups
+    residuals = y - center - effects[of_arm] - group_effects[of_group]
     residuals[np.abs(residuals) < RELATIVE_ZERO * max(1e-300, float(np.abs(y).max()))] = 0.0
     eigenvalues = np.linalg.eigvalsh(left)
     rank = int((eigenvalues > NULL_SPACE * eigenvalues.max()).sum())
-    df = len(cells) - len(seeds) - rank
+    df = len(cells) - len(group_number) - rank
     return AdditiveFit(
         arms=arms,
         variance=float(residuals @ residuals) / df if df > 0 else None,
@@ -109,26 +124,155 @@ def fit_additive(values: Values) -> AdditiveFit:
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairLayout:
+    """How the runs of an arm and of its baseline lie in the groups that both have runs in.
+
+    groups: these, in order. runs: {group: runs} of the arm and of the baseline, in the order given.
+    weights: 2 n m / (n + m) for n and m runs in a group, in the order of `groups`; 1 for a pair.
+    The estimate of the difference is the mean of the groups' differences with these weights, and
+    its variance is 2 s² / their sum. shares: so many times the variance of a run of the arm, and of
+    the baseline, is the variance of a single-run difference; 1 each for equal numbers, 2 together.
+    """
+
+    groups: tuple[int, ...]
+    runs: tuple[dict[int, list[int]], dict[int, list[int]]]
+    weights: Array
+    shares: tuple[float, float]
+
+    @property
+    def df_within(self) -> tuple[int, int]:
+        """Degrees of freedom of arm and baseline inside of the groups; 0 for pairs."""
+        first, second = (sum(len(runs) - 1 for runs in of.values()) for of in self.runs)
+        return first, second
+
+    @property
+    def df(self) -> int:
+        """All degrees of freedom of the pair's own residual: those inside, and groups − 1."""
+        return sum(self.df_within) + len(self.groups) - 1
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """The runs that are paired: () unless every group has one run of both, of one number."""
+        first, second = ([of[group] for group in self.groups] for of in self.runs)
+        is_paired = first == second and all(len(runs) == 1 for runs in first)
+        return tuple(runs[0] for runs in first) if is_paired else ()
+
+
+def pair_layout(
+    arm: Iterable[int], baseline: Iterable[int], groups: RunGroups | None = None
+) -> PairLayout:
+    """The layout of the runs of two arms, from their run numbers."""
+    if groups is None:
+        return _seed_layout(tuple(arm), tuple(baseline))
+    by_group: tuple[dict[int, list[int]], ...] = ({}, {})
+    for of_arm, runs in zip(by_group, (arm, baseline), strict=True):
+        for run in runs:
+            of_arm.setdefault(group_of(run, groups), []).append(run)
+    common = tuple(sorted(set(by_group[0]) & set(by_group[1])))
+    first, second = ({group: of_arm[group] for group in common} for of_arm in by_group)
+    n = np.array([len(first[group]) for group in common], dtype=float)
+    m = np.array([len(second[group]) for group in common], dtype=float)
+    weights = 2 * n * m / (n + m)
+    share = float((weights**2 / n).sum() / weights.sum()) if common else 1.0
+    return PairLayout(
+        groups=common, runs=(first, second), weights=weights, shares=(share, 2 - share)
+    )
+
+
+@functools.lru_cache(maxsize=4096)  # the tasks of a table have the same runs
+def _seed_layout(arm: tuple[int, ...], baseline: tuple[int, ...]) -> PairLayout:
+    """`pair_layout` of runs that are seeds."""
+    common = tuple(sorted(set(arm) & set(baseline)))
+    runs = {seed: [seed] for seed in common}
+    return PairLayout(
+        groups=common, runs=(runs, runs), weights=np.ones(len(common)), shares=(1.0, 1.0)
+    )
+
+
 def common_seeds(values: Values, arm: str, baseline: str) -> tuple[int, ...]:
     """The seeds with a value of both arms, in order."""
     return tuple(sorted(set(values.get(arm, {})) & set(values.get(baseline, {}))))
 
 
-def paired_variance(values: Values, arm: str, baseline: str) -> float:
+def paired_variance(
+    values: Values, arm: str, baseline: str, groups: RunGroups | None = None
+) -> float:
     """Sample variance (n − 1) of the differences over common seeds; rounding errors count as 0.
 
-    ValueError for fewer than two common seeds.
+    With `groups`, of the differences of the groups' means, each with its weight in `PairLayout`: an
+    estimate of the same variance of a single-run difference. ValueError for fewer than two common
+    seeds or groups.
     """
-    seeds = common_seeds(values, arm, baseline)
-    if len(seeds) < 2:
-        raise ValueError(f"{arm} and {baseline} have {len(seeds)} seeds in common; 2 are needed")
-    first = np.array([values[arm][seed] for seed in seeds])
-    second = np.array([values[baseline][seed] for seed in seeds])
+    layout = pair_layout(values.get(arm, {}), values.get(baseline, {}), groups)
+    if len(layout.groups) < 2:
+        kind = "seeds" if groups is None else "groups"
+        raise ValueError(
+            f"{arm} and {baseline} have {len(layout.groups)} {kind} in common; 2 are needed"
+        )
+    if groups is None:
+        first, second = (
+            np.array([values[name][seed] for seed in layout.groups]) for name in (arm, baseline)
+        )
+    else:
+        first, second = (
+            np.array([np.mean([values[name][run] for run in of[group]]) for group in layout.groups])
+            for name, of in zip((arm, baseline), layout.runs, strict=True)
+        )
     differences = first - second
     scale = float(max(np.abs(first).max(), np.abs(second).max()))
     if float(np.ptp(differences)) < RELATIVE_ZERO * scale:
         return 0.0
-    return float(differences.var(ddof=1))
+    deviations = differences - np.average(differences, weights=layout.weights)
+    return float((layout.weights * deviations**2).sum() / (len(differences) - 1))
+
+
+def own_spread(values: Values, arm: str, baseline: str, groups: RunGroups | None = None) -> Spread:
+    """The variance of a single-run difference from the runs of these two arms alone.
+
+    Paired seeds: `paired_variance`. A single group: the arm's own variance plus the baseline's,
+    each weighted by the other's number of runs as in the difference of their means, with Welch's
+    degrees of freedom. Blocks with replicates: both, weighted by their degrees of freedom.
+    ValueError where the pair leaves no residual.
+    """
+    layout = pair_layout(values.get(arm, {}), values.get(baseline, {}), groups)
+    if layout.df < 1:
+        raise ValueError(f"the runs of {arm} and {baseline} in common groups leave no residual")
+    within = []
+    for name, of in zip((arm, baseline), layout.runs, strict=True):
+        square, largest = 0.0, 0.0
+        for runs in of.values() if groups is not None else ():  # one run has no spread
+            x = np.array([values[name][run] for run in runs])
+            deviations = x - x.mean()
+            largest = max(largest, float(np.abs(x).max()))
+            deviations[np.abs(deviations) < RELATIVE_ZERO * largest] = 0.0
+            square += float(deviations @ deviations)
+        within.append(square)
+    between = paired_variance(values, arm, baseline, groups) if len(layout.groups) > 1 else 0.0
+    return _own_of_parts(layout, within, between)
+
+
+def _own_of_parts(layout: PairLayout, within: Sequence[float], between: float) -> Spread:
+    """The variance of a single-run difference: `within` are sums of squares of arm and baseline
+    inside of the groups, `between` the variance from the groups' differences.
+    """
+    parts: list[tuple[Spread, int]] = []
+    df = layout.df_within
+    if min(df) > 0:
+        own = [s * of / n for s, of, n in zip(layout.shares, within, df, strict=True)]
+        total, total_df = satterthwaite([(own[0], df[0]), (own[1], df[1])])
+        parts.append((Spread(variance=total, df=total_df), sum(df)))
+    if len(layout.groups) > 1:
+        parts.append((Spread(variance=between, df=len(layout.groups) - 1), len(layout.groups) - 1))
+    if not parts:  # one of the two has one run: it is taken to vary as the other one
+        return Spread(variance=2 * sum(within) / sum(df), df=sum(df))
+    if len(parts) == 1:
+        return parts[0][0]
+    count = sum(weight for _, weight in parts)
+    variance, sum_df = satterthwaite(
+        [(one.variance * weight / count, one.df) for one, weight in parts]
+    )
+    return Spread(variance=variance, df=sum_df)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -154,6 +298,18 @@ _RAISE_WITH_OTHERS = (
     (1.62, 1.26, 1.17, 1.14, 1.09, 1.06),
     (1.92, 1.34, 1.21, 1.16, 1.10, 1.07),
 )
+_RAISE_UNPAIRED = (
+    (1.00, 1.00, 1.00, 1.00, 1.00, 1.00),
+    (1.07, 1.04, 1.03, 1.03, 1.02, 1.02),
+    (1.24, 1.09, 1.06, 1.05, 1.03, 1.02),
+    (1.46, 1.17, 1.11, 1.08, 1.05, 1.04),
+)
+_RAISE_UNPAIRED_WITH_OTHERS = (
+    (1.10, 1.07, 1.06, 1.05, 1.04, 1.03),
+    (1.20, 1.10, 1.08, 1.06, 1.05, 1.04),
+    (1.33, 1.14, 1.10, 1.08, 1.05, 1.04),
+    (1.50, 1.19, 1.12, 1.09, 1.06, 1.04),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,12 +331,12 @@ def satterthwaite(parts: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def moderated_spreads(
-    pooled: float, df: float, own: Sequence[float], own_df: Sequence[int]
+    pooled: float, df: float, own: Sequence[float], own_df: Sequence[float]
 ) -> list[Spread]:
-    """The variance of each contrast's single-seed difference, from all arms and from its own runs.
+    """The variance of each contrast's single-run difference, from all arms and from its own runs.
 
-    pooled: 2 s², from the variance that all arms share; df: its degrees of freedom. own: the
-    variance of the paired differences of each arm with one baseline; own_df: seeds − 1. The prior
+    pooled: 2 s², from the variance that all arms share; df: its degrees of freedom. own, own_df:
+    `own_spread` of each arm with one baseline; seeds − 1 degrees of freedom for pairs. The prior
     is `pooled`, raised half-way to the mean of `own` where that is larger (a baseline with a wide
     spread is in all of them); each contrast is the prior, raised half-way to its own variance where
     that is larger. With one contrast of a complete table, `pooled` is `own`, and nothing changes.
@@ -205,14 +361,18 @@ def moderated_spreads(
     return rows
 
 
-def typical_raise(arms: int, seeds: int, *, others: bool) -> float:
+def typical_raise(arms: int, seeds: int, *, others: bool, paired: bool = True) -> float:
     """The smallest visible difference under `moderated_spreads` over that under the pooled variance
     and its degrees of freedom, where all spreads are equal.
 
-    others: runs outside of the family (A/A, controls) take part in the pooled variance.
-    Interpolated between simulated values (40,000 tables each).
+    others: runs outside of the family (A/A, controls) take part in the pooled variance. paired: by
+    seed; otherwise runs of a single group, each arm with so many. Interpolated between simulated
+    values (40,000 tables each).
     """
-    table = _RAISE_WITH_OTHERS if others else _RAISE
+    if paired:
+        table = _RAISE_WITH_OTHERS if others else _RAISE
+    else:
+        table = _RAISE_UNPAIRED_WITH_OTHERS if others else _RAISE_UNPAIRED
     by_seeds = [float(np.interp(math.log(seeds - 1), _RAISE_SEEDS, row)) for row in table]
     return float(np.interp(math.log(arms), _RAISE_ARMS, by_seeds))
 
@@ -222,14 +382,14 @@ def typical_raise(arms: int, seeds: int, *, others: bool) -> float:
 
 
 Groups = Sequence[Array]  # per-sample values of a run, one array for each group of samples
-SampleRuns = Mapping[int, Groups]  # {seed: groups}
+SampleRuns = Mapping[int, Groups]  # {run: groups}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleNoise:
     """Variances of a difference of two arms that its samples cause.
 
-    floor: the least variance of a single-seed difference, where samples err independently.
+    floor: the least variance of a single-run difference, where samples err independently.
     drawing: the variance of the mean difference from drawing other samples.
     drawing_error: the squared standard error of `drawing`, halved: drawing²/drawing_error is its
     degrees of freedom.
@@ -240,29 +400,52 @@ class SampleNoise:
     drawing_error: float
 
 
-def sample_noise(arm: SampleRuns, baseline: SampleRuns) -> SampleNoise:
-    """The noise that samples add to arm − baseline, from the runs with the same seeds.
+def sample_noise(
+    arm: SampleRuns, baseline: SampleRuns, groups: RunGroups | None = None
+) -> SampleNoise:
+    """The noise that samples add to arm − baseline, from the runs in common groups.
 
-    The table of differences, seeds × samples, has crossed random effects: seed + sample + residual.
-    floor: mean square of the residual / N. drawing: (MS of samples − MS of residual) / (S N), at
-    least 0. The mean of several groups (two directions of retrieval) has the mean of the groups'
-    standard errors, which is exact if the groups are fully correlated and too wide otherwise.
-    ValueError for fewer than two common seeds or for arrays that do not match.
+    The table of paired differences, seeds × samples, has crossed random effects: seed + sample +
+    residual. floor: mean square of the residual / N. drawing: (MS of samples − MS of residual) /
+    (S N), at least 0.
+
+    Runs that are not paired have the same two parts. The residual is run × sample inside of an arm
+    and a group, put together as `own_spread` puts the variances of runs together: its expectation
+    is that of a single-run difference, twice the error of one answer. The differences of the arms'
+    mean vectors, weighted over groups by `PairLayout`, vary over samples by what is drawn plus
+    residual / W, with W the sum of the weights: S for pairs, 2 n m / (n + m) for a single group.
+
+    The mean of several groups of samples (two directions of retrieval) has the mean of their
+    standard errors, which is exact if they are fully correlated and too wide otherwise.
+    ValueError for runs that leave no residual or for arrays that do not match.
     """
-    seeds = sorted(set(arm) & set(baseline))
-    if len(seeds) < 2:
-        raise ValueError(f"the noise of samples needs at least 2 common seeds; got {len(seeds)}")
-    _check_shapes([runs[seed] for runs in (arm, baseline) for seed in seeds])
-    floors, drawings, errors = [], [], []
-    for group in range(len(arm[seeds[0]])):
-        n = len(arm[seeds[0]][group])
-        residual, between = _mean_squares(
-            [_difference(arm[seed][group], baseline[seed][group]) for seed in seeds]
+    layout = pair_layout(arm, baseline, groups)
+    if layout.df < 1:
+        kind = "seeds" if groups is None else "groups"
+        raise ValueError(
+            f"the noise of samples needs at least 2 common {kind}; got {len(layout.groups)}"
         )
+    of_arms = tuple(zip((arm, baseline), layout.runs, strict=True))
+    _check_shapes([values[run] for values, of in of_arms for runs in of.values() for run in runs])
+    size = float(layout.weights.sum())
+    floors, drawings, errors = [], [], []
+    for number, first in enumerate(arm[layout.runs[0][layout.groups[0]][0]]):
+        n = len(first)
+        rows, within = [], [0.0, 0.0]
+        for group in layout.groups:
+            means = []
+            for side, (values, of) in enumerate(of_arms):
+                vectors = [values[run][number] for run in of[group]]
+                means.append(_mean_vector(vectors))
+                within[side] += _residual_square(vectors, means[side])
+            rows.append(_difference(means[0], means[1]))
+        between_groups, between = _mean_squares(rows, layout.weights)
+        of_one = _own_of_parts(layout, [square / (n - 1) for square in within], between_groups)
+        residual = of_one.variance
         floors.append(residual / n)
-        drawings.append(max(0.0, between - residual) / (len(seeds) * n))
-        error = between**2 / (n - 1) + residual**2 / ((n - 1) * (len(seeds) - 1))
-        errors.append(error / (len(seeds) * n) ** 2)
+        drawings.append(max(0.0, between - residual) / (size * n))
+        error = between**2 / (n - 1) + residual**2 / ((n - 1) * of_one.df)
+        errors.append(error / (size * n) ** 2)
     drawing = float(np.mean(np.sqrt(drawings))) ** 2
     # The relative error of the mean is at most that of the worst group, its error at most the mean
     # of theirs: a group in which hardly anything is drawn has a large relative error of next to
@@ -282,26 +465,48 @@ def _difference(first: Array, second: Array) -> Array:
     return difference
 
 
+def _mean_vector(vectors: Sequence[Array]) -> Array:
+    """The mean of runs, sample by sample; a single run as it is."""
+    if len(vectors) == 1:
+        return vectors[0]
+    mean: Array = np.asarray(np.mean(vectors, axis=0, dtype=np.float64))
+    return mean
+
+
+def _residual_square(vectors: Sequence[Array], mean: Array) -> float:
+    """The sum of squares of run × sample, the runs' own means taken out."""
+    if len(vectors) == 1:
+        return 0.0
+    total, squares = 0.0, 0.0
+    for vector in vectors:
+        row = _difference(vector, mean)
+        total += max(0.0, _square_sum(row) - float(row.sum()) ** 2 / len(row))
+        squares += _square_sum(np.asarray(vector, dtype=np.float64))
+    return 0.0 if total < 1e-12 * squares else total
+
+
 def _square_sum(x: Array) -> float:
     """Without BLAS, whose threads wait for each other on a busy machine."""
     return float(np.einsum("i,i->", x, x))
 
 
-def _mean_squares(rows: Sequence[Array]) -> tuple[float, float]:
-    """Mean squares of the residual and of samples in a table with one row for each seed."""
-    seeds, n = len(rows), len(rows[0])
+def _mean_squares(rows: Sequence[Array], weights: Array) -> tuple[float, float]:
+    """Mean squares of the residual and of samples in a table with one weighted row for each group;
+    a residual of 0 for a single one.
+    """
+    count, size, n = len(rows), float(weights.sum()), len(rows[0])
     total = np.zeros(n)
     squares, row_squares = 0.0, 0.0
-    for row in rows:
-        total += row
-        squares += _square_sum(row)
-        row_squares += float(row.sum()) ** 2 / n
-    correction = float(total.sum()) ** 2 / (seeds * n)
-    samples = max(0.0, _square_sum(total) / seeds - correction)
+    for row, weight in zip(rows, weights.tolist(), strict=True):
+        total += weight * row
+        squares += weight * _square_sum(row)
+        row_squares += weight * float(row.sum()) ** 2 / n
+    correction = float(total.sum()) ** 2 / (size * n)
+    samples = max(0.0, _square_sum(total) / size - correction)
     residual = max(0.0, squares - correction - samples - (row_squares - correction))
-    if residual < 1e-12 * squares:
-        residual = 0.0
-    return residual / ((seeds - 1) * (n - 1)), samples / (n - 1)
+    if count == 1 or residual < 1e-12 * squares:
+        return 0.0, samples / (n - 1)
+    return residual / ((count - 1) * (n - 1)), samples / (n - 1)
 
 
 def _check_shapes(runs: Sequence[Groups]) -> None:

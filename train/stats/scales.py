@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from train.stats.model import Values, fit_additive
+from train.stats.model import AdditiveFit, RunGroups, Values, fit_additive
 from train.stats.signals import LIMITS, Interval
 
 Column = tuple[str, str]  # task, metric
@@ -168,10 +168,16 @@ class ArmMeans:
         return total
 
 
-def arm_means(table: Values, higher_is_better: bool, noise: float | None = None) -> ArmMeans | None:
+def arm_means(
+    table: Values,
+    higher_is_better: bool,
+    noise: float | None = None,
+    groups: RunGroups | None = None,
+) -> ArmMeans | None:
     """The means of the arms of a table and their noise; None where no seeds tell it.
 
-    noise: the standard deviation of one run, instead.
+    noise: the standard deviation of one run, instead. groups: as in `analyse`: runs that no seed
+    pairs.
     """
     runs = np.array([len(seeds) for seeds in table.values()])
     sign = 1 if higher_is_better else -1
@@ -180,16 +186,33 @@ def arm_means(table: Values, higher_is_better: bool, noise: float | None = None)
         of_mean = noise**2 / runs
         variance = of_mean[:, None] + of_mean[None, :]
         return _with_spread(means, variance, np.full_like(variance, np.inf), float(of_mean.mean()))
-    fit = fit_additive(table) if runs.max() > 1 else None
+    fit = fit_additive(table, groups) if runs.max() > 1 else None
     if fit is None or not fit.variance:
         return None
+    if groups is not None:  # the spread of both arms, as far as each has two runs
+        spread = [
+            float(np.var(list(own.values()), ddof=1)) if len(own) > 1 else fit.variance
+            for own in table.values()
+        ]
+        own = np.add.outer(spread, spread)
+        own_df = np.maximum(np.add.outer(runs - 1, runs - 1), 1)
+        return _raised(fit, means, own, own_df)
     numbers = sorted({seed for seeds in table.values() for seed in seeds})
     values = np.array([[seeds.get(seed, np.nan) for seed in numbers] for seeds in table.values()])
     paired = values[:, None] - values[None, :]
     n = (~np.isnan(paired)).sum(axis=2)
     mean = np.nansum(paired, axis=2) / np.maximum(n, 1)
-    pooled, own_df = 2 * fit.variance, np.maximum(n - 1, 1)
+    own_df = np.maximum(n - 1, 1)
     own = np.nansum((paired - mean[..., None]) ** 2, axis=2) / own_df
+    return _raised(fit, means, own, own_df)
+
+
+def _raised(fit: AdditiveFit, means: Array, own: Array, own_df: Array) -> ArmMeans:
+    """Gaps with the variance that all arms share, raised half-way to their own where that is
+    more.
+    """
+    assert fit.variance is not None
+    pooled = 2 * fit.variance
     raised = np.maximum(own, pooled) / 2 + pooled / 2
     # Satterthwaite, of the two halves of a variance that was raised
     df = raised**2 / ((pooled / 2) ** 2 / fit.df + (own / 2) ** 2 / own_df)
@@ -241,7 +264,7 @@ class ScaleTables:
 
     columns: {(task, metric): {scale: {arm: {seed: value}}}}. lower: columns of which less is
     better. names: of the scales. costs: whether scales are what a run costs. noise: a published
-    standard deviation of one run, instead of that of the seeds.
+    standard deviation of one run, instead of that of the seeds. groups: as in `analyse`.
     """
 
     columns: Mapping[Column, Mapping[float, Values]]
@@ -249,6 +272,7 @@ class ScaleTables:
     names: Mapping[float, str]
     costs: bool = False
     noise: float | None = None
+    groups: RunGroups | None = None
     known: dict[tuple[Column, float, tuple[str, ...]], ArmMeans | None] = field(
         default_factory=dict
     )
@@ -367,5 +391,5 @@ class ScaleTables:
         key = (column, scale, arms)
         if key not in self.known:
             table = {arm: self.columns[column][scale][arm] for arm in arms}
-            self.known[key] = arm_means(table, column not in self.lower, self.noise)
+            self.known[key] = arm_means(table, column not in self.lower, self.noise, self.groups)
         return self.known[key]

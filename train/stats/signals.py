@@ -64,33 +64,47 @@ class MetricSignal:
 
 
 def metric_signals(
-    values: Mapping[str, Table], lower_is_better: Collection[str] = ()
+    values: Mapping[str, Table], lower_is_better: Collection[str] = (), *, paired: bool = True
 ) -> list[MetricSignal]:
     """Signal and noise of every metric of {metric: {arm: {seed: value}}}, most signal first.
 
     Of the arms with two seeds at least, and of the seeds that all of these have; a metric with
     fewer than two such arms or seeds is left out. Those without noise come last. Values are finite.
+    paired: runs of one seed belong together. Else the runs of an arm have no order: their noise is
+    that around the mean of their arm, and they are drawn in an order that the file does not decide.
     """
     signals = []
     for metric, table in values.items():
         runs = {arm: of_arm for arm, of_arm in table.items() if len(of_arm) > 1}
+        if not paired:
+            least = min(map(len, runs.values()), default=0)
+            runs = {arm: dict(enumerate(_drawn(of_arm, least))) for arm, of_arm in runs.items()}
         seeds = sorted(set.intersection(*map(set, runs.values()))) if len(runs) > 1 else []
         if len(seeds) > 1:
             array = np.array([[runs[arm][seed] for seed in seeds] for arm in runs], dtype=float)
             higher = metric not in lower_is_better
-            signals.append(_one_metric(metric, list(runs), array, higher))
+            signals.append(_one_metric(metric, list(runs), array, higher, paired))
     return sorted(signals, key=lambda signal: -signal.ratio.value if signal.ratio else math.inf)
 
 
+def _drawn(runs: Mapping[int, float], number: int) -> list[float]:
+    """So many values of an arm in an order that depends on the values alone."""
+    values = sorted(runs.values())
+    order = np.random.default_rng(len(values)).permutation(len(values))[:number]
+    return [values[place] for place in order.tolist()]
+
+
 def _one_metric(
-    metric: str, names: list[str], array: np.ndarray, higher_is_better: bool
+    metric: str, names: list[str], array: np.ndarray, higher_is_better: bool, paired: bool
 ) -> MetricSignal:
     """Of an array [arms, seeds]."""
     from scipy.special import chdtri
 
     arms, seeds = array.shape
-    means, df = array.mean(axis=1), (arms - 1) * (seeds - 1)
-    residuals = array - means[:, None] - array.mean(axis=0) + means.mean()
+    means, df = array.mean(axis=1), (arms - paired) * (seeds - 1)
+    residuals = array - means[:, None]
+    if paired:
+        residuals += means.mean() - array.mean(axis=0)
     spread, noise = float(np.ptp(means)), math.sqrt(float((residuals**2).sum()) / df)
     ratio = None
     if noise > 1e-12 * max(1e-300, float(np.abs(array).max())):

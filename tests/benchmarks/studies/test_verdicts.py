@@ -44,3 +44,25 @@ def test_a_study_of_few_tables_has_every_row() -> None:
     tasks = verdicts.simulate_tasks(3, 50)
     assert tasks.together <= tasks.primary <= tasks.alone
     assert len(list(verdicts.lines([row], [looks], [tasks]))) > 4
+
+
+@pytest.mark.parametrize(
+    ("name", "by_place", "held_seeds", "interaction"),
+    [
+        ("4 arms, 5 runs", True, False, False),
+        ("arms of 9, 2 and 5 runs, 200 test samples", False, True, False),
+        ("3 blocks of 1 run, 3 arms", False, False, False),
+        ("3 blocks of 3 seeds, 3 arms, interaction", False, False, True),
+    ],
+)
+def test_a_layout_of_few_tables_has_its_figures(
+    name: str, by_place: bool, held_seeds: bool, interaction: bool
+) -> None:
+    row = verdicts.simulate_layout(name, 30)
+    assert row.held >= 80
+    assert row.held + row.called == pytest.approx(100)
+    known = (row.by_place, row.held_seeds, row.interaction)
+    assert tuple(one is not None for one in known) == (by_place, held_seeds, interaction)
+    if by_place:
+        assert row.by_place > row.called + 20  # type: ignore[operator]
+    assert len(list(verdicts.layout_lines([row]))) == 3

@@ -23,7 +23,13 @@ from train.stats.analysis import (
     run_spread,
     shared_noise,
 )
-from train.stats.comparison import Comparison, Difference, StudyNoise
+from train.stats.comparison import (
+    Comparison,
+    Difference,
+    Family,
+    StudyNoise,
+    dunnett_critical,
+)
 from train.stats.model import SampleNoise, Spread, sample_noise
 
 ARMS = ("base", "a", "b", "control", "again")
@@ -573,3 +579,237 @@ def test_the_interval_of_one_model_holds_in_95_percent(seed_sd: float) -> None:
         assert only.high is not None
         held += only.low <= 0 <= only.high
     assert 0.94 <= held / 1000 <= 0.99
+
+
+# Runs that are not paired: a single group, and blocks.
+
+
+def in_new_order(
+    tasks: dict[str, TaskScores], groups: dict[int, int], by_value: bool
+) -> dict[str, TaskScores]:
+    """The same runs; inside of an arm and a group their numbers are dealt out anew, for all tasks
+    alike: at random, or by the value in the first one.
+    """
+    rng = np.random.default_rng(0)
+    renumbered: dict[str, dict[int, int]] = {}
+    for arm, of_arm in tasks["t0"].values.items():
+        renumbered[arm] = {}
+        for group in set(groups.values()):
+            old = [run for run in of_arm if groups[run] == group]
+            new = sorted(old, key=of_arm.__getitem__) if by_value else rng.permutation(old).tolist()
+            renumbered[arm].update(zip(new, old, strict=True))
+    rows = {}
+    for task, scores in tasks.items():
+        values: dict[str, dict[int, float]] = {}
+        samples: dict[str, dict[int, Any]] = {}
+        for arm, of_arm in scores.values.items():
+            assert scores.samples is not None
+            of_samples = scores.samples[arm]
+            order = sorted(of_arm, key=renumbered[arm].__getitem__)
+            values[arm] = {renumbered[arm][run]: of_arm[run] for run in order}
+            samples[arm] = {renumbered[arm][run]: of_samples[run] for run in order}
+        rows[task] = TaskScores(values=values, samples=samples)
+    return rows
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+@pytest.mark.parametrize("by_value", [True, False])
+def test_no_number_depends_on_the_order_of_runs_that_are_not_paired(
+    blocks: int, by_value: bool
+) -> None:
+    rng = np.random.default_rng(8)
+    tasks = {}
+    for number in range(3):
+        task = scores(rng, seeds=7)
+        values = {arm: dict(row) for arm, row in task.values.items()}
+        del values["a"][6], values["base"][0], values["base"][5]
+        tasks[f"t{number}"] = replace(task, values=values)
+    groups = {run: run % blocks for run in range(7)}
+    asked: dict[str, Any] = {
+        "arms": ["a", "b"],
+        "controls": [("a", "control")],
+        "a_a": ("again", "base"),
+        "band": 0.01,
+        "groups": groups,
+    }
+    before = analyse(tasks, "base", **asked)
+    turned = in_new_order(tasks, groups, by_value)
+    assert before == analyse(turned, "base", **asked)
+    assert before.average is not None
+    rows = before.average.comparisons
+    assert [(row.seeds, row.n) for row in rows] == [((), 5), ((), 5)]
+    assert rows[0].low_samples is not None
+    assert rows[0].low_tasks is not None
+    assert before.average.a_a is not None
+    # pairs of seeds are others
+    asked["groups"] = None
+    assert analyse(tasks, "base", **asked) != analyse(turned, "base", **asked)
+
+
+def test_two_arms_of_a_single_group_have_students_interval() -> None:
+    values = {"base": {0: 0.30, 1: 0.34, 2: 0.31}, "a": {3: 0.36, 4: 0.37, 5: 0.31}}
+    (row,) = (
+        analyse(
+            {"t": TaskScores(values=values)},
+            "base",
+            arms=["a"],
+            band=0.01,
+            groups=dict.fromkeys(range(6), 0),
+        )
+        .tasks["t"]
+        .comparisons
+    )
+    test = stats.ttest_ind(list(values["a"].values()), list(values["base"].values()))
+    interval = test.confidence_interval(0.95)
+    assert row.p == row.p_adjusted == pytest.approx(float(test.pvalue), rel=1e-9)
+    assert (row.low, row.high) == pytest.approx((interval.low, interval.high), rel=1e-9)
+    assert row.df == 4
+
+
+def shaped(size: int, mean: float) -> dict[int, float]:
+    """Runs with that mean and a variance of 1."""
+    x = np.arange(size, dtype=float)
+    x = (x - x.mean()) / x.std(ddof=1) + mean
+    return dict(enumerate(x.tolist()))
+
+
+@pytest.mark.parametrize("of_baseline", [2, 3, 8])
+def test_unequal_numbers_of_runs_have_dunnetts_correlation(of_baseline: int) -> None:
+    values = {"base": shaped(of_baseline, 0.0), "a": shaped(3, 0.5), "b": shaped(3, 2.0)}
+    result = analyse(
+        {"t": TaskScores(values=values)},
+        "base",
+        arms=["a", "b"],
+        band=0.01,
+        groups=dict.fromkeys(range(8), 0),
+    ).tasks["t"]
+    factor = 1 / 3 + 1 / of_baseline
+    df = 2 + 2 + of_baseline - 1
+    critical = dunnett_critical(0.05, df, Family(2, round(1 / of_baseline / factor, 9)))
+    for row in result.comparisons:
+        assert row.high is not None
+        assert row.high - row.difference == pytest.approx(critical * math.sqrt(factor), rel=1e-9)
+        assert row.n == min(3, of_baseline)
+    assert (result.df, result.sd) == (df, pytest.approx(1.0))
+
+
+def test_the_power_of_a_single_group_has_its_degrees_of_freedom() -> None:
+    values = {"base": shaped(4, 0.0), "a": shaped(4, 0.5), "b": shaped(4, 2.0)}
+    result = analyse(
+        {"t": TaskScores(values=values)},
+        "base",
+        arms=["a", "b"],
+        band=0.01,
+        groups=dict.fromkeys(range(4), 0),
+    )
+    expected = StudyNoise(run_sd=1.0, seeds=4, arms=2, df=9.0, is_paired=False)
+    known = result.noises["t"]
+    assert known is not None
+    assert known.smallest_visible() == pytest.approx(expected.smallest_visible(), rel=1e-9)
+    paired = StudyNoise(run_sd=1.0, seeds=4, arms=2, df=6.0)
+    assert known.smallest_visible() < paired.smallest_visible()
+    needed = known.seeds_for(1.0)
+    assert needed is not None
+    assert replace(expected, seeds=needed, df=3.0 * (needed - 1)).smallest_visible() <= 1.0
+
+
+@pytest.mark.parametrize("groups", [None, dict.fromkeys(range(5), 0)])
+def test_arms_with_one_run_are_not_compared(groups: dict[int, int] | None) -> None:
+    rng = np.random.default_rng(3)
+    values = {arm: dict(enumerate(rng.normal(size=3).tolist())) for arm in ("base", "a")}
+    values["one"] = {0: 9.0}
+    few = {"t": TaskScores(values=values)}
+    result = analyse(few, "base", arms=["one", "a"], band=0.1, groups=groups).tasks["t"]
+    assert [row.arm for row in result.comparisons] == ["a"]
+    assert result.power is not None
+    # nor is any where the baseline has one run
+    result = analyse(few, "one", arms=["base", "a"], band=0.1, groups=groups).tasks["t"]
+    assert result.comparisons == ()
+    assert result.power is None
+
+
+def test_blocks_are_compared_inside_of_a_block() -> None:
+    rng = np.random.default_rng(3)
+    groups = {run: run // 2 for run in range(6)}
+    values = {
+        arm: {run: float(rng.normal() + 50 * groups[run]) for run in range(6)} for arm in "ab"
+    }
+    values["apart"] = {6: 1.0, 7: 2.0}
+    groups |= {6: 9, 7: 9}
+    task = {"t": TaskScores(values=values)}
+    result = analyse(task, "a", arms=["b", "apart"], band=0.1, groups=groups).tasks["t"]
+    (row,) = result.comparisons  # the other arm has no block in common
+    assert row.low is not None
+    assert row.high is not None
+    assert row.high - row.low < 10  # the blocks are 50 apart
+    assert row.n == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"groups": {0: 0}}, "run 1 is in no group"),
+        ({"one_models": ["a"]}, "cannot be single models of runs that are in groups"),
+    ],
+)
+def test_wrong_groups_are_refused(change: dict[str, Any], message: str) -> None:
+    values = {"base": {0: 0.1, 1: 0.2}, "a": {0: 0.3, 1: 0.4}}
+    asked: dict[str, Any] = {"arms": ["a"], "band": 0.0, "groups": {0: 0, 1: 0}, **change}
+    with pytest.raises(ValueError, match=message):
+        analyse({"t": TaskScores(values=values)}, "base", **asked)
+
+
+def test_groups_of_seeds_have_the_spread_over_tasks_of_seeds() -> None:
+    rng = np.random.default_rng(5)
+    tasks = {f"t{i}": scores(rng, effects={"b": 0.3 * i}) for i in range(4)}
+    asked: dict[str, Any] = {"arms": ["a", "b"], "band": 0.02}
+    paired = analyse(tasks, "base", **asked).average
+    grouped = analyse(tasks, "base", groups={run: run for run in range(3)}, **asked).average
+    assert paired is not None
+    assert grouped is not None
+    for one, other in zip(paired.comparisons, grouped.comparisons, strict=True):
+        assert (one.seeds, one.n) == (other.seeds, other.n)
+        for name in ("low", "high_samples", "low_tasks", "high_tasks", "df"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-9)
+
+
+def test_the_spread_over_tasks_of_unpaired_runs_holds_what_they_share() -> None:
+    # runs of 0.1 in every task alike: no part of runs × tasks is taken off
+    values = {"base": {0: -0.1, 1: 0.0, 2: 0.1}, "a": {0: -0.1, 1: 0.0, 2: 0.1}}
+    tables = []
+    for effect in (0.0, 1.0, 2.0, 3.0):
+        of_a = {run: value + effect for run, value in values["a"].items()}
+        tables.append({"base": values["base"], "a": of_a})
+    groups = dict.fromkeys(range(3), 0)
+    average = average_values(tables)
+    shared = shared_noise(average, (), groups)
+    assert shared is not None
+    (one,) = differences(average, shared, [("a", "base")], [None], one_baseline=True, groups=groups)
+    (spread,) = over_tasks(tables, one, groups)
+    between = np.var([0.0, 1.0, 2.0, 3.0], ddof=1) / 4
+    assert spread.variance == pytest.approx(between + 2 * 0.01 / 3, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("sample_sd", "run_sd"), [(1.0, 0.0), (1.0, 0.15), (0.3, 0.3), (3.0, 0.1)])
+def test_unpaired_intervals_over_runs_and_samples_hold_what_they_promise(
+    sample_sd: float, run_sd: float
+) -> None:
+    """Two arms of 5 and 3 runs × 60 samples with crossed random effects; 1,000 tables."""
+    rng = np.random.default_rng(6)
+    groups = dict.fromkeys(range(5), 0)
+    hits = 0
+    for _ in range(1000):
+        values, samples = {}, {}
+        taste = sample_sd / math.sqrt(2) * rng.normal(size=(2, 60))
+        for number, (arm, count) in enumerate((("base", 5), ("a", 3))):
+            table = taste[number] + run_sd * rng.normal(size=(count, 1))
+            table = table + rng.normal(size=(count, 60))
+            samples[arm] = dict(enumerate(table))
+            values[arm] = {run: float(row.mean()) for run, row in enumerate(table)}
+        task = {"t": TaskScores(values=values, samples=samples)}
+        (row,) = analyse(task, "base", arms=["a"], band=0.0, groups=groups).tasks["t"].comparisons
+        assert row.low_samples is not None
+        assert row.high_samples is not None
+        hits += row.low_samples <= 0 <= row.high_samples
+    assert 0.935 <= hits / 1000 <= 0.985

@@ -12,6 +12,8 @@ from train.stats.model import (
     Spread,
     fit_additive,
     moderated_spreads,
+    own_spread,
+    pair_layout,
     paired_variance,
     sample_noise,
     satterthwaite,
@@ -179,6 +181,35 @@ def test_the_typical_raise_is_that_of_a_simulation(arms: int, seeds: int) -> Non
     assert ratio == pytest.approx(typical_raise(arms, seeds, others=False), rel=0.05)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("arms", "runs_each"), [(1, 3), (4, 3), (4, 5), (8, 2)])
+def test_the_typical_raise_of_unpaired_runs_is_that_of_a_simulation(
+    arms: int, runs_each: int
+) -> None:
+    rng = np.random.default_rng(5)
+    groups = dict.fromkeys(range(runs_each), 0)
+    names = [f"a{number}" for number in range(arms + 1)]
+    df = float((arms + 1) * (runs_each - 1))
+    grid = np.geomspace(1.0, df, 40)
+    table = np.log([dunnett_critical(0.05, one, Family(arms)) for one in grid])
+    needed = []  # effects that each arm of each table would have been seen at
+    for errors in rng.standard_normal((1000, arms + 1, runs_each)):
+        values = {name: dict(enumerate(errors[i].tolist())) for i, name in enumerate(names)}
+        pooled = 2 * float(errors.var(1, ddof=1).mean())
+        own = [own_spread(values, name, "a0", groups) for name in names[1:]]
+        spreads = moderated_spreads(
+            pooled, df, [one.variance for one in own], [one.df for one in own]
+        )
+        differences = errors[1:].mean(1) - errors[0].mean()
+        for spread, difference in zip(spreads, differences, strict=True):
+            critical = math.exp(np.interp(math.log(spread.df), np.log(grid), table))
+            needed.append(critical * math.sqrt(spread.variance / runs_each) - difference)
+    pooled_alone = noncentrality(math.exp(table[-1]), df) * math.sqrt(2 / runs_each)
+    ratio = float(np.quantile(needed, 0.8)) / pooled_alone
+    expected = typical_raise(arms, runs_each, others=False, paired=False)
+    assert ratio == pytest.approx(expected, rel=0.07)
+
+
 def test_the_typical_raise_is_none_for_one_arm_and_falls_with_the_seeds() -> None:
     assert typical_raise(1, 3, others=False) == 1.0
     raises = [typical_raise(5, seeds, others=True) for seeds in (2, 3, 6, 12, 100)]
@@ -261,3 +292,140 @@ def test_tables_that_do_not_match_are_refused() -> None:
         sample_noise({0: five, 1: four}, {0: five, 1: five})
     with pytest.raises(ValueError, match="at least 2 values"):
         sample_noise({0: one, 1: one}, {0: one, 1: one})
+
+
+# Runs that are not paired: a single group, and blocks.
+
+UNEQUAL = {
+    "base": {0: 0.30, 1: 0.34, 2: 0.31, 3: 0.39, 4: 0.28},
+    "a": {0: 0.36, 1: 0.37},
+    "b": {0: 0.29, 1: 0.36, 2: 0.30},
+}
+ALL = dict.fromkeys(range(20), 0)  # every run in group 0
+
+
+def test_a_single_group_is_the_one_way_layout() -> None:
+    arms = {arm: np.array(list(row.values())) for arm, row in UNEQUAL.items()}
+    within = sum(float(((x - x.mean()) ** 2).sum()) for x in arms.values())
+    fit = fit_additive(UNEQUAL, ALL)
+    assert fit.df == 10 - 3
+    assert fit.variance == pytest.approx(within / 7, rel=1e-9)
+    assert fit.estimate("a", "base") == pytest.approx(arms["a"].mean() - arms["base"].mean())
+    assert fit.factor("a", "base") == pytest.approx(1 / 2 + 1 / 5)
+    # what two differences share is the mean of the five runs of the baseline
+    expected = (1 / 5) / math.sqrt((1 / 2 + 1 / 5) * (1 / 3 + 1 / 5))
+    assert fit.least_correlation([("a", "base"), ("b", "base")]) == pytest.approx(expected)
+
+
+def test_a_group_for_each_seed_is_the_paired_layout() -> None:
+    fit, paired = fit_additive(COMPLETE, {0: 0, 1: 1, 2: 2}), fit_additive(COMPLETE)
+    assert (fit.variance, fit.df) == (paired.variance, paired.df)
+    # other numbers for the runs of one arm, in the groups of the seeds
+    renamed = {**COMPLETE, "a": {run + 10: value for run, value in COMPLETE["a"].items()}}
+    groups = {run: run % 10 for run in (0, 1, 2, 10, 11, 12)}
+    assert fit_additive(renamed, groups).variance == paired.variance
+    assert own_spread(renamed, "a", "base", groups) == own_spread(COMPLETE, "a", "base")
+    assert own_spread(COMPLETE, "a", "base") == Spread(
+        variance=paired_variance(COMPLETE, "a", "base"), df=2
+    )
+    assert pair_layout((0, 1), (0, 1)).seeds == (0, 1)
+    assert pair_layout((10, 11), (0, 1), groups).seeds == ()
+
+
+def test_the_own_spread_of_a_single_group_is_welchs() -> None:
+    first, second = (list(UNEQUAL[arm].values()) for arm in ("b", "base"))
+    welch = stats.ttest_ind(first, second, equal_var=False)
+    own = own_spread(UNEQUAL, "b", "base", ALL)
+    half = math.sqrt(own.variance / 2 * (1 / 3 + 1 / 5))
+    assert own.df == pytest.approx(float(welch.df), rel=1e-9)
+    difference = np.mean(first) - np.mean(second)
+    assert difference / half == pytest.approx(float(welch.statistic), rel=1e-9)
+
+
+def test_equal_blocks_with_replicates_have_the_residual_of_the_two_arms() -> None:
+    rng = np.random.default_rng(4)
+    groups = {run: run // 3 for run in range(9)}
+    values = {arm: dict(enumerate(rng.normal(size=9).tolist())) for arm in ("a", "base")}
+    fit = fit_additive(values, groups)
+    assert fit.df == 18 - 3 - 1
+    assert fit.variance is not None
+    own = own_spread(values, "a", "base", groups)
+    assert own.variance == pytest.approx(2 * fit.variance, rel=1e-9)
+    assert 6 < own.df <= 14
+    # an effect of the blocks changes nothing, one of an arm in one block does
+    moved = {
+        arm: {run: v + 5 * groups[run] for run, v in row.items()} for arm, row in values.items()
+    }
+    assert own_spread(moved, "a", "base", groups).variance == pytest.approx(own.variance)
+    moved["a"] = {run: v + 5 * (groups[run] == 0) for run, v in moved["a"].items()}
+    assert own_spread(moved, "a", "base", groups).variance > 2 * own.variance
+
+
+def test_the_weights_of_unequal_blocks_are_those_of_least_squares() -> None:
+    rng = np.random.default_rng(4)
+    groups = {run: min(run // 2, 2) for run in range(9)}  # blocks of 2, 2 and 5 runs
+    values = {"a": dict(enumerate(rng.normal(size=9).tolist()))}
+    values["base"] = {run: float(rng.normal()) for run in (1, 2, 3, 4, 5, 6)}
+    fit = fit_additive(values, groups)
+    layout = pair_layout(values["a"], values["base"], groups)
+    assert fit.factor("a", "base") == pytest.approx(2 / layout.weights.sum(), rel=1e-9)
+    differences = []
+    for group in layout.groups:
+        first, second = (
+            np.mean([values[arm][run] for run in of[group]])
+            for arm, of in zip(("a", "base"), layout.runs, strict=True)
+        )
+        differences.append(first - second)
+    assert fit.estimate("a", "base") == pytest.approx(
+        np.average(differences, weights=layout.weights), rel=1e-9
+    )
+    assert layout.df == fit.df
+    assert layout.seeds == ()
+
+
+def test_an_arm_with_one_run_varies_as_the_other_one() -> None:
+    values = {"a": {0: 0.5}, "base": {0: 0.3, 1: 0.4, 2: 0.5}}
+    assert own_spread(values, "a", "base", ALL) == Spread(variance=pytest.approx(0.02), df=2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="a and base in common groups leave no residual"):
+        own_spread(values, "a", "base")
+
+
+def test_a_run_without_a_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="run 2 is in no group"):
+        fit_additive(COMPLETE, {0: 0, 1: 0})
+
+
+def test_the_samples_of_a_single_group_have_mean_squares_inside_of_the_arms() -> None:
+    rng = np.random.default_rng(2)
+    hard = rng.normal(size=300)
+    arm, baseline = rng.normal(size=(2, 300)) + hard < 0.9, rng.normal(size=(5, 300)) < 0.4 + hard
+    squares = []
+    for table in (arm.astype(float), baseline.astype(float)):
+        squares.append(crossed_table(table)[1])
+    # Welch's weights: the error of a mean of 2 and of 5 runs, over that of a single-run difference
+    residual = (squares[0] / 2 + squares[1] / 5) / ((1 / 2 + 1 / 5) / 2)
+    noise = sample_noise(runs(arm), runs(baseline), ALL)
+    assert noise.floor == pytest.approx(residual / 300, rel=1e-9)
+    between = (arm.mean(0) - baseline.mean(0)).var(ddof=1)
+    expected = between - squares[0] / 2 - squares[1] / 5
+    assert noise.drawing == pytest.approx(expected / 300, rel=1e-9)
+    turned = sample_noise(runs(arm[::-1]), runs(baseline[[3, 1, 0, 4, 2]]), ALL)
+    assert turned.drawing == pytest.approx(noise.drawing, rel=1e-12)
+    assert turned.floor == pytest.approx(noise.floor, rel=1e-12)
+
+
+def test_samples_of_blocks_lose_what_a_block_does_to_them() -> None:
+    rng = np.random.default_rng(2)
+    table = rng.normal(size=(2, 6, 200))
+    groups = {run: run // 3 for run in range(6)}
+    taste = rng.normal(size=(2, 1, 200)).repeat(3, axis=1).reshape(6, 200)
+    before = sample_noise(runs(table[0]), runs(table[1]), groups)
+    after = sample_noise(runs(table[0] + taste), runs(table[1] + taste), groups)
+    assert after.floor == pytest.approx(before.floor, rel=1e-9)
+    assert after.drawing == pytest.approx(before.drawing, rel=1e-9)
+    # errors of variance 1 in both arms
+    assert before.floor * 200 == pytest.approx(2, rel=0.15)
+    seeds = sample_noise(runs(table[0]), runs(table[1]), {run: run for run in range(6)})
+    assert seeds == sample_noise(runs(table[0]), runs(table[1]))
+    with pytest.raises(ValueError, match="at least 2 common groups; got 1"):
+        sample_noise(runs(table[0][:1]), runs(table[1][:1]), groups)
