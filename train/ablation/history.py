@@ -197,6 +197,15 @@ def changes(history: Sequence[Look]) -> tuple[Change, ...]:
     return tuple(changed)
 
 
+def hashes_of_data(history: Sequence[Look]) -> dict[str, str]:
+    """The hash of each task's data at the last verdict; without tasks whose data nobody read, as
+    all their predictions were given.
+    """
+    verdicts = [look for look in history if look.state != "begun"]
+    tasks = verdicts[-1].design["tasks"] if verdicts else {}
+    return {name: task["data_hash"] for name, task in tasks.items() if task.get("data_hash")}
+
+
 def metrics_were_fixed(history: Sequence[Look]) -> bool:
     """Whether the tasks, their metrics and the primary task are those from before the first run.
 

@@ -260,6 +260,7 @@ def collect_report(out: str) -> Report:
         gaps=(*_gaps(results), *_missing_data(gone), *_null_gap(out, ablation)),
         redesigns=tuple(change.sentence for change in history.changes(looks)),
         metrics_were_fixed=history.metrics_were_fixed(looks),
+        test_data=_of_predictions(finished, ablation) | history.hashes_of_data(looks),
         curves=read_curves(finished, hashes),
         funnels=data.funnels(views),
         histograms=(*data.histograms(views), *data.other_histograms(samples)),
@@ -411,6 +412,16 @@ def _yaml(value: Any) -> str:
 
     text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100)
     return text
+
+
+def _of_predictions(runs: Sequence[Run], ablation: Ablation) -> dict[str, str]:
+    """The hash of each task's data, where the predictions of the runs have one and the same."""
+    hashes = {}
+    for task in ablation.evaluate:
+        stated = {disk.read_metadata(run.predictions(task.name)).get("data_hash") for run in runs}
+        if len(stated) == 1 and (one := stated.pop()):
+            hashes[task.name] = str(one)
+    return hashes
 
 
 def _provenance(layout: AblationLayout, records: Records, hashes: FileHashes) -> Provenance:

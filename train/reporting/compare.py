@@ -24,6 +24,8 @@ from train.stats.analysis import TaskResult
 from train.stats.comparison import Comparison
 from train.stats.scales import ScaleAgreement, scale_agreement
 
+HASH_DIGITS = 12  # of a hash in a message
+
 # --------------------------------------------------------------------------------------------------
 # Two ablations of the same question: the same arms side by side, and what changed.
 
@@ -59,8 +61,9 @@ class ComparedArm:
 class ReportComparison:
     """Two ablations. only_first, only_second: arms that the other one does not have.
 
-    differs: what else the two have different, one line each. agreement: pairs of arms that both
-    order alike; None for fewer than two arms.
+    differs: what else the two have different, one line each. without_hash: those of the two whose
+    test set has no hash, so that the content of both test sets could not be compared. agreement:
+    pairs of arms that both order alike; None for fewer than two arms.
     """
 
     first: str
@@ -73,6 +76,7 @@ class ReportComparison:
     only_first: tuple[str, ...]
     only_second: tuple[str, ...]
     differs: tuple[str, ...]
+    without_hash: tuple[str, ...]
     agreement: ScaleAgreement | None
 
 
@@ -102,12 +106,17 @@ def compare_reports(first: Report, second: Report) -> ReportComparison:
         only_first=tuple(arm for arm in of_first if arm not in of_second),
         only_second=tuple(arm for arm in of_second if arm not in of_first),
         differs=_differs(first, second),
+        without_hash=tuple(
+            report.ablation.name for report in (first, second) if task.task not in report.test_data
+        ),
         agreement=scale_agreement(*_by_arm("", arms)),  # the baseline takes part
     )
 
 
 def _check_comparable(first: Report, second: Report) -> None:
-    """ValueError for another baseline, task, metric or test set."""
+    """ValueError for another baseline, task, metric or test set. The content of test sets is
+    compared by its hash, where both have one.
+    """
     one, other = first.primary, second.primary
     for name, left, right in (
         ("baseline", first.baseline, second.baseline),
@@ -122,6 +131,13 @@ def _check_comparable(first: Report, second: Report) -> None:
                 f"{first.ablation.name!r} and {second.ablation.name!r} are not comparable: the "
                 f"{name} is {left!r} in the one and {right!r} in the other"
             )
+    hashes = [report.test_data.get(one.task) for report in (first, second)]
+    if None not in hashes and hashes[0] != hashes[1]:
+        short, other_short = (str(text)[:HASH_DIGITS] for text in hashes)
+        raise ValueError(
+            f"{first.ablation.name!r} and {second.ablation.name!r} are not comparable: the test "
+            f"set of {one.task!r} has the hash {short} in the one and {other_short} in the other"
+        )
 
 
 def _kind(report: Report) -> str:
@@ -199,6 +215,12 @@ def summary(comparison: ReportComparison) -> list[str]:
             text += f" ({alike.share.low:.0%} to {alike.share.high:.0%}, leaving out each arm)"
         lines.append(f"{text}.")
     lines += [f"The two differ in {line}." for line in c.differs]
+    if c.without_hash:
+        names = " and ".join(dict.fromkeys(c.without_hash))
+        lines.append(
+            f"Whether {c.task} has the same content in both could not be compared: no hash "
+            f"of it is known of {names}."
+        )
     for name, only in ((c.first, c.only_first), (c.second, c.only_second)):
         if only:
             lines.append(f"Only in {name}: {', '.join(only)}.")

@@ -285,6 +285,7 @@ class Report:
     for the first. contract: None where no run was trained here. settings: title -> YAML, of arms,
     rules and training settings. attribution: of the best arm's gain to groups of pairs, where
     mixtures are halves of groups. blend: the best of the sources, where mixtures have drawn shares.
+    test_data: {task: hash of its images and annotations}, without tasks of which none is known.
     """
 
     ablation: Ablation
@@ -315,6 +316,7 @@ class Report:
     metrics_were_fixed: bool = False
     attribution: Attribution | None = None
     blend: BlendChoice | None = None
+    test_data: dict[str, str] = field(default_factory=dict)
 
     @property
     def primary(self) -> TaskResult:

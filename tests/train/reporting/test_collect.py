@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from tests.support import commands
 from tests.support.ablations import changed, two_classes
 from tests.support.reports import empty_report, sample_report
 from train.ablation import history
-from train.ablation.arms import GivenRun, Run, expand_runs
+from train.ablation.arms import GivenRun, Run, all_runs, expand_runs
 from train.ablation.conclusions import FailedRun
 from train.reporting import changes, collect
 from train.reporting.collect import collect_report
@@ -129,6 +130,53 @@ def test_an_ablation_compared_with_itself_has_no_change(
     assert "Every verdict is the same." in printed
     assert "No difference changed by more than its noise." in printed
     assert "half" in page.read_text()
+
+
+def with_history(folder: str, to: Path, data_hash: str) -> str:
+    """A copy of the folder, whose history ends with a verdict on data of this hash."""
+    shutil.copytree(folder, to)
+    history.record_look(ablation_of(folder), str(to), {"raw": {0: {}}}, complete=True)
+    (look,) = history.looks(str(to))
+    look.design["tasks"]["colours"]["data_hash"] = data_hash
+    begun = dataclasses.replace(look, state="begun", design={"tasks": {}})
+    lines = [json.dumps(disk.to_plain(one)) for one in (look, begun)]
+    Path(AblationLayout(str(to)).history).write_text("\n".join(lines) + "\n")
+    return str(to)
+
+
+def test_test_sets_of_other_content_are_not_compared(
+    concluded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = with_history(concluded, tmp_path / "one", "a" * 64)
+    other = with_history(concluded, tmp_path / "other", "b" * 64)
+    assert commands.report([one, other]) == 2
+    assert capsys.readouterr().err == (
+        "error: 'tiny' and 'tiny' are not comparable: the test set of 'colours' has the hash "
+        "aaaaaaaaaaaa in the one and bbbbbbbbbbbb in the other\n"
+    )
+    same = with_history(concluded, tmp_path / "same", "a" * 64)
+    assert commands.report([one, same]) == 0
+    assert "could not be compared" not in capsys.readouterr().out
+
+
+def test_runs_know_the_content_of_their_test_set_where_no_history_does(
+    folder: str, concluded: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert not history.looks(folder)
+    runs = [run for run in all_runs(ablation_of(folder), folder) if isinstance(run, Run)]
+    known = collect_report(concluded).test_data["colours"]
+    for data_hash, status, message in (
+        ("b" * 64, 2, f"has the hash {known[:12]} in the one and bbbbbbbbbbbb in the other"),
+        ("", 0, "Whether colours has the same content in both could not be compared: no hash of"),
+    ):
+        for run in runs:
+            path = run.predictions("colours")
+            table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+            disk.write_parquet(path, table, {**metadata, "data_hash": data_hash})
+        results_json = AblationLayout(folder).results_json
+        disk.write_json(results_json, collect_results(ablation_of(folder), folder))
+        assert commands.report([concluded, folder]) == status
+        assert message in "".join(capsys.readouterr())
 
 
 def test_a_folder_without_results_is_a_mistake(
