@@ -10,6 +10,7 @@ from cyclopts import Parameter
 
 from clipmill.app import MORE, Json, Words, make_app, print_json
 from manifests import disk, reader
+from manifests.text import printable
 from manifests.web_page import MARK, pages_beside
 from train.decisions.blends import (
     choose_blend,
@@ -17,23 +18,31 @@ from train.decisions.blends import (
     swarm_of_tables,
     write_blend,
 )
+from train.decisions.exports import check_words, failed, to_csv, to_latex, to_markdown, to_svg
 from train.decisions.page import decision_lines, render_decision
-from train.decisions.tables import ROLES, Columns, read_results
+from train.decisions.roles import Columns
+from train.decisions.tables import ENDINGS, read_results
 from train.decisions.verdicts import Question, decide
 from train.stats.mixing import BlendChoice
 
+FAILED_ON = 4  # the exit status of --fail-on
 DECIDE = make_app(
     "decide",
     """
   clipmill decide examples/cifar10_120_runs.parquet
   clipmill decide runs.csv --baseline raw --effect 0.01 --page verdicts.html
+  clipmill decide runs.xlsx --block learning_rate --svg intervals.svg --fail-on worse
   clipmill decide openclip_results.csv --pattern '(?P<arm>\\w+)_(?P<scale>[sml])_'
 
-RESULTS are CSV, TSV, Parquet, JSON or JSON lines, or folders of them: a row for each value, or a
-column for each task; CLIP_benchmark, lm-eval, DataComp, exports of W&B, Olmix. Which column is what
-is guessed, and the guesses are printed.
+RESULTS are tables of CSV, Markdown, LaTeX or a spreadsheet, Parquet, JSON, or folders of them: a
+row for each value, a column for each task, or a column for each arm; exports of trackers and of
+evaluation programs. What became of each column, row and cell is printed, and what cannot be known
+is asked in one line.
 """,
-    {0: "the verdicts are printed, also where nothing can be decided"},
+    {
+        0: "the verdicts are printed, also where nothing can be decided",
+        FAILED_ON: "an arm has a verdict that --fail-on names",
+    },
 )
 Column = Parameter(group=MORE)
 
@@ -47,19 +56,29 @@ def decide_results(
     task: str | None = None,
     metric: str | None = None,
     lower_is_better: Annotated[list[str] | None, Words] = None,
+    higher_is_better: Annotated[list[str] | None, Words] = None,
     without: Annotated[list[str] | None, Words] = None,
     where: Annotated[list[str] | None, Words] = None,
     effect: float | None = None,
     equivalence: float = 0.0,
     noise: float | None = None,
     pattern: str | None = None,
+    table: str | None = None,
     arm: Annotated[list[str] | None, Words, Column] = None,
-    seed: Annotated[str | None, Column] = None,
-    task_column: Annotated[str | None, Column] = None,
-    metric_column: Annotated[str | None, Column] = None,
-    value: Annotated[str | None, Column] = None,
+    seed: Annotated[list[str] | None, Words, Column] = None,
+    block: Annotated[list[str] | None, Words, Column] = None,
+    task_column: Annotated[list[str] | None, Words, Column] = None,
+    metric_column: Annotated[list[str] | None, Words, Column] = None,
+    value: Annotated[list[str] | None, Words, Column] = None,
     scale: Annotated[str | None, Column] = None,
+    last: Annotated[str | None, Column] = None,
     samples: Annotated[str | None, Column] = None,
+    unit: Annotated[list[str] | None, Words, Column] = None,
+    markdown: str | None = None,
+    latex: str | None = None,
+    csv: str | None = None,
+    svg: str | None = None,
+    fail_on: Annotated[list[str] | None, Words] = None,
     page: str | None = None,
     as_json: Json = False,
 ) -> int:
@@ -72,53 +91,91 @@ def decide_results(
         baseline: The arm to compare with (default: one named raw, baseline …, or the first).
         task: The task that decides (default: the average, or the only task).
         metric: The metric of every task.
-        lower_is_better: Metrics or tasks of which less is better, beside those named loss, error …
+        lower_is_better: Metrics or tasks of which less is better, where names do not say it.
+        higher_is_better: Metrics or tasks of which more is better.
         without: Tasks to leave out.
         where: COLUMN=VALUE of the rows that count; values of one column are alternatives.
         effect: How many seeds this difference needs, in the unit of the values.
         equivalence: Differences inside ± this are practically equal.
         noise: The standard deviation of one run, as published, for arms with one run.
         pattern: A regular expression with groups arm, arm2, seed, scale, task on the arms' names.
-        arm: The columns that name an arm together.
-        seed: The column of the seed.
-        task_column: The column of the task.
+        table: Which table or sheet of a file that has several: a number or a name.
+        arm: The columns that name an arm together; `columns`: each column of numbers is an arm;
+            `file`: each file is one.
+        seed: The columns that tell the runs of an arm apart.
+        block: The columns that cross the arms, such as a learning rate: pairs are inside of a
+        block.
+        task_column: The columns that name the task together.
         metric_column: The column of the metric.
-        value: The column of the value.
-        scale: The column of the scale, such as samples seen.
+        value: The columns of the values.
+        scale: The column of the scale, such as samples seen: compares at each value.
+        last: The column of steps or epochs: the last row of each run counts.
         samples: The column of the number of test samples.
+        unit: METRIC=share, percent or none, where the values do not say it.
+        markdown: Write the table and what is said below it here, for a pull request.
+        latex: Write the table here, for a paper (booktabs).
+        csv: Write a row for each arm and task here, with full precision.
+        svg: Write the interval plot here.
+        fail_on: worse, better, different or undecided: end with status 4 where an arm is so.
         page: Write the page here.
     """
-    one = (seed, task_column, metric_column, value, scale, samples)
-    told = [tuple(arm or ()), *((name,) if name else () for name in one)]
-    names = {role: columns for role, columns in zip(ROLES, told, strict=False) if columns}
+    told = {
+        "arm": arm, "seed": seed, "block": block, "task": task_column, "metric": metric_column,
+        "value": value, "scale": scale and [scale], "step": last and [last],
+        "test_size": samples and [samples],
+    }  # fmt: skip
+    names = {role: tuple(columns) for role, columns in told.items() if columns}
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
+    check_words(fail_on or ())
     if noise is not None and not 0 < noise < math.inf:
         raise ValueError(f"--noise is {noise}; it must be a standard deviation above 0")
-    if wrong := [text for text in where or () if "=" not in text]:
-        raise ValueError(f"--where {wrong[0]!r} must be COLUMN=VALUE")
-    chosen = tuple(text.partition("=")[::2] for text in where or ())
+    if not equivalence >= 0:
+        raise ValueError(f"--equivalence is {equivalence}; it must be at least 0")
+    units = dict(_pairs("--unit", unit))
+    for name, word in units.items():
+        if word not in ("share", "percent", "none"):
+            raise ValueError(f"--unit {name}={word}: the unit is share, percent or none")
     question = Question(
         baseline=baseline,
         task=task,
         metric=metric,
         lower=tuple(lower_is_better or ()),
+        higher=tuple(higher_is_better or ()),
+        units=units,
         without=tuple(without or ()),
         effect=effect,
         band=equivalence,
         noise=noise,
     )
     paths = [str(reader.shipped(path)) for path in (results, *more)]
-    decision = decide(
-        read_results(paths, Columns(names=names, where=chosen, pattern=pattern)), question
-    )
+    columns = Columns(names=names, where=_pairs("--where", where), pattern=pattern, table=table)
+    decision = decide(read_results(paths, columns), question)
     print("\n".join(decision_lines(decision)))
     if page is not None:
         text = render_decision(decision, Path(results).name, pages_beside(page))
         disk.write_bytes(page, text.encode())
         print(f"\npage: {page}")
+    for path, write in ((markdown, to_markdown), (latex, to_latex), (csv, to_csv), (svg, to_svg)):
+        if path is not None:
+            disk.write_bytes(path, write(decision).encode())
+            print(f"\nwritten: {path}")
+    arms = failed(decision, fail_on) if fail_on else []
+    if arms:
+        print(f"\n--fail-on {' '.join(fail_on or ())}: {', '.join(map(printable, arms))}")
     print_json(decision, as_json)
-    return 0
+    return FAILED_ON if arms else 0
+
+
+def _pairs(option: str, texts: list[str] | None) -> tuple[tuple[str, str], ...]:
+    """NAME=VALUE words; the name may hold `=` as little as the value may."""
+    pairs = []
+    for text in texts or ():
+        name, sign, value = text.rpartition("=") if option == "--unit" else text.partition("=")
+        if not sign:
+            raise ValueError(f"{option} {text!r} must be NAME=VALUE")
+        pairs.append((name, value))
+    return tuple(pairs)
 
 
 # --- mix ------------------------------------------------------------------------------------------
@@ -143,7 +200,8 @@ def mix(
     /,
     *,
     target: Annotated[list[str] | None, Words] = None,
-    higher_is_better: bool = False,
+    lower_is_better: Annotated[list[str] | None, Words] = None,
+    higher_is_better: Annotated[list[str] | None, Words] = None,
     samples_seen: str | None = None,
     max_repeats: float | None = None,
     rows: Annotated[list[str] | None, Words] = None,
@@ -158,7 +216,8 @@ def mix(
         metrics: The metrics of each run, where RUNS is a table.
         target: The metric of the ablation's primary task; of tables, metrics whose mean counts
             (default: its deciding metric; all of them).
-        higher_is_better: Of tables: more of the metrics is better.
+        lower_is_better: Of tables: metrics of which less is better, beside those named loss, bpb …
+        higher_is_better: Of tables: metrics of which more is better.
         samples_seen: Samples of the run that the blend is for.
         max_repeats: No source is repeated more often than this in that run.
         rows: Of tables: SOURCE=ROWS, what each source holds; tokens, where samples are tokens.
@@ -168,8 +227,13 @@ def mix(
     if max_repeats is not None and not max_repeats > 0:
         raise ValueError(f"--max-repeats is {max_repeats:g}; it must be above 0")
     if metrics is None:
-        if higher_is_better or rows:
-            raise ValueError("--higher-is-better and --rows are for tables; an ablation knows both")
+        if lower_is_better or higher_is_better or rows:
+            raise ValueError(
+                "--lower-is-better, --higher-is-better and --rows are for tables; an ablation "
+                "knows them"
+            )
+        if Path(runs).suffix in ENDINGS:
+            raise ValueError(f"{runs} needs a second table beside it, with the metrics of its runs")
         if len(target or ()) > 1:
             raise ValueError("--target names one metric of an ablation's primary task")
         from train.reporting.results import read_folder
@@ -181,7 +245,12 @@ def mix(
             name, _, text = word.rpartition("=")
             sizes[name] = _rows(f"--rows {word}", text)
         swarm = swarm_of_tables(
-            runs, metrics, targets=target or (), higher=higher_is_better, rows=sizes or None
+            runs,
+            metrics,
+            targets=target or (),
+            lower=lower_is_better or (),
+            higher=higher_is_better or (),
+            rows=sizes or None,
         )
     choice = choose_blend(swarm, samples, max_repeats)
     print("\n".join(blend_lines(choice)))
@@ -197,6 +266,21 @@ def _rows(option: str, text: str) -> int:
     if not str(number).isdigit() or not int(number):
         raise ValueError(f"{option} is {text!r}; it must be a whole number above 0, like 128k")
     return int(number)
+
+
+def regret_line(choice: BlendChoice) -> str:
+    """How far another average of the mixtures may be from the found one, and where that holds."""
+    if choice.regret is None or choice.regret_high is None:
+        return (
+            "How much better another blend may be is not said: so few runs cannot test the law. "
+            "Run more mixtures, or some of them with several seeds."
+        )
+    return (
+        f"The best average of mixtures that were run may be better than the found one: by "
+        f"{choice.regret:.2g} in the mean, with 95 % by {choice.regret_high:.2g} at most, if the "
+        "law holds but for pairs of sources that need or spoil each other and for the curve of "
+        "each source."
+    )
 
 
 def blend_lines(choice: BlendChoice) -> list[str]:
@@ -217,14 +301,9 @@ def blend_lines(choice: BlendChoice) -> list[str]:
     lines.append("")
     if choice.same_as:
         lines.append(f"The found blend is that of {' and '.join(choice.same_as)}.")
-    lines += [
-        f"The best average of mixtures that were run may be better than the found one: by "
-        f"{choice.regret:.2g} in the mean, with 95 % by {choice.regret_high:.2g} at most.",
-        f"Correlation of mixtures that a law had not seen with its prediction: {choice.skill:.2f}",
-    ]
-    if not choice.matters:
-        lines.append(
-            f"These runs do not show that the shares matter (p = {choice.p:.2g}): take any blend."
-        )
+    lines += [*choice.advice, regret_line(choice)]
+    lines.append(
+        f"Correlation of mixtures that a law had not seen with its prediction: {choice.skill:.2f}"
+    )
     lines += ["", "Read as:", *(f"  {note}" for note in choice.notes)] if choice.notes else []
     return lines

@@ -84,10 +84,11 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     span = high - low
     if not isfinite(span) or span <= 0:
         return [low]
-    step = 10 ** floor(log10(span / about))
+    step = 10.0 ** floor(log10(span / about))
     step *= min((m for m in (1, 2, 5, 10) if span / (step * m) <= about), default=10)
     first = -floor(-low / step + 1e-9)
-    return [round((first + i) * step, 12) for i in range(floor(high / step + 1e-9) - first + 1)]
+    numbers = range(first, floor(high / step + 1e-9) + 1)
+    return [float(f"{number * step:.12g}") for number in numbers]
 
 
 def number(value: float) -> str:

@@ -107,7 +107,7 @@ def test_the_page_for_results_of_runs(
         (console.ROOT / "docs/start/results.md").read_text().split("```text\n")[1].split("```")[0]
     )
     assert shown in printed
-    assert re.search(r"ImageNet 1k +s +13 of 15 +13 of 15, 0.87 \[0.60, 1.00\]", printed)
+    assert re.search(r"ImageNet 1k +s +16 of 20 +16 of 20, 0.80 \[0.52, 1.00\]", printed)
     assert "better than raw" in Path("out/verdicts.html").read_text()
 
 

@@ -1,13 +1,17 @@
 """Numbers and comparisons in words, the same in the terminal, the JSON and the page. Pure.
 
 Values have the unit of their metric: `share` (0 to 1; shown as percentages, differences as points),
-`nats` or `rank` (shown as they are).
+or another one, or none (shown as they are, with as many digits as their noise leaves: `Digits`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 
+from manifests.text import printable
 from train.ablation.names import NO_SEED
 from train.stats.analysis import ScorerScore, TaskResult
 from train.stats.comparison import MOST_SEEDS, Comparison, Power, Verdict
@@ -16,7 +20,11 @@ from train.stats.scales import SURE, ScaleAgreement, ScaleDecision
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"
-ROUNDING = 1e-12
+ROUNDING = 1e-12  # of the values: what is smaller is a rounding error
+SHOWN_POINTS = 0.05  # points of noise that one decimal of a share still shows
+# Half of an interval around a difference of 0.1 points or more, which itself can be seen
+SHOWN_BESIDE, SMALL_SHARE = 0.02, 0.001
+EXPONENT_BELOW, EXPONENT_FROM = 1e-4, 1e7  # numbers outside are written as 3.02e-05
 PHRASES: dict[Verdict, str] = {
     "better": "is better than",
     "worse": "is worse than",
@@ -25,29 +33,90 @@ PHRASES: dict[Verdict, str] = {
 }
 
 
-def percent(value: float | None, unit: str = "share") -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digits:
+    """How numbers that stand together are written: all end at the same power of ten, `last`.
+
+    factor: 100 for shares, which are shown as percentages. with_exponent: as 3.02e-05.
+    """
+
+    factor: float
+    last: int
+    with_exponent: bool = False
+
+    def write(self, value: float, *, sign: bool = False) -> str:
+        """The number, in the unit that is shown. sign: a positive number has one too."""
+        shown, plus = value * self.factor, "+" if sign else ""
+        if self.with_exponent and math.isfinite(shown):
+            rounded = Decimal(shown).quantize(Decimal((0, (1,), self.last)))
+            mantissa, _, power = f"{rounded:{plus}e}".partition("e")
+            text = f"{mantissa}e{int(power):+03}" if rounded else f"{plus}0"
+        else:
+            text = f"{shown:{plus}.{max(0, -self.last)}f}"
+        return MINUS + text[1:] if text.startswith("-") else text
+
+
+def digits_of(
+    unit: str, noise: float | None, values: Sequence[float], shown: float = SHOWN_POINTS
+) -> Digits:
+    """The digits of values that have this noise: an SD, or half of an interval. None: not known.
+
+    The noise has two digits where it begins with 10 to 35, otherwise one, so that rounding changes
+    it by at most a seventh (after the rule of the Particle Data Group). No digit before the point
+    is rounded away. Without a noise a number has four digits. Shares always have one decimal at
+    least, and more only where their noise is below `shown` points.
+    """
+    factor = 100.0 if unit == "share" else 1.0
+    largest = factor * max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if noise is not None and math.isfinite(noise) and factor * noise > ROUNDING * largest:
+        leading, exponent = _leading(factor * noise)
+        last = exponent - (leading < 3.55)
+        is_known = unit != "share" or factor * noise < shown
+    else:
+        last = _leading(largest)[1] - 3 if largest > 0 else 0
+        is_known = unit != "share"
+    if not is_known:
+        return Digits(factor=factor, last=-1)
+    with_exponent = largest > 0 and not EXPONENT_BELOW <= largest < EXPONENT_FROM
+    return Digits(factor=factor, last=last, with_exponent=with_exponent)
+
+
+def _leading(number: float) -> tuple[float, int]:
+    """A number above 0 as 1.00 to 9.99 times a power of ten, also where that is below 1e-308."""
+    mantissa, _, exponent = f"{number:.2e}".partition("e")
+    return float(mantissa), int(exponent)
+
+
+def percent(value: float | None, unit: str = "share", noise: float | None = None) -> str:
     """A value of a metric: a share as a percentage with one decimal; a dash for None."""
-    return DASH if value is None else _digits(value, unit, sign=False)
+    return DASH if value is None else _write(value, unit, noise)
 
 
 def in_unit(value: float | None, unit: str) -> str:
     """A value with its unit, as in a sentence: `12.3 %`."""
-    return f"{percent(value, unit)} {'%' if unit == 'share' else unit}"
+    return _with(percent(value, unit), "%" if unit == "share" else unit)
 
 
 def points(difference: float | None, unit: str = "share") -> str:
     """A difference, always with a sign: of shares in points, one decimal; a dash for None."""
-    return DASH if difference is None else _digits(difference, unit, sign=True)
+    return DASH if difference is None else _write(difference, unit, None, sign=True)
 
 
-def _digits(value: float, unit: str, *, sign: bool) -> str:
-    if abs(value) < ROUNDING:
+def in_points(size: float | None, unit: str) -> str:
+    """The size of a difference with its unit, as in a sentence: `1.7 points`. It is known as well
+    as noise is.
+    """
+    return _with(percent(size, unit, size), unit_of_difference(unit))
+
+
+def _with(text: str, unit: str) -> str:
+    return f"{text} {unit}" if unit else text
+
+
+def _write(value: float, unit: str, noise: float | None, *, sign: bool = False) -> str:
+    if abs(value) < ROUNDING and (unit == "share" or (sign and not noise)):
         value = 0.0  # no "−0.0" for a difference of rounding errors
-    if unit == "share":
-        text = f"{100 * value:+.1f}" if sign else f"{100 * value:.1f}"
-    else:
-        text = f"{value:+.3f}" if sign else f"{value:.3f}"
-    return text.replace("-", MINUS)
+    return digits_of(unit, noise, (value,)).write(value, sign=sign)
 
 
 def unit_of_difference(unit: str) -> str:
@@ -56,10 +125,16 @@ def unit_of_difference(unit: str) -> str:
 
 
 def interval(mean: float | None, low: float | None, high: float | None, unit: str = "share") -> str:
-    """A difference with its interval, `+4.1 [+2.9, +5.3]`, or without where there is none."""
-    if low is None or high is None:
+    """A difference with its interval, `+4.1 [+2.9, +5.3]`, or without where there is none: all with
+    the digits that the interval gives.
+    """
+    if mean is None or low is None or high is None:
         return points(mean, unit)
-    return f"{points(mean, unit)} [{points(low, unit)}, {points(high, unit)}]"
+    values = (mean, low, high)
+    shown = SHOWN_POINTS if abs(mean) < SMALL_SHARE else SHOWN_BESIDE
+    digits = digits_of(unit, (high - low) / 2, values, shown)
+    texts = [digits.write(value, sign=True) for value in values]
+    return f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
 def missed_gain(answer: Attribution) -> str:
@@ -70,15 +145,15 @@ def missed_gain(answer: Attribution) -> str:
     predicted, measured = (
         points(one.value, answer.unit) for one in (gain.predicted, gain.measured)
     )
-    unit = unit_of_difference(answer.unit)
+    unit = _with("", unit_of_difference(answer.unit))
     if gain.is_overshot:
         return (
-            f"The groups predict {predicted} {unit} and {answer.arm} gained {measured}: its shares "
+            f"The groups predict {predicted}{unit} and {answer.arm} gained {measured}: its shares "
             "are far from those of the mixtures, where more of the same helps less. The shares of "
             "the gain are those of the line."
         )
     return (
-        f"The groups predict {predicted} of the {measured} {unit} that {answer.arm} gained: it "
+        f"The groups predict {predicted} of the {measured}{unit} that {answer.arm} gained: it "
         "comes from what it selects inside of them; divide by another column."
     )
 
@@ -90,9 +165,10 @@ def difference(c: Comparison) -> str:
 
 def mean_and_sd(mean: float | None, sd: float | None, unit: str = "share") -> str:
     """`34.1 ± 1.0`, or `34.1` for one seed."""
-    if sd is None:
+    if sd is None or mean is None:
         return percent(mean, unit)
-    return f"{percent(mean, unit)} ± {percent(sd, unit)}"
+    digits = digits_of(unit, sd, (mean,))
+    return f"{digits.write(mean)} ± {digits.write(sd)}"
 
 
 def p_value(p: float, adjustment: str) -> str:
@@ -118,34 +194,39 @@ def could_have_seen(power: Power, unit: str) -> str:
     """What these runs could have shown at least."""
     if power.possible is not None and power.smallest > power.possible:
         return "these runs could have seen nothing: no difference can be as large as their noise"
-    return f"these runs could only have seen {percent(power.smallest, unit)} or more"
+    smallest = percent(power.smallest, unit, power.smallest)
+    return f"these runs could only have seen {smallest} or more"
 
 
-def power_texts(task: TaskResult, seeds: int) -> list[str]:
-    """The smallest visible difference, and how many seeds would see half of it."""
-    power, name = task.power, unit_of_difference(task.unit)
+def power_texts(task: TaskResult, seeds: int, word: str = "seeds") -> list[str]:
+    """The smallest visible difference, and how many seeds (or runs: `word`) would see half of
+    it.
+    """
+    power = task.power
     if power is None:
         return []
     first, half = (
-        f"The smallest visible difference is {percent(power.smallest, task.unit)} {name}: of "
-        f"ablations like this one, with {seeds} seeds, 80 % find such a true difference.",
+        f"The smallest visible difference is {in_points(power.smallest, task.unit)}: of "
+        f"ablations like this one, with {seeds} {word}, 80 % find such a true difference.",
         "Half of it",
     )
     if power.possible is not None and power.smallest > power.possible:
         first, half = (
-            f"Nothing can be seen with {seeds} seeds: no difference can be above "
-            f"{percent(power.possible, task.unit)} {name}, and the noise hides all of them.",
+            f"Nothing can be seen with {seeds} {word}: no difference can be above "
+            f"{in_points(power.possible, task.unit)}, and the noise hides all of them.",
             "Half of that",
         )
-    shown = f"{percent(power.half, task.unit)} {name}"
-    return [first, f"{half}, {shown}, {seeds_text(power.seeds_for_half)}."]
+    return [
+        first,
+        f"{half}, {in_points(power.half, task.unit)}, {seeds_text(power.seeds_for_half, word)}.",
+    ]
 
 
-def seeds_text(seeds: int | None) -> str:
+def seeds_text(seeds: int | None, word: str = "seeds") -> str:
     """How many seeds a difference needs, as the end of a sentence."""
     if seeds is None:
-        return f"is not seen by any number of seeds up to {MOST_SEEDS:,}"
-    return f"needs {seeds} seeds of each arm"
+        return f"is not seen by any number of {word} up to {MOST_SEEDS:,}"
+    return f"needs {seeds} {word} of each arm"
 
 
 def seed_name(seed: int) -> str:
@@ -180,8 +261,7 @@ def describe(comparison: Comparison, power: Power | None = None) -> str:
     c, unit = comparison, comparison.unit
     text = (
         f"{c.arm} {PHRASES[c.verdict]} {c.baseline} on {c.task}: "
-        f"{difference(c)} {unit_of_difference(unit)} "
-        f"({_runs(c)}, {adjusted(c)})"
+        f"{_with(difference(c), unit_of_difference(unit))} ({_runs(c)}, {adjusted(c)})"
     )
     if c.low is None:
         return f"{text}; nothing varies between these runs, so the noise is not known."
@@ -189,7 +269,7 @@ def describe(comparison: Comparison, power: Power | None = None) -> str:
         return f"{text}; {could_have_seen(power, unit)}."
     inside = c.low90 is not None and c.high90 is not None and -c.band < c.low90 < c.high90 < c.band
     if c.is_clear and inside:
-        band = percent(c.band, unit)
+        band = percent(c.band, unit, c.band)
         return f"{text}; it is inside the band of ±{band} that counts as equal."
     return f"{text}."
 
@@ -227,6 +307,62 @@ def scorer_caution(scorer: ScorerScore) -> str:
         f" The scorer is at chance on {s.task} ({in_unit(s.value, s.unit)} against "
         f"{in_unit(s.chance, s.unit)}): what it filtered says little about CLIP-score filtering."
     )
+
+
+# --- tables of a terminal -------------------------------------------------------------------------
+
+
+def cells(text: str) -> int:
+    """The cells of a terminal that a text takes: two for a wide character of East Asia."""
+    from rich.cells import cell_len  # where a table is printed: the trainer does without it
+
+    return cell_len(text)
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width` cells, broken at spaces and in words that are longer."""
+    lines: list[str] = []
+    for word in text.split(" "):
+        if lines and cells(lines[-1]) + 1 + cells(word) <= width:
+            lines[-1] += f" {word}"
+            continue
+        lines.append("")
+        for letter in word:
+            if lines[-1] and cells(lines[-1] + letter) > width:
+                lines.append("")
+            lines[-1] += letter
+    return lines
+
+
+def aligned(
+    rows: Sequence[Sequence[str]],
+    right: Collection[int] = (),
+    *,
+    indent: int = 0,
+    width: int | None = None,
+) -> list[str]:
+    """Rows of a table as lines, each column as wide as its cells and two spaces from the next.
+
+    Characters that a terminal would act on are shown as escapes. right: columns aligned to the
+    right. width: cells of a line (None: any number); a text of the first column that leaves no room
+    for the others has a line of its own, and the others follow in the next one.
+    """
+    shown = [[printable(text) for text in row] for row in rows]
+    columns = list(zip(*shown, strict=True))
+    widths = [max(map(cells, column)) for column in columns]
+    if width is not None and columns:
+        room = width - indent - sum(widths[1:]) - 2 * len(widths[1:])
+        widths[0] = max((size for text in columns[0] if (size := cells(text)) <= room), default=0)
+    lines, margin = [], " " * indent
+    for row in shown:
+        texts, is_long = [], cells(row[0]) > widths[0]
+        if is_long:
+            lines.append(f"{margin}{row[0]}".rstrip())
+        for number, text in enumerate(["", *row[1:]] if is_long else row):
+            space = " " * (widths[number] - cells(text))
+            texts.append(f"{space}{text}" if number in right else f"{text}{space}")
+        lines.append(f"{margin}{'  '.join(texts)}".rstrip())
+    return lines
 
 
 # --- scales ---------------------------------------------------------------------------------------
@@ -270,18 +406,16 @@ def runs_text(number: int) -> str:
     return "1 run" if number == 1 else f"{number} runs"
 
 
-def scale_texts(decisions: Sequence[ScaleDecision], most: int) -> list[str]:
+def scale_texts(
+    decisions: Sequence[ScaleDecision], most: int, width: int | None = None
+) -> list[str]:
     """How often a small scale decides as the largest one, as a table, and what that costs by the
-    headline metric. most: rows.
+    headline metric. most: rows. width: as of `aligned`.
     """
     if not decisions:
         return []
     rows = scale_rows(decisions)
-    widths = [max(map(len, column)) for column in zip(*rows[: most + 1], strict=True)]
-    texts = [scales_title(decisions)]
-    for row in rows[: most + 1]:
-        cells = [text.ljust(width) for text, width in zip(row, widths, strict=True)]
-        texts.append(f"  {'  '.join(cells)}".rstrip())
+    texts = [scales_title(decisions), *aligned(rows[: most + 1], indent=2, width=width)]
     if len(rows) - 1 > most:
         texts.append(f"  and {len(rows) - 1 - most} more, in --json and on the page")
     return [*texts, *(f"  {text}" for text in price_texts(decisions))]

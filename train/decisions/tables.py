@@ -1,22 +1,14 @@
-"""Results in the files that people have, as one table of measurements.
+"""Results of anyone as measurements, with an account of every row, column and cell.
 
-Long tables (a row for each value), wide ones (a column for each task), JSON of CLIP_benchmark,
-lm-eval and DataComp, and results.json of clipmill. A file is read as its content says. Which column
-is what is told or guessed; every guess is a note.
+Files become one table of columns (`forms`), each column gets one role (`roles`), and the cells of
+the values become measurements: arm, seed, block, task, metric, scale, value. What is left out is
+counted, what is guessed is a note, and what cannot be known is a question in one sentence.
 """
 
 from __future__ import annotations
 
-import codecs
-import csv
 import gc
-import gzip
-import io
-import itertools
-import json
-import math
 import re
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,94 +16,74 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from manifests import disk
 from manifests.layout import AblationLayout
 from train.config import configure
-
-Record = dict[str, Any]
-
-ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json")
-ROLES = (
-    "arm",
-    "seed",
-    "task",
-    "metric",
-    "value",
-    "scale",
-    "samples",
-    "higher_is_better",
-    "per_sample",
+from train.decisions.account import Account, ColumnRole, Count
+from train.decisions.cells import PERCENT_NOTE, SPREAD_NOTE, is_empty, is_missing, read_cell
+from train.decisions.forms import ERRORS, frame_of_bytes
+from train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
+from train.decisions.metric_names import is_known, name_facts, plain_name
+from train.decisions.roles import (
+    CROSSING,
+    NO_ARM,
+    Columns,
+    Roles,
+    are_whole,
+    group_codes,
+    name_role,
+    roles_of,
+    values_of,
 )
-# Names of columns, the likeliest first. Two columns may name an arm together.
-SYNONYMS: dict[str, tuple[tuple[str, ...], ...]] = {
-    "arm": (
-        ("arm",),
-        ("variant",),
-        ("treatment",),
-        ("recipe",),
-        ("method",),
-        ("model", "pretrained"),
-        ("name", "pretrained"),
-        ("group",),
-        ("run_name",),
-        ("name",),
-        ("run",),
-        ("run_id",),
-        ("model_name",),
-        ("model",),
-        ("pretrained",),
-        ("index",),
-        ("",),  # of pandas
-        ("unnamed_0",),
-    ),
-    "seed": (("seed",), ("random_seed",), ("train_seed",), ("replicate",), ("trial",)),
-    "task": (("task_name",), ("dataset",), ("task",), ("benchmark",), ("test_set",), ("key",)),
-    "metric": (("metric",), ("metric_name",), ("measure",)),
-    "value": (("value",), ("score",), ("result",), ("metric_value",)),
-    "scale": (("samples_seen",), ("tokens_seen",), ("scale",), ("tokens",), ("compute",)),
-    "samples": (("n_samples",), ("num_samples",), ("test_size",), ("test_samples",), ("n",)),
-    "higher_is_better": (("higher_is_better",), ("greater_is_better",), ("direction",)),
-    "per_sample": (("per_sample",), ("correct",)),
-}
+
+ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".xls", ".ods")
+TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt")  # of a folder that has none of the others
 COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns of a scale
-# Columns of wide tables that describe a run.
-SETTINGS = re.compile(
-    r"\w*(params|flops|macs|learning_rate|weight_decay|batch_size|runtime|timestamp|stderr)(_\w+)?|"
-    r"(\w+_)?(steps?|epochs?|iterations?|created|uuid|image_size|samples_seen|tokens|warmup)|"
-    r"index|id|rank|world_size|lr|wd|date|time|layers|(\w+_)?(width|dim)|(unnamed_\d+)?"
-)
-AVERAGES = re.compile(r"(^|_)(average|avg|mean|macro|overall|aggregated)(_|$)")
-LOWER = re.compile(
-    r"(^|_)(loss|nll|perplexity|ppl|error|err|bpb|bits|rank|mean_rank|fid|wer|mse|mae|ece)(_|$)"
-)
-# Metrics that are shares of samples, also where a table has them as percentages.
-SHARES = re.compile(
-    r"(^|_)(acc|accuracy|acc\d|top_?\d|recall|precision|f1|map|em|exact_match)(_|$)"
-)
-# Headline metrics, the likeliest first.
-HEADLINES = (
-    "main_metric",
-    "accuracy",
-    "acc1",
-    "acc",
-    "top1",
-    "acc_norm",
-    "exact_match",
-    "mean_recall_at_1",
-    "image_retrieval_recall_5",
-    "mean_average_precision",
-)
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
-# Numbers with commas: 12,345.6 and 12.345,6
-GROUPED = re.compile(r"\s*[-+]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?\s*%?\s*")
-GROUP_SIGN = r"[.'\s]"
-DECIMAL_COMMA = re.compile(rf"\s*[-+]?\d+({GROUP_SIGN}\d{{3}})*,\d+(e[-+]?\d+)?\s*%?\s*", re.I)
-SEED_IN_NAME = re.compile(r"^(?P<arm>.+?)[-_./ ]*(?:seed|rng)[-_=]?(?P<seed>\d+)$", re.IGNORECASE)
-TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
+SEED_IN_NAME = re.compile(
+    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial)[-_=# ]?"
+    r"(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
+)  # fmt: skip
+SEED_FIRST = re.compile(r"^(?:seed|run|rep|trial)[-_=# ]?(?P<seed>\d+)[-_./ ]+(?P<arm>.+)$", re.I)
+SHORT_SEED = re.compile(r"^(?P<arm>.+?)[-_./ ]+(?:s|r)?[-_]?(?P<seed>\d{1,4})$")
+IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
+SUMMARIES = re.compile(
+    r"(mean|avg|average|median|std|stdev|std\.? ?dev\.?|sd|stderr|sem|min|max|total|sum|"
+    r"overall|all|"
+    r"aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( ?\(.*\))?|"
+    r"(micro|macro|weighted|samples)[-_ ]?(avg|average|f1)?|\(?(micro|macro) avg\.?\)?)",
+    re.I,
+)
+SPREADS = re.compile(
+    r"std.*|sd|sem|stderr|±.*|mean ?[±/] ?(std|sd)|standard_?deviation|25%|75%", re.I
+)
+NOT_ENDED = re.compile(
+    r"(crash(ed)?|fail(ed|ure)?|kill(ed)?|error(ed)?|running|pending|queued|prun(ed|ing)|"
+    r"preempt(ed|ing)|abort(ed)?|cancel(l?ed)?|timed? ?out|timeout|oom|out of memory|stopped|"
+    r"interrupted|diverged|incomplete|unfinished|waiting|scheduled|resuming|invalid)",
+    re.I,
+)
+ENDED = re.compile(
+    r"(finished|completed?|success(ful|fully)?|succeeded|done|terminated|ok|okay|passed|ended)",
+    re.I,
+)
+STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
+HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
+LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
+TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
 SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
+SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a whole batch
+Codes = NDArray[np.int64]
+Record = dict[str, Any]
+NO_CODES: Codes = np.zeros(0, np.int64)
+NO_ACCOUNT = Account(
+    form="measurements", columns=(), metrics=(), rows=0, rows_used=0, rows_left_out=(), cells=0,
+    cells_used=0, cells_left_out=(),
+)  # fmt: skip
 
 
 class Measurement(NamedTuple):
@@ -119,6 +91,7 @@ class Measurement(NamedTuple):
 
     samples: of the test set, 0 where it is not known. higher: whether more is better, None where
     the file does not say. per_sample: the values whose mean is the value, where the file has them.
+    block: what crosses the arms, 0 where nothing does.
     """
 
     arm: str
@@ -130,62 +103,118 @@ class Measurement(NamedTuple):
     samples: int = 0
     higher: bool | None = None
     per_sample: np.ndarray | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Columns:
-    """What the user says of the columns: names for each role, and a pattern of the arms' names.
-
-    where: (column, value) of the rows that count; several values of one column are alternatives.
-    pattern: a regular expression with the groups arm and, as they are there, arm2 (which is joined
-    to it), seed, scale and task.
-    """
-
-    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    where: tuple[tuple[str, str], ...] = ()
-    pattern: str | None = None
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All measurements, the names of the scales, and what was guessed or left out. costs: scales
-    are what a run costs, samples or tokens seen.
+    """All measurements, in columns, and what was guessed or left out.
+
+    arms, tasks, metrics: the names; arm_N …: the place of each measurement's name. seed_N: run
+    numbers. scales: {number: name}. higher_N: 1, 0, or -1 where the file does not say. costs:
+    scales are what a run costs, samples or tokens seen. paired: runs of one seed belong together;
+    else the runs of an arm have no order. blocks: names of what crosses the arms. seeds: names of
+    seeds that are no whole numbers. shares: tasks or metrics whose cells have percent signs.
+    account: what became of rows, columns and cells.
+    one_arm: why there is one arm only, with the columns that could name it.
     """
 
-    rows: tuple[Measurement, ...]
+    arms: tuple[str, ...]
+    tasks: tuple[str, ...]
+    metrics: tuple[str, ...]
+    arm_N: Codes
+    seed_N: Codes
+    task_N: Codes
+    metric_N: Codes
+    value_N: NDArray[np.float64]
+    scale_N: NDArray[np.float64]
+    samples_N: Codes
+    higher_N: Codes
+    block_N: Codes
     scales: dict[float, str]
     notes: tuple[str, ...]
+    per_sample: tuple[np.ndarray | None, ...] | None = None
     costs: bool = False
+    paired: bool = True
+    blocks: tuple[str, ...] = ()
+    seeds: dict[int, str] = field(default_factory=dict)
+    shares: frozenset[str] = frozenset()
+    account: Account = NO_ACCOUNT
+    one_arm: str = ""
+
+    @classmethod
+    def of(cls, rows: Iterable[Measurement], **more: Any) -> Results:
+        """The same measurements, one by one."""
+        listed = list(rows)
+        codes: dict[str, Codes] = {}
+        names: dict[str, tuple[str, ...]] = {}
+        for key in ("arm", "task", "metric"):
+            known: dict[str, int] = {}
+            texts = [str(getattr(row, key)) for row in listed]
+            codes[key] = np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
+            names[key] = tuple(known)
+        scales = {row.scale: f"{row.scale:g}" for row in listed}
+        has_lists = any(row.per_sample is not None for row in listed)
+        return cls(
+            arms=names["arm"],
+            tasks=names["task"],
+            metrics=names["metric"],
+            arm_N=codes["arm"],
+            seed_N=np.array([row.seed for row in listed], np.int64),
+            task_N=codes["task"],
+            metric_N=codes["metric"],
+            value_N=np.array([row.value for row in listed], np.float64),
+            scale_N=np.array([row.scale for row in listed], np.float64),
+            samples_N=np.array([row.samples for row in listed], np.int64),
+            higher_N=np.array(
+                [-1 if r.higher is None else int(r.higher) for r in listed], np.int64
+            ),
+            block_N=np.array([row.block for row in listed], np.int64),
+            per_sample=tuple(row.per_sample for row in listed) if has_lists else None,
+            **({"scales": scales, "notes": ()} | more),
+        )
+
+    @property
+    def rows(self) -> tuple[Measurement, ...]:
+        """The measurements one by one."""
+        return tuple(self.row(n) for n in range(len(self.value_N)))
+
+    def row(self, n: int) -> Measurement:
+        return Measurement(
+            self.arms[self.arm_N[n]],
+            int(self.seed_N[n]),
+            self.tasks[self.task_N[n]],
+            self.metrics[self.metric_N[n]],
+            float(self.value_N[n]),
+            float(self.scale_N[n]),
+            int(self.samples_N[n]),
+            None if self.higher_N[n] < 0 else bool(self.higher_N[n]),
+            None if self.per_sample is None else self.per_sample[n],
+            int(self.block_N[n]),
+        )
 
 
-def read_results(paths: Sequence[str], columns: Columns = Columns()) -> Results:
-    """The measurements of files and folders. ValueError where they are no results, in one line."""
-    notes: list[str] = []
+def read_results(paths: Sequence[str], columns: Columns | None = None) -> Results:
+    """The measurements of files and folders. ValueError where they are no results, or where a
+    question is open, in one line.
+    """
     gc.disable()  # of a million rows the collector would take as long as all else
     try:
-        records = _chosen(records_of(paths, notes), columns.where)
-        roles = _roles(records, columns, notes)
-        table = _by_role(records, roles, notes)
-        _name(table, columns, notes)
-        scales = _scale_numbers(table["scale"])
-        _number_seeds(table, notes)
-        rows = _measurements(table, scales, notes)
+        return _Reading(columns or Columns()).read(paths)
     finally:
         gc.enable()
-    return Results(
-        rows=tuple(rows),
-        scales={number: text for text, number in scales.items()},
-        notes=tuple(dict.fromkeys(notes)),
-        costs=any(plain_name(name) in COSTS for name in roles.get("scale", ())),
-    )
 
 
-# --- files to records -----------------------------------------------------------------------------
+# --- files ----------------------------------------------------------------------------------------
 
 
-def records_of(paths: Sequence[str], notes: list[str]) -> list[Record]:
-    """The rows of all files, each with the key `file`."""
-    files = [file for path in paths for file in _files(path)]
+def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
+    """The table of each file, with its column `file`."""
+    files, others = [], []
+    for path in paths:
+        of_path, is_folder = _files(path)
+        files += of_path
+        others += of_path if is_folder else []
     if not files:
         raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(ENDINGS)}")
     labels = _labels(files)
@@ -194,45 +223,75 @@ def records_of(paths: Sequence[str], notes: list[str]) -> list[Record]:
     for file, label in zip(files, labels, strict=True):
         if again[sizes.get(file, "")] > 1:  # something else tells them apart
             sizes[file] += f" {label}" if sizes[file] else ""
-    records: list[Record] = []
+    frames: list[Frame] = []
+    skipped = []
     for file, label in zip(files, labels, strict=True):
         try:
-            rows = _rows_of(_bytes_of(file), notes)
-        except (OSError, EOFError, ValueError, csv.Error, zlib.error) as error:
+            frame = frame_of_bytes(_bytes_of(file), table)
+        except ERRORS as error:
+            if file in others and len(files) > 1:
+                skipped.append(f"{label} ({error})")
+                continue
             raise ValueError(f"{file}: {error}") from None
-        for row in rows:
-            row.setdefault("file", label)
-            if samples := sizes.get(file):
-                row["samples_seen"] = samples
-        records += rows
-    if not records:
+        frame.add("file", label)
+        if samples := sizes.get(file):
+            frame.add("samples_seen", samples)
+        _see_history(frame)
+        frames.append(frame)
+    if not frames:
+        raise ValueError(f"{', '.join(paths)}: no file holds results: {skipped[0]}")
+    if skipped:
+        shown = "; ".join(skipped[:3])
+        frames[0].notes.append(f"left out: {len(skipped)} files that hold no table: {shown[:300]}")
+    if not sum(frame.rows for frame in frames):
         raise ValueError(f"{', '.join(paths)}: there is no row")
-    return records
+    return frames
 
 
-def _files(path: str) -> list[str]:
-    """The path, or the files of results in its folder."""
+def records_of(paths: Sequence[str], notes: list[str]) -> list[Record]:
+    """The rows of all files, each with the key `file`."""
+    frame = joined(frames_of(paths))
+    notes += frame.notes
+    cells = []
+    for column in frame.columns.values():
+        values = [text_of(v) if isinstance(v, str) else v for v in column.values]
+        cells.append([values[code] for code in column.codes.tolist()])
+    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*cells, strict=True)]
+
+
+def _files(path: str) -> tuple[list[str], bool]:
+    """The path, or the files of results in its folder; whether it is one."""
     if path.startswith(("http://", "https://")):
-        return [path]
+        return [path], False
     if not disk.exists(path):
         raise ValueError(f"{path} does not exist")
     if not disk.is_url(path) and not disk.local_path(path).is_dir():
-        return [path]
+        return [path], False
     fs, name = disk.filesystem(path)
     if not fs.isdir(name):
-        return [path]
+        return [path], False
     layout = AblationLayout(path)
     if disk.exists(layout.ablation_json) and disk.exists(layout.results_json):
         names = disk.list_names(layout.scales) if disk.exists(layout.scales) else []
         smaller = [AblationLayout(disk.join(layout.scales, n)).results_json for n in names]
-        return [*filter(disk.exists, smaller), layout.results_json]
+        return [*filter(disk.exists, smaller), layout.results_json], False
     paths = sorted(
         fs.unstrip_protocol(each) if disk.is_url(path) else each for each in fs.find(name)
     )
     if own := [each for each in paths if _samples_seen(each)]:
-        return own  # of ablations, not their other files
-    found = [each for each in paths if each.lower().removesuffix(".gz").endswith(ENDINGS)]
-    return [each for each in found if not Path(each).name.startswith("samples_")]  # of lm-eval
+        return own, False  # of ablations, not their other files
+    for endings in (ENDINGS, TEXT_ENDINGS):
+        found = [each for each in paths if each.lower().removesuffix(".gz").endswith(endings)]
+        if found := [each for each in found if not Path(each).name.startswith("samples_")]:
+            return found, True  # samples_ are of lm-eval
+    for sign, what, way in (
+        (".wandb", "W&B's folder of runs", "export the table of runs as CSV"),
+        ("tfevents", "TensorBoard's files of events", "download the scalars as CSV, a file a run"),
+        (".db", "a folder with a database", "export its table as CSV"),
+    ):
+        if any(sign in Path(each).name for each in paths):
+            raise ValueError(f"{path} is {what}: {way}")
+    return [], True
 
 
 def _samples_seen(file: str) -> str:
@@ -249,28 +308,7 @@ def _samples_seen(file: str) -> str:
 
 def _bytes_of(file: str) -> bytes:
     """Of a URL, a file or a pipe."""
-    data = disk.read_bytes(file) if disk.is_url(file) else disk.local_path(file).read_bytes()
-    return gzip.decompress(data) if data.startswith(b"\x1f\x8b") else data
-
-
-def _chosen(records: list[Record], where: Sequence[tuple[str, str]]) -> list[Record]:
-    """The records that `where` chooses."""
-    told: dict[str, set[str | float]] = {}
-    for name, value in where:
-        if not any(name in row for row in records):
-            raise ValueError(f"--where {name}={value}: there is no column {name!r}")
-        number = _number(value)
-        told.setdefault(name, set()).update([value] if number is None else [value, number])
-    for name, values in told.items():
-        records = [
-            row
-            for row in records
-            if str(row.get(name)) in values or _number(row.get(name)) in values
-        ]
-    if not records:
-        shown = " ".join(f"{name}={value}" for name, value in where)
-        raise ValueError(f"--where {shown} leaves no row")
-    return records
+    return disk.read_bytes(file) if disk.is_url(file) else disk.local_path(file).read_bytes()
 
 
 def _labels(files: Sequence[str]) -> list[str]:
@@ -295,318 +333,890 @@ def _shared(rows: Sequence[Sequence[str]]) -> int:
     return alike.index(False) if False in alike else len(alike)
 
 
-def _rows_of(data: bytes, notes: list[str]) -> list[Record]:
-    """The rows of Parquet, JSON, JSON lines or a text table, as the content says."""
-    if data.startswith(b"PAR1"):
-        from pyarrow import BufferReader, parquet
-
-        rows: list[Record] = parquet.read_table(BufferReader(data)).to_pylist()
-        return [_flat(row) for row in rows]
-    text = _text_of(data, notes)
-    if not text.lstrip().startswith(("{", "[")):
-        return _table_rows(text, notes)
-    try:
-        document = json.loads(text)
-    except json.JSONDecodeError as error:
-        lines = [line for line in text.split("\n") if line.strip()]
-        if error.msg != "Extra data":
-            raise
-        document = []
-        for number, line in enumerate(lines, 1):
-            try:
-                document.append(json.loads(line))
-            except json.JSONDecodeError as inner:
-                raise ValueError(f"line {number}: {inner}") from None
-    return [_flat(row) for row in _json_rows(document)]
-
-
-def _text_of(data: bytes, notes: list[str]) -> str:
-    """UTF-8, UTF-16 with its mark, or else Windows-1252, which holds Latin-1."""
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return data.decode("utf-16")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        notes.append("text: read as Windows-1252, as it is not UTF-8")
-        return data.decode("cp1252", errors="replace")
-
-
-def _table_rows(text: str, notes: list[str]) -> list[Record]:
-    """The rows of a table of CSV, TSV or Markdown."""
-    text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
-    header = text.lstrip().split("\n", 1)[0]
-    delimiter = max(",;\t|", key=header.count)
-    csv.field_size_limit(2**31 - 1)
-    lines = [
-        line for line in csv.reader(io.StringIO(text, newline=""), delimiter=delimiter) if line
-    ]
-    names = [name.strip() for name in lines[0]] if lines else []
-    if again := [name for name, count in Counter(names).items() if name and count > 1]:
-        raise ValueError(f"two columns have the name {again[0]!r}")
-    for number, line in enumerate(lines[1:], 2):
-        if len(line) > len(names) and any(line[len(names) :]):
-            raise ValueError(f"row {number} has more fields than the header")
-    rows: list[Record] = [dict(zip(names, line, strict=False)) for line in lines[1:]]
-    if "Step" in names and any(TRACKED.match(name) for name in names):
-        return _tracked_rows(rows)
-    if delimiter != "," or '"' in text:
-        for name in names:
-            _settle_commas(name, rows, delimiter, notes)
-    return rows
-
-
-def _settle_commas(name: str, rows: list[Record], delimiter: str, notes: list[str]) -> None:
-    """Takes the commas out of a column's numbers: they group digits, or are the decimal point."""
-    cells = [row for row in rows if "," in row.get(name, "")]
-    if not cells:
+def _see_history(frame: Frame) -> None:
+    """Marks a file that is what one run left behind step by step: a step that never falls, and no
+    column of text that changes.
+    """
+    if frame.history or frame.rows < 2:
         return
-    if delimiter != ";" and all(GROUPED.fullmatch(row[name]) for row in cells):
-        notes.append(f"{name}: its commas group digits")
-        for row in cells:
-            row[name] = row[name].replace(",", "")
-    elif all(DECIMAL_COMMA.fullmatch(row[name]) for row in cells):
-        notes.append(f"{name}: its comma is the decimal point")
-        for row in cells:
-            row[name] = re.sub(GROUP_SIGN, "", row[name]).replace(",", ".")
-
-
-def _tracked_rows(rows: Sequence[Record]) -> list[Record]:
-    """W&B's export of a chart, `RUN - METRIC` by step: the last value of each run and metric."""
-    last: dict[str, str] = {}
-    for row in rows:
-        last |= {name: cell for name, cell in row.items() if not _is_empty(cell)}
-    found = [(TRACKED.match(name), cell) for name, cell in last.items()]
-    return [{"run": m["run"], "task": m["metric"], "value": cell} for m, cell in found if m]
-
-
-def _json_rows(document: Any) -> list[Record]:
-    """The rows of a document: lm-eval's, clipmill's results.json, a list, or one row."""
-    if isinstance(document, list):
-        if wrong := [row for row in document if not isinstance(row, dict)]:
-            raise ValueError(f"an item is no object: {str(wrong[0])[:40]!r}")
-        return document
-    if not isinstance(document, dict):
-        raise ValueError("it holds neither an object nor a list of objects")
-    if isinstance(document.get("runs"), dict) and "ablation_hash" in document:
-        return _own_rows(document["runs"])
-    inner = list(document.values())
-    if inner and all(isinstance(each, list) for each in inner):  # columns
-        return [dict(zip(document, row, strict=True)) for row in zip(*inner, strict=True)]
-    if inner and all(isinstance(each, dict) and "0" in each for each in inner):  # pandas' columns
-        return [{name: document[name].get(row) for name in document} for row in inner[0]]
-    results = document.get("results")
-    if isinstance(results, dict) and all(isinstance(each, dict) for each in results.values()):
-        return _lm_eval_rows(document, results)
-    return [document]
-
-
-def _own_rows(runs: Mapping[str, Any]) -> list[Record]:
-    rows = []
-    for arm, seeds in runs.items():
-        for seed, tasks in seeds.items():
-            for task, metrics in tasks.items():
-                rows.append({"arm": arm, "seed": seed, "task": task, "metrics": metrics})
-    return rows
-
-
-def _lm_eval_rows(document: Record, results: Mapping[str, Any]) -> list[Record]:
-    """One row for each task, metric and filter of lm-eval; its groups are left out."""
-    config = document.get("config") or {}  # its random_seed is of the evaluation, not of training
-    arm = document.get("model_name") or config.get("model_args")
-    directions = document.get("higher_is_better") or {}
-    groups = document.get("groups") or {}
-    sizes = document.get("n-samples") or {}
-    rows = []
-    for task, metrics in results.items():
-        if task in groups:
+    steps = [
+        name
+        for name in frame.columns
+        if STEP.fullmatch(plain_name(name)) and not re.match(r"(config|params?)[./]", name)
+    ]
+    for name in sorted(steps, key=lambda each: "step" not in plain_name(each)):
+        numbers = frame.columns[name].numbers()
+        numbers = numbers[~np.isnan(numbers)]
+        if len(np.unique(numbers)) < 2 or (np.diff(numbers) < 0).any():
             continue
-        for name, value in metrics.items():
-            metric, _, part = name.partition(",")
-            if metric.endswith("_stderr") or not _is_number(value):
-                continue
-            row = {"task": task, "metric": metric, "value": value}
-            row |= {} if part in ("", "none") else {"metric": f"{metric} ({part})"}
-            row |= {"arm": str(arm)} if arm else {}
-            higher = (directions.get(task) or {}).get(metric)
-            row |= {"higher_is_better": higher} if higher is not None else {}
-            size = (sizes.get(task) or {}).get("effective")
-            row |= {"n_samples": size} if size else {}
-            rows.append(row)
-    return rows
+        for other, column in frame.columns.items():
+            words = [value for value in column.present() if isinstance(value, str)]
+            words = [
+                word for word in words if read_cell(word).value is None and not is_missing(word)
+            ]
+            is_split = re.fullmatch(r"mode|phase|split|type", plain_name(other)) is not None
+            if (
+                other not in ("file", name)
+                and len(words) > 1
+                and not is_split
+                and not _are_times(words)
+            ):
+                return
+        frame.history = name
+        for other, column in frame.columns.items():
+            present = column.present()
+            if (
+                len(present) == 1
+                and not is_known(other)
+                and not isinstance(present[0], list | dict)
+            ):
+                frame.columns[other] = Column(present, np.zeros(frame.rows, np.int32))
+        return
 
 
-def _flat(row: Record) -> Record:
-    """A row without nesting, but for `metrics`: {"config": {"seed": 1}} has the key config.seed."""
-    flat: Record = {}
-    for key, value in row.items():
-        if isinstance(value, dict) and key != "metrics":
-            flat |= {f"{key}.{inner}": each for inner, each in _flat(value).items()}
-        else:
-            flat[key] = value
-    return flat
-
-
-# --- which column is what -------------------------------------------------------------------------
-
-
-def plain_name(name: str) -> str:
-    """A column's name in lower case, words joined by _, without the prefixes of trackers."""
-    text = re.sub(r"^(config|summary|params|hparams|args)[./]", "", name.lower())
-    return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
-
-
-def _roles(
-    records: Sequence[Record], columns: Columns, notes: list[str]
-) -> dict[str, tuple[str, ...]]:
-    """{role: its columns}, as told or guessed."""
-    names = list(dict.fromkeys(key for row in records for key in row))
-    unknown = [one for told in columns.names.values() for one in told if one not in names]
-    if unknown:
-        shown = ", ".join(str(name) for name in names[:40])
-        raise ValueError(f"there is no column {unknown[0]!r} (of {shown})")
-    roles = dict(columns.names)
-    taken = {name for told in roles.values() for name in told}
-    plain: dict[str, str] = {}
-    for name in names:
-        plain.setdefault(plain_name(str(name)), name)
-    several_files = any(row["file"] != records[0]["file"] for row in records)
-    for role in ROLES:
-        if role in roles:
+def _series(frames: Sequence[Frame]) -> str:
+    """A column that rises from row to row in every file, so that its rows may be points of one
+    run; ""
+    where there is none.
+    """
+    if len(frames) < 2 or min(frame.rows for frame in frames) < LEAST_SERIES:
+        return ""
+    for name in frames[0].columns:
+        if (
+            name == "file"
+            or not plain_name(name)
+            or any(name not in frame.columns for frame in frames)
+        ):
             continue
-        constant: tuple[str, ...] = ()
-        for together in SYNONYMS[role]:
-            found = tuple(plain[one] for one in together if one in plain)
-            if len(found) < len(together) or taken & set(found):
-                continue
-            if role != "arm" or _tells_arms(records, found):
-                roles[role] = found
+        steps = [np.diff(frame.columns[name].numbers()) for frame in frames]
+        if all(len(one) and (one > 0).all() for one in steps) and not all(
+            (one == 1).all() for one in steps
+        ):
+            return name
+    return ""
+
+
+def _are_times(words: Sequence[str]) -> bool:
+    return all(re.match(r"\d{4}-\d\d-\d\d|\d{1,3}:\d\d", word) for word in words[:50])
+
+
+# --- one table to measurements --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Cells:
+    """Cells of values: the row of each, the name of its column, and what it says."""
+
+    row_N: Codes
+    name_N: Codes
+    names: list[str]
+    value_N: NDArray[np.float64]
+
+    def taken(self, kept_N: NDArray[Any]) -> _Cells:
+        return _Cells(self.row_N[kept_N], self.name_N[kept_N], self.names, self.value_N[kept_N])
+
+
+class _Reading:
+    """The steps from files to measurements, and what each of them leaves out.
+
+    frame: the rows that count so far. roles: of its columns. cells: the values that count so far.
+    table: {role: a text for each of these values}.
+    """
+
+    def __init__(self, told: Columns) -> None:
+        self.told = told
+        self.notes: list[str] = []
+        self.rows_out: Counter[str] = Counter()
+        self.cells_out: Counter[str] = Counter()
+        self.rows = self.attempted = 0
+        self.no_numbers: dict[str, Counter[str]] = {}
+        self.shares: set[str] = set()
+        self.frame = Frame({}, 0)
+        self.roles = Roles()
+        self.cells = _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
+        self.table: dict[str, Column] = {}
+
+    def read(self, paths: Sequence[str]) -> Results:
+        frames = frames_of(paths, self.told.table)
+        try:
+            return self._read(frames)
+        except ValueError as error:
+            name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
+            raise ValueError(f"{name}: {error}") from None
+
+    def _read(self, frames: list[Frame]) -> Results:
+        series, several = _series(frames), len(frames) > 1
+        self.frame = joined(frames)
+        self.notes += self.frame.notes
+        self.rows_out.update(self.frame.left_out)
+        self.rows = self.frame.rows + sum(self.frame.left_out.values())
+        self._choose()
+        self.roles = roles_of(self.frame, self.told, several)
+        self._check_series(series)
+        for name in self.roles.of("state"):
+            self._leave_out_unended(name)
+        self._choose_split()
+        self._leave_out_summaries()
+        self._leave_out_nameless()
+        self._take_values()
+        self._take_names()
+        scales = self._scales()
+        self._take_last_steps()
+        return self._measured(scales)
+
+    def _keep_rows(self, kept: Mask, reason: str) -> None:
+        if not kept.all():
+            self.rows_out[reason] += int((~kept).sum())
+            self.frame = self.frame.taken(kept)
+
+    def _keep_cells(self, kept: Mask, reason: str = "") -> None:
+        """reason: of all that leave; "" where they are counted already."""
+        if kept.all():
+            return
+        if reason:
+            self.cells_out[reason] += int((~kept).sum())
+        self.cells = self.cells.taken(kept)
+        self.table = {role: column.taken(kept) for role, column in self.table.items()}
+
+    def _shown(self, name: str) -> str:
+        return f"{name!r} ({values_of(self.frame.columns[name])})"
+
+    # rows
+
+    def _choose(self) -> None:
+        """The rows that `where` chooses."""
+        before, told = self.frame, dict[str, set[Any]]()
+        for name, value in self.told.where:
+            if name not in before.columns:
+                shown = ", ".join(each for each in list(before.columns)[:40] if each != "file")
+                raise ValueError(
+                    f"--where {name}={value}: there is no column {name!r} (of {shown})"
+                )
+            told.setdefault(name, set()).update([value, read_cell(value).value])
+        for name, values in told.items():
+            kept = self.frame.columns[name].is_in(values - {None})
+            self._keep_rows(kept, f"not chosen by --where {name}")
+        if not self.frame.rows:
+            shown = " ".join(f"{name}={value}" for name, value in self.told.where)
+            there = "; ".join(f"{name} has {values_of(before.columns[name])}" for name in told)
+            raise ValueError(f"--where {shown} leaves no row ({there})")
+
+    def _check_series(self, series: str) -> None:
+        """ValueError, a question, where the rows of each file may be points of one run."""
+        roles = self.roles
+        is_open = roles.arm == ("file",) and not self.frame.history and not self.told.names
+        if series and is_open and not (roles.seed or roles.block or roles.scale or roles.task):
+            raise ValueError(
+                f"the rows of each file rise by {self._shown(series)}: are they points of one run "
+                f"(--last {series}) or runs (--seed {series})?"
+            )
+
+    def _leave_out_unended(self, name: str) -> None:
+        """Leaves out runs that did not end, by a column of their state."""
+        column = self.frame.columns[name].texts()
+        present = {text.lower() for text in column.present()}
+        others = {text for text in present if ENDED.fullmatch(text)} - HALF_ENDED
+        plain = plain_name(name).removeprefix("sys_")
+        are_answers = present <= {"true", "false", "0", "1", "yes", "no"}
+        bad, unknown = [], []
+        for text in column.present():
+            word = text.lower().replace("_", " ")
+            if plain in ("exit_code", "returncode"):
+                is_bad = text not in ("0", "0.0")
+            elif plain in ("crashed", "failed"):
+                is_bad = word in ("true", "1", "yes")
+            elif are_answers:
+                is_bad = word in ("false", "0", "no")
+            else:
+                is_bad = NOT_ENDED.fullmatch(word) is not None or (
+                    word in HALF_ENDED and bool(others)
+                )
+                unknown += [text] if not is_bad and not ENDED.fullmatch(word) else []
+            bad += [text] if is_bad else []
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:4]))
+            self.notes.append(f"{name}: {shown} is taken for a run that ended")
+        if column.is_in(bad).all():
+            raise ValueError(f"no run ended: {name!r} is {values_of(column)} in every row")
+        for text in bad:
+            kept = ~self.frame.columns[name].is_in({text})
+            self._keep_rows(kept, f"of runs that did not end ({name} is {text!r})")
+
+    def _choose_split(self) -> None:
+        """The rows of the test set, where a column names several splits."""
+        name = self.roles.split
+        words = self.frame.columns[name].texts().present() if name else []
+        if len(words) < 2:
+            return
+        for wanted in (
+            {"test", "testing"},
+            {"val", "valid", "validation", "dev", "eval", "evaluation"},
+        ):
+            tests = [word for word in words if wanted & set(re.split(r"[^a-z]+", word.lower()))]
+            if len(tests) == 1:
+                others = ", ".join(word for word in words if word != tests[0])
+                self.notes.append(f"{name}: the rows of {tests[0]!r} count (--where {name}=…)")
+                kept = self.frame.columns[name].is_in(tests)
+                self._keep_rows(kept, f"of another split ({others})")
+                return
+            if tests:
                 break
-            constant = constant or found
-        if constant and role not in roles and not several_files:
-            roles[role] = constant
-        taken |= set(roles.get(role, ()))
-    if "value" in roles and not any(
-        _number(row.get(roles["value"][0])) is not None for row in records
-    ):
-        example = records[0].get(roles["value"][0])
-        notes.append(f"column {roles['value'][0]!r} holds no number, such as {example!r}")
-        del roles["value"]
-    for role, told in roles.items():
-        if role not in columns.names:
-            notes.append(f"{role}: column {' + '.join(map(repr, told))}")
-    if "arm" not in roles:
-        roles["arm"] = ("file",)
-        notes.append("arm: the name of the file")
-    return roles
+        self.roles.task = (*self.roles.task, name)
+        self.roles.given[name] = ("task", "splits are parts of the task")
 
+    def _leave_out_summaries(self) -> None:
+        """Leaves out rows that are means or deviations of others."""
+        roles = self.roles
+        parts = {"seed": roles.seed, "arm": roles.arm, "task": roles.task, "block": roles.block}
+        for what, names in parts.items():
+            for name in names:
+                texts = self.frame.columns[name].texts().present()
+                summaries = {text for text in texts if SUMMARIES.fullmatch(text)}
+                if what == "arm" and not any(SPREADS.fullmatch(text) for text in summaries):
+                    continue  # an arm may be called all, sum or mean
+                if name != "file" and len(texts) - len(summaries) > 1:
+                    shown = ", ".join(sorted(summaries)[:4])
+                    kept = ~self.frame.columns[name].is_in(summaries)
+                    self._keep_rows(kept, f"that summarise other rows ({what} {shown})")
 
-def _tells_arms(records: Sequence[Record], names: tuple[str, ...]) -> bool:
-    """Whether columns that may name the arm have several values, which are not those of an index
-    without a name.
-    """
-    first = _text(records[0], names)
-    if not plain_name(names[0]).removeprefix("unnamed_0") and _number(first) is not None:
-        return False
-    return any(_text(row, names) != first for row in records)
+    def _leave_out_nameless(self) -> None:
+        """Leaves out rows without an arm, and rows without a seed where others have one."""
+        for names, what in ((self.roles.arm, "an arm"), (self.roles.seed, "a seed")):
+            there = np.zeros(self.frame.rows, bool)
+            for name in names:
+                there |= self.frame.columns[name].where(
+                    lambda value: text_of(value).lower() not in NO_ARM
+                )
+            if names and what == "a seed" and not there.any():
+                self.roles.seed = ()
+            elif names:
+                shown = " and ".join(map(repr, names))
+                self._keep_rows(there, f"without {what} ({shown} blank)")
+        if not self.frame.rows:
+            raise ValueError("no row names an arm: give the column with --arm")
 
+    # values
 
-def _by_role(
-    records: Sequence[Record], roles: dict[str, tuple[str, ...]], notes: list[str]
-) -> dict[str, list[Any]]:
-    """A column for each role, with an item for each value; texts, "" where there is nothing.
+    def _take_values(self) -> None:
+        """The cells of all columns of values that are numbers; the others are counted."""
+        parts: list[_Cells] = []
+        understood: Counter[str] = Counter()
+        for name in self.roles.values:
+            column = self.frame.columns[name]
+            if any(isinstance(value, dict) for value in column.values):
+                parts.append(self._of_dictionaries(column))
+                continue
+            self.attempted += self.frame.rows
+            units = Counter[str]()
+            counts = column.counts().tolist()
+            for value, cell, count in zip(column.values, column.cells, counts, strict=True):
+                if count and cell.value is None:
+                    self._no_number(value, count, name)
+                elif count:
+                    units[cell.unit] += count
+                    understood[cell.note] += count
+                    self.shares |= {name} if cell.note == PERCENT_NOTE else set()
+            if len(units) > 1:
+                shown = ", ".join(unit or "none" for unit in units)
+                raise ValueError(f"column {name!r} has numbers with several units ({shown})")
+            numbers = column.numbers()
+            there = np.flatnonzero(~np.isnan(numbers))
+            parts.append(_Cells(there, np.zeros(len(there), np.int64), [name], numbers[there]))
+        self.cells = _joined_cells(parts)
+        if not len(self.cells.value_N):
+            raise ValueError("no value is a finite number")
+        for note, count in understood.items():
+            if note:
+                self.notes.append(f"understood: {count:,} cells are {note}; the number counts")
+        if understood[SPREAD_NOTE]:
+            self.notes.append(
+                "a spread behind ± is no run: means of runs have no verdict without the runs"
+            )
+        self.table = self._texts()
+        metrics = self.table["metric"].texts()
+        bad = {name: role for name in metrics.values if (role := name_role(name))}
+        if bad and not metrics.is_in(bad).all():
+            for name, role in bad.items():
+                kept = ~self.table["metric"].is_in({name})
+                self._keep_cells(kept, f"of {name}, a {role}, not a metric")
 
-    In the wide form each numeric column is a task, or a metric where a column names the task.
-    """
-    cells: list[tuple[Record, str, Any]] = []  # row, what the value's own name is, value
-    what = ""
-    if any(isinstance(row.get("metrics"), dict) for row in records):
-        what = "metric"
-        for row in records:
-            metrics = row.get("metrics") or {}
-            cells += [(row, name, value) for name, value in metrics.items() if _is_number(value)]
-    elif "value" in roles:
-        (value,) = roles["value"]
-        cells = [(row, "", row.get(value)) for row in records]
-    else:
-        what = "metric" if "task" in roles else "task"
-        names = _value_columns(records, roles, what, notes)
-        for row in records:
-            cells += [(row, name, row[name]) for name in names if not _is_empty(row.get(name))]
-    table: dict[str, list[Any]] = {}
-    for role in ROLES:
-        of_role = roles.get(role, ())
-        table[role] = [_text(row, of_role) for row, _, _ in cells] if of_role else [""] * len(cells)
-    if what:
-        table[what] = [name for _, name, _ in cells]
-    table["value"] = [value for _, _, value in cells]
-    if "per_sample" in roles:
-        table["per_sample"] = [row.get(roles["per_sample"][0]) for row, _, _ in cells]
-    return table
+    def _no_number(self, value: Any, count: int, name: str) -> None:
+        if is_empty(value):
+            self.cells_out["empty"] += count
+        else:
+            self.no_numbers.setdefault(name, Counter())[text_of(value)[:24]] += count
 
-
-def _value_columns(
-    records: Sequence[Record], roles: Mapping[str, tuple[str, ...]], what: str, notes: list[str]
-) -> list[str]:
-    """The columns of a wide table that hold numbers only, and are no settings."""
-    used = {name for told in roles.values() for name in told} | {"file"}
-    names = list(dict.fromkeys(key for row in records for key in row if key not in used))
-    kept: list[str] = []
-    settings: list[str] = []
-    for name in names:
-        given = [row[name] for row in records if not _is_empty(row.get(name))]
-        numbers = [value for value in given if _number(value) is not None]
-        if numbers and all(map(_is_not_finite, set(map(str, given)) - set(map(str, numbers)))):
-            is_setting = SETTINGS.fullmatch(plain_name(str(name))) is not None
-            (settings if is_setting else kept).append(name)
-    if not kept:
-        raise ValueError(
-            "there is no column of values: name it with --value, or the tasks' columns with --task "
-            f"({'; '.join([*notes, 'columns: ' + ', '.join(map(str, names[:40]))])})"
+    def _of_dictionaries(self, column: Column) -> _Cells:
+        """The metrics of each row: a dictionary each."""
+        places: dict[str, int] = {}
+        rows, names, values = [], [], []
+        for row, code in enumerate(column.codes.tolist()):
+            metrics = column.values[code]
+            for key, value in metrics.items() if isinstance(metrics, dict) else ():
+                self.attempted += 1
+                is_other = isinstance(value, str | list | dict | bool)
+                number = None if is_other else read_cell(value).value
+                if number is None:
+                    self._no_number(type(value).__name__ if is_other else value, 1, key)
+                    continue
+                rows.append(row)
+                names.append(places.setdefault(key, len(places)))
+                values.append(number)
+        return _Cells(
+            np.array(rows, np.int64), np.array(names, np.int64), list(places), np.array(values)
         )
-    notes.append(f"{what}: each of {len(kept)} numeric columns")
-    if settings:
-        notes.append(f"left out as settings: {', '.join(map(str, settings))}")
-    return kept
+
+    def _texts(self) -> dict[str, Column]:
+        """{role: a column of texts with a cell for each value}."""
+        roles, frame = self.roles, self.frame
+        own = recoded(self.cells.names, self.cells.name_N.astype(np.int32))
+        runs = (roles.runs,) if roles.runs else ()
+        table = {
+            "arm": own if roles.arms_are_columns else self._joined_texts(roles.arm),
+            "seed": self._joined_texts(roles.seed or runs),
+            "block": self._joined_texts(roles.block),
+            "task": self._joined_texts(roles.task),
+            "metric": self._joined_texts(roles.metric),
+            "scale": self._joined_texts(roles.scale),
+            "higher": self._joined_texts((roles.direction,) if roles.direction else ()),
+            "samples": self._joined_texts((roles.test_size,) if roles.test_size else ()),
+        }
+        is_dict = any(isinstance(frame.columns[name].values[0], dict) for name in roles.values)
+        if roles.arms_are_columns:
+            higher = {name_facts(name).higher for name in self.cells.names}
+            if len(higher) == 1 and None not in higher and not roles.direction:
+                table["higher"] = recoded(["higher" if higher.pop() else "lower"], 0 * own.codes)
+            return table
+        if roles.is_long and not is_dict:
+            return table
+        what = "metric" if roles.task and not roles.metric else "task"
+        if roles.task and roles.metric:
+            what = "metric" if is_dict else "task"
+        table[what] = own
+        pairs = [frame.parts[name] for name in own.values if name in frame.parts]
+        if what != "task" or len(pairs) < len(own.values) or not pairs:
+            return table
+        # Of names of two rows, one is the metric and the other one the task, or the arm
+        places = [n for n in (1, 0) if all(is_known(pair[n]) for pair in pairs)]
+        if places:
+            other = "task" if roles.arm else "arm"
+            table["task"] = self._joined_texts(())
+            table["metric"] = recoded([pair[places[0]] for pair in pairs], own.codes)
+            table[other] = recoded([pair[1 - places[0]] for pair in pairs], own.codes)
+            self.notes.append(f"header: its rows are {other}s and metrics ({', '.join(pairs[0])})")
+        return table
+
+    def _joined_texts(self, names: Sequence[str]) -> Column:
+        """The cells of some columns in one text, for each value."""
+        rows = self.cells.row_N
+        if not names:
+            return Column([""], np.zeros(len(rows), np.int32))
+        if len(names) == 1:
+            return self.frame.columns[names[0]].texts().taken(rows)
+        codes = group_codes(self.frame, names)
+        first = np.unique(codes, return_index=True)[1].tolist()
+        parts = [self.frame.columns[name].texts() for name in names]
+        values = []
+        for row in first:
+            texts = (part.values[part.codes[row]] for part in parts)
+            values.append(" ".join(filter(None, texts)))
+        return recoded(values, codes.astype(np.int32)).taken(rows)
+
+    # names
+
+    def _take_names(self) -> None:
+        """Takes seeds and what else a pattern says from the arms' names."""
+        table, arms, roles = self.table, self.table["arm"], self.roles
+        if self.told.pattern is not None:
+            found = _by_pattern(arms, self.told.pattern)
+            kept = arms.where(lambda name: name in found)
+            self._keep_cells(kept, "of arms whose name the pattern does not match")
+            table, arms = self.table, self.table["arm"]
+            groups = next(iter(found.values()))
+            if "task" in groups and not roles.is_long and not roles.metric:
+                table["metric"] = table["task"]
+            for group in groups:
+                texts = [found.get(name, groups)[group] for name in arms.values]
+                table[group] = recoded(texts, arms.codes)
+            return
+        taken = seeds_in_names(arms.present())
+        if not taken:
+            return
+        example = next(iter(taken))
+        shown = f"({example!r} is {taken[example][0]!r}, seed {taken[example][1]})"
+        if roles.seed:  # the name ends in the seed of its row
+            seeds = table["seed"].values
+            pairs = np.unique(np.stack([arms.codes, table["seed"].codes]), axis=1)
+            if any(taken[arms.values[a]][1] != seeds[s] for a, s in pairs.T.tolist()):
+                return
+            self.notes.append(f"arm: without the seed in its name {shown}")
+        else:
+            table["seed"] = arms.mapped(lambda name: taken.get(name, ("", ""))[1])
+            self.notes.append(f"seed: in the arm's name {shown}")
+        table["arm"] = arms.mapped(lambda name: taken.get(name, (name, ""))[0])
+
+    def _scales(self) -> dict[str, float]:
+        """{text: number} of the scales. Those that differ by rounding to whole batches are one, the
+        most frequent; where each arm has one of its own they are no scales.
+        """
+        column = self.table["scale"]
+        sizes = column.counts().tolist()
+        used = [text_of(value) for value, n in zip(column.values, sizes, strict=True) if n]
+        # A text of no row, such as "" of a complete column, would make a step of each number
+        scales = dict.fromkeys(map(text_of, column.values), 0.0) | scale_numbers(used)
+        if "scale" not in self.told.names and self._is_of_arms(column):
+            self.table["scale"] = self._joined_texts(())
+            return {"": 0.0}
+        counts = Counter[float]()
+        for text, count in zip(column.values, sizes, strict=True):
+            if count:
+                counts[scales[text_of(text)]] += count
+        ordered = sorted(counts)
+        if len(ordered) < 2 or ordered[0] <= 0 or " " in "".join(used):
+            return scales
+        groups = [[ordered[0]]]
+        for number in ordered[1:]:
+            if number <= groups[-1][0] * (1 + SAME_SCALE):
+                groups[-1].append(number)
+            else:
+                groups.append([number])
+        alike: dict[float, float] = {}
+        for group in groups:
+            alike |= dict.fromkeys(group, max(group, key=lambda number: counts[number]))
+            if len(group) > 1:
+                shown = ", ".join(f"{number:g}" for number in group)
+                self.notes.append(f"scale: {shown} are one, as runs end on whole batches")
+        return {text: alike.get(number, number) for text, number in scales.items()}
+
+    def _is_of_arms(self, column: Column) -> bool:
+        """Whether each arm has a scale that no other one has: that is said, and nothing more."""
+        arms = self.table["arm"]
+        if len(column.present()) < 2:
+            return False
+        pairs = np.unique(np.stack([arms.codes, column.codes]), axis=1).T.tolist()
+        if len({arm for arm, _ in pairs}) < len(pairs) or len({s for _, s in pairs}) < len(pairs):
+            return False
+        shown = ", ".join(f"{arms.values[arm]} {column.values[own]}" for arm, own in pairs[:6])
+        self.notes.append(f"{' '.join(self.roles.scale)}: each arm has another one ({shown})")
+        return True
+
+    # steps
+
+    def _take_last_steps(self) -> None:
+        """The last value of each run, where a step column says which it is."""
+        roles, name = self.roles, self.roles.step
+        if not name or name not in self.frame.columns or name in (*roles.scale, *roles.block):
+            return
+        is_told = "step" in self.told.names
+        names = {plain_name(each) for each in self.frame.columns}
+        is_tracked = (
+            self.frame.history == name
+            or plain_name(name) in TRACKER_STEPS
+            or {"tag", "step", "value"} <= names
+        )
+        steps_N = self.frame.columns[name].numbers()[self.cells.row_N]
+        keys_N = self._key("arm", "seed", "block", "task", "metric", "scale")
+        varies = _varies(keys_N, steps_N)
+        if not is_told and not is_tracked:
+            roles.unsettled += [name] if varies else []
+            return
+        if varies or self.frame.history:
+            what = "told" if is_told else "a tracker's step"
+            self.notes.append(f"{name}: the last row of each run counts ({what})")
+        steps_N = np.nan_to_num(steps_N, nan=-np.inf)
+        order = np.lexsort((self.cells.row_N, steps_N, keys_N))
+        kept = np.zeros(len(order), bool)
+        kept[order[np.append(keys_N[order][1:] != keys_N[order][:-1], True)]] = True
+        if varies or self.frame.history or self.table["seed"].present():
+            runs_N = self._key("arm", "seed", "block", "scale")
+        else:  # a table of runs, a row each
+            runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
+            kept[:] = True
+        if varies:
+            earlier = int((~kept).sum())
+            self.cells_out[f"earlier than the last {name} of its run"] += earlier
+        else:
+            kept[:] = True
+        self._keep_cells(kept & self._long_enough(steps_N, kept, runs_N))
+
+    def _long_enough(self, steps_N: NDArray[np.float64], kept: Mask, runs_N: Codes) -> Mask:
+        """Without runs that ended early: where at least half of the runs end at one step, those of
+        an arm that end before it although another run of the arm does not.
+        """
+        arms = self.table["arm"]
+        good = np.ones(len(kept), bool)
+        ends = np.full(int(runs_N.max()) + 1, -np.inf)
+        np.maximum.at(ends, runs_N[kept], steps_N[kept])
+        planned = ends.max()
+        enough = ends >= planned * (1 - SAME_SCALE)
+        if enough.all() or not np.isfinite(ends).all():
+            return good
+        if enough.sum() * 2 < len(ends):
+            self.notes.append(f"runs end at different steps, {ends.min():g} to {planned:g}")
+            return good
+        arm_of = np.zeros(len(ends), np.int64)
+        arm_of[runs_N] = arms.codes
+        complete = set(arm_of[enough].tolist())
+        for run in np.flatnonzero(~enough).tolist():
+            name, end = text_of(arms.values[arm_of[run]]), f"{ends[run]:g}"
+            if arm_of[run] in complete:
+                here = (runs_N == run) & kept
+                good &= ~here
+                reason = f"of a run of {name} that ended at {end} of {planned:g}"
+                self.cells_out[reason] += int(here.sum())
+            else:
+                self.notes.append(f"{name} ended at {end}, others at {planned:g}")
+        return good
+
+    # measurements
+
+    def _key(self, *roles: str) -> Codes:
+        """A number for each value; equal where the texts of all these roles are equal."""
+        codes = np.zeros(len(self.cells.row_N), np.int64)
+        for role in roles:
+            column = self.table[role]
+            if len(column.values) > 1:
+                codes = codes * len(column.values) + column.codes
+                codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+        return codes
+
+    def _measured(self, scales: Mapping[str, float]) -> Results:
+        has_seeds = bool(self.table["seed"].present())
+        if has_seeds and not self.roles.seed and self.told.pattern is None:
+            self._keep_cells(self.table["seed"].is_there(), "without a seed")
+        self._keep_one_each(has_seeds)
+        roles, table, cells = self.roles, self.table, self.cells
+        if has_seeds:
+            seed_N, seeds = _seed_numbers(table["seed"])
+        else:
+            seed_N, seeds = self._run_numbers(), {}
+        self._say_layout(has_seeds, seed_N)
+        arms, arm_N = _names(table["arm"], "")
+        tasks, task_N = _names(table["task"], "task")
+        metrics, metric_N = _names(table["metric"], "value")
+        blocks, block_N = _names(table["block"], "")
+        higher = [_direction(text, roles.direction) for text in table["higher"].values]
+        sizes = [int(read_cell(text).value or 0) for text in table["samples"].values]
+        samples_N = np.array(sizes, np.int64)[table["samples"].codes]
+        samples_N[samples_N < 2] = 0
+        lists = self._lists()
+        if lists is not None:
+            lengths = np.array([0 if one is None else len(one) for one in lists], np.int64)
+            samples_N = np.where(samples_N == 0, lengths, samples_N)
+        numbers = np.array([scales[text_of(text)] for text in table["scale"].values])
+        return Results(
+            arms=arms,
+            tasks=tasks,
+            metrics=metrics,
+            arm_N=arm_N,
+            seed_N=seed_N,
+            task_N=task_N,
+            metric_N=metric_N,
+            value_N=cells.value_N,
+            scale_N=numbers[table["scale"].codes],
+            samples_N=samples_N,
+            higher_N=np.array(higher, np.int64)[table["higher"].codes],
+            block_N=block_N,
+            scales=_scale_names(scales, table["scale"]),
+            account=self._account(),
+            notes=tuple(dict.fromkeys(self.notes)),
+            per_sample=lists,
+            costs=any(plain_name(name) in COSTS for name in roles.scale),
+            paired=has_seeds and roles.paired and not roles.runs,
+            blocks=blocks if roles.block else (),
+            seeds=seeds,
+            shares=frozenset(self.shares if not roles.is_long else ()),
+            one_arm=self._one_arm(),
+        )
+
+    def _one_arm(self) -> str:
+        """Why there is one arm, with the columns that could name it; "" where there are several."""
+        arms, roles = self.table["arm"].present(), self.roles
+        if len(arms) > 1:
+            return ""
+        what = f"there is one arm{f', {text_of(arms[0])}' if arms and text_of(arms[0]) else ''}: "
+        if self.frame.history:
+            return (
+                f"{what}the file is the history of one run by {self.frame.history!r}; give the "
+                "files of the other runs too"
+            )
+        others = []
+        for name, (role, _) in roles.given.items():
+            is_other = role not in ("metric", "value", "spread", "time", "direction", "state")
+            column = self.frame.columns.get(name)
+            if column is not None and is_other and name not in roles.arm:
+                others += [self._shown(name)] if len(column.present()) > 1 else []
+        ways = [f"--arm with one of {'; '.join(others[:6])}"] if others else []
+        if len(roles.values) > 1 and not roles.is_long and not any(map(is_known, roles.values)):
+            ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
+        return f"{what}a comparison needs two{': ' if ways else ''}{', or '.join(ways)}"
+
+    def _keep_one_each(self, has_seeds: bool) -> None:
+        """One value for each run and metric. ValueError, a question, where rows of one run differ
+        in
+        a column without a role, and for two values that nothing tells apart.
+        """
+        cells, keys_N = self.cells, self._key("arm", "seed", "block", "task", "metric", "scale")
+        if self.roles.runs or (has_seeds and not self._shares_seeds()):
+            arms_N = self._key("arm", "block", "task", "metric", "scale")
+            several_N = np.bincount(arms_N)[arms_N] > 1
+            self._ask(arms_N, several_N, "", None if self.roles.runs else CROSSING)
+        counts = np.bincount(keys_N)
+        if counts.max() == 1:
+            return
+        order = np.lexsort((cells.row_N, keys_N))
+        first = np.append(True, keys_N[order][1:] != keys_N[order][:-1])
+        value_of = np.zeros(len(counts))
+        value_of[keys_N[order[first]]] = cells.value_N[order[first]]
+        differs = cells.value_N != value_of[keys_N]
+        several_N = counts[keys_N] > 1
+        if has_seeds:  # rows of one value repeat each other
+            several_N &= np.isin(keys_N, np.unique(keys_N[differs]))
+        self._ask(keys_N, several_N, "seed" if has_seeds else "", None)
+        if has_seeds and differs.any():
+            n = int(np.flatnonzero(differs)[0])
+            shown = {role: text_of(own.values[own.codes[n]]) for role, own in self.table.items()}
+            of = " ".join(filter(None, (shown["task"], shown["metric"])))
+            raise ValueError(
+                f"arm {shown['arm']!r}, seed {shown['seed']} has two values of "
+                f"{of or 'the value'}: {value_of[keys_N[n]]:g} and {cells.value_N[n]:g}, and no "
+                "column tells them apart; name one with --seed, --block, --scale, --arm or --where"
+            )
+        if has_seeds:
+            kept = np.zeros(len(keys_N), bool)
+            kept[order[first]] = True
+            self._keep_cells(kept, "that repeat another row of their run")
+
+    def _shares_seeds(self) -> bool:
+        """Whether some seed is of two arms."""
+        codes = np.stack([self.table["seed"].codes, self.table["arm"].codes])
+        pairs = np.unique(codes, axis=1)
+        return bool(len(np.unique(pairs[0])) < pairs.shape[1])
+
+    def _ask(self, keys_N: Codes, several_N: Mask, of: str, only: re.Pattern[str] | None) -> None:
+        """ValueError, a question, where rows of one run, or of one arm, differ in a column
+        without a
+        role. of: `seed` where it is a run. only: columns with such names.
+        """
+        if not several_N.any():
+            return
+        rows_N, groups_N, roles = self.cells.row_N[several_N], keys_N[several_N], self.roles
+        differing = []
+        for name in dict.fromkeys([*roles.unsettled, *self._crossing()]):
+            if name in self.frame.columns and (only is None or only.fullmatch(plain_name(name))):
+                column = self.frame.columns[name].texts().taken(rows_N)
+                there = column.is_there()  # a setting that some runs do not state is not another
+                differing += [name] if _varies(groups_N[there], column.codes[there]) else []
+        if not differing:
+            return
+        n = int(np.flatnonzero(several_N)[0])
+        arm, seed = (
+            text_of(c.values[c.codes[n]]) for c in map(self.table.get, ("arm", "seed")) if c
+        )
+        whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
+        shown = " and ".join(map(self._shown, differing[:3]))
+        first = differing[0]
+        name = first if len(first.split()) == 1 else f"'{first}'"
+        value = next(iter(map(text_of, self.frame.columns[first].present())), "")
+        if roles.given[first][0] == "step" or plain_name(first) in ("epoch", "epochs"):
+            ways = [
+                f"--last {name} (the last row of each run)",
+                f"--scale {name} (compare at each)",
+                f"--seed {' '.join((*roles.seed, name))} (it counts runs)",
+            ]
+        else:
+            ways = [
+                f"--block {name} (it crosses the arms)",
+                f"--seed {' '.join((*roles.seed, name))} (it counts runs)",
+                f"--task-column {' '.join((*roles.task, name))} (it is a part of the task)",
+            ]
+            if roles.arm and roles.arm != ("file",):
+                arms = " ".join((*roles.arm, name))
+                ways.insert(2, f"--arm {arms} (it is a part of the arm)")
+        raise ValueError(
+            f"rows of {whose} differ in {shown}: say what it is with {', '.join(ways)}, "
+            f"--where {name}={value}"
+        )
+
+    def _crossing(self) -> list[str]:
+        """Columns of whole numbers or identifiers that have the same values in two arms or more:
+        what they count are no runs.
+        """
+        found, roles = [], self.roles
+        arm_of_row = np.full(self.frame.rows, -1, np.int64)
+        arm_of_row[self.cells.row_N] = self.table["arm"].codes
+        arms = np.unique(arm_of_row[arm_of_row >= 0]).tolist()[:50]
+        for name, (role, _) in roles.given.items():
+            is_nameless = re.fullmatch(r"(column|unnamed:?|level)?\W*\d*", name, re.I) is not None
+            if role not in ("identifier", "metric") or name == "file" or is_nameless:
+                continue
+            if name in (*roles.metric, *roles.arm):
+                continue
+            column = self.frame.columns[name]
+            if role == "metric" and (roles.is_long or is_known(name) or not are_whole(column)):
+                continue
+            sets: Counter[frozenset[int]] = Counter()
+            for arm in arms:
+                sets[frozenset(column.codes[arm_of_row == arm].tolist())] += 1
+            alike = [count for each, count in sets.items() if count > 1 and len(each) > 1]
+            if alike and sum(alike) * 2 >= sum(sets.values()):
+                found.append(name)
+        return found
+
+    def _run_numbers(self) -> Codes:
+        """Numbers of the runs of an arm: by its rows, so that the tasks of one row are one run."""
+        rows_N = self.cells.row_N
+        is_wide = not self.roles.is_long and not self.roles.task
+        keys = ("arm", "block", "scale") if is_wide else ("arm", "block", "task", "metric", "scale")
+        keys_N = self._key(*keys)
+        order = np.lexsort((rows_N, keys_N))
+        keys_N, rows_N = keys_N[order], rows_N[order]
+        starts = np.append(True, keys_N[1:] != keys_N[:-1])
+        is_new = starts | np.append(True, rows_N[1:] != rows_N[:-1])
+        counted = np.cumsum(is_new)
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = counted - np.maximum.accumulate(np.where(starts, counted, 0))
+        return numbers
+
+    def _lists(self) -> tuple[np.ndarray | None, ...] | None:
+        if not self.roles.per_sample:
+            return None
+        column = self.frame.columns[self.roles.per_sample]
+        arrays = [np.asarray(one) if isinstance(one, list) else None for one in column.values]
+        return tuple(arrays[code] for code in column.codes[self.cells.row_N].tolist())
+
+    def _say_layout(self, has_seeds: bool, seed_N: Codes) -> None:
+        roles = self.roles
+        names = (
+            (roles.runs,) if roles.runs else roles.seed if has_seeds and not roles.paired else ()
+        )
+        if names:
+            self.notes.append(
+                f"runs: {' and '.join(map(repr, names))} counts or names the runs of an arm, which "
+                f"are not paired with those of another arm (--seed {' '.join(names)} if they share "
+                "a seed)"
+            )
+        elif not has_seeds and len(seed_N) and seed_N.max() > 0:
+            within = f" in each {' and '.join(map(repr, roles.block))}" if roles.block else ""
+            self.notes.append(
+                f"runs: no column says the seed, so the rows of an arm{within} are its runs, which "
+                "are not paired with those of another arm"
+            )
+        if roles.arms_are_columns:
+            shown = ", ".join(map(text_of, self.table["arm"].present()[:6]))
+            self.notes.append(f"arm: the columns {shown} are the arms")
+
+    def _account(self) -> Account:
+        roles, columns = self.roles, []
+        given = self.frame.original or {
+            name: roles.given.get(name, ("text", "")) for name in self.frame.columns
+        }
+        for name, (role, reason) in given.items():
+            if name == "file" and role == "identifier":
+                continue
+            if roles.arms_are_columns and name in roles.values:
+                role, reason = "arm", "the arms are the columns"
+            elif role == "metric" and name in roles.values and not roles.is_long:
+                reason = "by its name" if is_known(name) else "a column of numbers"
+            elif role == "metric" and name not in (*roles.values, *roles.metric):
+                role, reason = "setting", "not a value"
+            columns.append(ColumnRole(name=name, role=role, reason=reason or "nothing needs it"))
+        used = len(np.unique(self.cells.row_N))
+        for name, texts in self.no_numbers.items():
+            shown = ", ".join(repr(text) for text, _ in texts.most_common(4))
+            more = ", …" if len(texts) > 4 else ""
+            self.cells_out[f"no finite number ({name} is {shown}{more})"] += texts.total()
+        self.rows_out["without a value that counts"] += self.frame.rows - used
+        return Account(
+            form=self.frame.form,
+            columns=tuple(columns),
+            metrics=(),
+            rows=self.rows,
+            rows_used=used,
+            rows_left_out=_counts(self.rows_out),
+            cells=self.attempted,
+            cells_used=len(self.cells.value_N),
+            cells_left_out=_counts(self.cells_out),
+        )
 
 
-# --- arms, seeds and scales -----------------------------------------------------------------------
+def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
+    """The cells of all columns; a name of several is one."""
+    if not parts:
+        return _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
+    names: list[str] = []
+    places = []
+    for part in parts:
+        places.append(part.name_N + len(names))
+        names += part.names
+    return _Cells(
+        np.concatenate([part.row_N for part in parts]),
+        np.concatenate(places),
+        names,
+        np.concatenate([part.value_N for part in parts]),
+    )
 
 
-def _text(row: Record, names: Sequence[str]) -> str:
-    """The cells of some columns in one line."""
-    texts = []
-    for name in names:
-        value = row.get(name)
-        if not _is_empty(value):
-            text = value if isinstance(value, str) else str(value)
-            texts.append(text.strip() if text.isprintable() else " ".join(text.split()))
-    return " ".join(texts)
+def _counts(counter: Mapping[str, int]) -> tuple[Count, ...]:
+    return tuple(
+        Count(reason=reason, number=number) for reason, number in counter.items() if number
+    )
 
 
-def _name(table: dict[str, list[Any]], columns: Columns, notes: list[str]) -> None:
-    """Takes seeds and scales from the arms' names, and leaves out values without an arm."""
-    if columns.pattern is not None:
-        _apply_pattern(table, columns.pattern)
-    elif not any(table["seed"]):
-        arms = set(table["arm"])
-        matches = {arm: match for arm in arms if (match := SEED_IN_NAME.match(arm))}
-        if len(matches) == len(arms):
-            table["seed"] = [matches[arm]["seed"] for arm in table["arm"]]
-            table["arm"] = [matches[arm]["arm"] for arm in table["arm"]]
-            notes.append("seed: the end of the arm's name")
-    _keep(table, [bool(arm) for arm in table["arm"]])
-    if not table["arm"]:
-        raise ValueError("no row names an arm: give the column with --arm")
+def _varies(groups_N: Codes, values_N: NDArray[Any]) -> bool:
+    """Whether values differ inside of some group."""
+    if not len(groups_N):
+        return False
+    values = np.unique(values_N, return_inverse=True)[1]
+    pairs = groups_N * (int(values.max()) + 1) + values
+    return len(np.unique(pairs)) > len(np.unique(groups_N))
 
 
-def _keep(table: dict[str, list[Any]], kept: Sequence[bool]) -> None:
-    if not all(kept):
-        for role, column in table.items():
-            table[role] = list(itertools.compress(column, kept))
+def _names(column: Column, empty: str) -> tuple[tuple[str, ...], Codes]:
+    """The names that some cell has, in order of appearance, and the place of each cell's."""
+    texts = column.texts()
+    seen, first, inverse = np.unique(texts.codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    names = tuple(texts.values[seen[n]] or empty for n in order.tolist())
+    return names, rank[inverse]
 
 
-def _apply_pattern(table: dict[str, list[Any]], pattern: str) -> None:
-    """Keeps the values whose arm the pattern matches, and takes its groups."""
+# --- seeds, scales and patterns in names ----------------------------------------------------------
+
+
+def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """{name: (arm, seed)} where every name ends in, begins with or holds a seed; else {}.
+
+    A bare number or `s1` is one only where every arm has the same numbers, two or more, that count
+    from 0 or 1.
+    """
+    for pattern in (SEED_IN_NAME, SEED_FIRST):
+        found = {name: match for name in names if (match := pattern.match(name))}
+        if found and len(found) == len(names):
+            taken = {}
+            for name, match in found.items():
+                rest = match.groupdict().get("rest") or ""
+                taken[name] = (match["arm"] + rest, match["seed"])
+            if len(set(taken.values())) == len(taken):
+                return taken
+    for pattern in (SHORT_SEED, IN_BRACKETS):
+        found = {name: match for name in names if (match := pattern.match(name))}
+        if len(found) != len(names) or not found:
+            continue
+        seeds: dict[str, set[int]] = {}
+        for match in found.values():
+            seeds.setdefault(match["arm"], set()).add(int(match["seed"]))
+        first = next(iter(seeds.values()))
+        counts = sorted(first) in (list(range(len(first))), list(range(1, len(first) + 1)))
+        if len(seeds) > 1 and len(first) > 1 and counts and all(s == first for s in seeds.values()):
+            return {name: (match["arm"], match["seed"]) for name, match in found.items()}
+    return {}
+
+
+def _by_pattern(arms: Column, pattern: str) -> dict[str, dict[str, str]]:
+    """{arm: its groups} of the arms that the pattern matches."""
     try:
         compiled = re.compile(pattern)
     except re.error as error:
@@ -617,20 +1227,18 @@ def _apply_pattern(table: dict[str, list[Any]], pattern: str) -> None:
             f"--pattern {pattern!r} needs a group (?P<arm>…), and may have arm2, seed, scale, task"
         )
     found: dict[str, dict[str, str]] = {}
-    for arm in set(table["arm"]):
+    for arm in arms.present():
         if match := compiled.search(arm):
             found[arm] = {key: value or "" for key, value in match.groupdict().items()}
             if second := found[arm].pop("arm2", ""):
                 found[arm]["arm"] += f"_{second}"
     if not found:
-        raise ValueError(f"--pattern {pattern!r} matches no arm, such as {table['arm'][0]!r}")
-    _keep(table, [arm in found for arm in table["arm"]])
-    arms = table["arm"]
-    for group in groups - {"arm2"}:
-        table[group] = [found[arm][group] for arm in arms]
+        example = arms.present()[0] if arms.present() else ""
+        raise ValueError(f"--pattern {pattern!r} matches no arm, such as {example!r}")
+    return found
 
 
-def _scale_numbers(texts: Iterable[str]) -> dict[str, float]:
+def scale_numbers(texts: Iterable[str]) -> dict[str, float]:
     """{text: number} of the scales, in their order: 12.8M, 1e9, small, medium, as they come. Of
     equal numbers with words behind them, the later one is larger by next to nothing.
     """
@@ -641,125 +1249,61 @@ def _scale_numbers(texts: Iterable[str]) -> dict[str, float]:
     for text in seen:
         pattern = r"([\d.,_]+(?:e[+-]?\d+)?)\s*([kmbgt]?)\w*( .+)?"
         match = re.fullmatch(pattern, text.strip().lower())
-        if match is None or (number := _number(match[1].replace("_", ""))) is None:
+        if match is None or (number := read_cell(match[1].replace("_", "")).value) is None:
             break
         number *= SIZES.get(match[2], 1.0)
         while match[3] and number in numbers.values():
             number *= 1 + 1e-9
         numbers[text] = number
     else:
-        return numbers
+        if min(numbers.values()) > 0:
+            return numbers
+        seen.sort(key=lambda text: numbers[text])  # from 0 on there is no ratio: each is a step
     if all(text.lower() in WORDS for text in seen):
         seen.sort(key=lambda text: WORDS.index(text.lower()))
     return {text: 10.0**place for place, text in enumerate(seen, 1)}  # each a step, as of sizes
 
 
-def _number_seeds(table: dict[str, list[Any]], notes: list[str]) -> None:
-    """Seeds as whole numbers; without any, the order of the rows."""
-    texts = sorted(set(table["seed"]) - {""})
-    if texts:
-        numbers: dict[str, int] = {}
-        for place, text in enumerate(texts):
-            number = _number(text)
-            if number is None or number != int(number):
-                numbers = {each: place for place, each in enumerate(texts)}
-                break
-            numbers[text] = int(text) if text.isdecimal() else int(number)
-        table["seed"] = [numbers.get(text, 0) for text in table["seed"]]
-        return
-    seen: Counter[tuple[str, ...]] = Counter()
-    seeds = []
-    for key in zip(*(table[role] for role in ("arm", "task", "metric", "scale")), strict=True):
-        seeds.append(seen[key])
-        seen[key] += 1
-    table["seed"] = seeds
-    if max(seen.values()) > 1:
-        notes.append(
-            "seed: no column says it; rows of one arm are its runs, in their order (--scale file "
-            "where files are scales)"
-        )
+def _scale_names(scales: Mapping[str, float], column: Column) -> dict[float, str]:
+    """{number: its most frequent text}."""
+    names: dict[float, str] = {}
+    counts = column.counts()
+    order = np.argsort(counts, kind="stable")
+    for place in order[counts[order] > 0].tolist():
+        text = text_of(column.values[place])
+        names[scales[text]] = text
+    return names
 
 
-# --- records to measurements ----------------------------------------------------------------------
+def _seed_numbers(column: Column) -> tuple[Codes, dict[int, str]]:
+    """Seeds as whole numbers; other texts are numbered, and named."""
+    texts = sorted(text for text in column.values if text)
+    numbers: dict[str, int] = {}
+    named: dict[int, str] = {}
+    for place, text in enumerate(texts):
+        number = read_cell(text).value
+        if (
+            number is None
+            or number != int(number)
+            or (abs(number) > 2**62 and not text.isdecimal())
+        ):
+            numbers = {each: place for place, each in enumerate(texts)}
+            named = dict(enumerate(texts))
+            break
+        numbers[text] = int(text) if text.isdecimal() else int(number)
+    if any(abs(number) > 2**62 for number in numbers.values()):
+        numbers = {each: place for place, each in enumerate(texts)}
+        named = dict(enumerate(texts))
+    by_code = np.array([numbers.get(text, 0) for text in column.values], np.int64)
+    return by_code[column.codes], named
 
 
-def _measurements(
-    table: Mapping[str, list[Any]], scales: Mapping[str, float], notes: list[str]
-) -> list[Measurement]:
-    kept: dict[tuple[str, int, str, str, float], Measurement] = {}
-    unreadable = again = 0
-    directions = {text: _direction(text) for text in set(table["higher_is_better"])}
-    sizes = {text: int(_number(text) or 0) for text in set(table["samples"])}
-    columns = [table[role] for role in ROLES]
-    for arm, seed, task, metric, cell, scale, size, direction, of_samples in zip(
-        *columns, strict=True
-    ):
-        value = _number(cell)
-        if value is None:
-            unreadable += not _is_empty(cell)
-            continue
-        is_list = isinstance(of_samples, list)
-        samples = sizes[size] if sizes[size] >= 2 else len(of_samples) if is_list else 0
-        one = Measurement(
-            arm,
-            seed,
-            task or "task",
-            metric or "value",
-            value,
-            scales[scale],
-            samples,
-            directions[direction],
-            np.asarray(of_samples) if is_list else None,
-        )
-        key = (arm, seed, one.task, one.metric, one.scale)
-        other = kept.setdefault(key, one)
-        again += other is not one
-        if other.value != value:
-            raise ValueError(
-                f"{arm} seed {seed} has two values of {one.metric} on {one.task}: "
-                f"{other.value:g} and {value:g}; name the column that tells them apart with "
-                "--seed, --scale, --arm or --where"
-            )
-    if unreadable:
-        notes.append(f"left out: {unreadable:,} values that are no finite number")
-    if again:
-        notes.append(f"left out: {again:,} rows that repeat another one")
-    if not kept:
-        raise ValueError("no value is a finite number")
-    return list(kept.values())
-
-
-def _direction(text: str) -> bool | None:
+def _direction(text: str, name: str) -> int:
+    """1: more is better, 0: less, -1: the cell does not say."""
     word = text.lower()
-    return word in MORE_IS_BETTER if word in (*MORE_IS_BETTER, *LESS_IS_BETTER) else None
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def _is_not_finite(text: str) -> bool:
-    """Whether it is the value of a run that diverged: NaN or infinity."""
-    return text.strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _number(value: Any) -> float | None:
-    """A finite number, also from a text; `12.5 %` is 0.125. None for anything else."""
-    if isinstance(value, bool) or value is None:
-        return None
-    if isinstance(value, str):
-        text = value.strip().replace("\N{MINUS SIGN}", "-")
-        try:
-            number = float(text[:-1]) / 100 if text.endswith("%") else float(text)
-        except ValueError:
-            return None
-    else:
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            return None
-    return number if math.isfinite(number) else None
+    if word not in (*MORE_IS_BETTER, *LESS_IS_BETTER):
+        return -1
+    is_more = word in MORE_IS_BETTER
+    if re.search(r"(lower|less|smaller)_is_better", plain_name(name)):
+        is_more = not is_more
+    return int(is_more)

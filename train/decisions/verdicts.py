@@ -2,47 +2,59 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from train.decisions.tables import (
-    AVERAGES,
+from train.decisions.account import Account, MetricFacts
+from train.decisions.metric_names import (
     HEADLINES,
-    LOWER,
-    SHARES,
-    Measurement,
-    Results,
+    is_average,
+    is_bare_metric,
+    is_known,
+    name_facts,
     plain_name,
+    task_stem,
 )
-from train.evaluation.metrics import METRICS
+from train.decisions.tables import Codes, Results
 from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
+from train.stats.blocks import Interaction, interaction
 from train.stats.scales import Column, ScaleDecision, ScaleTables
 from train.stats.signals import MetricSignal, metric_signals
 
 BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
+MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
-LEAST_ALIKE = 3  # values that two arms share before they count as one arm
-Runs = dict[str, dict[int, float]]  # {arm: {seed: value}}
+LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
+LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
+OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
+Runs = dict[str, dict[int, float]]  # {arm: {run: value}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What is asked of a table. None: it is chosen, and said.
 
-    task: the one that decides. metric: of every task. lower: metrics or tasks of which less is
-    better. without: tasks that are left out. effect: the difference whose price is asked, in the
-    unit of the values. band: differences inside ± it are practically equal; 0: none is. noise: a
-    published standard deviation of one run, for scales with one run of each arm.
+    task: the one that decides. metric: of every task; a column of a wide table is a task. lower,
+    higher: metrics or tasks of which less
+    or more is better. units: {metric or task: `share`, `percent` or `none`}. without: tasks that
+    are
+    left out. effect: the difference whose price is asked, in the unit of the values. band:
+    differences inside ± it are practically equal; 0: none is. noise: a published standard deviation
+    of one run, for scales with one run of each arm.
     """
 
     baseline: str | None = None
     task: str | None = None
     metric: str | None = None
     lower: tuple[str, ...] = ()
+    higher: tuple[str, ...] = ()
+    units: Mapping[str, str] | None = None
     without: tuple[str, ...] = ()
     effect: float | None = None
     band: float = 0.0
@@ -54,11 +66,18 @@ class Decision:
     """The verdicts on a table.
 
     task: what the headline is of, a task or the average. scale: the name of the largest scale,
-    whose runs are compared. result: the comparisons on it. values: its runs. tasks: the results of
-    every task. signals: which metric of which task separates the arms best. seeds_for_effect:
-    None where no number suffices, or nothing was asked or is known. sampling: half of the 95 %
-    interval that the test samples alone leave to a difference of two runs, where nothing else is
-    known. refusals: what cannot be decided, and why. notes: what was guessed.
+    whose runs are compared. result: the comparisons on it. values: its runs, {arm: {run: value}}.
+    paired: runs of one seed belong together; else runs have no order. runs: names of runs that are
+    no plain seeds. tasks: the results of
+    every task. task_values: their runs. signals: which metric of which task separates
+    the arms best. seeds_for_effect: None where no number suffices, or nothing was asked or is
+    known.
+    sampling: half of the 95 % interval that the test samples alone leave to a difference of two
+    runs, where nothing else is known. blocks: the names of what crosses the arms.
+    interaction: whether the differences change with the block.
+    refusals: what cannot be decided, and why. notes: what was guessed. account: what became of
+    every
+    column, row and cell, and how each metric is read.
     """
 
     baseline: str
@@ -68,47 +87,100 @@ class Decision:
     scale: str
     result: TaskResult
     values: Runs
+    paired: bool
+    runs: dict[int, str]
     tasks: dict[str, TaskResult]
+    task_values: dict[str, Runs]
     signals: tuple[MetricSignal, ...]
     scales: tuple[ScaleDecision, ...]
     effect: float | None
     seeds_for_effect: int | None
     sampling: float | None
+    blocks: tuple[str, ...]
+    interaction: Interaction | None
     refusals: tuple[str, ...]
     notes: tuple[str, ...]
+    account: Account
+
+
+Key = tuple[str, str]  # task, metric
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Measurements by task, metric and scale: the places of each group, and how runs are numbered.
+
+    groups: {run: its group} of a layout that is not paired by seed; None where it is. blocks:
+    {run: the name of its block}.
+    """
+
+    results: Results
+    by_key: Mapping[Key, Mapping[float, Codes]]
+    run_N: Codes
+    groups: Mapping[int, int] | None
+    blocks: Mapping[int, int]
+    names: Mapping[int, str]
+
+    def runs(self, key: Key, scale: float) -> Runs:
+        """{arm: {run: value}} of a metric at a scale."""
+        places = self.by_key.get(key, {}).get(scale)
+        runs: Runs = {}
+        if places is None:
+            return runs
+        r = self.results
+        arms, numbers = r.arm_N[places].tolist(), self.run_N[places].tolist()
+        for arm, run, value in zip(arms, numbers, r.value_N[places].tolist(), strict=True):
+            runs.setdefault(r.arms[arm], {})[run] = value
+        return runs
 
 
 def decide(results: Results, question: Question) -> Decision:
     """The verdicts on the largest scale of a table, and how the smaller ones agree with it.
 
-    ValueError for an unknown arm, task or metric, fewer than two arms, or a metric that the table
-    gives two directions.
+    ValueError for an unknown arm, task or metric, fewer than two arms, a metric that the table
+    gives two directions, arms in percent beside arms in shares, or a band of several units.
     """
-    notes = list(results.notes)
-    refusals: list[str] = []
-    rows = [row for row in results.rows if row.task not in question.without]
-    _check_names(results.rows, question)
-    rows = _without_copies(rows, notes)
-    chosen = _headline_rows(rows, question)
-    largest = _largest_scale(chosen, results.scales, notes)
-    top = [row for row in chosen if row.scale == largest]
-    arms = tuple(dict.fromkeys(row.arm for row in top))
+    notes, refusals = list(results.notes), list[str]()
+    if results.one_arm:
+        raise ValueError(results.one_arm)
+    if question.metric in results.tasks and question.metric not in results.metrics:
+        question = replace(question, metric=None, task=question.task or question.metric)
+    _check_names(results, question)
+    table = _table(results, question)
+    arms_out = _copies(results, question, notes)
+    chosen = {
+        task: metric for task, metric in _headline_metrics(table, question).items()
+        if (task, metric) in table.by_key
+    }  # fmt: skip
+    if not chosen:
+        raise ValueError("no row is left to compare")
+    facts = {key: metric_facts(results, key, table, question) for key in _facts_keys(table, chosen)}
+    largest = _largest_scale(table, chosen, arms_out, notes)
+    arms = _arms_at(table, chosen, largest, arms_out)
     baseline = _baseline(arms, question, notes)
-    tables, of_unit = _tables(_paired(top, baseline, notes), question, notes)
+    table = _layout(table, chosen, largest, baseline, arms, notes)
+    tables = _scores(table, chosen, largest, facts, arms, question)
     can_average = _can_average(tables, question, notes, refusals)
-    analysis = _analysis(tables, baseline, arms, question, average=can_average)
-    result = analysis.average or next(iter(analysis.tasks.values()))
+    _check_band(tables, facts, chosen, question)
+    analysis = _analysis(tables, baseline, arms, question, table, average=can_average)
+    result = analysis.average or analysis.tasks[_first_task(analysis.tasks)]
     if question.task is not None:
         result = analysis.tasks[question.task]
-    averaged = analysis.tasks if result is analysis.average else [result.task]
+    averaged = list(analysis.tasks) if result is analysis.average else [result.task]
     of_tasks = [tables[task] for task in averaged]
     values = average_values([scores.values for scores in of_tasks])
     metrics = {scores.metric for scores in of_tasks}
-    samples = {row.task: row.samples for row in top}
     refusals += _refusals(values, result, baseline, arms)
+    notes += _ties(table, chosen, largest, arms)
+    samples = _samples_of_task(table, chosen, result)
+    notes += _small_test_set(result, values, samples)
     noise, effect = analysis.noises[result.task], question.effect
+    factors = {task: _factor(facts[task, chosen[task]]) for task in tables}
     if effect is not None:
-        effect *= of_unit.get(result.task, max(of_unit.values()))
+        effect *= factors.get(result.task, max(factors.values()))
+    both = None
+    if table.blocks:
+        both = interaction(values, table.blocks, baseline, table.groups)
     return Decision(
         baseline=baseline,
         arms=arms,
@@ -117,74 +189,125 @@ def decide(results: Results, question: Question) -> Decision:
         scale=results.scales[largest],
         result=result,
         values=values,
+        paired=table.groups is None,
+        runs=dict(table.names),
         tasks=analysis.tasks,
-        signals=_signals(rows, largest, question),
-        scales=_scale_decisions(rows, largest, results, question, result.task, can_average),
+        task_values={task: _plain_runs(tables[task].values) for task in analysis.tasks},
+        signals=_signals(table, largest, facts, arms_out, question),
+        scales=_scale_decisions(
+            table, chosen, largest, facts, question, result.task, can_average, arms_out
+        ),
         effect=effect,
         seeds_for_effect=noise.seeds_for(effect) if noise and effect is not None else None,
-        sampling=None if noise else _sampling(result, values, samples.get(result.task, 0)),
+        sampling=None if noise else _sampling(result, values, samples),
+        blocks=results.blocks,
+        interaction=both,
         refusals=tuple(refusals),
-        notes=tuple(notes),
+        notes=tuple(dict.fromkeys(notes)),
+        account=replace(results.account, metrics=tuple(facts.values())),
     )
 
 
 # --- what is compared -----------------------------------------------------------------------------
 
 
-def _check_names(rows: Sequence[Measurement], question: Question) -> None:
+def _check_names(results: Results, question: Question) -> None:
     """ValueError for a name that the table does not have."""
-    tasks = {row.task for row in rows}
-    metrics = {row.metric for row in rows}
+    tasks, metrics = set(results.tasks), set(results.metrics)
     told = [(name, "task", tasks) for name in (question.task, *question.without) if name]
     told += [(question.metric, "metric", metrics)] if question.metric else []
-    told += [(name, "metric or task", metrics | tasks) for name in question.lower]
+    for name in (*question.lower, *question.higher, *(question.units or {})):
+        told.append((name, "metric or task", metrics | tasks))
     for name, what, there in told:
         if name not in there:
             raise ValueError(f"there is no {what} {name!r} (of {', '.join(sorted(there)[:40])})")
     if question.task in question.without:
         raise ValueError(f"the task {question.task!r} decides and is left out")
+    if both := set(question.lower) & set(question.higher):
+        raise ValueError(f"{both.pop()!r} is told to be better both ways")
 
 
-def _without_copies(rows: list[Measurement], notes: list[str]) -> list[Measurement]:
-    """The rows without arms that repeat another one at a scale: the same runs under two names."""
-    by_arm: dict[tuple[str, float], dict[tuple[str, str, int], float]] = defaultdict(dict)
-    for row in rows:
-        by_arm[row.arm, row.scale][row.task, row.metric, row.seed] = row.value
-    first: dict[tuple[float, frozenset[tuple[tuple[str, str, int], float]]], str] = {}
-    copies: dict[str, str] = {}
-    for (arm, scale), values in by_arm.items():
-        if len(values) >= LEAST_ALIKE and len(set(values.values())) > 1:
-            original = first.setdefault((scale, frozenset(values.items())), arm)
-            if original != arm:
-                copies[arm] = original
-    for arm, original in copies.items():
-        notes.append(f"left out: {arm}, at one scale the same runs as {original}")
-    return [row for row in rows if row.arm not in copies]
+def _table(results: Results, question: Question) -> _Table:
+    """The places of each task, metric and scale, without tasks that are left out."""
+    r = results
+    scales, scale_N = np.unique(r.scale_N, return_inverse=True)
+    code_N = (r.task_N * len(r.metrics) + r.metric_N) * len(scales) + scale_N
+    order = np.argsort(code_N, kind="stable")
+    starts = np.flatnonzero(np.append(True, code_N[order][1:] != code_N[order][:-1]))
+    groups: dict[Key, dict[float, Codes]] = {}
+    parts = np.split(order, starts[1:])
+    for places in sorted(parts, key=lambda part: int(part[0])):
+        first = int(places[0])
+        key = (r.tasks[r.task_N[first]], r.metrics[r.metric_N[first]])
+        if key[0] not in question.without:
+            groups.setdefault(key, {})[float(r.scale_N[first])] = places
+    run_N, names = r.seed_N, dict(r.seeds)
+    blocks: dict[int, int] = {}
+    if r.blocks:
+        pairs = np.stack([r.block_N, r.seed_N], axis=1)
+        distinct, run_N = np.unique(pairs, axis=0, return_inverse=True)
+        run_N = run_N.reshape(-1)
+        for run, (block, seed) in enumerate(distinct.tolist()):
+            blocks[run] = block
+            own = r.seeds.get(seed, str(seed)) if r.paired else str(seed)
+            names[run] = f"{r.blocks[block]}, {own}" if r.paired else r.blocks[block]
+    layout = None
+    if not r.paired:
+        layout = dict(blocks) if blocks else dict.fromkeys(np.unique(run_N).tolist(), 0)
+    return _Table(r, groups, run_N, layout, blocks, names)
 
 
-def _headline_metrics(rows: Sequence[Measurement], question: Question) -> dict[str, str]:
+def _copies(results: Results, question: Question, notes: list[str]) -> set[str]:
+    """Arms that repeat another one: equal in all values per sample of all runs. Without such values
+    nothing is a copy, and the baseline never is.
+    """
+    r = results
+    if r.per_sample is None:
+        return set()
+    by_arm: dict[int, dict[tuple[int, ...], bytes]] = defaultdict(dict)
+    lacking = set()
+    for n, samples in enumerate(r.per_sample):
+        arm = int(r.arm_N[n])
+        if samples is None or len(samples) < 2:
+            lacking.add(arm)
+            continue
+        key = (int(r.task_N[n]), int(r.metric_N[n]), int(r.seed_N[n]), int(r.block_N[n]),
+               hash(float(r.scale_N[n])))  # fmt: skip
+        by_arm[arm][key] = hashlib.blake2b(np.asarray(samples).tobytes()).digest()
+    first: dict[frozenset[tuple[tuple[int, ...], bytes]], str] = {}
+    copies = set()
+    order = sorted(by_arm, key=lambda arm: r.arms[arm] != question.baseline and (
+        plain_name(r.arms[arm]) not in BASELINES))  # fmt: skip
+    for arm in order:
+        if arm in lacking:
+            continue
+        original = first.setdefault(frozenset(by_arm[arm].items()), r.arms[arm])
+        if original != r.arms[arm]:
+            copies.add(r.arms[arm])
+            notes.append(
+                f"left out: {r.arms[arm]}, whose answers to every sample are those of {original}"
+            )
+    return copies
+
+
+def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
     """One metric for each task: the metric asked for, or the likeliest headline."""
     metrics: dict[str, list[str]] = defaultdict(list)
-    for row in rows:
-        if row.metric not in metrics[row.task]:
-            metrics[row.task].append(row.metric)
+    for task, metric in table.by_key:
+        metrics[task].append(metric)
     chosen = {}
     for task, names in metrics.items():
         if question.metric is not None:
             chosen[task] = question.metric
             continue
-        ranks = {plain_name(name): name for name in names}
+        ranks = {plain_name(name): name for name in reversed(names)}
         chosen[task] = next((ranks[name] for name in HEADLINES if name in ranks), names[0])
     return chosen
 
 
-def _headline_rows(rows: Sequence[Measurement], question: Question) -> list[Measurement]:
-    """The rows of the headline metric of each task."""
-    chosen = _headline_metrics(rows, question)
-    kept = [row for row in rows if row.metric == chosen[row.task]]
-    if not kept:
-        raise ValueError("no row is left to compare")
-    return kept
+def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
+    """The metrics of tasks that are read: those that decide, and the first of the others."""
+    return list(dict.fromkeys([*chosen.items(), *list(table.by_key)[:MOST_FACTS]]))
 
 
 def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
@@ -194,45 +317,90 @@ def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
             raise ValueError(f"there is no arm {question.baseline!r} (of {shown})")
         return question.baseline
     plain = {plain_name(arm): arm for arm in reversed(arms)}
-    baseline = next((plain[name] for name in BASELINES if name in plain), arms[0])
+    baseline = next((plain[name] for name in BASELINES if name in plain), None)
+    if baseline is None:
+        last = {name.split("_")[-1]: arm for name, arm in plain.items()}
+        baseline = next((last[name] for name in BASELINES[:5] if name in last), arms[0])
     notes.append(f"baseline: {baseline}")
     return baseline
 
 
+def _arms_at(
+    table: _Table, chosen: Mapping[str, str], scale: float, without: set[str]
+) -> tuple[str, ...]:
+    """The arms of a scale, in the order of the file."""
+    r = table.results
+    first: dict[int, int] = {}
+    for key in chosen.items():
+        places = table.by_key.get(key, {}).get(scale)
+        if places is None:
+            continue
+        arms, at = np.unique(r.arm_N[places], return_index=True)
+        for arm, n in zip(arms.tolist(), places[at].tolist(), strict=True):
+            first[arm] = min(first.get(arm, n), n)
+    ordered = sorted(first, key=lambda arm: first[arm])
+    return tuple(r.arms[arm] for arm in ordered if r.arms[arm] not in without)
+
+
 def _largest_scale(
-    rows: Sequence[Measurement], names: Mapping[float, str], notes: list[str]
+    table: _Table, chosen: Mapping[str, str], without: set[str], notes: list[str]
 ) -> float:
-    """The largest scale of two arms or more."""
-    arms: dict[float, set[str]] = defaultdict(set)
-    for row in rows:
-        arms[row.scale].add(row.arm)
-    enough = [scale for scale in arms if len(arms[scale]) > 1]
+    """The largest scale of two arms or more; arms that it lacks are named."""
+    r = table.results
+    scales = sorted({scale for key in chosen.items() for scale in table.by_key.get(key, {})})
+    arms = {scale: _arms_at(table, chosen, scale, without) for scale in scales}
+    enough = [scale for scale in scales if len(arms[scale]) > 1]
     if not enough:
-        where = " at each scale" if len(arms) > 1 else f", {rows[0].arm}"
+        names = list(dict.fromkeys(arm for of in arms.values() for arm in of))
+        where = " at each scale" if len(names) > 1 else f", {names[0]}"
         raise ValueError(
             f"there is one arm{where}: a comparison needs two; name what tells arms apart with "
             f"--arm ({'; '.join(notes)})"
         )
-    if larger := [names[scale] for scale in arms if scale > max(enough)]:
+    largest = max(enough)
+    if larger := [r.scales[scale] for scale in scales if scale > largest]:
         notes.append(f"left out: scales with one arm, {', '.join(larger)}")
-    return max(enough)
+    others: dict[str, str] = {}
+    for scale in scales:
+        for arm in arms[scale]:
+            if arm not in arms[largest]:
+                others[arm] = r.scales[scale]
+    if others:
+        shown = ", ".join(f"{arm} (at {scale})" for arm, scale in list(others.items())[:6])
+        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+        notes.append(f"not compared, at another scale than {r.scales[largest]}: {shown}{more}")
+    return largest
 
 
-def _paired(rows: Sequence[Measurement], baseline: str, notes: list[str]) -> Sequence[Measurement]:
-    """The rows, with the places of the seeds instead of the seeds where some arm has several runs
-    but not two seeds of the baseline: such runs are not paired by seed.
+def _layout(
+    table: _Table, chosen: Mapping[str, str], scale: float, baseline: str, arms: Sequence[str],
+    notes: list[str],
+) -> _Table:  # fmt: skip
+    """The table, with no pairs where some arm has several runs but not two seeds of the baseline:
+    such runs are not paired by seed.
     """
-    seeds: dict[str, set[int]] = defaultdict(set)
-    for row in rows:
-        seeds[row.arm].add(row.seed)
-    alone = [arm for arm, own in seeds.items() if len(own) > 1 and len(own & seeds[baseline]) < 2]
-    if not alone or len(seeds[baseline]) < 2:
-        return rows
+    if table.groups is not None:
+        return table
+    runs: dict[str, set[int]] = defaultdict(set)
+    for key in chosen.items():
+        for arm, own in table.runs(key, scale).items():
+            runs[arm] |= set(own)
+    of_baseline = runs.get(baseline, set())
+    alone = []
+    for arm in arms:
+        both = len(runs[arm] & of_baseline)
+        is_incomplete = both < max(len(runs[arm]), len(of_baseline))
+        if len(runs[arm]) > 1 and (both < 2 or (both < LEAST_PAIRS and is_incomplete)):
+            alone.append(arm)
+    if not alone or len(of_baseline) < 2:
+        return table
     notes.append(
-        f"seed: {_some(alone)} has not two seeds of {baseline}, so runs are not paired by seed"
+        f"seed: {_some(alone)} has not {LEAST_PAIRS} seeds of {baseline}, so runs are not paired "
+        f"by "
+        "seed"
     )
-    places = {arm: {seed: i for i, seed in enumerate(sorted(own))} for arm, own in seeds.items()}
-    return [row._replace(seed=places[row.arm][row.seed]) for row in rows]
+    layout = dict(table.blocks) or dict.fromkeys(np.unique(table.run_N).tolist(), 0)
+    return replace(table, groups=layout)
 
 
 def _some(names: Sequence[str]) -> str:
@@ -241,90 +409,194 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:3]) + more
 
 
-def _tables(
-    rows: Sequence[Measurement], question: Question, notes: list[str]
-) -> tuple[dict[str, TaskScores], dict[str, float]]:
-    """The scores of every task, and what makes its values those of the scores: 0.01 for
-    percentages.
+# --- directions and units -------------------------------------------------------------------------
+
+
+def metric_facts(results: Results, key: Key, table: _Table, question: Question) -> MetricFacts:
+    """The direction and the unit of a metric of a task: from an option, from the file, by the name,
+    or guessed. ValueError where the file gives it both directions, or arms have two units.
     """
-    groups: dict[str, list[Measurement]] = defaultdict(list)
-    for row in rows:
-        groups[row.task].append(row)
-    tables, of_unit = {}, {}
-    for task, of_task in groups.items():
-        metric = of_task[0].metric
-        numbers = [row.value for row in of_task]
-        of_unit[task] = 0.01 if _are_percentages(task, metric, numbers) else 1.0
-        numbers = [number * of_unit[task] for number in numbers]
+    task, metric = key
+    name = task if metric == "value" else metric
+    facts = name_facts(name)
+    if facts.higher is None and metric != "value":
+        other = name_facts(task)
+        facts = other if other.higher is not None and is_bare_metric(task) else facts
+    places = np.concatenate(list(table.by_key[key].values()))
+    stated = set(np.unique(results.higher_N[places]).tolist()) - {-1}
+    if len(stated) > 1:
+        raise ValueError(f"{task}, {metric}: the table gives it both directions")
+    if metric in question.lower or task in question.lower:
+        higher, source = False, "option"
+    elif metric in question.higher or task in question.higher:
+        higher, source = True, "option"
+    elif stated:
+        higher, source = bool(stated.pop()), "file"
+    elif facts.higher is not None:
+        higher, source = facts.higher, "name"
+    else:
+        higher, source = True, "guess"
+    unit, unit_from = _unit(results, key, name, facts.unit, facts.bounded, places, question)
+    return MetricFacts(
+        task=task,
+        metric=metric,
+        higher_is_better=higher,
+        direction_from=source,
+        unit=unit,
+        unit_from=unit_from,
+    )
+
+
+def _unit(
+    results: Results, key: Key, name: str, by_name: str, bounded: bool, places: Codes,
+    question: Question,
+) -> tuple[str, str]:  # fmt: skip
+    """The unit and where it is from. A share whose values are above 1 is in percent."""
+    told = question.units or {}
+    if (asked := told.get(key[1], told.get(key[0]))) is not None:
+        return ("" if asked == "none" else asked), "option"
+    if key[0] in results.shares or key[1] in results.shares:
+        return "share", "file"
+    values = results.value_N[places]
+    low, high = float(values.min()), float(values.max())
+    _check_one_unit(results, name, by_name, places)
+    if by_name == "share":
+        if low < 0:
+            return "", "values"
+        if high <= 1.0 if bounded else float(np.median(values)) <= 1.0:
+            return "share", "name"
+        return ("percent", "values") if high <= 100 or not bounded else ("", "values")
+    return by_name, "name" if by_name else "guess"
+
+
+def _check_one_unit(results: Results, name: str, by_name: str, places: Codes) -> None:
+    """ValueError where values of a share stand beside values in percent."""
+    values = results.value_N[places]
+    facts = name_facts(name)
+    if by_name not in ("share", "") or (facts.higher is False and not by_name):
+        return
+    if by_name == "" and facts.higher is not None:
+        return
+    is_small, is_large = (values > 0) & (values <= 1), values > 1
+    arms = results.arm_N[places]
+    if not by_name and (
+        (values == np.floor(values)).all() or set(arms[is_small]) & set(arms[is_large])
+    ):
+        return
+    if not is_small.any() or not is_large.any() or values.min() < 0 or values.max() > 100:
+        return
+    ratio = float(np.median(values[is_large]) / np.median(values[is_small]))
+    least, most = (OTHER_UNIT, 1e4) if by_name else (2 * OTHER_UNIT, 300.0)
+    if not least <= ratio <= most or float(values[is_large].min()) < 3 * float(
+        values[is_small].max()
+    ):
+        return
+    small = list(
+        dict.fromkeys(results.arms[arm] for arm in results.arm_N[places][is_small].tolist())
+    )
+    large = list(
+        dict.fromkeys(results.arms[arm] for arm in results.arm_N[places][is_large].tolist())
+    )
+    raise ValueError(
+        f"{name}: {_some(small)} has values up to 1 (such as {values[is_small][0]:g}) and "
+        f"{_some(large)} above (such as {values[is_large][0]:g}): shares beside percentages are "
+        f"not "
+        f"compared; write one unit, or say --unit '{name}=percent' (or none) if they are one"
+    )
+
+
+def _factor(facts: MetricFacts) -> float:
+    """What makes values of a file those of the scores: 0.01 for percentages."""
+    return 0.01 if facts.unit == "percent" else 1.0
+
+
+def _scores(
+    table: _Table, chosen: Mapping[str, str], scale: float, facts: Mapping[Key, MetricFacts],
+    arms: Sequence[str], question: Question,
+) -> dict[str, TaskScores]:  # fmt: skip
+    """The scores of every task."""
+    scores = {}
+    kept = set(arms)
+    for task, metric in chosen.items():
+        runs = table.runs((task, metric), scale)
+        if not runs:
+            continue
+        of = facts[task, metric]
+        factor = _factor(of)
         values = {
-            arm: {seed: value * of_unit[task] for seed, value in runs.items()}
-            for arm, runs in _runs_of(of_task).items()
-        }
-        is_share = min(numbers) >= 0 and max(numbers) <= 1 and len(set(numbers)) > 1
-        unit = METRICS[metric].unit if metric in METRICS else "share" if is_share else ""
-        tables[task] = TaskScores(
+            arm: {run: value * factor for run, value in own.items()}
+            for arm, own in runs.items() if arm in kept
+        }  # fmt: skip
+        numbers = [abs(value) for own in values.values() for value in own.values()]
+        if max(numbers) > LARGEST or 0 < max(numbers) < SMALLEST:
+            raise ValueError(
+                f"{task if metric == 'value' else metric}: values as {max(numbers):.3g} cannot be "
+                "compared; multiply the column by a power of ten"
+            )
+        unit = "share" if of.unit in ("share", "percent") else of.unit
+        name = task if metric == "value" else metric
+        scores[task] = TaskScores(
             values=values,
-            samples=_samples_of(of_task, values),
-            band=question.band * of_unit[task],
-            limit=1.0 if unit == "share" else math.inf,
+            samples=_samples_of(table, (task, metric), scale, values),
+            band=question.band * factor,
+            limit=1.0 if unit == "share" and name_facts(name).bounded else math.inf,
             metric=metric,
             unit=unit,
-            higher_is_better=_is_higher_better(of_task, question),
+            higher_is_better=of.higher_is_better,
         )
-    if percentages := [task for task, factor in of_unit.items() if factor < 1]:
-        notes.append(f"read as percentages: {_some(percentages)}")
-    return tables, of_unit
-
-
-def _are_percentages(task: str, metric: str, numbers: Sequence[float]) -> bool:
-    """Whether a metric that is a share has values up to 100."""
-    name = task if metric == "value" else metric
-    is_share = SHARES.search(plain_name(name)) is not None
-    return is_share and min(numbers) >= 0 and 1 < max(numbers) <= 100
+    return scores
 
 
 def _samples_of(
-    rows: Sequence[Measurement], values: Runs
+    table: _Table, key: Key, scale: float, values: Runs
 ) -> dict[str, dict[int, np.ndarray | None]] | None:
     """Values per sample, where the table has them. ValueError where they are not those of the
     value, or of other samples than those of another run.
     """
-    if not any(row.per_sample is not None for row in rows):
+    r = table.results
+    places = table.by_key[key][scale]
+    if r.per_sample is None or all(r.per_sample[n] is None for n in places.tolist()):
         return None
     samples: dict[str, dict[int, np.ndarray | None]] = {}
     sizes = set()
-    for row in rows:
-        samples.setdefault(row.arm, {})[row.seed] = row.per_sample
-        if row.per_sample is None:
+    for n in places.tolist():
+        arm, run, one = r.arms[r.arm_N[n]], int(table.run_N[n]), r.per_sample[n]
+        if arm not in values:
             continue
-        sizes.add(len(row.per_sample))
-        mean, value = float(np.mean(row.per_sample)), values[row.arm][row.seed]
-        if len(row.per_sample) < 2 or abs(mean - value) > 1e-5 * max(1.0, abs(value)):
+        samples.setdefault(arm, {})[run] = one
+        if one is None:
+            continue
+        sizes.add(len(one))
+        mean, value = float(np.mean(one)), values[arm][run]
+        if len(one) < 2 or abs(mean - value) > 1e-5 * max(1.0, abs(value)):
             raise ValueError(
-                f"{row.arm} seed {row.seed} on {row.task}: the mean of the {len(row.per_sample)} "
-                f"values per sample is {mean:.6g}, and the value {value:.6g}"
+                f"{arm} seed {run} on {key[0]}: the mean of the {len(one)} values per sample is "
+                f"{mean:.6g}, and the value {value:.6g}"
             )
     if len(sizes) > 1:
-        raise ValueError(
-            f"{rows[0].task}: runs have values of {min(sizes)} and {max(sizes)} samples"
-        )
+        raise ValueError(f"{key[0]}: runs have values of {min(sizes)} and {max(sizes)} samples")
     return samples
 
 
-def _is_higher_better(rows: Sequence[Measurement], question: Question) -> bool:
-    """The direction of a task's metric, as the table says, as the user says, or by its name."""
-    one = rows[0]
-    if one.metric in question.lower or one.task in question.lower:
+# --- averages and analysis ------------------------------------------------------------------------
+
+
+def _averages(tables: Mapping[str, TaskScores]) -> list[str]:
+    """Columns that are averages of others: where two or more others could be their parts."""
+    named = [task for task in tables if is_average(task) and not _is_bare(task, tables[task])]
+    parts = [
+        task for task in tables if task not in named and not _is_bare(task, tables[task])
+    ]  # fmt: skip
+    return named if len(parts) > 1 else []
+
+
+def _is_bare(task: str, scores: TaskScores) -> bool:
+    """Whether a column is a metric alone, with no task in its name."""
+    if scores.metric != "value":
         return False
-    stated = {row.higher for row in rows} - {None}
-    if len(stated) > 1:
-        raise ValueError(f"{one.task}, {one.metric}: the table gives it both directions")
-    if stated:
-        return bool(stated.pop())
-    if one.metric in METRICS:
-        return METRICS[one.metric].higher_is_better
-    name = one.task if one.metric == "value" else one.metric
-    return LOWER.search(plain_name(name)) is None
+    plain = plain_name(task)
+    is_mean = re.fullmatch(r"(average|avg|mean|overall)(_(score|accuracy|acc))?|score", plain)
+    return is_bare_metric(task) and is_mean is None
 
 
 def _can_average(
@@ -333,29 +605,81 @@ def _can_average(
     notes: list[str],
     refusals: list[str],
 ) -> bool:
-    """Whether the tasks have one average, as an ablation's: of one unit and one direction. Why not
-    is a refusal.
+    """Whether the tasks have one average, as an ablation's: of one unit and one direction, and not
+    of several metrics of one test set. Why not is a refusal.
     """
-    if averages := [task for task in tables if is_average(task)]:
+    if averages := _averages(tables):
         notes.append(f"not averaged again: {_some(averages)}")
-    singles = [scores for task, scores in tables.items() if task not in averages]
-    metrics = list(dict.fromkeys(scores.metric for scores in singles))
-    units = {scores.unit for scores in singles}
+    singles = {task: scores for task, scores in tables.items() if task not in averages}
     if len(singles) < 2:
         return False
-    if len({scores.higher_is_better for scores in singles}) > 1:
+    metrics = list(dict.fromkeys(scores.metric for scores in singles.values()))
+    units = {scores.unit for scores in singles.values()}
+    bare = [task for task, scores in singles.items() if _is_bare(task, scores)]
+    stems = Counter(task_stem(task) for task, one in singles.items() if one.metric == "value")
+    bare = bare or [task for task in singles if stems[task_stem(task)] > 1 and is_known(task)]
+    if len({scores.higher_is_better for scores in singles.values()}) > 1:
         why = "metrics of both directions"
     elif len(units) > 1 or (units == {""} and len(metrics) > 1):
         why = "different units"
+    elif bare:
+        why = f"metrics of one test set ({_some(bare)})"
+    elif units == {""} and not _are_alike(singles):
+        why = "values of different size"
     else:
         if len(metrics) > 1:
             notes.append(f"the average is of {len(metrics)} metrics, {_some(metrics)}")
         return True
-    refusals.append(
-        f"no average over the {len(singles)} tasks: they have {why}; choose by --metric, --task or "
-        "--without"
-    )
+    if question.task is None:
+        refusals.append(
+            f"no average over the {len(singles)} tasks: they have {why}; choose by --metric, "
+            f"--task "
+            "or --without"
+        )
     return False
+
+
+def _are_alike(singles: Mapping[str, TaskScores]) -> bool:
+    """Whether values without a unit could be of one: none is at most 1 where others are above."""
+    most = []
+    for scores in singles.values():
+        values = [abs(value) for own in scores.values.values() for value in own.values()]
+        most.append(max(values))
+    return not (min(most) <= 1 < max(most)) and max(most) <= 1000 * max(min(most), 1e-300)
+
+
+def _check_band(
+    tables: Mapping[str, TaskScores], facts: Mapping[Key, MetricFacts], chosen: Mapping[str, str],
+    question: Question,
+) -> None:  # fmt: skip
+    """ValueError for a band beside several units, where no task is chosen."""
+    if not question.band or question.task is not None:
+        return
+    units = {facts[task, chosen[task]].unit for task in tables}
+    if len(units) > 1:
+        shown = ", ".join(
+            f"{task}: {facts[task, chosen[task]].unit or 'no unit'}" for task in list(tables)[:4]
+        )
+        raise ValueError(
+            f"--equivalence {question.band:g} is in one unit, and the tasks have several "
+            f"({shown}): "
+            "choose one with --task"
+        )
+
+
+def _first_task(tasks: Mapping[str, TaskResult]) -> str:
+    """The task that decides where there is no average: of a test set before a training set, the
+    likeliest headline, a metric whose name is known, or the first.
+    """
+
+    def place(task: str) -> tuple[bool, int, bool]:
+        plain = plain_name(task)
+        words = re.split(r"[^a-z]+", task.lower())
+        ranks = [n for n, name in enumerate(HEADLINES) if re.search(rf"(^|_){name}$", plain)]
+        is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & set(words))
+        return is_early, min(ranks, default=99), not is_known(task)
+
+    return min(tasks, key=place)
 
 
 def _analysis(
@@ -363,33 +687,40 @@ def _analysis(
     baseline: str,
     arms: Sequence[str],
     question: Question,
+    table: _Table,
     *,
     average: bool,
 ) -> Analysis:
     """`analyse` of an ablation on these tables; averages among the columns are averaged no more."""
-    singles = {task: one for task, one in tables.items() if not is_average(task)} or dict(tables)
+    averages = _averages(tables)
+    singles = {task: one for task, one in tables.items() if task not in averages} or dict(tables)
     if question.task is not None:
         singles[question.task] = tables[question.task]
-    others = [arm for arm in arms if arm != baseline]
     runs: dict[str, int] = defaultdict(int)
     for scores in tables.values():
         for arm, of_arm in scores.values.items():
             runs[arm] = max(runs[arm], len(of_arm))
-    models = [arm for arm in others if runs[arm] == 1] if runs[baseline] > 1 else []
+    others = [arm for arm in arms if arm != baseline and runs[arm] > 1]
+    if not others or runs[baseline] < 2:  # one run of each arm: nothing tells the noise
+        singles = {task: _without_runs(scores) for task, scores in singles.items()}
     return analyse(
         singles,
         baseline,
         arms=others,
-        one_models=models,
         band=max(scores.band or 0.0 for scores in singles.values()),
         primary=question.task,
         average=average and len(singles) > 1,
+        groups=table.groups,
     )
 
 
-def is_average(task: str) -> bool:
-    """Whether the name of a column says that it is an average of others."""
-    return AVERAGES.search(plain_name(task)) is not None
+def _plain_runs(values: Mapping[str, Mapping[int, float]]) -> Runs:
+    return {arm: dict(own) for arm, own in values.items()}
+
+
+def _without_runs(scores: TaskScores) -> TaskScores:
+    """The scores of a table that is not fitted."""
+    return replace(scores, values={}, samples=None)
 
 
 # --- what cannot be decided -----------------------------------------------------------------------
@@ -404,14 +735,35 @@ def _refusals(values: Runs, result: TaskResult, baseline: str, arms: Sequence[st
             "no verdict: every arm has one run, so the noise between runs is not known; give two "
             "seeds or more",
         ]
-    if result.sd == 0:
+    if len(values.get(baseline, {})) < 2:
+        return [
+            *refusals,
+            f"no verdict: {baseline} has one run; choose a --baseline with two or more",
+        ]
+    single = [arm for arm in arms if len(values.get(arm, {})) == 1]
+    if single:
+        refusals.append(
+            f"no verdict on {_some(single)}: one run, and how much another would differ is not "
+            f"known"
+        )
+    if not any(_varies(own) for own in values.values()):
         refusals.append(
             "no verdict: nothing varies between the runs of an arm; were the seeds different?"
         )
-    compared = {baseline, *lacking, *(row.arm for row in result.comparisons)}
+    elif result.sd == 0:
+        refusals.append(
+            "no verdict: the differences to the baseline are the same in every seed, so their "
+            "noise "
+            "is not known"
+        )
+    compared = {baseline, *lacking, *single, *(row.arm for row in result.comparisons)}
     if few := [arm for arm in arms if arm not in compared]:
         refusals.append(f"{_some(few)} not compared with {baseline}: two runs are needed in common")
     return refusals
+
+
+def _varies(runs: Mapping[int, float]) -> bool:
+    return len(set(runs.values())) > 1
 
 
 def _sampling(result: TaskResult, values: Runs, samples: int) -> float | None:
@@ -423,79 +775,118 @@ def _sampling(result: TaskResult, values: Runs, samples: int) -> float | None:
     return 1.96 * math.sqrt(2 * p * (1 - p) / samples)
 
 
+def _small_test_set(result: TaskResult, values: Runs, samples: int) -> list[str]:
+    """A note where the test samples alone leave more to a difference than the intervals over seeds,
+    and no values per sample say how much the arms share.
+    """
+    widths = [
+        (row.high - row.low) / 2 for row in result.comparisons
+        if row.low is not None and row.high is not None and row.low_samples is None
+    ]  # fmt: skip
+    half = _sampling(result, values, samples)
+    if not widths or half is None or half <= min(widths):
+        return []
+    return [
+        f"the intervals are over seeds, on these {samples:,} test samples: other test samples "
+        f"alone may "
+        f"move a difference by ±{100 * half:.1f} points, where the arms share none of their errors"
+    ]
+
+
+def _ties(table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence[str]) -> list[str]:
+    """Notes on arms with equal values in every run and task, which are arms all the same."""
+    if len(arms) > MOST_SIGNALS:
+        return []
+    values: dict[str, list[tuple[str, int, float]]] = {arm: [] for arm in arms}
+    for task, metric in chosen.items():
+        for arm, own in table.runs((task, metric), scale).items():
+            if arm in values:
+                values[arm] += [(task, run, value) for run, value in own.items()]
+    first: dict[frozenset[tuple[str, int, float]], str] = {}
+    notes = []
+    for arm, of_arm in values.items():
+        original = first.setdefault(frozenset(of_arm), arm)
+        if original != arm and len(of_arm) > 2:
+            notes.append(f"{arm} has the same values as {original} in every run: is it a copy?")
+    return notes[:5]
+
+
+def _samples_of_task(table: _Table, chosen: Mapping[str, str], result: TaskResult) -> int:
+    """The number of test samples of a task; 0 where it is not known."""
+    scales = table.by_key.get((result.task, chosen.get(result.task, "")), {})
+    return int(table.results.samples_N[scales[max(scales)][-1]]) if scales else 0
+
+
 # --- which metric, which scale --------------------------------------------------------------------
 
 
 def _signals(
-    rows: Iterable[Measurement], scale: float, question: Question
-) -> tuple[MetricSignal, ...]:
+    table: _Table, scale: float, facts: Mapping[Key, MetricFacts], without: set[str],
+    question: Question,
+) -> tuple[MetricSignal, ...]:  # fmt: skip
     """Signal to noise of the metrics of all tasks, where there are two or more."""
-    groups: dict[tuple[str, str], list[Measurement]] = defaultdict(list)
-    for row in rows:
-        if row.scale == scale:
-            groups[row.task, row.metric].append(row)
+    keys = [key for key, of in table.by_key.items() if scale in of]
     tables, lower = {}, []
-    several = len({metric for _, metric in groups}) > 1
-    for (task, metric), of_one in list(groups.items())[:MOST_SIGNALS]:
+    several = len({metric for _, metric in keys}) > 1
+    for key in keys[:MOST_SIGNALS]:
+        task, metric = key
         name = f"{task}, {metric}" if several else task
-        tables[name] = _runs_of(of_one)
-        if not _is_higher_better(of_one, question):
+        tables[name] = {
+            arm: own for arm, own in table.runs(key, scale).items() if arm not in without
+        }
+        of = facts.get(key) or metric_facts(table.results, key, table, question)
+        if not of.higher_is_better:
             lower.append(name)
-    signals = metric_signals(tables, lower)
+    signals = metric_signals(tables, lower, paired=table.groups is None)
     return tuple(signals) if len(signals) > 1 else ()
 
 
-def _runs_of(rows: Iterable[Measurement]) -> Runs:
-    runs: Runs = {}
-    for row in rows:
-        runs.setdefault(row.arm, {})[row.seed] = row.value
-    return runs
-
-
 def _scale_decisions(
-    rows: Sequence[Measurement],
+    table: _Table,
+    chosen: Mapping[str, str],
     large: float,
-    results: Results,
+    facts: Mapping[Key, MetricFacts],
     question: Question,
     headline: str,
     can_average: bool,
+    without: set[str],
 ) -> tuple[ScaleDecision, ...]:
     """All metrics of every task at every smaller scale, and the average over tasks where there is
     one, against the headline at the largest scale.
     """
-    groups: dict[Column, list[Measurement]] = defaultdict(list)
-    for row in rows:
-        if row.scale <= large:
-            groups[row.task, row.metric].append(row)
-    columns: dict[Column, dict[float, Runs]] = {}
-    for column, of_one in groups.items():
-        by_scale: dict[float, list[Measurement]] = defaultdict(list)
-        for row in of_one:
-            by_scale[row.scale].append(row)
-        columns[column] = {scale: _runs_of(each) for scale, each in by_scale.items()}
-    scales = sorted({row.scale for row in rows if row.scale <= large})
+    scales = sorted({scale for of in table.by_key.values() for scale in of if scale <= large})
     if len(scales) < 2:
         return ()
-    metrics = _headline_metrics(rows, question)
-    singles = [(task, metric) for task, metric in metrics.items() if not is_average(task)]
+    singles = [(task, metric) for task, metric in chosen.items() if not is_average(task)]
     # A task that some scale lacks would make the average another one there
-    singles = [column for column in singles if columns.get(column, {}).keys() == set(scales)]
+    singles = [key for key in singles if set(scales) <= table.by_key.get(key, {}).keys()]
+    first = (headline, chosen.get(headline, ""))
+    order = dict.fromkeys([first, (AVERAGE, ""), *chosen.items(), *table.by_key])
+    columns: dict[Column, dict[float, Runs]] = {}
+    for key in [key for key in order if key in table.by_key][: MOST_SIGNALS + len(singles)]:
+        columns[key] = {}
+        for scale in table.by_key[key]:
+            if scale <= large:
+                runs = table.runs(key, scale)
+                columns[key][scale] = {arm: own for arm, own in runs.items() if arm not in without}
     if can_average and len(singles) > 1:
         columns[AVERAGE, ""] = {
-            scale: average_values([columns[column][scale] for column in singles])
-            for scale in scales
+            scale: average_values([columns[key][scale] for key in singles]) for scale in scales
         }
-    first = (headline, metrics.get(headline, ""))
-    lower = {column for column, of_one in groups.items() if not _is_higher_better(of_one, question)}
+    lower = {
+        key for key in columns if key in table.by_key and not (
+            facts.get(key) or metric_facts(table.results, key, table, question)
+        ).higher_is_better
+    }  # fmt: skip
     if lower.issuperset(singles):
         lower.add((AVERAGE, ""))
-    order = dict.fromkeys([first, (AVERAGE, ""), *metrics.items(), *columns])
     kept = [column for column in order if column in columns][:MOST_SIGNALS]
     tables = ScaleTables(
         columns={column: columns[column] for column in kept},
         lower=lower,
-        names=results.scales,
-        costs=results.costs,
+        names=table.results.scales,
+        costs=table.results.costs,
         noise=question.noise,
+        groups=table.groups,
     )
     return tables.decisions(kept[0])

@@ -9,6 +9,7 @@ from math import isfinite
 
 from markupsafe import Markup
 
+from manifests.text import printable
 from manifests.web_page import colour, line_at, number, svg, text_at, ticks
 from train.ablation import wording
 
@@ -39,16 +40,19 @@ class Forest:
     high: float
     band: float
 
+    def part(self, value: float) -> float:
+        """Where a value lies on the axis, from 0 to 1; an end without bound is at the edge."""
+        return min(1.0, max(0.0, (value - self.low) / (self.high - self.low)))
+
     def x(self, value: float) -> float:
-        return EDGE + (value - self.low) / (self.high - self.low) * (ROW[0] - 2 * EDGE)
+        return EDGE + self.part(value) * (ROW[0] - 2 * EDGE)
 
     def head(self, title: str) -> Markup:
         """The numbers of the axis."""
         body = []
         for tick in ticks(self.low, self.high, 6):
-            label = f"{tick:+g}".replace("-", wording.MINUS) if tick else "0"
-            body.append(text_at(self.x(tick), 16, label, "middle"))
-        return svg(ROW[0], 20, body, title, "row")
+            body.append(text_at(self.x(tick), 16, signed(tick), "middle"))
+        return svg(ROW[0], 20, body, printable(title), "row")
 
     def row(self, row: ForestRow | None) -> Markup:
         """The line of a row, whose numbers are in the other cells; without one the grid alone."""
@@ -74,12 +78,19 @@ class Forest:
         return Markup(f"<svg {box}>{''.join(body)}</svg>")
 
 
+def signed(tick: float) -> str:
+    """The label of a difference on an axis: +0.5, 0, +2e-05."""
+    text = f"{tick:+g}" if tick else "0"
+    return wording.MINUS + text[1:] if text.startswith("-") else text
+
+
 def forest(rows: Sequence[ForestRow], band: float) -> Forest:
     """The axis of all rows, 0 and the band."""
     values = [-band * 2, band * 2]
     for row in rows:
         values += [row.mean, *row.dots]
         values += [end for end in (row.low, row.high) if end is not None]
+    values = [value for value in values if isfinite(value)]
     pad = (max(values) - min(values)) * 0.05 or 1.0  # all are 0 where nothing varies
     return Forest(low=min(values) - pad, high=max(values) + pad, band=band)
 

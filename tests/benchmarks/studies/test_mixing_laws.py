@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies import mixing_laws
+from train.ablation.wording import MINUS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -26,19 +27,25 @@ def test_the_study_reads_tables_of_regmix(
     for scale, mixtures, losses, runs, shift in (
         ("1m", "train_mixture_1m", "train_pile_loss_1m", 96, 2.0),
         ("1B", "test_mixture_1B", "test_pile_loss_1B", 64, 1.0),
+        ("1m", "test_mixture_1m", "test_pile_loss_1m", 40, 2.0),
     ):
         shares_RS = random.dirichlet(np.ones(4), runs).round(3)
         loss_R = shift + np.exp(-np.sqrt(shares_RS) @ [1.0, 0.2, 0.5, 0.0])
         write(tmp_path / "data" / scale / f"{mixtures}.csv", list("abcd"), shares_RS)
         metrics = ["metric/the_pile_arxiv_val_loss", "metric/the_pile_pile_cc_val_loss"]
         write(tmp_path / "data" / scale / f"{losses}.csv", metrics, np.stack([loss_R, loss_R], 1))
+    of_60m = tmp_path / "data" / "60m" / "test_pile_loss_60m.csv"
+    write(of_60m, metrics, np.stack([loss_R, loss_R / 2], 1))
     out = tmp_path / "laws.json"
     words = [str(tmp_path / "data"), "--draws", "2", "--runs", "16", "--out", str(out)]
     assert mixing_laws.main(words) == 0
     assert "16 runs, chosen power" in capsys.readouterr().out
-    (power_1, chosen) = json.loads(out.read_text())["rows"]
+    document = json.loads(out.read_text())
+    (power_1, chosen), (advice,) = document["rows"], document["advice"]
     assert chosen["rho 1B"][0] > 0.99
     assert chosen["regret 1B"][0] <= power_1["regret 1B"][0] < 0.5
+    assert advice["gain"] >= 0, "a run that the law prefers is no worse than the best drawn one"
+    assert advice["gain of the advice"] >= 0
     assert mixing_laws.main([str(tmp_path / "laws.json"), "--out", str(out)]) == 2
 
 
@@ -50,21 +57,53 @@ def test_the_page_has_the_figures_of_the_result() -> None:
         for measure in ("regret 1B", "rho 1B"):
             cells += [f"{row[measure][0]:.2f} ± {row[measure][1]:.2f}" for row in (power_1, chosen)]
         assert f"| {' | '.join(cells)} |" in page
-    for row in json.loads(mixing_laws.SIMULATED_RESULT.read_text())["rows"]:
-        cells = [
-            str(row["sources"]),
-            str(row["runs"]),
-            str(row["noise"]),
-            f"{100 * row['held']:.0f} %",
-        ]
-        cells += [f"{row['regret']:.2f}", f"{row['bound']:.2f}"]
+    for row in json.loads(mixing_laws.RESULT.read_text())["advice"]:
+        cells = [str(row["runs"]), percent(row["fits"])]
+        cells += [signed(row[name]) for name in mixing_laws.ADVICE[1:]]
         assert f"| {' | '.join(cells)} |" in page
+    for row in json.loads(mixing_laws.SIMULATED_RESULT.read_text())["rows"]:
+        truth = ", ".join(filter(None, (row["truth"], row["noise_of"])))
+        cells = [truth, *(str(row[name]) for name in ("sources", "mixtures", "seeds", "noise"))]
+        cells += [percent(row[name]) for name in ("printed", "held", "fits", "found_taken")]
+        for name in ("regret", "regret_best_run", "regret_taken", "bound"):
+            cells.append("" if row[name] is None else f"{row[name]:.2f}")
+        assert f"| {' | '.join(cells)} |" in page
+
+
+def percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.0f} %"
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", MINUS)
 
 
 def test_simulated_swarms_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mixing_laws, "SIMULATIONS", 3)
-    monkeypatch.setattr(mixing_laws, "SIMULATED", ((3, 12, 0.1),))
+    cells = [("the law", "", 3, 12, 1, 0.1), ("pairs", "Student's t of 2", 3, 8, 2, 0.3)]
+    cells += [("a bowl", "five times with a source", 3, 6, 1, 0.3)]
+    monkeypatch.setattr(mixing_laws, "SIMULATED", cells)
     assert mixing_laws.main(["simulated", "--out", str(tmp_path / "regret.json")]) == 0
-    (row,) = json.loads((tmp_path / "regret.json").read_text())["rows"]
-    assert 0 <= row["regret"] < 0.5
-    assert row["held"] in (0, 1 / 3, 2 / 3, 1)
+    rows = json.loads((tmp_path / "regret.json").read_text())["rows"]
+    assert [(row["truth"], row["printed"]) for row in rows] == [
+        ("the law", 1),
+        ("pairs", 1),
+        ("a bowl", 0),
+    ]
+    for row in rows:
+        assert row["regret"] >= -1e-3
+        assert row["regret_taken"] >= -1e-3
+    assert rows[0]["regret"] < 0.5
+    assert rows[0]["held"] in (0, 1 / 3, 2 / 3, 1)
+    assert (rows[2]["held"], rows[2]["bound"], rows[2]["fits"]) == (None, None, None)
+
+
+@pytest.mark.parametrize("truth", mixing_laws.TRUTHS)
+def test_the_least_true_loss_is_that_of_an_average_of_mixtures(truth: str) -> None:
+    random = np.random.default_rng(1)
+    loss_at = mixing_laws.TRUTHS[truth](4, random)
+    shares_RS = random.dirichlet(np.ones(4), 10)
+    least = mixing_laws.least_of(loss_at, shares_RS, random)
+    averages_CS = np.random.default_rng(2).dirichlet(np.full(10, 0.3), 20_000) @ shares_RS
+    assert least <= loss_at(averages_CS).min() + 1e-3 * np.ptp(loss_at(shares_RS))
+    assert least <= loss_at(shares_RS).min()

@@ -79,5 +79,7 @@ def test_ticks_are_round_and_inside() -> None:
     assert web_page.ticks(0, 10) == [0, 2, 4, 6, 8, 10]
     assert web_page.ticks(-0.13, 0.21, 4) == [-0.1, 0, 0.1, 0.2]
     assert web_page.ticks(3, 3) == [3]
+    assert web_page.ticks(-3e-15, 4e-15, 4) == [-2e-15, 0, 2e-15, 4e-15]
+    assert web_page.ticks(0, 2.0**600, 3) == [0, 2e180, 4e180]
     assert web_page.number(12_800) == "12.8k"
     assert web_page.number(-0.5) == f"{web_page.MINUS}0.5"

@@ -369,11 +369,12 @@ RAW = {0: 0.30, 1: 0.34, 2: 0.32}
         (wording.points(None), DASH),
         (wording.interval(0.041, -0.029, 0.053), f"+4.1 [{MINUS}2.9, +5.3]"),
         (wording.interval(0.041, None, None), "+4.1"),
-        (wording.interval(0.0412, -0.1, 0.5, "nats"), f"+0.041 [{MINUS}0.100, +0.500]"),
+        (wording.interval(0.0412, -0.1, 0.5, "nats"), f"+0.04 [{MINUS}0.10, +0.50]"),
+        (wording.interval(0.00003, 0.00001, 0.00005), "+0.0030 [+0.0010, +0.0050]"),
         (wording.mean_and_sd(0.341, 0.01), "34.1 ± 1.0"),
         (wording.mean_and_sd(0.341, None), "34.1"),
         (wording.mean_and_sd(None, None), DASH),
-        (wording.mean_and_sd(-1.5, 0.25, "nats"), f"{MINUS}1.500 ± 0.250"),
+        (wording.mean_and_sd(-1.5, 0.25, "nats"), f"{MINUS}1.50 ± 0.25"),
         (wording.run_name("b32", NO_SEED), "b32"),
         (wording.run_name("half", 3), "half seed 3"),
         (wording.seed_name(NO_SEED), DASH),
@@ -394,11 +395,12 @@ def compared(values: dict[int, float], band: float = 0.005) -> Comparison:
 
 
 def test_other_units_are_shown_as_they_are() -> None:
-    text = wording.describe(
-        dataclasses.replace(compared({0: 0.401, 1: 0.439, 2: 0.422}), unit="nats")
-    )
+    row = compared({0: 0.401, 1: 0.439, 2: 0.422})
+    text = wording.describe(dataclasses.replace(row, unit="nats"))
     assert "+0.101 [" in text
     assert " nats (3 seeds, " in text
+    no_unit = wording.describe(dataclasses.replace(row, unit=""))
+    assert "] (3 seeds, " in no_unit
 
 
 def test_a_difference_is_described_in_points() -> None:

@@ -86,12 +86,100 @@ def test_tables_give_a_blend_that_olmix_reads(
 def test_more_is_better_where_it_is_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*tables(tmp_path), "--target", "mmlu_bpb", "--higher-is-better"]
+    words = [*tables(tmp_path), "--target", "mmlu_bpb", "--higher-is-better", "mmlu_bpb"]
     choice = mixed(words, capsys)
     shares = dict(zip(choice["sources"], choice["shares"], strict=True))
     assert shares["code"] > shares["books"]
     assert choice["found"] > choice["others"]["uniform"]
     assert choice["targets"] == ["mmlu_bpb"]
+
+
+def with_metrics(metrics: str, names: str, columns: Any) -> str:
+    """The table of metrics with columns of these names: each made from the mean of the others."""
+    header, *lines = Path(metrics).read_text().splitlines()
+    rows = [f"{header.split(',')[0]},{names}"]
+    for line in lines:
+        run, _, value, _ = line.split(",")
+        rows.append(",".join([run, *(str(one(float(value))) for one in columns)]))
+    Path(metrics).write_text("\n".join(rows) + "\n")
+    return metrics
+
+
+def test_more_of_an_accuracy_is_better_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ratios, metrics = tables(tmp_path)
+    with_metrics(metrics, "imagenet_acc,thing of mine", [lambda x: 1 - x / 3, lambda x: -x])
+    words = [ratios, metrics, "--target"]
+    choice = mixed([*words, "imagenet_acc"], capsys)
+    shares = dict(zip(choice["sources"], choice["shares"], strict=True))
+    assert shares["books"] > 0.5 > shares["code"]
+    assert choice["found"] > choice["others"]["uniform"]
+    assert "imagenet_acc: more is better (by its name), share" in choice["notes"]
+    guessed = mixed([*words, "thing of mine"], capsys)
+    assert guessed["shares"] == choice["shares"]
+    assert "thing of mine: more is better (a guess), an unknown unit" in guessed["notes"]
+    told = [*words, "thing of mine", "--lower-is-better", "thing of mine"]
+    opposite = mixed(told, capsys)
+    assert "thing of mine: less is better (as you say), an unknown unit" in opposite["notes"]
+    assert opposite["shares"] != choice["shares"]
+
+
+@pytest.mark.parametrize(
+    ("names", "columns", "message"),
+    [
+        (
+            "imagenet_acc,val_loss",
+            [lambda x: 1 - x / 3, lambda x: x],
+            "metrics of two directions have no mean; imagenet_acc: more is better (by its name), "
+            "share; val_loss: less is better (by its name), an unknown unit; choose with --target",
+        ),
+        (
+            "wiki_bpb,code_perplexity",
+            [lambda x: x, lambda x: 40 * x],
+            "metrics of two units have no mean; wiki_bpb: less is better (by its name), bits per "
+            "byte; code_perplexity: less is better (by its name), perplexity; choose",
+        ),
+        (
+            "acc,pets_acc",
+            [lambda x: 1 - x / 3, lambda x: 100 - 30 * x],
+            "acc: more is better (by its name), share; pets_acc: more is better (by its name), "
+            "percent; choose",
+        ),
+        ("loss,constant", [lambda x: x, lambda x: 2.5], "constant is 2.5 in all 16 runs"),
+    ],
+    ids=["directions", "units", "percent", "constant"],
+)
+def test_metrics_without_a_mean_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], names: str, columns: Any, message: str
+) -> None:
+    ratios, metrics = tables(tmp_path)
+    with_metrics(metrics, names, columns)
+    error = refused([ratios, metrics], capsys)
+    assert message in error
+    assert "--target" in error
+    assert mixed([ratios, metrics, "--target", names.split(",")[0]], capsys)["runs"] == 16
+
+
+def test_directions_are_told_once_and_of_targets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*tables(tmp_path), "--target", "arc_bpb"]
+    lower, higher = ["--lower-is-better"], ["--higher-is-better"]
+    for more, message in (
+        ([*lower, "mmlu_bpb"], "--lower-is-better names 'mmlu_bpb', which is no --target"),
+        ([*higher, "mmlu_bpp"], "has no metric 'mmlu_bpp'; did you mean 'mmlu_bpb'"),
+        ([*higher, "arc_bpb", *lower, "arc_bpb"], "'arc_bpb' is in --lower-is-better and in"),
+    ):
+        assert message in refused([*words, *more], capsys)
+
+
+def test_a_step_is_no_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ratios, metrics = tables(tmp_path)
+    with_metrics(metrics, "_step,loss", [lambda x: 100 * x, lambda x: x])
+    choice = mixed([ratios, metrics], capsys)
+    assert choice["targets"] == ["loss"]
+    assert f"not read: '_step' of {metrics}" in choice["notes"]
 
 
 def test_no_source_is_repeated_more_than_allowed(
@@ -118,6 +206,112 @@ def test_no_source_is_repeated_more_than_allowed(
         assert message in refused([*tables(tmp_path), *words], capsys)
 
 
+# --- what the law leaves out, and the best run ----------------------------------------------------
+
+
+def pair_tables(folder: Path, seed: int, runs: int = 24, pair: float = 4.0) -> tuple[str, str]:
+    """A swarm of four sources, of which the first and the third need each other."""
+    random = np.random.default_rng(seed)
+    shares_RS = random.dirichlet(np.ones(4), runs).round(3)
+    shares_RS[:, -1] = (1 - shares_RS[:, :-1].sum(axis=1)).round(3)
+    loss_R = 1 + 0.3 * shares_RS[:, 1] - pair * shares_RS[:, 0] * shares_RS[:, 2]
+    loss_R += random.normal(0, 0.02, runs)
+    ratios, metrics = ["run,a,b,c,d"], ["run,loss"]
+    for n, share_S in enumerate(shares_RS):
+        ratios.append(f"r{n},{','.join(map(str, share_S))}")
+        metrics.append(f"r{n},{loss_R[n]}")
+    (folder / "ratios.csv").write_text("\n".join(ratios) + "\n")
+    (folder / "metrics.csv").write_text("\n".join(metrics) + "\n")
+    return str(folder / "ratios.csv"), str(folder / "metrics.csv")
+
+
+def test_the_best_run_is_taken_where_the_law_does_not_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*pair_tables(tmp_path, 1), "--to", str(tmp_path / "to")]
+    choice = mixed(words, capsys)
+    assert (choice["recommended"], choice["best_run"], choice["fits"]) == ("r6", "r6", False)
+    assert choice["p_fit"] < 0.001
+    assert choice["p_better"] < 0.5
+    assert choice["best_shares"] == [0.378, 0.106, 0.465, 0.051]
+    assert choice["shares"] != choice["best_shares"]
+    assert choice["best_value"] == choice["measured"]["best run"] == pytest.approx(0.3531, abs=1e-4)
+    assert choice["others"]["best run"] > choice["best_value"], "the law knows no pairs"
+    true = [1 + 0.3 * b - 4 * a * c for a, b, c, _ in (choice["shares"], choice["best_shares"])]
+    assert true[1] < true[0] <= true[1] + choice["regret_high"]
+    assert choice["regret"] <= choice["regret_high"]
+    written = (tmp_path / "to" / "ratios.csv").read_text()
+    assert written == "run,a,b,c,d\nr6,0.378,0.106,0.465,0.051\n"
+    assert commands.mix(words[:2]) == 0
+    printed = capsys.readouterr().out
+    for text in (
+        "The law does not fit these runs (p = 0.0001).",
+        f"The found blend is better than run r6, the best that was measured (0.3531), with a "
+        f"probability of {choice['p_better']:.0%} only: take the mixture of run r6 instead.",
+        f"with 95 % by {choice['regret_high']:.2g} at most, if the law holds but for pairs of",
+    ):
+        assert text in printed
+
+
+def test_the_found_blend_is_taken_where_it_is_clearly_better_by_pairs_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choice = mixed(list(pair_tables(tmp_path, 11)), capsys)
+    assert (choice["recommended"], choice["fits"]) == ("found", False)
+    assert choice["p_better"] > 0.95
+    assert choice["advice"][1].startswith("The found blend is better than run r23, the best that")
+
+
+def test_a_found_blend_that_is_a_run_is_said_to_be_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choice = mixed(list(pair_tables(tmp_path, 0)), capsys)
+    assert choice["shares"] == choice["best_shares"]
+    assert (choice["recommended"], choice["p_better"]) == ("found", 0.5)
+    text = "The found blend is that of run r12, the best that was measured (0.2404)."
+    assert choice["advice"][1] == text
+
+
+def test_what_is_not_clearly_better_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    choice = mixed(list(tables(tmp_path, runs=24, noise=0.08)), capsys)
+    assert 0.5 < choice["p_better"] < 0.95
+    assert (choice["recommended"], choice["fits"]) == ("found", True)
+    assert f"with a probability of {choice['p_better']:.0%}. Confirm both." in choice["advice"][0]
+
+
+def test_too_few_runs_to_test_the_law_have_no_bound(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = list(pair_tables(tmp_path, 1, runs=8, pair=0.0))
+    choice = mixed(words, capsys)
+    for key in ("fits", "p_fit", "regret", "regret_high"):
+        assert choice[key] is None
+    assert commands.mix(words) == 0
+    printed = capsys.readouterr().out
+    assert "so few runs cannot test the law" in printed
+    assert "95 %" not in printed
+
+
+def test_the_best_run_is_one_that_keeps_to_the_limit_on_repeats(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ratios, metrics = pair_tables(tmp_path, 1)
+    words = [ratios, metrics, "--samples-seen", "1M", "--rows"]
+    few = ["a=40k", "b=1M", "c=1M", "d=1M"]
+    choice = mixed([*words, *few, "--max-repeats", "4"], capsys)
+    assert choice["best_run"] != "r6"
+    assert choice["best_shares"][0] <= 0.16
+    lines = Path(ratios).read_text().splitlines()[1:]
+    mean_S = np.mean([list(map(float, line.split(",")[1:])) for line in lines], axis=0)
+    near_mean = [f"{name}={int(1e6 * share)}" for name, share in zip("abcd", mean_S, strict=True)]
+    choice = mixed([*words, *near_mean, "--max-repeats", "1.02"], capsys)
+    assert (choice["best_run"], choice["best_shares"], choice["p_better"]) == (None, None, None)
+    assert "best run" not in choice["others"]
+    assert "No run is within the limit on repeats" in " ".join(choice["advice"])
+
+
 def test_equal_sources_are_said_to_be_equal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,11 +332,26 @@ def test_runs_without_a_value_are_left_out_and_named(
     Path(metrics).write_text(text + "\r\n")
     choice = mixed([ratios, metrics], capsys)
     assert choice["runs"] == 13
+    assert choice["left_out"] == 3
     assert [note for note in choice["notes"] if "left out" in note] == [
-        "run r2 is left out: it has no arc_bpb",
+        "16 runs: 13 count, 3 are left out",
+        "run r2 is left out: its arc_bpb is nan",
         "run r3 is left out: it has no mmlu_bpb",
-        "run r15 is left out: it has no arc_bpb",
+        "run r15 is left out: it has no row of metrics",
+        "runs with metrics and without shares, which are left out: of no ratios",
     ]
+    assert f"not read: 'name' of {ratios}" in choice["notes"]
+
+
+def test_the_shares_of_a_run_that_are_empty_are_0_and_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ratios, metrics = tables(tmp_path)
+    lines = Path(ratios).read_text().splitlines()
+    lines[1] = "r0,swarm 0,1.0,,"
+    Path(ratios).write_text("\n".join(lines) + "\n")
+    note = f"cells without a share in {ratios} that count as 0: 2"
+    assert note in mixed([ratios, metrics], capsys)["notes"]
 
 
 def test_tables_that_are_no_swarm_are_refused(
@@ -155,7 +364,10 @@ def test_tables_that_are_no_swarm_are_refused(
     assert "the shares of run r3 sum to 10;" in refused([ratios, metrics], capsys)
     ratios, metrics = tables(tmp_path)
     change(ratios, "r3,", "r2,")
-    assert "two rows have the same run" in refused([ratios, metrics], capsys)
+    message = "two rows have 'r2' in column 'run', the run"
+    assert message in refused([ratios, metrics], capsys)
+    change(ratios, "r2,", ",")
+    assert "row 3 names no run in column 'run'" in refused([ratios, metrics], capsys)
     ratios, metrics = tables(tmp_path)
     change(metrics, "r3,swarm 3,", "r3,swarm 3,about ")
     assert "in column 'arc_bpb' is no number" in refused([ratios, metrics], capsys)
@@ -191,7 +403,7 @@ def test_the_shipped_runs_prefer_the_hosts_with_right_captions(
 ) -> None:
     examples = Path(__file__).parents[3] / "examples"
     tables = [str(examples / f"cifar10_mix_{name}.csv") for name in ("ratios", "metrics")]
-    choice = mixed([*tables, "--higher-is-better"], capsys)
+    choice = mixed(tables, capsys)
     shares = dict(zip(choice["sources"], choice["shares"], strict=True))
     assert {name: share for name, share in shares.items() if share} == {
         "web/gallery": 0.65,
@@ -253,12 +465,14 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     choice = mixed(words, capsys)
     assert choice["sources"] == ["web/all", "web/half"]
     assert (choice["runs"], choice["mixtures"]) == (6, 6)
-    assert set(choice["others"]) == {"uniform", "proportional", "once", "half"}
+    assert set(choice["others"]) == {"uniform", "proportional", "once", "half", "best run"}
     assert choice["others"]["once"] == pytest.approx(choice["others"]["proportional"])
     assert choice["notes"] == ["mix03 seed 1 is left out: its accuracy is no number"]
     assert max(choice["repeats"]) <= 3
     assert choice["same_as"] == []
-    assert choice["measured"] == {"once": pytest.approx(5 / 7), "half": 0}
+    best = {"once": pytest.approx(5 / 7)}
+    assert choice["measured"] == {**best, "half": 0, "best run": best["once"]}
+    assert (choice["best_run"], choice["fits"], choice["regret"]) == ("once", None, None)
     assert commands.report([out]) in (0, console.EXIT_INCOMPLETE)  # one value is no number
     of_report = json.loads(Path(out, "report.json").read_text())["blend"]
     assert (of_report["runs"], of_report["samples"]) == (6, TRAIN["samples_seen"])
@@ -268,10 +482,9 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     for name, share in zip(of_report["sources"], of_report["shares"], strict=True):
         assert re.search(f"{name}</td><td[^>]*>{100 * share:.1f}<", part)
     blend = yaml.safe_load((to / "blend.yaml").read_text())
+    taken = choice["shares"] if choice["recommended"] == "found" else choice["best_shares"]
     assert blend["views"] == {
-        name: share
-        for name, share in zip(choice["sources"], choice["shares"], strict=True)
-        if share
+        name: share for name, share in zip(choice["sources"], taken, strict=True) if share
     }
     assert blend["max_repeats"] == 3
     run = [str(to / "blend.yaml"), "--out", str(tmp_path / "run")]
@@ -320,7 +533,9 @@ def test_an_ablation_is_read_with_options_of_ablations(
     out = str(tmp_path)
     assert "is no folder of an ablation" in refused([out], capsys)
     assert "are for tables" in refused([out, "--rows", "web=3"], capsys)
-    assert "are for tables" in refused([out, "--higher-is-better"], capsys)
+    assert "are for tables" in refused([out, "--higher-is-better", "a"], capsys)
+    assert "are for tables" in refused([out, "--lower-is-better", "a"], capsys)
+    assert "runs.csv needs a second table" in refused([f"{out}/runs.csv"], capsys)
     assert "names one metric" in refused([out, "--target", "a", "b"], capsys)
 
 

@@ -14,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from train.decisions.tables import Columns, Measurement, Results, read_results
+from train.decisions.account import Count
+from train.decisions.roles import Columns
+from train.decisions.tables import Measurement, Results, read_results
 
 LONG = [
     {"arm": arm, "seed": seed, "task": task, "metric": "accuracy", "value": base + seed / 100}
@@ -50,6 +52,14 @@ def read(folder: Path, text: str | bytes, name: str = "runs.csv", **told: object
 
 def values(results: Results) -> dict[tuple[str, int, str], float]:
     return {(row.arm, row.seed, row.task): row.value for row in results.rows}
+
+
+def role(results: Results, name: str) -> str:
+    return next(one.role for one in results.account.columns if one.name == name)
+
+
+def counts(left_out: tuple[Count, ...]) -> dict[str, int]:
+    return {one.reason: one.number for one in left_out}
 
 
 def parquet_of(rows: list[dict[str, object]]) -> bytes:
@@ -126,7 +136,7 @@ def test_a_column_with_one_value_names_no_arm(tmp_path: Path) -> None:
     text = "name,model,Core,params\n/eval,c4,0.3,1000\n/eval,rw,0.4,1000\n"
     results = read(tmp_path, text)
     assert [row.arm for row in results.rows] == ["c4", "rw"]
-    assert "left out as settings: params" in results.notes
+    assert role(results, "params") == "setting"
 
 
 def test_an_unnamed_column_of_names_is_the_arm(tmp_path: Path) -> None:
@@ -170,7 +180,7 @@ def test_urls_folders_of_urls_and_pipes_are_read(tmp_path: Path) -> None:
 def test_rows_that_repeat_another_one_are_counted(tmp_path: Path) -> None:
     results = read(tmp_path, f"{CSV}\n" + "\n".join(CSV.split("\n")[1:]))
     assert len(results.rows) == len(LONG)
-    assert f"left out: {len(LONG)} rows that repeat another one" in results.notes
+    assert counts(results.account.cells_left_out) == {"that repeat another row of their run": 8}
 
 
 def test_seeds_beyond_the_precision_of_a_float_stay_apart(tmp_path: Path) -> None:
@@ -178,13 +188,17 @@ def test_seeds_beyond_the_precision_of_a_float_stay_apart(tmp_path: Path) -> Non
     assert len({row.seed for row in results.rows}) == 2
 
 
-def test_what_is_guessed_is_said(tmp_path: Path) -> None:
-    assert read(tmp_path, WIDE).notes == (
-        "arm: column 'name'",
-        "seed: column 'random_seed'",
-        "task: each of 2 numeric columns",
-        "left out as settings: params (M)",
-    )
+def test_every_column_has_one_role_and_every_row_and_cell_is_counted(tmp_path: Path) -> None:
+    account = read(tmp_path, WIDE).account
+    assert {one.name: one.role for one in account.columns} == {
+        "name": "arm",
+        "random_seed": "seed",
+        "params (M)": "setting",
+        "objects": "metric",
+        "scenes": "metric",
+    }
+    assert (account.rows, account.rows_used, account.rows_left_out) == (4, 4, ())
+    assert (account.cells, account.cells_used, account.cells_left_out) == (8, 8, ())
 
 
 def test_lm_evals_results_have_their_task_size_and_direction(tmp_path: Path) -> None:
@@ -211,7 +225,7 @@ def test_a_folder_of_clip_benchmarks_files_has_an_arm_for_each_model(tmp_path: P
     results = read_results([str(tmp_path)])
 
     assert {(row.arm, row.task, row.metric) for row in results.rows} == {
-        (f"ViT-B-32 {model}", task, metric)
+        (model, task, metric)
         for model in ("a", "b")
         for task in ("cars", "pets")
         for metric in ("acc1", "acc5")
@@ -260,7 +274,10 @@ def test_cells_that_are_no_number_are_counted_and_percentages_are_shares(tmp_pat
     text = "arm,seed,task,value\na,0,cars,12.5 %\na,1,cars,failed\na,2,cars,nan\na,3,cars,\n"
     results = read(tmp_path, text)
     assert values(results) == {("a", 0, "cars"): 0.125}
-    assert "left out: 2 values that are no finite number" in results.notes
+    assert counts(results.account.cells_left_out) == {
+        "empty": 1,
+        "no finite number (value is 'failed', 'nan')": 2,
+    }
 
 
 def test_rows_that_count_can_be_chosen(tmp_path: Path) -> None:
@@ -298,4 +315,4 @@ def test_a_run_that_diverged_is_left_out_with_a_note(tmp_path):
     path.write_text("arm,seed,accuracy\na,0,0.4\na,1,0.5\nb,0,nan\nb,1,0.6\nb,2,-inf\nb,3,\n")
     results = read_results([str(path)])
     assert [(row.arm, row.value) for row in results.rows] == [("a", 0.4), ("a", 0.5), ("b", 0.6)]
-    assert "left out: 2 values that are no finite number" in results.notes
+    assert sum(counts(results.account.cells_left_out).values()) == 3

@@ -1,0 +1,846 @@
+"""Bytes of results in the forms that people have, as one table of columns.
+
+A file is read as its content says, whatever its name: text with any separator, tables of Markdown,
+LaTeX and spreadsheets, Parquet, JSON and JSON lines, and what trackers and evaluation programs
+write. What is no table of results is refused in one sentence that names the form and the way on.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import itertools
+import json
+import lzma
+import re
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from train.decisions.cells import is_empty, is_missing, read_cell
+from train.decisions.frames import (
+    Column,
+    Frame,
+    column_of,
+    frame_of_records,
+    recoded,
+    settle_commas,
+)
+from train.decisions.json_forms import frame_of_json
+
+HEAD = 200  # rows from which the header is found
+CHUNK = 50_000  # rows that are put into columns at once
+MOST_LINES = 20  # of one cell: more is a quote that was never closed
+ERRORS = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError)
+# Forms that hold results but are no table: (first bytes, what it is, the way on).
+OTHER_FORMS = (
+    (b"SQLite format 3", "a SQLite database", "export its table as CSV (Optuna: "
+     "study.trials_dataframe().to_csv(...); MLflow: mlflow.search_runs().to_csv(...))"),
+    (b"%PDF", "a PDF", "copy its table as CSV, Markdown or LaTeX"),
+    (b"\x89PNG", "a picture", "give the numbers behind it"),
+    (b"\xff\xd8\xff", "a picture", "give the numbers behind it"),
+    (b"\x93NUMPY", "a NumPy array", "write a CSV with a column for the arm and one for the value"),
+    (b"\x80\x02", "a pickle, which is never opened", "write a CSV"),
+    (b"\x80\x03", "a pickle, which is never opened", "write a CSV"),
+    (b"\x80\x04", "a pickle, which is never opened", "write a CSV"),
+    (b"\x80\x05", "a pickle, which is never opened", "write a CSV"),
+    (b"\x89HDF", "an HDF5 file", "export its table as CSV or Parquet"),
+    (b"ARROW1", "an Arrow file", "write it as Parquet"),
+    (b":W&B", "W&B's file of a run", "export the table of runs as CSV, or "
+     "wandb.Api().runs(...) as a table"),
+)  # fmt: skip
+BOX = str.maketrans("│┃║╎┆", "|||||")
+RULE = re.compile(r"[\s|+:=\-─━═┼╪├┤┬┴╞╡┌┐└┘╔╗╚╝╠╣╦╩╬╒╕╘╛╤╧┏┓┗┛┡┩┳┻╇┠┨┷┯┿╋]*[-─━═=]{2}"
+                  r"[\s|+:=\-─━═┼╪├┤┬┴╞╡┌┐└┘╔╗╚╝╠╣╦╩╬╒╕╘╛╤╧┏┓┗┛┡┩┳┻╇┠┨┷┯┿╋]*")  # fmt: skip
+MARKDOWN_RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*|\s*\|\s*:?-+:?\s*\|\s*")
+TABULAR = re.compile(
+    r"\\begin\{(tabular\*?|tabularx|tabulary|longtable|array|tblr)\}(.*?)\\end\{\1\}", re.S
+)
+UNITS = re.compile(
+    r"\s*[\[(]?\s*(%|ms|s|sec|min|h|gb|mb|gib|mib|db|px|m|k|b|points?|pts|[↑↓])\s*[\])]?\s*", re.I
+)
+TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Rows of cells as they stand in a file. title: what it is called, or the words above it.
+
+    merged: blank cells may be parts of merged ones. line: where it begins, from 1.
+    """
+
+    rows: Iterable[Sequence[Any]]
+    title: str
+    merged: bool = False
+    line: int = 1
+
+
+def frame_of_bytes(data: bytes, table: str | None = None) -> Frame:
+    """The table of a file. table: which of several, a number from 1 or a name. ValueError in one
+    sentence for what is none.
+    """
+    data = _unpacked(data)
+    for start, what, way in OTHER_FORMS:
+        if data.startswith(start):
+            raise ValueError(f"it is {what}: {way}")
+    if data.startswith(b"PAR1"):
+        from pyarrow import BufferReader, parquet
+
+        return _frame_of_arrow(parquet.ParquetFile(BufferReader(data)).read())
+    if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        return _frame_of_grids(_sheets(data), table, "spreadsheet", "sheets")
+    text, note = _text_of(data)
+    frame = _frame_of_text(text, table)
+    frame.notes += [note] if note else []
+    return frame
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Without gzip, bzip2 or xz."""
+    if data.startswith(b"\x1f\x8b"):
+        return gzip.decompress(data)
+    if data.startswith(b"BZh"):
+        return bz2.decompress(data)
+    return lzma.decompress(data) if data.startswith(b"\xfd7zXZ\x00") else data
+
+
+def _text_of(data: bytes) -> tuple[str, str]:
+    """UTF-8, UTF-16 with its mark, or else Windows-1252, which holds Latin-1; and a note."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16"), ""
+    try:
+        return data.decode("utf-8-sig"), ""
+    except UnicodeDecodeError:
+        if b"\x00" in data[:4096]:
+            raise ValueError("it is no text and no form that is known: write a CSV") from None
+        note = "text: read as Windows-1252, as it is not UTF-8"
+        return data.decode("cp1252", errors="replace"), note
+
+
+def _frame_of_text(text: str, table: str | None) -> Frame:
+    start = text.lstrip()[:1]
+    if start in ("{", "["):
+        try:
+            return frame_of_json(json.loads(text))
+        except json.JSONDecodeError as error:
+            if (error.msg != "Extra data" and "\n" in text.strip()) or error.msg == "Extra data":
+                lines = _json_lines(text, error)
+                if lines is not None:
+                    return frame_of_json(lines, lines=True)
+            raise
+    if "\\begin{tabular" in text or "\\begin{longtable" in text or "\\begin{array" in text:
+        return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
+    rows = [
+        line for line in text.split("\n", HEAD)[:HEAD] if re.search(r"&.*\\\\\s*(\\\w+|$)", line)
+    ]
+    if len(rows) > 1:  # a LaTeX table without its environment
+        text = f"\\begin{{tabular}}{{}}{text}\\end{{tabular}}"
+        return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
+    if re.match(r"\s*<(!doctype|html|table)\b", text, re.I):
+        raise ValueError("it is an HTML page: copy its table as CSV or Markdown")
+    lines = text.translate(BOX).split("\n") if any(sign in text for sign in "|│┃║╎┆") else []
+    if any(MARKDOWN_RULE.fullmatch(line) for line in lines[:20_000] if "-" in line):
+        return _frame_of_grids(_markdown_grids(lines), table, "Markdown table", "tables")
+    return _frame_of_lines(text)
+
+
+def _json_lines(text: str, error: json.JSONDecodeError) -> list[Any] | None:
+    """The documents of JSON lines; None where the first line is none. ValueError for a bad line."""
+    documents = []
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    for number, line in lines:
+        try:
+            documents.append(json.loads(line))
+        except json.JSONDecodeError as inner:
+            if not documents:
+                return _many_documents(text) if error.msg == "Extra data" else None
+            raise ValueError(f"line {number}: {inner}") from None
+    return documents
+
+
+def _many_documents(text: str) -> list[Any]:
+    """Documents of several lines, one behind the other."""
+    decoder, place, documents = json.JSONDecoder(), 0, []
+    while place < len(text):
+        document, end = decoder.raw_decode(text, place)
+        documents.append(document)
+        place = end + len(text[end:]) - len(text[end:].lstrip())
+    return documents
+
+
+# --- spreadsheets, Parquet ------------------------------------------------------------------------
+
+
+def _sheets(data: bytes) -> list[Grid]:
+    """The sheets of .xlsx, .xls and .ods, with merged cells filled."""
+    import zipfile
+
+    import python_calamine
+
+    try:
+        book = python_calamine.CalamineWorkbook.from_filelike(io.BytesIO(data))
+    except python_calamine.PasswordError:
+        raise ValueError("it is a spreadsheet with a password: save it without one") from None
+    except python_calamine.CalamineError as error:
+        if data.startswith(b"PK") and _is_archive(data, zipfile):
+            raise ValueError("it is a zip archive: unpack it and give the files") from None
+        raise ValueError(
+            f"it is a damaged spreadsheet (xlsx, xls or ods: {error}): save it again, or as CSV"
+        ) from None
+    grids = []
+    for name in book.sheet_names:
+        sheet = book.get_sheet_by_name(name)
+        rows = [[_plain(cell) for cell in row] for row in sheet.to_python(skip_empty_area=False)]
+        for (top, left), (bottom, right) in sheet.merged_cell_ranges or ():
+            for row in range(top, min(bottom + 1, len(rows))):
+                for place in range(left, min(right + 1, len(rows[row]))):
+                    rows[row][place] = rows[top][left]
+        grids.append(Grid(rows, name, merged=True))
+    return grids
+
+
+def _is_archive(data: bytes, zipfile: Any) -> bool:
+    try:
+        names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+    return not any(name.startswith(("xl/", "content.xml")) for name in names)
+
+
+def _plain(cell: Any) -> Any:
+    """A cell of a spreadsheet: numbers stay, dates and times become texts."""
+    return cell if isinstance(cell, int | float | str) else str(cell)
+
+
+def _frame_of_arrow(table: Any) -> Frame:
+    import pyarrow as pa
+
+    columns: dict[str, Column] = {}
+    for name in table.column_names:
+        cells = table.column(name)
+        if pa.types.is_struct(cells.type) or pa.types.is_map(cells.type):
+            return frame_of_json(table.to_pylist(), form="Parquet")
+        if pa.types.is_nested(cells.type) or pa.types.is_null(cells.type):
+            columns[name] = column_of(cells.to_pylist())
+            continue
+        encoded = cells.combine_chunks()
+        if not pa.types.is_dictionary(encoded.type):
+            encoded = encoded.dictionary_encode()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        values = encoded.dictionary.to_pylist()
+        indices = encoded.indices.fill_null(len(values)).cast(pa.int32())
+        # not to_numpy, which imports pandas where it is installed: 0.2 s
+        codes = np.frombuffer(indices.buffers()[1], np.int32, len(indices), 4 * indices.offset)
+        columns[name] = recoded([*values, None], codes)
+    return Frame(columns, table.num_rows, "Parquet")
+
+
+# --- text tables ----------------------------------------------------------------------------------
+
+
+def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
+    """The tables of a Markdown text; the heading above each is its title."""
+    grids: list[Grid] = []
+    title, place = "", 0
+    while place < len(lines):
+        line = lines[place]
+        if line.lstrip().startswith("#"):
+            title = line.strip("# \t")
+        is_rule = "-" in line and MARKDOWN_RULE.fullmatch(line) is not None
+        if not is_rule or not place or "|" not in lines[place - 1]:
+            place += 1
+            continue
+        rows, end = [_markdown_cells(lines[place - 1])], place + 1
+        while end < len(lines) and "|" in lines[end]:
+            if not MARKDOWN_RULE.fullmatch(lines[end]):
+                rows.append(_markdown_cells(lines[end]))
+            end += 1
+        grids.append(Grid(rows, title, line=place))
+        place = end
+    return grids
+
+
+def _markdown_cells(line: str) -> list[str]:
+    text = line.strip()
+    text = text[1:] if text.startswith("|") else text
+    text = text[:-1] if text.endswith("|") and not text.endswith("\\|") else text
+    return [_markdown_text(cell) for cell in re.split(r"(?<!\\)\|", text)]
+
+
+def _markdown_text(cell: str) -> str:
+    """A cell without links, pictures and marks around all of it."""
+    cell = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", cell.replace("\\|", "|"))
+    cell = re.sub(r"</?\w+[^>]*>|&nbsp;", " ", cell).strip()
+    cell = _latex_text(cell) if re.search(r"\$.*\\\w+.*\$", cell) else cell
+    found = re.fullmatch(r"(\*\*|__|\*|`)(.+?)\1", cell)
+    return found[2].strip() if found else cell
+
+
+def _latex_grids(text: str) -> list[Grid]:
+    """The tables of a LaTeX text; the caption of each is its title."""
+    text = re.sub(r"(?<!\\)%.*", "", text)
+    grids = []
+    for found in TABULAR.finditer(text):
+        body = re.sub(r"^(\s*(\[[^\]]*\]|\{(?:[^{}]|\{[^{}]*\})*\}))+", "", found[2])
+        rows = []
+        for line in re.split(r"\\\\(?:\[[^\]]*\])?|\\tabularnewline", body):
+            line = re.sub(
+                r"\\(hline|toprule|midrule|bottomrule|endhead|endfirsthead|endfoot|endlastfoot|"
+                r"c(?:mid)?(?:line|rule)\s*(\([^)]*\))?\s*\{[^}]*\}|addlinespace(\[[^\]]*\])?|"
+                r"row(color|font)\{[^}]*\}|specialrule(\{[^}]*\}){3}|noalign\{[^}]*\})",
+                " ", line,
+            )  # fmt: skip
+            if line.strip():
+                rows.append(_latex_cells(line))
+        captions = re.findall(r"\\caption\{((?:[^{}]|\{[^{}]*\})*)\}", text[: found.end() + 400])
+        title = _latex_text(captions[-1])[:60] if captions else ""
+        grids.append(Grid(_latex_filled(rows), title, line=text[: found.start()].count("\n") + 1))
+    return grids
+
+
+ROW_SPAN = "\0row"  # in front of a cell of \multirow: the blank ones below it are parts of it
+
+
+def _latex_cells(line: str) -> list[str]:
+    cells = []
+    for cell in re.split(r"(?<!\\)&", line):
+        found = re.search(r"\\multicolumn\s*\{(\d+)\}\s*\{[^}]*\}\s*\{(.*)\}", cell, re.S)
+        if found:
+            cells += [_latex_text(found[2])] * int(found[1])
+        else:
+            mark = ROW_SPAN if "\\multirow" in cell else ""
+            cell = re.sub(r"\\multirow\s*(\[[^\]]*\])?\{[^}]*\}(\[[^\]]*\])?\{[^}]*\}", "", cell)
+            cells.append(mark + _latex_text(cell))
+    return cells
+
+
+def _latex_filled(rows: list[list[str]]) -> list[list[str]]:
+    """With the blank cells below \\multirow filled."""
+    above: dict[int, str] = {}
+    for row in rows:
+        for place, cell in enumerate(row):
+            if cell.startswith(ROW_SPAN):
+                row[place] = above[place] = cell.removeprefix(ROW_SPAN)
+            elif not cell and place in above:
+                row[place] = above[place]
+            elif cell:
+                above.pop(place, None)
+    return rows
+
+
+def _latex_text(cell: str) -> str:
+    """A cell without commands: their last argument stays."""
+    cell = re.sub(r"\\(cite\w*|ref|label|footnote|tablefootnote|vspace|hspace)\*?(\[[^\]]*\])*"
+                  r"\{[^}]*\}", "", cell)  # fmt: skip
+    for command, sign in (("pm", "±"), ("uparrow", "↑"), ("downarrow", "↓"), ("times", "×"),
+                          ("Delta", "Δ"),
+                          ("%", "%"), ("&", "&"), ("_", "_"), ("#", "#"), ("$", "")):  # fmt: skip
+        cell = re.sub(rf"\\{re.escape(command)}(?![a-zA-Z])", sign, cell)
+    cell = re.sub(r"[_^]\s*\{\s*(±[^{}]*)\}", r" \1", cell)
+    while (
+        changed := re.sub(r"\\[a-zA-Z]+\*?\s*(?:\{[^{}]*\}\s*)*\{([^{}]*)\}", r"\1", cell)
+    ) != cell:
+        cell = changed
+    cell = re.sub(r"\\[a-zA-Z]+\*?|\\[,;:! ]|[${}]", " ", cell.replace("~", " "))
+    return re.sub(r"\s+", " ", cell).strip()
+
+
+def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: str) -> Frame:
+    """The one table of a file, the chosen one, or all of the same columns."""
+    if table is not None:
+        chosen = [
+            grid for number, grid in enumerate(grids, 1) if table in (str(number), grid.title)
+        ]
+        if not chosen:
+            raise ValueError(f"--table {table}: it has {_listed(grids, word)}")
+        return _frame_of_rows(chosen[0], form)
+    frames, names = [], []
+    for grid in grids:
+        try:
+            frame = _frame_of_rows(grid, form)
+        except ValueError:
+            continue
+        if frame.rows and any(_has_numbers(column) for column in frame.columns.values()):
+            frames.append(frame)
+            names.append(grid)
+    if not frames:
+        raise ValueError(f"it has no table with numbers ({_listed(grids, word)})")
+    if len(frames) > 1:
+        raise ValueError(f"it has {_listed(names, word, grids)}: choose one with --table")
+    return frames[0]
+
+
+def _listed(grids: Sequence[Grid], word: str, of: Sequence[Grid] = ()) -> str:
+    """Tables by their numbers in the file, `of` all its tables, and their titles."""
+    numbers = {id(grid): number for number, grid in enumerate(of or grids, 1)}
+    texts = []
+    for grid in grids[:12]:
+        title = repr(grid.title) if grid.title else f"at line {grid.line}"
+        texts.append(f"{numbers[id(grid)]} {title}")
+    return f"{len(grids)} {word}: {', '.join(texts)}"
+
+
+def _has_numbers(column: Column) -> bool:
+    return any(cell.value is not None for cell in column.cells)
+
+
+def _frame_of_lines(text: str) -> Frame:
+    """A table of CSV or of another separator."""
+    text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
+    csv.field_size_limit(2**31 - 1)
+    sample = [line for line in itertools.islice(io.StringIO(text), HEAD * 2) if line.strip()]
+    if "|" in text[:20_000] or "│" in text[:20_000]:
+        drawn = [line.translate(BOX) for line in text.split("\n")]
+        boxed = [line for line in drawn if "|" in line and not RULE.fullmatch(line)]
+        if boxed and _is_steady([line.strip().strip("|").split("|") for line in boxed[:HEAD]]):
+            rows = [_markdown_cells(line) for line in boxed]
+            form = "printed table" if any(RULE.fullmatch(line) for line in drawn) else "text, |"
+            return _frame_of_rows(Grid(rows, ""), form)
+    delimiter = _delimiter(sample)
+    if delimiter is None:
+        raise ValueError("it is text without a table: give a table of CSV, Markdown, LaTeX or JSON")
+    if len(delimiter) > 1:
+        rows = [re.split(delimiter, line.strip()) for line in text.split("\n") if line.strip()]
+        kept = [row for row in rows if not RULE.fullmatch(" ".join(row))]
+        return _frame_of_rows(Grid(kept, ""), "text in columns")
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    name = {",": "CSV", "\t": "TSV"}.get(delimiter, f"text, {delimiter}")
+    return _frame_of_rows(Grid(_unbroken(lines), ""), name, delimiter)
+
+
+def _unbroken(lines: Any) -> Iterator[list[str]]:
+    """The rows of a reader of CSV; ValueError for a quote that was never closed."""
+    before = 0
+    for number, line in enumerate(lines, 1):
+        if lines.line_num - before > MOST_LINES and any(
+            cell.count("\n") > MOST_LINES for cell in line
+        ):
+            raise ValueError(f"row {number}: a quote that opens here is not closed in its row")
+        before = lines.line_num
+        yield line
+
+
+def _delimiter(sample: Sequence[str]) -> str | None:
+    """The separator that gives the most rows of one width; patterns for columns of spaces."""
+    best: tuple[float, str] | None = None
+    for place, sign in enumerate((",", "\t", ";", "|")):
+        rows = list(csv.reader(sample[:HEAD], delimiter=sign))
+        widths = Counter(len(row) for row in rows if len(row) > 1)
+        if widths:
+            width, count = max(widths.items(), key=lambda item: (item[1], item[0]))
+            score = (count / max(1, len(rows)) + min(width, 30) / 1000 - place / 1e4, sign)
+            best = max(best, score) if best else score
+    if best is not None and best[0] >= 0.4:
+        return best[1]
+    for pattern in (r"\s{2,}|\t", r"\s+"):
+        rows = [re.split(pattern, line.strip()) for line in sample[:HEAD]]
+        rows = [row for row in rows if not RULE.fullmatch(" ".join(row))]
+        if len(rows) > 1 and _is_steady(rows):
+            return pattern
+    return best[1] if best is not None and best[0] > 0.1 else None
+
+
+def _is_steady(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether most rows have the same width of two or more, or one more than the header."""
+    widths = Counter(len(row) for row in rows)
+    width, count = widths.most_common(1)[0]
+    return width > 1 and count >= 0.7 * len(rows)
+
+
+# --- rows of cells to columns ---------------------------------------------------------------------
+
+
+def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
+    """The columns of a grid: header, levels of it, lines around the table and blank rows settled.
+
+    ValueError for a row with more cells than the header, and equal names of two columns.
+    """
+    rows = iter(grid.rows)
+    head = [list(row) for row in itertools.islice(rows, HEAD)]
+    head = [row for row in head if any(not is_empty(cell) for cell in row)]
+    if not head:
+        raise ValueError("there is no row")
+    header = _Header.of(head, merged=grid.merged, spaced=form in ("text in columns", "TSV"))
+    names = header.names
+    left_out = Counter[str]()
+    if header.above:
+        left_out["lines above the header"] += header.above
+    number = header.above + header.levels
+    chunk = head[header.above + header.levels :]
+    width, last_name = len(names), header.first[-1] if header.first else None
+    builder, joins = _Builder(len(names)), 0
+    while chunk:
+        kept = []
+        for row in chunk:
+            number += 1
+            if len(row) == width and "" not in row and row[-1] != last_name:
+                kept.append(row)  # nearly all rows are whole
+                continue
+            filled = sum(not is_empty(cell) for cell in row)
+            if not filled:
+                continue
+            if len(row) > len(names) and delimiter and header.ends_in_text:
+                joins += 1  # an unquoted separator in the last column, a text
+                row[len(names) - 1 :] = [delimiter.join(map(str, row[len(names) - 1 :]))]
+            if len(row) > len(names) and any(not is_empty(cell) for cell in row[len(names) :]):
+                raise ValueError(
+                    f"row {number} has more fields than the header, {len(row)} and "
+                    f"{len(names)}: a comma inside a cell needs quotes"
+                )
+            if filled == 1 and len(names) > 2 and not _is_number(row):
+                left_out["lines with one cell, as titles and notes have"] += 1
+            elif header.repeated(row):
+                left_out["lines that repeat the header"] += 1
+            else:
+                kept.append(row)
+        builder.add(kept)
+        chunk = [
+            row if isinstance(row, list) else list(row) for row in itertools.islice(rows, CHUNK)
+        ]
+    frame = Frame(builder.columns(names), builder.rows, form, left_out=dict(left_out))
+    frame.notes += header.notes
+    if joins:
+        frame.notes.append(
+            f"{names[-1]}: {joins} rows have a separator in this text, which is one cell"
+        )
+    frame.parts = header.parts
+    if grid.merged:
+        _fill_down(frame)
+    settle_commas(frame, delimiter)
+    return _known_text_form(frame)
+
+
+def _fill_down(frame: Frame) -> None:
+    """Blank cells of the names in front of a spreadsheet's numbers hold what stands above them, as
+    merged cells do.
+    """
+    for name, column in frame.columns.items():
+        if any(cell.value is not None for cell in column.cells):
+            return  # the first column of numbers: what is blank behind it is missing
+        there = column.is_there()
+        if there.all() or not len(there) or not there[0]:
+            continue
+        last = np.maximum.accumulate(np.where(there, np.arange(len(there)), 0))
+        frame.columns[name] = Column(column.values, column.codes[last])
+        frame.notes.append(f"{name}: {int((~there).sum())} blank cells are filled from above")
+
+
+def _is_number(row: Sequence[Any]) -> bool:
+    """Whether the one cell of a row is a number."""
+    return any(read_cell(cell).value is not None for cell in row if not is_empty(cell))
+
+
+class _Builder:
+    """Rows into columns, a part at a time: each distinct text is kept once."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.rows = 0
+        self.places: list[dict[Any, int]] = [{} for _ in range(width)]
+        self.codes: list[list[Any]] = [[] for _ in range(width)]
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> None:
+        if not rows:
+            return
+        width = self.width
+        even = [row if len(row) == width else [*row, *[""] * width][:width] for row in rows]
+        for place, cells in enumerate(zip(*even, strict=True)):
+            known = self.places[place]
+            for cell in dict.fromkeys(cells):
+                known.setdefault(cell, len(known))
+            self.codes[place].append(
+                np.fromiter(map(known.__getitem__, cells), np.int32, len(cells))
+            )
+        self.rows += len(rows)
+
+    def columns(self, names: Sequence[str]) -> dict[str, Column]:
+        columns = {}
+        for name, known, codes in zip(names, self.places, self.codes, strict=True):
+            whole = np.concatenate(codes) if codes else np.zeros(0, np.int32)
+            columns[name] = Column(list(known), whole)
+        return columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """names: of the columns. above: lines before it. levels: rows that it has. parts: {column of
+    numbers: (its first name, its last)} of a header of two rows.
+    """
+
+    names: list[str]
+    above: int
+    levels: int
+    first: tuple[str, ...]
+    notes: list[str]
+    parts: dict[str, tuple[str, str]]
+    ends_in_text: bool
+
+    @classmethod
+    def of(cls, head: Sequence[Sequence[Any]], *, merged: bool, spaced: bool = False) -> _Header:
+        width = Counter(len(row) for row in head).most_common(1)[0][0]
+        numeric = _numeric_places(head, width)
+        above = _header_place(head, numeric, width)
+        if above is None:
+            return cls([f"column {n}" for n in range(1, width + 1)], 0, 0, (), [
+                "no row names the columns: they are numbered"
+            ], {}, False)  # fmt: skip
+        levels = [[_name(cell) for cell in head[above]]]
+        longer = [len(row) == len(levels[0]) + 1 for row in head[above + 1 :]]
+        if spaced and len(longer) > 1 and all(longer):  # names of rows, as of R
+            levels[0].insert(0, "")
+        is_vague = _is_vague(levels[0], numeric)
+        body = above + 1
+        while body < len(head) - 1 and len(levels) < 4:
+            row = [_name(cell) for cell in head[body]]
+            values = [row[place] for place in numeric if place < len(row)]
+            numbers = sum(read_cell(cell).value is not None for cell in values)
+            if numbers * 2 > sum(bool(cell) for cell in values):
+                break
+            is_units = bool(values) and all(UNITS.fullmatch(cell) or not cell for cell in values)
+            of_names = all(not cell for cell in values) and any(row)  # pandas' names of an index
+            if not (is_units and any(values)) and not (is_vague and (any(values) or of_names)):
+                break
+            if any(is_missing(cell) and cell for cell in values) and not is_units:
+                break
+            levels.append(row)
+            body += 1
+            is_vague = of_names or _is_vague(row, numeric) or is_vague
+            if of_names:
+                break
+        names, parts, notes = _named(levels, numeric, width, merged=merged)
+        last = [str(row[len(names) - 1]) for row in head[body:] if len(row) >= len(names)]
+        is_text = len(names) - 1 not in numeric and sum(
+            " " in cell.strip() for cell in last
+        ) * 2 > len(last)
+        return cls(names, above, len(levels), tuple(levels[0]), notes, parts, is_text)
+
+    def repeated(self, row: Sequence[Any]) -> bool:
+        """Whether a row is the header again."""
+        is_long = bool(self.first) and len(row) == len(self.first)
+        return is_long and tuple(map(_name, row)) == self.first
+
+
+def _name(cell: Any) -> str:
+    """The name of a column in one line, without marks and without a dead prefix of pandas."""
+    text = " ".join(cell.split()) if isinstance(cell, str) else "" if is_empty(cell) else str(cell)
+    text = re.sub(r"^(\*\*|__|`)(.*)\1$", r"\2", text)
+    return "" if re.fullmatch(r"Unnamed: \d+(_level_\d+)?", text) else text
+
+
+def _numeric_places(head: Sequence[Sequence[Any]], width: int) -> list[int]:
+    """The places of columns whose cells below the first rows are mostly numbers."""
+    body = head[min(3, max(1, len(head) - 2)) :] or head
+    places = []
+    for place in range(width):
+        cells = [row[place] for row in body if place < len(row) and not is_missing(row[place])]
+        numbers = sum(read_cell(cell).value is not None or _with_comma(cell) for cell in cells)
+        if cells and numbers * 2 >= len(cells):
+            places.append(place)
+    return places
+
+
+def _with_comma(cell: Any) -> bool:
+    return isinstance(cell, str) and re.fullmatch(r"\s*[-+]?\d[\d.,]*\s*%?\s*", cell) is not None
+
+
+def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: int) -> int | None:
+    """The row that names the columns; None where no row does."""
+    if not numeric:
+        counts = [sum(not is_empty(cell) for cell in row) for row in head[:12]]
+        return counts.index(max(counts))
+    for number, row in enumerate(head[:15]):
+        if sum(" = " in str(cell) for cell in row) * 2 > len(row):
+            continue  # settings, not names
+        cells = [row[place] for place in numeric if place < len(row)]
+        texts = [cell for cell in cells if not is_empty(cell)]
+        numbers = sum(read_cell(cell).value is not None for cell in texts)
+        if len(texts) - numbers > numbers and len(texts) * 2 >= len(numeric):
+            return number
+        filled = sum(not is_empty(cell) for cell in row)
+        if not texts and number == 0 and filled >= max(2, width - len(numeric)):
+            return 0  # the columns of numbers have no name, as the index of pandas
+        full = filled * 2 > width
+        if full and number == 0 and len(texts) == numbers and _are_counted(row, numeric):
+            return 0  # columns that are called 0, 1, 2 …, or by years
+    first = head[0]
+    is_text = [not is_empty(cell) and read_cell(cell).value is None for cell in first]
+    return 0 if all(is_text) and len(first) >= 2 else None
+
+
+def _are_counted(row: Sequence[Any], numeric: Sequence[int]) -> bool:
+    """Whether the cells of a row count 0, 1, 2 … or 1, 2, 3 …, as names of columns do."""
+    cells = [read_cell(row[place]).value for place in numeric if place < len(row)]
+    steps = [b - a for a, b in itertools.pairwise(c for c in cells if c is not None)]
+    return len(steps) >= 2 and all(step == 1 for step in steps) and cells[0] in (0, 1)
+
+
+def _is_vague(names: Sequence[str], numeric: Sequence[int]) -> bool:
+    """Whether some column of numbers has no name of its own: a second row may have it."""
+    own = [names[place] for place in numeric if place < len(names)]
+    return any(not name for name in own) or len(set(own)) < len(own)
+
+
+def _named(
+    levels: list[list[str]], numeric: Sequence[int], width: int, *, merged: bool
+) -> tuple[list[str], dict[str, tuple[str, str]], list[str]]:
+    """The names of columns from the rows of a header, the parts of those of numbers, and notes."""
+    width = max(len(row) for row in levels)
+    rows = [[*row, *[""] * width][:width] for row in levels]
+    notes: list[str] = []
+    parts: dict[str, tuple[str, str]] = {}
+    if len(rows) > 1:
+        for row in rows[:-1]:
+            for place in range(1, width):
+                if not row[place] and place in numeric and (place - 1 in numeric or merged):
+                    row[place] = row[place - 1]
+        names = []
+        for place in range(width):
+            cells = list(dict.fromkeys(row[place] for row in rows if row[place]))
+            if place not in numeric and len(cells) > 1:
+                cells = cells[-1:]  # of an index: the levels' own names stand above it
+            names.append("/".join(cells))
+            if place in numeric and len(cells) == 2:
+                parts[names[-1]] = (cells[0], cells[1])
+        notes.append(f"header: {len(rows)} rows")
+    else:
+        names = rows[0]
+    again = [name for name, count in Counter(names).items() if name and count > 1]
+    if again:
+        places = [str(n) for n, name in enumerate(names, 1) if name == again[0]]
+        raise ValueError(
+            f"two columns have the name {again[0]!r} (columns {', '.join(places)}): rename one"
+        )
+    blank = 0
+    for place, name in enumerate(names):
+        if not name:
+            blank += 1
+            names[place] = "" if blank == 1 else f"column {place + 1}"
+    return names, parts, notes
+
+
+# --- what trackers write as text ------------------------------------------------------------------
+
+
+def _known_text_form(frame: Frame) -> Frame:
+    """What the names of the columns say of the program that wrote a table."""
+    names = set(frame.columns)
+    if "Step" in names and any(TRACKED.match(name) for name in names):
+        return _chart(frame, "Step")
+    if {"Wall time", "Step", "Value"} <= names:
+        frame.form, frame.history = "TensorBoard's scalar", "Step"
+    elif {"Tasks", "Metric", "Value"} <= names and ("n-shot" in names or "Filter" in names):
+        _lm_eval_table(frame)
+    elif {"summary", "config"} <= names:
+        return _api_export(frame)
+    elif any(name and TRACKED.match(name) for name in names):
+        steps = [name for name in names if not TRACKED.match(name)]
+        if len(steps) == 1:
+            return _chart(frame, steps[0])
+    return frame
+
+
+def _chart(frame: Frame, step: str) -> Frame:
+    """W&B's export of a chart, `RUN - METRIC` by step: the last value of each run and metric."""
+    rows = []
+    for name, column in frame.columns.items():
+        found = TRACKED.match(name)
+        there = np.flatnonzero(column.is_there())
+        if found is None or name == step or not len(there) or name.endswith(("__MIN", "__MAX")):
+            continue
+        run = re.sub(r"^(Group|group): ", "", found["run"])
+        last = column.values[column.codes[there[-1]]]
+        rows.append({"run": run, "task": found["metric"], "value": last})
+    chart = frame_of_records(rows, "W&B's chart")
+    for name in frame.columns:
+        if name == step:
+            chart.original[name] = ("step", "the axis of the chart")
+        elif not TRACKED.match(name):
+            is_extreme = name.endswith(("__MIN", "__MAX"))
+            chart.original[name] = (
+                ("spread", "an extreme of the smoothed line")
+                if is_extreme
+                else ("time", "another axis")
+            )
+        else:
+            chart.original[name] = ("value", "a run and a metric")
+    if not re.search(r"step|epoch|iter", step, re.I):
+        chart.original[step] = ("time", "the axis of the chart")
+    chart.notes = [*frame.notes, f"{step}: the last value of each run and metric counts"]
+    chart.left_out = {"earlier steps of a chart": max(0, frame.rows - 1)}
+    return chart
+
+
+def _lm_eval_table(frame: Frame) -> None:
+    """The table that lm-eval prints: blank cells repeat those above, and ↑ ↓ are directions."""
+    frame.form = "lm-eval's printed table"
+    above: dict[str, Any] = {}
+    for name in ("Tasks", "Version", "n-shot"):
+        if name in frame.columns:
+            cells = []
+            for code in frame.columns[name].codes.tolist():
+                cell = frame.columns[name].values[code]
+                above[name] = above.get(name, cell) if is_empty(cell) else cell
+                cells.append(above[name])
+            frame.columns[name] = column_of(cells)
+    if "Filter" in frame.columns and "Metric" in frame.columns:
+        metric, part = frame.columns["Metric"], frame.columns["Filter"]
+        pairs = zip(metric.codes.tolist(), part.codes.tolist(), strict=True)
+        names = [(str(metric.values[a]).strip(), str(part.values[b]).strip()) for a, b in pairs]
+        frame.columns["Metric"] = column_of(
+            [name if own in ("", "none") else f"{name} ({own})" for name, own in names]
+        )
+        frame.roles["Filter"] = ("text", "the filter of an answer is in the name of the metric")
+    groups = [re.sub(r"^\s*-\s*", "", str(cell)) for cell in frame.columns["Tasks"].values]
+    frame.columns["Tasks"] = recoded(groups, frame.columns["Tasks"].codes)
+    frame.roles |= {
+        "Tasks": ("task", "of lm-eval"),
+        "Metric": ("metric", "of lm-eval"),
+        "Value": ("value", "of lm-eval"),
+        "Stderr": ("spread", "of lm-eval"),
+        "n-shot": ("task", "shots are parts of the task"),
+        "Version": ("setting", "of lm-eval's task"),
+    }
+    for name, column in frame.columns.items():
+        if {"↑", "↓"} & set(map(str, column.values)):
+            frame.columns[name] = column.mapped(
+                lambda cell: {"↑": "higher", "↓": "lower"}.get(str(cell), "")
+            )
+            frame.roles[name] = ("direction", "arrows of lm-eval")
+        elif set(map(str, column.values)) <= {"±", ""}:
+            frame.roles[name] = ("text", "the sign in front of the standard error")
+
+
+def _api_export(frame: Frame) -> Frame:
+    """W&B's documented table of wandb.Api().runs(): dictionaries as text in two columns."""
+    import ast
+
+    rows: list[dict[str, Any]] = []
+    for number in range(frame.rows):
+        row: dict[str, Any] = {}
+        for name, column in frame.columns.items():
+            cell = column.values[column.codes[number]]
+            if name in ("summary", "config"):
+                text = re.sub(r"\bnan\b", "None", str(cell))
+                try:
+                    inner = ast.literal_eval(text) if text.strip() else {}
+                except (ValueError, SyntaxError, MemoryError, RecursionError):
+                    raise ValueError(
+                        f"row {number + 1}: column {name!r} of W&B's export holds no dictionary"
+                    ) from None
+                if not isinstance(inner, Mapping):
+                    raise ValueError(f"row {number + 1}: column {name!r} holds no dictionary")
+                row |= {f"{name}.{key}": each for key, each in inner.items()}
+            else:
+                row[name] = cell
+        rows.append(row)
+    export = frame_of_json(rows, form="W&B's table of runs")
+    export.notes += frame.notes
+    return export

@@ -1,0 +1,1020 @@
+"""What each column of a stranger's table is: one role for every column, with the reason.
+
+A role is told by an option, known from the form, read from the name, or seen in the cells. What a
+column could be and is not told is asked for in one sentence that names columns and values of the
+file.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from train.decisions.cells import is_missing
+from train.decisions.frames import Column, Frame, text_of
+from train.decisions.metric_names import is_bare_metric, is_known, name_facts, plain_name
+
+ARM_WORDS = (
+    "arm", "variant", "treatment", "condition", "recipe", "method", "methods", "approach",
+    "algorithm", "algo", "strategy", "technique", "system", "model", "models", "model_name", "name",
+    "group", "experiment", "experiment_name", "exp", "exp_name", "run_group", "run_name",
+    "display_name", "policy", "agent", "config", "config_name", "configuration", "setup",
+    "architecture", "arch", "backbone", "network", "net", "encoder", "classifier", "estimator",
+    "detector", "learner", "framework", "baseline", "team", "submission", "participant", "ablation",
+    "run", "runs", "pretrained", "checkpoint", "train_data", "training_data", "train_dataset",
+    "training_dataset", "training_set", "train_set", "pretrain_data", "data", "filter", "tokenizer",
+    "optimizer", "loss_function", "loss_fn",
+)  # fmt: skip
+# Columns that name an arm together with one of `ARM_WORDS`.
+TOGETHER = re.compile(
+    r"pretrained|version|revision|weights?|checkpoint|ckpt|adapter|peft|variant|tag|weights_name|"
+    r"model_version|model_revision|precision|quantization|type"
+)
+OF_MODELS = {"model", "models", "model_name", "name", "architecture", "arch", "backbone"}
+COUNTER = "by its name: counts the runs of an arm"  # which are not paired by it
+# A pattern of names for each role, the first that fits. Not known here: a metric or an arm.
+NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
+    (role, re.compile(pattern), reason)
+    for role, pattern, reason in (
+        ("state", r"(sys_|run_|trial_|job_|experiment_)?(state|status)|(sys_)?(crashed|failed|"
+        r"finished|completed)|"
+         r"exit_code|returncode",
+         "by its name: the state of a run"),
+        ("per_sample", r"per_sample|per_sample_\w+", "by its name: values of single samples"),
+        ("direction", r"(higher|greater|bigger|more|lower|less|smaller)_is_better|direction|goal",
+         "by its name: which direction is better"),
+        ("setting", r"(max|num|n|total|warmup|warm_up|decay|train|max_train|min|log|logging|save|"
+         r"eval|accum\w*|grad\w*|lr\w*|patience|inner|outer|local|early_stop\w*)_(\w+_)?"
+         r"(steps?|epochs?|iters?|iterations?|rounds?|updates?|timesteps?)|epochs|patience|"
+         r"epochs_\w+|total_env_steps",
+         "by its name: a setting"),
+        ("count", r"best_(epoch|step|iter|iteration|round)", "by its name: when it was best"),
+        ("seed", r"(\w+_)?(random_)?(seeds?|random_state|rng)(_?(id|no|num|number|idx|index|"
+        r"value))?",
+         "by its name: tells runs apart"),
+        ("seed", r"replicates?|replications?|repetitions?|repeats?|reps?|trials?|launch|"
+        r"attempt|restart|"
+         r"(run|exp|experiment|trial|rep|repeat|repetition|replicate)_?(no|num|number|idx|index)",
+         COUNTER),
+        ("step", r"_?step|(\w+_)?(global_?step|step|steps|frame|iter|iters|iteration|"
+        r"iterations|epoch|"
+         r"updates?|num_updates|env_steps|timesteps?|frames|training_iteration|batch_idx|round|"
+         r"rounds|it)", "by its name: a step of training"),
+        ("scale", r"samples_seen|tokens_seen|scale|tokens|compute|(n|num|train\w*)_tokens",
+         "by its name: how large a run was"),
+        ("time", r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
+         r"steps_per_second|tokens_per_second|jit_compilation_time)|"
+         r"_?(\w+_)?(runtime|timestamp|datetime\w*|duration|elapsed\w*|seconds|secs|hours|hrs|"
+         r"minutes|mins|created(_at)?|started(_at)?|finished_at|updated(_at)?|ended(_at)?|eta|"
+         r"heartbeat(_at)?|date|day|days|walltime|wall_clock|wall|relative_time\w*|sec|"
+         r"timestamps?|utc|when)(_(s|sec|secs|seconds|ms|min|mins|h|hrs|hours|total))?|time_(\w+_)?(s|ms|sec)|time_(total|taken|elapsed|step|per_\w+|to_\w+|this_\w+|since_\w+|utc)|(\w+_)?time(_(s|sec|secs|seconds|ms|min|mins|h|hours|total|used|"
+         r"taken|elapsed|epoch|per_epoch|per_iter|spent|process|wall|step))?",
+         "by its name: a time"),
+        ("task", r"(\w+_)?(dataset|benchmark|test_set|testset|eval_set|evalset)(_name)?|tasks?|"
+         r"task_name|task_id|key|corpus|scenario|environment|env|env_id|env_name|game|problem|"
+         r"suite|subset|subtask|language|languages|lang|locale|domain|category|subject|n_?shots?|"
+         r"num_?fewshots?|num_?shots?|shots?|k_?shots?|few_?shots?|class|class_name|organ|attribute|"
+         r"corruption|severity|source_domain|target_domain|test_data|eval_data|test_domain",
+         "by its name: what is tested on"),
+        ("identifier", r"_?(\w+_)?(id|ids|uuid|guid|hash|sha|sha\d+|commit|md5|url|urls|uri|"
+        r"filepath|"
+         r"file_path|path|filename|dir|directory|folder|logdir|link|pid|hostname)|_?(host|node_ip|ip|"
+         r"user|username|author|email|artifact\w*|sweep|job_type|gpu|gpus|gpu_type|gpu_name|device|"
+         r"entity|project|doi|bibkey|citation|experiment_(tag|key)|lifecycle_stage|number|no|nr|row|"
+         r"idx|index|line|year|venue|published|publication\w*|released?|release_date|month|conference|"
+         r"python_version|git(_\w+)?|node|rev|place|position|job_num|"
+         r"(run|trial|job)_key)", "by its name: an identifier"),
+        ("spread", r"(\w+_)?(std|stdev|stddev|std_?dev|std_?err|stderr|sem|se|sd|var|variance|"
+         r"standard_(deviation|error)\w*|deviation|sigma|ci|ci_?\d+|ci_?(low|lower|high|upper|lo|hi|"
+         r"l|u|above|below|width|size|half)\w*|\d*_?ci_\w+|conf_?int\w*|confidence_interval\w*|"
+         r"error_bars?|errorbars?|iqr|half_width|plus_minus|uncertainty|95|99)|"
+         r"(std|stdev|stderr|sem|se|sd|variance|ci\d*|conf_?int|standard_(deviation|error)|std_?dev|"
+         r"std_?err|deviation|uncertainty|interval|confidence)_(of_)?\w+|"
+         r"(\w+_)?(quantiles?|percentiles?)_\w+|(\w+_)?q(0\d{2}|\d{2}|\d{3})|"
+         r"lower|upper|low|high|lo|hi|lcb|ucb|lb|ub|margin|margin_of_error|moe|mad|cv|q\d+|"
+         r"p(25|75|05|95)|quantile\w*|percentile\w*|minimum|maximum|min|max|range|interval|pm|"
+         r"bootstrap\w*|5|25|50|75|95|(lower|upper)_(bound|limit|ci)\w*|variation",
+         "by its name: a spread, not a value"),
+        ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?(lr|learning_rate|wd|"
+        r"weight_decay|batch_?size|bs|bsz|dropout\w*|"
+         r"momentum|beta\d?|beta_\d|betas|gamma|alpha|lambda|lam|tau|temperature|temp|eps|epsilon|"
+         r"warmup|optimizer|optim|scheduler|schedule|hidden\w*|width|depth|layers|n_layers|heads|dim|"
+         r"dims|dimension|embed\w*|params|parameters|mparams|param_count|params_count|n_params|num_params|n_hidden|n_estimators|n_neighbors|n_clusters|bsz|gnorm|clip|loss_scale|ups|gb_free|flops|gflops|macs|gmacs|image_size|"
+         r"img_size|input_size|resolution|res|patch_size|crop|crop_pct|num_workers|workers|"
+         r"world_size|n_gpus|num_gpus|ngpu|precision|dtype|fp16|bf16|amp|ema\w*|clip_grad\w*|grad_\w+|"
+         r"max_len\w*|max_seq\w*|seq_len\w*|context\w*|threshold|thr|thresh|top_p|"
+         r"price|price_\w+|watts?|tdp|ssd|msrp|bits|n_?bits|[wa]_?bits|bit_width|lora_\w+|quant\w*|bits_\w+|augment\w*|aug|mixup|cutmix|label_smoothing|smoothing|loss_fn|"
+         r"activation|norm|memory|data_time|grad_norm|pretrain\w*|init\w*|weights_init|kernel\w*|stride|channels|pool\w*|"
+         r"(aug\w*_)?prob(ability)?|keep_rate|ratio|rate|fraction|frac|share|proportion|noise|noise_level|budget|"
+         r"interpolation|size_mb|model_size|file_size|image_width|text_width)"
+         r"(_?(k|m|b|g|mb|gb|millions?|billions?|pct|percent))?",
+         "by its name: a setting"),
+        ("test_size", r"n_samples|num_samples|test_size|test_samples|n_test|num_test|n_eval|"
+         r"eval_samples|num_eval_samples|support|sample_len|n_examples|num_examples|n_items|"
+         r"num_questions|n_questions|num_instances|n_instances|num_docs|"
+         r"n_docs", "by its name: the number of test samples"),
+        ("count", r"n|k|m|(\w+_)?(count|counts|num|total|totals|size|sizes|length|len)|"
+         r"(n|num|no|nb|number_of|total|count)_\w+|rows|pairs|kept|images|samples|examples|"
+         r"runs|(avg|mean|median|max|min|output|input|prompt|completion|total|generated|num)_"
+         r"(tokens|length|len|words|chars|characters)|vocabulary|vocab|(\w+_)?(sentences|words|characters|chars|utterances|queries|documents|docs|files|classes|"
+         r"instances)|tp|fp|tn|fn|true_positives?|false_positives?|true_negatives?|false_negatives?",
+         "by its name: a count"),
+        ("metric", r"metrics?|metric_name|measures?|tag|variable|indicator|criterion|score_type|"
+         r"statistic|measurement|metric_type|eval_metric", "by its name: names of metrics"),
+        ("value", r"values?|score|result|results|metric_value|main_score|y|obs_value",
+         "by its name: the values"),
+        ("text", r"(\w+_)?(notes?|comments?|description|desc|remarks?|tags|summary|command|cmd|"
+         r"args|argv|citation|abstract|message|text|prompt_text|response|readme|bibtex|"
+         r"display|paper|paper_title|title|authors?|license|organization|affiliation|error_message)",
+         "by its name: a text"),
+    )
+)  # fmt: skip
+SETTING_PREFIX = re.compile(
+    r"^(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)[./_]", re.I
+)
+METRIC_PREFIX = re.compile(r"^(metrics?|summary|scores?|results?|eval|test|val|valid)[./]", re.I)
+SPREAD_OF = re.compile(
+    r"(_|\b)(std|stdev|stddev|std_?dev|std_?err|stderr|sem|se|sd|var|variance|ci|ci_?\d*|err|error|"
+    r"errors|deviation|dev|pm|spread|uncertainty|interval|margin|ci_?(low|high|lower|upper|lo|hi)|"
+    r"min|max|lower|upper|low|high|lo|hi|lb|ub|iqr|range|q\d+|p\d+|n|count|num|samples|"
+    r"rank|pvalue|p_value|delta|diff|gain|improvement|drop|baseline_delta)$"
+)
+DERIVED = re.compile(r"^[Δ∆δ]|^(delta|diff\w*|improvement|rel\w* (gain|change))\b", re.I)
+SPREAD_BEFORE = re.compile(
+    r"^(std|stdev|stddev|std_?dev|stderr|sem|se|sd|var|variance|ci|err|error|min|max|lower|upper|n|"
+    r"num|count|delta|diff)_(of_)?"
+)
+CROSSING = re.compile(
+    r"(\w+_)?(fold|folds|cv|prompt|template|episode|ep|doc|sample|question|query|image|img|item|"
+    r"example|instance|sentence|utterance|pair|case|patient|subject_id|fold_id|split_id)"
+    r"(_?(id|idx|index|no|num|number|name))?"
+)
+SPLIT_NAME = re.compile(r"(\w+_)?(split|splits|phase|partition|set|mode|part|stage)")
+SPLITS = ("test", "testing", "eval", "evaluation", "val", "valid", "validation", "dev", "train",
+          "training")  # fmt: skip
+DATA_SETS = re.compile(
+    r"(^|_)(imagenet\w*|cifar\w*|mnist|fashion_?mnist|svhn|coco\w*|flickr\w*|food\w*|cars|pets|dtd|"
+    r"caltech\w*|eurosat|sun\w*|voc\w*|ade\w*|cityscapes|kitti|glue|squad\w*|mmlu\w*|gsm8k|"
+    r"hellaswag|arc\w*|winogrande|piqa|boolq|truthfulqa|humaneval|mbpp|librispeech|vtab\w*|stl\w*|"
+    r"iris|wine|adult|boston|diabetes|breast_cancer|sst\w*|mnli|qqp|qnli|rte|cola|imdb|yelp|agnews)"
+    r"(_|$)"
+)
+RUN_NAMES = re.compile(
+    r"(run|trial|experiment|exp|job|task)?_?(name|key|id|uuid|hash|num|no|number|tag)|runs?|name|"
+    r"experiments?|exp|key|id|index|display_name|uid|folder|dir|path|file_?name|logdir|rev|log|trial"
+)
+BASELINES = {"baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default"}
+NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
+MOST_DERIVED = 16  # columns among which differences of others are looked for
+SHOWN = 4  # values of a column in a message
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """What the user says of the columns: names for each role, and a pattern of the arms' names.
+
+    names: {role: columns} of arm, seed, block, task, metric, value, scale, test_size, step. The arm
+    may be `columns` (each numeric column is one) or `file`. where: (column, value) of the rows that
+    count; several values of one column are alternatives. pattern: a regular expression with the
+    groups arm and, as they are there, arm2 (which is joined to it), seed, scale and task. table:
+    which of several tables of a file.
+    """
+
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    where: tuple[tuple[str, str], ...] = ()
+    pattern: str | None = None
+    table: str | None = None
+
+
+@dataclass(slots=True)
+class Roles:
+    """{column: (role, reason)}, and the columns of the roles that make a measurement.
+
+    arms_are_columns: the arms are the columns of `values`. runs: a column that names each run, each
+    of one arm. paired: runs of one seed belong together. unsettled: columns that would be asked
+    for if rows of one run differed in them.
+    """
+
+    given: dict[str, tuple[str, str]] = field(default_factory=dict)
+    arm: tuple[str, ...] = ()
+    seed: tuple[str, ...] = ()
+    runs: str = ""
+    paired: bool = True
+    block: tuple[str, ...] = ()
+    scale: tuple[str, ...] = ()
+    task: tuple[str, ...] = ()
+    metric: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    is_long: bool = False
+    arms_are_columns: bool = False
+    step: str = ""
+    split: str = ""
+    per_sample: str = ""
+    direction: str = ""
+    test_size: str = ""
+    state: str = ""
+    unsettled: list[str] = field(default_factory=list)
+
+    def of(self, role: str) -> list[str]:
+        return [name for name, (own, _) in self.given.items() if own == role]
+
+    def give(self, role: str, names: Sequence[str], reason: str) -> None:
+        for name in names:
+            self.given[name] = (role, reason)
+
+
+def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
+    """The role of every column. ValueError, a question, where the arm cannot be known."""
+    _check_told(frame, told)
+    roles = Roles()
+    _told_roles(frame, told, roles)
+    numeric = {name: _is_numeric(name, column) for name, column in frame.columns.items()}
+    for name, column in frame.columns.items():
+        if name not in roles.given and name != "file":
+            roles.given[name] = frame.roles.get(name) or _by_name(
+                name, column, numeric[name], frame
+            )
+    _settle_directions(roles)
+    _spreads_of_others(frame, roles, numeric)
+    _settle_values(frame, told, roles, numeric)
+    _leave_out_derived(frame, roles)
+    _settle_seed(frame, told, roles)
+    _settle_split(frame, roles)
+    _settle_tasks(frame, told, roles)
+    _settle_settings(frame, roles)
+    _settle_arm(frame, told, roles, several_files)
+    _settle_rest(frame, told, roles)
+    if not roles.values:  # nothing but times was measured
+        times = [name for name in roles.of("time") if numeric[name]]
+        roles.values = tuple(times)
+        roles.give("metric", times, "the only numbers are times")
+    if not roles.values:
+        raise ValueError(_no_values(frame, roles))
+    return roles
+
+
+# --- by option, name and cells --------------------------------------------------------------------
+
+
+def _check_told(frame: Frame, told: Columns) -> None:
+    names = list(frame.columns)
+    for role, columns in told.names.items():
+        for name in columns:
+            if name not in frame.columns and not (role == "arm" and name == "columns"):
+                shown = ", ".join(name for name in names[:40] if name != "file")
+                raise ValueError(f"there is no column {name!r} (of {shown})")
+
+
+OPTIONS = {"arm": "--arm", "seed": "--seed", "block": "--block", "task": "--task-column",
+           "metric": "--metric-column", "value": "--value", "scale": "--scale",
+           "test_size": "--samples", "step": "--last"}  # fmt: skip
+
+
+def _told_roles(frame: Frame, told: Columns, roles: Roles) -> None:
+    for role, names in told.names.items():
+        roles.give(
+            role, [name for name in names if name in frame.columns], f"told by {OPTIONS[role]}"
+        )
+
+
+def _is_numeric(name: str, column: Column) -> bool:
+    """Whether a column holds numbers: half of its cells that are not missing, or one where the name
+    is that of a metric; where it has none, the cells of such a name hold digits.
+    """
+    counts = column.counts()
+    numbers = others = 0
+    for value, cell, count in zip(column.values, column.cells, counts.tolist(), strict=True):
+        if isinstance(value, list | dict | bool):
+            others += count
+        elif cell.value is not None or _is_not_finite(value):
+            numbers += count
+        elif not is_missing(value):
+            others += count
+    is_metric = is_known(name) and not _is_text_name(name)
+    if not numbers:
+        return is_metric and any(re.search(r"\d", str(value)) for value in column.present()[:50])
+    return numbers >= others or (is_metric and numbers * 5 >= others)
+
+
+def _is_text_name(name: str) -> bool:
+    return plain_name(name) in ARM_WORDS
+
+
+def _is_not_finite(value: object) -> bool:
+    """Whether it is the value of a run that diverged: NaN or infinity."""
+    return str(value).strip().lower().lstrip("+-") in ("nan", "inf", "infinity")
+
+
+def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple[str, str]:
+    """A role by the name of a column, with a look at its cells; metric or text where it is open."""
+    plain = plain_name(name)
+    present = column.present()
+    if not present:
+        return "text", "no row has a value"
+    if any(isinstance(value, list | dict) for value in present):
+        listed = plain in ("correct", "per_sample", "scores") or plain.startswith("per_sample")
+        if plain == "metrics" and isinstance(present[0], dict):
+            return "value", "a metric each"
+        return (
+            ("per_sample", "lists of values of samples") if listed else ("text", "it holds lists")
+        )
+    if plain in ("rank", "place", "position", "no") and is_numeric and _counts_rows(column):
+        return "identifier", "a place in a list"
+    if is_numeric and DERIVED.search(name):
+        return "spread", "by its name: a difference of others"
+    if not is_numeric and name != "table" and _are_metrics(present):
+        return "metric", "its values are names of metrics"
+    if not plain or re.fullmatch(r"unnamed_\d+|column_1|level_\d", plain):
+        if is_numeric and _counts_rows(column):
+            return "identifier", "an index of rows"
+        return ("metric", "numbers") if is_numeric else ("text", "")
+    first = next(
+        ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
+    )
+    known = is_known(name) and is_numeric
+    if SPLIT_NAME.fullmatch(plain) and _are_splits(present):
+        return "split", "its values are splits of a test set"
+    if known and (first is None or first[0] in ("per_sample", "metric", "text")):
+        return "metric", "by its name"
+    if known and first is not None and _is_metric_first(plain, first[0]):
+        return "metric", "by its name"
+    if first is None:
+        if is_numeric and SETTING_PREFIX.match(name):
+            return "setting", "by its prefix: a setting of the run"
+        return ("metric", "numbers") if is_numeric else ("text", "")
+    return _checked(first, column, is_numeric, name)
+
+
+def name_role(name: str) -> str:
+    """What a metric is by its name where it is none: a count, a time, a spread, an identifier."""
+    plain = plain_name(name)
+    if is_known(name) and not re.search(r"runtime|_time$|(^|_)(std|stderr)$", plain):
+        return ""
+    role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain)), "")
+    return role.replace("_", " ") if role in ("count", "time", "spread", "identifier", "test_size",
+                                              "step") else ""  # fmt: skip
+
+
+def _is_metric_first(plain: str, role: str) -> bool:
+    """Whether the name of a metric goes before a pattern that fits too: `inference_time`,
+    `hd95`.
+    """
+    if role == "time":
+        of_model = r"(inference|response|decode|generation|prediction|latency)"
+        of_tracker = plain.startswith(("eval", "train", "test"))
+        return re.search(of_model, plain) is not None or (
+            plain.endswith(("per_second", "per_sec")) and not of_tracker
+        )
+    if re.match(r"ranks?_(test|train|val|of)", plain):
+        return False
+    if role in ("spread", "setting", "count", "step"):
+        facts = name_facts(plain)
+        return facts.higher is not None and (
+            facts.unit != "" or re.search(r"loss|rank|entropy|\d", plain) is not None
+        ) and SPREAD_OF.search(plain) is None and SPREAD_BEFORE.match(plain) is None  # fmt: skip
+    return False
+
+
+def _checked(
+    found: tuple[str, str], column: Column, is_numeric: bool, name: str
+) -> tuple[str, str]:
+    """A role by name, unless the cells say that it cannot be."""
+    role, reason = found
+    if (
+        role == "count"
+        and is_numeric
+        and not are_whole(column)
+        and not re.search(r"(len|length|size|sizes|total)$|^[nkm]$", plain_name(name))
+    ):
+        return "metric", "numbers"
+    if role in ("spread", "count", "test_size", "step", "time", "scale") and not is_numeric:
+        if role in ("spread", "count", "test_size"):
+            return "text", ""
+        if role == "step" and not SETTING_PREFIX.match(name):
+            return "text", ""
+    if role == "seed" and is_numeric and not are_whole(column):
+        return "metric", "numbers"
+    if role == "step" and is_numeric and SETTING_PREFIX.match(name):
+        return "setting", "by its prefix: a setting of the run"
+    if role in ("metric", "task", "text") and is_numeric and role != "task":
+        return "metric", "numbers"
+    if role == "value" and not is_numeric:
+        return "text", ""
+    return role, reason
+
+
+def _counts_rows(column: Column) -> bool:
+    """Whether a column of numbers is whole and rises from row to row, or begins anew."""
+    numbers = column.numbers()
+    if np.isnan(numbers).any() or (numbers != np.floor(numbers)).any():
+        return False
+    steps = np.diff(numbers)
+    return bool(((steps == 1) | (steps < 0)).all())
+
+
+def are_whole(column: Column) -> bool:
+    """Whether the numbers of a column are whole."""
+    numbers = [cell.value for cell in column.cells if cell.value is not None]
+    return all(number == int(number) for number in numbers)
+
+
+def _are_metrics(present: Sequence[object]) -> bool:
+    """Whether the values of a column are names of metrics."""
+    known = [value for value in present if isinstance(value, str) and is_bare_metric(value)]
+    return len(present) > 1 and len(known) * 5 >= 4 * len(present)
+
+
+def _are_splits(present: Sequence[object]) -> bool:
+    words = [re.split(r"[^a-z]+", str(value).lower()) for value in present]
+    return len(present) <= 12 and all(set(word) & set(SPLITS) for word in words)
+
+
+def _settle_directions(roles: Roles) -> None:
+    roles.direction = next(iter(roles.of("direction")), "")
+    roles.state = next(iter(roles.of("state")), "")
+    for name in roles.of("direction")[1:]:
+        roles.given[name] = ("text", "another column says the direction")
+    for name in [name for name in roles.given if name.startswith("direction of ")]:
+        del roles.given[name]
+    if sizes := roles.of("test_size"):
+        roles.test_size = sizes[0]
+    if lists := roles.of("per_sample"):
+        roles.per_sample = lists[0]
+
+
+def _spreads_of_others(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) -> None:
+    """Columns whose name is that of another one and a word for a spread: `acc`, `acc_err`."""
+    plain = {plain_name(name): name for name in roles.given if numeric.get(name)}
+    for own, name in plain.items():
+        if roles.given[name][0] not in ("metric", "count", "setting", "spread"):
+            continue
+        found = SPREAD_OF.search(own)
+        base = own[: found.start()].rstrip("_") if found else SPREAD_BEFORE.sub("", own)
+        candidates = (base, f"{base}_mean", f"mean_{base}", f"avg_{base}", f"{base}_avg")
+        of = next((plain[each] for each in candidates if each != own and each in plain), None)
+        if (
+            of is not None
+            and roles.given[of][0] in ("metric", "value")
+            and not _are_complements(frame.columns[of], frame.columns[name])
+        ):
+            roles.given[name] = ("spread", f"beside {of!r}: not a value of its own")
+
+
+def _leave_out_derived(frame: Frame, roles: Roles) -> None:
+    """Columns that are the difference of two others in every row."""
+    if not 3 <= len(roles.values) <= MOST_DERIVED or roles.is_long or frame.rows < 3:
+        return
+    numbers = {name: frame.columns[name].numbers() for name in roles.values}
+    for name in roles.values[2:]:
+        before = roles.values[: roles.values.index(name)]
+        for one, other in itertools.permutations(before, 2):
+            gap = numbers[one] - numbers[other]
+            off = np.abs(numbers[name] - gap)
+            there = ~np.isnan(off)
+            size = numbers[one][there].std() if there.sum() > 2 else 0.0
+            if size > 0 and off[there].max() <= 0.01 * size and gap[there].std() > 0:
+                roles.given[name] = ("spread", f"{one} less {other}: no value of its own")
+    roles.values = tuple(name for name in roles.values if roles.given[name][0] != "spread")
+
+
+def _are_complements(one: Column, other: Column) -> bool:
+    """Whether two columns sum to 1 or 100: an accuracy and its error."""
+    sums = one.numbers() + other.numbers()
+    sums = sums[~np.isnan(sums)]
+    return len(sums) > 1 and any(
+        bool((np.abs(sums - whole) < 0.002 * whole).all()) for whole in (1, 100)
+    )
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[str, bool]) -> None:
+    """Which columns hold the values: one for all metrics (long), or one for each (wide)."""
+    metrics = roles.of("metric")
+    names = [
+        name for name in metrics if not numeric[name] or frame.roles.get(name, ("",))[0] == "metric"
+    ]
+    if "metric" in told.names:
+        names = list(told.names["metric"])
+    values = [name for name in metrics if name not in names]
+    for name in [each for each in names if values and len(frame.columns[each].present()) < 2]:
+        is_told = "metric" in told.names or frame.roles.get(name, ("",))[0] == "metric"
+        if not is_told and not any(
+            is_known(text_of(each)) for each in frame.columns[name].present()
+        ):
+            names.remove(name)  # one name beside several columns of values says nothing
+            roles.given[name] = ("text", "the same in every row")
+    listed = list(roles.of("value"))
+    if "value" in told.names:
+        kept = list(told.names["value"])
+        for name in values:
+            roles.given[name] = ("setting", "another column was told by --value")
+        roles.metric = tuple(names)
+        roles.values = tuple(kept)
+        roles.is_long = len(kept) == 1 and (
+            bool(names) or plain_name(kept[0]) in ("value", "score")
+        )
+        if len(kept) == 1 and not roles.is_long:
+            roles.is_long = False
+        return
+    dicts = [name for name in listed if plain_name(name) == "metrics"]
+    long = [name for name in listed if name not in dicts]
+    if dicts:
+        roles.values, roles.is_long, roles.metric = (dicts[0],), True, tuple(names)
+        for name in (*values, *long):
+            roles.given[name] = ("setting", "the values are in the column of metrics")
+        return
+    if long and (names or not values):
+        roles.values, roles.is_long, roles.metric = (long[0],), True, tuple(names)
+        for name in (*long[1:], *values):
+            roles.given[name] = ("setting", f"the values are in {long[0]!r}")
+        return
+    for name in long:
+        roles.given[name] = ("metric", "numbers")
+    roles.metric = tuple(names)
+    roles.values = tuple(name for name in roles.of("metric") if name not in names)
+
+
+def _settle_seed(frame: Frame, told: Columns, roles: Roles) -> None:
+    """The seed; several that vary are one together."""
+    names = roles.of("seed")
+    if "seed" not in told.names:
+        for name in [each for each in names if len(frame.columns[each].present()) < 2]:
+            if len(names) > 1:
+                roles.given[name] = ("setting", "the same in every row")
+                names.remove(name)
+    for name in [each for each in frame.columns if plain_name(each) == "run"]:
+        column, role = frame.columns[name], roles.given.get(name, ("",))[0]
+        is_free = role in ("metric", "text", "count") and name not in told.names.get("arm", ())
+        if is_free and _is_numeric(name, column) and are_whole(column):
+            roles.values = tuple(each for each in roles.values if each != name)
+            roles.given[name] = ("seed", COUNTER)
+            if names:
+                roles.given[name] = ("identifier", "counts runs that have a seed too")
+            else:
+                names = [name]
+    if any(roles.given[name][1] != COUNTER for name in names):  # a seed pairs, a counter does not
+        for name in [each for each in names if roles.given[each][1] == COUNTER]:
+            if frame.rows == len(np.unique(group_codes(frame, [n for n in names if n != name]))):
+                names.remove(name)
+                roles.given[name] = ("identifier", "counts runs that have a seed too")
+    roles.seed = tuple(names)
+    roles.paired = any(roles.given[name][1] != COUNTER for name in names)
+
+
+def _settle_split(frame: Frame, roles: Roles) -> None:
+    names = roles.of("split")
+    roles.split = names[0] if names else ""
+
+
+def _settle_tasks(frame: Frame, told: Columns, roles: Roles) -> None:
+    """The parts of the task: those that vary."""
+    if "task" in told.names:
+        for name in [each for each in roles.of("task") if each not in told.names["task"]]:
+            roles.given[name] = ("setting", "another column was told by --task-column")
+            roles.unsettled.append(name)
+        roles.task = told.names["task"]
+        return
+    names = roles.of("task")
+    varying = [name for name in names if len(frame.columns[name].present()) > 1]
+    kept = varying or names[:1]
+    groups: list[tuple[str, NDArray[np.int64]]] = []
+    for name in kept:  # `key` and `dataset` that say the same are one
+        codes = frame.columns[name].codes.astype(np.int64)
+        if not any(_same_groups(codes, other) for _, other in groups):
+            groups.append((name, codes))
+        else:
+            roles.given[name] = ("text", "it says the same as another column of the task")
+    roles.task = tuple(name for name, _ in groups)
+    for name in names:
+        if name not in kept:
+            roles.given[name] = ("task", "the same in every row")
+
+
+def _same_groups(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
+    both = len(np.unique(one * (int(other.max(initial=0)) + 1) + other))
+    return both == len(np.unique(one)) == len(np.unique(other))
+
+
+def _settle_settings(frame: Frame, roles: Roles) -> None:
+    """Columns of numbers with an unknown name that hold the same in every row, and `file`."""
+    for name in roles.values:
+        column = frame.columns[name]
+        if (
+            roles.is_long
+            or len(roles.values) == 1
+            or roles.given[name][1].startswith("told")
+            or is_known(name)
+        ):
+            continue
+        if len(column.present()) == 1 and frame.rows > 2 and column.is_there().all():
+            roles.given[name] = ("setting", "the same in every row")
+    kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
+    if not kept:  # all are the same in every row: they are values all the same
+        roles.give("metric", roles.values, "numbers")
+    roles.values = kept or roles.values
+
+
+# --- the arm --------------------------------------------------------------------------------------
+
+
+def _settle_arm(frame: Frame, told: Columns, roles: Roles, several_files: bool) -> None:
+    if "arm" in told.names:
+        if told.names["arm"] == ("columns",):
+            roles.arms_are_columns = True
+            _check_label(frame, roles)
+        else:
+            roles.arm = told.names["arm"]
+            roles.values = tuple(name for name in roles.values if name not in roles.arm)
+            for name in roles.arm:
+                if name == "file":
+                    roles.given["file"] = ("arm", "told by --arm")
+        return
+    if known := roles.of("arm"):
+        roles.arm = tuple(known[:1])
+        if len(frame.columns[known[0]].present()) > 1 or not several_files:
+            return
+    several_files = several_files and not any("file" in names for names in told.names.values())
+    if roles.metric and _are_columns_arms(frame, roles, several_files):
+        roles.arms_are_columns = True
+        return
+    candidates = _candidates(frame, roles)
+    counters = [
+        n
+        for n in roles.seed
+        if roles.given[n][1] == COUNTER and not _are_whole_texts(frame.columns[n])
+    ]
+    if (
+        not candidates and counters and not several_files
+    ):  # trials that are called by their settings
+        roles.seed = tuple(name for name in roles.seed if name not in counters)
+        roles.paired = bool(roles.seed)
+        roles.arm = (counters[0],)
+        roles.give("arm", counters[:1], "the only column that tells arms")
+        return
+    if not candidates and _are_columns_arms(frame, roles, several_files):
+        roles.arms_are_columns = True
+        return
+    chosen = _best(frame, roles, candidates)
+    if chosen is None and several_files:
+        roles.arm = ("file",)
+        roles.given["file"] = ("arm", "the name of the file: no column names an arm")
+        return
+    if chosen is None and _are_columns_arms(frame, roles, several_files):
+        roles.arms_are_columns = True
+        return
+    if chosen is None:
+        roles.arm = _last_resort(frame, roles) or _constant_arm(frame, roles)
+        return
+    reason = "by its name" if plain_name(chosen) in ARM_WORDS else "the only column that tells arms"
+    roles.arm = (chosen,)
+    roles.values = tuple(name for name in roles.values if name != chosen)
+    roles.give("arm", [chosen], reason)
+    if plain_name(chosen) in OF_MODELS:
+        for name in list(roles.given):
+            if name != chosen and TOGETHER.fullmatch(plain_name(name)) and roles.given[name][0] in (
+                "text", "setting", "metric") and name not in roles.metric and (
+                len(frame.columns[name].present()) > 1 and (not _is_numeric(name,
+                frame.columns[name]))
+            ):  # fmt: skip
+                roles.arm = (*roles.arm, name)
+                roles.give("arm", [name], f"a part of the arm's name, beside {chosen!r}")
+
+
+def _are_whole_texts(column: Column) -> bool:
+    counted = re.compile(r"\D*\d+|[a-z]+(st|nd|rd|th|ond|rst)?")
+    return all(counted.fullmatch(text_of(value).lower()) for value in column.present())
+
+
+def _check_label(frame: Frame, roles: Roles) -> None:
+    """ValueError, a question, where one of the columns that are arms has the name of a metric and
+    the
+    others have none: it may be what tells rows apart.
+    """
+    known = [name for name in roles.values if is_known(name)]
+    if len(known) == 1 and len(roles.values) > 2 and frame.rows > 1:
+        name = known[0]
+        raise ValueError(
+            f"is {name!r} ({values_of(frame.columns[name])}) one of the arms, or what the rows "
+            f"are of? "
+            f"--task-column {name}, --seed {name} or --block {name}; or --value with the columns "
+            f"that "
+            "are arms"
+        )
+
+
+def _candidates(frame: Frame, roles: Roles) -> list[str]:
+    """Columns that could name the arm, the likeliest first, with two values or more."""
+    words: dict[str, float] = {word: place for place, word in enumerate(ARM_WORDS)}
+    named: list[tuple[float, str]] = []
+    texts: list[str] = []
+    for name, (role, _) in roles.given.items():
+        column = frame.columns.get(name)
+        is_counter = roles.given[name][1].startswith("counts runs")
+        if column is None or is_counter or name in roles.metric:
+            continue
+        if len(set(map(text_of, column.present()))) < 2:
+            continue
+        plain = plain_name(name)
+        place = words.get(plain)
+        if place is None and role == "text" and len(parts := plain.split("_")) == 2:
+            place = next((words[part] + 0.5 for part in parts if part in words), None)
+        if place is not None and role in (
+            "text",
+            "metric",
+            "identifier",
+            "setting",
+            "value",
+            "count",
+        ):
+            if role == "metric" and is_known(name) and _is_numeric(name, column):
+                continue
+            if (
+                role in ("metric", "value", "count")
+                and name in roles.values
+                and not are_whole(column)
+            ):
+                continue
+            named.append((place + 1000 * _is_numeric(name, column), name))
+        elif role == "text" and not roles.given[name][1]:
+            if _is_numeric(name, column):
+                continue
+            if roles.seed and len(column.present()) == frame.rows:
+                continue  # a text of each run
+            texts.append(name)
+    return [name for _, name in sorted(named)] + texts
+
+
+def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
+    """The candidate that makes arms of several runs where there are seeds, else the likeliest. A
+    question where only several columns without a known name are left.
+    """
+    if not candidates:
+        return None
+    named = [name for name in candidates if set(plain_name(name).split("_")) & set(ARM_WORDS)]
+    unnamed = [name for name in candidates if name not in named]
+    if named:
+        if roles.seed and len(candidates) > 1:
+            seeds = group_codes(frame, roles.seed)
+            for name in [*named, *unnamed]:
+                codes = group_codes(frame, (name,))
+                arms = int(codes.max(initial=0)) + 1
+                pairs = np.unique(codes * (int(seeds.max(initial=0)) + 1) + seeds)
+                if len(pairs) > arms:
+                    return name
+        return named[0]
+    if len(unnamed) == 1:
+        _check_blank(frame, roles, unnamed[0])
+        return unnamed[0]
+    blank = [name for name in unnamed if not name]
+    if blank:
+        return blank[0]
+    raise ValueError(_which_arm(frame, unnamed))
+
+
+def _check_blank(frame: Frame, roles: Roles, name: str) -> None:
+    """ValueError, a question, where rows and columns could both be the arms: a label without a name
+    stands before several columns that are called neither like metrics nor like known data sets.
+    """
+    labels = {plain_name(text_of(value)) for value in frame.columns[name].present()}
+    values = [plain_name(value) for value in roles.values]
+    is_open = not name and len(values) > 1 and not roles.seed and not roles.is_long
+    if not is_open or labels & BASELINES or any(map(is_known, roles.values)):
+        return
+    if any(DATA_SETS.search(value) or SETTING_PREFIX.match(value) for value in values):
+        return
+    shown = ", ".join(roles.values[:SHOWN])
+    raise ValueError(
+        f"are the arms the rows ({values_of(frame.columns[name])}) or the columns ({shown})? say "
+        "--arm '' or --arm columns"
+    )
+
+
+def _which_arm(frame: Frame, names: Sequence[str]) -> str:
+    shown = "; ".join(f"{name!r} ({values_of(frame.columns[name])})" for name in names[:6])
+    return f"which column names the arm? --arm COLUMN, or several that name it together: {shown}"
+
+
+def values_of(column: Column) -> str:
+    """Some values of a column for a message."""
+    texts = list(dict.fromkeys(map(text_of, column.present())))
+    shown = ", ".join(text if len(text) <= 30 else f"{text[:29]}…" for text in texts[:SHOWN])
+    return f"{shown}, …" if len(texts) > SHOWN else shown
+
+
+def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
+    """Whether the arms stand as columns: two or more columns of numbers without names of metrics,
+    beside rows that are seeds, tasks or metrics.
+    """
+    values = list(roles.values)
+    if roles.is_long or len(values) < 2 or several_files:
+        return False
+    if roles.metric and not any(is_known(name) for name in values):
+        return True  # the rows are of metrics
+    if any(is_known(name) and is_bare_metric(name) for name in values):
+        return False
+    if any(SETTING_PREFIX.match(name) or METRIC_PREFIX.match(name) for name in values):
+        return False
+    unknown = [name for name in values if name_facts(name).higher is None]
+    if len(unknown) < len(values):
+        return False
+    if all(DATA_SETS.search(plain_name(name)) for name in values):
+        return False
+    if frame.history:
+        return False
+    return bool(roles.task or roles.metric or roles.seed)
+
+
+def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
+    """A setting or identifier that alone tells rows apart; () where there is one arm."""
+    if frame.history:
+        return ()
+    varying = [
+        name
+        for name, (role, _) in roles.given.items()
+        if role == "setting" and name in frame.columns and len(frame.columns[name].present()) > 1
+    ]
+    if len(varying) == 1:
+        roles.give("arm", varying, "the only column that tells rows apart")
+        return (varying[0],)
+    if len(varying) > 1:
+        raise ValueError(_which_arm(frame, varying))
+    identifiers = [
+        name
+        for name, (role, _) in roles.given.items()
+        if role == "identifier" and len(frame.columns[name].present()) > 1
+        and plain_name(name) in ("index", "run_id", "id", "trial_id", "number", "path", "filename",
+                                 "url", "file", "no", "idx", "year")
+    ]  # fmt: skip
+    if identifiers:
+        roles.give("arm", identifiers[:1], "no other column names an arm")
+        return (identifiers[0],)
+    return ()
+
+
+def _constant_arm(frame: Frame, roles: Roles) -> tuple[str, ...]:
+    """A column that by its name is the arm, although all rows have the same."""
+    words = {plain_name(name): name for name in roles.given if name in frame.columns}
+    name = next((words[word] for word in ARM_WORDS if word in words), None)
+    if name is None or name in roles.values or roles.given[name][0] != "text":
+        return ()
+    roles.give("arm", [name], "by its name")
+    return (name,)
+
+
+def _settle_runs(frame: Frame, roles: Roles) -> None:
+    """Columns that name runs: each value belongs to one arm, or the same ones count those of
+    all.
+    """
+    if not roles.arm or "file" in roles.arm:
+        return
+    all_arms = group_codes(frame, roles.arm)
+    is_row = np.zeros(frame.rows, bool)
+    for name in roles.arm:
+        texts = frame.columns[name].texts()
+        is_row |= np.array([text.lower() not in NO_ARM for text in texts.values], bool)[texts.codes]
+    arms = all_arms[is_row]
+    for name, (role, _) in list(roles.given.items()):
+        if role not in ("text", "identifier") or name in roles.arm or name not in frame.columns:
+            continue
+        column = frame.columns[name].texts().taken(is_row)
+        if not RUN_NAMES.fullmatch(plain_name(name)) or len(column.present()) < 2:
+            continue
+        there = column.is_there()
+        pairs = np.unique(np.stack([column.codes[there], arms[there]]), axis=1)
+        is_of_one_arm = pairs.shape[1] == len(np.unique(column.codes[there]))
+        tasks = group_codes(frame, roles.task)[is_row][there]
+        of_tasks = np.unique(np.stack([column.codes[there], tasks]), axis=1)
+        spans_tasks = len(np.unique(tasks)) < 2 or of_tasks.shape[1] > len(np.unique(of_tasks[0]))
+        if is_of_one_arm:
+            roles.given[name] = ("identifier", "names the runs")
+            if not roles.seed and not roles.runs and column.is_there().all() and (
+                len(np.unique(column.codes)) > len(np.unique(arms)) and spans_tasks
+            ):  # fmt: skip
+                roles.runs = name
+        elif plain_name(name) in ("run", "runs") and not roles.seed:
+            roles.given[name] = ("seed", COUNTER)
+            roles.seed, roles.paired = (name,), False
+
+
+def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
+    """Steps, scales, blocks, and what is left: a text, or a column that nothing needs yet."""
+    _settle_runs(frame, roles)
+    roles.block = told.names.get("block", ())
+    roles.values = tuple(name for name in roles.values if name not in roles.block)
+    steps = roles.of("step")
+    if "step" in told.names:
+        roles.step = told.names["step"][0]
+        roles.give("step", [roles.step], "told by --last: the last row of each run")
+        for name in [each for each in steps if each != roles.step]:
+            roles.given[name] = ("step", "another column was told by --last")
+    elif steps:
+        roles.step = frame.history if frame.history in steps else steps[0]
+    if "scale" in told.names:
+        roles.scale = told.names["scale"]
+        if "file" in roles.scale:
+            roles.given["file"] = ("scale", "told by --scale")
+        roles.step = "" if roles.step in roles.scale else roles.step
+    else:
+        scales = [name for name in roles.of("scale") if len(frame.columns[name].present()) > 1]
+        roles.scale = tuple(scales[:1])
+        for name in roles.of("scale"):
+            if name not in roles.scale:
+                roles.given[name] = (
+                    "setting",
+                    "the same in every row, or another one is the scale",
+                )
+    for name in [each for each in roles.values if re.fullmatch(r"column \d+", each) or not each]:
+        if roles.arm and not roles.is_long and _counts_in_arms(frame, roles, name):
+            roles.given[name] = ("identifier", "no name; it counts the rows of each arm")
+            roles.values = tuple(each for each in roles.values if each != name)
+    for name in (*roles.scale, *roles.block):
+        roles.values = tuple(each for each in roles.values if each != name)
+    if roles.arms_are_columns and not roles.task:
+        labels = [
+            name
+            for name, given in roles.given.items()
+            if given == ("text", "") and not CROSSING.fullmatch(plain_name(name))
+        ]
+        if len(labels) == 1:
+            roles.task = (labels[0],)
+            roles.give("task", labels, "what the rows are of, beside arms as columns")
+    if roles.arm and roles.task:
+        arms = group_codes(frame, roles.arm)
+        for name in roles.task:
+            codes = group_codes(frame, (name,))
+            if len(np.unique(codes)) > 1 and _same_groups(codes, arms):
+                roles.task = tuple(each for each in roles.task if each != name)
+                roles.given[name] = ("text", "another name of the arm")
+    if roles.arm and not roles.is_long:
+        _settle_constants(frame, roles)
+    for name in list(frame.columns):
+        role, reason = roles.given.get(name, ("text", ""))
+        plain = plain_name(name)
+        if name == "file" and name not in roles.given:
+            roles.given[name] = ("identifier", "the name of the file")
+        elif role in ("setting", "count") or (role == "text" and not reason) or (
+            CROSSING.fullmatch(plain) and role in ("identifier", "metric", "text", "task")
+            and name not in roles.task and name not in (*roles.arm, *roles.seed)
+        ):  # fmt: skip
+            roles.unsettled.append(name)
+            if role == "text" and not reason:
+                roles.given[name] = ("text", "nothing needs it")
+    roles.unsettled = list(dict.fromkeys(roles.unsettled))
+
+
+def _settle_constants(frame: Frame, roles: Roles) -> None:
+    """Columns of numbers with an unknown name that are the same in all runs of an arm and task."""
+    groups = group_codes(frame, (*roles.arm, *roles.task))
+    sizes = np.bincount(groups)
+    if (sizes > 1).sum() < 2:
+        return
+    several = sizes[groups] > 1
+    for name in roles.values:
+        codes = frame.columns[name].codes.astype(np.int64)[several]
+        pairs = np.unique(groups[several] * (int(codes.max()) + 1) + codes)
+        if not is_known(name) and len(pairs) == len(np.unique(groups[several])):
+            roles.given[name] = ("setting", "the same in every run of an arm")
+    kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
+    if kept:
+        roles.values = kept
+    else:
+        roles.give("metric", roles.values, "numbers")
+
+
+def _counts_in_arms(frame: Frame, roles: Roles, name: str) -> bool:
+    """Whether a column of whole numbers has the same ones in every arm, from 0 or 1 on."""
+    column = frame.columns[name]
+    if not are_whole(column):
+        return False
+    arms, numbers = group_codes(frame, roles.arm), column.numbers()
+    sets = {tuple(sorted(numbers[arms == arm].tolist())) for arm in np.unique(arms).tolist()[:50]}
+    first = next(iter(sets))
+    return (
+        len(sets) == 1 and len(first) > 1 and first[0] in (0, 1) and len(set(first)) == len(first)
+    )
+
+
+def _no_values(frame: Frame, roles: Roles) -> str:
+    what = "; ".join(f"{name}: {role}" for name, (role, _) in list(roles.given.items())[:40])
+    return (
+        "there is no column of values, as none holds a number that could be one: name it with "
+        "--value "
+        f"(read as {what or ', '.join(frame.columns)})"
+    )
+
+
+def group_codes(frame: Frame, names: Sequence[str]) -> NDArray[np.int64]:
+    """A number for each row; equal where the cells of all these columns are equal as texts."""
+    codes = np.zeros(frame.rows, np.int64)
+    for name in names:
+        column = frame.columns[name].texts()
+        codes = codes * len(column.values) + column.codes
+        codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+    return codes
