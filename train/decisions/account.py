@@ -168,10 +168,10 @@ def _names(group: Sequence[MetricFacts], metrics: Sequence[MetricFacts]) -> list
     return list(dict.fromkeys(names))
 
 
-def some(names: Sequence[str]) -> str:
+def some(names: Sequence[str], most: int = MOST_NAMES) -> str:
     """The first names, and a count of the rest."""
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(names[:MOST_NAMES]) + more
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _count_text(what: str, number: int, used: int, left_out: Sequence[Count]) -> str:

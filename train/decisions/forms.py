@@ -130,7 +130,7 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
         try:
             return frame_of_json(json.loads(text))
         except json.JSONDecodeError as error:
-            if (error.msg != "Extra data" and "\n" in text.strip()) or error.msg == "Extra data":
+            if error.msg == "Extra data" or "\n" in text.strip():
                 lines = _json_lines(text, error)
                 if lines is not None:
                     return frame_of_json(lines, lines=True)
@@ -180,8 +180,6 @@ def _many_documents(text: str) -> list[Any]:
 
 def _sheets(data: bytes) -> list[Grid]:
     """The sheets of .xlsx, .xls and .ods, with merged cells filled."""
-    import zipfile
-
     import python_calamine
 
     try:
@@ -189,7 +187,7 @@ def _sheets(data: bytes) -> list[Grid]:
     except python_calamine.PasswordError:
         raise ValueError("it is a spreadsheet with a password: save it without one") from None
     except python_calamine.CalamineError as error:
-        if data.startswith(b"PK") and _is_archive(data, zipfile):
+        if data.startswith(b"PK") and _is_archive(data):
             raise ValueError("it is a zip archive: unpack it and give the files") from None
         raise ValueError(
             f"it is a damaged spreadsheet (xlsx, xls or ods: {error}): save it again, or as CSV"
@@ -206,7 +204,9 @@ def _sheets(data: bytes) -> list[Grid]:
     return grids
 
 
-def _is_archive(data: bytes, zipfile: Any) -> bool:
+def _is_archive(data: bytes) -> bool:
+    import zipfile
+
     try:
         names = zipfile.ZipFile(io.BytesIO(data)).namelist()
     except (OSError, zipfile.BadZipFile):
@@ -236,10 +236,12 @@ def _frame_of_arrow(table: Any) -> Frame:
         if isinstance(encoded, pa.ChunkedArray):
             encoded = encoded.combine_chunks()
         values = encoded.dictionary.to_pylist()
-        indices = encoded.indices.fill_null(len(values)).cast(pa.int32())
+        if encoded.indices.null_count:
+            values.append(None)
+        indices = encoded.indices.fill_null(len(values) - 1).cast(pa.int32())
         # not to_numpy, which imports pandas where it is installed: 0.2 s
         codes = np.frombuffer(indices.buffers()[1], np.int32, len(indices), 4 * indices.offset)
-        columns[name] = recoded([*values, None], codes)
+        columns[name] = recoded(values, codes)
     return Frame(columns, table.num_rows, "Parquet")
 
 

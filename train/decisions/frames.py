@@ -86,7 +86,13 @@ class Column:
         return recoded([change(value) for value in self.values], self.codes)
 
     def taken(self, rows: Mask | NDArray[np.int64]) -> Column:
-        return Column(self.values, self.codes[rows], self.comma)
+        """Some of the rows, and of the distinct cells those that they have."""
+        codes = self.codes[rows]
+        used = np.bincount(codes, minlength=len(self.values)) > 0
+        if used.all():
+            return Column(self.values, codes, self.comma)
+        values = [value for value, is_used in zip(self.values, used, strict=True) if is_used]
+        return Column(values, (np.cumsum(used, dtype=np.int32) - 1)[codes], self.comma)
 
 
 def text_of(value: Any) -> str:

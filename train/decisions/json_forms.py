@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from train.decisions.frames import Frame, frame_of_records
+from train.decisions.frames import Frame, frame_of_records, joined
 from train.decisions.metric_names import is_known
+from train.decisions.roles import SPLITS
 
 Record = dict[str, Any]
 SEED_KEY = re.compile(r"(seed|run|rep|repeat|trial|replicate|s)?[-_ ]?\d+", re.I)
 SECTIONS = {"config", "metrics", "params", "summary", "args", "hparams", "data", "hyperparameters"}
-SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"}
 PER_SAMPLE = {"per_sample", "correct"}
 LISTS = ("results", "runs", "records", "rows", "data", "scores", "evaluations", "experiments",
          "entries", "models", "trials", "history", "log_history", "metrics")  # fmt: skip
@@ -89,8 +89,6 @@ def _of_list(document: Sequence[Any], form: str) -> Frame:
     if wrong := [row for row in document if not isinstance(row, dict)]:
         raise ValueError(f"an item is no object: {str(wrong[0])[:40]!r}")
     if document and all(_lm_eval_like(row) for row in document):
-        from train.decisions.frames import joined
-
         return joined([frame_of_json(row) for row in document])
     rows = [one for row in document for one in _exploded(flat(row))]
     return frame_of_records(rows, form)
@@ -389,7 +387,7 @@ def _keyed(document: Record) -> Frame | None:
     named = 0
     for name in [each for each in frame.columns if re.fullmatch(r"key( \d+)?", each)]:
         keys = [str(key) for key in frame.columns[name].present()]
-        if keys and {key.lower() for key in keys} <= SPLITS:
+        if keys and {key.lower() for key in keys} <= set(SPLITS):
             frame.roles[name] = ("split", "keys that are splits")
             continue
         if keys and all(SEED_KEY.fullmatch(key) for key in keys):

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 from train.evaluation.metrics import METRICS
 
+CACHED = 65_536  # names that each step of the reading asks for again
 PREFIXES = re.compile(r"^(config|cfg|summary|params?|metrics?|hparams?|args|data|attributes)[./]+")
 # Written with capitals they are counts of mistakes: false positives, switches of identity.
 COUNTS_OF_MISTAKES = re.compile(
@@ -53,6 +55,7 @@ MORE_WORDS = """
     informedness picp youden lddt tm gdt wins transfer fluency relevance coherence
 """
 MORE = frozenset(MORE_WORDS.split())
+WORDS = LESS | MORE
 # Whole phrases, before the words: a rank that is an accuracy, a rank that is a place.
 PHRASES = (
     (re.compile(r"(^|_)(mean_)?reciprocal_rank(_|$)"), True),
@@ -143,6 +146,12 @@ HEADLINES = (
     "image_retrieval_recall_5",
     "mean_average_precision",
 )
+# Words that stand beside the deciding one in a metric's name.
+PARTS_OF_NAMES_WORDS = """
+    rank log cross entropy exact match roc pr calibration squared absolute average hallucination
+    reciprocal
+"""
+PARTS_OF_NAMES = frozenset(PARTS_OF_NAMES_WORDS.split())
 BARE = re.compile(
     r"((val|valid|validation|eval|test|dev|best|final|last|mean|avg|average|macro|micro|weighted|"
     r"metrics?)_)*"
@@ -152,10 +161,7 @@ BARE = re.compile(
 @dataclass(frozen=True, slots=True)
 class NameFacts:
     """What a name says. higher: None where the name is not known. unit: `share`, `percent`,
-    another one
-    that the name says, or "".
-
-    bounded: a share that cannot be above 1.
+    another one that the name says, or "". bounded: a share that cannot be above 1.
     """
 
     higher: bool | None
@@ -163,6 +169,7 @@ class NameFacts:
     bounded: bool
 
 
+@lru_cache(CACHED)
 def plain_name(name: str) -> str:
     """A column's name in lower case, words joined by _, without the prefixes of trackers."""
     text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name)
@@ -170,6 +177,7 @@ def plain_name(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
 
 
+@lru_cache(CACHED)
 def name_facts(name: str) -> NameFacts:
     """What the name of a metric, or of a column of values, says of it."""
     plain = plain_name(name.replace("@", "_at_"))
@@ -229,6 +237,7 @@ def _is_loss(plain: str) -> bool:
     return re.search(r"(^|_)(loss|losses|nll|entropy|xent|mse|rmse|mae)$", plain) is not None
 
 
+@lru_cache(CACHED)
 def is_known(name: str) -> bool:
     """Whether a name is that of a metric."""
     return name in METRICS or direction_of(name, plain_name(name.replace("@", "_at_"))) is not None
@@ -237,11 +246,7 @@ def is_known(name: str) -> bool:
 def task_stem(name: str) -> str:
     """The name of a column without the words of its metric: equal for two metrics of one task."""
     words = plain_name(name).split("_")
-    kept = [
-        word
-        for word in words
-        if not (word in LESS | MORE or re.sub(r"\d+$", "", word) in LESS | MORE)
-    ]
+    kept = [word for word in words if not _is_word(word)]
     return "_".join(kept) if len(kept) < len(words) else f"{name} alone"
 
 
@@ -262,26 +267,10 @@ def is_bare_metric(name: str) -> bool:
     if not rest or len(words) > 4:
         return False
     return is_known(rest) and all(
-        word in LESS
-        or word in MORE
-        or QUALIFIERS.fullmatch(word)
-        or re.sub(r"\d+$", "", word) in LESS | MORE
-        or word
-        in (
-            "rank",
-            "log",
-            "cross",
-            "entropy",
-            "exact",
-            "match",
-            "roc",
-            "pr",
-            "calibration",
-            "squared",
-            "absolute",
-            "average",
-            "hallucination",
-            "reciprocal",
-        )
-        for word in words
+        _is_word(word) or QUALIFIERS.fullmatch(word) or word in PARTS_OF_NAMES for word in words
     )
+
+
+def _is_word(word: str) -> bool:
+    """Whether a word decides, with a number behind it or without."""
+    return word in WORDS or re.sub(r"\d+$", "", word) in WORDS

@@ -199,8 +199,7 @@ def block_texts(d: Decision) -> list[str]:
     if both.p is None:
         first = (
             "Each arm has one run in a block, so what blocks do to the differences is a part of "
-            "their "
-            "noise."
+            "their noise."
         )
     elif both.p < ALPHA:
         first = (

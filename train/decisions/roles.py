@@ -168,7 +168,7 @@ RUN_NAMES = re.compile(
     r"(run|trial|experiment|exp|job|task)?_?(name|key|id|uuid|hash|num|no|number|tag)|runs?|name|"
     r"experiments?|exp|key|id|index|display_name|uid|folder|dir|path|file_?name|logdir|rev|log|trial"
 )
-BASELINES = {"baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default"}
+BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 MOST_DERIVED = 16  # columns among which differences of others are looked for
 SHOWN = 4  # values of a column in a message
@@ -401,7 +401,7 @@ def _checked(
         return "metric", "numbers"
     if role == "step" and is_numeric and SETTING_PREFIX.match(name):
         return "setting", "by its prefix: a setting of the run"
-    if role in ("metric", "task", "text") and is_numeric and role != "task":
+    if role in ("metric", "text") and is_numeric:
         return "metric", "numbers"
     if role == "value" and not is_numeric:
         return "text", ""
@@ -520,8 +520,6 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
         roles.is_long = len(kept) == 1 and (
             bool(names) or plain_name(kept[0]) in ("value", "score")
         )
-        if len(kept) == 1 and not roles.is_long:
-            roles.is_long = False
         return
     dicts = [name for name in listed if plain_name(name) == "metrics"]
     long = [name for name in listed if name not in dicts]
@@ -694,8 +692,7 @@ def _are_whole_texts(column: Column) -> bool:
 
 def _check_label(frame: Frame, roles: Roles) -> None:
     """ValueError, a question, where one of the columns that are arms has the name of a metric and
-    the
-    others have none: it may be what tells rows apart.
+    the others have none: it may be what tells rows apart.
     """
     known = [name for name in roles.values if is_known(name)]
     if len(known) == 1 and len(roles.values) > 2 and frame.rows > 1:
@@ -785,7 +782,7 @@ def _check_blank(frame: Frame, roles: Roles, name: str) -> None:
     labels = {plain_name(text_of(value)) for value in frame.columns[name].present()}
     values = [plain_name(value) for value in roles.values]
     is_open = not name and len(values) > 1 and not roles.seed and not roles.is_long
-    if not is_open or labels & BASELINES or any(map(is_known, roles.values)):
+    if not is_open or labels & set(BASELINES) or any(map(is_known, roles.values)):
         return
     if any(DATA_SETS.search(value) or SETTING_PREFIX.match(value) for value in values):
         return

@@ -22,7 +22,14 @@ from manifests import disk
 from manifests.layout import AblationLayout
 from train.config import configure
 from train.decisions.account import Account, ColumnRole, Count
-from train.decisions.cells import PERCENT_NOTE, SPREAD_NOTE, is_empty, is_missing, read_cell
+from train.decisions.cells import (
+    PERCENT_NOTE,
+    SIZES,
+    SPREAD_NOTE,
+    is_empty,
+    is_missing,
+    read_cell,
+)
 from train.decisions.forms import ERRORS, frame_of_bytes
 from train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
 from train.decisions.metric_names import is_known, name_facts, plain_name
@@ -74,7 +81,6 @@ STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
 TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
-SIZES = {"k": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
 SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a whole batch
 Codes = NDArray[np.int64]
@@ -115,8 +121,8 @@ class Results:
     scales are what a run costs, samples or tokens seen. paired: runs of one seed belong together;
     else the runs of an arm have no order. blocks: names of what crosses the arms. seeds: names of
     seeds that are no whole numbers. shares: tasks or metrics whose cells have percent signs.
-    account: what became of rows, columns and cells.
-    one_arm: why there is one arm only, with the columns that could name it.
+    account: what became of rows, columns and cells. one_arm: why there is one
+    arm only, with the columns that could name it.
     """
 
     arms: tuple[str, ...]
@@ -376,8 +382,7 @@ def _see_history(frame: Frame) -> None:
 
 def _series(frames: Sequence[Frame]) -> str:
     """A column that rises from row to row in every file, so that its rows may be points of one
-    run; ""
-    where there is none.
+    run; "" where there is none.
     """
     if len(frames) < 2 or min(frame.rows for frame in frames) < LEAST_SERIES:
         return ""
@@ -603,7 +608,7 @@ class _Reading:
         understood: Counter[str] = Counter()
         for name in self.roles.values:
             column = self.frame.columns[name]
-            if any(isinstance(value, dict) for value in column.values):
+            if _has_dictionaries(column):
                 parts.append(self._of_dictionaries(column))
                 continue
             self.attempted += self.frame.rows
@@ -681,7 +686,7 @@ class _Reading:
             "higher": self._joined_texts((roles.direction,) if roles.direction else ()),
             "samples": self._joined_texts((roles.test_size,) if roles.test_size else ()),
         }
-        is_dict = any(isinstance(frame.columns[name].values[0], dict) for name in roles.values)
+        is_dict = any(_has_dictionaries(frame.columns[name]) for name in roles.values)
         if roles.arms_are_columns:
             higher = {name_facts(name).higher for name in self.cells.names}
             if len(higher) == 1 and None not in higher and not roles.direction:
@@ -760,19 +765,15 @@ class _Reading:
         most frequent; where each arm has one of its own they are no scales.
         """
         column = self.table["scale"]
-        sizes = column.counts().tolist()
-        used = [text_of(value) for value, n in zip(column.values, sizes, strict=True) if n]
-        # A text of no row, such as "" of a complete column, would make a step of each number
-        scales = dict.fromkeys(map(text_of, column.values), 0.0) | scale_numbers(used)
+        scales = scale_numbers(map(text_of, column.values))
         if "scale" not in self.told.names and self._is_of_arms(column):
             self.table["scale"] = self._joined_texts(())
             return {"": 0.0}
         counts = Counter[float]()
-        for text, count in zip(column.values, sizes, strict=True):
-            if count:
-                counts[scales[text_of(text)]] += count
+        for text, count in zip(column.values, column.counts().tolist(), strict=True):
+            counts[scales[text_of(text)]] += count
         ordered = sorted(counts)
-        if len(ordered) < 2 or ordered[0] <= 0 or " " in "".join(used):
+        if len(ordered) < 2 or ordered[0] <= 0 or " " in "".join(scales):
             return scales
         groups = [[ordered[0]]]
         for number in ordered[1:]:
@@ -786,7 +787,7 @@ class _Reading:
             if len(group) > 1:
                 shown = ", ".join(f"{number:g}" for number in group)
                 self.notes.append(f"scale: {shown} are one, as runs end on whole batches")
-        return {text: alike.get(number, number) for text, number in scales.items()}
+        return {text: alike[number] for text, number in scales.items()}
 
     def _is_of_arms(self, column: Column) -> bool:
         """Whether each arm has a scale that no other one has: that is said, and nothing more."""
@@ -953,8 +954,7 @@ class _Reading:
 
     def _keep_one_each(self, has_seeds: bool) -> None:
         """One value for each run and metric. ValueError, a question, where rows of one run differ
-        in
-        a column without a role, and for two values that nothing tells apart.
+        in a column without a role, and for two values that nothing tells apart.
         """
         cells, keys_N = self.cells, self._key("arm", "seed", "block", "task", "metric", "scale")
         if self.roles.runs or (has_seeds and not self._shares_seeds()):
@@ -995,8 +995,7 @@ class _Reading:
 
     def _ask(self, keys_N: Codes, several_N: Mask, of: str, only: re.Pattern[str] | None) -> None:
         """ValueError, a question, where rows of one run, or of one arm, differ in a column
-        without a
-        role. of: `seed` where it is a run. only: columns with such names.
+        without a role. of: `seed` where it is a run. only: columns with such names.
         """
         if not several_N.any():
             return
@@ -1140,6 +1139,10 @@ class _Reading:
         )
 
 
+def _has_dictionaries(column: Column) -> bool:
+    return any(isinstance(value, dict) for value in column.values)
+
+
 def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
     """The cells of all columns; a name of several is one."""
     if not parts:
@@ -1267,9 +1270,8 @@ def scale_numbers(texts: Iterable[str]) -> dict[str, float]:
 def _scale_names(scales: Mapping[str, float], column: Column) -> dict[float, str]:
     """{number: its most frequent text}."""
     names: dict[float, str] = {}
-    counts = column.counts()
-    order = np.argsort(counts, kind="stable")
-    for place in order[counts[order] > 0].tolist():
+    order = np.argsort(column.counts(), kind="stable")
+    for place in order.tolist():
         text = text_of(column.values[place])
         names[scales[text]] = text
     return names

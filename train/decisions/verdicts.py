@@ -8,10 +8,11 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
-from train.decisions.account import Account, MetricFacts
+from train.decisions.account import Account, MetricFacts, some
 from train.decisions.metric_names import (
     HEADLINES,
     is_average,
@@ -21,18 +22,19 @@ from train.decisions.metric_names import (
     plain_name,
     task_stem,
 )
+from train.decisions.roles import BASELINES
 from train.decisions.tables import Codes, Results
 from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
 from train.stats.blocks import Interaction, interaction
 from train.stats.scales import Column, ScaleDecision, ScaleTables
 from train.stats.signals import MetricSignal, metric_signals
 
-BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
 LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
 LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
+_some = partial(some, most=3)  # names in a sentence
 Runs = dict[str, dict[int, float]]  # {arm: {run: value}}
 
 
@@ -41,12 +43,10 @@ class Question:
     """What is asked of a table. None: it is chosen, and said.
 
     task: the one that decides. metric: of every task; a column of a wide table is a task. lower,
-    higher: metrics or tasks of which less
-    or more is better. units: {metric or task: `share`, `percent` or `none`}. without: tasks that
-    are
-    left out. effect: the difference whose price is asked, in the unit of the values. band:
-    differences inside ± it are practically equal; 0: none is. noise: a published standard deviation
-    of one run, for scales with one run of each arm.
+    higher: metrics or tasks of which less or more is better. units: {metric or task: `share`,
+    `percent` or `none`}. without: tasks that are left out. effect: the difference whose price is
+    asked, in the unit of the values. band: differences inside ± it are practically equal; 0: none
+    is. noise: a published standard deviation of one run, for scales with one run of each arm.
     """
 
     baseline: str | None = None
@@ -68,16 +68,13 @@ class Decision:
     task: what the headline is of, a task or the average. scale: the name of the largest scale,
     whose runs are compared. result: the comparisons on it. values: its runs, {arm: {run: value}}.
     paired: runs of one seed belong together; else runs have no order. runs: names of runs that are
-    no plain seeds. tasks: the results of
-    every task. task_values: their runs. signals: which metric of which task separates
-    the arms best. seeds_for_effect: None where no number suffices, or nothing was asked or is
-    known.
-    sampling: half of the 95 % interval that the test samples alone leave to a difference of two
-    runs, where nothing else is known. blocks: the names of what crosses the arms.
-    interaction: whether the differences change with the block.
-    refusals: what cannot be decided, and why. notes: what was guessed. account: what became of
-    every
-    column, row and cell, and how each metric is read.
+    no plain seeds. tasks: the results of every task. task_values: their runs. signals: which metric
+    of which task separates the arms best. seeds_for_effect: None where no number suffices, or
+    nothing was asked or is known. sampling: half of the 95 % interval that the test samples alone
+    leave to a difference of two runs, where nothing else is known. blocks: the names of what
+    crosses the arms. interaction: whether the differences change with the block. refusals: what
+    cannot be decided, and why. notes: what was guessed. account: what became of every column, row
+    and cell, and how each metric is read.
     """
 
     baseline: str
@@ -154,7 +151,7 @@ def decide(results: Results, question: Question) -> Decision:
     }  # fmt: skip
     if not chosen:
         raise ValueError("no row is left to compare")
-    facts = {key: metric_facts(results, key, table, question) for key in _facts_keys(table, chosen)}
+    facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
     largest = _largest_scale(table, chosen, arms_out, notes)
     arms = _arms_at(table, chosen, largest, arms_out)
     baseline = _baseline(arms, question, notes)
@@ -366,9 +363,8 @@ def _largest_scale(
             if arm not in arms[largest]:
                 others[arm] = r.scales[scale]
     if others:
-        shown = ", ".join(f"{arm} (at {scale})" for arm, scale in list(others.items())[:6])
-        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
-        notes.append(f"not compared, at another scale than {r.scales[largest]}: {shown}{more}")
+        shown = some([f"{arm} (at {scale})" for arm, scale in others.items()])
+        notes.append(f"not compared, at another scale than {r.scales[largest]}: {shown}")
     return largest
 
 
@@ -395,28 +391,21 @@ def _layout(
     if not alone or len(of_baseline) < 2:
         return table
     notes.append(
-        f"seed: {_some(alone)} has not {LEAST_PAIRS} seeds of {baseline}, so runs are not paired "
-        f"by "
-        "seed"
+        f"seed: {_some(alone)} has not {LEAST_PAIRS} seeds of {baseline}, so runs are not "
+        "paired by seed"
     )
     layout = dict(table.blocks) or dict.fromkeys(np.unique(table.run_N).tolist(), 0)
     return replace(table, groups=layout)
 
 
-def _some(names: Sequence[str]) -> str:
-    """Three names and a count of the rest."""
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return ", ".join(names[:3]) + more
-
-
 # --- directions and units -------------------------------------------------------------------------
 
 
-def metric_facts(results: Results, key: Key, table: _Table, question: Question) -> MetricFacts:
+def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
     """The direction and the unit of a metric of a task: from an option, from the file, by the name,
     or guessed. ValueError where the file gives it both directions, or arms have two units.
     """
-    task, metric = key
+    (task, metric), results = key, table.results
     name = task if metric == "value" else metric
     facts = name_facts(name)
     if facts.higher is None and metric != "value":
@@ -499,9 +488,9 @@ def _check_one_unit(results: Results, name: str, by_name: str, places: Codes) ->
     )
     raise ValueError(
         f"{name}: {_some(small)} has values up to 1 (such as {values[is_small][0]:g}) and "
-        f"{_some(large)} above (such as {values[is_large][0]:g}): shares beside percentages are "
-        f"not "
-        f"compared; write one unit, or say --unit '{name}=percent' (or none) if they are one"
+        f"{_some(large)} above (such as {values[is_large][0]:g}): shares beside percentages "
+        f"are not compared; write one unit, or say --unit '{name}=percent' (or none) if they "
+        "are one"
     )
 
 
@@ -633,8 +622,7 @@ def _can_average(
     if question.task is None:
         refusals.append(
             f"no average over the {len(singles)} tasks: they have {why}; choose by --metric, "
-            f"--task "
-            "or --without"
+            "--task or --without"
         )
     return False
 
@@ -662,8 +650,7 @@ def _check_band(
         )
         raise ValueError(
             f"--equivalence {question.band:g} is in one unit, and the tasks have several "
-            f"({shown}): "
-            "choose one with --task"
+            f"({shown}): choose one with --task"
         )
 
 
@@ -744,7 +731,7 @@ def _refusals(values: Runs, result: TaskResult, baseline: str, arms: Sequence[st
     if single:
         refusals.append(
             f"no verdict on {_some(single)}: one run, and how much another would differ is not "
-            f"known"
+            "known"
         )
     if not any(_varies(own) for own in values.values()):
         refusals.append(
@@ -753,8 +740,7 @@ def _refusals(values: Runs, result: TaskResult, baseline: str, arms: Sequence[st
     elif result.sd == 0:
         refusals.append(
             "no verdict: the differences to the baseline are the same in every seed, so their "
-            "noise "
-            "is not known"
+            "noise is not known"
         )
     compared = {baseline, *lacking, *single, *(row.arm for row in result.comparisons)}
     if few := [arm for arm in arms if arm not in compared]:
@@ -788,8 +774,8 @@ def _small_test_set(result: TaskResult, values: Runs, samples: int) -> list[str]
         return []
     return [
         f"the intervals are over seeds, on these {samples:,} test samples: other test samples "
-        f"alone may "
-        f"move a difference by ±{100 * half:.1f} points, where the arms share none of their errors"
+        f"alone may move a difference by ±{100 * half:.1f} points, where the arms share none "
+        "of their errors"
     ]
 
 
@@ -834,7 +820,7 @@ def _signals(
         tables[name] = {
             arm: own for arm, own in table.runs(key, scale).items() if arm not in without
         }
-        of = facts.get(key) or metric_facts(table.results, key, table, question)
+        of = facts.get(key) or metric_facts(table, key, question)
         if not of.higher_is_better:
             lower.append(name)
     signals = metric_signals(tables, lower, paired=table.groups is None)
@@ -875,7 +861,7 @@ def _scale_decisions(
         }
     lower = {
         key for key in columns if key in table.by_key and not (
-            facts.get(key) or metric_facts(table.results, key, table, question)
+            facts.get(key) or metric_facts(table, key, question)
         ).higher_is_better
     }  # fmt: skip
     if lower.issuperset(singles):

@@ -270,6 +270,20 @@ def test_scales_are_ordered_by_size(tmp_path: Path, texts: list[str], ordered: l
     assert [results.scales[number] for number in sorted(results.scales)] == ordered
 
 
+def test_what_only_rows_that_are_left_out_hold_is_no_seed_and_no_scale(tmp_path: Path) -> None:
+    rows = [
+        {"arm": arm, "seed": seed, "samples_seen": size, "acc": 0.5}
+        for arm in "ab"
+        for seed, size in (("0", "1000"), ("10", "1000"), ("0", "8000"), ("10", "8000"))
+    ]
+    rows += [{"arm": arm, "seed": "mean", "samples_seen": "all", "acc": 0.5} for arm in "ab"]
+    results = read(tmp_path, parquet_of(rows), "runs.parquet")
+    assert counts(results.account.rows_left_out) == {"that summarise other rows (seed mean)": 2}
+    assert set(results.seed_N.tolist()) == {0, 10}
+    assert results.seeds == {}
+    assert results.scales == {1000.0: "1000", 8000.0: "8000"}
+
+
 def test_cells_that_are_no_number_are_counted_and_percentages_are_shares(tmp_path: Path) -> None:
     text = "arm,seed,task,value\na,0,cars,12.5 %\na,1,cars,failed\na,2,cars,nan\na,3,cars,\n"
     results = read(tmp_path, text)
