@@ -148,7 +148,7 @@ def test_smaller_scales_are_run_first_and_held_against_the_ablation(
     assert disk.read_json(out / "report.json")["scales"][0]["small"] == "32"
     capsys.readouterr()
     assert commands.decide([str(out), "--task", "colours"]) == 0
-    decided = capsys.readouterr().out.split()  # where a long name is wrapped, the words are the same
+    decided = capsys.readouterr().out.split()  # a wrapped name leaves the words as they are
     assert " ".join(" ".join(texts).split()) in " ".join(decided)
 
     monkeypatch.setattr(runner, "run_in_children", in_process)

@@ -17,9 +17,9 @@ from train.stats.model import Spread, satterthwaite, typical_raise
 #
 # The statistics T_i = (√(1 − λ²) X_i + λ Z) / s have one correlation λ² and one shared standard
 # deviation s (a chi over the root of its degrees of freedom). Both the common factor Z and s are
-# integrated by Gauss-Legendre quadrature; the error is below 1e-10. Source: Dunnett, A multiple
-# comparison procedure for comparing several treatments with a control, JASA 50 (1955) and New
-# tables, Biometrics 20 (1964).
+# integrated by Gauss-Legendre quadrature; the error is below 1e-10 (5e-9 at a correlation of 0.99).
+# Source: Dunnett, A multiple comparison procedure for comparing several treatments with a control,
+# JASA 50 (1955) and New tables, Biometrics 20 (1964).
 
 
 Array = np.ndarray
@@ -27,6 +27,7 @@ Array = np.ndarray
 FACTOR_END = 8.8  # the normal density beyond it holds 1e-18
 NODES, WEIGHTS = np.polynomial.legendre.leggauss(16)  # of each panel, on -1..1
 TABLE_END = 9.5  # a normal variable exceeds it with probability 1e-21
+POINTS = 2048  # of the table up to it
 PANEL_WIDTH = 0.6  # of log s
 FACTOR_PANEL = 2.2  # of z
 MOST_ARMS = 1000
@@ -67,12 +68,7 @@ def dunnett_p(t: float, df: float, family: Family) -> float:
         from scipy.special import ndtr, stdtr
 
         return 2 * float(ndtr(-t) if df > LARGE_DF else stdtr(df, -t))
-    s, weights, mass_below = chi_nodes(df, 1 + t)
-    above = _exceedance_normal(t * s, family)
-    total = float(weights @ above)
-    if mass_below:  # below the first node, T is so small that its sign alone matters
-        total += mass_below * float(_exceedance_normal(t * s[:1], family)[0])
-    return min(1.0, max(0.0, total))
+    return min(1.0, max(0.0, _exceedance(t, _nodes_up_to(t, df), family)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -89,20 +85,10 @@ def dunnett_critical(alpha: float, df: float, family: Family) -> float:
     # One comparison alone is a lower bound of the quantile, Bonferroni an upper one.
     most = _student_quantile(alpha / 2 / family.arms, df)
 
-    # The inner integral is tabulated once for all degrees of freedom: its error, 1e-13, is small
-    # beside an alpha, but not beside the smallest p values.
-    points, values, barycentric = _exceedance_table(family)
-    s, weights, mass_below = chi_nodes(float(df), most)
+    nodes = _nodes_up_to(most, float(df))
 
     def excess(log_t: float) -> float:  # almost linear for few degrees of freedom
-        x = np.minimum(math.exp(log_t) * s, TABLE_END)
-        distances = x[:, None] - points
-        distances[distances == 0] = 1e-300
-        terms = (
-            barycentric / distances
-        )  # barycentric, an eighth of the time of Clenshaw's recurrence
-        above = terms @ values / terms.sum(axis=1)
-        return math.log((float(weights @ above) + mass_below * float(above[0])) / alpha)
+        return math.log(_exceedance(math.exp(log_t), nodes, family) / alpha)
 
     low, high = math.log(one * (1 - 1e-6)), math.log(most * (1 + 1e-6))
     return math.exp(root_of(excess, low, high, 1e-11))
@@ -176,18 +162,41 @@ def chi_nodes(df: float, scale: float = 1.0) -> tuple[Array, Array, float]:
     return np.exp(v), weights * ((1 - mass_below) / weights.sum()), mass_below
 
 
+def _nodes_up_to(t: float, df: float) -> tuple[Array, Array, float]:
+    """`chi_nodes` for statistics up to t, the same for many of them."""
+    return chi_nodes(df, 2.0 ** math.ceil(math.log2(1 + t)))
+
+
+def _exceedance(t: float, nodes: tuple[Array, Array, float], family: Family) -> float:
+    """P(largest |statistic| > t): the table's values averaged over the nodes of `chi_nodes`.
+
+    Between two points of the table, the logarithm is the cubic with its values and slopes there:
+    the error is below 1e-10, and 5e-9 for a correlation of 0.99.
+    """
+    s, weights, mass_below = nodes
+    if t * s[0] > TABLE_END:
+        return float(weights @ _exceedance_normal(t * s, family)[0])
+    steps = np.minimum(t * s, TABLE_END) * (POINTS / TABLE_END)
+    left = np.minimum(steps.astype(np.intp), POINTS - 1)
+    c0, c1, c2, c3 = _exceedance_table(family)[:, left]
+    x = steps - left
+    above = np.exp(c0 + x * (c1 + x * (c2 + x * c3)))
+    # Below the first node, T is so small that its sign alone matters.
+    return float(weights @ above) + mass_below * float(above[0])
+
+
 @functools.lru_cache(maxsize=64)
-def _exceedance_table(family: Family) -> tuple[Array, Array, Array]:
-    """Chebyshev's points on 0..TABLE_END, `_exceedance_normal` there, and barycentric weights."""
-    degree = 150 if math.sqrt(family.correlation) < 0.9 else 600
-    angles = math.pi * (np.arange(degree + 1) + 0.5) / (degree + 1)
-    points = (np.cos(angles) + 1) * (TABLE_END / 2)
-    signs = 1.0 - 2.0 * (np.arange(degree + 1) % 2)
-    return points, _exceedance_normal(points, family), signs * np.sin(angles)
+def _exceedance_table(family: Family) -> Array:
+    """The cubics of `_exceedance` (4 × POINTS) of equal steps on 0..TABLE_END."""
+    above, density = _exceedance_normal(np.linspace(0, TABLE_END, POINTS + 1), family)
+    value, slope = np.log(above), -density / above * (TABLE_END / POINTS)
+    rise = np.diff(value)
+    first, last = slope[:-1], slope[1:]
+    return np.stack([value[:-1], first, 3 * rise - 2 * first - last, first + last - 2 * rise])
 
 
-def _exceedance_normal(x: Array, family: Family) -> Array:
-    """P(largest |statistic| > x) where s is known to be 1, for an array x."""
+def _exceedance_normal(x: Array, family: Family) -> tuple[Array, Array]:
+    """P(largest |statistic| > x) where s is known to be 1, and its density, for an array x."""
     from scipy.special import ndtr
 
     loading = math.sqrt(family.correlation)
@@ -199,11 +208,12 @@ def _exceedance_normal(x: Array, family: Family) -> Array:
         z, weights = composite(0.0, FACTOR_END, panels)
         weights = 2 * weights * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
     upper = (x[None, :] - loading * z[:, None]) / own
-    outside = ndtr(-upper) + ndtr((-x[None, :] - loading * z[:, None]) / own)
+    lower = (-x[None, :] - loading * z[:, None]) / own
     with np.errstate(divide="ignore"):
-        log_inside = family.arms * np.log1p(-np.minimum(outside, 1.0))
-    exceedance: Array = weights @ -np.expm1(log_inside)
-    return exceedance
+        log_inside = np.log1p(-np.minimum(ndtr(-upper) + ndtr(lower), 1.0))
+    both = np.exp(-upper * upper / 2) + np.exp(-lower * lower / 2)  # sides of one statistic
+    both *= family.arms / own / math.sqrt(2 * math.pi) * np.exp((family.arms - 1) * log_inside)
+    return weights @ -np.expm1(family.arms * log_inside), weights @ both
 
 
 # --------------------------------------------------------------------------------------------------
