@@ -207,6 +207,9 @@ def _one_line(error: CycloptsError) -> str:
         text = re.sub(
             r'^(Command ".*?" p|P)arameter (.*) requires an argument\.$', r"\2 is missing", text
         )
+        named = text.removesuffix(" is missing")
+        if named in (error.root_input_tokens or ()):
+            text = f"{named} has no value behind it"
     return text.rstrip(".")
 
 

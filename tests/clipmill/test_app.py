@@ -19,6 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
     [
         (["scor"], 'Unknown command "scor". Did you mean "score"?'),
         (["score"], "POOL is missing"),
+        (["decide", "runs.csv", "--csv"], "--csv has no value behind it"),
         (["audit"], "POOL is missing"),
         (["audit", "verfy", "p"], "did you mean `clipmill audit verify`?"),
         (["audit", "p", "q"], "'q' belongs to no option; see --help"),

@@ -131,9 +131,13 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
             return frame_of_json(json.loads(text))
         except json.JSONDecodeError as error:
             if error.msg == "Extra data" or "\n" in text.strip():
-                lines = _json_lines(text, error)
-                if lines is not None:
-                    return frame_of_json(lines, lines=True)
+                read = _json_lines(text, error)
+                if read is not None:
+                    documents, cut = read
+                    frame = frame_of_json(documents, lines=True)
+                    if cut:
+                        frame.left_out["lines that are no whole JSON"] = cut
+                    return frame
             raise
     if "\\begin{tabular" in text or "\\begin{longtable" in text or "\\begin{array" in text:
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
@@ -151,18 +155,22 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
     return _frame_of_lines(text)
 
 
-def _json_lines(text: str, error: json.JSONDecodeError) -> list[Any] | None:
-    """The documents of JSON lines; None where the first line is none. ValueError for a bad line."""
-    documents = []
+def _json_lines(text: str, error: json.JSONDecodeError) -> tuple[list[Any], int] | None:
+    """The documents of JSON lines, and how many lines are cut or damaged, as of a run that still
+    writes; None where the first line is no document. ValueError where the others are not most.
+    """
+    documents, damaged = list[Any](), list[str]()
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     for number, line in lines:
         try:
             documents.append(json.loads(line))
         except json.JSONDecodeError as inner:
             if not documents:
-                return _many_documents(text) if error.msg == "Extra data" else None
-            raise ValueError(f"line {number}: {inner}") from None
-    return documents
+                return (_many_documents(text), 0) if error.msg == "Extra data" else None
+            damaged.append(f"line {number}: {inner}")
+    if len(damaged) >= len(documents):
+        raise ValueError(damaged[0])
+    return documents, len(damaged)
 
 
 def _many_documents(text: str) -> list[Any]:
