@@ -39,7 +39,7 @@ from manifests import disk
 from manifests.aligned import AlignedFiles
 from manifests.commits import read_commits
 from manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, Hashes, as_words, near_pieces
-from manifests.layout import PoolLayout, uids_checksum
+from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
 
 # --------------------------------------------------------------------------------------------------
@@ -56,7 +56,7 @@ class OtherPool:
         self.folder = folder
         if not disk.exists(PoolLayout(folder).shards):
             raise ValueError(f"against names {folder}, which is no pool: it has no folder shards")
-        self.commits = read_commits(folder, ["tar", "count"])
+        self.commits = read_commits(folder)
 
     def identity(self, columns: Sequence[str]) -> str:
         """A hash of the rows of the pool, and of the filters behind its columns."""
@@ -72,17 +72,13 @@ class OtherPool:
         }
         own = [name for name in names if not sets[name]]
         for shard in self.commits.names():
-            needed = list(dict.fromkeys([*own, "uid", "status"]))
+            needed = list(dict.fromkeys([*own, "status"]))
             sidecar = disk.read_parquet(self.commits.sidecar(shard), needed)
             columns = {name: sidecar[name] for name in own}
             for each, reader in files.items():
                 wanted = [name for name in names if sets[name] == each]
-                table, metadata = reader.read(shard, wanted)
-                if metadata.get("uids") != uids_checksum(sidecar["uid"]):
-                    raise ValueError(
-                        f"{reader.path(shard)} was made for other rows than {self.folder} has; "
-                        f"run clipmill score {self.folder} with its recipe"
-                    )
+                record = self.commits.record(shard)
+                table = reader.read_of(shard, record.sidecar_sha256, record.count, wanted)
                 columns |= {name: table[name] for name in wanted}
             rows = pa.table({name: columns[name] for name in names})
             waiting.append(rows.filter(pc.equal(sidecar["status"], "success")))

@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import io
 import re
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 
 from filters.base import FREE, PLACE, FilterBase, described
 from manifests import disk
 from manifests.columns import EXTRA_TYPES
+from manifests.content import content_digest
 
 LIST_TYPE = re.compile(r"fp16\[([1-9]\d{0,4})\]")
 COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")
@@ -24,9 +22,6 @@ PARQUET, UID_LIST = ".parquet", ".npy"
 # Text files, in UTF-8: a header and values (in a .csv in quotes); one JSON object a line.
 TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 ENDINGS = (PARQUET, UID_LIST, *TEXT_TABLES)
-# The end of a Parquet file has its row groups with their sizes and statistics, that of an .npz the
-# CRC-32 of each of its arrays.
-HASHED_BYTES = 2**18
 
 
 @dataclass(kw_only=True)
@@ -100,7 +95,7 @@ class Table(FilterBase):
         return f"{file.removesuffix(PARQUET)}.npz"
 
     def identity(self) -> str:
-        """Hash of the names, sizes and ends of the files."""
+        """Hash of the names and contents of the files."""
         content = hashlib.sha256()
         with_arrays = any(map(is_array, self.take.values()))
         for file in self.files():
@@ -108,8 +103,7 @@ class Table(FilterBase):
             for path in [file, *beside]:
                 if not disk.exists(path):
                     raise ValueError(f"filter {self.name}: {path} is missing")
-                size, end = _end_of(path)
-                content.update(f"{path.rpartition('/')[2]}\0{size}\0".encode() + end)
+                content.update(f"{path.rpartition('/')[2]}\0{content_digest(path)}\0".encode())
         return content.hexdigest()
 
 
@@ -177,14 +171,3 @@ def _files_at(path: str) -> list[str]:
     chosen = [name for name in names if name.endswith(PARQUET)]
     chosen = chosen or [name for name in names if name.endswith(TEXT_TABLES)]
     return [disk.join(path, name) for name in chosen]
-
-
-def _end_of(path: str) -> tuple[int, bytes]:
-    """(bytes of a file, the hash of its last ones; of all of a text file)."""
-    with ExitStack() as stack:
-        source: Any = stack.enter_context(disk.open_file(path))
-        if isinstance(source, Path):
-            source = stack.enter_context(open(source, "rb"))
-        size = source.seek(0, io.SEEK_END)
-        source.seek(0 if path.endswith(TEXT_TABLES) else max(0, size - HASHED_BYTES))
-        return size, hashlib.file_digest(source, "sha256").digest()

@@ -340,6 +340,26 @@ class AlignedFiles:
         """What was written about the rows of a shard. FileNotFoundError without a bundle."""
         return self.bundle(shard).metadata(shard)
 
+    def read_of(
+        self, shard: int | str, sidecar: str, rows: int, columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        """Columns of a score set that were made from the sidecar that a shard has now; `sidecar`,
+        `rows`: what its commit record has as sidecar_sha256 and count.
+
+        ValueError where they are missing or of another sidecar. It has the hash of each picture: a
+        picture that was fetched again has the uid, and not the columns, of the one before.
+        """
+        if self.has(shard):
+            table, metadata = self.read(shard, columns)
+            if metadata.get("sidecar") == sidecar and table.num_rows == rows:
+                return table
+        path = self.path(shard)
+        raise ValueError(
+            f"{path} does not have the columns of shard {shard_name(shard)} as it is committed now;"
+            f" run clipmill score again; if that does nothing, remove {path.rpartition('/')[0]} "
+            "first"
+        )
+
     def read(
         self, shard: int | str, columns: Sequence[str] | None = None
     ) -> tuple[pa.Table, dict[str, Any]]:

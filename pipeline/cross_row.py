@@ -47,7 +47,7 @@ from manifests.layout import CommitRecord, PoolLayout, uids_checksum
 from pipeline.executor.stage import Engine, execute
 from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from pipeline.pool.lease import check_fence
-from pipeline.pool.score_columns import commit_columns, read_scores
+from pipeline.pool.score_columns import commit_columns
 from pipeline.progress.state import measure_scored
 from pipeline.shuffle import (
     PLACE,
@@ -194,8 +194,8 @@ class ShardRows:
         kept = ["uid", *self._of_sidecar]
         table = table.select(kept)
         for name, columns in self._of_sets.items():
-            read = read_scores(
-                self._files[name], record.shard, record.sidecar_sha256, record.count, columns
+            read = self._files[name].read_of(
+                record.shard, record.sidecar_sha256, record.count, columns
             )
             for column in columns:
                 table = table.append_column(column, read[column])

@@ -127,15 +127,10 @@ class KeptRows:
 
         ValueError for scores of other rows.
         """
-        sidecar = self.commits.record(shard).sidecar_sha256
+        record = self.commits.record(shard)
         sets = {}
         for name, file in self._files.items():
-            scores, metadata = file.read(shard)
-            if metadata.get("sidecar") != sidecar or scores.num_rows != len(kept):
-                raise ValueError(
-                    f"{file.path(shard)} was scored for other rows than those of its shard; run "
-                    "clipmill score again"
-                )
+            scores = file.read_of(shard, record.sidecar_sha256, record.count)
             sets[name] = scores.filter(kept)
         for output, (name, column) in self.score_columns.items():
             rows = rows.append_column(output, sets[name][column])

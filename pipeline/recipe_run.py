@@ -166,7 +166,9 @@ class Build:
             stage = img2dataset_stage(pool, recipe, self.fence)
         else:
             config |= {"source_kind": recipe.source.kind, "extra_columns": recipe.sidecar_extra}
-            config["image_column"] = recipe.source.image_column
+            if SOURCES[recipe.source.kind].images == "rows":
+                config["image_column"] = recipe.source.image_column
+                config["contents"] = crawler.contents_of_rows(pool, recipe.source)
             if self.engine == "ray":
                 config["decoders"] = 1  # there is a worker for each core; each decodes in one child
             stage = Stage(

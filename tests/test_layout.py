@@ -41,8 +41,8 @@ BEYOND = {"clipmill/build.py": "examples", "clipmill/train.py": "benchmarks"} | 
 ORDER = {
     "manifests": [
         "text", "console", "waits", "columns", "schema", "clip_tokenizer", "hub",
-        "ray_runtime", "disk", "web_page", "hashes", "identity", "layout", "commits", "records",
-        "aligned", "folder_lock", "reader", "__init__",
+        "ray_runtime", "disk", "content", "web_page", "hashes", "identity", "layout", "commits",
+        "records", "aligned", "folder_lock", "reader", "__init__",
     ],
     "filters": [
         "base", "columns", "user_file", "text_overlap", "caption",

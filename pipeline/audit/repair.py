@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,11 +25,12 @@ from manifests.layout import (
     PoolLayout,
     shard_name,
 )
-from manifests.schema import Pair, Recipe
+from manifests.schema import SOURCES, Pair, Recipe
 from pipeline.audit.counts import recipe_of_pool, write_pool_json
 from pipeline.audit.integrity import Damage, find_damages
 from pipeline.audit.purge import PURGED
 from pipeline.audit.row_index import write_row_index
+from pipeline.crawl.crawler import contents_of_rows
 from pipeline.executor.stage import Engine, execute
 from pipeline.executor.tickets import Stage, Ticket
 from pipeline.fetch.download import Downloader
@@ -192,7 +193,13 @@ def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | Non
     sidecars = {damage.shard for damage in wrong if damage.kind == "sidecar"} - tars
     fetched = sorted(shard for shard in tars if shard is not None)
     rebuilt = sorted(shard for shard in sidecars if shard is not None)
-    recipe = _recipe(pool)
+    recipe, contents = _recipe(pool), {}
+    if fetched and recipe is not None and SOURCES[recipe.source.kind].images == "rows":
+        try:
+            contents = contents_of_rows(pool, recipe.source)
+        except (ValueError, FileNotFoundError) as error:
+            yield from (f"{shard_name(shard)}: not fetched again: {error}" for shard in fetched)
+            fetched = []
     if not fetched and not rebuilt:
         return
     with IndexWriter(pool, check=partial(check_fence, pool, fence)) as index:
@@ -207,12 +214,13 @@ def _shards(pool: str, wrong: Sequence[Damage], engine: Engine, fence: int | Non
                 yield f"{line}{more}`build --retry transient`" if lost else line
         todo = [shard for shard in fetched if shard in own]
         if todo and recipe is not None and is_planned(pool):
-            yield from _fetch_again(pool, recipe, todo, index, engine, fence)
+            yield from _fetch_again(pool, recipe, contents, todo, index, engine, fence)
 
 
 def _fetch_again(
     pool: str,
     recipe: Recipe,
+    contents: Mapping[str, Mapping[str, Any]],
     shards: Sequence[int],
     index: IndexWriter,
     engine: Engine,
@@ -225,6 +233,7 @@ def _fetch_again(
         "fetch": disk.to_plain(recipe.fetch),
         "source_kind": recipe.source.kind,
         "image_column": recipe.source.image_column,
+        "contents": contents,
         "extra_columns": recipe.sidecar_extra,
         "fence": fence,
         "decoders": 1,

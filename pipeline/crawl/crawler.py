@@ -28,6 +28,7 @@ from manifests.layout import PoolLayout
 from manifests.schema import Source
 from pipeline.archives.urls import PartCounts
 from pipeline.crawl.parts import (
+    PART_NAME,
     PARTS,
     UidsDigest,
     content_of,
@@ -376,6 +377,7 @@ def _extract_parts(
     todo = np.flatnonzero(counts < 0)
     if len(todo):
         reader_of(source).check(paths[todo[0]], source)
+        _remove_derived(pool, fence)
     logger.info("%d of %d parts are read already", len(paths) - len(todo), len(paths))
 
     def one_part(number: int) -> dict[str, Any]:
@@ -390,6 +392,16 @@ def _extract_parts(
     stage = Stage(name="crawl", work=extract, config=config, measure=measure_links)
     report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
     return {paths[_number(name)]: text for name, text in report.failed.items()}, counts
+
+
+def _remove_derived(pool: str, fence: int | None) -> None:
+    """Remove what was derived from all parts, before some of them are read again."""
+    layout = PoolLayout(pool)
+    names = disk.list_names(layout.extracted)
+    paths = [disk.join(layout.extracted, name) for name in names if not PART_NAME.fullmatch(name)]
+    paths += [disk.join(layout.pairs, name) for name in part_names(pool)]
+    check_fence(pool, fence)
+    deque(in_threads(disk.remove, paths, THREADS), 0)
 
 
 def _number(name: str) -> int:
@@ -436,6 +448,8 @@ def extract(config: dict[str, Any]) -> Work:
             with disk.parquet_writer(staged, schema, **STAGED) as writer:
                 for batch in reader.batches(path, source, counts):
                     writer.write_batch(batch)
+                if not reader.is_unchanged(path, source, content):
+                    raise ValueError(f"{path} has changed while it was read")
                 totals = {name: counts.pop(name, 0) for name in TOTALS}
                 assert totals["links"] == totals["pairs"] + counts.total()
                 metadata = {
@@ -475,10 +489,14 @@ def _final_parts(pool: str, paths: Sequence[str], source: Source) -> pa.Table | 
     final = _all_parts(pool, len(paths))
     if final is None:
         return None
-    if final["source_id"].to_pylist() != [source_id(source, path) for path in paths]:
+    stored = final["source_id"].to_pylist()
+    others = [
+        path for path, id_ in zip(paths, stored, strict=True) if id_ != source_id(source, path)
+    ]
+    if others:
         raise ValueError(
-            f"{pool}/pairs was made of another source ({_difference(final, paths)}): build into "
-            "another folder, or give the old source back"
+            f"{pool}/pairs was made of another source ({_difference(final, paths, others)}): build "
+            "into another folder, or give the old source back"
         )
     reader = reader_of(source)
 
@@ -494,6 +512,17 @@ def _final_parts(pool: str, paths: Sequence[str], source: Source) -> pa.Table | 
             "folder, or give the old files back"
         )
     return final
+
+
+def contents_of_rows(pool: str, source: Source) -> dict[str, Mapping[str, Any]]:
+    """The content of each file of a source of kind image_table by its absolute path: the pairs name
+    rows of them. ValueError where the files are not those that the pairs were made of.
+    """
+    paths = parts(source)
+    final = _final_parts(pool, paths, source)
+    if final is None:
+        raise ValueError(f"{pool}/pairs is not complete: run clipmill build on this pool again")
+    return dict(zip(map(disk.absolute_path, paths), content_of(final), strict=True))
 
 
 def _all_parts(pool: str, count: int) -> pa.Table | None:
@@ -520,14 +549,14 @@ def _remove_partial_files(pool: str) -> None:
                 partial.unlink()
 
 
-def _difference(final: pa.Table, paths: Sequence[str]) -> str:
+def _difference(final: pa.Table, paths: Sequence[str], others: Sequence[str]) -> str:
     was, now = final["wat"].to_pylist(), [_name(path) for path in paths]
     changed = [f"{old} is now {new}" for old, new in zip(was, now, strict=True) if old != new]
     if changed:
         return changed[0]
     return (
-        "its files or its columns have changed, "
-        "or this version of clipmill reads them in another way"
+        f"{_name(others[0])} has another size, or other columns are asked for, or this version of "
+        "clipmill reads it in another way"
     )
 
 

@@ -15,10 +15,11 @@ from typing import IO, Any
 from manifests import disk
 from manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
 from manifests.commits import in_threads, read_commits
+from manifests.content import file_stamp, has_stamp
 from manifests.layout import CommitRecord, PoolLayout
 from manifests.schema import Fetch, Source
 from manifests.text import valid_text
-from pipeline.crawl.sources import file_stamp, has_stamp, paths_at
+from pipeline.crawl.sources import paths_at
 from pipeline.executor.tickets import Ticket
 from pipeline.images import header
 from pipeline.images.header import RejectedImage

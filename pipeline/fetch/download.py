@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -22,6 +22,7 @@ import uvloop
 
 from manifests import disk
 from manifests.columns import STORED
+from manifests.content import is_unchanged
 from manifests.hashes import KnownBad
 from manifests.identity import manners_of
 from manifests.layout import PoolLayout
@@ -61,15 +62,16 @@ class Downloader:
 
     def __init__(self, config: dict[str, Any]) -> None:
         """The factory of the stage. `config`: {"pool", "fetch": plain Fetch, "source_kind",
-        "image_column": of a source of kind image_table, "decoders": child processes per worker
-        (default: one per core), "extra_columns": Recipe.sidecar_extra, "fence": of the lease,
-        "replace": fetch committed shards again}. ValueError for settings that cannot work.
+        "image_column" and "contents" (`contents_of_rows`) of a source of kind image_table,
+        "decoders": child processes per worker (default: one per core), "extra_columns":
+        Recipe.sidecar_extra, "fence": of the lease, "replace": fetch committed shards again}.
+        ValueError for settings that cannot work.
         """
         settings: Fetch = disk.from_plain(Fetch, config["fetch"])
         limits_of(settings)  # refuse now what every image would end with
         self.images, self.image_column = SOURCES[config["source_kind"]].images, None
         if self.images == "rows":
-            self.image_column = config["image_column"]
+            self.image_column, self.contents = config["image_column"], config["contents"]
         if self.images == "web":
             user_agent(settings)
         self.pool, self.settings = config["pool"], settings
@@ -159,7 +161,7 @@ class Downloader:
         if self.images == "files":
             return read_all(pairs, self.settings)
         if self.image_column is not None:
-            return read_rows(pairs, self.settings, self.image_column, self._readers)
+            return read_rows(pairs, self.settings, self.image_column, self.contents, self._readers)
         if self._fetcher is None:
             self._fetcher = Fetcher(self.settings, losses=self._report.losses)
         return self._fetcher.fetch(pairs, number)
@@ -405,19 +407,36 @@ def _read(
 
 
 async def read_rows(
-    pairs: Sequence[Pair], settings: Fetch, column: str, readers: asyncio.Semaphore
+    pairs: Sequence[Pair],
+    settings: Fetch,
+    column: str,
+    contents: Mapping[str, Mapping[str, Any]],
+    readers: asyncio.Semaphore,
 ) -> AsyncGenerator[tuple[int, Fetched], None]:
     """As Fetcher.fetch, for pairs whose url is the address of a row of a Parquet file. Each file is
-    opened once, each row group read once. OSError of a store that does not answer: the task ends.
+    opened once, each row group read once. OSError of a store that does not answer, and ValueError
+    of a file without the content that its rows were named from: the task ends.
     """
     files: dict[str, dict[int, dict[int, list[int]]]] = {}  # path, row group, row -> positions
     for position, pair in enumerate(pairs):
         path, group, row = row_of_address(pair.url)
         files.setdefault(path, {}).setdefault(group, {}).setdefault(row, []).append(position)
     for path, groups in files.items():
+        await asyncio.to_thread(_require_content, path, contents[path])
         async with readers, aclosing(_read_table(path, groups, settings, column)) as outcomes:
             async for position, fetched in outcomes:
                 yield position, fetched
+        await asyncio.to_thread(_require_content, path, contents[path])
+
+
+def _require_content(path: str, content: Mapping[str, Any]) -> None:
+    """ValueError where a file that is there has other content than its rows were named from."""
+    with suppress(FileNotFoundError):  # each of its rows is missing_file
+        if not is_unchanged(path, content):
+            raise ValueError(
+                f"{path} has changed since the pairs were made of it: give the old file back, or "
+                "build into another folder"
+            )
 
 
 async def _read_table(

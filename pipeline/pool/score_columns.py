@@ -1,41 +1,17 @@
-"""The columns of score sets, shard by shard: refused where they are of other rows, committed once,
-never overwritten by another command's.
-"""
+"""Columns of score sets, shard by shard: committed once, never overwritten by another command."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.layout import PoolLayout, shard_name
+from manifests.layout import PoolLayout
 from pipeline.pool.lease import check_fence
 
 SAME_ROWS = ("uids", "sidecar", "rows", "stored", "pool")  # metadata of columns of the same rows
-
-
-def read_scores(
-    files: AlignedFiles, shard: int | str, sidecar: str, rows: int, columns: Sequence[str]
-) -> pa.Table:
-    """Columns of a score set for the rows of a shard; `sidecar`, `rows`: what its commit record has
-    as sidecar_sha256 and count.
-
-    ValueError where they are missing or of other rows. `sidecar` is the hash of all values of the
-    sidecar, the uids among them. It is compared instead of a checksum of the uid column, which
-    would have to be read for it.
-    """
-    if files.has(shard):
-        table, metadata = files.read(shard, columns)
-        if metadata.get("sidecar") == sidecar and table.num_rows == rows:
-            return table
-    path = files.path(shard)
-    raise ValueError(
-        f"{path} does not have the columns of shard {shard_name(shard)} as it is committed now; "
-        f"run clipmill score again; if that does nothing, remove {path.rpartition('/')[0]} first"
-    )
 
 
 def commit_columns(

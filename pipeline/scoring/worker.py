@@ -29,7 +29,7 @@ from manifests import disk
 from manifests.aligned import AlignedFiles, parquet_bytes
 from manifests.layout import CommitRecord, PoolLayout, uids_checksum
 from pipeline.executor.tickets import Ticket
-from pipeline.pool.score_columns import commit_columns, read_scores
+from pipeline.pool.score_columns import commit_columns
 
 # --------------------------------------------------------------------------------------------------
 # The stored rows of a shard in chunks with their images, decoded once for all filters.
@@ -367,8 +367,8 @@ class ScoreWorker:
         """The columns of other sets that a filter reads, for all rows of a shard."""
         columns: dict[str, pa.Array] = {}
         for read, names in self.specs[name].get("reads", {}).items():
-            table = read_scores(
-                self.read_sets[read], record.shard, record.sidecar_sha256, record.count, names
+            table = self.read_sets[read].read_of(
+                record.shard, record.sidecar_sha256, record.count, names
             )
             for column in names:
                 columns[column] = table[column].combine_chunks()

@@ -41,7 +41,6 @@ from manifests.layout import (
 from manifests.records import ScoreSetDocument, ViewDocument, ViewRulesDocument, read_document
 from manifests.schema import Recipe, Rule, View
 from pipeline.pool.lease import check_fence
-from pipeline.pool.score_columns import read_scores
 from pipeline.scoring.score_sets import (
     PoolSets,
     bundle_runs,
@@ -331,7 +330,7 @@ class JoinedColumns:
         for scores, of_set in self._of_set.values():
             wanted = [name for name in of_set if columns is None or name in columns]
             if wanted:
-                read = read_scores(scores, shard, sidecar_sha256, table.num_rows, wanted)
+                read = scores.read_of(shard, sidecar_sha256, table.num_rows, wanted)
                 for name in wanted:
                     table = table.append_column(name, read[name])
         return table

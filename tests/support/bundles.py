@@ -19,6 +19,7 @@ from manifests.aligned import (
     write_view_shards,
 )
 from manifests.columns import VIEW
+from manifests.commits import read_commits
 from manifests.layout import PoolLayout, shard_name
 from manifests.records import ShardTable
 
@@ -36,9 +37,13 @@ def mask_of(pool: str | Path, view: str, shard: int | str) -> pa.Table:
 def write_scores(
     pool: str | Path, name: str, shards: Mapping[int | str, tuple[pa.Table, dict[str, Any]]]
 ) -> None:
-    """Write the bundles of a score set."""
+    """Write the bundles of a score set of the sidecars that the pool has."""
     schema = next(iter(shards.values()))[0].schema
-    of_shards = [(shard, *values) for shard, values in shards.items()]
+    commits = read_commits(str(pool))
+    of_shards = []
+    for shard, (table, said) in shards.items():
+        sidecar = commits.record(shard).sidecar_sha256
+        of_shards.append((shard, table, {"sidecar": sidecar, **said}))
     write_bundles(PoolLayout(str(pool)).score_set(name), schema, of_shards)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import yaml
 
 from manifests import disk
-from manifests.commits import Commits
+from manifests.commits import Commits, read_commits
 from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, uids_checksum
 from manifests.records import (
     FetchCounts,
@@ -313,7 +313,7 @@ def complete_pool(pool: str, view: str = "half") -> None:
         options={},
         identity="",
         columns=("clip_score",),
-        fingerprint="",
+        fingerprint=read_commits(pool).fingerprint,
         rows=rows,
         stored=rows,
         scored=rows,

@@ -153,7 +153,7 @@ def _shard_columns(
 
 def committed(pool: str) -> Commits:
     """What is committed in a pool."""
-    return read_with_retries(lambda: read_commits(pool, ["tar", "count"]), pool)
+    return read_with_retries(lambda: read_commits(pool, ["tar", "count", "sidecar_sha256"]), pool)
 
 
 def shard_files(pool: str) -> ShardFiles | Commits:
@@ -260,15 +260,24 @@ def read_view(files: ShardFiles | Commits, view: str) -> ViewDocument:
     )
 
 
-def covers(pool: str, document: ScoreSetDocument, fingerprint: str, shards: Ints) -> bool:
-    """True where a score set has columns of all `shards`. That of the same fingerprint has."""
-    if document.fingerprint == fingerprint:
+def covers(commits: Commits, document: ScoreSetDocument) -> bool:
+    """True where a score set has columns of all shards as they are now. That of the same
+    fingerprint has."""
+    if document.fingerprint == commits.fingerprint:
         return True
     if document.whole_pool:  # its values depend on rows that have come or gone
         return False
-    name = f"{document.name}@{document.id}"
+    pool, name = commits.pool, f"{document.name}@{document.id}"
     files, folder = AlignedFiles.of_scores(pool, name), PoolLayout(pool).score_set(name)
-    return read_with_retries(lambda: all(map(files.has, shards.tolist())), folder)
+    sidecars = commits.column("sidecar_sha256")
+
+    def has_all() -> bool:
+        return all(
+            files.has(shard) and files.metadata(shard).get("sidecar") == sidecar.as_py().hex()
+            for shard, sidecar in zip(commits.shards.tolist(), sidecars, strict=True)
+        )
+
+    return read_with_retries(has_all, folder)
 
 
 def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.Table:
@@ -319,6 +328,11 @@ def _score_sets(layout: PoolLayout, document: ViewDocument) -> dict[str, str]:
     of_column: dict[str, str] = {}
     for score_set in document.scores.values():
         scores = load_document(layout.score_set_json(score_set), ScoreSetDocument)
+        if scores.fingerprint != document.fingerprint:
+            raise ValueError(
+                f"{layout.score_set(score_set)} was made of other rows or pictures than the view "
+                f"{document.name!r}; {choose_again(layout.root)}"
+            )
         of_column.update(dict.fromkeys(scores.columns, score_set))
     return of_column
 
@@ -609,11 +623,14 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
         (scores.version, name)
         for name, scores in token_sets.items()
         if scores.options.get("tokenizer") == tokenizer
-        and covers(masks.pool, scores, masks.document.fingerprint, masks.shards)
+        and (
+            scores.fingerprint == masks.document.fingerprint
+            or covers(committed(masks.pool), scores)
+        )
     ]
     if not complete:
         raise ValueError(
-            f"the tokens of {layout.root} lack shards that were added since; "
+            f"the tokens of {layout.root} lack shards that were added or fetched again since; "
             f"{_tokenize_again(layout.root)}"
         )
     return max(complete)[1]

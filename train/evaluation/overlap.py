@@ -18,7 +18,7 @@ from manifests.aligned import (
 )
 from manifests.commits import read_commits
 from manifests.hashes import near_pairs_between, phash
-from manifests.layout import PoolLayout, uids_checksum
+from manifests.layout import PoolLayout
 from manifests.records import ScoreSetDocument, read_document
 from manifests.schema import TaskSpec
 from train.data.view_rows import covers, read_columns
@@ -127,7 +127,7 @@ def _phash_set(pool: str) -> tuple[str, str] | None:
     """(score set, column) of a pool with the perceptual hashes of every shard: those of the filter
     `picture`, under whatever name of an instance; None where there are none."""
     layout = PoolLayout(pool)
-    commits = read_commits(pool, ["tar"])
+    commits = read_commits(pool)
     for name in disk.list_names(layout.scores):
         path = layout.score_set_json(name)
         if disk.exists(path):
@@ -135,9 +135,7 @@ def _phash_set(pool: str) -> tuple[str, str] | None:
             column = "phash"
             if document.kind == "picture":
                 column = f"{document.name}_phash"
-            if column in document.columns and covers(
-                pool, document, commits.fingerprint, commits.shards
-            ):
+            if column in document.columns and covers(commits, document):
                 return name, column
     return None
 
@@ -153,15 +151,11 @@ def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
     hashes = _phash_set(pool)
     assert hashes is not None
     score_set, column = hashes
-    files = AlignedFiles.of_scores(pool, score_set)
+    files, commits = AlignedFiles.of_scores(pool, score_set), read_commits(pool)
     images = []
     for shard in read_columns(pool, None, ["key", "uid"]):
-        hashes, metadata = files.read(shard.shard, [column])
-        if metadata.get("uids") != uids_checksum(shard.columns["uid"]):
-            raise ValueError(
-                f"{files.path(shard.shard)} was made for other rows than the pool has; "
-                f"run clipmill score {pool} --filters picture"
-            )
+        record = commits.record(shard.shard)
+        hashes = files.read_of(shard.shard, record.sidecar_sha256, record.count, [column])
         rows = shard.columns.append_column("phash", hashes[column])
         rows = rows.filter(pa.array(shard.kept)).filter(pc.is_valid(pc.field("phash")))
         stored = rows["phash"].to_numpy().view(np.uint64).reshape(-1, 1)

@@ -26,7 +26,7 @@ from manifests.records import (
     read_document,
 )
 from manifests.schema import Blend
-from train.data.view_rows import covers, load_aligned, open_masks
+from train.data.view_rows import covers, open_masks, read_with_retries
 from train.evaluation.metrics import BoolArray
 from train.reporting.schema import (
     Categories,
@@ -78,8 +78,7 @@ class PoolColumns:
                 if name.startswith("tokens@") or not disk.exists(path):
                     continue
                 document = read_document(path, ScoreSetDocument)
-                commits = self.commits
-                if covers(self.path, document, commits.fingerprint, commits.shards):
+                if covers(self.commits, document):
                     of_column.update(dict.fromkeys(document.columns, name))
             self._sets = of_column
         return self._sets
@@ -96,14 +95,11 @@ class PoolColumns:
 
     def score_column(self, name: str, score_set: str, shard: str) -> pa.ChunkedArray:
         """A score column of one shard. ValueError where it is of other rows than its shard."""
-        files = AlignedFiles.of_scores(self.path, score_set)
-        path = files.path(shard)
-        column = load_aligned(files, shard, [name])[name]
-        position = self.commits.position(shard)
-        rows = self.commits.column("count")[position].as_py()
-        if len(column) != rows:
-            raise ValueError(f"{path} has {len(column)} rows, its shard {rows}; score it again")
-        return column
+        files, record = AlignedFiles.of_scores(self.path, score_set), self.commits.record(shard)
+        return read_with_retries(
+            lambda: files.read_of(shard, record.sidecar_sha256, record.count, [name]),
+            files.path(shard),
+        )[name]
 
     def sidecar_names(self) -> list[str]:
         """The columns of the first shard's sidecar."""

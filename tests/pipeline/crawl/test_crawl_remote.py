@@ -132,7 +132,7 @@ def test_a_part_of_another_version_is_read_again(
     broken = False
     assert crawl(source, str(tmp_path / "other"), "inline")["failed"] == {}
     assert read == {"0.csv": 3, "1.csv": 2}
-    with pytest.raises(ValueError, match="this version of clipmill reads them in another way"):
+    with pytest.raises(ValueError, match="this version of clipmill reads it in another way"):
         crawl(source, pool, "inline")
 
 

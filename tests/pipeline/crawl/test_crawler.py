@@ -73,7 +73,7 @@ def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="made of 1 parts, and the source now has 2"):
         crawl(Source(kind="wat", paths=(one, two)), pool, "inline")
     wat(tmp_path / "a.wat.gz", "a", "more")
-    with pytest.raises(ValueError, match="its files or its columns have changed"):
+    with pytest.raises(ValueError, match=r"a\.wat\.gz has another size"):
         crawl(Source(kind="wat", paths=(one,)), pool, "inline")
 
 

@@ -27,7 +27,6 @@ from pipeline.pool.lease import (
     read_sidecar,
     remove_uncommitted,
 )
-from pipeline.pool.score_columns import read_scores
 from pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
 from pipeline.scoring.score_sets import complete_score_sets
 from pipeline.scoring.scorer import score
@@ -423,7 +422,7 @@ def test_columns_of_the_rows_and_of_others(tmp_path: Path) -> None:
     files, columns = AlignedFiles.of_scores(pool, name), ["caption_words"]
 
     def read(record: CommitRecord) -> pa.Table:
-        return read_scores(files, record.shard, record.sidecar_sha256, record.count, columns)
+        return files.read_of(record.shard, record.sidecar_sha256, record.count, columns)
 
     table = read(read_commits(pool).record(1))
     assert table["caption_words"].to_pylist() == files.read(1)[0]["caption_words"].to_pylist()

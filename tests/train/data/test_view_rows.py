@@ -127,6 +127,10 @@ def test_a_view_of_an_older_pool_is_refused_with_what_mends_it(make_pool, add_vi
     with pytest.raises(ValueError, match=rf"stale.*clipmill filter {pool} --recipe RECIPE"):
         open_view(pool, "all")
     add_view(pool, "all")
+    with pytest.raises(ValueError, match=rf"fetched again since.*clipmill score {pool}"):
+        open_view(pool, "all")
+    name = "tokens@0123456789ab"
+    write_scores(pool, name, {shard: (scores_of(pool, name, shard), {}) for shard in range(2)})
     assert open_view(pool, "all").shard_rows.tolist() == [4, 4]
 
 
@@ -181,7 +185,7 @@ def test_tokens_that_lack_a_shard_or_were_made_for_other_rows_are_refused(make_p
     with pytest.raises(ValueError, match="made for other rows"):
         rows.shard(1)
     write_scores(pool, name, {0: (scores_of(pool, name, 0), {})})
-    with pytest.raises(ValueError, match="lack shards that were added since"):
+    with pytest.raises(ValueError, match="lack shards that were added or fetched again since"):
         open_view(pool, "all")
 
 
@@ -237,6 +241,10 @@ def test_a_column_may_come_from_a_score_set_of_the_view(make_pool, tmp_path):
     view = read_document(layout.view_json("all"), ViewDocument)
     view = dataclasses.replace(view, scores={"clip_score": "clip_score@ab"})
     disk.write_json(layout.view_json("all"), view)
+    with pytest.raises(ValueError, match="was made of other rows or pictures than the view 'all'"):
+        next(read_columns(pool, "all", ["clip_score"]))
+    scores = dataclasses.replace(scores, fingerprint=view.fingerprint)
+    disk.write_json(layout.score_set_json("clip_score@ab"), scores)
     first, _ = read_columns(pool, "all", ["clip_score", "key"])
     assert first.columns.column_names == ["clip_score", "key"]
     assert first.columns["clip_score"].to_pylist() == [0.1, None, 0.3]
