@@ -9,6 +9,7 @@ made inside of each group of those before it.
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,8 +64,8 @@ def group_views(
     """
     commits = shards_with_rows(pool)
     division = divide_rows(commits, views, by, most, rule_view)
-    asked = [sorted(views), list(by), most, rule_view, commits.fingerprint, division.names]
-    prefix = f"why_{disk.content_hash(asked, 8)}"
+    rows = hashlib.sha256(division.of_row.tobytes()).hexdigest()  # rules and scores may change
+    prefix = f"why_{disk.content_hash([commits.fingerprint, division.names, rows], 8)}"
     made = {}
     for number, name in enumerate(division.names):
         view = f"{prefix}_{number:02}"

@@ -94,6 +94,17 @@ def test_every_group_is_a_view_and_the_same_groups_are_the_same_views(
     assert not set(group_views(pool, ["wide"], ["host"], 16, "wide")) & set(made)
 
 
+def test_groups_of_a_view_that_was_chosen_anew_are_other_views(pool: str) -> None:
+    before = group_views(pool, ["wide"], ["host"], 16, "wide")
+    wide = View(name="wide", rules=(Rule(name="side", where="original_width >= 120"),))
+    choose_views(
+        pool, Recipe(name="r", source=Source(kind="table", paths=("t.csv",)), views=(wide,))
+    )
+    after = group_views(pool, ["wide"], ["host"], 16, "wide")
+    assert list(before.values()) == list(after.values()), "the groups have the same names"
+    assert not set(before) & set(after), "and other rows"
+
+
 def test_what_cannot_be_divided_is_refused(pool: str) -> None:
     with pytest.raises(ValueError, match=r"has no column 'hos'; did you mean 'host'\?"):
         divided(pool, "hos")

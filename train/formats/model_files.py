@@ -33,6 +33,13 @@ from train.model.open_clip_model import AnyModel, build_model
 
 LOCAL_DIR = "local-dir:"
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
+# What save_pretrained writes of a tokenizer: transformers, tokenization_utils_base.py and the
+# vocabularies of its models.
+TOKENIZER_FILES = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tokenizer.model", "bpe.codes",
+}  # fmt: skip
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 # Format -> how a model is written to a folder.
@@ -74,7 +81,8 @@ def load_model(source: str) -> AnyModel:
 
 
 def source_files(source: str) -> dict[str, str]:
-    """sha256 of each file that decides the weights of a source: of a run, those of its export.
+    """sha256 of each file that decides what a source computes, its tokenizer's too: of a run, those
+    of its export.
 
     Empty for a name of open_clip's list. ValueError for a folder or file that does not exist.
     """
@@ -90,9 +98,19 @@ def source_files(source: str) -> dict[str, str]:
     export = RunLayout(folder).export
     root = export if disk.exists(export) else folder
     names = open_clip_files.export_files(root)
+    there = disk.list_names(root)
     if not names:  # Hugging Face's
-        names = [name for name in disk.list_names(root) if name.endswith(MODEL_ENDINGS)]
-    return {name: disk.sha256_of(disk.join(root, name)) for name in names if name != "run.json"}
+        names = [name for name in there if name.endswith(MODEL_ENDINGS)]
+    paths = {name: disk.join(root, name) for name in names if name != "run.json"}
+    tokenizers = [root]
+    if open_clip_files.CONFIG_FILE in names:
+        named = open_clip_files.tokenizer_name(root)
+        if named and not disk.is_url(named) and os.path.isdir(named):
+            tokenizers.append(named)
+    for each in tokenizers:
+        for name in TOKENIZER_FILES.intersection(disk.list_names(each)):
+            paths[name if each == root else disk.join(each, name)] = disk.join(each, name)
+    return {name: disk.sha256_of(path) for name, path in sorted(paths.items())}
 
 
 def save_model(model: AnyModel, folder: str, format_name: str) -> None:

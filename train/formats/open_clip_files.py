@@ -291,6 +291,13 @@ def export_files(folder: str) -> list[str]:
     return [WEIGHTS_FILE if WEIGHTS_FILE in files else files[0], CONFIG_FILE]
 
 
+def tokenizer_name(folder: str) -> str | None:
+    """What the configuration of an open_clip folder names as the tokenizer; None for CLIP's."""
+    settings = disk.read_json(disk.join(folder, CONFIG_FILE))
+    name = settings.get("model_cfg", {}).get("text_cfg", {}).get("hf_tokenizer_name")
+    return None if name is None else str(name)
+
+
 def load_export(folder: str) -> AnyModel:
     """The model of an open_clip folder, whoever wrote it, in host memory and in fp32."""
     files = export_files(folder)

@@ -162,6 +162,21 @@ def test_the_files_of_a_source_are_those_that_are_loaded(tmp_path):
     assert source_files(str(run)) == source_files(f"local-dir:{run}/export") == written
     (run / "export" / "notes.json").write_text("{}")  # decides nothing
     assert source_files(str(run)) == written
+    (run / "export" / "tokenizer.json").write_text("{}")  # decides what a text is
+    own = source_files(str(run))
+    assert set(own) == {*written, "tokenizer.json"}
+    elsewhere, config = tmp_path / "a tokenizer", run / "export" / "open_clip_config.json"
+    elsewhere.mkdir()
+    (elsewhere / "vocab.txt").write_text("a")
+    text = config.read_text()
+    plain = json.loads(text)
+    plain["model_cfg"]["text_cfg"]["hf_tokenizer_name"] = str(elsewhere)
+    config.write_text(json.dumps(plain))
+    named = source_files(str(run))
+    (elsewhere / "vocab.txt").write_text("b")
+    assert source_files(str(run)) != named, "a tokenizer that is named by its folder"
+    config.write_text(text)
+    (run / "export" / "tokenizer.json").unlink()
     save_export(CLIP(SMALL, seed=5), str(run / "export"))
     changed = source_files(str(run))
     assert changed["open_clip_model.safetensors"] != written["open_clip_model.safetensors"]
