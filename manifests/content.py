@@ -49,9 +49,11 @@ def file_stamp(path: str) -> dict[str, Any]:
 
 
 def file_content(path: str) -> dict[str, Any]:
-    """The stamp of a file, and of a local one its digest."""
+    """The size and the digest of a local file; the stamp of a remote one."""
     stamp = file_stamp(path)
-    return stamp if disk.is_url(path) else {**stamp, "xxh3": _local_digest(path, stamp)}
+    if disk.is_url(path):
+        return stamp
+    return {"size": stamp["size"], "xxh3": _local_digest(path, stamp)}
 
 
 def content_digest(path: str) -> str:
@@ -79,11 +81,12 @@ def has_stamp(path: str, stamp: Stamp) -> bool:
 
 def is_unchanged(path: str, content: Stamp) -> bool:
     """True where a file still has the content that `file_content` gave. A copy of it has."""
-    if has_stamp(path, content):
-        return True
-    if disk.is_url(path) or (stamp := file_stamp(path))["size"] != content["size"]:
-        return False
-    return _local_digest(path, stamp) == content.get("xxh3")
+    if disk.is_url(path):
+        return has_stamp(path, content)
+    stamp = file_stamp(path)
+    return not content or (
+        stamp["size"] == content["size"] and _local_digest(path, stamp) == content.get("xxh3")
+    )
 
 
 # --- local ----------------------------------------------------------------------------------------

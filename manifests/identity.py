@@ -8,6 +8,7 @@ their default.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -64,12 +65,13 @@ def recipe_changes(stored: Mapping[str, Any], recipe: Recipe) -> list[str]:
     """What decides bytes and differs between a stored identity and a recipe; [] where nothing does.
 
     `stored` is what `recipe_identity` gave. Each line reads `fetch.image_size was 256 and is 512`.
+    A source that has grown has not changed.
     """
     changes = []
     for block, settings in recipe_identity(recipe).items():
         for key in sorted(settings.keys() | stored[block].keys()):
             old, new = stored[block].get(key), settings.get(key)
-            if old != new:
+            if old != new and not (block == "source" and has_grown(key, old, new)):
                 changes.append(f"{block}.{key} was {old!r} and is {new!r}")
     return changes
 
@@ -91,6 +93,14 @@ def source_identity(source: Mapping[str, Any]) -> dict[str, Any]:
     is_lock = source["kind"] == "lock"
     identity = {**source, "paths": [] if is_lock else [_name(path) for path in source["paths"]]}
     return _without_added(identity, ADDED_KEYS, ADDED_DEFAULTS)
+
+
+def has_grown(key: str, old: Any, new: Any) -> bool:
+    """Whether a key of a source names all that it named before, and more. Of two samples of a crawl
+    the larger has the smaller in it."""
+    if key == "paths":
+        return bool(old) and not Counter(old) - Counter(new)
+    return key == "sample" and None not in (old, new) and bool(old < new)
 
 
 def _name(path: str) -> str:

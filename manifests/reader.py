@@ -895,7 +895,7 @@ def _fields_at(kind: Any, location: Iterable[Any]) -> list[str]:
 
 def refuse_other_source(pool: str, recipe: Recipe) -> None:
     """ValueError where a pool was built from another source than that of the recipe: its plan,
-    scores and views would be mixed with those of the other rows. Tars may be added to tars.
+    scores and views would be mixed with those of the other rows. A source may have grown.
 
     A recipe.json that cannot be read decides nothing; `clipmill audit verify` names it.
     """
@@ -906,7 +906,12 @@ def refuse_other_source(pool: str, recipe: Recipe) -> None:
         return
     before = identity.source_identity(disk.to_plain(stored.source))
     now = identity.source_identity(disk.to_plain(recipe.source))
-    keys = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
+    keys = [
+        key
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+        and not identity.has_grown(key, before.get(key), now.get(key))
+    ]
     if before["kind"] == now["kind"] == "shards":
         keys = [key for key in keys if key != "paths"]
     if not keys:

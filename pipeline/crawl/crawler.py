@@ -4,6 +4,9 @@ Two steps, both resumed by what is committed. Parts are read into POOL/pairs/.ex
 each, in any order. When all are there, (url, caption) pairs that an earlier part, or the same part
 earlier, has already are left out and POOL/pairs/part-00000.parquet … are committed; those count
 once all of them exist.
+
+A source may grow: its new files become the parts behind those that are there, which stay as they
+are and count as earlier. A file that is gone keeps its pairs; one that has changed is refused.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,19 +85,22 @@ def commit(
     engine: Engine,
     *,
     counts: Integers,
+    base: int = 0,
     workers: int | None = None,
     fence: int | None = None,
 ) -> dict[str, str]:
     """Write the final parts of extracted ones. Returns {task: error}: {} where all are there.
 
-    `counts` (parts,) is the number of pairs of each extracted part. fence: that of the lease.
+    `counts` (parts,) is the number of pairs of each part, of which the first `base` are final.
+    fence: that of the lease.
     """
     total = int(counts.sum())
     rows = min(ROWS_PER_BLOCK, ROWS_PER_PARTITION)
     partitions = max(1, -(-total // ROWS_PER_PARTITION))
     config: Config = {
         "pool": pool,
-        "job": disk.content_hash([list(ids), rows, partitions]),
+        "job": disk.content_hash([list(ids), rows, partitions, *([base] if base else [])]),
+        "base": base,
         "partitions": partitions,
         "blocks": -(-total // rows),
         "parts": len(ids),
@@ -106,8 +112,8 @@ def commit(
     bounds = np.concatenate([[0], np.cumsum(counts)])
     _remove_parts_of_others(config)
 
-    first_parts = np.unique(bounds[:-1] // rows, return_index=True)[1].tolist()
-    ends = [*first_parts[1:], len(ids)]
+    first_parts = base + np.unique(bounds[base:-1] // rows, return_index=True)[1]
+    ends = [*first_parts[1:].tolist(), len(ids)]
     some_are_done = bool(disk.list_names(PoolLayout(pool).pairs, ".parquet"))
 
     def block(number: int) -> dict[str, Any]:
@@ -116,7 +122,7 @@ def commit(
 
     def some_parts(number: int) -> dict[str, Any]:
         """Consecutive parts that have about so many rows together."""
-        first, end = first_parts[number], ends[number]
+        first, end = int(first_parts[number]), ends[number]
         of_parts = bounds[first : end + 1].tolist()
         return {"first": first, "bounds": of_parts, "some_are_done": some_are_done}
 
@@ -135,11 +141,18 @@ def commit(
 def _remove_parts_of_others(config: Config) -> None:
     """Remove final parts that a crawl of other pairs left before it was complete."""
     pool = config["pool"]
-    paths = [disk.join(PoolLayout(pool).pairs, name) for name in part_names(pool)]
+    paths = [disk.join(PoolLayout(pool).pairs, name) for name in _names_from(pool, config["base"])]
     for path, footer in zip(paths, in_threads(disk.read_metadata, paths, THREADS), strict=True):
         if footer.get("job") != config["job"]:
             check_fence(pool, config["fence"])
             disk.remove(path)
+
+
+def _names_from(pool: str, base: int) -> list[str]:
+    """The names of the final parts behind the first `base`."""
+    final = PoolLayout(pool).pairs_part
+    first = {final(part).rpartition("/")[2] for part in range(base)}
+    return [name for name in part_names(pool) if name not in first]
 
 
 def extracted(pool: str, part: int) -> str:
@@ -193,7 +206,9 @@ def scatter(config: Config) -> Work:
     def work(ticket: Ticket) -> dict[str, Any]:
         uids = [np.empty(0, UID)]
         for part, start, stop in ticket.payload["ranges"]:
-            for batch in rows_between(extracted(config["pool"], part), start, stop, ["uid"]):
+            is_final, pool = part < config["base"], config["pool"]
+            path = PoolLayout(pool).pairs_part(part) if is_final else extracted(pool, part)
+            for batch in rows_between(path, start, stop, ["uid"]):
                 uids.append(uids_of(batch["uid"]))
         block = np.concatenate(uids)
         high, low = block["high"].astype(np.uint64), block["low"].astype(np.uint64)
@@ -330,13 +345,15 @@ def crawl(
     another command has taken the lease over. fence: that of the lease.
     """
     check_fence(pool, fence)
-    paths = parts(source)
-    ids = [source_id(source, path) for path in paths]
-    final = _final_parts(pool, paths, source)
+    final, paths = _known_parts(pool, source)
+    base, new = len(final), paths[len(final) :]
+    ids = [*final["source_id"].to_pylist(), *(source_id(source, path) for path in new)]
     failed: dict[str, str] = {}
     _remove_partial_files(pool)
-    if final is None:
-        failed, counts = _extract_parts(source, pool, paths, ids, engine, workers, fence)
+    if new:
+        counts = np.full(len(paths), -1, np.int64)
+        counts[:base] = final["pairs"].to_numpy()
+        failed = _extract_parts(source, pool, paths, ids, counts, base, engine, workers, fence)
         if not failed:
             failed = commit(
                 pool,
@@ -344,22 +361,46 @@ def crawl(
                 source.extra_columns,
                 engine,
                 counts=counts,
+                base=base,
                 workers=workers,
                 fence=fence,
             )
             check_fence(pool, fence)
-            final = None if failed else write_parts(pool)
-    elif stored_table(pool, len(final)) is None:  # a crawl was killed before it wrote the table
+            final = PARTS.empty_table() if failed else write_parts(pool)
+        if base and not failed:
+            _say_what_grew(final, base)
+    elif stored_table(pool, base) is None:  # a crawl was killed before it wrote the table
         final = write_parts(pool)
-    if final is not None:
+    if not failed:
         extracted = PoolLayout(pool).extracted
         left = [disk.join(extracted, name) for name in disk.list_names(extracted)]
         deque(in_threads(disk.remove, left, THREADS), 0)
-    totals = part_totals(final if final is not None else PARTS.empty_table())
+    totals = part_totals(PARTS.empty_table() if failed else final)
     if totals["links"] and not totals["pairs"]:
         losses = "; ".join(map(str, top_reasons(pool)))
         logger.warning("none of the %d rows of the source is a pair: %s", totals["links"], losses)
     return {**totals, "parts": len(paths), "failed": failed}
+
+
+def _say_what_grew(final: pa.Table, base: int) -> None:
+    """Log what each new part gave, and which brings nothing but what was there."""
+    contents = [_content_alone(content) for content in content_of(final)]
+    for part in final.slice(base).to_pylist():
+        content, before = contents[part["part"]], contents[: part["part"]]
+        is_repeated = bool(content) and content in before
+        logger.info(
+            "%s is new: %d pairs, %d of %d rows were there before%s",
+            part["wat"],
+            part["pairs"],
+            dict(part["reasons"]).get("duplicate_pair", 0),
+            part["links"],
+            f"; it is {final['wat'][before.index(content)]} again" if is_repeated else "",
+        )
+
+
+def _content_alone(content: Mapping[str, Any]) -> Any:
+    """What is equal of two files with equal bytes; None where that is not known."""
+    return content.get("xxh3") or content.get("etag") or content.get("md5")
 
 
 def _extract_parts(
@@ -367,17 +408,19 @@ def _extract_parts(
     pool: str,
     paths: Sequence[str],
     ids: Sequence[str],
+    counts: Integers,
+    base: int,
     engine: Engine,
     workers: int | None,
     fence: int | None,
-) -> tuple[dict[str, str], Integers]:
-    """Read the parts that are not extracted yet. Returns {path: error} of those that failed, and
-    the (parts,) pairs of each."""
-    counts = _extracted_counts(source, pool, paths)
+) -> dict[str, str]:
+    """Read the parts behind the first `base` that are not extracted yet. Returns {path: error} of
+    those that failed, and sets the (parts,) pairs of the others in `counts`."""
+    counts[base:] = _extracted_counts(source, pool, paths, base)
     todo = np.flatnonzero(counts < 0)
     if len(todo):
         reader_of(source).check(paths[todo[0]], source)
-        _remove_derived(pool, fence)
+        _remove_derived(pool, base, fence)
     logger.info("%d of %d parts are read already", len(paths) - len(todo), len(paths))
 
     def one_part(number: int) -> dict[str, Any]:
@@ -391,15 +434,16 @@ def _extract_parts(
     config = {"pool": pool, "source": disk.to_plain(source), "fence": fence}
     stage = Stage(name="crawl", work=extract, config=config, measure=measure_links)
     report = execute(stage, tickets, engine=engine, workers=workers, on_done=count)
-    return {paths[_number(name)]: text for name, text in report.failed.items()}, counts
+    return {paths[_number(name)]: text for name, text in report.failed.items()}
 
 
-def _remove_derived(pool: str, fence: int | None) -> None:
-    """Remove what was derived from all parts, before some of them are read again."""
+def _remove_derived(pool: str, base: int, fence: int | None) -> None:
+    """Remove what was derived from the parts behind the first `base`, before some of them are read
+    again."""
     layout = PoolLayout(pool)
     names = disk.list_names(layout.extracted)
     paths = [disk.join(layout.extracted, name) for name in names if not PART_NAME.fullmatch(name)]
-    paths += [disk.join(layout.pairs, name) for name in part_names(pool)]
+    paths += [disk.join(layout.pairs, name) for name in _names_from(pool, base)]
     check_fence(pool, fence)
     deque(in_threads(disk.remove, paths, THREADS), 0)
 
@@ -408,8 +452,8 @@ def _number(name: str) -> int:
     return int(name.removeprefix("part-"))
 
 
-def _extracted_counts(source: Source, pool: str, paths: Sequence[str]) -> Integers:
-    """(parts,) the pairs of each part that is extracted already; -1 of the others.
+def _extracted_counts(source: Source, pool: str, paths: Sequence[str], base: int) -> Integers:
+    """(parts - base,) the pairs of each part that is extracted already; -1 of the others.
 
     A part that was extracted from a file that has changed since is removed.
     """
@@ -427,8 +471,8 @@ def _extracted_counts(source: Source, pool: str, paths: Sequence[str]) -> Intege
         disk.remove(part)
         return -1
 
-    counts = in_threads(count, range(len(paths)), THREADS)
-    return np.fromiter(counts, np.int64, len(paths))
+    counts = in_threads(count, range(base, len(paths)), THREADS)
+    return np.fromiter(counts, np.int64, len(paths) - base)
 
 
 # --- one part ---------------------------------------------------------------------------------
@@ -483,62 +527,83 @@ def rare_collections() -> Iterator[None]:
 # --- the whole job ----------------------------------------------------------------------------
 
 
-def _final_parts(pool: str, paths: Sequence[str], source: Source) -> pa.Table | None:
-    """The table of the final parts if all are there, else None. ValueError where they are of
-    another source, or a file has changed since."""
-    final = _all_parts(pool, len(paths))
-    if final is None:
-        return None
-    stored = final["source_id"].to_pylist()
-    others = [
-        path for path, id_ in zip(paths, stored, strict=True) if id_ != source_id(source, path)
-    ]
-    if others:
+def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
+    """(the final parts of the crawls that were completed, the paths of all parts: those of the
+    final ones and, behind them, what the source has now beside them).
+
+    The path of a part whose file is gone is the name that it had. ValueError where the final parts
+    are of another source, or a file has changed since.
+    """
+    final, paths = _complete_parts(pool), parts(source)
+    if not len(final):
+        return final, paths
+    by_id: dict[str, list[int]] = {}
+    for number, path in enumerate(paths):
+        by_id.setdefault(source_id(source, path), []).append(number)
+    names, known = final["wat"].to_pylist(), list[str | None]()
+    for stored in final["source_id"].to_pylist():
+        known.append(paths[by_id[stored].pop(0)] if by_id.get(stored) else None)
+    new = [paths[number] for number in sorted(chain.from_iterable(by_id.values()))]
+    gone = [name for name, path in zip(names, known, strict=True) if path is None]
+    if others := [name for name in gone if name in set(map(_name, new))]:
         raise ValueError(
-            f"{pool}/pairs was made of another source ({_difference(final, paths, others)}): build "
-            "into another folder, or give the old source back"
+            f"{pool}/pairs was made of another source ({others[0]} has another size, or other "
+            "columns are asked for, or this version of clipmill reads it in another way): "
+            "build into another folder, or give the old source back"
+        )
+    if len(gone) == len(final):
+        raise ValueError(
+            f"{pool}/pairs was made of another source ({gone[0]} is not in it, and {_name(new[0])} "
+            "is): build into another folder, or give the old source back"
+        )
+    if gone:
+        logger.warning(
+            "%s is no longer in the source%s: its pairs stay",
+            gone[0],
+            f", as are {len(gone) - 1} others" if gone[1:] else "",
         )
     reader = reader_of(source)
 
-    def is_unchanged(part: tuple[str, Mapping[str, Any]]) -> bool:
-        return reader.is_unchanged(part[0], source, part[1])
+    def is_unchanged(part: tuple[str | None, Mapping[str, Any]]) -> bool:
+        path, content = part
+        return path is None or reader.is_unchanged(path, source, content)
 
-    unchanged = in_threads(is_unchanged, zip(paths, content_of(final), strict=True), THREADS)
-    changed = [path for path, same in zip(paths, unchanged, strict=True) if not same]
+    unchanged = in_threads(is_unchanged, zip(known, content_of(final), strict=True), THREADS)
+    changed = [name for name, same in zip(names, unchanged, strict=True) if not same]
     if changed:
+        path = known[names.index(changed[0])]
         raise ValueError(
-            f"{changed[0]} has changed since {pool}/pairs was made of it"
+            f"{path} has changed since {pool}/pairs was made of it"
             f"{f', as have {len(changed) - 1} others' if changed[1:] else ''}: build into another "
             "folder, or give the old files back"
         )
-    return final
+    old = [path or name for path, name in zip(known, names, strict=True)]
+    return final, [*old, *new]
 
 
 def contents_of_rows(pool: str, source: Source) -> dict[str, Mapping[str, Any]]:
     """The content of each file of a source of kind image_table by its absolute path: the pairs name
     rows of them. ValueError where the files are not those that the pairs were made of.
     """
-    paths = parts(source)
-    final = _final_parts(pool, paths, source)
-    if final is None:
+    final, paths = _known_parts(pool, source)
+    if len(final) < len(paths):
         raise ValueError(f"{pool}/pairs is not complete: run clipmill build on this pool again")
     return dict(zip(map(disk.absolute_path, paths), content_of(final), strict=True))
 
 
-def _all_parts(pool: str, count: int) -> pa.Table | None:
-    """The table of the final parts if all are there, else None. ValueError where there are more
-    than asked for."""
-    names = part_names(pool)
-    if not names:
-        return None
-    first = disk.join(PoolLayout(pool).pairs, names[0])
-    expected = disk.read_metadata(first).get("parts")
-    if expected != count:
-        raise ValueError(
-            f"{pool}/pairs was made of {expected} parts, and the source now has {count}: "
-            "build into another folder, or give the old source back"
-        )
-    return read_parts(pool) if len(names) == count else None
+def _complete_parts(pool: str) -> pa.Table:
+    """The final parts of the crawls that were completed; no row where none was.
+
+    A part says how many there were when its crawl was complete: those of a crawl that has not ended
+    say more than there are.
+    """
+    table = read_parts(pool)
+    numbers, said = table["part"].to_numpy(), table["parts"].to_numpy()
+    for count in sorted(set(said.tolist()), reverse=True):
+        first = table.slice(0, count)
+        if len(first) == count and numbers[count - 1] == count - 1 and said[:count].max() == count:
+            return first
+    return table.slice(0, 0)
 
 
 def _remove_partial_files(pool: str) -> None:
@@ -547,17 +612,6 @@ def _remove_partial_files(pool: str) -> None:
         for folder in ("pairs", "pairs/.extracted"):
             for partial in (disk.local_path(pool) / folder).glob(".*.partial.*"):
                 partial.unlink()
-
-
-def _difference(final: pa.Table, paths: Sequence[str], others: Sequence[str]) -> str:
-    was, now = final["wat"].to_pylist(), [_name(path) for path in paths]
-    changed = [f"{old} is now {new}" for old, new in zip(was, now, strict=True) if old != new]
-    if changed:
-        return changed[0]
-    return (
-        f"{_name(others[0])} has another size, or other columns are asked for, or this version of "
-        "clipmill reads it in another way"
-    )
 
 
 def _name(path: str) -> str:

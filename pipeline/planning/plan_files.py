@@ -73,7 +73,7 @@ def _joined(texts: pa.Array) -> pa.Buffer:
 # POOL/plan/shards.parquet has one row per shard; POOL/plan/plan.json is written last. A ticket
 # names a file and a row group, so its rows are one footer and one range. Further rounds
 # (`--retry`) have the same files in POOL/plan/retry-001 and so on. A plan never changes once it
-# is written.
+# is written. Pairs of files that came later are such a round, too.
 
 
 SHARDS = pa.schema(
@@ -92,7 +92,8 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One round of a plan: round 0, or one of retries. `metadata` is its plan.json."""
+    """One round of a plan: round 0, one of retries, or one of the pairs of files that came later.
+    `metadata` is its plan.json."""
 
     number: int
     path: str  # its folder
@@ -103,6 +104,13 @@ class Round:
     def shards(self) -> int:
         """How many shards it has."""
         return int(self.metadata["shards"])
+
+    @property
+    def parts(self) -> tuple[int, int] | None:
+        """The first and the end of the parts whose pairs it has; None of a round of retries, and
+        where it has those of all parts that there were."""
+        parts = self.metadata.get("parts")
+        return None if parts is None else (int(parts[0]), int(parts[1]))
 
     def file(self, number: int) -> str:
         """One of the files that hold its rows."""

@@ -404,7 +404,7 @@ def _shards_file(
         ) as writer:
             for shard, table in enumerate(tables, start=first):
                 table = _with_places(table, shard).select(schema.names).cast(schema)
-                retried = table["retry_of"].combine_chunks() if config["round"] else None
+                retried = table["retry_of"].combine_chunks() if config["is_retry"] else None
                 decides = config["settings"] + (f"\n{shard}" if numbered else "")
                 ids.append(shard_id(table["uid"].combine_chunks(), retried, decides))
                 writer.write_table(table, row_group_size=table.num_rows)
@@ -459,8 +459,9 @@ def write_plan(
     workers: int | None = None,
     fence: int | None = None,
 ) -> Mapping[str, str]:
-    """Plan the pairs of a pool, or check the plan that is there. Returns {task: error}: {} where
-    there is a plan. fence: that of the lease.
+    """Plan the pairs of a pool, or check the plan that is there and plan those of the parts that
+    came since, as a round behind it. Returns {task: error}: {} where all are planned. fence: that
+    of the lease.
 
     ValueError where the plan was made of another recipe or of other pairs: it names what changed.
     LeaseLost where another command has taken the lease over.
@@ -468,28 +469,48 @@ def write_plan(
     parts = read_parts(pool)
     if not len(parts):
         raise ValueError(f"{pool} has no pairs to plan; run the stage crawl first")
-    expected = parts["parts"][0].as_py()
+    expected = pc.max(parts["parts"]).as_py()
     if len(parts) != expected:
         raise ValueError(
             f"{pool}/pairs has {len(parts)} of {expected} parts; "
             "run the stage crawl to its end first"
         )
-    rows = parts["pairs"].to_numpy()
     by_host = SOURCES[recipe.source.kind].images == "web"
-    groups = host_groups(int(rows.sum()), recipe.fetch.rows_per_shard) if by_host else None
-    metadata = _metadata(recipe, pairs_hash(parts), groups)
-    per_ticket = _rows_per_ticket(int(rows.sum()), int(parts["bytes"].to_numpy().sum()))
-    config = _config(pool, recipe, metadata, 0, per_ticket) | {"fence": fence}
+    links = int(parts["pairs"].to_numpy().sum())
+    groups = host_groups(links, recipe.fetch.rows_per_shard) if by_host else None
     check_fence(pool, fence)
-    if is_planned(pool):
-        check_unchanged(read_rounds(pool)[0].metadata, metadata, recipe, pool)
-        _remove_scratch(pool, config["job"])  # a round of retries may have been stopped
+    rounds, first = (read_rounds(pool) if is_planned(pool) else []), 0
+
+    def of_round(number: int, some: pa.Table, first_shard: int) -> tuple[Config, Config]:
+        """(what plan.json says of the pairs of some parts, what its tickets need)."""
+        shared = rounds[0].metadata["groups"] if rounds else groups
+        metadata = _metadata(recipe, pairs_hash(some), shared) | {"round": number}
+        metadata["parts"] = [first, first + len(some)]
+        size = int(some["bytes"].to_numpy().sum())
+        per_ticket = _rows_per_ticket(int(some["pairs"].to_numpy().sum()), size)
+        return metadata, _config(pool, recipe, metadata, first_shard, per_ticket)
+
+    for each in rounds:
+        if each.parts is None and each.number:
+            continue  # of retries
+        end = each.parts[1] if each.parts else len(parts)
+        metadata, config = of_round(each.number, parts.slice(first, end - first), each.first_shard)
+        check_unchanged(each.metadata, metadata, recipe, pool)
+        _remove_scratch(pool, config["job"])  # that of a round that was stopped stays
+        first = end
+    if rounds and first == len(parts):
         return {}
+    parts = parts.slice(first)
+    planned = rounds[-1].first_shard + rounds[-1].shards if rounds else 0
+    metadata, config = of_round(len(rounds), parts, planned)
+    config |= {"fence": fence}
+    rows, per_ticket = parts["pairs"].to_numpy(), config["rows_per_file"]
     bounds, total = np.concatenate([[0], np.cumsum(rows)]), int(rows.sum())
 
     def ranges(number: int) -> Config:
         start, stop = number * per_ticket, min((number + 1) * per_ticket, total)
-        return {"ranges": ranges_of(bounds, start, stop)}
+        of_parts = ranges_of(bounds, start, stop)
+        return {"ranges": [[part + first, low, high] for part, low, high in of_parts]}
 
     config["runs"] = -(-total // per_ticket)
     return _shuffle(config, metadata, sort_pairs, ranges, total, engine, workers)
@@ -624,6 +645,7 @@ def _config(
         "scratch": disk.join(PoolLayout(pool).plan_round(0), ".shuffle"),
         "job": disk.content_hash(decides),
         "round": metadata["round"],
+        "is_retry": bool(metadata["round"]) and "parts" not in metadata,
         "groups": metadata["groups"],
         "group_count": metadata["groups"] or 1,
         "first_shard": first_shard,
@@ -683,7 +705,7 @@ def _shuffle(
     group_rows = np.zeros(config["group_count"], np.int64)
     for footer in exchange.footers():
         group_rows += footer["group_rows"]
-    if not group_rows.sum() and config["round"]:
+    if not group_rows.sum() and config["is_retry"]:
         _remove_scratch(config["pool"])
         return {}
     config["bounds"] = cell_bounds(group_rows, config["rows_per_file"])
@@ -732,7 +754,7 @@ def _commit(
     metadata: dict[str, Any],
     first_shards: Sequence[int],
 ) -> None:
-    """Write shards.parquet and, of a round of retries, retried.parquet; then plan.json."""
+    """Write shards.parquet and, of a round behind the first, retried.parquet; then plan.json."""
     folder = config["folder"]
     shards = pa.concat_tables([SHARDS.empty_table(), *_shard_tables(config, len(first_shards))])
     check_fence(config["pool"], config["fence"])
@@ -767,7 +789,8 @@ def _write_retried(config: Config, files: int) -> None:
     """retried.parquet: the keys that this round retries, ascending."""
     paths = [shards_file(config["folder"], number) for number in range(files)]
     rows = stream((disk.read_parquet(path, ["retry_of"]) for path in paths), RETRY_OF)
-    keys = select("SELECT retry_of::BIGINT AS key FROM rows ORDER BY key", rows=rows)
+    asked = "SELECT retry_of::BIGINT AS key FROM rows WHERE retry_of IS NOT NULL ORDER BY key"
+    keys = select(asked, rows=rows)
     with disk.scratch_folder("clipmill-plan-") as scratch:
         staged = Path(scratch) / "retried.parquet"
         with disk.parquet_writer(

@@ -67,11 +67,10 @@ def test_a_pool_of_another_source_is_refused(tmp_path: Path) -> None:
     pool = str(tmp_path / "pool")
     crawl(Source(kind="wat", paths=(one,)), pool, "inline")
     with pytest.raises(
-        ValueError, match=r"made of another source \(a\.wat\.gz is now b\.wat\.gz\)"
+        ValueError, match=r"made of another source \(a\.wat\.gz is not in it, and b\.wat\.gz is\)"
     ):
         crawl(Source(kind="wat", paths=(two,)), pool, "inline")
-    with pytest.raises(ValueError, match="made of 1 parts, and the source now has 2"):
-        crawl(Source(kind="wat", paths=(one, two)), pool, "inline")
+    assert crawl(Source(kind="wat", paths=(one, two)), pool, "inline")["parts"] == 2
     wat(tmp_path / "a.wat.gz", "a", "more")
     with pytest.raises(ValueError, match=r"a\.wat\.gz has another size"):
         crawl(Source(kind="wat", paths=(one,)), pool, "inline")

@@ -1,0 +1,193 @@
+"""A pool grows: new files of its source become parts, shards and scores behind those that are
+there, through the commands."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import disk
+from manifests.commits import read_commits
+from pipeline.crawl.parts import read_parts
+from tests.support import commands
+from tests.support.other_tars import picture
+
+PICTURES = 12
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Lists:
+    """A folder of lists of local pictures, a recipe of it, and a pool."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.pool = folder, folder / "pool"
+        (folder / "lists").mkdir(parents=True)
+        for number in range(PICTURES):
+            (folder / f"{number}.png").write_bytes(picture(16, 16, "PNG", 20 * number))
+        self.recipe(f"paths: [{folder}/lists]")
+
+    def recipe(self, paths: str, rules: str = "") -> None:
+        (self.folder / "r.yaml").write_text(
+            f"name: r\nsource: {{kind: files, {paths}}}\n"
+            "fetch: {image_size: 16, rows_per_shard: 2}\n"
+            f"filters: [caption]\nviews: {{all: []{rules}}}\n"
+        )
+
+    def write(self, name: str, *numbers: int) -> Path:
+        path = self.folder / "lists" / name
+        rows = [f"{self.folder}/{number}.png,picture {number}\n" for number in numbers]
+        path.write_text("file,caption\n" + "".join(rows))
+        return path
+
+    def build(self, *words: str) -> int:
+        argv = [str(self.folder / "r.yaml"), "--out", str(self.pool), "--engine", "inline"]
+        return commands.build([*argv, *words])
+
+    def rows(self) -> list[dict[str, Any]]:
+        commits = read_commits(str(self.pool))
+        tables = [disk.read_parquet(commits.sidecar(int(shard))) for shard in commits.shards]
+        return [row for table in tables for row in table.to_pylist()]
+
+    def captions(self) -> list[str]:
+        return sorted(row["caption"] for row in self.rows() if row["status"] == "success")
+
+    def files(self) -> dict[str, bytes]:
+        """What must stay as it is: pairs, tars, sidecars, commit records."""
+        found = [*(self.pool / "pairs").glob("*.parquet"), *(self.pool / "shards").iterdir()]
+        return {str(path.relative_to(self.pool)): path.read_bytes() for path in found}
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> Lists:
+    return Lists(tmp_path / "a folder")
+
+
+def test_three_weekly_lists(lists: Lists, capsys: pytest.CaptureFixture[str]) -> None:
+    expected: set[int] = set()
+    before: dict[str, bytes] = {}
+    for week, numbers in enumerate([(0, 1, 2), (2, 3, 4), (5, 0)]):
+        lists.write(f"week-{week}.csv", *numbers)
+        expected |= set(numbers)
+        assert lists.build() == 0
+        assert lists.captions() == sorted(f"picture {number}" for number in expected)
+        now = lists.files()
+        assert {name: now.get(name) for name in before} == before, "nothing old is written again"
+        before = now
+        assert commands.audit(["verify", str(lists.pool)]) == 0
+        assert commands.build([str(lists.folder / "r.yaml"), "--out", str(lists.pool)]) == 0
+        assert lists.files() == now, "a build of the same lists does nothing"
+    assert read_parts(str(lists.pool))["pairs"].to_pylist() == [3, 2, 1]
+    capsys.readouterr()
+    assert commands.audit(["counts", str(lists.pool), "--json"]) in (0, 2)
+
+
+def test_the_order_of_names_is_not_that_of_the_parts(lists: Lists) -> None:
+    lists.write("m.csv", 0, 1)
+    assert lists.build() == 0
+    lists.write("a.csv", 1, 2)
+    lists.write("z.csv", 3)
+    assert lists.build() == 0
+    assert read_parts(str(lists.pool))["wat"].to_pylist() == ["m.csv", "a.csv", "z.csv"]
+    assert lists.build() == 0
+    assert lists.captions() == [f"picture {number}" for number in range(4)]
+
+
+def test_a_recipe_may_name_more_paths_and_not_fewer(
+    lists: Lists, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, two = lists.write("one.csv", 0), lists.write("two.csv", 1)
+    lists.recipe(f"paths: [{one}]")
+    assert lists.build() == 0
+    lists.recipe(f"paths: [{two}, {one}]")
+    assert lists.build() == 0
+    assert lists.captions() == ["picture 0", "picture 1"]
+    lists.recipe(f"paths: [{two}]")
+    assert lists.build() == 2
+    assert "source.paths was" in capsys.readouterr().err
+
+
+def test_a_repeated_a_deleted_and_a_changed_file_are_said(
+    lists: Lists, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    caplog.set_level(logging.INFO)
+    path = lists.write("one.csv", 0, 1)
+    assert lists.build() == 0
+    lists.write("two.csv", 0, 1)
+    assert lists.build() == 0
+    assert "two.csv is new: 0 pairs, 2 of 2 rows were there before; it is one.csv again" in (
+        caplog.text
+    )
+    path.unlink()
+    lists.write("three.csv", 2)
+    assert lists.build() == 0
+    assert "one.csv is no longer in the source: its pairs stay" in caplog.text
+    assert lists.captions() == [f"picture {number}" for number in range(3)]
+    lists.write("three.csv", 3)
+    assert lists.build() == 2
+    assert "three.csv has changed since" in capsys.readouterr().err
+    assert lists.captions() == [f"picture {number}" for number in range(3)]
+
+
+def test_what_was_purged_stays_out(lists: Lists) -> None:
+    lists.write("one.csv", 0, 1)
+    assert lists.build() == 0
+    (uid,) = [row["uid"] for row in lists.rows() if row["caption"] == "picture 0"]
+    assert commands.audit(["purge", str(lists.pool), f"uid={uid}"]) == 0
+    lists.write("two.csv", 0, 2)
+    assert lists.build() == 0
+    assert lists.captions() == ["picture 1", "picture 2"]
+
+
+def test_a_pool_may_grow_and_retry(lists: Lists) -> None:
+    lists.write("one.csv", 0, 1)
+    assert lists.build() == 0
+    lists.write("two.csv", 2)
+    assert lists.build("--retry", "transient") == 0
+    lists.write("three.csv", 3)
+    assert lists.build() == 0
+    assert lists.captions() == [f"picture {number}" for number in range(4)]
+    assert commands.audit(["verify", str(lists.pool)]) == 0
+
+
+KILLED = """
+import os, signal, sys
+from tests.support import commands
+
+left = int(sys.argv[1])
+
+def counted(function):
+    def call(*args, **options):
+        global left
+        left -= 1
+        if left < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*args, **options)
+    return call
+
+for name in ("rename", "replace", "link"):
+    setattr(os, name, counted(getattr(os, name)))
+commands.build(sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step", range(0, 26, 2))
+def test_a_growth_that_is_killed_goes_on(step: int, lists: Lists, tmp_path: Path) -> None:
+    """Killed before each second file that is committed. The pool ends as one that was not."""
+    lists.write("one.csv", 0, 1, 2)
+    assert lists.build() == 0
+    before = lists.files()
+    lists.write("two.csv", 1, 3, 4)
+    argv = [str(lists.folder / "r.yaml"), "--out", str(lists.pool), "--engine", "inline"]
+    subprocess.run([sys.executable, "-c", KILLED, str(step), *argv], check=False, cwd=ROOT)
+    assert lists.build() == 0
+    assert lists.captions() == [f"picture {number}" for number in range(5)]
+    now = lists.files()
+    assert {name: now[name] for name in before} == before
+    assert read_parts(str(lists.pool))["parts"].to_pylist() == [1, 2]
+    assert commands.audit(["verify", str(lists.pool)]) == 0
