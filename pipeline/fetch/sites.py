@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 from urllib.parse import urljoin, urlsplit
 
@@ -307,7 +308,7 @@ def _names_of(text: str) -> Iterator[str]:
     """The names of a User-agent line, in lower case, without versions and quotes. A line has one;
     some sites write several with commas.
     """
-    for part in re.split(r"[,;]", plain(text).lower()):
+    for part in re.split(r"[,;]", plain(text[:8000]).lower()):
         if name := re.split(r"[/\s]", part.strip(" \t\"'"), maxsplit=1)[0].strip("\"'"):
             yield name
 
@@ -351,7 +352,7 @@ def read_tdmrep(body: bytes) -> tuple[Rule, ...]:
         return ()
     try:
         entries = json.loads(text)
-        rules = tuple(_tdm_rules(entries, "/"))
+        rules = tuple(islice(_tdm_rules(entries, "/"), MOST_RULES + 1))
     except (ValueError, RecursionError) as error:
         raise Unreadable("no JSON") from error
     if not isinstance(entries, list | dict) or (entries and not rules):
