@@ -120,6 +120,10 @@ ROWS = [
     Row(FIELDS, CS, "ai-training-data-policy=none", "", "another key"),
     Row(FIELDS, CS, "noai-train=0", "", "another key"),
     Row("hand-written", CS, "SEARCH = YES", ""),
+    Row("koala73/worldmonitor#3307", CS, "search=yes, ai-input=yes", ""),
+    Row("hand-written", CS, "search=yes; ai-input=no", "", "a semicolon, and nothing of training"),
+    Row("nginx add_header", CS, '"search=yes, ai-train=yes"', "", "quotes around a yes"),
+    Row("word processor", CS, "ai-train=\u201cyes\u201d", "", "curly quotes around a yes"),
     # --- Content-Usage, in the header
     Row(ATTACH, CU, "train-ai=n", "train-ai"),
     Row(ATTACH, CU, "search=y, train-ai=n", "train-ai"),
@@ -135,7 +139,7 @@ ROWS = [
     Row(VOCAB, CU, "bots=n", "any-use"),
     Row(VOCAB, CU, "TDM=N", "any-use"),
     Row(VOCAB, CU, 'all="n"', "any-use"),
-    Row("fili/ip.app: worker.js", CU, "ai=n", "any-use"),
+    Row("fili/ip.app", CU, "ai=n", "any-use"),
     Row("content-usage test of a scanner", CU, "AI=No", "any-use"),
     Row("content-usage test of a scanner", CU, "train-ai=disallow", "train-ai"),
     Row(VOCAB, CU, "ai=?0;x", "any-use"),
@@ -149,6 +153,9 @@ ROWS = [
     Row(VOCAB, CU, "ai=y", ""),
     Row(FIELDS, CU, "train-ai;allow=n, train-ai=y", "", "a parameter of another name"),
     Row(FIELDS, CU, "", ""),
+    Row(VOCAB, CU, 'Train-AI="Y"', ""),
+    Row(VOCAB, CU, "train-ai=?1;since=2026", ""),
+    Row(FIELDS, CU, "x=(train-ai n), search=y", "", "a list of words"),
     # --- X-Robots-Tag
     Row("Sheezy-Art/sheezy-hub#499", XR, "noai, noimageai", "noai"),
     Row(REVIEW, XR, "noai;noimageai", "noai"),
@@ -181,6 +188,8 @@ ROWS = [
     Row("google robots meta tag", XR, "nofollow, nosnippet", ""),
     Row("hand-written", XR, "noairplanes; nonesuch", ""),
     Row("hand-written", XR, "", ""),
+    Row("google robots meta tag", XR, "max-snippet:-1; max-video-preview:-1", ""),
+    Row("mdn/content#37079", XR, "'all'", ""),
     # --- TDM-Reservation, the header
     Row(TDM, TR, "1", "tdm-reservation"),
     Row(TDM, TR, '"1"', "tdm-reservation"),
@@ -212,7 +221,7 @@ ROWS = [
     Row("headers file of a site", ROBOTS, f"{ALL}Content-Signals: ai-train=no\n", "ai-train"),
     Row("robots.txt of an Astro site", ROBOTS,
         f"{ALL}Allow: /\n\n# Content Signals\nsearch: yes\nai-train: no\n", "ai-train"),
-    Row("fili/ip.app: worker.js", ROBOTS, f"{ALL}DisallowAITraining: /\nAllow: /\n", "train-ai"),
+    Row("fili/ip.app", ROBOTS, f"{ALL}DisallowAITraining: /\nAllow: /\n", "train-ai"),
     Row("draft-canel-robots-ai-control", ROBOTS,
         f"{ALL}AllowAITraining: /img/b\ndisallowaitraining: /img/ # pictures\n", "train-ai"),
     Row("draft-canel-robots-ai-control", ROBOTS,
@@ -247,6 +256,9 @@ ROWS = [
         f"{ALL}AllowAITraining: /\n\nUser-agent: CCBot\nDisallow: /\n", "other-crawlers"),
     Row("robots.txt with lists of names", ROBOTS,
         f"{ALL}Allow: /\n\nUser-agent: Googlebot, Bingbot\nDisallow: /\n", ""),
+    Row("pantheon-systems/documentation#10029", ROBOTS, f"{ALL}search: no\nai-input: no\n", ""),
+    Row("robots.txt with lists of names", ROBOTS,
+        f"User-agent: Bingbot, clipmill-test\nAllow: /\n\n{ALL}Disallow: /x\n", ""),
     # --- tdmrep.json
     Row("healsdata/ai-training-opt-out: tdmrep.json", TDMREP,
         '[{"location": "/", "tdm-reservation": 1}]', "tdm-reservation"),
@@ -260,7 +272,8 @@ ROWS = [
     Row("moxiespirit/oathscore: tdmrep.json", TDMREP,
         '{"tdm_reservation": 1, "tdm_policy": "https://x.test/terms"}', "tdm-reservation"),
     Row("Farhanul199/WhereWePraying: tdmrep.json", TDMREP,
-        '{"policies": [{"location": "/*", "tdm-reservation": "1"}]}', "tdm-reservation"),
+        '{"policies": [{"location": "/*", "tdm-reservation": "1"}]}', "tdm-reservation",
+        "its form, for the whole site"),
     Row("nested policies of a scanner", TDMREP,
         '{"policies": {"default": {"tdm-reservation": "true"}}}', "tdm-reservation"),
     Row("rules by path", TDMREP, '{"/": {"tdm-reservation": 0}, "/img/": {"tdm-reservation": 1}}',
@@ -287,12 +300,16 @@ ROWS = [
     Row("rules by path", TDMREP, '{"/": {"tdm-reservation": false}}', ""),
     Row(TDM, TDMREP, "[]", ""),
     Row("a page for every path", TDMREP, "<!doctype html><p>tdm-reservation 1", ""),
+    Row("YHDP/regenstudio-website: tdmrep.json", TDMREP,
+        '[{"location": "/dpa-*", "tdm-reservation": 1}, {"location": "/", "tdm-reservation": 0}]',
+        ""),
     # --- ai.txt
     Row("spawning ai.txt generator", AI, "User-Agent: *\nDisallow: *.jpg\nDisallow: /\n", "ai.txt"),
     Row("spawning ai.txt generator", AI, "USER-AGENT: *\nDISALLOW: *.JPG\n", "ai.txt"),
     Row("spawning ai.txt generator", AI, 'User-Agent: "*"\nDisallow: "/"\n', "ai.txt"),
     Row("fix pack generator", AI, "ai-train: no\nsearch: yes\n", "ai.txt"),
-    Row("12fdk/home-stories.12f.dk: ai.txt", AI, "Use: allow\nTraining: disallow\n", "ai.txt"),
+    Row("12fdk/home-stories.12f.dk: ai.txt", AI, "Use: allow\nTraining: disallow\n", "ai.txt",
+        "its form, with a no"),
     Row("ai.txt with signals", AI, "User-Agent: *\nAllow: /\nContent-Signal: ai-train=N", "ai.txt"),
     Row("ai.txt with lists of names", AI, "User-Agent: X, img2dataset\nDisallow: /\n", "ai.txt"),
     Row("12fdk/home-stories.12f.dk: ai.txt", AI, "Use: allow\nTraining: allow\n", ""),
@@ -377,9 +394,7 @@ def test_a_spelling_is_heard_as_it_is_meant(
 
 def test_a_third_of_the_rows_are_consent_or_silence() -> None:
     assert len(ROWS) >= 150
-    stay = sum(row.outcome in ("", "unread", "other-crawlers") for row in ROWS)
-    assert stay * 3 >= len(ROWS)
-    assert sum(row.outcome == "" for row in ROWS) * 4 >= len(ROWS)
+    assert sum(row.outcome == "" for row in ROWS) * 3 >= len(ROWS)
 
 
 # --- spellings of hosts ---------------------------------------------------------------------------
