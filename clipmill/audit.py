@@ -12,7 +12,7 @@ from clipmill.app import Engine, Json, Whole, Words, make_app, print_json
 from manifests import console, disk
 from manifests.text import printable
 from pipeline.audit import repair as repair_module
-from pipeline.audit.consent import consent_lines, read_consent
+from pipeline.audit.consent import Consent, Refresh, consent_lines, read_consent, refresh_consent
 from pipeline.audit.explain import explain_lines, explain_row, trace_images, trace_lines
 from pipeline.audit.integrity import audit_lines, audit_plain, audit_pool
 from pipeline.audit.purge import purge_lines, purge_rows, read_criteria
@@ -31,6 +31,7 @@ AUDIT = make_app(
   clipmill audit explain out/pool 0123456789abcdef0123456789abcdef
   clipmill audit explain out/pool https://host.example/dog.jpg
   clipmill audit consent out/pool --out consent.parquet
+  clipmill audit consent out/pool --refresh --dry-run
   clipmill audit trace out/pool 1000
   clipmill audit repair out/pool
   clipmill audit purge out/pool domain=host.example --used-by out/runs
@@ -84,13 +85,31 @@ def explain(pool: Pool, row: str, /, *, as_json: Json = False) -> int:
 
 
 @AUDIT.command
-def consent(pool: Pool, /, *, out: str | None = None, as_json: Json = False) -> int:
+def consent(
+    pool: Pool,
+    /,
+    *,
+    out: str | None = None,
+    refresh: bool = False,
+    dry_run: bool = False,
+    as_json: Json = False,
+) -> int:
     """Count which signals of consent were found for the stored images, and which rule let each in.
 
     Args:
         out: A table (.parquet or .csv) to write, with a row for each stored image.
+        refresh: Ask the sites again (headers, robots.txt and the like), and purge what they refuse
+            now.
+        dry_run: With --refresh: name what it would purge, and change nothing.
     """
-    result = read_consent(pool, out)
+    if (dry_run and not refresh) or (out and refresh):
+        raise ValueError("--dry-run goes with --refresh only, and --out without it")
+    result: Consent | Refresh
+    if refresh:
+        with nullcontext(Lease(pool)) if dry_run else hold_lease(pool) as lease:
+            result = refresh_consent(pool, dry_run=dry_run, fence=lease.fence)
+    else:
+        result = read_consent(pool, out)
     _print_lines(consent_lines(result))
     print_json(result, as_json)
     return 0

@@ -4,7 +4,7 @@ A row's signals are one JSON object (sidecar column `optout`): the raw values of
 "x-robots-tag", "tdm-reservation", "tdm-policy", "content-usage", "content-signal", and "license"
 for links of that kind; "page" with the same of the page, and its "meta"; "site" with what
 robots.txt, tdmrep.json and ai.txt of each origin say about this URL. A signal that can be read in
-two ways is read as a refusal.
+two ways is read as a refusal: names and values count in capitals and in quotes too.
 
 `statements` names everything that says no. A policy is a set of such names: `fetch.optout` lists
 them, or is respect (RESPECT), strict (all) or ignore (none). docs/consent.md says why.
@@ -12,8 +12,10 @@ them, or is respect (RESPECT), strict (all) or ignore (none). docs/consent.md sa
 
 from __future__ import annotations
 
+import functools
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -42,6 +44,7 @@ DIRECTIVES = {
     **dict.fromkeys(("noindex", "noimageindex", "none"), "noindex"),
     **dict.fromkeys(("noarchive", "nocache", *LAPSES), "noarchive"),
 }
+DIRECTIVES |= {f"no{mark}{name[2:]}": DIRECTIVES[name] for name in DIRECTIVES for mark in "-_"}
 VALUED = frozenset({"max-snippet", "max-image-preview", "max-video-preview", *LAPSES})
 # A name before a colon is another crawler's only if it looks like one; `foo: bar, noai` is
 # addressed to everybody.
@@ -53,20 +56,36 @@ TOKEN = re.compile(r"[a-z0-9_.*-]+")
 # Categories of use -> entry of fetch.optout: AIPREF's drafts, and Cloudflare's Content-Signal.
 TRAINING = {
     **dict.fromkeys(("train-ai", "train-genai", "genai"), "train-ai"),
-    "ai-train": "ai-train",
+    **dict.fromkeys(("ai-train", "ai-training", "training"), "ai-train"),
 }
+GRANTS = frozenset(TRAINING) - {"train-genai", "genai"}  # a yes to one outweighs ANY_USE
 # Wider categories of earlier drafts. An explicit train-ai=y outweighs them.
 ANY_USE = ("bots", "tdm", "ai", "all")
 # Content-Signal's `use`: nothing may be stored, or only what leads back. Such a yes outweighs it.
 LITTLE_USE = ("immediate", "reference")
 RSL = "rsl+xml"  # in the type of a link to a licence in the form of RSL
+# Values: the tokens of the two drafts, booleans, and what packages for web sites write.
+TRUE, FALSE = frozenset({"1", "1.0", "?1", "true"}), frozenset({"0", "0.0", "?0", "false"})
+NO = FALSE | {"n", "no", "none", "disallow", "disallowed", "deny", "denied"}
+YES = TRUE | {"y", "yes", "allow", "allowed"}
+KEYS = frozenset({*TRAINING, *ANY_USE, "use"})
 _KEY = r"[a-z*][a-z0-9_.*-]*"
 _TOKEN = r"[A-Za-z*][A-Za-z0-9:/!#$%&'*+.^_`|~-]*"
-_VALUE = rf'"(?:[^"\\]|\\.)*"|\?[01]|{_TOKEN}|-?[0-9]+(?:\.[0-9]+)?|:[A-Za-z0-9+/=]*:|\([^()]*\)'
+_STRING = r'"(?:[^"\\]|\\.)*+"'
+_VALUE = rf"{_STRING}|\?[01]|{_TOKEN}|-?[0-9]+(?:\.[0-9]+)?|:[A-Za-z0-9+/=]*:|\([^()]*\)"
 MEMBER = re.compile(
-    rf"[ \t]*({_KEY})(?:=({_VALUE}))?(?:[ \t]*;[ \t]*{_KEY}(?:=(?:{_VALUE}))?)*[ \t]*(,|$)"
+    rf"[ \t]*{_KEY}(?:=(?:{_VALUE}))?(?:[ \t]*;[ \t]*{_KEY}(?:=(?:{_VALUE}))?)*[ \t]*(,|$)"
 )
-LENIENT = re.compile(rf"(?<![a-z0-9_-])({'|'.join(TRAINING)}|bots)\s*[=:]\s*\"?(no?)\b", re.I)
+# A key, and its value if it has one, in text of any form
+ASSIGNED = re.compile(
+    r"(?<![\w=:/.-])[\"']?([a-z][\w-]*+)[\"']?"
+    rf"(?:\s*[=:]\s*({_STRING}|'[^']*+'|\([^()]*+\)|[^\w?,;=:]{{0,3}}\??[\w-]++(?:\.[0-9]+)?))?",
+    re.I,
+)
+BARE = re.compile(r"[\"']?\s*(?:[,;]|\Z)")  # what stands behind a key without a value
+HYPHENS = re.compile("[\u2010-\u2015\u2212]")
+QUOTES = "\"'\u2018\u2019\u201c\u201d\u201e\xab\xbb"
+AS_COMMAS = str.maketrans({";": ",", "|": ",", "=": ":", **dict.fromkeys(QUOTES, " ")})
 
 
 class Statement(NamedTuple):
@@ -141,8 +160,9 @@ def _of_message(values: Mapping[str, Any], us: tuple[str, ...], reason: str) -> 
                 if word not in ours:
                     yield Statement("other-crawlers", reason, f"{key}: {word}")
     for text in _texts(values.get("tdm-reservation")):
-        if found := _reservation(text):
-            yield Statement(found[0], reason, f"tdm-reservation: {found[1]}")
+        if (reserved := reserves(text)) is not False:
+            signal, word = ("tdm-reservation", "1") if reserved else ("unread", text.strip()[:40])
+            yield Statement(signal, reason, f"tdm-reservation: {word}")
     for key in ("content-usage", "content-signal"):
         for text in _texts(values.get(key)):
             for signal, word in usages(text):
@@ -162,15 +182,16 @@ def _of_site(files: Mapping[str, Any]) -> Iterator[Statement]:
     ai_txt = files.get("ai.txt") or {}
     if robots.get("allowed") is False:
         yield Statement(ROBOTS_TXT, "robots_txt", "disallowed")
-    for line in (*robots.get("usage", ()), *robots.get("signal", ())):
-        for signal, word in usages(re.sub(r"^/\S*\s+", "", line)):
-            yield Statement(signal, reason, f"robots.txt: {word}")
+    for field in ("usage", "signal", "training"):
+        for line in robots.get(field, ()):
+            for signal, word in usages(re.sub(r"^/\S*\s+", "", line)):
+                yield Statement(signal, reason, f"robots.txt: {word}")
     for text in robots.get("license", ()):
         yield Statement("license", reason, f"robots.txt: license {text[:200]}")
-    if found := _reservation(str(tdmrep.get("tdm-reservation", "0"))):
+    if (reserved := reserves(tdmrep.get("tdm-reservation", "0"))) is not False:
         value, location = tdmrep["tdm-reservation"], tdmrep.get("location")
         words = f"tdmrep.json: tdm-reservation {value} for {location}"
-        yield Statement(found[0], reason, words)
+        yield Statement("tdm-reservation" if reserved else "unread", reason, words)
     if ai_txt.get("allowed") is False:
         yield Statement("ai.txt", reason, f"ai.txt: {ai_txt.get('rule')}")
     for name in robots.get("disallowed", ()):
@@ -197,19 +218,25 @@ def _texts(value: Any) -> list[str]:
     return texts
 
 
+def plain(text: str) -> str:
+    """A text with ASCII for full-width letters and the hyphens of word processors."""
+    return text if text.isascii() else HYPHENS.sub("-", unicodedata.normalize("NFKC", text))
+
+
 # --- grammars -------------------------------------------------------------------------------------
 
 
 def directives(text: str, names: tuple[str, ...]) -> Iterator[str]:
     """The directives of one X-Robots-Tag or robots meta text that say no to one of `names`.
 
-    Directives are separated by commas. `name:` before one begins a group for that crawler, up to
-    the next name. A directive that takes a value has a colon too and begins no group.
+    Directives are separated by commas, and by what sites write for them: blanks, semicolons.
+    `name:` before one begins a group for that crawler, up to the next name. A directive that takes
+    a value has a colon too and begins no group.
     """
-    for applies, head, words in _pieces(text.lower(), names):
+    for applies, head, words in _pieces(plain(text).lower().translate(AS_COMMAS), names):
         for word in (head, *words) if applies else ():
-            if word.strip(";") in DIRECTIVES:
-                yield word.strip(";")
+            if word in DIRECTIVES:
+                yield word
 
 
 def _pieces(text: str, names: tuple[str, ...]) -> Iterator[tuple[bool, str, list[str]]]:
@@ -223,7 +250,7 @@ def _pieces(text: str, names: tuple[str, ...]) -> Iterator[tuple[bool, str, list
             applies = is_ours
             words = rest
             head, colon, rest = (part.strip() for part in rest.partition(":"))
-        if colon and head in VALUED:
+        if colon and head.replace("_", "-") in VALUED:
             yield applies, head, rest.split()[1:]  # the value; words after it lack a comma
         elif colon and TOKEN.fullmatch(head):
             applies = True  # a name that is neither a crawler's nor a directive's
@@ -232,56 +259,62 @@ def _pieces(text: str, names: tuple[str, ...]) -> Iterator[tuple[bool, str, list
             yield applies, "", words.split()
 
 
-def _reservation(text: str) -> tuple[str, str] | None:
-    """(signal, value) of a tdm-reservation that says no.
-
-    `1` does, `0` does not. Anything else counts as unset (TDMRep), and as a statement that cannot
-    be read.
+def reserves(value: Any) -> bool | None:
+    """Whether a tdm-reservation says no, as the report writes it (1, 0) or as a boolean; None for
+    anything else: it counts as unset (TDMRep), and as a statement that cannot be read.
     """
-    values = [value.strip().strip("\"'").strip() for value in text.split(",")]
-    if "1" in values:
-        return "tdm-reservation", "1"
-    return ("unread", text.strip()[:40]) if set(values) - {"0", ""} else None
+    parts = re.split(r"[,;]", plain(str(value)).lower())
+    values = {part.strip(f"{QUOTES}()[] \t") for part in parts} - {""}
+    if values & (TRUE | {"yes", "y"}):
+        return True
+    return None if values - FALSE else False
 
 
-def usages(text: str) -> Iterator[tuple[str, str]]:
+@functools.lru_cache(maxsize=4096)
+def usages(text: str) -> tuple[tuple[str, str], ...]:
     """(signal, words) of what a Content-Usage (AIPREF) or Content-Signal (`ai-train=no`) denies.
 
-    A dictionary of RFC 9651: the last of equal keys counts. What is no dictionary, because of a
-    capital letter or a space, says nothing by that rule; here a refusal in it counts.
+    Of equal keys of a dictionary of RFC 9651 the last one counts. What is written otherwise, in
+    capitals, with a semicolon for a comma, as a parameter, says nothing by that rule; here a
+    refusal in it counts. A value of our keys that is neither a yes nor a no is `unread`.
     """
-    values = _dictionary(text)
-    if values is None:
-        matches = list(LENIENT.finditer(text))
-        for match in matches:
-            signal = TRAINING.get(match[1].lower(), "any-use")
-            yield signal, re.sub(r"\s", "", match[0].lower())
-        if text.strip() and not matches:
-            yield "unread", "cannot be read"
-        return
-    for key, signal in TRAINING.items():
-        if values.get(key) in ("n", "no"):
-            yield signal, f"{key}={values[key]}"
-    if any(values.get(key) in ("y", "yes") for key in ("train-ai", "ai-train")):
-        return
-    for key in ANY_USE:
-        if values.get(key) in ("n", "no"):
-            yield "any-use", f"{key}={values[key]}"
-    if values.get("use") in LITTLE_USE:
-        yield "any-use", f"use={values['use']}"
+    text = plain(text)
+    is_dictionary = _is_dictionary(text)
+    said: dict[tuple[str, int], str] = {}  # key, and -1 for a member or where it stands -> value
+    for match in ASSIGNED.finditer(text):
+        key, value = match[1].lower().replace("_", "-"), match[2]
+        if key not in KEYS:
+            continue
+        before = text[: match.start()].rstrip()[-1:]
+        if value is None and not (before in ("", ",", ";") and BARE.match(text, match.end())):
+            continue  # a word among words
+        position = -1 if is_dictionary and before != ";" else match.start()
+        said[key, position] = value.strip(f"{QUOTES}() \t\xa0").lower() if value else ""
+    is_granted = any(key in GRANTS and value in YES for (key, _), value in said.items())
+    found, unread = [], []
+    for (key, _), value in said.items():
+        signal = TRAINING.get(key, "any-use")
+        if is_granted and signal == "any-use":
+            continue
+        if value in NO or (key == "use" and value in LITTLE_USE):
+            found.append((signal, f"{key}={value}"))
+        elif value not in YES and (key, value) != ("use", "full"):
+            unread.append(("unread", f"{key}={value} cannot be read"))
+    if not said and not _is_dictionary(re.sub(r"\s*[=:]\s*", "=", text.strip().lower())):
+        unread.append(("unread", "cannot be read"))
+    found.sort(key=lambda each: each[0] == "any-use")
+    return (*found, *unread)
 
 
-def _dictionary(text: str) -> dict[str, str] | None:
-    """Keys and values of a structured field, without parameters; None for other text."""
-    values: dict[str, str] = {}
-    position, comma = 0, ","
+def _is_dictionary(text: str) -> bool:
+    """Whether a text is a dictionary of RFC 9651, without a check of the values inside of lists."""
+    position, comma = 0, ""
     while position < len(text):
         match = MEMBER.match(text, position)
         if match is None:
-            return None
-        values[match[1]] = match[2] or "?1"
-        position, comma = match.end(), match[3]
-    return None if values and comma == "," else values  # a comma at the end is an error
+            return False
+        position, comma = match.end(), match[1]
+    return comma != ","  # a comma at the end is an error
 
 
 # --- the filter -----------------------------------------------------------------------------------
@@ -299,7 +332,7 @@ class Optout(Filter):
     """
 
     name = "optout"
-    version = 2
+    version = 3
     needs = frozenset({"row"})
     adds, meanings = described(
         optout_respect=(pa.string(), "the words that refuse the row under respect, '' if none do"),

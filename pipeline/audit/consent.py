@@ -1,29 +1,37 @@
 """Which signals of consent were found for each stored image, when, and which rule let it in.
 
 Everything is read from the sidecars: `fetch` keeps each signal raw beside its row, and the commit
-record of a shard says whether anybody was asked. docs/consent.md has the policy.
+record of a shard says whether anybody was asked. docs/consent.md has the policy. A refresh asks
+again, for headers and the files of sites, and purges what says no now.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, cast
 
+import aiohttp
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
+import uvloop
 
 from filters.optout import refusing_signals, statements
 from manifests import disk
 from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import CommitRecord
-from manifests.schema import Fetch, Recipe
+from manifests.schema import Fetch, Pair, Recipe
 from pipeline.audit.counts import recipe_of_pool
+from pipeline.audit.purge import Purge, purge_lines, purge_rows
+from pipeline.fetch.fetcher import Fetcher
+from pipeline.fetch.request import Answer, Requests, signals
 from pipeline.pool.shard_writer import staged_file
 
 LET_IN = {
@@ -63,6 +71,14 @@ class Consent:
     says_no: dict[str, int]  # stored images by signal that says no
     refused: dict[str, int]  # rows by `reason: signal`
     out: str | None  # the table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refresh:
+    """What sites say now about the stored images of a pool."""
+
+    answers: dict[str, int]  # `says no: REASON: SIGNAL`, `no answer: REASON` or `allowed`: rows
+    purge: Purge | None  # of the rows that say no
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +123,7 @@ def _kinds(signals: Mapping[str, Any]) -> Iterator[str]:
         elif key == "site":
             for name, said in (pair for files in value.values() for pair in files.items()):
                 yield name
-                parts = ("usage", "signal", "license", "unread", "not_asked")
+                parts = ("usage", "signal", "training", "license", "unread", "not_asked")
                 yield from (f"{name}: {part}" for part in parts if part in said)
         else:
             yield key
@@ -142,10 +158,7 @@ def read_consent(pool: str, out: str | None = None) -> Consent:
         raise ValueError(f"--out is {out!r}; the name of the table ends in .parquet or .csv")
     if out is not None and disk.exists(out):
         raise ValueError(f"{out} is there already; remove it or name another file")
-    recipe = recipe_of_pool(pool)
-    if recipe is None:
-        raise ValueError(f"{pool} has no recipe.json: no build of it has ended yet")
-    commits = read_commits(pool)
+    recipe, commits = _pool_of(pool)
     totals: dict[str, Counter[str]] = defaultdict(Counter)
     with nullcontext() if out is None else _writer(out) as writer:
         for table, kinds in in_threads(
@@ -170,6 +183,13 @@ def read_consent(pool: str, out: str | None = None) -> Consent:
         out=out,
         **{name: dict(totals[name].most_common()) for name in names},
     )
+
+
+def _pool_of(pool: str) -> tuple[Recipe, Commits]:
+    recipe = recipe_of_pool(pool)
+    if recipe is None:
+        raise ValueError(f"{pool} has no recipe.json: no build of it has ended yet")
+    return recipe, read_commits(pool)
 
 
 def _of_shard(
@@ -211,8 +231,13 @@ def _writer(out: str) -> Iterator[Any]:
         disk.publish(staged, out)
 
 
-def consent_lines(consent: Consent) -> Iterator[str]:
-    """What `read_consent` returns, for a terminal."""
+def consent_lines(consent: Consent | Refresh) -> Iterator[str]:
+    """What `read_consent` or `refresh_consent` returns, for a terminal."""
+    if isinstance(consent, Refresh):
+        yield f"asked    {sum(consent.answers.values())} stored images again"
+        yield from (f"answer   {count:>9}  {answer}" for answer, count in consent.answers.items())
+        yield from purge_lines(consent.purge) if consent.purge is not None else ()
+        return
     policy = consent.policy if isinstance(consent.policy, str) else "a list"
     yield f"policy   optout: {policy}; refuses for {', '.join(consent.refusing) or 'no signal'}"
     yield f"stored   {consent.stored} images"
@@ -229,3 +254,77 @@ def consent_lines(consent: Consent) -> Iterator[str]:
             yield f"{title:<8} {count:>9}  {name}"
     if consent.out is not None:
         yield f"written  {consent.out}, a row for each stored image"
+
+
+# --- asked again ----------------------------------------------------------------------------------
+
+
+class HeaderRequests(Requests):
+    """Asks for the headers of images: by HEAD, and where that fails by a GET that is closed when
+    its head is there. The fetcher waits for the host before the second one as before a repeat.
+    """
+
+    def __init__(self, *options: Any) -> None:
+        super().__init__(*options)
+        self._failed: set[int] = set()  # rows whose HEAD failed, by the address of their signals
+        self._heads = copy.copy(self)
+        self._heads._session = cast("Any", SimpleNamespace(get=self._session.head))
+
+    async def image(self, url: str, row_signals: dict[str, Any], *, last: bool) -> Answer:
+        if id(row_signals) in self._failed:
+            self._failed.remove(id(row_signals))
+            return await super().image(url, row_signals, last=last)
+        answer = await Requests.image(self._heads, url, row_signals, last=False)
+        if answer.reason in ("http_4xx", "http_5xx", "http_other") and answer.status != 503:
+            self._failed.add(id(row_signals))
+            return replace(answer, stale=True)
+        return answer
+
+    async def _read(self, response: aiohttp.ClientResponse, row_signals: dict[str, Any]) -> Answer:
+        if response.status != 200:
+            return await super()._read(response, row_signals)
+        row_signals.update(signals(response.headers.items(), None))
+        reason, detail = self._policy.refusal(row_signals) or (None, "")
+        return Answer(status=200, body=None if reason else b"", reason=reason, detail=detail)
+
+
+def refresh_consent(pool: str, *, dry_run: bool = False, fence: int | None = None) -> Refresh:
+    """Ask again what sites say about the stored images, and purge those that they refuse now. No
+    picture is requested. Under the pool's lease, unless it is a dry run, which changes nothing.
+
+    ValueError for a pool that no build of a recipe has finished, and without a user agent.
+    """
+    answers, uids = uvloop.run(_ask_again(*_pool_of(pool)))
+    purge = purge_rows(pool, {"uid": uids}, dry_run=dry_run, fence=fence) if uids else None
+    return Refresh(answers=dict(answers.most_common()), purge=purge)
+
+
+async def _ask_again(recipe: Recipe, commits: Commits) -> tuple[Counter[str], set[str]]:
+    """The answers of a Refresh, and the uids of the rows that say no. Where no answer comes, what
+    was found before counts.
+    """
+    answers, uids = Counter[str](), set[str]()
+    fetcher = Fetcher(recipe.fetch, requests=HeaderRequests)
+    refusing, agent = refusing_signals(recipe.fetch.optout), fetcher.policy.user_agent
+    try:
+        for shard in commits.shards.tolist():
+            table = disk.read_parquet(commits.sidecar(shard), COLUMNS)
+            stored = pc.and_(pc.equal(table["status"], "success"), pc.is_valid(table["url"]))
+            rows = table.filter(stored).to_pylist()
+            pages = [json.loads(row["optout"] or "{}").get("page") for row in rows]
+            pairs = [
+                Pair(uid=row["uid"], url=row["url"], caption="", robots=page and json.dumps(page))
+                for row, page in zip(rows, pages, strict=True)
+            ]
+            async for number, fetched in fetcher.fetch(pairs):
+                row, reason = rows[number], fetched.reason
+                has_answer = reason is None or reason in REASONS
+                text = fetched.optout if has_answer else row["optout"]
+                if signal := judged(text, "", agent, refusing).refusing:
+                    uids.add(row["uid"])
+                    answers[f"says no: {reason if has_answer else 'before'}: {signal}"] += 1
+                else:
+                    answers["allowed" if has_answer else f"no answer: {reason}"] += 1
+    finally:
+        await fetcher.close()
+    return answers, uids

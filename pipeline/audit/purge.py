@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import re
 import time
+from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -43,9 +47,10 @@ from manifests.layout import (
     shard_name,
 )
 from manifests.records import ScoreSetDocument, ViewDocument, read_document
+from pipeline.archives.urls import ascii_host, resolve, trimmed
 from pipeline.audit.counts import recipe_of_pool, write_pool_json
 from pipeline.audit.row_index import locate
-from pipeline.crawl.parts import write_parts
+from pipeline.crawl.parts import read_parts, write_parts
 from pipeline.cross_row import remove_transient
 from pipeline.planning.plan_files import is_planned, read_plan
 from pipeline.pool.lease import check_fence, remove_uncommitted
@@ -212,9 +217,10 @@ def _rewrite_bundles(
 
 
 def purge_parquet(
-    path: str, uids: pa.Array, drop: bool, *, pool: str = "", fence: int | None = None
+    path: str, uids: pa.Array, drop: bool, reasons: Sequence[str], check: Callable[[], None]
 ) -> int:
-    """Remove the content of rows of a part of the pairs or of a file of the plan; how many.
+    """Remove the content of rows of a part of the pairs or of a file of the plan; how many. Of its
+    footer the examples of `reasons` are removed.
 
     Row groups stay, and their sizes unless the rows go whole: with `drop`, when the footer counts
     them as lost. One row group is in memory at a time.
@@ -222,16 +228,19 @@ def purge_parquet(
     keys = disk.read_parquet(path, ["uid", "url"])
     chosen = rows_with(keys, uids)
     purged_rows = int(chosen.sum() if drop else has_content(keys, chosen).sum())
-    if not purged_rows:
-        return 0
     metadata = disk.read_metadata(path)
-    if drop:
-        reasons = dict(metadata["reasons"])
-        reasons[PURGED] = reasons.get(PURGED, 0) + purged_rows
-        metadata |= {"pairs": metadata["pairs"] - purged_rows, "reasons": reasons}
+    examples = metadata.get("examples", {})
+    if not purged_rows and examples.keys().isdisjoint(reasons):
+        return 0
+    if examples:
+        metadata["examples"] = {k: v for k, v in examples.items() if k not in reasons}
+    if drop and purged_rows:
+        lost = dict(metadata["reasons"])
+        lost[PURGED] = lost.get(PURGED, 0) + purged_rows
+        metadata |= {"pairs": metadata["pairs"] - purged_rows, "reasons": lost}
     with staged_file(path, alone=True) as staged:
         _write_without(path, staged, chosen, drop, metadata)
-        check_fence(pool, fence)
+        check()
         disk.publish(staged, path)
     return purged_rows
 
@@ -282,9 +291,12 @@ def minus(document: Any, decided: Mapping[str, int], fingerprint: str) -> Any:
 # have such a row are opened.
 
 
-FEW_DOMAINS = 32  # each is first looked for as a text, in 0.2 µs a URL
 LOOKED_UP = 1_000  # uids that are looked up one by one; of more, the columns are read
-HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#@]*@)?(?P<host>\[[^\]]*\]|[^/?#:]*)"
+# Of a URL as browsers read it: http takes any number of slashes
+HOST = re.compile(r"(?i)(?:https?:/*|[a-z][\w+.-]*://|//)(?:[^/?#]*@)?(\[[^\]]*\]|[^/?#:]*)")
+# The same for the usual spellings, and what a URL with another one has, in RE2's syntax
+PLAIN_HOST = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?P<host>[a-zA-Z0-9_.-]+)(?::[0-9]*)?(?:[/?#]|$)"
+IN_TEXT = re.compile(r"(?i)(?:https?:|//)[^\s'\"<>]+")  # URLs in the example of a reason
 Criteria = Mapping[str, Set[str]]  # url, domain, sha256 or uid -> values
 
 
@@ -450,27 +462,36 @@ def _is_in(column: pa.ChunkedArray, values: Iterable[str]) -> Mask:
 
 
 def _of_domains(urls: pa.ChunkedArray, domains: Set[str]) -> Mask:
-    """(rows,) True where the host of a URL is one of the domains or lies in one."""
-    if len(domains) <= FEW_DOMAINS:
-        may_fit = np.zeros(len(urls), np.bool_)
-        for domain in domains:
-            has_text = pc.match_substring(urls, domain, ignore_case=True)
-            may_fit |= np.asarray(pc.fill_null(has_text, False).to_numpy(), np.bool_)
-        mask = np.zeros(len(urls), np.bool_)
-        mask[may_fit] = _hosts_in(urls.filter(pa.array(may_fit)), domains)
-        return mask
-    return _hosts_in(urls, domains)
+    """(rows,) True where the host of a URL is one of the domains or lies in one, in any spelling.
+
+    Hosts are compared as the fetcher does: 2 µs each different one.
+    """
+    hosts = pc.struct_field(pc.extract_regex(urls, PLAIN_HOST), "host")
+    mask = np.zeros(len(urls), np.bool_)
+    for column, start in ((hosts, "//"), (pc.if_else(pc.is_null(hosts), urls, None), "")):
+        texts = pc.unique(column).drop_null().to_pylist()
+        fitting = [
+            text for text in texts if not domains.isdisjoint(_suffixes(host_of(start + text)))
+        ]
+        mask |= _is_in(column, fitting)
+    return mask
 
 
-def _hosts_in(urls: pa.ChunkedArray, domains: Set[str]) -> Mask:
-    """The same, host by host: 2 µs each."""
-    hosts = pc.utf8_lower(pc.struct_field(pc.extract_regex(urls, HOST), "host"))
-    fitting = []
-    for host in pc.unique(hosts).drop_null().to_pylist():
-        labels = host.strip(".").split(".")
-        if any(".".join(labels[i:]) in domains for i in range(len(labels))):
-            fitting.append(host)
-    return _is_in(hosts, fitting)
+def host_of(url: str) -> str:
+    """The host of a URL in the spelling that hosts are compared by, whatever the URL has: escapes,
+    capitals, IDNA, a trailing dot; "" where there is none. Text that is no name stays as it is.
+    """
+    match = HOST.match(trimmed(url).replace("\\", "/"))
+    host = unquote(match[1] if match else "").strip(".")
+    try:
+        return ascii_host(host).strip(".")
+    except ValueError:
+        return host.lower()
+
+
+def _suffixes(host: str) -> list[str]:
+    labels = host.split(".")
+    return [".".join(labels[first:]) for first in range(len(labels))]
 
 
 def _distinct(columns: Sequence[pa.Array]) -> pa.Array:
@@ -582,6 +603,8 @@ class Journal:
     views: dict[str, dict[str, int]]  # view -> rule -> rows that it decided; "" for rows kept
     scored: dict[str, int]  # score set -> scored rows of the shards that have some of these uids
     adopted: tuple[str, ...]  # tars outside of the pool that keep the images
+    # part of the pairs -> reasons whose example names a purged URL or host
+    examples: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -595,6 +618,7 @@ class Purge:
     runs: tuple[str, ...]  # folders of runs and ablations that used such a view, and reports
     adopted: tuple[str, ...]  # tars outside of the pool, which were left as they are
     dry_run: bool = False  # nothing was changed: this is what a purge would do
+    examples: int = 0  # of reasons for which links were dropped; they named a URL or host
     urls: tuple[str, ...] = ()  # of a dry run: different URLs of the rows, at most SHOWN_URLS
 
 
@@ -609,13 +633,14 @@ def read_criteria(words: Iterable[str]) -> dict[str, set[str]]:
             for other, values in from_file.items():
                 criteria.setdefault(other, set()).update(values)
             continue
+        value = host_of(f"//{value}") if kind == "domain" else value
         if kind not in KINDS or not value:
             raise ValueError(
                 f"{word}: write url=URL, domain=HOST, sha256=HEX or uid=HEX, or name a "
                 "file of such lines"
             )
-        if kind in ("domain", "sha256", "uid"):
-            value = value.lower().strip(".") if kind == "domain" else value.lower()
+        if kind in HEX:
+            value = value.lower()
         if kind in HEX and not HEX[kind].fullmatch(value):
             digits = 64 if kind == "sha256" else 32
             raise ValueError(f"{word}: a {kind} has {digits} hex digits")
@@ -647,10 +672,10 @@ def purge_rows(
         _finish(commits, read_document(path, Journal), None, fence)
         commits = read_commits(pool)
     rows = find_rows(commits, criteria)
-    if not len(rows.uids):
+    journal = _begin(commits, rows, criteria)
+    if not len(rows.uids) and not journal.examples:
         _refuse_unknown(pool, criteria)
         return Purge(rows=0, shards=0, views={}, old=(), runs=(), adopted=(), dry_run=dry_run)
-    journal = _begin(commits, rows, criteria)
     shards, urls = len(rows.shards), tuple[str, ...]()
     if dry_run:
         urls = tuple(sorted(_urls(commits, rows))[:SHOWN_URLS])
@@ -667,6 +692,7 @@ def purge_rows(
         runs=tuple(find_users(pool, views, used_by)),
         adopted=journal.adopted,
         dry_run=dry_run,
+        examples=sum(map(len, journal.examples.values())),
         urls=urls,
     )
 
@@ -715,14 +741,17 @@ def _finish(commits: Commits, journal: Journal, rows: FoundRows | None, fence: i
         _purge_views(commits, rows, journal, fence)
     drop = not is_planned(pool)
     check_fence(pool, fence)
-    if drop and rows.files:
+    examples = {layout.pairs_part(int(part)): each for part, each in journal.examples.items()}
+    has_changes, check = examples or (drop and rows.files), partial(check_fence, pool, fence)
+    if has_changes:
         disk.remove(layout.parts)  # the footers of the parts have the same counts
 
     def purge_file(path: str) -> None:
-        purge_parquet(path, uids, drop and path.startswith(layout.pairs), pool=pool, fence=fence)
+        is_dropped = drop and path.startswith(layout.pairs)
+        purge_parquet(path, uids, is_dropped, examples.get(path, ()), check)
 
-    deque(in_threads(purge_file, rows.files), 0)
-    if drop and rows.files:
+    deque(in_threads(purge_file, sorted({*rows.files, *examples})), 0)
+    if has_changes:
         write_parts(pool)
     recipe = recipe_of_pool(pool)
     if recipe is not None:
@@ -746,6 +775,8 @@ def purge_lines(result: Purge) -> list[str]:
             lines.append("url     … (no more are shown)")
     elif not result.rows:
         lines = ["0 rows purged: an earlier purge removed what these selectors match"]
+    if result.examples:
+        lines.append(f"{result.examples} examples of dropped links named what is purged")
     for view, rows in sorted(result.views.items()):
         lines.append(f"view    {view} had kept {rows} of them")
     if result.old:
@@ -767,9 +798,8 @@ def purges_of_uid(pool: str, uid: str) -> list[dict[str, Any]]:
 def purges_of_name(pool: str, name: str) -> list[dict[str, Any]]:
     """The purges whose selectors named a URL, or a domain that it lies in."""
     criteria = {"url": {name}}
-    if match := re.match(HOST, name):
-        labels = match["host"].lower().split(".")
-        criteria["domain"] = {".".join(labels[first:]) for first in range(len(labels))}
+    if host := host_of(name):
+        criteria["domain"] = set(_suffixes(host))
     wanted = set(_hashes(criteria))
     return [_shown(record) for record in _records(pool) if wanted & set(record.hashes)]
 
@@ -820,9 +850,10 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
     positions = np.searchsorted(commits.shards, np.array(list(rows.shards), np.int64))
     records = commits.table.select(["tar", "adopted"]).take(pa.array(positions))
     adopted = records["tar"].filter(pc.fill_null(records["adopted"], False)).to_pylist()
-    hashes = set(_hashes(criteria))
+    hashes, urls = set(_hashes(criteria)), set(criteria.get("url", ()))
     if criteria.keys() & {"uid", "sha256"}:  # a person who asks for the URL learns it too
-        hashes.update(_hashes({"url": _urls(commits, rows)}))
+        urls |= (of_rows := _urls(commits, rows))
+        hashes.update(_hashes({"url": of_rows}))
     record = PurgeRecord(
         at=datetime.fromtimestamp(time.time(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         selectors={kind: len(values) for kind, values in sorted(criteria.items())},
@@ -835,7 +866,37 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
         views={view: _decided(pool, view, rows.shards) for view in view_names(pool)},
         scored={name: _scored(layout, name, rows.shards) for name in sets},
         adopted=tuple(sorted(adopted)),
+        examples=dict(_examples(pool, urls, criteria.get("domain", set()))),
     )
+
+
+def _examples(pool: str, urls: Set[str], domains: Set[str]) -> Iterator[tuple[str, Any]]:
+    """(part, reasons) whose example of a dropped link names one of these URLs or domains."""
+    parts, ordered = read_parts(pool), sorted(urls)
+    for row in parts.select(["part", "examples"]).to_pylist():
+        examples = row["examples"]
+        if reasons := tuple(name for name, text in examples if _names(text, ordered, domains)):
+            yield str(row["part"]), reasons
+
+
+def _names(example: str, urls: Sequence[str], domains: Set[str]) -> bool:
+    """Whether the text `PAGE: 'LINK'`, or another one, names a URL or host. urls: ascending.
+
+    What is cut off at the end is compared as far as it goes.
+    """
+    page, _, link = example.partition(": ")
+    named = {text.rstrip(":") for text in IN_TEXT.findall(example)}
+    with suppress(ValueError, SyntaxError):
+        named |= {str(ast.literal_eval(link)), resolve(page, str(ast.literal_eval(link)))}
+    for url in named:
+        start = url.removesuffix("…")
+        next_url = "".join(urls[(at := bisect_left(urls, start)) : at + 1])
+        is_in_host = domains and "/" not in start.partition("//")[2]
+        if next_url == url or not domains.isdisjoint(_suffixes(host_of(url))):
+            return True
+        if start != url and (is_in_host or next_url.startswith(start)):
+            return True
+    return False
 
 
 def _urls(commits: Commits, rows: FoundRows) -> set[str]:

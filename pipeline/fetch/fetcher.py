@@ -119,13 +119,16 @@ class Fetcher:
         settings: Fetch,
         source: AddressSource | None = None,
         losses: HostLosses | None = None,
+        requests: type[Requests] = Requests,
     ) -> None:
-        """`losses`: where the time is added that rows lose on slow or failing hosts."""
+        """`losses`: where the time is added that rows lose on slow or failing hosts. `requests`:
+        how an image is asked for.
+        """
         self.settings = settings
         self.losses = HostLosses() if losses is None else losses
         self.policy = OptoutPolicy(user_agent(settings), settings.optout)
         self.queues: Queues[_Row] = Queues(settings, time.monotonic)
-        self.requests = Requests(settings, self.policy, source)
+        self.requests = requests(settings, self.policy, source)
         client = SiteFileClient(settings, self.requests, self.queues)
         self.sites = Sites(settings, self.policy, client)
         self._shards: dict[int, _ShardFetch] = {}

@@ -11,13 +11,15 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 from urllib.parse import urljoin, urlsplit
 
 from protego import Protego
 
+from filters.optout import plain, reserves, usages
 from manifests.columns import REASONS
 from manifests.schema import Fetch
 from pipeline.fetch import guard
@@ -42,14 +44,20 @@ AGENTS = (
     "Applebot-Extended",
 )  # fmt: skip
 AGENT_LINE = re.compile(r"(?i)[ \t]*user[ \t-]?agent[ \t]*(?::|[ \t])[ \t]*([^#]*)")
-USAGE_LINE = re.compile(r"(?i)[ \t]*content-(usage|signal)[ \t]*:[ \t]*([^#]*)")
+# Content-Usage, Content-Signal, and a bare `ai-train: no` as some sites write the latter
+USAGE_LINE = re.compile(
+    r"(?i)[ \t]*(?:(?:x-)?content[-_ ]?(usage|signal)s?[ \t]*:|"
+    r"(?=[\"']?(?:ai[-_]train(?:ing)?|train[-_](?:gen)?ai|training)[\"']?[ \t]*[:=]))[ \t]*([^#]*)"
+)
+# draft-canel-robots-ai-control: a path that may be used for training, or may not
+TRAINING_LINE = re.compile(r"(?i)[ \t]*(dis)?allow[-_ ]?ai[-_ ]?training[ \t]*:[ \t]*([^\s#]+)")
 # RSL 1.0: an absolute URL; what follows a blank is a comment.
 LICENSE_LINE = re.compile(r"(?i)[ \t]*licen[cs]e[ \t]*:[ \t]*([^\s#]\S*)")
 # A rule of a group, in the spellings that Protego reads: it ends a list of names. Lines of other
 # fields belong to no group and end none (RFC 9309, 2.2.4): a site map, a licence, what is unknown.
 GROUP_LINE = re.compile(
     r"(?i)[ \t]*(?:allow|disallow|dissallow|dissalow|disalow|diasllow|disallaw|crawl[ -]delay|"
-    r"request[ -]rate|visit[ -]time|content-usage|content-signal)[ \t]*(?:[: \t]|$)"
+    r"request[ -]rate|visit[ -]time)[ \t]*(?:[: \t]|$)"
 )
 RULE = re.compile(r"(?i)[ \t]*(allow|disallow)[ \t]*:[ \t]*([^#]*)")
 ESCAPE = re.compile(r"%([0-9a-f]{2})", re.I)
@@ -142,7 +150,7 @@ class Robots:
     parsed: Protego
     us: tuple[str, ...]  # our own name; img2dataset's where the file has a group for it
     named: frozenset[str]  # in lower case, of AGENTS and ours
-    # usage or signal -> name, * or "" (before the first group) -> (bytes, path, line)
+    # usage, signal or training -> name, * or "" (before the first group) -> (bytes, path, line)
     usage: Mapping[str, Mapping[str, list[tuple[int, Pattern, str]]]]
     licenses: tuple[str, ...]  # what the License lines that address us name, as written
     judged: tuple[str, ...]  # the names whose verdicts are kept
@@ -257,11 +265,17 @@ class _RobotsReader:
             # Behind a blank line it may be the last group's or everybody's, and counts as both
             self.licenses.append((self._group, self._is_outside, match[1][:500]))
             return
-        if not GROUP_LINE.match(line):
+        is_rule = GROUP_LINE.match(line)
+        usage = None if is_rule else USAGE_LINE.match(line)
+        training = None if is_rule or usage else TRAINING_LINE.match(line)
+        if not is_rule and not usage and not training:
             return
         self._group_is_open, self._is_outside = False, self._is_first
-        if match := USAGE_LINE.match(line):
-            self._read_usage(match[1].lower(), match[2].strip()[:500])
+        if usage:
+            self._read_usage((usage[1] or "signal").lower(), usage[2].strip()[:500])
+        if training:
+            path, value = f"/{training[2].removeprefix('/')}"[:480], "n" if training[1] else "y"
+            self._read_usage("training", f"{path} train-ai={value}")
         if not self._group:
             return
         self.stars += "*" in line and RULE.match(line) is not None
@@ -271,11 +285,11 @@ class _RobotsReader:
         if not self._group_is_open:
             self._group = set()
         self._group_is_open, self._is_first, self._is_outside = True, False, False
-        name = re.split(r"[/\s]", text.strip().lower(), maxsplit=1)[0]
-        name = name.replace("*", "") or ("*" if name else "")
-        if name in self.known:
-            self._group.add(name)
-            self.kept.append(f"User-agent: {name}")
+        for name in _names_of(text):
+            name = name.replace("*", "") or "*"
+            if name in self.known:
+                self._group.add(name)
+                self.kept.append(f"User-agent: {name}")
 
     def _read_usage(self, field: str, value: str) -> None:
         """A value may begin with the path that it is about."""
@@ -288,6 +302,15 @@ class _RobotsReader:
             rules = self.usage.setdefault(field, {})
             for name in names:
                 rules.setdefault(name, []).append((len(path.encode()), pattern_of(path), value))
+
+
+def _names_of(text: str) -> Iterator[str]:
+    """The names of a User-agent line, in lower case, without versions and quotes. A line has one;
+    some sites write several with commas.
+    """
+    for part in re.split(r"[,;]", plain(text[:8000]).lower()):
+        if name := re.split(r"[/\s]", part.strip(" \t\"'"), maxsplit=1)[0].strip("\"'"):
+            yield name
 
 
 def _delay_s(parsed: Protego, names: Iterable[str]) -> float | None:
@@ -329,22 +352,44 @@ def read_tdmrep(body: bytes) -> tuple[Rule, ...]:
         return ()
     try:
         entries = json.loads(text)
+        rules = tuple(islice(_tdm_rules(entries, "/"), MOST_RULES + 1))
     except (ValueError, RecursionError) as error:
         raise Unreadable("no JSON") from error
-    if isinstance(entries, dict):  # a single rule without its brackets
-        entries = [entries]
-    if not isinstance(entries, list):
+    if not isinstance(entries, list | dict) or (entries and not rules):
         raise Unreadable("no list of rules")
-    if len(entries) > MOST_RULES:
+    if len(rules) > MOST_RULES:
         raise Unreadable(f"more than {MOST_RULES} rules")
-    return tuple(_tdm_rule(entry) for entry in entries)
+    if rules and all("unread" in rule.said for rule in rules):
+        raise Unreadable(rules[0].said["unread"])
+    return rules
 
 
-def _tdm_rule(entry: Any) -> Rule:
-    if not isinstance(entry, dict) or not isinstance(entry.get("location"), str):
-        raise Unreadable("a rule without a location")
-    location, policy = entry["location"], entry.get("tdm-policy")
-    reservation = entry.get("tdm-reservation")
+def _tdm_rules(entry: Any, location: str) -> Iterator[Rule]:
+    """The rules in a value of a tdmrep.json: a list, a rule without brackets or without a location,
+    rules under a name or under their paths. A rule that cannot be read is about every path.
+    """
+    if isinstance(entry, list):
+        for each in entry:
+            yield from _tdm_rules(each, location) if each else ()
+    elif isinstance(entry, dict):
+        fields = {plain(name).strip().lower().replace("_", "-"): entry[name] for name in entry}
+        if {"location", "tdm-reservation"} & fields.keys():
+            own = fields.get("location", fields.get("path", location))
+            places = own if isinstance(own, list) else [own]
+            yield from (_tdm_rule(place, fields) for place in places)
+            return
+        for name, each in entry.items():
+            if isinstance(each, dict | list):
+                yield from _tdm_rules(each, name if name.startswith("/") else location)
+    else:
+        yield _tdm_rule(None, {})
+
+
+def _tdm_rule(location: Any, fields: Mapping[str, Any]) -> Rule:
+    reservation, policy = fields.get("tdm-reservation"), fields.get("tdm-policy")
+    if not isinstance(location, str) and not reserves(reservation):
+        return Rule(pattern=pattern_of("/"), said={"unread": "a rule without a location"})
+    location = location if isinstance(location, str) else "/"
     if reservation is not None and not isinstance(reservation, int):
         reservation = str(reservation)[:40]
     said = {"location": location[:500], "tdm-reservation": reservation}
@@ -357,15 +402,21 @@ def tdm_summary(rules: Iterable[Rule], url: str) -> dict[str, Any] | None:
     """The rule that decides about a URL.
 
     The report asks for "the most specific match" and calls it "the first in sequence". Where the
-    longest pattern and the first one differ, the one that reserves counts.
+    longest pattern and the first one differ, the one that reserves counts. Where a rule cannot be
+    read, `unread` says why.
     """
     path = path_of(url)
     fitting = [rule for rule in rules if rule.covers(path)]
+    unread = next((rule.said for rule in fitting if "unread" in rule.said), {})
+    fitting = [rule for rule in fitting if "unread" not in rule.said]
     if not fitting:
-        return None
+        return unread or None
     longest = max(fitting, key=lambda rule: rule.pattern.length)
-    reserving = (rule for rule in (longest, fitting[0]) if str(rule.said["tdm-reservation"]) == "1")
-    return next(reserving, longest).said
+    for rule in fitting:
+        is_deciding = rule is fitting[0] or rule.pattern.length == longest.pattern.length
+        if is_deciding and reserves(rule.said["tdm-reservation"]):
+            return rule.said | unread
+    return longest.said | unread
 
 
 # --- ai.txt ----------------------------------------------------------------------------------
@@ -374,7 +425,8 @@ def tdm_summary(rules: Iterable[Rule], url: str) -> dict[str, Any] | None:
 def read_ai_txt(body: bytes, us: tuple[str, ...]) -> tuple[Rule, ...]:
     """The rules of an ai.txt that address us: those of our names, else those for everybody.
 
-    Rules before any name are for everybody. A page or a text without rules says nothing.
+    Rules before any name are for everybody. A line such as `Content-Signal: ai-train=no` or
+    `training: no` outweighs every Allow. A page or a text without rules says nothing.
     Unreadable for more than MOST_RULES rules.
     """
     text = text_of(body)
@@ -385,18 +437,24 @@ def read_ai_txt(body: bytes, us: tuple[str, ...]) -> tuple[Rule, ...]:
         if match := AGENT_LINE.match(line):
             if not group_is_open:
                 group, group_is_open = set(), True
-            group.add(re.split(r"[/\s]", match[1].strip().lower(), maxsplit=1)[0])
+            group.update(_names_of(match[1]))
+            continue
+        names = group & known
+        if match := USAGE_LINE.match(line):
+            signal, words = next(iter(usages(match[2].strip()[:500])), ("unread", ""))
+            said, is_no = {"allowed": False, "rule": words}, signal != "unread"
+            found = [Rule(pattern=pattern_of("/"), said=said, length=FILE_BYTES)] * is_no
         elif match := RULE.match(line):
-            group_is_open = False
-            value, names = match[2].strip(), group & known
-            if not value or not names:
-                continue
-            count += 1
-            if count > MOST_RULES:
-                raise Unreadable(f"more than {MOST_RULES} rules")
-            rule = _ai_rule(match[1], value)
-            for name in names:
-                rules.setdefault(name, []).append(rule)
+            value = match[2].strip().strip("\"'")
+            found = [_ai_rule(match[1], value)] if value else []
+        else:
+            continue
+        group_is_open = False
+        count += len(found) if names else 0
+        if count > MOST_RULES:
+            raise Unreadable(f"more than {MOST_RULES} rules")
+        for name in names:
+            rules.setdefault(name, []).extend(found)
     ours = [rule for name in us for rule in rules.get(name, ())]
     return tuple(ours or rules.get("*", ()))
 

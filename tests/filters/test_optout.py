@@ -94,7 +94,7 @@ SIGNALS: list[tuple[dict[str, Any], list[str]]] = [
     ({"x-robots-tag": ["gptbot: noai", "noindex"]}, ["other-crawlers", "noindex"]),
     ({"x-robots-tag": ["noai, gptbot: noai"]}, ["noai"]),
     ({"tdm-reservation": ["1"], "tdm-policy": ["https://x/p"]}, ["tdm-reservation", "tdm-policy"]),
-    ({"tdm-reservation": ["yes"]}, ["unread"]),
+    ({"tdm-reservation": ["yes"]}, ["tdm-reservation"]),
     ({"content-usage": ["train-ai=n, bots=n"]}, ["train-ai", "any-use"]),
     ({"content-usage": "train-ai=n", "content-signal": "ai-train=no"}, ["train-ai", "ai-train"]),
     ({"content-signal": ["search=yes,ai-train=no,use=reference"]}, ["ai-train", "any-use"]),

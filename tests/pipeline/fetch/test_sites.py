@@ -62,7 +62,7 @@ def test_x_robots_tag(case: dict[str, Any]) -> None:
         ("train-ai=y", False),
         ("train-ai=n, train-ai=y", False),  # RFC 9651: the last one
         ("train-ai;allow=n, train-ai=y", False),
-        ('train-ai="n"', False),  # a string is no token: unknown
+        ('train-ai="n"', True),  # a string is no token, and says the same
         ("search=n", False),
         ("", False),
     ],
