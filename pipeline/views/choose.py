@@ -26,12 +26,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil
-from typing import Any, BinaryIO, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import duckdb
 import numpy as np
@@ -249,43 +249,37 @@ class Ranked:
 
 
 class Ranks:
-    """Values by the name of what they are of: `with Ranks() as ranks`. Threads may share it."""
+    """Values by the name of what they are of. Threads may share it. folder: for its files, which
+    are open only while they are written or read: there may be a thousand.
+    """
 
-    def __init__(self) -> None:
-        self._files: dict[Hashable, tuple[BinaryIO, np.dtype[Any]]] = {}
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[Hashable, tuple[Path, np.dtype[Any]]] = {}
         self._lock = threading.Lock()
-        self._stack = ExitStack()
-        self._folder = self._stack.enter_context(disk.scratch_folder("clipmill-ranks-"))
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._folder = folder
 
     def add(self, name: Hashable, values: Numbers) -> None:
         """Some more values: (n,) numbers of one type without NaN."""
         with self._lock:
             if name not in self._files:
-                path = self._folder / f"{len(self._files)}.values"
-                self._files[name] = self._stack.enter_context(path.open("wb")), values.dtype
-            file, kind = self._files[name]
+                self._files[name] = self._folder / f"{len(self._files)}.values", values.dtype
+            path, kind = self._files[name]
             assert values.dtype == kind
-            file.write(np.ascontiguousarray(values).data)
+            with path.open("ab") as file:
+                file.write(np.ascontiguousarray(values).data)
 
     def find(self, name: Hashable, rank: Callable[[int], int]) -> Ranked | None:
         """The value of rank(count) from below, from 1 to count; None where there is no value."""
         if name not in self._files:
             return None
         with self._lock:
-            file, kind = self._files[name]
-            file.flush()
-            count = file.tell() // kind.itemsize
+            path, kind = self._files[name]
+            count = path.stat().st_size // kind.itemsize
             if not count:
                 return None
             position = rank(count) - 1
             assert 0 <= position < count
-            values = np.memmap(file.name, kind, "r+", shape=(count,))
+            values = np.memmap(path, kind, "r+", shape=(count,))
             values.partition(position)
             value = values[position] + kind.type(0)  # 0.0 for -0.0
             below = equal = 0
@@ -629,7 +623,8 @@ def _find_tops(
         by_column.setdefault(top.column, top)
         step = Step(name=top.step.name, where=top.column, view=top.step.view)
         columns |= columns_on_disk(parse(step, rows.known).columns)
-    with Ranks() as ranks:
+    with disk.scratch_folder("clipmill-ranks-") as folder:
+        ranks = Ranks(folder)
 
         def work(unit: int) -> None:
             with borrowed_connection() as connection:
@@ -669,7 +664,8 @@ def size_limits(
     """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""
     seeds = {seed for seed, _ in draws}
     draws_made = {}
-    with Ranks() as ranks:
+    with disk.scratch_folder("clipmill-ranks-") as folder:
+        ranks = Ranks(folder)
 
         def work(unit: int) -> None:
             with borrowed_connection() as connection:
