@@ -252,7 +252,7 @@ def _steps_of_view(
             for step in _steps_of_view(by_name, rule.view, (*outer, name), done):
                 steps.append(replace(step, name=f"{rule.name}.{step.name}"))
         else:
-            if rule.random_like in by_name:  # raises for a circle
+            if rule.random_like is not None and rule.random_like in by_name:  # a circle raises
                 _steps_of_view(by_name, rule.random_like, (*outer, name), done)
             steps.append(
                 Step(
