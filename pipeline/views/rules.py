@@ -760,10 +760,12 @@ def times_larger(value: Any) -> float:
         return 1.0
     name = str(value.get("function_name", "")).lower()
     arguments = _arguments(value) if name else []
+    if len(value.get("qualified_name", {}).get("path", ())) > 1:  # caption.repeat(3)
+        arguments = [{}, *arguments]
     if name in MULTIPLIED:
         parts = [len(_literal([part]) or "") for part in arguments[2 if "replace" in name else 1 :]]
         return math.prod([*map(times_larger, arguments), *(max(1, size) for size in parts)])
-    times = max(map(times_larger, value.values()))
+    times = max(map(times_larger, value.values()), default=1.0)
     for place in SIZED.get(name, ()):
         if place < len(arguments):
             times = max(times, times_larger(arguments) * _size(arguments[place]))

@@ -374,6 +374,8 @@ SQL_RULES = [
             where="len(range(link)) > 2", says=LARGE),
     SqlRule(source="duckdb/duckdb#24897", why="a column of numbers says how often", says=LARGE,
             where="repeat(caption, number) <> ''"),
+    SqlRule(source="a function behind its argument", why="a method of a column", says=LARGE,
+            where="caption.repeat(100000000) <> ''"),
     SqlRule(source="a width in a format", why="printf()", says=LARGE,
             where="length(printf('%300000000d', number)) > 3"),
     SqlRule(source="a width that an argument gives", why="format()", says=LARGE,
