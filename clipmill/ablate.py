@@ -129,7 +129,7 @@ def check(
     read = list(checked.values())[-1]
     text = f"{read.name}: {number} runs; all checks that need no pool have passed"
     return print_result(
-        text, {"ablation_hash": identity.ablation_hash(read), "runs": number}, as_json
+        [text], {"ablation_hash": identity.ablation_hash(read), "runs": number}, as_json
     )
 
 
@@ -173,10 +173,11 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
     }
     complete = not results.failed and not results.incomplete
     history.record_look(ablation, out, metrics, complete=complete)
-    print(results.verdict)
+    console.show(*results.verdict.split("\n"))
     if decisions := scale_decisions(ablation, out):
-        print("\n".join(["", *wording.scale_texts(decisions, MOST_SCALES)]))
-    print(f"\nresults: {layout.results_json}\nnext: clipmill report {out}")
+        texts = "\n".join(wording.scale_texts(decisions, MOST_SCALES))
+        console.show("", *texts.split("\n"))
+    console.show("", f"results: {layout.results_json}", f"next: clipmill report {out}")
     print_json(results, as_json)
     return console.EXIT_INCOMPLETE if results.failed else 0
 
@@ -237,7 +238,7 @@ def plan(
         budget_hours=budget_hours,
     )
     lines = [*plan_lines(planned), *busy_lines(planned.device), *stop_lines(read, planned, effect)]
-    print("\n".join(lines))
+    console.show(*lines)
     print_json(planned, as_json)
     return 0
 
@@ -274,7 +275,7 @@ def plan_without_training(ablation: Ablation, out: str, as_json: bool) -> int:
     every = all_runs(ablation, out)
     models = sum(isinstance(run, ModelRun) for run in every)
     files = (len(every) - models) * len(ablation.evaluate)
-    print(
+    console.show(
         f"{ablation.name}: nothing is trained: {models:,} models to evaluate on "
         f"{len(ablation.evaluate)} tasks, {files:,} files of predictions to read"
     )
@@ -338,12 +339,11 @@ def report(
     disk.write_json(layout.report_json, collected)
     page_text = render(collected, written, pages_beside(layout.report))
     disk.write_bytes(layout.report, page_text.encode())
-    print("\n".join(report_lines(collected)))
-    print(f"\nreport: {layout.report}")
+    console.show(*report_lines(collected), "", f"report: {layout.report}")
     if markdown:
         text = report_markdown(collected, written)
         disk.write_bytes(layout.report_markdown, text.encode())
-        print(f"summary: {layout.report_markdown}")
+        console.show(f"summary: {layout.report_markdown}")
     print_json(collected, as_json)
     return console.EXIT_INCOMPLETE if collected.gaps else 0
 
@@ -353,10 +353,10 @@ def compare(folder: str, other: str, page: str | None, as_json: bool) -> int:
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
     comparison = compare_reports(read_report(folder), read_report(other))
-    print("\n".join(comparison_lines(comparison)))
+    console.show(*comparison_lines(comparison))
     if page is not None:
         disk.write_bytes(page, render_comparison(comparison, pages_beside(page)).encode())
-        print(f"\npage: {page}")
+        console.show("", f"page: {page}")
     print_json(comparison, as_json)
     return 0
 

@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Annotated, Any, Literal
 
@@ -105,14 +105,15 @@ def print_json(value: Any, as_json: bool) -> None:
     if as_json:
         from manifests import disk
 
-        print(json.dumps(disk.to_plain(value), default=str, sort_keys=True))
+        line = json.dumps(disk.to_plain(value), default=str, sort_keys=True)
+        console.show(line.replace("\x7f", "\\u007f"))  # the only character that it leaves as it is
 
 
-def print_result(text: str, value: Any, as_json: bool) -> int:
-    """The line of --json, or else the text for a person; the exit status 0."""
+def print_result(lines: Iterable[str], value: Any, as_json: bool) -> int:
+    """The line of --json, or else the lines for a person; the exit status 0."""
     print_json(value, as_json)
     if not as_json:
-        print(text)
+        console.show(*lines)
     return 0
 
 

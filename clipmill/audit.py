@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from contextlib import nullcontext
 from typing import Annotated
 
@@ -10,7 +9,6 @@ from cyclopts import Parameter
 
 from clipmill.app import Engine, Json, Whole, Words, make_app, print_json
 from manifests import console, disk
-from manifests.text import printable
 from pipeline.audit import repair as repair_module
 from pipeline.audit.consent import Consent, Refresh, consent_lines, read_consent, refresh_consent
 from pipeline.audit.explain import explain_lines, explain_row, trace_images, trace_lines
@@ -64,7 +62,7 @@ def verify(pool: Pool, /, *, engine: Engine = "inline", as_json: Json = False) -
 
 def _audit(pool: str, as_json: bool, *, verify_files: bool, engine: Engine) -> int:
     result = audit_pool(pool, verify_files=verify_files, engine=engine)
-    print("\n".join(audit_lines(result)))
+    console.show(*audit_lines(result))
     print_json(audit_plain(result), as_json)
     return 0 if result.is_fine else console.EXIT_INCOMPLETE
 
@@ -79,7 +77,7 @@ def explain(pool: Pool, row: str, /, *, as_json: Json = False) -> int:
     if not row.strip():
         raise ValueError("ROW is empty; give a uid, a URL, a file name or a tar key")
     history = explain_row(pool, row)
-    print("\n".join(explain_lines(history)))
+    console.show(*explain_lines(history))
     print_json(history, as_json)
     return 0
 
@@ -110,7 +108,7 @@ def consent(
             result = refresh_consent(pool, dry_run=dry_run, fence=lease.fence)
     else:
         result = read_consent(pool, out)
-    _print_lines(consent_lines(result))
+    console.show(*consent_lines(result))
     print_json(result, as_json)
     return 0
 
@@ -124,7 +122,7 @@ def trace(pool: Pool, number: Annotated[int, Whole], /, *, as_json: Json = False
         number: How many images.
     """
     result = trace_images(pool, number)
-    _print_lines(trace_lines(result))
+    console.show(*trace_lines(result))
     print_json(result, as_json)
     return console.EXIT_INCOMPLETE if result.problems else 0
 
@@ -134,7 +132,7 @@ def repair(pool: Pool, /, *, engine: Engine = "inline", as_json: Json = False) -
     """Mend what `verify` finds: recompute or fetch again only what is damaged."""
     with hold_lease(pool) as lease, shown_progress(pool):
         result = repair_pool(pool, engine=engine, fence=lease.fence)
-    _print_lines(repair_lines(result))
+    console.show(*repair_lines(result))
     print_json(result, as_json)
     return console.EXIT_INCOMPLETE if result.left else 0
 
@@ -158,7 +156,7 @@ def purge(
     rows = read_criteria(criteria)
     with nullcontext(Lease(pool)) if dry_run else hold_lease(pool) as lease:
         result = purge_rows(pool, rows, used_by=used_by, dry_run=dry_run, fence=lease.fence)
-    _print_lines(purge_lines(result))
+    console.show(*purge_lines(result))
     print_json(result, as_json)
     return 0
 
@@ -167,7 +165,7 @@ def purge(
 def watch(pool: Pool, /, *, as_json: Json = False) -> int:
     """Show what the command does that writes into the pool now, until it ends."""
     watched = watch_pool(pool)
-    _print_lines(watched_lines(pool, watched))
+    console.show(*watched_lines(pool, watched))
     print_json(watched, as_json)
     return 0 if watched.is_fine else console.EXIT_INCOMPLETE
 
@@ -189,7 +187,7 @@ def lock(
         view: The views to write (default: all).
     """
     written = write_lock(pool, file, view)
-    _print_lines(lock_lines(written))
+    console.show(*lock_lines(written))
     head = disk.to_plain(written.head)
     print_json({name: value for name, value in head.items() if name != "columns"}, as_json)
     return 0
@@ -213,7 +211,7 @@ def same_rows(
     """
     with hold_lease(pool) as lease:
         result = write_same_rows(pool, locks, view=view, name=name, fence=lease.fence)
-    _print_lines(same_rows_lines([result]))
+    console.show(*same_rows_lines([result]))
     print_json(result, as_json)
     return 0
 
@@ -223,10 +221,6 @@ def reindex(pool: Pool, /, *, as_json: Json = False) -> int:
     """Make the index of the shards anew from their commit records."""
     with hold_lease(pool) as lease:
         commits = repair_module.reindex(pool, lease.check)
-    print(f"{len(commits)} shards indexed")
+    console.show(f"{len(commits)} shards indexed")
     print_json({"shards": len(commits)}, as_json)
     return 0
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    print("\n".join(map(printable, lines)))

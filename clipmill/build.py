@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import shlex
 import subprocess
@@ -24,13 +23,14 @@ from clipmill.app import (
     Words,
     check_scales,
     make_app,
+    print_json,
+    print_result,
     root_app,
 )
 from manifests import console, disk, reader
 from manifests.layout import AblationLayout
 from manifests.records import DriftDocument
 from manifests.schema import Recipe
-from manifests.text import printable
 from pipeline import ablation_run, recipe_run
 from pipeline.lock.rebuild import drift_lines, recipe_of_lock
 
@@ -221,9 +221,7 @@ def build_ablation(
         return ended_with(error)
     layout = AblationLayout(out)
     results = disk.read_json(layout.results_json)
-    text = json.dumps(results, sort_keys=True)
-    print(text if options.as_json else f"the report is {layout.report}")
-    return 0
+    return print_result([f"the report is {layout.report}"], results, options.as_json)
 
 
 def ended_with(error: subprocess.CalledProcessError) -> int:
@@ -231,7 +229,7 @@ def ended_with(error: subprocess.CalledProcessError) -> int:
     if error.returncode > 0:
         return error.returncode
     name, words = console.signal_name(-error.returncode), ablation_run.shown(error.cmd)
-    console.print_error(f"\n{words} was ended by {name}: run the command again to resume")
+    console.print_error("", f"{words} was ended by {name}: run the command again to resume")
     return 128 - error.returncode
 
 
@@ -267,12 +265,11 @@ def build_recipe(options: Options, served: AbstractContextManager[object] | None
 def print_end(recipe: Recipe, options: Options, totals: dict[str, Any]) -> int:
     """Print how a build ended; the exit status."""
     causes = unfinished(totals, options.until)
-    if options.as_json:
-        print(json.dumps(totals, sort_keys=True))
-    elif not causes:
-        print("\n".join(summary(recipe, options, totals)))
+    print_json(totals, options.as_json)
+    if not (options.as_json or causes):
+        console.show(*summary(recipe, options, totals))
     for cause in reversed(causes):
-        console.print_error(f"error: {printable(cause)}")
+        console.print_error(f"error: {cause}")
     return console.EXIT_INCOMPLETE if causes else 0
 
 
@@ -302,7 +299,7 @@ def summary(recipe: Recipe, options: Options, totals: dict[str, Any]) -> list[st
         lines.append(f"  {final['stored']:,} of {rows:,} rows are stored")
     if "drift" in totals:
         drift = disk.from_plain(DriftDocument, totals["drift"])
-        lines += map(printable, drift_lines(drift))
+        lines += drift_lines(drift)
     if options.until != recipe_run.STAGES[-1]:
         return [*lines, f"next: {options.command(out)}"]
     kept = [f"{name} {view['kept']:,}" for name, view in totals["views"].items()]

@@ -9,8 +9,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from clipmill.app import MORE, Json, Words, make_app, print_json
-from manifests import disk, reader
-from manifests.text import printable
+from manifests import console, disk, reader
 from manifests.web_page import MARK, pages_beside
 from train.decisions.blends import (
     choose_blend,
@@ -151,18 +150,18 @@ def decide_results(
     paths = [str(reader.shipped(path)) for path in (results, *more)]
     columns = Columns(names=names, where=_pairs("--where", where), pattern=pattern, table=table)
     decision = decide(read_results(paths, columns), question)
-    print("\n".join(decision_lines(decision)))
+    console.show(*decision_lines(decision))
     if page is not None:
         text = render_decision(decision, Path(results).name, pages_beside(page))
         disk.write_bytes(page, text.encode())
-        print(f"\npage: {page}")
+        console.show("", f"page: {page}")
     for path, write in ((markdown, to_markdown), (latex, to_latex), (csv, to_csv), (svg, to_svg)):
         if path is not None:
             disk.write_bytes(path, write(decision).encode())
-            print(f"\nwritten: {path}")
+            console.show("", f"written: {path}")
     arms = failed(decision, fail_on) if fail_on else []
     if arms:
-        print(f"\n--fail-on {' '.join(fail_on or ())}: {', '.join(map(printable, arms))}")
+        console.show("", f"--fail-on {' '.join(fail_on or ())}: {', '.join(arms)}")
     print_json(decision, as_json)
     return FAILED_ON if arms else 0
 
@@ -253,10 +252,10 @@ def mix(
             rows=sizes or None,
         )
     choice = choose_blend(swarm, samples, max_repeats)
-    print("\n".join(blend_lines(choice)))
+    console.show(*blend_lines(choice))
     if to is not None:
         files = write_blend(choice, swarm, runs, disk.output_folder(to, "--to"))
-        print(f"\nwritten: {', '.join(disk.join(to, name) for name in files)}")
+        console.show("", f"written: {', '.join(disk.join(to, name) for name in files)}")
     print_json(choice, as_json)
     return 0
 

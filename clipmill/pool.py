@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -91,7 +90,7 @@ def score(
     for name, state in report["sets"].items():
         if state and not as_json:
             counts = f"{state['scored']} of {state['stored']} stored rows"
-            print(f"{name}: {counts} scored in {state['seconds']:.1f} s")
+            console.show(f"{name}: {counts} scored in {state['seconds']:.1f} s")
     for shard, reason in report["failed"].items():
         what = f"shard {shard} was not scored" if shard.isdigit() else f"{shard} failed"
         console.print_error(f"error: {what}: {reason}")
@@ -139,7 +138,7 @@ def choose(
     reader.refuse_other_source(pool, read)
     with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
         documents = choose_views(pool, read, only, lease.fence)
-    return print_result("\n".join(funnel_lines(documents)), documents, as_json)
+    return print_result(funnel_lines(documents), documents, as_json)
 
 
 @FILTER.command
@@ -160,7 +159,7 @@ def random_like(
     """
     with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
         documents = view_files.random_like(pool, view, seed, lease.fence)
-    return print_result("\n".join(funnel_lines(documents)), documents, as_json)
+    return print_result(funnel_lines(documents), documents, as_json)
 
 
 @FILTER.command
@@ -182,7 +181,7 @@ def part(
     """
     with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
         documents = view_files.parts_of_views(pool, views, share, seed or [0], lease.fence)
-    return print_result("\n".join(funnel_lines(documents)), documents, as_json)
+    return print_result(funnel_lines(documents), documents, as_json)
 
 
 @FILTER.command
@@ -193,7 +192,7 @@ def columns(pool: str, /, *, as_json: Json = False) -> int:
         pool: The folder or URL of a pool.
     """
     listed = list_columns(pool)
-    return print_result("\n".join(column_lines(listed)), listed, as_json)
+    return print_result(column_lines(listed), listed, as_json)
 
 
 @FILTER.command(name="hash")
@@ -206,7 +205,7 @@ def hash_of(pool: str, view: str, /, *, as_json: Json = False) -> int:
         view: The view.
     """
     rows_sha256 = hash_view(pool, view)
-    return print_result(rows_sha256, {"view": view, "rows_sha256": rows_sha256}, as_json)
+    return print_result([rows_sha256], {"view": view, "rows_sha256": rows_sha256}, as_json)
 
 
 # --- export ---------------------------------------------------------------------------------------
@@ -244,7 +243,7 @@ def export(
     from pipeline.export import export_line, export_view
 
     written = export_view(pool, view, to, uid_column)
-    return print_result(export_line(written), written, as_json)
+    return print_result([export_line(written)], written, as_json)
 
 
 # --- look -----------------------------------------------------------------------------------------
@@ -312,7 +311,7 @@ def look(
         path.write_text(page, encoding="utf-8")
     size = path.stat().st_size
     text = f"{path}: {size / 1e6:.3g} MB; open it in a browser"
-    return print_result(text, {"file": str(path), "bytes": size}, as_json)
+    return print_result([text], {"file": str(path), "bytes": size}, as_json)
 
 
 def _serve(survey: Any, port: int, as_json: bool) -> int:
@@ -324,7 +323,6 @@ def _serve(survey: Any, port: int, as_json: bool) -> int:
     data = page_data(survey, similar=answers.alike is not None)
     with make_server(answers, render(survey, data), port) as server:
         url = f"http://127.0.0.1:{server.server_address[1]}/"
-        text = json.dumps({"url": url}) if as_json else f"{url} shows the pool until Ctrl-C"
-        print(text, flush=True)
+        print_result([f"{url} shows the pool until Ctrl-C"], {"url": url}, as_json)
         server.serve_forever()
     return 0

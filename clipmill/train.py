@@ -139,8 +139,7 @@ def train_run(
         restart: Start again instead of resuming.
     """
     if list_settings:
-        print(format_settings())
-        print(f"\npresets: {', '.join(PRESETS)}")
+        console.show(*format_settings().split("\n"), "", f"presets: {', '.join(PRESETS)}")
         return 0
     line: Translation | None = None
     if from_open_clip is not None:
@@ -267,8 +266,7 @@ def print_plan(options: RunOptions) -> int:
     config = options.config()
     ranks = check_layout(config, options.ranks)
     loader = Loader(options.blend, config, model_config(config), 0, ranks)
-    for line in plan_lines(options.blend, loader.order.repeats(config.steps)):
-        print(line)
+    console.show(*plan_lines(options.blend, loader.order.repeats(config.steps)))
     return 0
 
 
@@ -372,13 +370,13 @@ def evaluate(
     if ranks.rank > 0:
         return 0
     if of_suite is not None:
-        print("\n".join([*results.lines(), f"\npredictions: {target}"]))
+        console.show(*results.lines(), "", f"predictions: {target}")
         print_json(results, as_json)
         return console.EXIT_INCOMPLETE if results.failed else 0
     for name, metrics in metrics_of.items():
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
-        print(f"{name}: {values}")
-    print(f"\npredictions: {target}")
+        console.show(f"{name}: {values}")
+    console.show("", f"predictions: {target}")
     print_json(metrics_of, as_json)
     return 0
 
@@ -435,7 +433,7 @@ def benchmark(tasks: Annotated[list[str], Parameter(required=True)], /, *, to: s
     for task in [reader.read_manifest(path, TaskSpec) for path in tasks]:
         out = disk.join(to, task.name)
         count = write_benchmark(read_samples(task), out, task.split)
-        print(f"{task.name}: {count} images in CLIP_benchmark's layout: {out}")
+        console.show(f"{task.name}: {count} images in CLIP_benchmark's layout: {out}")
     return 0
 
 
@@ -605,7 +603,7 @@ def size(
     speed = estimated_speed(advice.config, ranks, sheet, advice.fit)
     samples = samples or config.steps * config.batch_size
     needs = requirements(advice, ranks, sheet, speed, samples=samples)
-    print("\n".join(requirement_lines(needs)))
+    console.show(*requirement_lines(needs))
     print_json(needs, as_json)
     return 0 if advice.fit.fits else console.EXIT_INCOMPLETE
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 from clipmill.ablate import busy_lines
 from clipmill.app import Json, Whole, make_app, print_json
 from clipmill.build import STATUSES, Options, build_ablation, ended_with
-from manifests import disk, hub, reader
+from manifests import console, disk, hub, reader
 from manifests.layout import AblationLayout, PoolLayout
 from manifests.schema import TaskSpec
 from manifests.text import printable
@@ -112,7 +112,7 @@ def try_folder(
         beside = shlex.quote(str(path.parent / "out" / path.name))
         raise ValueError(f"--out {target} lies in FOLDER, which is read: give --out {beside}")
     lines = earlier_plan(target, settings) or make_plan(target, settings, write=not plan)
-    print("\n".join(lines), flush=True)
+    console.show(*lines)
     if plan:
         print_json({"plan": lines}, as_json)
         return 0
@@ -292,11 +292,12 @@ def carry_out(out: str, as_json: bool) -> int:
     except subprocess.CalledProcessError as error:
         return ended_with(error)
     report = AblationLayout(out).report
-    print(
-        f"\nthe verdict, with its intervals: {report}\n"
-        f"the pictures, with a threshold to move: {page}\n"
+    console.show(
+        "",
+        f"the verdict, with its intervals: {report}",
+        f"the pictures, with a threshold to move: {page}",
         f"to go on, change {manifest} (seeds, samples_seen, arms) or pictures.yaml beside it "
-        f"(rules, thresholds), then: {command_of(out)}"
+        f"(rules, thresholds), then: {command_of(out)}",
     )
     print_json({"out": out, "report": report, "page": page}, as_json)
     return 0

@@ -97,7 +97,7 @@ def why(
         if confirm_to is not None:
             write_yaml(confirm_to, confirming_ablation(answer, ablation))
             lines += ["", f"to confirm: clipmill ablate {confirm_to} --out DIR"]
-        return print_result("\n".join(lines), answer, as_json)
+        return print_result(lines, answer, as_json)
     name = task or ablation.primary
     tasks = {each.name: each for each in ablation.evaluate}
     if name not in tasks:
@@ -127,7 +127,7 @@ def why(
     penalty = penalty_of(results, name)
     parts = PartDifferences(answers, ablation.baseline, partitions, penalty)
     changes = arm_changes(parts, arm)
-    return print_result("\n".join(change_lines(changes, ablation.baseline)), changes, as_json)
+    return print_result(change_lines(changes, ablation.baseline), changes, as_json)
 
 
 @WHY.command
@@ -165,7 +165,7 @@ def gradients(
         pairs=pairs,
         device=init_distributed(device).device,
     )
-    return print_result("\n".join(gradient_lines(answer)), answer, as_json)
+    return print_result(gradient_lines(answer), answer, as_json)
 
 
 def write_yaml(path: str, document: dict[str, Any]) -> None:
@@ -380,7 +380,7 @@ def plan(
     planned = plan_ablation(reader.read_manifest(manifest, Ablation), to, Hardware())
     lines = [f"{view}  {what}" for view, what in made.items()]
     lines += ["", *plan_lines(planned), "", f"to run: clipmill ablate {manifest} --out DIR"]
-    return print_result("\n".join(lines), {"groups": made, "plan": planned}, as_json)
+    return print_result(lines, {"groups": made, "plan": planned}, as_json)
 
 
 def views_of(ablation: Ablation, arm: str) -> tuple[str, list[str]]:

@@ -223,10 +223,10 @@ class PoolFilter(FilterBase):
         """
         return summaries
 
-    def combine(self, summaries: pa.Table) -> Any:
+    def combine(self, summaries: pa.Table) -> pa.Table | None:
         """The state that all later calls get, from the summaries of all shards in their order.
 
-        It can be pickled. The state is None where it is not called.
+        A table, because it is left in a file of the pool. The state is None where it is not called.
         """
         return None
 

@@ -18,7 +18,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from filters.base import require
-from filters.columns import unit_vectors
+from filters.columns import arrow_array, unit_vectors
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -133,6 +133,18 @@ def _faiss() -> Any:
     import faiss
 
     return faiss
+
+
+def as_column(centroids: Floats) -> pa.Array:
+    """(clusters, width) as a column of a filter's state."""
+    return arrow_array(centroids, pa.list_(pa.float32(), centroids.shape[1]))
+
+
+def centroids_of(state: pa.Table) -> Floats:
+    """(clusters, width) of the column `centroid`, as `as_column` made it."""
+    column = state["centroid"].combine_chunks()
+    rows: Floats = column.flatten().to_numpy().reshape(len(column), -1)
+    return rows
 
 
 def assign(rows: Floats, centroids: Floats) -> Ints:

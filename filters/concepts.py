@@ -185,7 +185,7 @@ class Balance(PoolFilter):
     def merge(self, summaries: pa.Table) -> pa.Table:
         return merge_counts(summaries)
 
-    def combine(self, summaries: pa.Table) -> Shares:
+    def combine(self, summaries: pa.Table) -> pa.Table:
         counts = add_counts(summaries)
         t = self.t
         if t is None:
@@ -197,7 +197,7 @@ class Balance(PoolFilter):
             tail_share(counts, t),
             counts.sum(),
         )
-        return entry_probabilities(counts, t)
+        return pa.table({"share": entry_probabilities(counts, t)})
 
     def route(
         self, rows: pa.Table, state: Any, partitions: int
@@ -210,7 +210,7 @@ class Balance(PoolFilter):
         lists = rows[self.reads[0]]
         if isinstance(lists, pa.ChunkedArray):
             lists = lists.combine_chunks()
-        probabilities = row_probabilities(lists, state)
+        probabilities = row_probabilities(lists, state["share"].to_numpy())
         keep = draws(rows["uid"].to_pylist(), self.seed) < probabilities
         return {"balance_probability": probabilities.astype(np.float32), "balance_keep": keep}
 

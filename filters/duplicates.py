@@ -344,9 +344,10 @@ class Duplicate(PoolFilter):
     def summarise(self, rows: pa.Table) -> pa.Table:
         return clusters.drawn(rows, self.compared, self.sample)
 
-    def combine(self, summaries: pa.Table) -> Any:
+    def combine(self, summaries: pa.Table) -> pa.Table:
         sample, count = clusters.sample_of(summaries)
-        return clusters.train(sample, count, self.clusters, self.seed, self.device)
+        centroids = clusters.train(sample, count, self.clusters, self.seed, self.device)
+        return pa.table({"centroid": clusters.as_column(centroids)})
 
     def route(self, rows: pa.Table, state: Any, partitions: int) -> Route:
         if self.best is not None and self.best != FARTHEST:
@@ -355,8 +356,9 @@ class Duplicate(PoolFilter):
         if self.on == "embedding":
             vectors, usable = unit_vectors(rows[self.compared])
             there = np.flatnonzero(usable)
-            cluster = clusters.assign(vectors[there], state).astype(np.uint64)
-            return there, (mixed(cluster) % np.uint64(partitions)).astype(np.int64)
+            cluster = clusters.assign(vectors[there], clusters.centroids_of(state))
+            partition = mixed(cluster.astype(np.uint64)) % np.uint64(partitions)
+            return there, partition.astype(np.int64)
         present = rows.take(pa.array(there))
         if self.on == "sha256":
             return there, partition_of(present[self.compared], partitions)
@@ -409,7 +411,7 @@ class Duplicate(PoolFilter):
 
     def _embedding_labels(self, rows: pa.Table, state: Any) -> NDArray[np.int64]:
         vectors, _ = unit_vectors(rows[self.compared])
-        cluster = clusters.assign(vectors, state)
+        cluster = clusters.assign(vectors, clusters.centroids_of(state))
         labels = np.arange(len(rows))
         order = np.argsort(cluster, kind="stable")
         for members in np.split(order, np.flatnonzero(np.diff(cluster[order])) + 1):
@@ -444,7 +446,8 @@ class Duplicate(PoolFilter):
         if self.on != "embedding":
             return None
         vectors, _ = unit_vectors(rows[self.compared])
-        own = state[clusters.assign(vectors, state)]
+        centroids = clusters.centroids_of(state)
+        own = centroids[clusters.assign(vectors, centroids)]
         return pa.array(-np.einsum("re,re->r", vectors, own))
 
     def _is_in_other(self, rows: pa.Table, state: Any) -> Bools:
@@ -487,7 +490,8 @@ class Duplicate(PoolFilter):
         others = others[usable]
         if others.shape[1] != vectors.shape[1]:
             raise ValueError(f"against: {self.compared} of {self.against} has another width")
-        cluster, of_other = (clusters.assign(each, state) for each in (vectors, others))
+        centroids = clusters.centroids_of(state)
+        cluster, of_other = (clusters.assign(each, centroids) for each in (vectors, others))
         near = np.zeros(len(rows), np.bool_)
         for number in np.intersect1d(cluster, of_other).tolist():
             own = np.flatnonzero(cluster == number)

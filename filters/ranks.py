@@ -15,6 +15,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class RankMean(PoolFilter):
     of: column -> weight, as in {clip_score: 2, clip_loss: 1}. A weight below 0 is of a column of
     which less is better. The rank of a value is the share of the stored rows with a smaller one and
     half of those with an equal one, among the rows that have a value. A row without a value in one
-    of the columns has NULL. In memory are 16 bytes for each different value of a column.
+    of the columns has NULL. In memory are some 40 bytes for each different value of a column.
     """
 
     name = "rank_mean"
@@ -106,15 +107,14 @@ class RankMean(PoolFilter):
     def merge(self, summaries: pa.Table) -> pa.Table:
         return merge_counts(summaries)
 
-    def combine(self, summaries: pa.Table) -> dict[str, tuple[Floats, Floats]]:
-        """Column -> (its values in order, the rank of each)."""
-        counts, ranks = merge_counts(summaries), {}
-        for column in self.of:
-            own = counts.filter(pc.equal(counts["column"], column))
-            rows = own["rows"].to_numpy()
-            middle = (np.cumsum(rows) - rows / 2) / max(1, rows.sum())
-            ranks[column] = own["value"].to_numpy(), middle
-        return ranks
+    def combine(self, summaries: pa.Table) -> pa.Table:
+        """The rank of each value of a column: by column, then by value."""
+        counts = merge_counts(summaries)
+        ranks = [np.zeros(0)]
+        for column in sorted(self.of):
+            rows = counts.filter(pc.equal(counts["column"], column))["rows"].to_numpy()
+            ranks.append((np.cumsum(rows) - rows / 2) / max(1, rows.sum()))
+        return counts.set_column(2, "rank", pa.array(np.concatenate(ranks)))
 
     def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
         """Rows that have a value in every column, by their uid."""
@@ -123,11 +123,12 @@ class RankMean(PoolFilter):
             is_known &= ~np.isnan(numbers_of(rows, column))
         return route_by_uid(rows, is_known, partitions)
 
-    def judge(self, rows: pa.Table, state: dict[str, tuple[Floats, Floats]]) -> Columns:
+    def judge(self, rows: pa.Table, state: pa.Table) -> Columns:
         total = np.zeros(rows.num_rows)
         for column, weight in self.of.items():
-            values, ranks = state[column]
-            rank = ranks[np.searchsorted(values, numbers_of(rows, column))]
+            own = state.filter(pc.equal(state["column"], column))
+            place = np.searchsorted(own["value"].to_numpy(), numbers_of(rows, column))
+            rank = own["rank"].to_numpy()[place]
             total += weight * rank if weight > 0 else weight * (rank - 1)
         return {"rank_mean": total / math.fsum(map(abs, self.of.values()))}
 
@@ -144,8 +145,11 @@ class RankMean(PoolFilter):
 # The times are logarithms, which makes a score a shift.
 
 
-GRAIN = 2.0**-18  # of a logarithm of a time: at most some ten million different ones in a pool
+GRAIN = 2.0**-18  # of a logarithm of a time
 STEP = np.uint64(0x9E3779B97F4A7C15)  # of splitmix64
+BINS = pa.schema([("bin", pa.float64()), ("width", pa.float64()), ("draws", pa.int64())])
+MOST_BINS = 1 << 18  # of times, in memory: where more are needed, all are made wider
+BIN = 2.0**-10  # the narrowest, of a logarithm of a time; some 30,000 where scores are of one size
 
 
 def ring_times(scores: Floats, uids: list[str], penalty: float, most: int, seed: int) -> Floats:
@@ -173,9 +177,13 @@ class SoftCap(PoolFilter):
     with a score; it may be above 1. Rows are drawn one by one with a probability proportional to
     exp(score / temperature); each draw of a row divides its probability by exp(penalty), and after
     `most` draws it has none. Draws at the same time as the last one, to 1 in 260,000, count too.
+
+    The shards are summarised as a histogram of times. Then the rows with a time in the bin of the
+    last draw are in one partition, which has all times to find it among.
     """
 
     name = "soft_cap"
+    version = 2
     adds, meanings = described(soft_cap=(pa.int16(), "how often soft cap sampling draws the row"))
     of: str
     share: float = field(metadata={"above": 0})
@@ -197,30 +205,58 @@ class SoftCap(PoolFilter):
         return (self.of,)
 
     def summarise(self, rows: pa.Table) -> pa.Table:
-        chosen = rows.take(self.route(rows, None, 1)[0])
-        return count_values({self.of: self._times(chosen).ravel()})
+        times = self._times(rows.filter(pa.array(self._is_known(rows)))).ravel()
+        return self.merge(pa.table([times, np.full(len(times), BIN), np.ones_like(times)], BINS))
 
     def merge(self, summaries: pa.Table) -> pa.Table:
-        return merge_counts(summaries)
+        """BINS of one width, by time. A bin is named by its lower end, and by any time in it."""
+        lower, width, draws = (summaries[name].to_numpy() for name in BINS.names)
+        wide = width.max(initial=BIN)
+        while True:
+            bins, place = np.unique(np.floor(lower / wide), return_inverse=True)
+            if len(bins) <= MOST_BINS:
+                break
+            wide *= 2 ** math.ceil(math.log2(len(bins) / MOST_BINS))
+        counts = np.bincount(place, draws, len(bins))
+        return pa.table([bins * wide, np.full(len(bins), wide), counts.astype(np.int64)], BINS)
 
-    def combine(self, summaries: pa.Table) -> float:
-        """The time of the last draw."""
-        counts = merge_counts(summaries)
-        before = np.cumsum(counts["rows"].to_numpy())
-        if not len(before):
-            return -math.inf
-        rows = int(before[-1]) // self.most
-        last = int(np.searchsorted(before, math.ceil(self.share * rows)))
-        logger.info("soft_cap: %d draws of %d rows by %s", before[last], rows, self.of)
-        return float(counts["value"][last].as_py())
+    def combine(self, summaries: pa.Table) -> pa.Table:
+        """The bin of the last draw, and which one in it is the last; no rows without draws."""
+        bins = self.merge(summaries)
+        before = np.cumsum(bins["draws"].to_numpy())
+        rows = int(before[-1]) // self.most if len(before) else 0
+        draws = math.ceil(Fraction(str(self.share)) * rows)
+        last = int(np.searchsorted(before, draws))
+        logger.info("soft_cap: %d draws of %d rows by %s", draws, rows, self.of)
+        own = bins.slice(last, 1)
+        left = pa.array(draws - before[last : last + 1] + own["draws"].to_numpy())
+        return own.set_column(2, "draws", left)
 
-    def route(self, rows: pa.Table, state: Any, partitions: int) -> tuple[Integers, Integers]:
-        """Rows that have a score, by their uid."""
-        is_known = np.isfinite(numbers_of(rows, self.of) / self.temperature)
-        return route_by_uid(rows, is_known, partitions)
+    def route(self, rows: pa.Table, state: pa.Table, partitions: int) -> tuple[Integers, Integers]:
+        """Rows that have a score, by their uid; those with a time in the bin to one partition."""
+        chosen, partition = route_by_uid(rows, self._is_known(rows), partitions)
+        if partitions > 1 and len(chosen):
+            times = self._times(rows.take(pa.array(chosen)))
+            partition[self._in_bin(times, state).any(axis=1)] = 0
+        return chosen, partition
 
-    def judge(self, rows: pa.Table, state: float) -> Columns:
-        return {"soft_cap": (self._times(rows) <= state).sum(axis=1).astype(np.int16)}
+    def judge(self, rows: pa.Table, state: pa.Table) -> Columns:
+        times = self._times(rows)
+        inside = times[self._in_bin(times, state)]
+        last = state["bin"][0].as_py()
+        is_drawn = times < last
+        if len(inside):
+            draws = state["draws"][0].as_py()
+            is_drawn = times <= np.partition(inside, draws - 1)[draws - 1]
+        return {"soft_cap": is_drawn.sum(axis=1).astype(np.int16)}
+
+    def _is_known(self, rows: pa.Table) -> NDArray[np.bool_]:
+        return np.isfinite(numbers_of(rows, self.of) / self.temperature)
+
+    def _in_bin(self, times: Floats, state: pa.Table) -> NDArray[np.bool_]:
+        lower, width = (state[name][0].as_py() for name in ("bin", "width"))
+        is_inside: NDArray[np.bool_] = np.floor(times / width) == lower / width
+        return is_inside
 
     def _times(self, rows: pa.Table) -> Floats:
         scores = numbers_of(rows, self.of) / self.temperature

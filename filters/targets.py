@@ -10,18 +10,10 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from filters.base import FILE, FREE, SHARE, Columns, PoolFilter, described
-from filters.clusters import assign, check_faiss, drawn, sample_of, train
+from filters.clusters import as_column, assign, centroids_of, check_faiss, drawn, sample_of, train
 from filters.columns import route_by_uid, unit_vectors
 
 Floats = NDArray[np.float32]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TargetClusters:
-    """Centroids (clusters, width) of length 1, and which of them are nearest to a target."""
-
-    centroids: Floats
-    is_target: NDArray[np.bool_]
 
 
 @dataclass(kw_only=True)
@@ -59,7 +51,8 @@ class Targets(PoolFilter):
     def summarise(self, rows: pa.Table) -> pa.Table:
         return drawn(rows, self.on, self.sample)
 
-    def combine(self, summaries: pa.Table) -> TargetClusters:
+    def combine(self, summaries: pa.Table) -> pa.Table:
+        """The centroids, of length 1, and which of them are nearest to a target."""
         sample, _ = sample_of(summaries)
         wanted = read_embeddings(self.targets, self.key)
         if len(sample) and sample.shape[1] != wanted.shape[1]:
@@ -72,7 +65,7 @@ class Targets(PoolFilter):
         is_target = np.zeros(len(centroids), np.bool_)
         if len(sample):
             is_target[assign(wanted, centroids)] = True
-        return TargetClusters(centroids=centroids, is_target=is_target)
+        return pa.table({"centroid": as_column(centroids), "is_target": is_target})
 
     def route(
         self, rows: pa.Table, state: Any, partitions: int
@@ -81,12 +74,12 @@ class Targets(PoolFilter):
         _, is_usable = unit_vectors(rows[self.on])
         return route_by_uid(rows, is_usable, partitions)
 
-    def judge(self, rows: pa.Table, state: TargetClusters) -> Columns:
+    def judge(self, rows: pa.Table, state: pa.Table) -> Columns:
         own, _ = unit_vectors(rows[self.on])
-        cluster = assign(own, state.centroids)
+        cluster = assign(own, centroids_of(state))
         return {
             "targets_cluster": cluster.astype(np.int32),
-            "targets_in_target": state.is_target[cluster],
+            "targets_in_target": state["is_target"].to_numpy()[cluster],
         }
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from manifests.text import printable
+from manifests.text import printable, printable_lines
 
 EXIT_MISTAKE = 2
 EXIT_INCOMPLETE = 3
@@ -81,9 +81,9 @@ class LineFormatter(logging.Formatter):
         unit = parts[1] if len(parts) > 1 else parts[0]
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         time_of_day = self.formatTime(record, "%H:%M:%S")
-        line = f"{time_of_day} {unit}: {level}{record.getMessage()}"
+        line = f"{time_of_day} {unit}: {level}{printable(record.getMessage())}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + printable_lines(self.formatException(record.exc_info))
         return line
 
 
@@ -156,7 +156,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> No
     is_ours = not package or (ROOT / package).exists()
     wants_trace = bool(os.environ.get("CLIPMILL_TRACEBACK"))
     if not isinstance(error, ModuleNotFoundError) or is_ours or wants_trace:
-        sys.__excepthook__(kind, error, trace)
+        print_error(*"".join(traceback.format_exception(kind, error, trace)).splitlines())
         return
     raise SystemExit(
         mistake(f"{sys.executable} has no package {package!r}; {NEXT_TO_PACKAGES}")
@@ -279,32 +279,39 @@ def run_command(
             raise
         return mistake(f"{error.filename}: {error.strerror}")
     except KeyboardInterrupt:  # Stopped, of which Ray makes another one
-        print_error(f"\nstopped by {signal_name(_stopped_by)}: {stopped}")
+        print_error("", f"stopped by {signal_name(_stopped_by)}: {stopped}")
         _output_is_closed()  # else the interpreter fails at its end where the terminal is gone
         return 128 + _stopped_by
     except SystemExit as end:
         if end.code != signal.SIGTERM:  # Ray replaces the handler of SIGTERM by sys.exit(SIGTERM)
             raise
-        print_error(f"\nstopped by SIGTERM: {stopped}")
+        print_error("", f"stopped by SIGTERM: {stopped}")
         return 128 + signal.SIGTERM
     finally:
         logging.disable(disabled)
 
 
 def mistake(message: str) -> int:
-    """Print `error: message`, made printable, and return the exit status of a mistake."""
+    """Print `error: message` and return the exit status of a mistake."""
     if os.environ.get("CLIPMILL_TRACEBACK") and sys.exc_info()[0] is not None:
-        traceback.print_exc()
-    print_error(f"error: {printable(message)}")
+        print_error(*traceback.format_exc().splitlines())
+    print_error(f"error: {message}")
     return EXIT_MISTAKE
 
 
-def print_error(line: str) -> None:
-    """A line on stderr, written at once: those of several ranks do not mix. A stream that is
-    closed does not change how the command ends.
+def show(*lines: str) -> None:
+    """Lines on stdout, made printable: strangers wrote what is in them. All output of a command
+    goes through here or `print_error`, but for that of Rich.
+    """
+    print("\n".join(map(printable, lines)), flush=True)
+
+
+def print_error(*lines: str) -> None:
+    """Lines on stderr, made printable and written at once: those of several ranks do not mix. A
+    stream that is closed does not change how the command ends.
     """
     with suppress(OSError, ValueError):
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write("".join(f"{printable(line)}\n" for line in lines))
         sys.stderr.flush()
 
 

@@ -27,6 +27,11 @@ def printable(text: str) -> str:
     return "".join(map(_printable_character, text))
 
 
+def printable_lines(text: str) -> str:
+    """The same for a text of several lines."""
+    return "\n".join(map(printable, text.splitlines()))
+
+
 def _valid_character(character: str) -> str:
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:

@@ -19,6 +19,8 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from manifests.text import printable
+
 ROOT = str(Path(__file__).resolve().parents[1])
 LOOK_S = 1.0
 # Of the time between two looks this counts as waited: a process that was stopped and goes on has
@@ -213,5 +215,5 @@ def watched(look: Callable[[], None]) -> Iterator[None]:
 def end_now(status: int, message: str) -> NoReturn:
     """End this process whatever its threads wait for. What is committed is whole."""
     with contextlib.suppress(OSError):  # sys.stderr may be locked by a thread that waits
-        os.write(2, f"\nerror: {message}\n".encode(errors="replace"))
+        os.write(2, f"\nerror: {printable(message)}\n".encode(errors="replace"))
     os._exit(status)

@@ -11,7 +11,6 @@ import os
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -49,7 +48,7 @@ def run(words: Sequence[str]) -> None:
     A stop signal is passed on once, and the command has the time that it needs to end; a second one
     kills it.
     """
-    print(f"\n$ {shown(words)}", flush=True)
+    console.show("", f"$ {shown(words)}")
     wait(start(words), words)
 
 
@@ -98,19 +97,19 @@ def running_beside(words: Sequence[str], log: Path) -> Iterator[Callable[[], flo
     of its log. It raises CalledProcessError, and prints the last lines of the log, where the
     command failed. Where the block is left before, the command is told to stop.
     """
-    print(f"\n$ {shown(words)} > {shlex.quote(str(log))} 2>&1 &", flush=True)
+    console.show("", f"$ {shown(words)} > {shlex.quote(str(log))} 2>&1 &")
     started = time.time()
     child = start(words, log)
     with contextlib.suppress(ProcessLookupError):  # it may have ended
         os.setpriority(os.PRIO_PROCESS, child.pid, NICE)
 
     def join() -> float:
-        print("\n$ wait", flush=True)
+        console.show("", "$ wait")
         try:
             wait(child, words)
         except subprocess.CalledProcessError:
             lines = log.read_text(errors="replace").splitlines()
-            print("\n".join(lines[-LAST_LINES:]), file=sys.stderr)
+            console.print_error(*lines[-LAST_LINES:])
             raise
         return log.stat().st_mtime - started
 
@@ -124,7 +123,7 @@ def export(**variables: str) -> None:
     """Set variables for the commands that follow, and print them."""
     os.environ.update(variables)
     settings = " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
-    print(f"\n$ export {settings}", flush=True)
+    console.show("", f"$ export {settings}")
 
 
 # --- the sequence -----------------------------------------------------------------------------

@@ -12,6 +12,7 @@ Invariants, in `tests/pipeline/cross_row/test_cross_row.py` and `test_on_ray.py`
 * The columns depend neither on shards nor on partitions nor on workers.
 * Workers of Ray, also killed ones, leave the bytes of one worker.
 * A killed job is resumed to the same columns; a pool that grew makes all columns old.
+* What the tickets leave are Parquet files: none can run code, whoever made the pool.
 * Near pairs of all partitions end in the components of the whole graph, in memory that follows
   their number, about 240 bytes each.
 * Memory is that of a partition (PARTITION_BYTES, sorted: twice), not of the pool: figures in
@@ -23,8 +24,8 @@ A filter subclasses `PoolFilter` (`filters/base.py`); nothing changes here.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
-import pickle
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +67,7 @@ from pipeline.shuffle import (
 # decide memory and the number of files; no result depends on them.
 
 
-FORM = 2  # of the files of a job: another one begins it anew
+FORM = 3  # of the files of a job: another one begins it anew
 PARTITION_BYTES = 1 << 27  # rows of a partition; sorting them takes as much again
 MOST_PARTITIONS = 4096
 ROW_BYTES = 64  # of a row beside its columns: its id, its place in a sort
@@ -232,16 +233,13 @@ class PoolWorker:
         self.job = job_of(config)
         self.instance, self.filter = filter_of(self.job)
         self.filter.setup()
-        self._state: list[Any] = []
 
-    @property
-    def state(self) -> Any:
+    @functools.cached_property
+    def state(self) -> pa.Table | None:
         """What `combine` returned; None for a filter without summaries."""
-        if not self._state:
-            path = state_path(self.job)
-            is_there = self.filter.summarised
-            self._state.append(pickle.loads(disk.read_bytes(path)) if is_there else None)
-        return self._state[0]
+        if not self.filter.summarised:
+            return None
+        return disk.read_parquet(state_path(self.job)).replace_schema_metadata(None)
 
     def call(self, method: str, *arguments: Any) -> Any:
         """What a method of the filter returns. ValueError, one line, where it raises."""
@@ -304,7 +302,7 @@ class Summaries:
 
 def state_path(job: PoolJob) -> str:
     """The file that `combine` leaves."""
-    return disk.join(job.folder, "state.pickle")
+    return disk.join(job.folder, "state.parquet")
 
 
 def summary_path(job: PoolJob, number: int) -> str:
@@ -345,15 +343,9 @@ def combine(config: Config) -> Work:
         for number in range(job.units):
             table = disk.read_parquet(summary_path(job, number))
             summaries.add(table.replace_schema_metadata(None))
-        state = worker.call("combine", summaries.table())
-        try:
-            data = pickle.dumps(state)
-        except Exception as error:
-            raise ValueError(
-                f"filter {worker.instance.name}: what combine returned cannot be pickled: {error}"
-            ) from error
+        state = worker.table_of("combine", summaries.table())
         check_fence(job.pool, job.fence)
-        disk.write_bytes(state_path(job), data)
+        disk.write_parquet(state_path(job), state)
         return {}
 
     return work
@@ -696,6 +688,8 @@ def compute(
             run.judge()
         run.gather(lacking)
     except _Failed as stopped:
+        if any("is damaged" in reason for reason in stopped.failed.values()):
+            run.remove_scratch()  # of a kill or of another's pool: the next command begins anew
         return stopped.failed
     run.remove_scratch()
     return {}

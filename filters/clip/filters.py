@@ -161,17 +161,17 @@ class ClipLoss(PoolFilter):
     def merge(self, summaries: pa.Table) -> pa.Table:
         return pa.table({"rows": pa.array([pc.sum(summaries["rows"]).as_py()], pa.int64())})
 
-    def combine(self, summaries: pa.Table) -> int:
+    def combine(self, summaries: pa.Table) -> pa.Table:
         """The number of blocks of the pool."""
         total = int(np.sum(summaries["rows"].to_numpy()))
-        return max(1, math.ceil(total / (BLOCK * self.batch)))
+        return pa.table({"blocks": [max(1, math.ceil(total / (BLOCK * self.batch)))]})
 
-    def route(self, rows: pa.Table, state: int, partitions: int) -> tuple[Integers, Integers]:
+    def route(self, rows: pa.Table, state: pa.Table, partitions: int) -> tuple[Integers, Integers]:
         row_numbers = self._there(rows)
         uids = rows["uid"].take(row_numbers).to_pylist()
         return row_numbers, self._blocks(uids, state) % partitions
 
-    def judge(self, rows: pa.Table, state: int) -> Columns:
+    def judge(self, rows: pa.Table, state: pa.Table) -> Columns:
         image_BE, _ = stored_embeddings(rows, self.on, "image")
         text_BE, _ = stored_embeddings(rows, self.on, "text")
         uids = rows["uid"].to_pylist()
@@ -202,8 +202,9 @@ class ClipLoss(PoolFilter):
         """One if all rows are in the same batch anyway."""
         return self.rounds if round(rows / self.batch) > 1 else 1
 
-    def _blocks(self, uids: Iterable[str], count: int) -> Integers:
-        return (_hashes(uids, self.seed, 0) % np.uint64(count)).astype(np.int64)
+    def _blocks(self, uids: Iterable[str], state: pa.Table) -> Integers:
+        count = np.uint64(state["blocks"][0].as_py())
+        return (_hashes(uids, self.seed, 0) % count).astype(np.int64)
 
     def _there(self, rows: pa.Table) -> Integers:
         """Row numbers of the rows with both embeddings."""

@@ -26,12 +26,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property, partial
 from math import ceil
-from typing import Any, BinaryIO, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import duckdb
 import numpy as np
@@ -134,9 +134,9 @@ class PartRows:
         self.known = columns | set(self.derived)
         is_stored = pc.fill_null(pc.equal(table["status"], "success"), False)
         self.stored: Mask = is_stored.to_numpy(zero_copy_only=False)
-        self._is_alive = "row_is_alive"  # no column of the table begins so
-        while any(name.lower().startswith(self._is_alive) for name in self.known):
-            self._is_alive += "_"
+        self.is_alive = "row_is_alive"  # no column of the table begins so
+        while any(name.lower().startswith(self.is_alive) for name in self.known):
+            self.is_alive += "_"
         self._hashes: dict[int, Hashes] = {}
 
     @cached_property
@@ -154,11 +154,20 @@ class PartRows:
             lists |= test.lists
             known = "".join(f" AND {quoted(name)} IS NOT NULL" for name in test.not_null)
             columns.append(
-                f"CASE WHEN {self._is_alive}{known} THEN CAST(({test.sql}) AS UTINYINT) "
+                f"CASE WHEN {self.is_alive}{known} THEN CAST(({test.sql}) AS UTINYINT) "
                 f"ELSE {MISSING}::UTINYINT END AS answer_{number}"
             )
+        text = ", ".join(columns)
+        try:
+            found = self._of_alive(text, alive, lists)
+        except duckdb.Error:
+            if not lists or len(tests) > 1:
+                raise
+            for name, sql in lists.items():  # slow, but where the rule guards its list, it works
+                text = text.replace(name, f"({sql})")
+            found = self._of_alive(text, alive)
         answers = []
-        for column in self._of_alive(", ".join(columns), alive, lists):
+        for column in found:
             known_column = pc.fill_null(column, MISSING) if column.null_count else column
             answers.append(known_column.to_numpy())
         return answers
@@ -166,9 +175,12 @@ class PartRows:
     def _of_alive(
         self, columns: str, alive: Mask, lists: Mapping[str, str] | None = None
     ) -> list[pa.ChunkedArray]:
-        table = self.readable.append_column(self._is_alive, pa.array(alive))
-        self.connection.register(TABLE, table)
+        self._register(alive)
         return list(self._select(columns, lists).to_arrow_table().columns)
+
+    def _register(self, alive: Mask) -> None:
+        table = self.readable.append_column(self.is_alive, pa.array(alive))
+        self.connection.register(TABLE, table)
 
     def values_of_stored(self, sql: str) -> tuple[pa.DataType, Numbers | None]:
         """(type of `sql`, its values of the stored rows without NULL and NaN; None where it is no
@@ -176,7 +188,7 @@ class PartRows:
         if sql in self.table.column_names and _is_number(self.table.schema.field(sql).type):
             answer = self.table[sql].filter(pa.array(self.stored)).drop_null()
         else:
-            of_alive = f"CASE WHEN {self._is_alive} THEN ({sql}) END AS answer"
+            of_alive = f"CASE WHEN {self.is_alive} THEN ({sql}) END AS answer"
             answer = self._of_alive(of_alive, self.stored)[0].drop_null()
         if pa.types.is_decimal(answer.type):  # a column times 0.5 is a decimal
             answer = answer.cast(pa.float64())
@@ -191,7 +203,7 @@ class PartRows:
         lists: SQL of columns that they name.
         """
         columns = [f"({sql}) AS answer_{number}" for number, sql in enumerate(expressions)]
-        self.connection.register(TABLE, self.readable)
+        self._register(self.stored)
         return [str(kind) for kind in self._select(", ".join(columns), lists).types]
 
     def with_derived(self) -> pa.Table:
@@ -249,43 +261,37 @@ class Ranked:
 
 
 class Ranks:
-    """Values by the name of what they are of: `with Ranks() as ranks`. Threads may share it."""
+    """Values by the name of what they are of. Threads may share it. folder: for its files, which
+    are open only while they are written or read: there may be a thousand.
+    """
 
-    def __init__(self) -> None:
-        self._files: dict[Hashable, tuple[BinaryIO, np.dtype[Any]]] = {}
+    def __init__(self, folder: Path) -> None:
+        self._files: dict[Hashable, tuple[Path, np.dtype[Any]]] = {}
         self._lock = threading.Lock()
-        self._stack = ExitStack()
-        self._folder = self._stack.enter_context(disk.scratch_folder("clipmill-ranks-"))
-
-    def __enter__(self) -> Ranks:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
+        self._folder = folder
 
     def add(self, name: Hashable, values: Numbers) -> None:
         """Some more values: (n,) numbers of one type without NaN."""
         with self._lock:
             if name not in self._files:
-                path = self._folder / f"{len(self._files)}.values"
-                self._files[name] = self._stack.enter_context(path.open("wb")), values.dtype
-            file, kind = self._files[name]
+                self._files[name] = self._folder / f"{len(self._files)}.values", values.dtype
+            path, kind = self._files[name]
             assert values.dtype == kind
-            file.write(np.ascontiguousarray(values).data)
+            with path.open("ab") as file:
+                file.write(np.ascontiguousarray(values).data)
 
     def find(self, name: Hashable, rank: Callable[[int], int]) -> Ranked | None:
         """The value of rank(count) from below, from 1 to count; None where there is no value."""
         if name not in self._files:
             return None
         with self._lock:
-            file, kind = self._files[name]
-            file.flush()
-            count = file.tell() // kind.itemsize
+            path, kind = self._files[name]
+            count = path.stat().st_size // kind.itemsize
             if not count:
                 return None
             position = rank(count) - 1
             assert 0 <= position < count
-            values = np.memmap(file.name, kind, "r+", shape=(count,))
+            values = np.memmap(path, kind, "r+", shape=(count,))
             values.partition(position)
             value = values[position] + kind.type(0)  # 0.0 for -0.0
             below = equal = 0
@@ -407,14 +413,15 @@ def check_steps(rows: PartRows, steps: Sequence[Step]) -> tuple[list[_Top], dict
         kind, _ = _numbers(rows, tops[-1])  # refuses text before any row is read
         return 0 if pa.types.is_integer(kind) else 0.0
 
-    tests = {}
+    by_sql: dict[str, RowTest] = {}
     for step in steps:
-        if step.where is not None:
-            tests[step] = _where_test(rows, step, partial(threshold, step))
-    _check_types(rows, list(tests.values()))
+        if step.where is not None and step.where not in by_sql:
+            by_sql[step.where] = _where_test(rows, step, partial(threshold, step))
+    _check_types(rows, list(by_sql.values()))
     for top in tops:
-        tests.pop(top.step, None)
-    return tops, tests
+        by_sql.pop(str(top.step.where), None)
+    tests = {step: by_sql.get(str(step.where)) for step in steps}
+    return tops, {step: replace(test, step=step) for step, test in tests.items() if test}
 
 
 def _check_types(rows: PartRows, tests: Sequence[RowTest]) -> None:
@@ -574,7 +581,7 @@ def _where_test(
     """
     try:
         expression = parse(step, rows.known)
-        tree, lists = long_lists(expression.tree)
+        tree, lists = long_lists(expression.tree, rows.is_alive)
         types_of = partial(rows.types_of, lists=lists)
         sql = to_sql(replace(expression, tree=tree), step, threshold, types_of)
     except duckdb.Error as error:
@@ -629,7 +636,8 @@ def _find_tops(
         by_column.setdefault(top.column, top)
         step = Step(name=top.step.name, where=top.column, view=top.step.view)
         columns |= columns_on_disk(parse(step, rows.known).columns)
-    with Ranks() as ranks:
+    with disk.scratch_folder("clipmill-ranks-") as folder:
+        ranks = Ranks(folder)
 
         def work(unit: int) -> None:
             with borrowed_connection() as connection:
@@ -669,7 +677,8 @@ def size_limits(
     """(seed, size) -> (the size-th smallest hash, the rows with that hash that are drawn too)."""
     seeds = {seed for seed, _ in draws}
     draws_made = {}
-    with Ranks() as ranks:
+    with disk.scratch_folder("clipmill-ranks-") as folder:
+        ranks = Ranks(folder)
 
         def work(unit: int) -> None:
             with borrowed_connection() as connection:

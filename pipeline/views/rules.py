@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import os
 import re
 import threading
@@ -33,6 +34,7 @@ from pipeline.shuffle import connect
 
 
 TABLE = "pool_rows"  # the one table of rows that rules are evaluated over
+MEMORY = "2GB"  # that DuckDB may take for all of its connections beside the values of expressions
 
 _lock = threading.Lock()
 # Process -> connections that are not in use. A forked process must not use those of its parent.
@@ -53,7 +55,8 @@ def borrowed_connection() -> Iterator[duckdb.DuckDBPyConnection]:
             connection = idle.pop()
         else:
             if process not in _databases:
-                _databases[process] = connect(threads=1)
+                limits = {"memory_limit": MEMORY, "temp_directory": ""}
+                _databases[process] = connect(threads=1, **limits)
             connection = _databases[process].cursor()
     try:
         yield connection
@@ -123,6 +126,7 @@ def binding_problem(error: Exception) -> str:
 
 
 RESERVED = (NOT_STORED, "attempted", "stored")  # steps of every funnel
+MOST_STEPS, DEEPEST = 2000, 100  # of a view, with those of the views that it names; of such views
 SHOWN_TEXT = 400  # characters of a rule in a message
 SELECTED, SELECTED_WORD = "selected", "in "
 
@@ -163,7 +167,8 @@ def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
     ValueError for unknown views, views that name each other in a circle, and rules of the same
     name.
     """
-    steps = tuple(replace(step, view=name) for step in _steps_of_view(views, name, ()))
+    by_name = {view.name: view for view in views}
+    steps = [replace(step, view=name) for step in _steps_of_view(by_name, name, (), {})]
     names = Counter(step.name for step in steps)
     for step in steps:
         if names[step.name] > 1:
@@ -172,25 +177,30 @@ def steps_of(views: Sequence[View], name: str) -> tuple[Step, ...]:
             )
         if step.name in RESERVED or ":" in step.name:
             raise ValueError(f"view {name!r}: a rule cannot be named {step.name!r}")
-    return steps
+    return tuple(steps)
 
 
 def rules_of(views: Sequence[View], name: str) -> tuple[dict[str, Any], ...]:
     """The steps as plain values for NAME.json. Equal values decide equally, and the other way
     round."""
-    rules = []
-    for step in steps_of(views, name):
-        rule: dict[str, Any] = {"name": step.name}
-        if step.where is not None:
-            rule["where"] = step.where
-        elif step.sample is not None:
-            rule |= {"sample": step.sample, "seed": step.seed}
-        else:
-            assert step.random_like is not None
-            like = rules_hash(rules_of(views, step.random_like))
-            rule |= {"random_like": step.random_like, "seed": step.seed, "like": like}
-        rules.append(rule)
-    return tuple(rules)
+
+    @functools.cache
+    def rules_by_name(view: str) -> tuple[dict[str, Any], ...]:
+        rules = []
+        for step in steps_of(views, view):
+            rule: dict[str, Any] = {"name": step.name}
+            if step.where is not None:
+                rule["where"] = step.where
+            elif step.sample is not None:
+                rule |= {"sample": step.sample, "seed": step.seed}
+            else:
+                assert step.random_like is not None
+                like = rules_hash(rules_by_name(step.random_like))
+                rule |= {"random_like": step.random_like, "seed": step.seed, "like": like}
+            rules.append(rule)
+        return tuple(rules)
+
+    return rules_by_name(name)
 
 
 def rules_hash(rules: Sequence[dict[str, Any]]) -> str:
@@ -220,31 +230,46 @@ def is_selected(rules: Sequence[dict[str, Any]]) -> bool:
     return len(rules) == 1 and str(rules[0].get("where", "")).startswith(SELECTED_WORD)
 
 
-def _steps_of_view(views: Sequence[View], name: str, outer: tuple[str, ...]) -> Iterator[Step]:
-    """`outer`: the views that led here."""
+def _steps_of_view(
+    by_name: Mapping[str, View], name: str, outer: tuple[str, ...], done: dict[str, list[Step]]
+) -> list[Step]:
+    """outer: the views that led here. done: the steps of views that were met, once for each."""
+    if name in done:
+        return done[name]
     if name in outer:
         raise ValueError(f"views name each other in a circle: {' -> '.join([*outer, name])}")
-    by_name = {view.name: view for view in views}
     if name not in by_name:
         prefix = f"view {outer[-1]!r}: " if outer else ""
         raise ValueError(
             f"{prefix}there is no view {name!r}{disk.did_you_mean(name, by_name)}; "
             f"there are {', '.join(by_name)}"
         )
+    if len(outer) > DEEPEST:
+        raise ValueError(f"view {outer[0]!r} names views more than {DEEPEST} deep; write rules")
+    steps: list[Step] = []
     for rule in by_name[name].rules:
         if rule.view is not None:
-            for step in _steps_of_view(views, rule.view, (*outer, name)):
-                yield replace(step, name=f"{rule.name}.{step.name}")
-            continue
-        if rule.random_like in by_name:
-            list(_steps_of_view(views, rule.random_like, (*outer, name)))  # raises for a circle
-        yield Step(
-            name=rule.name,
-            where=rule.where,
-            random_like=rule.random_like,
-            sample=rule.sample,
-            seed=rule.seed,
-        )
+            for step in _steps_of_view(by_name, rule.view, (*outer, name), done):
+                steps.append(replace(step, name=f"{rule.name}.{step.name}"))
+        else:
+            if rule.random_like is not None and rule.random_like in by_name:  # a circle raises
+                _steps_of_view(by_name, rule.random_like, (*outer, name), done)
+            steps.append(
+                Step(
+                    name=rule.name,
+                    where=rule.where,
+                    random_like=rule.random_like,
+                    sample=rule.sample,
+                    seed=rule.seed,
+                )
+            )
+        if len(steps) > MOST_STEPS:
+            raise ValueError(
+                f"view {name!r} has more than {MOST_STEPS:,} rules, with those of the views that "
+                "it names; name each view once"
+            )
+    done[name] = steps
+    return steps
 
 
 # --------------------------------------------------------------------------------------------------
@@ -525,6 +550,28 @@ DERIVED = {
 CLOCKS = frozenset(
     {"age", "current_localtime", "current_localtimestamp", "current_timestamp", "user", "version"}
 )
+# Functions whose answer DuckDB may change with a release.
+_OF_RELEASE = (
+    "approx_count_distinct approx_quantile approx_top_k create_sort_key hash icu_sort_key "
+    "json_serialize_plan json_serialize_sql list_approx_count_distinct pragma_version"
+)
+OF_RELEASE = frozenset(_OF_RELEASE.split())
+AGGREGATED = ("aggregate", "array_aggr", "array_aggregate", "list_aggr", "list_aggregate")
+# Functions that make a value larger than its parts, with the arguments that say how much; those
+# that put one part into another as often as they like; and those that do so without an end.
+SIZED: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(("array_resize", "bitstring", "list_resize", "lpad", "repeat", "rpad"), (1,)),
+    **dict.fromkeys(("generate_series", "range"), (0, 1, 2)),
+    **dict.fromkeys(("format", "printf"), (0,)),
+    "equi_width_bins": (2,),
+}
+_MULTIPLIED = (
+    "apply array_apply array_to_string array_transform list_apply list_transform regexp_replace "
+    "replace"
+)
+MULTIPLIED = frozenset(_MULTIPLIED.split())
+REDUCED = ("array_reduce", "list_reduce", "reduce")
+MOST_TIMES = 1000  # that a value of a rule may be larger than those of the row
 LONG_LIST = 20  # values after IN; as many and more are compared outside of the rule's CASE
 # Operations of one rule that DuckDB evaluates; on 20,000 rows these take 5 s.
 MOST_OPERATIONS = 10_000
@@ -554,13 +601,15 @@ def columns_of(views: Sequence[View], name: str, known: Iterable[str]) -> set[st
     """
     known = {*known, *DERIVED}
     columns = {"status"}
-    for step in steps_of(views, name):
-        if step.where is not None:
-            columns |= columns_on_disk(parse(step, known).columns)
-            continue
-        columns.add("uid")
-        if step.random_like is not None:
-            columns |= columns_of(views, step.random_like, known)
+    names = [name]
+    for view in names:  # it grows
+        for step in steps_of(views, view):
+            if step.where is not None:
+                columns |= columns_on_disk(parse(step, known).columns)
+                continue
+            columns.add("uid")
+            if step.random_like is not None and step.random_like not in names:
+                names.append(step.random_like)
     return columns
 
 
@@ -587,6 +636,13 @@ def parse(step: Step, known: Iterable[str]) -> Expression:
         raise step.error(f"{kind} is not allowed in a rule; it looks at one row")
     for call in syntax.calls:
         _check_function(step, call)
+    called = {str(call["function_name"]).lower() for call in syntax.calls}
+    growing = sorted(called & (SIZED.keys() | MULTIPLIED))
+    if growing and times_larger(syntax.expression) > MOST_TIMES:
+        raise step.error(
+            f"its memory has no limit: by {', '.join(growing)} a value can be more than "
+            f"{MOST_TIMES:,} times as large as those of the row; write constants that are smaller"
+        )
     spelling: dict[str, str] = {}
     for name in sorted(known):
         other = spelling.setdefault(name.lower(), name)
@@ -634,11 +690,11 @@ def quoted(column: str) -> str:
     return '"' + column.replace('"', '""') + '"'
 
 
-def long_lists(tree: Tree) -> tuple[Tree, dict[str, str]]:
+def long_lists(tree: Tree, alive: str) -> tuple[Tree, dict[str, str]]:
     """The tree with a column in place of each long list after IN; the SQL of these columns by name.
 
     DuckDB joins rows with the values of a list. Inside a CASE it compares each row with each value:
-    30 s for 20,000 texts and a million rows.
+    30 s for 20,000 texts and a million rows. alive: a column; where it is false, NULL is compared.
     """
     lists: dict[str, str] = {}
 
@@ -651,7 +707,8 @@ def long_lists(tree: Tree) -> tuple[Tree, dict[str, str]]:
         constants = [value for value in values if value["class"] == "CONSTANT"]
         if column["class"] != "COLUMN_REF" or not LONG_LIST <= len(constants) == len(values):
             return None
-        sql = _text_of_expression(node)
+        of_alive = syntax_of(f"CASE WHEN {alive} THEN {_text_of_expression(column)} END")
+        sql = _text_of_expression({**node, "children": [of_alive.expression, *values]})
         name = f"list_{disk.content_hash(sql)}"
         lists[name] = sql
         return syntax_of(name).expression
@@ -687,6 +744,43 @@ def _arguments(call: Tree) -> list[Tree]:
     return [argument.get("expression", argument) for argument in arguments]
 
 
+def _literal(nodes: Sequence[Tree]) -> str | None:
+    """The text of the first node where it is a constant."""
+    literal = nodes[0].get("literal") if nodes else None
+    text = literal.get("text") if isinstance(literal, dict) else None
+    return text if isinstance(text, str) else None
+
+
+def times_larger(value: Any) -> float:
+    """How many times larger than the values of a row those of a tree may be; infinity where it is
+    no constant that says so."""
+    if isinstance(value, list):
+        return max(map(times_larger, value), default=1.0)
+    if not isinstance(value, dict) or value.get("class") == "CONSTANT":
+        return 1.0
+    name = str(value.get("function_name", "")).lower()
+    arguments = _arguments(value) if name else []
+    if len(value.get("qualified_name", {}).get("path", ())) > 1:  # caption.repeat(3)
+        arguments = [{}, *arguments]
+    if name in MULTIPLIED:
+        parts = [len(_literal([part]) or "") for part in arguments[2 if "replace" in name else 1 :]]
+        return math.prod([*map(times_larger, arguments), *(max(1, size) for size in parts)])
+    times = max(map(times_larger, value.values()), default=1.0)
+    for place in SIZED.get(name, ()):
+        if place < len(arguments):
+            times = max(times, times_larger(arguments) * _size(arguments[place]))
+    return times
+
+
+def _size(node: Tree) -> float:
+    """The largest number in a constant; infinity for another node, and for a text that takes its
+    numbers from elsewhere."""
+    text = _literal([node])
+    if text is None or re.search(r"[*]|\{[^}]*\{", text):
+        return math.inf
+    return max(map(float, re.findall(r"[\d.]*\d(?:[eE]\+?\d+)?", text)), default=1.0)
+
+
 def _check_function(step: Step, node: Tree) -> None:
     """ValueError for the call of a function that no rule may contain."""
     name = str(node["function_name"]).lower()
@@ -705,23 +799,31 @@ def _check_function(step: Step, node: Tree) -> None:
         )
     if refusal == "aggregate":
         raise step.error(f"{name}() looks at many rows; a rule looks at one")
+    if name in REDUCED:
+        raise step.error(f"{name}() can make a value of any size; write list_sum() or the like")
+    if name in AGGREGATED:
+        name = str(_literal(_arguments(node)[1:2])).lower()
+    if name in OF_RELEASE or name.startswith("reservoir_"):
+        raise step.error(
+            f"{name}() can give another answer in another release of DuckDB; for a share of the "
+            f"rows write {{{step.name}: {{sample: 0.5, seed: 0}}}}, and for parts without common "
+            "rows compare uid, which is a hash: uid < '8' is a half"
+        )
 
 
 def _check_pattern(step: Step, node: Tree) -> None:
     """ValueError for a constant pattern that is no regular expression: DuckDB compiles it only
     where a row meets it."""
-    for pattern in _arguments(node)[1:2]:
-        literal = pattern.get("literal")
-        text = literal.get("text") if isinstance(literal, dict) else None
-        if isinstance(text, str):
-            try:
-                with borrowed_connection() as connection:
-                    connection.execute("SELECT regexp_matches('', $1)", [text]).fetchall()
-            except duckdb.Error as error:
-                problem = binding_problem(error)
-                raise step.error(
-                    f"it has a regular expression that cannot be read: {problem}"
-                ) from None
+    text = _literal(_arguments(node)[1:2])
+    if text is not None:
+        try:
+            with borrowed_connection() as connection:
+                connection.execute("SELECT regexp_matches('', $1)", [text]).fetchall()
+        except duckdb.Error as error:
+            problem = binding_problem(error)
+            raise step.error(
+                f"it has a regular expression that cannot be read: {problem}"
+            ) from None
 
 
 @functools.cache

@@ -29,8 +29,8 @@ class Often(PoolFilter):
     def summarise(self, rows: pa.Table) -> pa.Table:
         return pa.table({"rows": [rows.num_rows]})
 
-    def combine(self, summaries: pa.Table) -> Any:
-        return sum(summaries["rows"].to_pylist())
+    def combine(self, summaries: pa.Table) -> pa.Table:
+        return pa.table({"rows": [sum(summaries["rows"].to_pylist())]})
 
     def route(
         self, rows: pa.Table, state: Any, partitions: int
@@ -43,7 +43,8 @@ class Often(PoolFilter):
         captions = rows["caption"].to_pylist()
         counts = Counter(captions)
         often = [counts[caption] for caption in captions]
-        return {"often": often, "often_share": [count / state for count in often]}
+        total = state["rows"][0].as_py()
+        return {"often": often, "often_share": [count / total for count in often]}
 
 
 @dataclass(kw_only=True)

@@ -12,6 +12,7 @@ import pytest
 import xxhash
 
 from filters import check_filters
+from filters.clusters import centroids_of
 from filters.targets import Targets, read_embeddings
 from manifests.schema import FilterSpec
 from tests.support.pool_filters import run_inline
@@ -44,7 +45,7 @@ def test_rows_in_the_clusters_of_the_targets(targets: str) -> None:
     filter_ = Targets(targets=targets, clusters=30)
     values = run_inline(filter_, [rows], 1)
     assert len(values) == 199
-    centroids = filter_.combine(filter_.summarise(rows)).centroids
+    centroids = centroids_of(filter_.combine(filter_.summarise(rows)))
     nearest_of_targets = set((np.eye(WIDTH)[[1, 3]] @ centroids.T).argmax(1).tolist())
     groups = set()
     vectors = rows["embed_image"].to_pylist()

@@ -224,7 +224,7 @@ def test_files_of_another_job_are_not_used(tmp_path: Path, monkeypatch: pytest.M
         ("judge", {"often": ["x"] * 8, "often_share": [1.0] * 8}, "of often are not of type int64"),
         ("judge", RuntimeError("two\nlines"), "judge raised RuntimeError: two lines"),
         ("summarise", [1], "summarise must return an Arrow table; it returned list"),
-        ("combine", lambda: 0, "what combine returned cannot be pickled"),
+        ("combine", 8, "combine must return an Arrow table; it returned int"),
         ("links", [(1, 2)], "links must return a table of uid_a and uid_b"),
         ("links", pa.table({"a": [1]}), "links must return a table of uid_a and uid_b"),
         (
@@ -320,7 +320,7 @@ def test_summaries_are_merged_beyond_a_size(
     class Merging(Often):
         def merge(self, summaries: pa.Table) -> pa.Table:
             merged.append(summaries.num_rows)
-            return pa.table({"rows": [self.combine(summaries)]})
+            return self.combine(summaries)
 
     monkeypatch.setitem(FILTERS, "often", Merging)
     monkeypatch.setattr(cross_row, "SUMMARY_BYTES", 20)  # of 8 bytes a shard

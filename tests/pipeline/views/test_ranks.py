@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,28 +25,30 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_value_and_its_counts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_value_and_its_counts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The values come in seven parts, beside others, and some after a rank was found."""
     monkeypatch.setattr(choosing, "RANKED_AT_ONCE", 1000)
     values = CASES[name]
-    with Ranks() as ranks:
-        for part in np.array_split(values, 7):
-            ranks.add("others", np.arange(3))
-            ranks.add("values", part)
-            ranks.find("values", lambda count: count)
-        for share in (0.001, 0.3, 1.0):
-            k = math.ceil(share * len(values))
-            expected = np.partition(values, len(values) - k)[len(values) - k]
-            result = ranks.find("values", lambda count, k=k: count - k + 1)
-            assert result is not None
-            assert (result.value, result.count) == (expected.item(), len(values))
-            assert type(result.value) is type(expected.item())
-            assert result.count - result.below == int((values >= expected).sum())
-            assert result.equal == int((values == expected).sum())
+    ranks = Ranks(tmp_path)
+    for part in np.array_split(values, 7):
+        ranks.add("others", np.arange(3))
+        ranks.add("values", part)
+        ranks.find("values", lambda count: count)
+    for share in (0.001, 0.3, 1.0):
+        k = math.ceil(share * len(values))
+        expected = np.partition(values, len(values) - k)[len(values) - k]
+        result = ranks.find("values", lambda count, k=k: count - k + 1)
+        assert result is not None
+        assert (result.value, result.count) == (expected.item(), len(values))
+        assert type(result.value) is type(expected.item())
+        assert result.count - result.below == int((values >= expected).sum())
+        assert result.equal == int((values == expected).sum())
 
 
-def test_without_values_there_is_no_result() -> None:
-    with Ranks() as ranks:
-        ranks.add("x", np.empty(0))
-        assert ranks.find("x", lambda count: 1) is None
-        assert ranks.find("y", lambda count: 1) is None
+def test_without_values_there_is_no_result(tmp_path: Path) -> None:
+    ranks = Ranks(tmp_path)
+    ranks.add("x", np.empty(0))
+    assert ranks.find("x", lambda count: 1) is None
+    assert ranks.find("y", lambda count: 1) is None
