@@ -26,6 +26,7 @@ from manifests.aligned import (
     BundlesWriter,
     remove_view_shards,
     view_names,
+    view_shards,
     write_view_shards,
 )
 from manifests.columns import SIDECAR, VIEW, shared_name, with_extra
@@ -867,6 +868,7 @@ def write_view(
     rows_sha256: hash of its rows; None where it is computed when somebody asks for it."""
     commits = masks.commits
     layout, kept = PoolLayout(commits.pool), np.array(masks.kept[name], np.int64)
+    moved = "" if before is None else _moved_text(masks, before)
     check_fence(commits.pool, fence)
     disk.remove(layout.view_json(name))  # an old document must never describe new masks
     disk.sync_folder(layout.views)
@@ -898,8 +900,28 @@ def write_view(
     if before is None:
         logger.info("view %s keeps %d of %d rows", name, document.kept, document.funnel[0][1])
     else:
-        logger.warning("%s", _change_line(before, document))
+        logger.warning("%s%s", _change_line(before, document), moved)
     return document
+
+
+def _moved_text(masks: MaskFiles, before: ViewDocument) -> str:
+    """How many rows of the shards that an earlier view had are on the other side now: survivors of
+    duplicates and thresholds of the whole pool change where a pool grows. "" where they cannot be
+    read.
+    """
+    files = AlignedFiles.of_view(masks.commits.pool, before.name)
+    came = went = 0
+    try:
+        for shard in view_shards(masks.commits.pool, before)[0].tolist():
+            position = masks.commits.position(shard)
+            if position is None:
+                return ""
+            old = np.asarray(files.read(shard, ["kept"])[0]["kept"].to_numpy(), np.bool_)
+            new = masks.kept_rows(before.name, position)
+            came, went = came + int((new & ~old).sum()), went + int((old & ~new).sum())
+    except (OSError, ValueError):  # damaged or gone: what is new is whole
+        return ""
+    return f"; of the rows that were there {went:,} went out and {came:,} came in"
 
 
 def _change_line(before: ViewDocument, after: ViewDocument) -> str:

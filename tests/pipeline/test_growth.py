@@ -191,3 +191,18 @@ def test_a_growth_that_is_killed_goes_on(step: int, lists: Lists, tmp_path: Path
     assert {name: now[name] for name in before} == before
     assert read_parts(str(lists.pool))["parts"].to_pylist() == [1, 2]
     assert commands.audit(["verify", str(lists.pool)]) == 0
+
+
+def test_old_rows_that_change_sides_are_counted(
+    lists: Lists, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    paths = f"paths: [{lists.folder}/lists]"
+    lists.recipe(paths, ", half: [{length: 'caption_chars >= top(caption_chars, 0.5)'}]")
+    lists.write("one.csv", 0, 1, 2, 3)
+    assert lists.build() == 0  # four captions of nine letters: all of them tie
+    lists.write("two.csv", 10, 11, 10)
+    lists.write("zero.csv", 9, 8, 7, 6, 5)
+    assert lists.build() == 0
+    assert "view all changed: the pool had 2 shards" in caplog.text
+    assert "of the rows that were there 0 went out and 0 came in" in caplog.text
