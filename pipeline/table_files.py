@@ -618,10 +618,10 @@ def as_text(value: Any) -> str | None:
     """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text
     (bytes that are not UTF-8, half of a surrogate pair), and for NaN and Infinity.
     """
+    if isinstance(value, str):  # first: nearly all values are
+        return value if valid_text(value) == value else None
     if is_null(value):
         return None
-    if isinstance(value, str):
-        return value if valid_text(value) == value else None
     if isinstance(value, (bytes, bytearray)):
         try:
             return value.decode()

@@ -61,6 +61,7 @@ class PairTable:
     ) -> None:
         self.source, self.url_of, self.addresses = source, url_of, addresses
         self.caption_column = caption_column
+        self.surely_short = source.max_caption_bytes // 4  # characters
         self.fixed_columns: tuple[str, ...] = ()  # named by the kind, not by the recipe
         self.on_address: Callable[[str], object] = str  # is told every address that can be read
         extra = [extra_column(name, kind) for name, kind in source.extra_columns.items()]
@@ -102,6 +103,8 @@ class PairTable:
     def _captions(self, row: Sequence[Any] | None, names: Sequence[str]) -> Sequence[Any]:
         """The values that are captions of a row, at least one."""
         value = row[int(self.has_address)] if row is not None and self.has_captions else None
+        if isinstance(value, str):
+            return [value]
         if not isinstance(value, list) or _is_nested(value):
             return [_class_name(value, names)]
         if names:
@@ -117,14 +120,14 @@ class PairTable:
             self.on_address(link)
         if not self.has_captions:
             return self.url_of(link), ""
-        if _is_nested(caption) or isinstance(caption, list):  # its JSON is no caption
-            raise ValueError("damaged")
+        if not isinstance(caption, str) and isinstance(caption, (list, tuple, Mapping)):
+            raise ValueError("damaged")  # its JSON is no caption
         text = _readable_text(caption)
         if text is None:
             raise ValueError("no_alt")
         if not text.strip():
             raise ValueError("empty_alt")
-        if is_too_long(text, self.source):
+        if len(text) > self.surely_short and is_too_long(text, self.source):
             raise ValueError("long_caption")
         return self.url_of(link), text
 
@@ -192,8 +195,7 @@ def _class_name(value: Any, names: Sequence[str]) -> Any:
 
 def is_too_long(caption: str, source: Source) -> bool:
     """Whether a caption has more bytes than the recipe permits."""
-    most = source.max_caption_bytes
-    return len(caption) * 4 > most and len(caption.encode("utf-8", "surrogatepass")) > most
+    return len(caption.encode("utf-8", "surrogatepass")) > source.max_caption_bytes
 
 
 def url_table(source: Source) -> PairTable:
