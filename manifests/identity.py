@@ -14,7 +14,15 @@ from typing import Any
 
 from manifests import disk
 from manifests.hashes import KnownBad
-from manifests.schema import ADDED_KEYS, ADDED_SETTINGS, MANNERS, Ablation, Fetch, Recipe
+from manifests.schema import (
+    ADDED_KEYS,
+    ADDED_SETTINGS,
+    CAPTION_BYTES,
+    MANNERS,
+    Ablation,
+    Fetch,
+    Recipe,
+)
 
 DEFAULTS: dict[str, Any] = disk.to_plain(Fetch())
 ADDED_DEFAULTS: dict[str, Any] = {
@@ -24,6 +32,10 @@ ADDED_DEFAULTS: dict[str, Any] = {
     "columns": [],
     "image_column": "image",
     "caption_list": "all",
+    "delimiter": ",",
+    "max_caption_bytes": CAPTION_BYTES,
+    "image_member": None,
+    "caption_member": None,
 }
 ABSOLUTE = re.compile(r"^(file://)?/")
 

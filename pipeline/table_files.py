@@ -9,10 +9,10 @@ import json
 import math
 import re
 import zlib
+from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from itertools import chain, islice, repeat
-from pathlib import Path
+from contextlib import contextmanager, suppress
+from itertools import chain, count, groupby, islice, repeat
 from typing import IO, Any, AnyStr, TextIO
 
 import fsspec
@@ -56,11 +56,20 @@ def _ends(line: str | bytes) -> bool:
 # file is held whole.
 
 
-# All but .parquet also with .gz behind.
+# In any case of letters; all but .parquet also with one of PACKED behind.
 PARQUET = ".parquet"
 ENDINGS = (PARQUET, ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")
+PACKED = (".gz", ".zst")
 HEADERS = (".tsv", ".csv")  # tables whose first line may be a row
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
+MOST_NAMES = 20  # of columns that a message lists
 ROWS = 10_000  # of a batch
+BATCH_BYTES = 8 * 2**20  # of a batch as the footer of a Parquet file has them
+# What a column of a row group may unpack to is in its footer. Text and images shrink to a tenth at
+# most; what shrinks to less than a PACKED_MOST-th may be one value, and is held several times.
+PACKED_MOST = 100
+SUSPICIOUS, LARGEST_UNPACKED = 2**20, 2**25  # bytes
+MOST_UNPACKED = 2**36  # bytes of all rows, were each the one value: a minute's work
 PROBE = 1000  # rows within which a column must have come
 LARGEST_JSON = 1 << 29  # characters of a .json file
 BETWEEN = re.compile(r"[ \t\r\n,]*")  # values of a .json file
@@ -70,46 +79,41 @@ Values = Sequence[Any]
 csv.field_size_limit(1 << 26)
 
 
+def table_ending(path: str) -> str:
+    """The one of ENDINGS that a name has, without that of its compression; "" of no table."""
+    name = path.lower()
+    for packed in PACKED:
+        if name.endswith(packed):
+            name = name.removesuffix(packed)
+            return "" if name.endswith(PARQUET) else table_ending(name)
+    return next((ending for ending in ENDINGS if name.endswith(ending)), "")
+
+
 def is_table(path: str) -> bool:
     """True where a name ends as a table's does."""
-    if path.endswith(".parquet.gz"):
-        return False
-    return path.endswith(ENDINGS) or path.removesuffix(".gz").endswith(ENDINGS)
+    return bool(table_ending(path))
 
 
 def values(
-    path: str, columns: Sequence[str], header: Sequence[str] = ()
+    path: str, columns: Sequence[str], header: Sequence[str] = (), delimiter: str = ","
 ) -> Generator[Values | None]:
     """Some columns of a table, row by row in their order; None for a row that cannot be read.
 
     A column may be named twice. `header` names the columns of a .tsv or .csv whose first line is a
-    row. ValueError where a column is missing; the message names the nearest one. OSError or
-    EOFError where the file cannot be unpacked. A value that is not valid text holds a lone
-    surrogate (such as NOT_TEXT).
+    row, `delimiter` separates those of a .csv. A text file of 0 bytes has no rows. ValueError where
+    a column is missing; the message names the nearest one. DamagedTable where the file cannot be
+    unpacked. A value that is not valid text holds a lone surrogate (such as NOT_TEXT).
     """
-    try:
-        yield from _values(path, columns, header)
-    except zlib.error as error:  # it is no OSError
-        raise gzip.BadGzipFile(f"{path} cannot be unpacked: {error}") from None
-
-
-def _values(path: str, columns: Sequence[str], header: Sequence[str]) -> Iterator[Values | None]:
-    kind = Path(path.removesuffix(".gz")).suffix
+    kind = table_ending(path)
     if header and kind not in HEADERS:
         raise ValueError(
             f"{path}: columns names those of a table without a header, which only "
             f"{' and '.join(HEADERS)} can be; leave it out"
         )
-    if kind == ".parquet":
-        with (
-            disk.naming_table(path),
-            disk.open_file(path, cache_type="none") as file,
-            pq.ParquetFile(file) as table,
-        ):
-            require_columns(path, columns, table.schema_arrow.names)
-            for batch in table.iter_batches(batch_size=ROWS, columns=list(dict.fromkeys(columns))):
-                lists = [python_values(batch.column(name)) for name in columns]
-                yield from zip(*lists, strict=True) if lists else repeat((), batch.num_rows)
+    if delimiter != "," and kind != ".csv":
+        raise ValueError(f"{path}: delimiter is {delimiter!r}, which only a .csv has; leave it out")
+    if kind == PARQUET:
+        yield from _parquet_rows(path, columns)
         return
     if kind == ".txt" and len(columns) > 1:
         raise ValueError(
@@ -117,12 +121,13 @@ def _values(path: str, columns: Sequence[str], header: Sequence[str]) -> Iterato
             "columns. For such a list write caption_column: null and no extra_columns; for a table "
             f"give it another ending ({', '.join(ENDINGS[:-1])})"
         )
-    with fsspec.open(path, "rb", compression="infer") as stream:
-        if stream.read(2) in UTF_16:
+    with _unpacked(path) as stream:
+        if (start := stream.peek(2)[:2]) in UTF_16:
             raise ValueError(
                 f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE"
             )
-        stream.seek(0)
+        if not start:
+            return
         if kind in (".jsonl", ".ndjson"):
             yield from _pick_columns(path, _json_lines(bounded_lines(stream)), columns)
             return
@@ -139,7 +144,72 @@ def _values(path: str, columns: Sequence[str], header: Sequence[str]) -> Iterato
         elif kind == ".tsv":
             yield from _tsv_rows(path, text, columns, header)
         else:
-            yield from _csv_rows(path, text, columns, header)
+            yield from _csv_rows(path, text, columns, header, delimiter)
+
+
+@contextmanager
+def _unpacked(path: str) -> Iterator[Any]:
+    """The bytes of a table. DamagedTable where they cannot be unpacked, in the body too."""
+    is_zstd = path.lower().endswith(".zst")
+    try:
+        with fsspec.open(path, "rb", compression=None if is_zstd else "infer") as stream:
+            if is_zstd:
+                stream = pa.CompressedInputStream(stream, "zstd")
+            yield stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise _cannot_be_unpacked(path, error) from None
+    except OSError as error:
+        if not is_zstd or error.errno is not None:
+            raise
+        raise _cannot_be_unpacked(path, error) from None
+
+
+def _cannot_be_unpacked(path: str, error: Exception) -> disk.DamagedTable:
+    text = "it is cut off" if isinstance(error, EOFError) or "Trunc" in str(error) else str(error)
+    return disk.DamagedTable(f"{path} cannot be unpacked: {text}; get the file again")
+
+
+# --- parquet ---------------------------------------------------------------------------------
+
+
+def _parquet_rows(path: str, columns: Sequence[str]) -> Iterator[Values | None]:
+    """The rows of a row group that unpacks to too much cannot be read."""
+    with (
+        disk.naming_table(path),
+        disk.open_file(path, cache_type="none") as file,
+        pq.ParquetFile(file) as table,
+    ):
+        require_columns(path, columns, table.schema_arrow.names)
+        names = list(dict.fromkeys(columns))
+        groups = range(table.num_row_groups)
+        for size, same in groupby(groups, lambda group: batch_rows(table.metadata, group, names)):
+            if not size:
+                for group in same:
+                    yield from repeat(None, table.metadata.row_group(group).num_rows)
+                continue
+            for batch in table.iter_batches(size, row_groups=list(same), columns=names):
+                lists = [python_values(batch.column(name)) for name in columns]
+                yield from zip(*lists, strict=True) if lists else repeat((), batch.num_rows)
+
+
+def batch_rows(
+    footer: pq.FileMetaData, group: int, columns: Collection[str], most: int = ROWS
+) -> int:
+    """How many rows of a row group are read at a time, so that these columns take about
+    BATCH_BYTES; 0 where one of them unpacks to more than may be held (LARGEST_UNPACKED)."""
+    row_group = footer.row_group(group)
+    chunks = [row_group.column(number) for number in range(row_group.num_columns)]
+    chunks = [c for c in chunks if any(f"{c.path_in_schema}.".startswith(f"{n}.") for n in columns)]
+    unpacked = sum(chunk.total_uncompressed_size for chunk in chunks)
+    rows = BATCH_BYTES * row_group.num_rows // max(1, unpacked)
+    for chunk in chunks:
+        size = chunk.total_uncompressed_size
+        if size > max(SUSPICIOUS, PACKED_MOST * chunk.total_compressed_size):
+            rows = min(rows, LARGEST_UNPACKED // size)
+            if not rows or size * row_group.num_rows > MOST_UNPACKED:
+                return 0
+    # A power of two, so that row groups of about the same size are read together.
+    return most if rows >= most else 1 << max(0, rows.bit_length() - 1)
 
 
 class MissingColumn(ValueError):
@@ -155,16 +225,38 @@ def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -
             continue
         if f'"{name}"' in present:
             hint = "; a .tsv is read without quotation marks: name the file .csv, with commas"
-        else:
+        elif not (hint := _separator_hint(path, name, present)):
             same = [other for other in present if other.lower() == name.lower()]
             close = next(iter(same), None) or disk.closest(name, present)
             hint = f"; did you mean {close!r}?" if close else ""
-            if not close and path.removesuffix(".gz").endswith(HEADERS):
+            if not close and table_ending(path) in HEADERS:
                 hint = "; a table without a header needs columns: [NAME, …]"
         if any(valid_text(other) != other for other in present):
             hint = "; its header is not UTF-8: write the table as UTF-8"
-        names = ", ".join(map(repr, present)) or "none"
+        more = f" and {len(present) - MOST_NAMES:,} more" if len(present) > MOST_NAMES else ""
+        names = ", ".join(map(repr, present[:MOST_NAMES])) + more or "none"
         raise MissingColumn(f"{path} has no column {name!r}{hint} (it has {names})")
+
+
+def _separator_hint(path: str, name: str, present: Sequence[str]) -> str:
+    """What to do where the first line of a text table is no header, or has other separators."""
+    kind = table_ending(path)
+    if kind not in HEADERS or not present:
+        return ""
+    first = present[0].strip()
+    if first.lower().startswith("sep="):
+        mark = first[4:5] or ","
+        option = "" if mark == "," else f" and write delimiter: {json.dumps(mark)}"
+        return f"; its first line, {first!r}, is for spreadsheets: remove it{option}"
+    if first.startswith("#") and name not in first.lstrip("#").split():
+        return "; its first line is a comment: remove it"
+    for mark, what in SEPARATORS.items():
+        if len(present) == 1 and mark in first and name in re.split(rf'[{mark}" ]', first):
+            option = f"write delimiter: {json.dumps(mark)}"
+            if kind == ".tsv":
+                option = "name the file .csv" + ("" if mark == "," else f" and {option}")
+            return f"; its columns are separated by {what}: {option}"
+    return ""
 
 
 def python_values(column: pa.Array | pa.ChunkedArray) -> list[Any]:
@@ -202,72 +294,81 @@ def _tsv_rows(
 
 
 class _Lines:
-    """Lines of a file. Those since `start_row` can be given back. csv.Error for one without end."""
+    """Lines of a file. Those of the row that is read can be given back. csv.Error for one without
+    end."""
 
     def __init__(self, text: TextIO) -> None:
-        self._lines: Iterator[str | None] = bounded_lines(text)
-        self._row: list[str | None] = []
+        self._lines = bounded_lines(text)
+        self._given_back: deque[str | None] = deque()
+        self.row: list[str | None] = []
 
     def __iter__(self) -> _Lines:
         return self
 
     def __next__(self) -> str:
-        line = next(self._lines)
-        self._row.append(line)
+        line = self._given_back.popleft() if self._given_back else next(self._lines)
+        self.row.append(line)
         if line is None:
             raise csv.Error("a line is too long")
         return line
 
-    def start_row(self) -> None:
-        self._row.clear()
+    def give_back(self, start: int) -> None:
+        """Read the lines of the row from this one on again."""
+        self._given_back.extendleft(reversed(self.row[start:]))
 
-    def has_open_quote(self) -> bool:
-        """True where the row went to the end of the file because a quotation mark never closed."""
-        if len(self._row) < 2 or sum(line.count('"') for line in self._row if line) % 2 == 0:
-            return False
-        following = next(self._lines, None)
-        if following is not None:
-            self._lines = chain([following], self._lines)
-        return following is None
 
-    def give_back(self) -> None:
-        """Read the lines of the row again, except its first."""
-        self._lines = chain(self._row[1:], self._lines)
-        self._row = []
+# An address as a field of a line: a URL, the name of an image, a hash. Each row has its own.
+ADDRESS = re.compile(
+    r"\S+://\S+|\S(?:.*\S)?\.(?:jpe?g|png|webp|gif|avif|bmp|tiff?)|[0-9a-f]{32,}", re.IGNORECASE
+)
+
+
+def _is_row(line: str | None, width: int, delimiter: str) -> bool:
+    """Whether a line of a .csv has as many fields as a row, and an address among them."""
+    fields = (line or "").rstrip("\r\n").split(delimiter)
+    return 1 < width <= len(fields) and any(ADDRESS.fullmatch(f.strip('"')) for f in fields)
 
 
 def _csv_rows(
-    path: str, text: TextIO, columns: Sequence[str], header: Sequence[str]
+    path: str, text: TextIO, columns: Sequence[str], header: Sequence[str], delimiter: str
 ) -> Iterator[Values | None]:
-    """A quotation mark that never closes would swallow all rows behind it: then only the row in
-    which it stands is damaged, and the lines behind it are read again."""
+    """Strict: a row with text behind a closing quotation mark, or with a mark that never closes, is
+    damaged. So is one of several lines of which two or more have an address: a mark that was not
+    closed in its row has swallowed others up to the next mark. Such a row ends with its first line
+    that has an address, and the lines behind it are read again."""
     lines = _Lines(text)
-    rows = csv.reader(lines)
+    rows = csv.reader(lines, delimiter=delimiter, strict=True)
     try:
         header = header or next(rows, [])
     except csv.Error:
-        header = []
+        header = [line.strip() for line in lines.row[:1] if line]
     require_columns(path, columns, header)
     positions = [header.index(name) for name in columns]
     while True:
-        lines.start_row()
+        lines.row.clear()
+        row: list[str] | None = None
         try:
             row = next(rows)
-            swallowed = lines.has_open_quote()
         except StopIteration:
             return
-        except csv.Error:  # a field of more than 64 MiB
-            swallowed = True
-        if swallowed:
-            lines.give_back()
-            rows = csv.reader(lines)
+        except csv.Error:  # of its quotation marks, or a field of more than 64 MiB
+            rows = csv.reader(lines, delimiter=delimiter, strict=True)
+        if len(lines.row) > 1:
+            own = [n for n, line in enumerate(lines.row) if _is_row(line, len(header), delimiter)]
+            if row is None or len(own) > 1:
+                row = None
+                lines.give_back(own[0] + 1 if own else 1)
+        if row is None:
             yield None
         elif row:  # an empty line is no row
-            complete = len(row) == len(header)
-            yield [row[position] for position in positions] if complete else None
+            yield [row[place] for place in positions] if len(row) == len(header) else None
 
 
 # --- json ------------------------------------------------------------------------------------
+
+
+# NaN and Infinity, which are no JSON and which Python writes, are NULL.
+DECODER = json.JSONDecoder(parse_constant=lambda name: None)
 
 
 def _json_lines(lines: Iterable[bytes | None]) -> Iterator[Any]:
@@ -277,8 +378,12 @@ def _json_lines(lines: Iterable[bytes | None]) -> Iterator[Any]:
             yield None
         elif line.strip():
             value = None
-            with suppress(ValueError, RecursionError):
-                value = msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
+            line = line.removeprefix(b"\xef\xbb\xbf")
+            try:
+                value = msgspec.json.decode(line)
+            except (ValueError, RecursionError):  # NaN and half a surrogate pair cost their values
+                with suppress(ValueError, RecursionError):
+                    value = DECODER.decode(line.decode("utf-8", "surrogateescape").strip())
             yield value
 
 
@@ -321,14 +426,29 @@ def _json_rows(path: str, text: TextIO) -> Iterator[Any]:
         if all(isinstance(head[0].get(name), list) for name in ("images", "annotations")):
             yield from _coco_rows(head[0])
             return
-        columns = [list(v.values()) if isinstance(v, dict) else v for v in head[0].values()]
-        if all(isinstance(column, list) for column in columns):
-            if len({len(column) for column in columns}) != 1:
-                raise ValueError(f"{path} is one object whose columns differ in length")
-            for row in zip(*columns, strict=True):
-                yield dict(zip(head[0], row, strict=True))
+        if all(isinstance(column, (list, dict)) for column in head[0].values()):
+            yield from _rows_by_columns(path, head[0])
             return
     yield from chain(head, decoded)
+
+
+def _rows_by_columns(path: str, table: dict[str, Any]) -> Iterator[Any]:
+    """The values of all columns that have one key, such as "0", are a row; those of a list have
+    their places as keys."""
+    keyed: dict[str, dict[str, Any]] = {}
+    for name, column in table.items():
+        is_list = isinstance(column, list)
+        keyed[name] = dict(zip(map(str, count()), column, strict=False)) if is_list else column
+    first = next(iter(keyed))
+    for name, column in keyed.items():
+        if column.keys() != keyed[first].keys():
+            what = "differ in length" if len(column) != len(keyed[first]) else "have other keys"
+            raise ValueError(
+                f"{path} is one object whose columns {what}: {first!r} and {name!r}; its rows "
+                "cannot be told"
+            )
+    for key in keyed[first]:
+        yield {name: column[key] for name, column in keyed.items()}
 
 
 def _coco_rows(document: dict[str, Any]) -> Iterator[Any]:
@@ -348,10 +468,10 @@ def _coco_rows(document: dict[str, Any]) -> Iterator[Any]:
 
 def _json_values(path: str, content: str, is_array: bool) -> Iterator[Any]:
     """The members of an array, or values one after the other, one at a time."""
-    decoder, position, end = json.JSONDecoder(), int(is_array), len(content) - is_array
+    position, end = int(is_array), len(content) - is_array
     while (position := BETWEEN.match(content, position).end()) < end:  # type: ignore[union-attr]
         try:
-            value, position = decoder.raw_decode(content, position)
+            value, position = DECODER.raw_decode(content, position)
         except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"{path} is no JSON from its character {position:,} on: {error}"
@@ -367,7 +487,6 @@ def _json_values(path: str, content: str, is_array: bool) -> Iterator[Any]:
 
 
 ROW_ADDRESS = re.compile(r"(.+)#(\d+)/(\d+)", re.DOTALL)
-BATCH_BYTES = 8 * 2**20
 BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
 # Bytes of one request to a store. Without it Arrow holds the whole column of a row group.
 READ_AHEAD = 4 * 2**20
@@ -383,11 +502,15 @@ def row_addresses(path: str, column: str) -> Iterator[str]:
 
 
 def class_names(path: str, column: str | None) -> list[str]:
-    """The names that `datasets` wrote for the numbers of a column of labels; [] for another one."""
+    """The names that `datasets` wrote for the numbers of a column of labels, or of lists of labels;
+    [] for another one."""
     text = (disk.read_with(path, pq.read_metadata).metadata or {}).get(b"huggingface")
     try:
-        names = json.loads(text)["info"]["features"][column]["names"] if text else []
-    except (ValueError, KeyError, TypeError):
+        feature = json.loads(text)["info"]["features"][column] if text else {}
+        while isinstance(feature, list) or "feature" in feature:  # Sequence, List, or [ClassLabel]
+            feature = feature[0] if isinstance(feature, list) else feature["feature"]
+        names = feature["names"]
+    except (ValueError, KeyError, TypeError, IndexError):
         return []
     return names if isinstance(names, list) else []
 
@@ -462,8 +585,9 @@ def image_rows(
 def _images(
     table: pq.ParquetFile, group: int, column: str, leaf: str, rows: npt.NDArray[np.int64]
 ) -> Iterator[dict[int, bytes | None]]:
-    footer, first = table.metadata.row_group(group), 0
-    size = max(1, BATCH_BYTES * footer.num_rows // max(1, footer.total_byte_size))
+    size, first = batch_rows(table.metadata, group, [column]), 0
+    if not size:
+        raise disk.DamagedTable(f"row group {group} unpacks to more than may be held")
     for batch in table.iter_batches(size, row_groups=[group], columns=[leaf]):
         end = first + batch.num_rows
         images = batch.column(column)
@@ -485,14 +609,19 @@ YES, NO = ("true", "t", "yes", "1"), ("false", "f", "no", "0")
 INT64 = 1 << 63
 
 
+def is_null(value: Any) -> bool:
+    """True of None, and of NaN and Infinity, which programs write where nothing is known."""
+    return value is None or (isinstance(value, float) and not math.isfinite(value))
+
+
 def as_text(value: Any) -> str | None:
-    """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text:
-    bytes that are not UTF-8, half of a surrogate pair.
+    """Anything as text: nested values as JSON, bytes as UTF-8. None where it is not valid text
+    (bytes that are not UTF-8, half of a surrogate pair), and for NaN and Infinity.
     """
-    if value is None:
-        return None
-    if isinstance(value, str):
+    if isinstance(value, str):  # first: nearly all values are
         return value if valid_text(value) == value else None
+    if is_null(value):
+        return None
     if isinstance(value, (bytes, bytearray)):
         try:
             return value.decode()
@@ -507,7 +636,7 @@ def as_text(value: Any) -> str | None:
 
 def as_json(value: Any) -> str | None:
     """JSON text. Text that is JSON already stays as it is, other text becomes a JSON string."""
-    if value is None:
+    if is_null(value):
         return None
     if isinstance(value, str):
         if valid_text(value) != value:
@@ -536,10 +665,10 @@ def as_int(value: Any) -> int | None:
 
 
 def as_float(value: Any) -> float | None:
-    """A number. NaN becomes None."""
+    """A number. NaN and Infinity become None."""
     with suppress(TypeError, ValueError, OverflowError):
         number = float(value)
-        return None if math.isnan(number) else number
+        return number if math.isfinite(number) else None
     return None
 
 

@@ -42,6 +42,7 @@ from manifests.schema.ablation import (
 from manifests.schema.recipe import (
     ADDED_KEYS,
     ADDED_SETTINGS,
+    CAPTION_BYTES,
     CAPTION_FILES,
     CLASS_FOLDERS,
     MANNERS,
@@ -51,6 +52,7 @@ from manifests.schema.recipe import (
     SOURCES,
     STORED_IMAGE_SETTINGS,
     TABLE_ENDINGS,
+    TABLE_KEYS,
     Fetch,
     FilterSpec,
     Interpolation,

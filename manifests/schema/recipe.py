@@ -212,6 +212,7 @@ class Fetch:
 TABLE_ENDINGS = (".parquet", ".csv", ".tsv", ".json", ".jsonl", ".ndjson")
 CAPTION_FILES = "txt"  # image_folder: a text file beside each image, of the same name
 CLASS_FOLDERS = "class_folders"  # image_folder: the name of the folder that holds the image
+CAPTION_BYTES = 2**16  # of a caption, where the recipe says nothing else
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +244,10 @@ ADDED_KEYS = (
     "columns",
     "image_column",
     "caption_list",
+    "delimiter",
+    "max_caption_bytes",
+    "image_member",
+    "caption_member",
 )
 LOCAL_FETCH = (
     "user_agent",
@@ -256,6 +261,7 @@ TAR_FETCH = ("user_agent", *SIZE_LIMITS)
 # A lock has its shards already, and the hashes of its rows are compared by our own fetcher.
 NOT_OF_LOCKS = ("engine", "img2dataset_python", "rows_per_shard")
 LOCK_FETCH = tuple(key.name for key in fields(Fetch) if key.name not in NOT_OF_LOCKS)
+TABLE_KEYS = ("caption_list", "max_caption_bytes", "columns", "delimiter")  # of tables
 SOURCES: dict[str, SourceKind] = {
     "wat": SourceKind(paths="WAT files", images="web", required=("paths",)),
     "wat_index": SourceKind(
@@ -269,41 +275,47 @@ SOURCES: dict[str, SourceKind] = {
         paths="url lists (parquet, csv, tsv, json, jsonl, txt), patterns or folders of them",
         images="web",
         required=("paths",),
-        optional=("url_column", "caption_column", "caption_list", "columns", "extra_columns"),
+        optional=("url_column", "caption_column", *TABLE_KEYS, "extra_columns"),
     ),
     "files": SourceKind(
         paths="captions lists: tables with the columns file and caption",
         images="files",
         required=("paths",),
-        optional=("caption_list", "columns", "extra_columns"),
+        optional=(*TABLE_KEYS, "extra_columns"),
         fetch=LOCAL_FETCH,
     ),
     "image_folder": SourceKind(
         paths="folders of images",
         images="files",
         required=("paths", "captions"),
-        optional=(
-            "file_column",
-            "caption_column",
-            "caption_list",
-            "columns",
-            "extra_columns",
-            "links_outside",
-        ),
+        optional=("file_column", "caption_column", *TABLE_KEYS, "extra_columns", "links_outside"),
         fetch=LOCAL_FETCH,
     ),
     "image_table": SourceKind(
         paths="Parquet files whose rows hold the images, patterns or folders of them",
         images="rows",
         required=("paths",),
-        optional=("image_column", "caption_column", "caption_list", "extra_columns"),
+        optional=(
+            "image_column",
+            "caption_column",
+            "caption_list",
+            "max_caption_bytes",
+            "extra_columns",
+        ),
         fetch=LOCAL_FETCH,
     ),
     "shards": SourceKind(
         paths="tars (img2dataset's or any of the WebDataset kind), patterns or folders of them",
         images="tars",
         required=("paths",),
-        optional=("url_column", "caption_column", "extra_columns"),
+        optional=(
+            "url_column",
+            "caption_column",
+            "image_member",
+            "caption_member",
+            "max_caption_bytes",
+            "extra_columns",
+        ),
         fetch=TAR_FETCH,
     ),
     "lock": SourceKind(
@@ -321,7 +333,11 @@ class Source:
     """Where image-caption pairs come from. SOURCES says which keys a kind has."""
 
     __pydantic_config__: ClassVar[dict[str, str]] = STRICT
-    ranges: ClassVar[Ranges] = {"sample": (1, 10_000_000), "seed": (0, LARGEST_SEED)}
+    ranges: ClassVar[Ranges] = {
+        "sample": (1, 10_000_000),
+        "seed": (0, LARGEST_SEED),
+        "max_caption_bytes": (1, 2**26),
+    }
     kind: Literal[
         "wat",
         "wat_index",
@@ -343,7 +359,12 @@ class Source:
     caption_column: str | None = "caption"  # table: null where there are no captions
     # a row whose caption is a list: a pair for each caption, or for the first one
     caption_list: Literal["all", "first"] = "all"
+    max_caption_bytes: int = CAPTION_BYTES  # UTF-8; a longer one is no caption
     columns: tuple[str, ...] = ()  # names of the columns of a .tsv or .csv without a header
+    delimiter: str = ","  # of the columns of a .csv
+    # shards: what follows the first dot of the name of a sample's picture, and of its caption
+    image_member: str | None = None
+    caption_member: str | None = None
     image_column: str = "image"  # image_table: bytes, or a struct with `bytes`
     # table, files, image_folder, image_table, shards: name -> TYPE, or COLUMN:TYPE
     extra_columns: dict[str, str] = field(default_factory=dict)
@@ -363,6 +384,11 @@ class Source:
                 )
         elif not self.paths:
             raise ValueError(f"source of kind {self.kind} needs paths: {SOURCES[self.kind].paths}")
+        if len(self.delimiter) != 1 or self.delimiter in '"\r\n':
+            raise ValueError(
+                f"delimiter is {self.delimiter!r}; it must be the one character that separates the "
+                'columns of a .csv, as in ";"'
+            )
         if self.kind == "image_folder":
             self._check_captions()
 
@@ -370,6 +396,7 @@ class Source:
         if self.captions in (CAPTION_FILES, CLASS_FOLDERS):
             table_keys = {
                 "columns": bool(self.columns),
+                "delimiter": self.delimiter != ",",
                 "caption_list": self.caption_list != "all",
                 "file_column": self.file_column != "file_name",
                 "caption_column": self.caption_column != "caption",

@@ -23,6 +23,7 @@ from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import PoolLayout
 from pipeline.archives.urls import shortened
 from pipeline.shuffle import THREADS
+from pipeline.table_files import batch_rows
 
 # --------------------------------------------------------------------------------------------------
 # The table of a pool's parts, POOL/parts.parquet: what the footer of each part of the pairs says.
@@ -214,7 +215,9 @@ def rows_between(
                 groups.append(number)
             rows_before += size
         left = min(stop, rows_before) - start
-        for batch in table.iter_batches(batch_size=BATCH, row_groups=groups, columns=columns):
+        names = columns or table.schema_arrow.names
+        size = min((batch_rows(table.metadata, group, names, BATCH) for group in groups), default=1)
+        for batch in table.iter_batches(max(1, size), row_groups=groups, columns=columns):
             low, high = max(0, start - position), min(batch.num_rows, stop - position)
             if low < high:
                 yield batch.slice(low, high - low)

@@ -9,7 +9,7 @@ import fnmatch
 import gzip
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,16 +22,17 @@ import xxhash
 from manifests import disk
 from manifests.columns import PAIRS, with_extra
 from manifests.content import file_content, is_unchanged
-from manifests.schema import SOURCES, Source
+from manifests.schema import SOURCES, TABLE_KEYS, Source
 from pipeline.archives.warc import pairs_of_warc_record, rows_of_warc
 from pipeline.archives.wat import RecordPair, batches_of_wat, pairs_of_wat_record
 from pipeline.crawl import tables as image_folders
 from pipeline.crawl.tables import Row, check_image_table, file_table, image_table, url_table
-from pipeline.table_files import ENDINGS, PARQUET, is_table
+from pipeline.table_files import BATCH_BYTES, ENDINGS, PARQUET, is_table, table_ending
 
 ROWS = 10_000  # of a batch
+PIECE = 50  # rows after which the bytes of a batch are counted
 HEAD = 1 << 16  # bytes in which the first record of an archive begins
-READ_VERSION = 5  # of what is read out of a part; a part of another version is read again
+READ_VERSION = 6  # of what is read out of a part; a part of another version is read again
 Batches = Iterator[pa.RecordBatch]
 Content = Mapping[str, Any]
 
@@ -120,16 +121,26 @@ def paths_at(path: str) -> list[str]:
     itself. ValueError where a pattern has none, or the package of a URL's protocol is missing."""
     folder, _, last = path.rpartition("/")
     is_pattern = "*" in last or ("?" in last and not path.startswith("http"))
+    # A bracket is itself; where no name has it, it stands for one of some characters.
+    literal = last.replace("[", "[[]")
     if disk.is_url(path):
         disk.filesystem(path)
     elif is_pattern and disk.exists(path):
         return [path]
     if not is_pattern:
         return [path]
-    names = [name for name in disk.list_names(folder) if fnmatch.fnmatchcase(name, last)]
+    listed = disk.list_names(folder)
+    matches = partial(_matching, listed)
+    names = matches(literal) or matches(last) or matches(literal, any_case=True)
     if not names:
         raise ValueError(f"source.paths: there is no file {path}")
     return [disk.join(folder, name) for name in names]
+
+
+def _matching(names: Sequence[str], pattern: str, *, any_case: bool = False) -> list[str]:
+    if any_case:
+        return [name for name in names if fnmatch.fnmatchcase(name.lower(), pattern.lower())]
+    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
 def _existing(source: Source) -> Iterator[str]:
@@ -157,7 +168,7 @@ def _tables(source: Source) -> list[str]:
     for path in _existing(source):
         if _is_folder(path):
             paths += _tables_in(path, source)
-        elif is_table(path) and (source.kind != "image_table" or path.endswith(PARQUET)):
+        elif is_table(path) and (source.kind != "image_table" or table_ending(path) == PARQUET):
             paths.append(path)
         elif source.kind == "image_table":
             raise ValueError(
@@ -167,7 +178,7 @@ def _tables(source: Source) -> list[str]:
         else:
             raise ValueError(
                 f"{path} is no table: its name must end in {', '.join(ENDINGS)}, or, but for "
-                f".parquet, in one of them + .gz{_image_hint(path)}"
+                f".parquet, in one of them + .gz or .zst{_image_hint(path)}"
             )
     return paths
 
@@ -178,9 +189,9 @@ def _tables_in(folder: str, source: Source) -> list[str]:
     names = disk.list_names(folder)
     tables = [name for name in names if is_table(name)]
     if source.kind == "image_table":
-        tables = [name for name in tables if name.endswith(PARQUET)]
+        tables = [name for name in tables if table_ending(name) == PARQUET]
     elif source.kind == "files" or source.caption_column is not None:
-        tables = [name for name in tables if not name.removesuffix(".gz").endswith(".txt")]
+        tables = [name for name in tables if table_ending(name) != ".txt"]
     if not tables:
         images = [name for name in names if image_folders.is_image(name)]
         hint = _image_hint(images[0]) if images else ""
@@ -240,9 +251,20 @@ def _sample(source: Source, *, kind: str) -> list[str]:
 
 
 def _batched(rows: Iterator[Row], source: Source) -> Batches:
-    """Rows of PAIRS and the extra columns as record batches."""
+    """Rows of PAIRS and the extra columns as record batches of at most ROWS rows, and of about
+    BATCH_BYTES of text."""
     schema = with_extra(PAIRS, source.extra_columns)
-    while batch := list(islice(rows, ROWS)):
+    texts = [PAIRS.names.index("url"), PAIRS.names.index("caption")]
+    texts += [n for n in range(len(PAIRS), len(schema)) if schema.types[n] == pa.string()]
+    while True:
+        batch: list[Row] = []
+        size = 0
+        while len(batch) < ROWS and size < BATCH_BYTES and (piece := list(islice(rows, PIECE))):
+            batch += piece
+            for text in texts:
+                size += sum([len(row[text] or "") for row in piece])
+        if not batch:
+            return
         values = zip(*batch, strict=True)
         columns = [pa.array(v, kind) for v, kind in zip(values, schema.types, strict=True)]
         yield pa.RecordBatch.from_arrays(columns, schema=schema)
@@ -300,7 +322,7 @@ READERS: dict[str, SourceReader] = {
         parts=_tables,
         batches=lambda path, source, counts: _batched(url_table(source).rows(path, counts), source),
         check=lambda path, source: url_table(source).check(path),
-        keys=("url_column", "caption_column", "caption_list", "columns"),
+        keys=("url_column", "caption_column", *TABLE_KEYS),
     ),
     "files": SourceReader(
         parts=_tables,
@@ -308,7 +330,7 @@ READERS: dict[str, SourceReader] = {
             file_table(source, path).rows(path, counts), source
         ),
         check=lambda path, source: file_table(source, path).check(path),
-        keys=("caption_list", "columns"),
+        keys=TABLE_KEYS,
     ),
     "image_table": SourceReader(
         parts=_tables,
@@ -316,7 +338,7 @@ READERS: dict[str, SourceReader] = {
             image_table(source, path).rows(path, counts), source
         ),
         check=check_image_table,
-        keys=("caption_column", "caption_list"),
+        keys=("caption_column", "caption_list", "max_caption_bytes"),
     ),
     "image_folder": SourceReader(
         parts=_folders,
@@ -330,8 +352,7 @@ READERS: dict[str, SourceReader] = {
             "captions",
             "file_column",
             "caption_column",
-            "caption_list",
-            "columns",
+            *TABLE_KEYS,
             "links_outside",
         ),
     ),

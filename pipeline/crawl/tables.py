@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
-from functools import partial
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
@@ -18,15 +17,19 @@ from manifests import disk
 from manifests.columns import PAIRS, extra_column
 from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Source
 from manifests.text import valid_text
-from pipeline.archives.urls import SPACE, reject, resolve
+from pipeline.archives.urls import SPACE, reject, resolve, shortened
 from pipeline.table_files import (
     CASTS,
+    PARQUET,
     PROBE,
     MissingColumn,
+    as_json,
     as_text,
     check_image_column,
     class_names,
+    is_null,
     row_addresses,
+    table_ending,
     values,
 )
 
@@ -45,8 +48,7 @@ class PairTable:
 
     `url_of` turns the text of the address column into a URL or an absolute path; ValueError whose
     text is the reason why it cannot. `addresses` of the rows, in place of such a column.
-    `caption_column` None: the captions are empty. `class_names`: the captions that numbers stand
-    for.
+    `caption_column` None: the captions are empty.
     """
 
     def __init__(
@@ -56,10 +58,10 @@ class PairTable:
         caption_column: str | None,
         url_of: Callable[[str], str] = str,
         addresses: Iterable[str] = (),
-        class_names: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self.source, self.url_of, self.addresses = source, url_of, addresses
-        self.class_names = class_names
+        self.caption_column = caption_column
+        self.surely_short = source.max_caption_bytes // 4  # characters
         self.fixed_columns: tuple[str, ...] = ()  # named by the kind, not by the recipe
         self.on_address: Callable[[str], object] = str  # is told every address that can be read
         extra = [extra_column(name, kind) for name, kind in source.extra_columns.items()]
@@ -76,7 +78,7 @@ class PairTable:
         the table lacks a column, or cannot be read further.
         """
         name = path if disk.is_url(path) else disk.local_path(path).name
-        addresses, names = iter(self.addresses), self.class_names()
+        addresses, names = iter(self.addresses), self._class_names(path)
         for number, row in enumerate(self._values(path)):
             address = None if row is None else row[0] if self.has_address else next(addresses)
             for value in self._captions(row, names):
@@ -93,13 +95,20 @@ class PairTable:
                 uid = disk.uid_of(url, caption)
                 yield (uid, url, caption, *PAGE_COLUMNS, name, None, number, *self._extra(row))
 
+    def _class_names(self, path: str) -> Sequence[str]:
+        """The captions that the numbers of a column of labels stand for."""
+        is_parquet = self.has_captions and table_ending(path) == PARQUET
+        return class_names(path, self.caption_column) if is_parquet else ()
+
     def _captions(self, row: Sequence[Any] | None, names: Sequence[str]) -> Sequence[Any]:
         """The values that are captions of a row, at least one."""
         value = row[int(self.has_address)] if row is not None and self.has_captions else None
-        if names and isinstance(value, int):
-            return [names[value] if 0 <= value < len(names) else None]
-        if not isinstance(value, list):
+        if isinstance(value, str):
             return [value]
+        if not isinstance(value, list) or _is_nested(value):
+            return [_class_name(value, names)]
+        if names:
+            value = [_class_name(each, names) for each in value]
         if self.source.caption_list == "first":
             value = [each for each in value if (as_text(each) or "").strip()][:1]
         return value or [None]
@@ -111,13 +120,15 @@ class PairTable:
             self.on_address(link)
         if not self.has_captions:
             return self.url_of(link), ""
-        if isinstance(caption, (list, Mapping)):  # its JSON is no caption
-            raise ValueError("damaged")
+        if not isinstance(caption, str) and isinstance(caption, (list, tuple, Mapping)):
+            raise ValueError("damaged")  # its JSON is no caption
         text = _readable_text(caption)
         if text is None:
             raise ValueError("no_alt")
         if not text.strip():
             raise ValueError("empty_alt")
+        if len(text) > self.surely_short and is_too_long(text, self.source):
+            raise ValueError("long_caption")
         return self.url_of(link), text
 
     def _extra(self, row: Sequence[Any] | None) -> list[Any]:
@@ -126,20 +137,31 @@ class PairTable:
         return [cast(value) for cast, value in zip(self.casts, own, strict=True)]
 
     def check(self, path: str) -> None:
-        """ValueError where a table is no regular file, or lacks a column, as far as its first PROBE
-        rows show."""
+        """ValueError where a table is no regular file, lacks a column, or has no text for a
+        caption, as far as its first PROBE rows show."""
         if not disk.is_url(path):
             disk.check_regular(disk.local_path(path))
-        with closing(self._values(path)) as rows, suppress(OSError, EOFError):
+        captions = []
+        with closing(self._values(path)) as rows, suppress(OSError):
             try:
-                deque(islice(rows, PROBE + 1), maxlen=0)
+                for row in islice(rows, PROBE + 1):
+                    if row is not None and self.has_captions:
+                        captions.append(row[int(self.has_address)])
             except FileNotFoundError:  # the stage names another one that cannot be read
                 raise ValueError(f"source.paths names {path}, which does not exist") from None
+        captions = [each for each in captions if each is not None]
+        if captions and all(map(_is_nested, captions)):
+            example = shortened(as_json(captions[0]) or type(captions[0]).__name__)
+            raise ValueError(
+                f"{path}: the values of {self.caption_column!r} are structs, as in {example}; a "
+                "caption is a text, or a list of texts: name another caption_column, or write the "
+                "texts into a column of their own"
+            )
 
     def _values(self, path: str) -> Generator[Sequence[Any] | None]:
         """The columns of a table, row by row."""
         try:
-            yield from values(path, self.columns, self.source.columns)
+            yield from values(path, self.columns, self.source.columns, self.source.delimiter)
         except MissingColumn as missing:
             if not self.fixed_columns:
                 raise
@@ -152,9 +174,28 @@ class PairTable:
 def _readable_text(value: Any) -> str | None:
     """A value as text; None for NULL. ValueError("damaged") where it is not valid text."""
     text = as_text(value)
-    if text is None and value is not None:
+    if text is None and not is_null(value):
         raise ValueError("damaged")
     return text
+
+
+def _is_nested(value: Any) -> bool:
+    """Whether a value is a struct or a map, or a list of nothing but these, and of lists."""
+    if isinstance(value, list) and value:
+        return all(isinstance(each, (Mapping, list, tuple)) for each in value)
+    return isinstance(value, (Mapping, tuple))
+
+
+def _class_name(value: Any, names: Sequence[str]) -> Any:
+    """The name of a label; None for a number that has none."""
+    if not names or not isinstance(value, int):
+        return value
+    return names[value] if 0 <= value < len(names) else None
+
+
+def is_too_long(caption: str, source: Source) -> bool:
+    """Whether a caption has more bytes than the recipe permits."""
+    return len(caption.encode("utf-8", "surrogatepass")) > source.max_caption_bytes
 
 
 def url_table(source: Source) -> PairTable:
@@ -183,7 +224,6 @@ def image_table(source: Source, path: str) -> PairTable:
         None,
         source.caption_column,
         addresses=row_addresses(absolute, source.image_column),
-        class_names=partial(class_names, absolute, source.caption_column),
     )
 
 
@@ -222,7 +262,7 @@ class ImageFolder:
     def __init__(self, folder: str, source: Source) -> None:
         is_url = disk.is_url(folder)  # as the URLs of its images begin
         self.path = folder.rstrip("/") if is_url else os.path.abspath(disk.local_path(folder))
-        self.links_outside = source.links_outside
+        self.source, self.links_outside = source, source.links_outside
         self._real = "" if disk.is_url(folder) else os.path.realpath(self.path)
 
     def file(self, name: str) -> str:
@@ -337,6 +377,8 @@ def _captioned_by_files(images: ImageFolder, captions: str, counts: Counter[str]
                 caption = content.decode("utf-8-sig").strip()
             if not caption.strip():
                 raise ValueError("no_caption")
+            if is_too_long(caption, images.source):
+                raise ValueError("long_caption")
         except ValueError as error:
             reason = "damaged" if isinstance(error, UnicodeDecodeError) else str(error)
             reject(counts, reason, repr(name))

@@ -17,7 +17,7 @@ from manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, wi
 from manifests.commits import in_threads, read_commits
 from manifests.content import file_stamp, has_stamp
 from manifests.layout import CommitRecord, PoolLayout
-from manifests.schema import Fetch, Source
+from manifests.schema import CAPTION_BYTES, Fetch, Source
 from manifests.text import valid_text
 from pipeline.crawl.sources import paths_at
 from pipeline.executor.tickets import Ticket
@@ -28,7 +28,13 @@ from pipeline.pool.lease import read_commit_record
 from pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
 from pipeline.pool.tars import Member, index_tar, local_copy
 from pipeline.shuffle import THREADS
-from pipeline.table_files import as_int, cast_value, python_values
+from pipeline.table_files import (
+    MOST_NAMES,
+    as_int,
+    cast_value,
+    python_values,
+    require_columns,
+)
 
 # --------------------------------------------------------------------------------------------------
 # Error messages of img2dataset as reasons.
@@ -71,12 +77,20 @@ def reason_of(status: str, message: str) -> str:
 # --------------------------------------------------------------------------------------------------
 # The samples of another program's tar as rows of a sidecar.
 #
-# A sample is what shares a name up to the first dot. It needs an image (jpg, jpeg, png, webp) and
-# a caption (txt, a json member, or img2dataset's parquet beside the tar). Rows that the parquet
-# lists as failed are failed rows here too, so that the counts add up.
+# A sample is what shares a name up to the first dot. It needs an image (jpg, jpeg, png, webp, or
+# the member that the recipe names) and a caption (txt or the named member, a json member, or
+# img2dataset's parquet beside the tar). A caption_column other than the usual one is that of the
+# json member or the parquet, and no text member stands in for it. Rows that the parquet lists as
+# failed are failed rows here too, so that the counts add up.
 
 
 IMAGE_EXTENSIONS = ("jpg", "jpeg", "png", "webp")
+# Of images too: the bytes decide what they are.
+OTHER_EXTENSIONS = (
+    "jpe", "jfif", "gif", "avif", "bmp", "tif", "tiff", "heic", "heif", "jxl", "jp2", "svg", "ico",
+    "psd",
+)  # fmt: skip
+COLUMNS = ("url", "caption")  # usual names: a tar may do without
 FORMATS = ("JPEG", "PNG", "WEBP")  # of the bytes, whatever the name says
 SAMPLE = re.compile(r"^((?:.*/)?[^./][^./]*)\.([^/]+)$")
 ORIGINAL_SIZE = ("original_width", "original_height")
@@ -99,7 +113,21 @@ class Sample:
     @property
     def image_extension(self) -> str | None:
         """The extension of its image; None where it has none."""
-        return next((name for name in IMAGE_EXTENSIONS if name in self.members), None)
+        names = (*IMAGE_EXTENSIONS, *OTHER_EXTENSIONS)
+        return next((name for name in names if name in self.members), None)
+
+    @property
+    def dotted_images(self) -> list[str]:
+        """Extensions of images of other samples, whose keys have dots: 05.png beside 05.txt."""
+        stems = {stem for stem, dot, ending in self._parted() if dot and ending in ("txt", "json")}
+        return [
+            f"{stem}.{ending}"
+            for stem, _, ending in self._parted()
+            if stem in stems and ending in (*IMAGE_EXTENSIONS, *OTHER_EXTENSIONS)
+        ]
+
+    def _parted(self) -> list[tuple[str, str, str]]:
+        return [name.rpartition(".") for name in self.members]
 
     def read(self, tar: IO[bytes], extension: str) -> bytes | None:
         """The bytes of a member; None where it has no such member."""
@@ -138,8 +166,17 @@ class TarReader:
         caption_column: str | None,
         settings: Fetch,
         extra: Mapping[str, str],
+        image_member: str | None = None,
+        caption_member: str | None = None,
+        max_caption_bytes: int = CAPTION_BYTES,
     ) -> None:
         self.tar, self.settings = tar, settings
+        self.image_member = image_member and image_member.lower().lstrip(".")
+        self.max_caption_bytes = max_caption_bytes
+        # None: the captions are those of a column.
+        self.text_member = (caption_member or "txt").lower().lstrip(".")
+        self.reads_text = caption_member is not None or caption_column in (None, COLUMNS[1])
+        self.present: set[str] = set()  # names of values that some sample or row has
         self.schema = with_extra(SIDECAR, extra)
         self.columns = {name: extra_column(name, kind) for name, kind in extra.items()}
         self.url_column, self.caption_column = url_column, caption_column
@@ -147,34 +184,106 @@ class TarReader:
 
     def rows(self, path: Path) -> Iterator[dict[str, Any]]:
         """Sidecar rows without their keys: samples in the order of the tar, then what is only in
-        the parquet. `path`: the tar on this machine. ValueError for a parquet of other keys."""
+        the parquet. `path`: the tar on this machine. ValueError for a parquet of other keys, and
+        for a column or a member that is named and not there."""
         samples = group_samples(index_tar(self.tar, path))
-        seen = {sample.key for sample in samples}
+        matched = self._matched(samples)
         kept = [key for key, row in self.listed.items() if row.get("status") in (None, "success")]
-        if samples and kept and seen.isdisjoint(kept):
+        if samples and kept and not any(matched.get(key) for key in kept):
             raise ValueError(
                 f"{_beside(self.tar)} lists none of the samples of the tar: its first key is "
-                f"{kept[0]!r}, and the first sample is {samples[0].key!r}; write the keys as text "
+                f"{kept[0]!r}, and the first sample is {samples[0].name!r}; write the keys as text "
                 "with their leading zeros, or move the file away"
             )
+        self._require_members(samples)
+        listed = {name: self.listed[key] for key, name in matched.items()}
         with open(path, "rb") as tar:
             for sample in samples:
-                yield self._sample_row(sample, self.listed.get(sample.key, {}), tar)
+                for extension in sample.dotted_images if not self._image(sample) else ():
+                    yield self._dotted_row(sample, extension)
+                if self._image(sample) or not sample.dotted_images:
+                    yield self._sample_row(sample, listed.get(sample.name, {}), tar)
         for key, values in self.listed.items():
-            if key not in seen:
+            self.present.update(values)
+            if key not in matched:
                 yield self._row_without_sample(key, values)
+        named = [self.url_column, self.caption_column]
+        columns = [name for name in named if name and name not in COLUMNS]
+        if samples and columns:
+            require_columns(self.tar, columns, sorted(self.present))
+
+    def _matched(self, samples: Sequence[Sample]) -> dict[str, str]:
+        """{key of the parquet: name of its sample}: by folder and name, else by the name, else by
+        the number, where that is the key of one sample only. ValueError for a key that may be that
+        of several, and for two keys of one sample."""
+        names = {sample.name.removeprefix("./"): sample.name for sample in samples}
+        of_key: dict[str, set[str]] = {}
+        of_number: dict[str, set[str]] = {}
+        for sample in samples:
+            of_key.setdefault(sample.key, set()).add(sample.name)
+            if sample.key.isdecimal():
+                of_number.setdefault(str(int(sample.key)), set()).add(sample.name)
+        matched: dict[str, str] = {}
+        owner: dict[str, str] = {}
+        for key, row in self.listed.items():
+            several = of_key if isinstance(row["key"], (str, bytes)) else of_number
+            name = names.get(key.removeprefix("./"))
+            fits = {name} if name and several is of_key else several.get(key, set())
+            if len(fits) > 1:
+                raise ValueError(
+                    f"{_beside(self.tar)}: the key {row['key']!r} may be that of "
+                    f"{' or '.join(sorted(fits)[:2])}; write the keys with their folders, as text"
+                )
+            for name in fits:
+                if name in owner:
+                    raise ValueError(
+                        f"{_beside(self.tar)}: the keys {owner[name]!r} and {key!r} are both that "
+                        f"of {name}; keep one"
+                    )
+                matched[key], owner[name] = name, key
+        return matched
+
+    def _image(self, sample: Sample) -> str | None:
+        """The extension of the image of a sample: that which the recipe names, else a usual one."""
+        if self.image_member is None:
+            return sample.image_extension
+        return self.image_member if self.image_member in sample.members else None
+
+    def _require_members(self, samples: Sequence[Sample]) -> None:
+        named = {"image_member": self.image_member}
+        if self.text_member != "txt":
+            named["caption_member"] = self.text_member
+        present = {extension for sample in samples for extension in sample.members}
+        for option, extension in named.items():
+            if samples and extension and extension not in present:
+                raise ValueError(
+                    f"{option} is {extension!r}, which no sample of {self.tar} has; they have "
+                    f"{', '.join(sorted(present)[:MOST_NAMES])}"
+                )
+
+    def _dotted_row(self, sample: Sample, extension: str) -> dict[str, Any]:
+        name = sample.members[extension].name
+        record = self._record({}, name)
+        record["uid"] = self._uid(record, {})
+        return self._failed(
+            record,
+            "missing_file",
+            f"the key of {name} has a dot: a sample is what shares a name up to the first dot, so "
+            "pack the tar again with keys without dots",
+        )
 
     def _sample_row(
         self, sample: Sample, listed: Mapping[str, Any], tar: IO[bytes]
     ) -> dict[str, Any]:
         values = json_object(sample.read(tar, "json"))
         values |= {name: value for name, value in listed.items() if value is not None}
-        extension = sample.image_extension
+        self.present.update(values)
+        extension = self._image(sample)
         name = sample.members[extension].name if extension else sample.name
         record = self._record(values, name)
         try:
-            text = sample.read(tar, "txt")
-            caption = record["caption"] if text is None else text.decode()
+            text = sample.read(tar, self.text_member) if self.reads_text else None
+            caption = record["caption"] if text is None else text.decode("utf-8-sig")
             if caption is not None and valid_text(caption) != caption:
                 raise ValueError("half of a surrogate pair")
         except ValueError:  # UnicodeDecodeError is one
@@ -186,21 +295,28 @@ class TarReader:
         record["uid"] = self._uid(record, values)
         if extension is None:
             members = ", ".join(sorted(sample.members))
-            return self._failed(record, "missing_file", f"no picture, only {members}")
-        if self.caption_column is None:
-            record["caption"] = record["caption"] or ""
-        elif not (record["caption"] or "").strip():
-            return self._failed(record, "no_caption", f"no caption beside {name}")
+            hint = ""
+            if any(ending in IMAGE_EXTENSIONS for _, _, ending in sample._parted()):
+                hint = "; name the end of the picture's name as source.image_member"
+            return self._failed(record, "missing_file", f"no picture, only {members}{hint}")
         image = sample.read(tar, extension) or b""
         try:
             width, height = size_of(image, self.settings)
         except RejectedImage as bad:
             return self._failed(record, bad.reason, bad.detail)
+        if self.caption_column is None:
+            record["caption"] = record["caption"] or ""
+        elif not (record["caption"] or "").strip():
+            return self._failed(record, "no_caption", f"no caption beside {name}")
+        if len((record["caption"] or "").encode()) > self.max_caption_bytes:
+            record["caption"] = None
+            return self._failed(record, "long_caption", f"more than {self.max_caption_bytes} bytes")
         record |= {"width": width, "height": height, "image_name": name}
         record["sha256"] = record["sha256"] or hashlib.sha256(image).hexdigest()
         if record["original_width"] is None:
             record |= {"original_width": width, "original_height": height}
-        for part, ending in {"image": extension, "text": "txt", "json": "json"}.items():
+        text_member = self.text_member if self.reads_text else ""
+        for part, ending in {"image": extension, "text": text_member, "json": "json"}.items():
             if (member := sample.members.get(ending)) is not None:
                 record |= {f"{part}_offset": member.offset, f"{part}_length": member.length}
         return outcome_row(record, self.schema, stored=True)
@@ -221,7 +337,7 @@ class TarReader:
 
     def _record(self, values: Mapping[str, Any], name: str) -> dict[str, Any]:
         """The columns of a row that the json member or the parquet gives."""
-        caption = _text(values, self.caption_column) if self.caption_column else None
+        caption = _first_text(values, self.caption_column) if self.caption_column else None
         record: dict[str, Any] = {
             "url": valid_text(_text(values, self.url_column) or f"{self.tar}#{name}"),
             "caption": caption,
@@ -248,14 +364,14 @@ class TarReader:
 
 def _beside(tar: str) -> str:
     """img2dataset's parquet beside a tar."""
-    return f"{tar.removesuffix('.tar')}.parquet"
+    return f"{tar[:-4] if tar.lower().endswith('.tar') else tar}.parquet"
 
 
 def _listed_rows(tar: str) -> dict[str, dict[str, Any]]:
     """Rows of img2dataset's parquet beside a tar by their keys; {} where there is none.
 
-    ValueError for keys that are no text, which lost the zeros that they began with, for a row
-    without a key, and for two rows of one key.
+    ValueError for keys that are neither text nor whole numbers, for a row without a key, and for
+    two rows of one key.
     """
     path = _beside(tar)
     if not disk.exists(path):
@@ -272,7 +388,7 @@ def _listed_rows(tar: str) -> dict[str, dict[str, Any]]:
     rows = [dict(zip(names, values, strict=True)) for values in zip(*lists, strict=True)]
     listed: dict[str, dict[str, Any]] = {}
     for row in rows:
-        key = _text(row, "key")
+        key = _key(row["key"])
         if key is None:
             kind = table.schema.field("key").type
             state = (
@@ -297,6 +413,21 @@ def json_object(data: bytes | None) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def _key(value: Any) -> str | None:
+    """A key as text, also that of a column of numbers, which has lost its leading zeros."""
+    number = None if isinstance(value, (str, bytes, bool)) else as_int(value)
+    return _text({"key": value}, "key") if number is None else str(number)
+
+
+def _first_text(values: Mapping[str, Any], name: str) -> str | None:
+    """A text; of a list of texts the first that is not blank."""
+    value = values.get(name)
+    for each in value if isinstance(value, list) else []:
+        if (text := _text({name: each}, name)) and text.strip():
+            return text
+    return _text(values, name)
 
 
 def _text(values: Mapping[str, Any], name: str) -> str | None:
@@ -335,6 +466,10 @@ def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
 # is dropped here, a filter may tell such rows apart.
 
 
+# Keys of the source that say how its tars are read.
+NAMED = ("url_column", "caption_column", "image_member", "caption_member", "max_caption_bytes")
+
+
 def tar_tickets(source: Source) -> list[Ticket]:
     """One ticket per tar, numbered in the order of `source.paths`; a folder or a pattern stands for
     its tars by name.
@@ -347,11 +482,7 @@ def tar_tickets(source: Source) -> list[Ticket]:
     twice = sorted(tar for tar, count in Counter(tars).items() if count > 1)
     if twice:
         raise ValueError(f"source.paths names {twice[0]} twice")
-    columns: dict[str, Any] = {
-        "url_column": source.url_column,
-        "caption_column": source.caption_column,
-        "extra_columns": source.extra_columns,
-    }
+    columns = {name: getattr(source, name) for name in (*NAMED, "extra_columns")}
     tickets = []
     for number, tar in enumerate(tars):
         payload = {"shard": number, "tar": tar, **columns}
@@ -362,7 +493,7 @@ def tar_tickets(source: Source) -> list[Ticket]:
 
 def _tars_at(path: str) -> list[str]:
     if path.endswith("/") or (not disk.is_url(path) and disk.local_path(path).is_dir()):
-        tars = [disk.join(path, name) for name in disk.list_names(path, ".tar")]
+        tars = [disk.join(path, n) for n in disk.list_names(path) if n.lower().endswith(".tar")]
     else:
         tars = paths_at(path)
         tars = tars if tars != [path] or disk.exists(path) else []
@@ -392,8 +523,8 @@ def adopt_tars(config: Mapping[str, Any]) -> Callable[[Ticket], dict[str, Any]]:
         if (existing := read_commit_record(pool, number)) is not None:
             _require_same(existing, ticket, pool, schema.names)
             return dict(disk.to_plain(existing))
-        url_column, caption_column = ticket.payload["url_column"], ticket.payload["caption_column"]
-        reader = TarReader(tar, url_column, caption_column, settings, extra)
+        named = {name: ticket.payload[name] for name in NAMED if name in ticket.payload}
+        reader = TarReader(tar, settings=settings, extra=extra, **named)
         stamp = file_stamp(tar)
         with local_copy(tar) as path:
             rows = list(reader.rows(path))

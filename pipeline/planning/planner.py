@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -365,23 +366,33 @@ def slice_groups(config: Config) -> Work:
 # --- merge --------------------------------------------------------------------------------------
 
 
-MERGED = (
-    f"SELECT * FROM rows ORDER BY {PLACE}, {ORDER}, part, row, retry_of "
-    "LIMIT {rows} OFFSET {skip}"
-)
+KEYS = (PLACE, ORDER, "part", "row", "retry_of")  # that decide where a row stands
+NUMBER = "__number"
+MERGED = f"SELECT {NUMBER} FROM rows ORDER BY {', '.join(KEYS)} LIMIT {{rows}} OFFSET {{skip}}"
 
 
 def merge_runs(config: Config) -> Work:
-    """Factory: the rows of some cells become a file of the plan. Payload: number, a FilePart."""
-    fields = [*run_schema(config), (ORDER, pa.uint64()), (PLACE, pa.uint64())]
+    """Factory: the rows of some cells become a file of the plan. Payload: number, a FilePart.
+
+    Only the keys are sorted; the rows, whose texts may be long, are taken by their numbers.
+    """
+    schema = pa.schema([*run_schema(config), (ORDER, pa.uint64()), (PLACE, pa.uint64())])
     bounds, exchange = config["bounds"], exchange_of(config)
 
     def work(ticket: Ticket) -> dict[str, Any]:
         part = ticket.payload
-        tables = exchange.tables(bounds[part["first_cell"]], bounds[part["end_cell"]])
-        rows = stream(tables, pa.schema(fields))
-        merged = select(MERGED.format(skip=part["skip"], rows=sum(part["sizes"])), rows=rows)
-        with _shards_file(config, part, _cut(merged, part["sizes"])) as (staged, path):
+        tables = [schema.empty_table()]
+        for table in exchange.tables(bounds[part["first_cell"]], bounds[part["end_cell"]]):
+            # A copy: the table holds whole row groups, of which only some rows are taken.
+            tables.append(table.select(schema.names).take(pa.array(np.arange(table.num_rows))))
+        rows = pa.concat_tables(tables).combine_chunks()
+        tables.clear()
+        keys = rows.select(KEYS).append_column(NUMBER, pa.array(np.arange(rows.num_rows)))
+        merged = select(MERGED.format(skip=part["skip"], rows=sum(part["sizes"])), rows=keys)
+        order = pa.Table.from_batches(merged, pa.schema([(NUMBER, pa.int64())]))[NUMBER]
+        ends = np.cumsum([0, *part["sizes"]]).tolist()
+        shards = (rows.take(order.slice(start, end - start)) for start, end in pairwise(ends))
+        with _shards_file(config, part, shards) as (staged, path):
             publish_new(config["pool"], staged, path, config["fence"])
         return {}
 
@@ -411,17 +422,6 @@ def _shards_file(
             metadata = {**part, "ids": ids, "job": config["job"]}
             writer.add_key_value_metadata(disk.with_metadata(schema, metadata).metadata)
         yield staged, shards_file(config["folder"], part["number"])
-
-
-def _cut(batches: Iterator[pa.RecordBatch], sizes: Sequence[int]) -> Iterator[pa.Table]:
-    """Consecutive rows as tables of these sizes."""
-    waiting: list[pa.RecordBatch] = []
-    for size in sizes:
-        while sum(batch.num_rows for batch in waiting) < size:
-            waiting.append(next(batches))
-        table = pa.Table.from_batches(waiting)
-        yield table.slice(0, size).combine_chunks()
-        waiting = table.slice(size).to_batches()
 
 
 def _with_places(rows: pa.Table, shard: int) -> pa.Table:

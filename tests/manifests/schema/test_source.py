@@ -39,6 +39,10 @@ VALUES: dict[str, Any] = {
     "columns": [],
     "image_column": "image",
     "caption_list": "all",
+    "max_caption_bytes": 65536,
+    "delimiter": ",",
+    "image_member": "jpg",
+    "caption_member": "txt",
 }
 
 
