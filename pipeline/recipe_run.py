@@ -156,7 +156,9 @@ class Build:
         config = {"pool": pool, "fetch": disk.to_plain(recipe.fetch), "fence": self.fence}
         if self.is_adopted:
             stage = Stage(name="adopt", work=adopt_tars, config=config, measure=measure_commit)
-            tar_list = tar_tickets(recipe.source)
+            records = self.commits.records()
+            adopted = {record.tar: int(record.shard) for record in records if record.adopted}
+            tar_list = tar_tickets(recipe.source, adopted)
             check_adopted(pool, tar_list)
             tars = {ticket.id: str(ticket.payload["tar"]) for ticket in tar_list}
             failed = self._add_shards(stage, lambda _: tar_list).failed

@@ -44,6 +44,7 @@ def blocks(language: str) -> list[tuple[str, str]]:
 
 STAGES = ("crawl", "fetch", "score", "choose", "blend", "train", "evaluate", "report")
 RUN_BY = {
+    "docs/growing.md": "tests/test_quick_starts.py",
     "docs/interop.md": "tests/test_quick_starts.py",
     "docs/look.md": "tests/test_quick_starts.py",
     "docs/operations.md": "tests/test_operations.py",

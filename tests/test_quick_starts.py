@@ -97,6 +97,23 @@ def test_the_page_for_users_of_img2dataset(work: Path) -> None:
     assert disk.read_json("out/long_shards/export.json")["rows"] == ROWS // 2
 
 
+@pytest.mark.slow
+def test_the_page_of_lists_that_grow(work: Path) -> None:
+    images = {f"/{number}.jpg": photograph(number)[0] for number in range(6)}
+    Path("lists").mkdir()
+    with FileServer(images, ranges=False) as server:
+        address = server.base.removeprefix("http://").rstrip("/")
+        local = f'allow_private: true, connect_to: {{"*.example": "{address}"}}, user_agent'
+        assert pages.write_files("docs/growing.md", work, {"user_agent": local}) == ["weekly.yaml"]
+        for week, numbers in enumerate([(0, 1, 2), (2, 3), (4, 0, 5)]):
+            rows = [f"http://img.example/{n}.jpg,a photo of number {n}" for n in numbers]
+            Path(f"lists/2026-0{week}.csv").write_text("\n".join(["url,caption", *rows]))
+            run_all("docs/growing.md")
+        asked = {path: server.hits[path] for path in images}
+    assert disk.read_json("out/weekly/views/all.json")["kept"] == len(images)
+    assert set(asked.values()) == {1}, "nothing is asked for twice"
+
+
 def test_the_page_for_results_of_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

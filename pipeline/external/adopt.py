@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import re
 import time
@@ -470,9 +471,10 @@ def size_of(image: bytes, settings: Fetch) -> tuple[int, int]:
 NAMED = ("url_column", "caption_column", "image_member", "caption_member", "max_caption_bytes")
 
 
-def tar_tickets(source: Source) -> list[Ticket]:
+def tar_tickets(source: Source, adopted: Mapping[str, int] | None = None) -> list[Ticket]:
     """One ticket per tar, numbered in the order of `source.paths`; a folder or a pattern stands for
-    its tars by name.
+    its tars by name. A tar that is `adopted` (tar -> shard) keeps its number, and new ones take
+    those that are left, unless one of the adopted is gone.
 
     ValueError where a path leads to no tar, or a tar is named twice.
     """
@@ -483,8 +485,16 @@ def tar_tickets(source: Source) -> list[Ticket]:
     if twice:
         raise ValueError(f"source.paths names {twice[0]} twice")
     columns = {name: getattr(source, name) for name in (*NAMED, "extra_columns")}
+    numbers = dict(adopted or {})
+    if numbers.keys() - set(tars):
+        numbers = {}
+    taken = set(numbers.values())
+    left = (number for number in itertools.count() if number not in taken)
+    for tar in tars:
+        if tar not in numbers:
+            numbers[tar] = next(left)
     tickets = []
-    for number, tar in enumerate(tars):
+    for tar, number in sorted(numbers.items(), key=lambda item: item[1]):
         payload = {"shard": number, "tar": tar, **columns}
         ticket_id = disk.content_hash([number, tar])
         tickets.append(Ticket(id=ticket_id, group=str(number), payload=payload))

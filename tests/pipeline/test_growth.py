@@ -15,7 +15,7 @@ from manifests import disk
 from manifests.commits import read_commits
 from pipeline.crawl.parts import read_parts
 from tests.support import commands
-from tests.support.other_tars import picture
+from tests.support.other_tars import pack, picture
 
 PICTURES = 12
 ROOT = Path(__file__).resolve().parents[2]
@@ -206,3 +206,18 @@ def test_old_rows_that_change_sides_are_counted(
     assert lists.build() == 0
     assert "view all changed: the pool had 2 shards" in caplog.text
     assert "of the rows that were there 0 went out and 0 came in" in caplog.text
+
+
+def test_tars_may_be_added_anywhere(tmp_path: Path) -> None:
+    tars, pool = tmp_path / "tars", str(tmp_path / "pool")
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        f"name: r\nsource: {{kind: shards, paths: [{tars}]}}\nfilters: [caption]\n"
+        "views: {all: []}\n"
+    )
+    for name, number in (("m", 0), ("a", 1), ("z", 2)):
+        members = [("0.png", picture(16, 16, "PNG", number)), ("0.txt", b"a picture")]
+        pack(tars / f"{name}.tar", members)
+        assert commands.build([str(recipe), "--out", pool, "--engine", "inline"]) == 0
+    names = [Path(record.tar).name for record in read_commits(pool).records()]
+    assert names == ["m.tar", "a.tar", "z.tar"]
