@@ -23,7 +23,7 @@ MATRIX = re.compile(r"(\w+[._])?(results?|times?|timings?|runtimes?)", re.I)  # 
 # A part of a key whose values say something of all records together.
 SUMMARY = re.compile(
     r"(\w+_)?(summary|aggregated?|overall|stats|statistics|mean|avg|average|median|std|stdev|sd|sem|"
-    r"stderr|min|max)|(mean|avg|average|median|std|overall)_\w+", re.I,
+    r"stderr)|min|max|(mean|avg|average|median|std|overall)_\w+", re.I,
 )  # fmt: skip
 LISTS = ("results", "runs", "records", "rows", "data", "scores", "evaluations", "experiments",
          "entries", "models", "trials", "history", "log_history", "metrics")  # fmt: skip
@@ -407,6 +407,7 @@ def _keyed(document: Record) -> Frame | None:
     named = 0
     for name in [each for each in frame.columns if re.fullmatch(r"key( \d+)?", each)]:
         keys = [str(key) for key in frame.columns[name].present()]
+        keys = [key for key in keys if not SUMMARY.fullmatch(key)] or keys
         if keys and {key.lower() for key in keys} <= set(SPLITS):
             frame.roles[name] = ("split", "keys that are splits")
             continue
