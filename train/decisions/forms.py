@@ -74,6 +74,8 @@ UNITS = re.compile(
 )
 # Names of what the rows of a table are of, where its columns are methods.
 ROWS_OF = re.compile(r"(\w+_)?(instan[ct]\w*|problems?|functions?|func|datasets?|data_sets?)")
+ARROWS = {"↑": "higher", "↓": "lower"}
+COUNTED = re.compile(r"folds?|seeds?|runs?|trials?|repeats?|resamples?|repetitions?|splits?")
 TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
 
 
@@ -152,10 +154,8 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
             raise
     if "\\begin{tabular" in text or "\\begin{longtable" in text or "\\begin{array" in text:
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
-    rows = [
-        line for line in text.split("\n", HEAD)[:HEAD] if re.search(r"&.*\\\\\s*(\\\w+|$)", line)
-    ]
-    if len(rows) > 1:  # a LaTeX table without its environment
+    row = re.compile(r"&.*\\\\\s*(\\\w+|$)")  # of a LaTeX table without its environment
+    if sum(row.search(line) is not None for line in text.split("\n", HEAD)[:HEAD]) > 1:
         text = f"\\begin{{tabular}}{{}}{text}\\end{{tabular}}"
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
     html: list[Grid] = []
@@ -365,10 +365,8 @@ class _HtmlTables(HTMLParser):
             self.title = " ".join("".join(self.texts).split())
         elif tag == "table" and self.cells:
             width = 1 + max(column for _, column in self.cells)
-            rows = [
-                [" ".join("".join(self.cells.get((row, n), ())).split()) for n in range(width)]
-                for row in range(self.row + 1)
-            ]
+            texts = {place: " ".join("".join(own).split()) for place, own in self.cells.items()}
+            rows = [[texts.get((r, n), "") for n in range(width)] for r in range(self.row + 1)]
             self.grids.append(Grid(rows, self.title, named=self.named, line=self.line))
         if tag in ("td", "th", "caption"):
             self.texts = []
@@ -436,9 +434,8 @@ def _latex_text(cell: str) -> str:
         end = r"(?![a-zA-Z])" if command.isalpha() else ""
         cell = re.sub(rf"\\{re.escape(command)}{end}", sign, cell)
     cell = re.sub(r"[_^]\s*\{\s*(±[^{}]*)\}", r" \1", cell)
-    while (
-        changed := re.sub(r"\\[a-zA-Z]+\*?\s*(?:\{[^{}]*\}\s*)*\{([^{}]*)\}", r"\1", cell)
-    ) != cell:
+    command = r"\\[a-zA-Z]+\*?\s*(?:\{[^{}]*\}\s*)*\{([^{}]*)\}"
+    while (changed := re.sub(command, r"\1", cell)) != cell:
         cell = changed
     cell = re.sub(r"\\[a-zA-Z]+\*?|\\[,;:! ]|[${}]", " ", cell.replace("~", " "))
     return re.sub(r"\s+", " ", cell).strip()
@@ -595,9 +592,8 @@ def _unbroken(lines: Any) -> Iterator[list[str]]:
     """The rows of a reader of CSV; ValueError for a quote that was never closed."""
     before = 0
     for number, line in enumerate(lines, 1):
-        if lines.line_num - before > MOST_LINES and any(
-            cell.count("\n") > MOST_LINES for cell in line
-        ):
+        is_long = lines.line_num - before > MOST_LINES
+        if is_long and any(cell.count("\n") > MOST_LINES for cell in line):
             raise ValueError(f"row {number}: a quote that opens here is not closed in its row")
         before = lines.line_num
         yield line
@@ -677,22 +673,19 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
             else:
                 kept.append(row)
         builder.add(kept)
-        chunk = [
-            row if isinstance(row, list) else list(row) for row in itertools.islice(rows, CHUNK)
-        ]
+        chunk = [r if isinstance(r, list) else list(r) for r in itertools.islice(rows, CHUNK)]
     frame = Frame(builder.columns(names), builder.rows, form, left_out=dict(left_out))
     frame.notes += [*grid.notes, *header.notes]
     if joins:
-        frame.notes.append(
-            f"{names[-1]}: {joins} rows have a separator in this text, which is one cell"
-        )
+        what = "rows have a separator in this text, which is one cell"
+        frame.notes.append(f"{names[-1]}: {joins} {what}")
     frame.parts = header.parts
     _leave_out_tail(frame, header.named)
     if grid.filled:
         frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")
     settle_commas(frame, delimiter)
     _note_doubles(frame)
-    return _known_text_form(_without_groups(frame))
+    return _known_text_form(_without_groups(_without_counts(frame)))
 
 
 def _leave_out_tail(frame: Frame, named: int) -> None:
@@ -743,14 +736,7 @@ def _without_groups(frame: Frame) -> Frame:
     is_label = len(np.unique(group_codes(frame, texts))) == frame.rows
     kept = texts if is_label else beside
     name = next(each for each in ("group", "column group") if each not in beside)
-    parts = []
-    for group in groups:
-        part = Frame({n: frame.columns[n] for n in kept}, frame.rows)
-        part.add(name, group)
-        for column, (upper, lower) in frame.parts.items():
-            part.columns |= {lower: frame.columns[column]} if upper == group else {}
-        parts.append(part)
-    whole = replace(frame, columns=joined(parts).columns, rows=len(parts) * frame.rows, parts={})
+    whole = _melted(frame, kept, name, frame.parts)
     role = "arm" if rows == "task" else "task"
     whole.roles |= {name: (role, "the upper row of the header"), texts[0]: (rows, "by its name")}
     shown = ", ".join(itertools.islice(groups, 6))
@@ -758,6 +744,36 @@ def _without_groups(frame: Frame) -> Frame:
     if lost := [each for each in beside if each not in kept]:
         whole.notes.append(f"not read: {', '.join(lost[:5])}, under no group of the header")
     return whole
+
+
+def _without_counts(frame: Frame) -> Frame:
+    """A table whose header is a word for runs, over names of rows, and numbers: a row each."""
+    counted = [name for name in frame.columns if name.isdecimal()]
+    words = [name for name in frame.columns if COUNTED.fullmatch(plain_name(name))]
+    if len(counted) < 3 or len(words) != 1 or _has_numbers(frame.columns[words[0]]):
+        return frame
+    name = f"{plain_name(words[0])} of columns"
+    kept = [each for each in frame.columns if each not in counted]
+    whole = _melted(frame, kept, name, {number: (number, "value") for number in counted})
+    whole.roles |= {name: ("seed", "numbers in the header"), words[0]: ("task", "the rows")}
+    whole.notes.append(f"header: its numbers are the column {name!r}, a row each")
+    return whole
+
+
+def _melted(
+    frame: Frame, kept: Sequence[str], name: str, parts: Mapping[str, tuple[str, str]]
+) -> Frame:
+    """A row for each upper name of some columns, in the column `name`. parts: {column: (its upper
+    name, its lower one)}. kept: the columns that stay in each.
+    """
+    frames = []
+    for group in dict.fromkeys(upper for upper, _ in parts.values()):
+        part = Frame({each: frame.columns[each] for each in kept}, frame.rows)
+        part.add(name, group)
+        for column, (upper, lower) in parts.items():
+            part.columns |= {lower: frame.columns[column]} if upper == group else {}
+        frames.append(part)
+    return replace(frame, columns=joined(frames).columns, rows=len(frames) * frame.rows, parts={})
 
 
 def _rows_are(name: str, column: Column) -> str:
@@ -793,9 +809,8 @@ class _Builder:
             known = self.places[place]
             for cell in dict.fromkeys(cells):
                 known.setdefault(cell, len(known))
-            self.codes[place].append(
-                np.fromiter(map(known.__getitem__, cells), np.int32, len(cells))
-            )
+            codes = np.fromiter(map(known.__getitem__, cells), np.int32, len(cells))
+            self.codes[place].append(codes)
         self.rows += len(rows)
 
     def columns(self, names: Sequence[str]) -> dict[str, Column]:
@@ -857,9 +872,8 @@ class _Header:
         named = max((n for row in levels for n, cell in enumerate(row, 1) if cell), default=width)
         names, parts, notes = _named(levels, numeric)
         last = [str(row[len(names) - 1]) for row in head[body:] if len(row) >= len(names)]
-        is_text = len(names) - 1 not in numeric and sum(
-            " " in cell.strip() for cell in last
-        ) * 2 > len(last)
+        spaces = sum(" " in cell.strip() for cell in last)
+        is_text = len(names) - 1 not in numeric and spaces * 2 > len(last)
         return cls(names, named, above, len(levels), tuple(levels[0]), notes, parts, is_text)
 
     def repeated(self, row: Sequence[Any]) -> bool:
@@ -890,9 +904,7 @@ def _numeric_places(head: Sequence[Sequence[Any]], width: int) -> list[int]:
 def _is_value(cell: Any) -> bool:
     """Whether a cell is a number, also one with commas."""
     with_comma = r"\s*[-+]?\d[\d.,]*\s*%?\s*"
-    return read_cell(cell).value is not None or (
-        isinstance(cell, str) and re.fullmatch(with_comma, cell) is not None
-    )
+    return read_cell(cell).value is not None or bool(re.fullmatch(with_comma, str(cell)))
 
 
 def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: int) -> int | None:
@@ -970,19 +982,15 @@ def _named(
             if place in numeric and len(cells) == 2:
                 parts[names[-1]] = (cells[0], cells[1])
     else:
-        is_clear = len(set(rows[0])) == width  # units that say a direction or a share stay
-        names = [
-            name if is_clear and not re.search("[%↑↓]", unit) else name + unit
-            for name, unit in zip(rows[0], units, strict=True)
-        ]
+        stay = "[%↑↓]" if len(set(rows[0])) == width else "."  # of shares, directions, equal names
+        names = [n + u * bool(re.search(stay, u)) for n, u in zip(rows[0], units, strict=True)]
     count = Counter(names)
     again = [place for place, name in enumerate(names) if name and count[name] > 1]
     if any(place in numeric for place in again):
         first = names[again[0]]
         places = [str(n) for n, name in enumerate(names, 1) if name == first]
-        raise ValueError(
-            f"two columns have the name {first!r} (columns {', '.join(places)}): rename one"
-        )
+        where = f"columns {', '.join(places)}"
+        raise ValueError(f"two columns have the name {first!r} ({where}): rename one")
     for place in again:  # such as links
         names[place] += f" ({place + 1})"
     blank = 0
@@ -1060,18 +1068,14 @@ def _lm_eval_table(frame: Frame) -> None:
     groups = [re.sub(r"^\s*-\s*", "", str(cell)) for cell in frame.columns["Tasks"].values]
     frame.columns["Tasks"] = recoded(groups, frame.columns["Tasks"].codes)
     frame.roles |= {
-        "Tasks": ("task", "of lm-eval"),
-        "Metric": ("metric", "of lm-eval"),
-        "Value": ("value", "of lm-eval"),
-        "Stderr": ("spread", "of lm-eval"),
+        "Tasks": ("task", "of lm-eval"), "Metric": ("metric", "of lm-eval"),
+        "Value": ("value", "of lm-eval"), "Stderr": ("spread", "of lm-eval"),
         "n-shot": ("task", "shots are parts of the task"),
         "Version": ("setting", "of lm-eval's task"),
-    }
+    }  # fmt: skip
     for name, column in frame.columns.items():
-        if {"↑", "↓"} & set(map(str, column.values)):
-            frame.columns[name] = column.mapped(
-                lambda cell: {"↑": "higher", "↓": "lower"}.get(str(cell), "")
-            )
+        if ARROWS.keys() & set(map(str, column.values)):
+            frame.columns[name] = column.mapped(lambda cell: ARROWS.get(str(cell), ""))
             frame.roles[name] = ("direction", "arrows of lm-eval")
         elif set(map(str, column.values)) <= {"±", ""}:
             frame.roles[name] = ("text", "the sign in front of the standard error")
@@ -1093,9 +1097,8 @@ def _api_export(frame: Frame) -> Frame:
                 except (ValueError, SyntaxError, MemoryError, RecursionError):
                     inner = None
                 if not isinstance(inner, Mapping):
-                    raise ValueError(
-                        f"row {number + 1}: column {name!r} of W&B's export holds no dictionary"
-                    )
+                    where = f"row {number + 1}: column {name!r} of W&B's export"
+                    raise ValueError(f"{where} holds no dictionary")
                 row |= {f"{name}.{key}": each for key, each in inner.items()}
             else:
                 row[name] = cell

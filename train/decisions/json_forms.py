@@ -277,11 +277,9 @@ def _lm_eval(document: Record) -> Frame | None:
     frame = frame_of_records(rows, "lm-eval")
     frame.left_out = {reason: count for reason, count in left_out.items() if count}
     frame.roles |= {
-        "task": ("task", "of lm-eval"),
-        "metric": ("metric", "of lm-eval"),
-        "value": ("value", "of lm-eval"),
-        "n_shot": ("task", "shots are parts of the task"),
-    }
+        "task": ("task", "of lm-eval"), "metric": ("metric", "of lm-eval"),
+        "value": ("value", "of lm-eval"), "n_shot": ("task", "shots are parts of the task"),
+    }  # fmt: skip
     return frame
 
 
@@ -353,10 +351,9 @@ def _helm_stats(document: Sequence[Record]) -> Frame:
         rows.append(row)
     frame = frame_of_records(rows, "HELM's statistics of a run")
     frame.roles |= {
-        "metric": ("metric", "of HELM"),
-        "value": ("value", "the mean"),
+        "metric": ("metric", "of HELM"), "value": ("value", "the mean"),
         "perturbation": ("task", "a perturbation is a part of the task"),
-    }
+    }  # fmt: skip
     return frame
 
 

@@ -484,7 +484,9 @@ def _check_one_unit(
         if not small or not large or values.min() < 0 or values.max() > 100:
             continue
         low, high = (np.concatenate([of_arms[arm] for arm in side]) for side in (small, large))
-        if np.median(high) >= OTHER_UNIT * np.median(low):
+        others = np.concatenate([own_N for arm, own_N in of_arms.items() if arm not in small])
+        is_apart = others.min() >= 3 * low.max()  # else those between are of one unit too
+        if is_apart and np.median(high) >= OTHER_UNIT * np.median(low):
             wrong[name] = (
                 f"{_some(small)} has values up to 1 (such as {low[0]:g}) and {_some(large)} above "
                 f"(such as {high[0]:g})"
