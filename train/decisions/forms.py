@@ -160,7 +160,8 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
     html: list[Grid] = []
     if "<table" in text or "<TABLE" in text or start == "<":
-        if re.search(r"^\s*<table\b", text, re.I | re.M):
+        found = re.search(r"<table\b" if start == "<" else r"^\s*<table\b", text, re.I | re.M)
+        if found and (start in "<#" or text.count('"', 0, found.start()) % 2 == 0):
             parser = _HtmlTables()
             parser.feed(text)
             html = parser.grids
@@ -368,6 +369,7 @@ class _HtmlTables(HTMLParser):
             texts = {place: " ".join("".join(own).split()) for place, own in self.cells.items()}
             rows = [[texts.get((r, n), "") for n in range(width)] for r in range(self.row + 1)]
             self.grids.append(Grid(rows, self.title, named=self.named, line=self.line))
+            self.cells = {}
         if tag in ("td", "th", "caption"):
             self.texts = []
 
@@ -549,9 +551,9 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
     if delimiter is None:
         raise ValueError("it is text without a table: give a table of CSV, Markdown, LaTeX or JSON")
     if len(delimiter) > 1:
-        rows = [re.split(delimiter, line.strip()) for line in text.split("\n") if line.strip()]
+        rows = [re.split(delimiter, line.strip()) for line in text.split("\n")]
         kept = [row for row in rows if not RULE.fullmatch(" ".join(row))]
-        return _frame_of_rows(Grid(kept, ""), "text in columns")
+        return _frame_of_grids([Grid(kept, "")], table, "text in columns", "tables")
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
     name = {",": "CSV", "\t": "TSV"}.get(delimiter, f"text, {delimiter}")
     is_broken = any(gap in text for gap in ("\n\n", "\n\r\n", f"\n{delimiter * 2}"))
