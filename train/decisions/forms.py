@@ -42,6 +42,7 @@ from train.decisions.roles import ARM_WORDS, CROSSING, NAMES, group_codes
 
 HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once
+MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
 MOST_LINES = 20  # of one cell: more is a quote that was never closed
 ERRORS = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError)
 # Forms that hold results but are no table: (first bytes, what it is, the way on).
@@ -159,7 +160,7 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
         text = f"\\begin{{tabular}}{{}}{text}\\end{{tabular}}"
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
     html: list[Grid] = []
-    if "<table" in text or "<TABLE" in text or start == "<":
+    if "<" in text and ("<table" in text or "<TABLE" in text or start == "<"):
         found = re.search(r"<table\b" if start == "<" else r"^\s*<table\b", text, re.I | re.M)
         if found and (start in "<#" or text.count('"', 0, found.start()) % 2 == 0):
             parser = _HtmlTables()
@@ -556,8 +557,8 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
         return _frame_of_grids([Grid(kept, "")], table, "text in columns", "tables")
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
     name = {",": "CSV", "\t": "TSV"}.get(delimiter, f"text, {delimiter}")
-    is_broken = any(gap in text for gap in ("\n\n", "\n\r\n", f"\n{delimiter * 2}"))
-    if is_broken or any(delimiter not in line for line in sample[2:]):
+    gaps = ("\n\n", "\n\r\n", f"\n{delimiter * 2}") if len(text) < MOST_STACKED else ()
+    if any(gap in text for gap in gaps) or any(delimiter not in line for line in sample[2:]):
         grids = _blocks(Grid(_unbroken(lines), ""))
         if len(grids) > 1:
             return _frame_of_grids(grids, table, name, "tables")
@@ -594,8 +595,9 @@ def _unbroken(lines: Any) -> Iterator[list[str]]:
     """The rows of a reader of CSV; ValueError for a quote that was never closed."""
     before = 0
     for number, line in enumerate(lines, 1):
-        is_long = lines.line_num - before > MOST_LINES
-        if is_long and any(cell.count("\n") > MOST_LINES for cell in line):
+        if lines.line_num - before > MOST_LINES and any(
+            cell.count("\n") > MOST_LINES for cell in line
+        ):
             raise ValueError(f"row {number}: a quote that opens here is not closed in its row")
         before = lines.line_num
         yield line
