@@ -28,7 +28,7 @@ def write_inputs(row: dict[str, Any], folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     for name, cells in row.get("xlsx", {}).items():
-        (folder / name).write_bytes(xlsx(cells))
+        (folder / name).write_bytes(xlsx(cells, row.get("merged", {}).get(name, ())))
     for name, records in row.get("parquet", {}).items():
         pq.write_table(pa.Table.from_pylist(records), folder / name)
 

@@ -16,10 +16,12 @@ import itertools
 import json
 import lzma
 import re
+import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from html.parser import HTMLParser
 from typing import Any
 
 import numpy as np
@@ -30,13 +32,17 @@ from train.decisions.frames import (
     Frame,
     column_of,
     frame_of_records,
+    joined,
     recoded,
     settle_commas,
 )
 from train.decisions.json_forms import frame_of_json
+from train.decisions.metric_names import is_known, plain_name
+from train.decisions.roles import ARM_WORDS, CROSSING, NAMES, group_codes
 
 HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once
+MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
 MOST_LINES = 20  # of one cell: more is a quote that was never closed
 ERRORS = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError)
 # Forms that hold results but are no table: (first bytes, what it is, the way on).
@@ -59,13 +65,18 @@ OTHER_FORMS = (
 BOX = str.maketrans("│┃║╎┆", "|||||")
 RULE = re.compile(r"[\s|+:=\-─━═┼╪├┤┬┴╞╡┌┐└┘╔╗╚╝╠╣╦╩╬╒╕╘╛╤╧┏┓┗┛┡┩┳┻╇┠┨┷┯┿╋]*[-─━═=]{2}"
                   r"[\s|+:=\-─━═┼╪├┤┬┴╞╡┌┐└┘╔╗╚╝╠╣╦╩╬╒╕╘╛╤╧┏┓┗┛┡┩┳┻╇┠┨┷┯┿╋]*")  # fmt: skip
+LINE_OF_DASHES = re.compile(r"\s*[-=─━═]{3}[-=─━═\s]*")
 MARKDOWN_RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*|\s*\|\s*:?-+:?\s*\|\s*")
 TABULAR = re.compile(
     r"\\begin\{(tabular\*?|tabularx|tabulary|longtable|array|tblr)\}(.*?)\\end\{\1\}", re.S
 )
 UNITS = re.compile(
-    r"\s*[\[(]?\s*(%|ms|s|sec|min|h|gb|mb|gib|mib|db|px|m|k|b|points?|pts|[↑↓])\s*[\])]?\s*", re.I
+    r"\s*[\[(]?\s*(%|[nuµm]?s|sec|min|h|[gm]i?b|db|px|m|k|b|points?|pts|[↑↓])\s*[\])]?\s*", re.I
 )
+# Names of what the rows of a table are of, where its columns are methods.
+ROWS_OF = re.compile(r"(\w+_)?(instan[ct]\w*|problems?|functions?|func|datasets?|data_sets?)")
+ARROWS = {"↑": "higher", "↓": "lower"}
+COUNTED = re.compile(r"folds?|seeds?|runs?|trials?|repeats?|resamples?|repetitions?|splits?")
 TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
 
 
@@ -73,13 +84,16 @@ TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
 class Grid:
     """Rows of cells as they stand in a file. title: what it is called, or the words above it.
 
-    merged: blank cells may be parts of merged ones. line: where it begins, from 1.
+    named: its first row names the columns. line: where it begins, from 1. filled: cells of merged
+    ranges that hold what their first cell holds. notes: what was done to it.
     """
 
     rows: Iterable[Sequence[Any]]
     title: str
-    merged: bool = False
+    named: bool = False
     line: int = 1
+    filled: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def frame_of_bytes(data: bytes, table: str | None = None) -> Frame:
@@ -141,18 +155,28 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
             raise
     if "\\begin{tabular" in text or "\\begin{longtable" in text or "\\begin{array" in text:
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
-    rows = [
-        line for line in text.split("\n", HEAD)[:HEAD] if re.search(r"&.*\\\\\s*(\\\w+|$)", line)
-    ]
-    if len(rows) > 1:  # a LaTeX table without its environment
+    row = re.compile(r"&.*\\\\\s*(\\\w+|$)")  # of a LaTeX table without its environment
+    if sum(row.search(line) is not None for line in text.split("\n", HEAD)[:HEAD]) > 1:
         text = f"\\begin{{tabular}}{{}}{text}\\end{{tabular}}"
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
-    if re.match(r"\s*<(!doctype|html|table)\b", text, re.I):
-        raise ValueError("it is an HTML page: copy its table as CSV or Markdown")
+    html: list[Grid] = []
+    if "<" in text and ("<table" in text or "<TABLE" in text or start == "<"):
+        found = re.search(r"<table\b" if start == "<" else r"^\s*<table\b", text, re.I | re.M)
+        if found and (start in "<#" or text.count('"', 0, found.start()) % 2 == 0):
+            parser = _HtmlTables()
+            parser.feed(text)
+            html = parser.grids
+        elif re.match(r"\s*<(!doctype|html)\b", text, re.I):
+            raise ValueError("it is an HTML page without a table: give a table of CSV or Markdown")
+    if html:
+        outside = re.compile(r"<(table|style|script)\b.*?</\1>", re.I | re.S)
+        text = outside.sub(lambda found: "\n" * found[0].count("\n"), text)
     lines = text.translate(BOX).split("\n") if any(sign in text for sign in "|│┃║╎┆") else []
-    if any(MARKDOWN_RULE.fullmatch(line) for line in lines[:20_000] if "-" in line):
-        return _frame_of_grids(_markdown_grids(lines), table, "Markdown table", "tables")
-    return _frame_of_lines(text)
+    if html or any(MARKDOWN_RULE.fullmatch(line) for line in lines[:20_000] if "-" in line):
+        grids = sorted(html + _markdown_grids(lines), key=lambda grid: grid.line)
+        form = "HTML" if html else "Markdown"
+        return _frame_of_grids(grids, table, f"{form} table", "tables")
+    return _frame_of_lines(text, table)
 
 
 def _json_lines(text: str, error: json.JSONDecodeError) -> tuple[list[Any], int] | None:
@@ -204,22 +228,32 @@ def _sheets(data: bytes) -> list[Grid]:
     for name in book.sheet_names:
         sheet = book.get_sheet_by_name(name)
         rows = [[_plain(cell) for cell in row] for row in sheet.to_python(skip_empty_area=False)]
+        filled = 0
         for (top, left), (bottom, right) in sheet.merged_cell_ranges or ():
             for row in range(top, min(bottom + 1, len(rows))):
                 for place in range(left, min(right + 1, len(rows[row]))):
+                    filled += row > top and not is_empty(rows[top][left])
                     rows[row][place] = rows[top][left]
-        grids.append(Grid(rows, name, merged=True))
+        if sheet.merged_cell_ranges is None and b"rows-spanned" in _content(data):
+            for above, cells in itertools.pairwise(rows):  # which ones is not known of .ods
+                blank = next((n for n, cell in enumerate(cells) if not is_empty(cell)), 0)
+                cells[:blank] = above[:blank]
+                filled += blank
+        grids.append(Grid(rows, name, filled=filled))
     return grids
 
 
 def _is_archive(data: bytes) -> bool:
-    import zipfile
-
     try:
         names = zipfile.ZipFile(io.BytesIO(data)).namelist()
     except (OSError, zipfile.BadZipFile):
         return False
     return not any(name.startswith(("xl/", "content.xml")) for name in names)
+
+
+def _content(data: bytes) -> bytes:
+    """The cells of an .ods, which say that some are merged; b"" of another spreadsheet."""
+    return zipfile.ZipFile(io.BytesIO(data)).read("content.xml") if data[:2] == b"PK" else b""
 
 
 def _plain(cell: Any) -> Any:
@@ -273,7 +307,7 @@ def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
             if not MARKDOWN_RULE.fullmatch(lines[end]):
                 rows.append(_markdown_cells(lines[end]))
             end += 1
-        grids.append(Grid(rows, title, line=place))
+        grids.append(Grid(rows, title, named=True, line=place))
         place = end
     return grids
 
@@ -292,6 +326,53 @@ def _markdown_text(cell: str) -> str:
     cell = _latex_text(cell) if re.search(r"\$.*\\\w+.*\$", cell) else cell
     found = re.fullmatch(r"(\*\*|__|\*|`)(.+?)\1", cell)
     return found[2].strip() if found else cell
+
+
+class _HtmlTables(HTMLParser):
+    """The tables of HTML, or of Markdown with HTML in it; each text in all places of its cell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grids: list[Grid] = []
+        self.title, self.line, self.row, self.named = "", 1, -1, True
+        self.texts: list[str] = []  # of the cell or heading that is open
+        self.cells: dict[tuple[int, int], list[str]] = {}
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag == "table":
+            self.cells, self.line, self.row, self.named = {}, self.getpos()[0], -1, True
+        elif tag == "tr":
+            self.row += 1
+        elif tag in ("td", "th"):
+            self.row = max(self.row, 0)
+            self.named &= tag == "th" or self.row > 0
+            size = {name: int(text) for name, text in attrs if text and text.isdecimal()}
+            place = next(n for n in itertools.count() if (self.row, n) not in self.cells)
+            high, wide = (range(min(size.get(n) or 1, 1000)) for n in ("rowspan", "colspan"))
+            self.texts = []
+            for row, column in itertools.product(high, wide):
+                self.cells.setdefault((self.row + row, place + column), self.texts)
+        elif tag == "caption" or re.fullmatch("h[1-6]", tag):
+            self.texts = []
+        elif tag in ("br", "sub", "sup"):
+            self.texts.append(" ")
+
+    def handle_data(self, data: str) -> None:
+        self.texts.append(data)
+        if headings := re.findall(r"^#+ +(.+)", data, re.M):  # of Markdown
+            self.title = headings[-1].strip()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "caption" or re.fullmatch("h[1-6]", tag):
+            self.title = " ".join("".join(self.texts).split())
+        elif tag == "table" and self.cells:
+            width = 1 + max(column for _, column in self.cells)
+            texts = {place: " ".join("".join(own).split()) for place, own in self.cells.items()}
+            rows = [[texts.get((r, n), "") for n in range(width)] for r in range(self.row + 1)]
+            self.grids.append(Grid(rows, self.title, named=self.named, line=self.line))
+            self.cells = {}
+        if tag in ("td", "th", "caption"):
+            self.texts = []
 
 
 def _latex_grids(text: str) -> list[Grid]:
@@ -353,11 +434,11 @@ def _latex_text(cell: str) -> str:
     for command, sign in (("pm", "±"), ("uparrow", "↑"), ("downarrow", "↓"), ("times", "×"),
                           ("Delta", "Δ"),
                           ("%", "%"), ("&", "&"), ("_", "_"), ("#", "#"), ("$", "")):  # fmt: skip
-        cell = re.sub(rf"\\{re.escape(command)}(?![a-zA-Z])", sign, cell)
+        end = r"(?![a-zA-Z])" if command.isalpha() else ""
+        cell = re.sub(rf"\\{re.escape(command)}{end}", sign, cell)
     cell = re.sub(r"[_^]\s*\{\s*(±[^{}]*)\}", r" \1", cell)
-    while (
-        changed := re.sub(r"\\[a-zA-Z]+\*?\s*(?:\{[^{}]*\}\s*)*\{([^{}]*)\}", r"\1", cell)
-    ) != cell:
+    command = r"\\[a-zA-Z]+\*?\s*(?:\{[^{}]*\}\s*)*\{([^{}]*)\}"
+    while (changed := re.sub(command, r"\1", cell)) != cell:
         cell = changed
     cell = re.sub(r"\\[a-zA-Z]+\*?|\\[,;:! ]|[${}]", " ", cell.replace("~", " "))
     return re.sub(r"\s+", " ", cell).strip()
@@ -365,27 +446,78 @@ def _latex_text(cell: str) -> str:
 
 def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: str) -> Frame:
     """The one table of a file, the chosen one, or all of the same columns."""
+    count = len(grids)
+    grids = [block for grid in grids for block in _blocks(grid, grid.title if count > 1 else "")]
+    word = word if len(grids) == count else "tables"
+    numbers = {id(grid): number for number, grid in enumerate(grids, 1)}
     if table is not None:
-        chosen = [
-            grid for number, grid in enumerate(grids, 1) if table in (str(number), grid.title)
-        ]
+        chosen = [grid for grid in grids if table in (str(numbers[id(grid)]), grid.title)]
+        chosen = chosen or [grid for grid in grids if grid.title.startswith(f"{table}: ")]
         if not chosen:
             raise ValueError(f"--table {table}: it has {_listed(grids, word)}")
+        if len(chosen) > 1:
+            raise ValueError(f"{table!r} has {_listed(chosen, word, grids)}: choose one by number")
         return _frame_of_rows(chosen[0], form)
-    frames, names = [], []
+    frames, names, refused = [], [], list[str]()
     for grid in grids:
         try:
             frame = _frame_of_rows(grid, form)
-        except ValueError:
+        except ValueError as error:
+            refused.append(f"{numbers[id(grid)]} {grid.title!r}: {error}")
             continue
         if frame.rows and any(_has_numbers(column) for column in frame.columns.values()):
             frames.append(frame)
             names.append(grid)
+    if not frames and refused:
+        raise ValueError(refused[0] if len(grids) > 1 else refused[0].partition(": ")[2])
     if not frames:
         raise ValueError(f"it has no table with numbers ({_listed(grids, word)})")
     if len(frames) > 1:
         raise ValueError(f"it has {_listed(names, word, grids)}: choose one with --table")
+    frames[0].notes += [f"not read: table {each}" for each in refused[:3]]
     return frames[0]
+
+
+def _blocks(grid: Grid, of: str = "") -> list[Grid]:
+    """The tables that stand one below the other: each begins with a header, below a blank row or a
+    title. Those of one header are one table, with a first column of their titles. of: what is in
+    front of their titles.
+    """
+    rows = [list(row) for row in grid.rows]
+    filled = [[cell for cell in row if not is_empty(cell)] for row in rows]
+    starts, headers, gap = [0], list[int](), list[int]()
+    for place, cells in enumerate(filled):
+        if not any(isinstance(c, int | float) or read_cell(c).value is not None for c in cells):
+            gap.append(place)
+            continue
+        named = [n for n in gap if len(filled[n]) * 2 > len(cells) and _are_names(filled[n])]
+        header = max(named, key=lambda n: len(filled[n]), default=place)
+        if headers and named and header != gap[0]:
+            blank = next((n for n in gap if not filled[n]), gap[0])
+            starts.append(next(n for n in gap if n >= blank and filled[n]))
+        if len(starts) > len(headers):
+            headers.append(header)
+        gap = []
+    if len(starts) < 2:
+        return [replace(grid, rows=rows)]
+    ends = [*starts[1:], len(rows)]
+    blocks = []
+    for start, header, end in zip(starts, headers, ends, strict=True):
+        words = [str(cell) for row in filled[start:header] if len(row) < 3 for cell in row]
+        title = " ".join(words)[:60] or f"at line {grid.line + start}"
+        blocks.append(replace(grid, rows=rows[start:end], title=title, line=grid.line + start))
+    if any(rows[header] != rows[headers[0]] for header in headers):
+        return [replace(b, title=f"{of}: {b.title}") for b in blocks] if of else blocks
+    body: list[list[Any]] = [["table", *rows[headers[0]]]]
+    for block, header, end in zip(blocks, headers, ends, strict=True):
+        body += [[block.title, *rows[n]] for n in range(header + 1, end) if filled[n]]
+    note = f"{len(blocks)} tables of one header are one; the column 'table' has their titles"
+    return [replace(grid, rows=body, named=True, notes=(note,))]
+
+
+def _are_names(cells: Sequence[Any]) -> bool:
+    """Whether texts can be the names of columns: two or more, all different, none missing."""
+    return 1 < len(cells) == len(set(map(str, cells))) and not any(map(is_missing, cells))
 
 
 def _listed(grids: Sequence[Grid], word: str, of: Sequence[Grid] = ()) -> str:
@@ -402,7 +534,7 @@ def _has_numbers(column: Column) -> bool:
     return any(cell.value is not None for cell in column.cells)
 
 
-def _frame_of_lines(text: str) -> Frame:
+def _frame_of_lines(text: str, table: str | None) -> Frame:
     """A table of CSV or of another separator."""
     text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
     csv.field_size_limit(2**31 - 1)
@@ -415,15 +547,48 @@ def _frame_of_lines(text: str) -> Frame:
             form = "printed table" if any(RULE.fullmatch(line) for line in drawn) else "text, |"
             return _frame_of_rows(Grid(rows, ""), form)
     delimiter = _delimiter(sample)
+    if delimiter is None and (ruled := _ruled_grids(text.split("\n"))):
+        return _frame_of_grids(ruled, table, "text in columns", "tables")
     if delimiter is None:
         raise ValueError("it is text without a table: give a table of CSV, Markdown, LaTeX or JSON")
     if len(delimiter) > 1:
-        rows = [re.split(delimiter, line.strip()) for line in text.split("\n") if line.strip()]
+        rows = [re.split(delimiter, line.strip()) for line in text.split("\n")]
         kept = [row for row in rows if not RULE.fullmatch(" ".join(row))]
-        return _frame_of_rows(Grid(kept, ""), "text in columns")
+        return _frame_of_grids([Grid(kept, "")], table, "text in columns", "tables")
     lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
     name = {",": "CSV", "\t": "TSV"}.get(delimiter, f"text, {delimiter}")
+    gaps = ("\n\n", "\n\r\n", f"\n{delimiter * 2}") if len(text) < MOST_STACKED else ()
+    if any(gap in text for gap in gaps) or any(delimiter not in line for line in sample[2:]):
+        grids = _blocks(Grid(_unbroken(lines), ""))
+        if len(grids) > 1:
+            return _frame_of_grids(grids, table, name, "tables")
+        return _frame_of_rows(grids[0], name, delimiter)
     return _frame_of_rows(Grid(_unbroken(lines), ""), name, delimiter)
+
+
+def _ruled_grids(lines: Sequence[str]) -> list[Grid]:
+    """Tables of columns of spaces: names, a line of dashes, and rows until a blank line."""
+    grids = []
+    for place, line in enumerate(lines):
+        if not LINE_OF_DASHES.fullmatch(line):
+            continue
+        above = list(itertools.takewhile(_is_row, reversed(lines[max(0, place - 3) : place])))
+        below = list(itertools.takewhile(_is_row, lines[place + 1 :]))
+        found = [list[list[str]]()]
+        for pattern in (r"\s{2,}|\t", r"\s+"):
+            rows = [re.split(pattern, one.strip()) for one in (*above[::-1], *below)]
+            head, body = rows[: len(above)], rows[len(above) :]
+            width = Counter(map(len, body)).most_common(1)[0][0] if len(body) > 1 else 0
+            head = [[*[""] * (width - len(r)), *r] for r in head if 0 <= width - len(r) <= 1]
+            if head and head[0][0] and width > 1 and _is_steady(body):
+                found.append([*head, *body])
+        rows = max(found, key=len)  # the one with the most rows of names
+        grids += [Grid(rows, "", named=True, line=place)] if rows else []
+    return grids
+
+
+def _is_row(line: str) -> bool:
+    return bool(line.strip()) and not LINE_OF_DASHES.fullmatch(line)
 
 
 def _unbroken(lines: Any) -> Iterator[list[str]]:
@@ -478,7 +643,7 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     head = [row for row in head if any(not is_empty(cell) for cell in row)]
     if not head:
         raise ValueError("there is no row")
-    header = _Header.of(head, merged=grid.merged, spaced=form in ("text in columns", "TSV"))
+    header = _Header.of(head, grid, spaced=form in ("text in columns", "TSV"))
     names = header.names
     left_out = Counter[str]()
     if header.above:
@@ -512,35 +677,117 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
             else:
                 kept.append(row)
         builder.add(kept)
-        chunk = [
-            row if isinstance(row, list) else list(row) for row in itertools.islice(rows, CHUNK)
-        ]
+        chunk = [r if isinstance(r, list) else list(r) for r in itertools.islice(rows, CHUNK)]
     frame = Frame(builder.columns(names), builder.rows, form, left_out=dict(left_out))
-    frame.notes += header.notes
+    frame.notes += [*grid.notes, *header.notes]
     if joins:
-        frame.notes.append(
-            f"{names[-1]}: {joins} rows have a separator in this text, which is one cell"
-        )
+        what = "rows have a separator in this text, which is one cell"
+        frame.notes.append(f"{names[-1]}: {joins} {what}")
     frame.parts = header.parts
-    if grid.merged:
-        _fill_down(frame)
+    _leave_out_tail(frame, header.named)
+    if grid.filled:
+        frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")
     settle_commas(frame, delimiter)
-    return _known_text_form(frame)
+    _note_doubles(frame)
+    return _known_text_form(_without_groups(_without_counts(frame)))
 
 
-def _fill_down(frame: Frame) -> None:
-    """Blank cells of the names in front of a spreadsheet's numbers hold what stands above them, as
-    merged cells do.
+def _leave_out_tail(frame: Frame, named: int) -> None:
+    """Leaves out what stands beside the table: columns without names behind an empty one."""
+    tail = list(frame.columns)[named:]
+    if tail and not frame.columns[tail[0]].is_there().any():
+        cells = sum(int(frame.columns.pop(name).is_there().sum()) for name in tail)
+        frame.notes += [f"not read: {cells} cells beside the table, without names"] if cells else []
+
+
+def _note_doubles(frame: Frame) -> None:
+    """Gives columns of numbers with marks or spreads that are those of a plain column, rounded, the
+    role of a text.
     """
+    plain = dict[str, str]()
     for name, column in frame.columns.items():
-        if any(cell.value is not None for cell in column.cells):
-            return  # the first column of numbers: what is blank behind it is missing
-        there = column.is_there()
-        if there.all() or not len(there) or not there[0]:
-            continue
-        last = np.maximum.accumulate(np.where(there, np.arange(len(there)), 0))
-        frame.columns[name] = Column(column.values, column.codes[last])
-        frame.notes.append(f"{name}: {int((~there).sum())} blank cells are filled from above")
+        cells = [read_cell(value, column.comma) for value in column.values[:20]]
+        notes = {cell.note for cell in cells if cell.value is not None}
+        own = plain_name(name)
+        if notes == {""}:
+            plain[own.removesuffix("_mean").removesuffix("_avg")] = name
+        elif notes and "" not in notes and name not in frame.parts:
+            stems = (own.rsplit("_", n)[0] for n in range(own.count("_") + 1))
+            of = next((plain[stem] for stem in stems if stem in plain), name)
+            pair = np.stack([column.numbers(), frame.columns[of].numbers()])
+            pair = pair[:, ~np.isnan(pair).any(axis=0)]
+            if of != name and pair.size and np.allclose(pair[0], pair[1], 0.02, 0):
+                frame.roles[name] = ("text", f"{of!r} written out")
+
+
+def _without_groups(frame: Frame) -> Frame:
+    """A table with names in two rows above its numbers, a row for each of the upper ones. They are
+    arms where the rows are of data sets or instances, and tasks where these are metrics.
+    """
+    groups = dict.fromkeys(upper for upper, _ in frame.parts.values())
+    texts = [name for name, column in frame.columns.items() if not _has_numbers(column)]
+    repeated = Counter(lower for _, lower in frame.parts.values()).most_common(1)
+    if len(groups) < 2 or not texts or repeated[0][1] < 2:
+        return frame
+    rows = _rows_are(texts[0], frame.columns[texts[0]])
+    if not rows or any(plain_name(name) in ARM_WORDS for name in texts):
+        return frame
+    there = frame.columns[texts[0]].is_there()
+    if not there.all():
+        frame = frame.taken(there)
+        frame.left_out[f"without {texts[0]!r}, as totals have"] = int((~there).sum())
+    beside = [name for name in frame.columns if name not in frame.parts]
+    is_label = len(np.unique(group_codes(frame, texts))) == frame.rows
+    kept = texts if is_label else beside
+    name = next(each for each in ("group", "column group") if each not in beside)
+    whole = _melted(frame, kept, name, frame.parts)
+    role = "arm" if rows == "task" else "task"
+    whole.roles |= {name: (role, "the upper row of the header"), texts[0]: (rows, "by its name")}
+    shown = ", ".join(itertools.islice(groups, 6))
+    whole.notes.append(f"header: {shown} of its upper row are the column {name!r}, a row each")
+    if lost := [each for each in beside if each not in kept]:
+        whole.notes.append(f"not read: {', '.join(lost[:5])}, under no group of the header")
+    return whole
+
+
+def _without_counts(frame: Frame) -> Frame:
+    """A table whose header is a word for runs, over names of rows, and numbers: a row each."""
+    counted = [name for name in frame.columns if name.isdecimal()]
+    words = [name for name in frame.columns if COUNTED.fullmatch(plain_name(name))]
+    if len(counted) < 3 or len(words) != 1 or _has_numbers(frame.columns[words[0]]):
+        return frame
+    name = f"{plain_name(words[0])} of columns"
+    kept = [each for each in frame.columns if each not in counted]
+    whole = _melted(frame, kept, name, {number: (number, "value") for number in counted})
+    whole.roles |= {name: ("seed", "numbers in the header"), words[0]: ("task", "the rows")}
+    whole.notes.append(f"header: its numbers are the column {name!r}, a row each")
+    return whole
+
+
+def _melted(
+    frame: Frame, kept: Sequence[str], name: str, parts: Mapping[str, tuple[str, str]]
+) -> Frame:
+    """A row for each upper name of some columns, in the column `name`. parts: {column: (its upper
+    name, its lower one)}. kept: the columns that stay in each.
+    """
+    frames = []
+    for group in dict.fromkeys(upper for upper, _ in parts.values()):
+        part = Frame({each: frame.columns[each] for each in kept}, frame.rows)
+        part.add(name, group)
+        for column, (upper, lower) in parts.items():
+            part.columns |= {lower: frame.columns[column]} if upper == group else {}
+        frames.append(part)
+    return replace(frame, columns=joined(frames).columns, rows=len(frames) * frame.rows, parts={})
+
+
+def _rows_are(name: str, column: Column) -> str:
+    """`metric` or `task` where a column says that its rows are of these; else ""."""
+    known = [is_known(str(value)) for value in column.present()]
+    if sum(known) * 2 > len(known):
+        return "metric"
+    role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain_name(name))), "")
+    is_task = role == "task" or ROWS_OF.fullmatch(plain_name(name))
+    return "task" if is_task or CROSSING.fullmatch(plain_name(name)) else ""
 
 
 def _is_number(row: Sequence[Any]) -> bool:
@@ -566,9 +813,8 @@ class _Builder:
             known = self.places[place]
             for cell in dict.fromkeys(cells):
                 known.setdefault(cell, len(known))
-            self.codes[place].append(
-                np.fromiter(map(known.__getitem__, cells), np.int32, len(cells))
-            )
+            codes = np.fromiter(map(known.__getitem__, cells), np.int32, len(cells))
+            self.codes[place].append(codes)
         self.rows += len(rows)
 
     def columns(self, names: Sequence[str]) -> dict[str, Column]:
@@ -581,11 +827,13 @@ class _Builder:
 
 @dataclass(frozen=True, slots=True)
 class _Header:
-    """names: of the columns. above: lines before it. levels: rows that it has. parts: {column of
-    numbers: (its first name, its last)} of a header of two rows.
+    """names: of the columns, `named` of them without the blank ones at the end. above: lines before
+    it. levels: rows that it has. parts: {column of numbers: (its first name, its last)} of a header
+    of two rows.
     """
 
     names: list[str]
+    named: int
     above: int
     levels: int
     first: tuple[str, ...]
@@ -594,12 +842,13 @@ class _Header:
     ends_in_text: bool
 
     @classmethod
-    def of(cls, head: Sequence[Sequence[Any]], *, merged: bool, spaced: bool = False) -> _Header:
+    def of(cls, head: Sequence[Sequence[Any]], grid: Grid, *, spaced: bool = False) -> _Header:
         width = Counter(len(row) for row in head).most_common(1)[0][0]
         numeric = _numeric_places(head, width)
-        above = _header_place(head, numeric, width)
+        is_named = grid.named and any(not is_empty(cell) for cell in head[0][1:])
+        above = 0 if is_named else _header_place(head, numeric, width)
         if above is None:
-            return cls([f"column {n}" for n in range(1, width + 1)], 0, 0, (), [
+            return cls([f"column {n}" for n in range(1, width + 1)], width, 0, 0, (), [
                 "no row names the columns: they are numbered"
             ], {}, False)  # fmt: skip
         levels = [[_name(cell) for cell in head[above]]]
@@ -611,8 +860,7 @@ class _Header:
         while body < len(head) - 1 and len(levels) < 4:
             row = [_name(cell) for cell in head[body]]
             values = [row[place] for place in numeric if place < len(row)]
-            numbers = sum(read_cell(cell).value is not None for cell in values)
-            if numbers * 2 > sum(bool(cell) for cell in values):
+            if sum(map(_is_value, values)) * 2 > sum(bool(cell) for cell in values):
                 break
             is_units = bool(values) and all(UNITS.fullmatch(cell) or not cell for cell in values)
             of_names = all(not cell for cell in values) and any(row)  # pandas' names of an index
@@ -625,12 +873,12 @@ class _Header:
             is_vague = of_names or _is_vague(row, numeric) or is_vague
             if of_names:
                 break
-        names, parts, notes = _named(levels, numeric, width, merged=merged)
+        named = max((n for row in levels for n, cell in enumerate(row, 1) if cell), default=width)
+        names, parts, notes = _named(levels, numeric)
         last = [str(row[len(names) - 1]) for row in head[body:] if len(row) >= len(names)]
-        is_text = len(names) - 1 not in numeric and sum(
-            " " in cell.strip() for cell in last
-        ) * 2 > len(last)
-        return cls(names, above, len(levels), tuple(levels[0]), notes, parts, is_text)
+        spaces = sum(" " in cell.strip() for cell in last)
+        is_text = len(names) - 1 not in numeric and spaces * 2 > len(last)
+        return cls(names, named, above, len(levels), tuple(levels[0]), notes, parts, is_text)
 
     def repeated(self, row: Sequence[Any]) -> bool:
         """Whether a row is the header again."""
@@ -651,14 +899,16 @@ def _numeric_places(head: Sequence[Sequence[Any]], width: int) -> list[int]:
     places = []
     for place in range(width):
         cells = [row[place] for row in body if place < len(row) and not is_missing(row[place])]
-        numbers = sum(read_cell(cell).value is not None or _with_comma(cell) for cell in cells)
+        numbers = sum(map(_is_value, cells))
         if cells and numbers * 2 >= len(cells):
             places.append(place)
     return places
 
 
-def _with_comma(cell: Any) -> bool:
-    return isinstance(cell, str) and re.fullmatch(r"\s*[-+]?\d[\d.,]*\s*%?\s*", cell) is not None
+def _is_value(cell: Any) -> bool:
+    """Whether a cell is a number, also one with commas."""
+    with_comma = r"\s*[-+]?\d[\d.,]*\s*%?\s*"
+    return read_cell(cell).value is not None or bool(re.fullmatch(with_comma, str(cell)))
 
 
 def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: int) -> int | None:
@@ -669,6 +919,8 @@ def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: 
     for number, row in enumerate(head[:15]):
         if sum(" = " in str(cell) for cell in row) * 2 > len(row):
             continue  # settings, not names
+        if len(row) > 1 and len(set(map(str, row))) == 1 and not is_empty(row[0]):
+            continue  # a title over all columns
         cells = [row[place] for place in numeric if place < len(row)]
         texts = [cell for cell in cells if not is_empty(cell)]
         numbers = sum(read_cell(cell).value is not None for cell in texts)
@@ -677,19 +929,26 @@ def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: 
         filled = sum(not is_empty(cell) for cell in row)
         if not texts and number == 0 and filled >= max(2, width - len(numeric)):
             return 0  # the columns of numbers have no name, as the index of pandas
-        full = filled * 2 > width
-        if full and number == 0 and len(texts) == numbers and _are_counted(row, numeric):
+        if number == 0 and filled * 2 > width and _is_counted(row, head[1:], numeric):
             return 0  # columns that are called 0, 1, 2 …, or by years
     first = head[0]
     is_text = [not is_empty(cell) and read_cell(cell).value is None for cell in first]
     return 0 if all(is_text) and len(first) >= 2 else None
 
 
-def _are_counted(row: Sequence[Any], numeric: Sequence[int]) -> bool:
-    """Whether the cells of a row count 0, 1, 2 … or 1, 2, 3 …, as names of columns do."""
-    cells = [read_cell(row[place]).value for place in numeric if place < len(row)]
+def _is_counted(row: Sequence[Any], body: Sequence[Sequence[Any]], numeric: Sequence[int]) -> bool:
+    """Whether the numbers of a row are names of columns: they count 0, 1, 2 … or 1, 2, 3 …, or rise
+    beside a text or a blank cell, over numbers that are no whole ones.
+    """
+    places = [n for n in numeric if n < len(row) and not is_empty(row[n])]
+    cells = [read_cell(row[place]).value for place in places]
     steps = [b - a for a, b in itertools.pairwise(c for c in cells if c is not None)]
-    return len(steps) >= 2 and all(step == 1 for step in steps) and cells[0] in (0, 1)
+    if None in cells or not steps or min(steps) <= 0 or any(c is None or c % 1 for c in cells):
+        return False
+    if len(steps) > 1 and max(steps) == 1 and cells[0] in (0, 1):
+        return True
+    below = [read_cell(one[n]).value for one in body[:20] for n in places if n < len(one)]
+    return len(places) < len(row) and sum(bool(c and c % 1) for c in below) * 2 > len(below)
 
 
 def _is_vague(names: Sequence[str], numeric: Sequence[int]) -> bool:
@@ -699,17 +958,24 @@ def _is_vague(names: Sequence[str], numeric: Sequence[int]) -> bool:
 
 
 def _named(
-    levels: list[list[str]], numeric: Sequence[int], width: int, *, merged: bool
+    levels: list[list[str]], numeric: Sequence[int]
 ) -> tuple[list[str], dict[str, tuple[str, str]], list[str]]:
     """The names of columns from the rows of a header, the parts of those of numbers, and notes."""
     width = max(len(row) for row in levels)
     rows = [[*row, *[""] * width][:width] for row in levels]
     notes: list[str] = []
     parts: dict[str, tuple[str, str]] = {}
+    units = [""] * width
+    if len(rows) > 1:
+        notes.append(f"header: {len(rows)} rows")
+        if all(UNITS.fullmatch(cell) or not cell for cell in rows[-1]):
+            units = [f" ({cell.strip('()[] ')})" if cell else "" for cell in rows.pop()]
+            shown = " ".join(dict.fromkeys(unit.strip(" ()") for unit in units if unit))
+            notes[-1] += f", the last one of units ({shown})"
     if len(rows) > 1:
         for row in rows[:-1]:
             for place in range(1, width):
-                if not row[place] and place in numeric and (place - 1 in numeric or merged):
+                if not row[place] and place in numeric and place - 1 in numeric:
                     row[place] = row[place - 1]
         names = []
         for place in range(width):
@@ -719,15 +985,18 @@ def _named(
             names.append("/".join(cells))
             if place in numeric and len(cells) == 2:
                 parts[names[-1]] = (cells[0], cells[1])
-        notes.append(f"header: {len(rows)} rows")
     else:
-        names = rows[0]
-    again = [name for name, count in Counter(names).items() if name and count > 1]
-    if again:
-        places = [str(n) for n, name in enumerate(names, 1) if name == again[0]]
-        raise ValueError(
-            f"two columns have the name {again[0]!r} (columns {', '.join(places)}): rename one"
-        )
+        stay = "[%↑↓]" if len(set(rows[0])) == width else "."  # of shares, directions, equal names
+        names = [n + u * bool(re.search(stay, u)) for n, u in zip(rows[0], units, strict=True)]
+    count = Counter(names)
+    again = [place for place, name in enumerate(names) if name and count[name] > 1]
+    if any(place in numeric for place in again):
+        first = names[again[0]]
+        places = [str(n) for n, name in enumerate(names, 1) if name == first]
+        where = f"columns {', '.join(places)}"
+        raise ValueError(f"two columns have the name {first!r} ({where}): rename one")
+    for place in again:  # such as links
+        names[place] += f" ({place + 1})"
     blank = 0
     for place, name in enumerate(names):
         if not name:
@@ -774,11 +1043,8 @@ def _chart(frame: Frame, step: str) -> Frame:
             chart.original[name] = ("step", "the axis of the chart")
         elif not TRACKED.match(name):
             is_extreme = name.endswith(("__MIN", "__MAX"))
-            chart.original[name] = (
-                ("spread", "an extreme of the smoothed line")
-                if is_extreme
-                else ("time", "another axis")
-            )
+            role = ("spread", "an extreme of the smoothed line")
+            chart.original[name] = role if is_extreme else ("time", "another axis")
         else:
             chart.original[name] = ("value", "a run and a metric")
     if not re.search(r"step|epoch|iter", step, re.I):
@@ -791,15 +1057,10 @@ def _chart(frame: Frame, step: str) -> Frame:
 def _lm_eval_table(frame: Frame) -> None:
     """The table that lm-eval prints: blank cells repeat those above, and ↑ ↓ are directions."""
     frame.form = "lm-eval's printed table"
-    above: dict[str, Any] = {}
-    for name in ("Tasks", "Version", "n-shot"):
-        if name in frame.columns:
-            cells = []
-            for code in frame.columns[name].codes.tolist():
-                cell = frame.columns[name].values[code]
-                above[name] = above.get(name, cell) if is_empty(cell) else cell
-                cells.append(above[name])
-            frame.columns[name] = column_of(cells)
+    for name in {"Tasks", "Version", "n-shot"} & set(frame.columns):
+        column = frame.columns[name]
+        rows = np.where(column.is_there(), np.arange(frame.rows), 0)
+        frame.columns[name] = Column(column.values, column.codes[np.maximum.accumulate(rows)])
     if "Filter" in frame.columns and "Metric" in frame.columns:
         metric, part = frame.columns["Metric"], frame.columns["Filter"]
         pairs = zip(metric.codes.tolist(), part.codes.tolist(), strict=True)
@@ -811,18 +1072,14 @@ def _lm_eval_table(frame: Frame) -> None:
     groups = [re.sub(r"^\s*-\s*", "", str(cell)) for cell in frame.columns["Tasks"].values]
     frame.columns["Tasks"] = recoded(groups, frame.columns["Tasks"].codes)
     frame.roles |= {
-        "Tasks": ("task", "of lm-eval"),
-        "Metric": ("metric", "of lm-eval"),
-        "Value": ("value", "of lm-eval"),
-        "Stderr": ("spread", "of lm-eval"),
+        "Tasks": ("task", "of lm-eval"), "Metric": ("metric", "of lm-eval"),
+        "Value": ("value", "of lm-eval"), "Stderr": ("spread", "of lm-eval"),
         "n-shot": ("task", "shots are parts of the task"),
         "Version": ("setting", "of lm-eval's task"),
-    }
+    }  # fmt: skip
     for name, column in frame.columns.items():
-        if {"↑", "↓"} & set(map(str, column.values)):
-            frame.columns[name] = column.mapped(
-                lambda cell: {"↑": "higher", "↓": "lower"}.get(str(cell), "")
-            )
+        if ARROWS.keys() & set(map(str, column.values)):
+            frame.columns[name] = column.mapped(lambda cell: ARROWS.get(str(cell), ""))
             frame.roles[name] = ("direction", "arrows of lm-eval")
         elif set(map(str, column.values)) <= {"±", ""}:
             frame.roles[name] = ("text", "the sign in front of the standard error")
@@ -842,11 +1099,10 @@ def _api_export(frame: Frame) -> Frame:
                 try:
                     inner = ast.literal_eval(text) if text.strip() else {}
                 except (ValueError, SyntaxError, MemoryError, RecursionError):
-                    raise ValueError(
-                        f"row {number + 1}: column {name!r} of W&B's export holds no dictionary"
-                    ) from None
+                    inner = None
                 if not isinstance(inner, Mapping):
-                    raise ValueError(f"row {number + 1}: column {name!r} holds no dictionary")
+                    where = f"row {number + 1}: column {name!r} of W&B's export"
+                    raise ValueError(f"{where} holds no dictionary")
                 row |= {f"{name}.{key}": each for key, each in inner.items()}
             else:
                 row[name] = cell

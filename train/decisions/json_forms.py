@@ -11,13 +11,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from train.decisions.frames import Frame, frame_of_records, joined
-from train.decisions.metric_names import is_known
+from train.decisions.metric_names import is_known, plain_name
 from train.decisions.roles import SPLITS
 
 Record = dict[str, Any]
 SEED_KEY = re.compile(r"(seed|run|rep|repeat|trial|replicate|s)?[-_ ]?\d+", re.I)
+SETTINGS = {"config", "params", "args", "hparams", "hyperparameters", "settings"}
 SECTIONS = {"config", "metrics", "params", "summary", "args", "hparams", "data", "hyperparameters"}
 PER_SAMPLE = {"per_sample", "correct"}
+MATRIX = re.compile(r"(\w+[._])?(results?|times?|timings?|runtimes?)", re.I)  # names of values
+# A part of a key whose values say something of all records together.
+SUMMARY = re.compile(
+    r"(\w+_)?(summary|aggregated?|overall|stats|statistics|mean|avg|average|median|std|stdev|sd|sem|"
+    r"stderr)|min|max|(mean|avg|average|median|std|overall)_\w+", re.I,
+)  # fmt: skip
 LISTS = ("results", "runs", "records", "rows", "data", "scores", "evaluations", "experiments",
          "entries", "models", "trials", "history", "log_history", "metrics")  # fmt: skip
 
@@ -46,12 +53,8 @@ def frame_of_json(document: Any, *, lines: bool = False, form: str = "") -> Fram
         return frame
     for name in ("results", "metrics", "scores"):  # beside settings of the whole
         part = document.get(name)
-        if (
-            isinstance(part, dict)
-            and len(part) > 1
-            and all(isinstance(v, dict) for v in part.values())
-        ) and (frame := _keyed(part)):
-            for key, value in _scalars(document).items():
+        if isinstance(part, dict) and len(part) > 1 and (frame := _keyed(part)):
+            for key, value in _beside(document, name, part.values(), frame.notes).items():
                 frame.add(key, value)
             return frame
     return frame_of_records(_exploded(flat(document)), form or "JSON")
@@ -70,11 +73,36 @@ def flat(row: Mapping[str, Any]) -> Record:
     return one
 
 
-def _scalars(document: Mapping[str, Any]) -> Record:
-    """The single values of a document, also of its settings."""
-    return {
-        key: value for key, value in flat(document).items() if not isinstance(value, list | dict)
-    }
+def _beside(
+    document: Mapping[str, Any], part: str, records: Iterable[Record], notes: list[str]
+) -> Record:
+    """The single values of a document that stand beside a part of it, also of its settings. Numbers
+    that are means of its records, or have the name of one of their values, are left out and noted.
+    """
+    own = set[str]()
+    for row in records:
+        for key, value in flat(row).items():
+            own.update(plain_name(name.split(".")[-1]) for name in (key, *_keys(value)))
+    kept: Record = {}
+    left_out: dict[str, None] = {}
+    for key, value in flat(document).items():
+        path = key.split(".")
+        if isinstance(value, list) or f"{key}.".startswith(f"{part}."):
+            continue
+        is_own = plain_name(path[-1]) in own and is_known(path[-1])
+        is_summary = is_own or (is_number(value) and any(map(SUMMARY.fullmatch, path)))
+        if isinstance(value, dict) or (is_summary and not set(path) & SETTINGS):
+            left_out[path[0]] = None
+        else:
+            kept[key] = value
+    if left_out:
+        shown = ", ".join(list(left_out)[:5])
+        notes.append(f"not read: {shown}, of all records together; their own values count")
+    return kept
+
+
+def _keys(value: Any) -> Iterable[str]:
+    return value if isinstance(value, dict) else ()
 
 
 def _is_objects(value: Any) -> bool:
@@ -98,11 +126,8 @@ def _of_rows(rows: Sequence[Sequence[Any]]) -> Frame:
     """pandas' values: rows of cells, whose first may name the columns."""
     width = max(len(row) for row in rows)
     first = rows[0]
-    if (
-        all(isinstance(cell, str) for cell in first)
-        and len(rows) > 1
-        and any(not isinstance(cell, str) for cell in rows[1])
-    ):
+    is_header = all(isinstance(cell, str) for cell in first) and len(rows) > 1
+    if is_header and not all(isinstance(cell, str) for cell in rows[1]):
         names, body = list(map(str, first)), rows[1:]
     else:
         names, body = [f"column {n}" for n in range(1, width + 1)], rows
@@ -135,12 +160,9 @@ def _split(document: Record) -> Frame | None:
         raise ValueError("JSON of pandas (split): a row of `data` has not the cells of `columns`")
     rows = [dict(zip(texts, row, strict=True)) for row in data]
     index = document.get("index")
-    if (
-        isinstance(index, list)
-        and len(index) == len(rows)
-        and any(isinstance(i, str) for i in index)
-    ):
-        rows = [{"": label, **row} for label, row in zip(index, rows, strict=True)]
+    labels = index if isinstance(index, list) and len(index) == len(rows) else []
+    if any(isinstance(label, str) for label in labels):
+        rows = [{"": label, **row} for label, row in zip(labels, rows, strict=True)]
     return frame_of_records(rows, "JSON, pandas' split")
 
 
@@ -175,7 +197,17 @@ def is_number(value: Any) -> bool:
 
 
 def _exploded(row: Record) -> list[Record]:
-    """The rows of a record all of whose numbers are lists of one length: a row for each place."""
+    """The rows of a record all of whose numbers are lists of one length: a row for each place.
+
+    ValueError where its values are a matrix, whose places say nothing of runs and tasks.
+    """
+    for key in filter(MATRIX.fullmatch, row):
+        lines = row[key] if isinstance(row[key], list) else []
+        if len(lines) > 1 and all(isinstance(x, list) and any(map(is_number, x)) for x in lines):
+            raise ValueError(
+                f"{key!r} holds {len(lines)} lists of {len(lines[0])} numbers: write a row for "
+                "each number, with its two places as columns (--task-column, --seed)"
+            )
     lists = {
         key: value
         for key, value in row.items()
@@ -227,11 +259,8 @@ def _lm_eval(document: Record) -> Frame | None:
             continue
         for name, value in metrics.items():
             metric, comma, part = name.partition(",")
-            if (
-                (has_filters and not comma)
-                or metric.endswith("_stderr")
-                or name in ("alias", "name")
-            ):
+            is_length = has_filters and not comma
+            if is_length or metric.endswith("_stderr") or name in ("alias", "name"):
                 continue
             row: Record = {"task": task, "metric": metric, "value": value}
             row |= {} if part in ("", "none") else {"metric": f"{metric} ({part})"}
@@ -248,11 +277,9 @@ def _lm_eval(document: Record) -> Frame | None:
     frame = frame_of_records(rows, "lm-eval")
     frame.left_out = {reason: count for reason, count in left_out.items() if count}
     frame.roles |= {
-        "task": ("task", "of lm-eval"),
-        "metric": ("metric", "of lm-eval"),
-        "value": ("value", "of lm-eval"),
-        "n_shot": ("task", "shots are parts of the task"),
-    }
+        "task": ("task", "of lm-eval"), "metric": ("metric", "of lm-eval"),
+        "value": ("value", "of lm-eval"), "n_shot": ("task", "shots are parts of the task"),
+    }  # fmt: skip
     return frame
 
 
@@ -273,14 +300,8 @@ def _mteb(document: Record) -> Frame | None:
         splits = {key: each for key, each in document.items() if isinstance(each, dict)}
         for split, part in splits.items():
             if "main_score" in part:
-                rows.append(
-                    {
-                        "task": task,
-                        "split": split,
-                        "metric": "main_score",
-                        "value": part["main_score"],
-                    }
-                )
+                rows.append({"task": task, "split": split, "metric": "main_score",
+                             "value": part["main_score"]})  # fmt: skip
         if not rows:
             raise ValueError(
                 f"MTEB's file of {task} has no main_score: name its metric in a table, or evaluate "
@@ -326,15 +347,13 @@ def _helm_stats(document: Sequence[Record]) -> Frame:
         name = one["name"]
         more = name.get("perturbation")
         row = {"metric": name.get("name"), "split": name.get("split"), "value": one.get("mean")}
-        rows.append(
-            row | ({"perturbation": str(more.get("name"))} if isinstance(more, dict) else {})
-        )
+        row |= {"perturbation": str(more.get("name"))} if isinstance(more, dict) else {}
+        rows.append(row)
     frame = frame_of_records(rows, "HELM's statistics of a run")
     frame.roles |= {
-        "metric": ("metric", "of HELM"),
-        "value": ("value", "the mean"),
+        "metric": ("metric", "of HELM"), "value": ("value", "the mean"),
         "perturbation": ("task", "a perturbation is a part of the task"),
-    }
+    }  # fmt: skip
     return frame
 
 
@@ -375,9 +394,7 @@ def _keyed(document: Record) -> Frame | None:
             for key, each in part.items():
                 walk(each, (*path, str(key)))
         else:
-            keys = {
-                f"key {depth}" if depth > 1 else "key": key for depth, key in enumerate(path, 1)
-            }
+            keys = {f"key {n}" if n > 1 else "key": key for n, key in enumerate(path, 1)}
             for row in _exploded(flat(part)):
                 rows.append({**keys, **row})
 
@@ -387,6 +404,7 @@ def _keyed(document: Record) -> Frame | None:
     named = 0
     for name in [each for each in frame.columns if re.fullmatch(r"key( \d+)?", each)]:
         keys = [str(key) for key in frame.columns[name].present()]
+        keys = [key for key in keys if not SUMMARY.fullmatch(key)] or keys
         if keys and {key.lower() for key in keys} <= set(SPLITS):
             frame.roles[name] = ("split", "keys that are splits")
             continue
@@ -436,9 +454,11 @@ def _inner_list(document: Record) -> Frame | None:
                 f"them"
             )
         chosen = next(iter(lists))
-    beside = {key: value for key, value in _scalars(document).items() if not key.startswith(chosen)}
+    notes: list[str] = []
+    beside = _beside(document, chosen, lists[chosen], notes)
     rows = [beside | one for row in lists[chosen] for one in _exploded(flat(row))]
     frame = frame_of_records(rows, f"JSON, the list {chosen!r}")
+    frame.notes += notes
     if others := [key for key in lists if key != chosen]:
         frame.notes.append(f"not read: the lists {', '.join(others[:5])}")
     if chosen.endswith("history"):

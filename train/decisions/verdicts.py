@@ -33,6 +33,7 @@ MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
 LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
 LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
+LEAST_PERCENT = 1.5  # a value above it is no share
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
 _some = partial(some, most=3)  # names in a sentence
 Runs = dict[str, dict[int, float]]  # {arm: {run: value}}
@@ -152,6 +153,9 @@ def decide(results: Results, question: Question) -> Decision:
     if not chosen:
         raise ValueError("no row is left to compare")
     facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
+    _check_one_unit(
+        table, facts, {task: name for task, name in chosen.items() if question.task in (None, task)}
+    )
     largest = _largest_scale(table, chosen, arms_out, notes)
     arms = _arms_at(table, chosen, largest, arms_out)
     baseline = _baseline(arms, question, notes)
@@ -403,7 +407,7 @@ def _layout(
 
 def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
     """The direction and the unit of a metric of a task: from an option, from the file, by the name,
-    or guessed. ValueError where the file gives it both directions, or arms have two units.
+    or guessed. ValueError where the file gives it both directions.
     """
     (task, metric), results = key, table.results
     name = task if metric == "value" else metric
@@ -448,7 +452,6 @@ def _unit(
         return "share", "file"
     values = results.value_N[places]
     low, high = float(values.min()), float(values.max())
-    _check_one_unit(results, name, by_name, places)
     if by_name == "share":
         if low < 0:
             return "", "values"
@@ -458,40 +461,43 @@ def _unit(
     return by_name, "name" if by_name else "guess"
 
 
-def _check_one_unit(results: Results, name: str, by_name: str, places: Codes) -> None:
-    """ValueError where values of a share stand beside values in percent."""
-    values = results.value_N[places]
-    facts = name_facts(name)
-    if by_name not in ("share", "") or (facts.higher is False and not by_name):
-        return
-    if by_name == "" and facts.higher is not None:
-        return
-    is_small, is_large = (values > 0) & (values <= 1), values > 1
-    arms = results.arm_N[places]
-    if not by_name and (
-        (values == np.floor(values)).all() or set(arms[is_small]) & set(arms[is_large])
-    ):
-        return
-    if not is_small.any() or not is_large.any() or values.min() < 0 or values.max() > 100:
-        return
-    ratio = float(np.median(values[is_large]) / np.median(values[is_small]))
-    least, most = (OTHER_UNIT, 1e4) if by_name else (2 * OTHER_UNIT, 300.0)
-    if not least <= ratio <= most or float(values[is_large].min()) < 3 * float(
-        values[is_small].max()
-    ):
-        return
-    small = list(
-        dict.fromkeys(results.arms[arm] for arm in results.arm_N[places][is_small].tolist())
-    )
-    large = list(
-        dict.fromkeys(results.arms[arm] for arm in results.arm_N[places][is_large].tolist())
-    )
-    raise ValueError(
-        f"{name}: {_some(small)} has values up to 1 (such as {values[is_small][0]:g}) and "
-        f"{_some(large)} above (such as {values[is_large][0]:g}): shares beside percentages "
-        f"are not compared; write one unit, or say --unit '{name}=percent' (or none) if they "
-        "are one"
-    )
+def _check_one_unit(
+    table: _Table, facts: Mapping[Key, MetricFacts], chosen: Mapping[str, str]
+) -> None:
+    """ValueError where all values of an arm are shares and those of another one percentages, in
+    metrics that are compared and may be shares by their name.
+    """
+    groups: dict[str, list[Codes]] = defaultdict(list)
+    for task, metric in chosen.items():
+        own = name_facts(task if metric == "value" else metric)
+        is_open = own.unit == "share" or (own.unit == "" and own.higher is None)
+        if is_open and facts[task, metric].unit_from not in ("option", "file"):
+            name = task if metric == "value" and own.unit else metric
+            groups[name] += table.by_key[task, metric].values()
+    r, wrong = table.results, dict[str, str]()
+    for name, parts in groups.items():
+        places = np.concatenate(parts)
+        values, arms = r.value_N[places], r.arm_N[places]
+        of_arms = {r.arms[arm]: values[arms == arm] for arm in np.unique(arms).tolist()}
+        small = [arm for arm, own_N in of_arms.items() if own_N.max() <= 1 and own_N.any()]
+        large = [arm for arm, own_N in of_arms.items() if (own_N > LEAST_PERCENT).mean() > 0.9]
+        if not small or not large or values.min() < 0 or values.max() > 100:
+            continue
+        low, high = (np.concatenate([of_arms[arm] for arm in side]) for side in (small, large))
+        others = np.concatenate([own_N for arm, own_N in of_arms.items() if arm not in small])
+        is_apart = others.min() >= 3 * low.max()  # else those between are of one unit too
+        if is_apart and np.median(high) >= OTHER_UNIT * np.median(low):
+            wrong[name] = (
+                f"{_some(small)} has values up to 1 (such as {low[0]:g}) and {_some(large)} above "
+                f"(such as {high[0]:g})"
+            )
+    if wrong:
+        shown = "; ".join(f"{name}: {what}" for name, what in wrong.items())
+        units = " ".join(f"'{name}=percent'" for name in wrong)
+        raise ValueError(
+            f"{shown}: shares beside percentages are not compared; write one unit, or say --unit "
+            f"{units} (or none) if they are one"
+        )
 
 
 def _factor(facts: MetricFacts) -> float:
