@@ -687,7 +687,7 @@ def count_lines(counts: PoolCounts) -> Iterator[str]:
         crawl = counts.crawl
         yield (
             f"crawl   {crawl.links} links of {crawl.parts} parts = {crawl.pairs} pairs + "
-            f"{sum(crawl.reasons.values())} dropped"
+            f"{sum(crawl.reasons.values())} dropped; {crawl.damaged_records} damaged records"
         )
         yield from _reason_lines(crawl.reasons, {})
     fetch = counts.fetch
