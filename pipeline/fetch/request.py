@@ -387,7 +387,12 @@ class _Handler(ResponseHandler):
                 break
             head, data = data[: end.end()], data[end.end() :]
             framing = FRAMING_LINE.findall(head)
-            if len(framing) > 1 or b"identity" in head or not CLEAN_HEAD.match(head):
+            if (
+                len(framing) > 1
+                or b"," in b"".join(framing)
+                or b"identity" in head
+                or not CLEAN_HEAD.match(head)
+            ):
                 head = clean_head(head)
                 framing = FRAMING_LINE.findall(head)
             last = framing[-1].lower() if framing else b""

@@ -252,8 +252,9 @@ def contained(
 def as_it_is(body: bytes, settings: Fetch) -> DecodedImage:
     """For disable_all_reencoding: exactly the received bytes, after their header was checked.
 
-    Nothing is removed: metadata, orientation and colour profile stay, an image that is damaged
-    after its header is stored too, and so are GIF and AVIF, which the trainer does not read.
+    Nothing is removed: metadata, orientation and colour profile stay, an image is stored too whose
+    pixels only a decoder would find damaged, and so are GIF and AVIF, which the trainer does not
+    read.
     """
     with header.rejections():
         return _as_it_is(body, limits_of(settings))
