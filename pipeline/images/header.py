@@ -259,7 +259,6 @@ def check_scans(body: bytes) -> None:
 
     Markers inside segments (thumbnails) and behind the end of the image are not counted.
     """
-    counted = body.count(b"\xff\xda") > MOST_SCANS
     missing: dict[int, list[int]] = {}  # component -> bits of its 64 coefficients
     count, progressive = 0, False
     for marker, data in _segments(body):
@@ -271,12 +270,15 @@ def check_scans(body: bytes) -> None:
             if count > MOST_SCANS:
                 raise RejectedImage("decode_error", f"more than {MOST_SCANS} scans")
             *components, first, last, bits = data[1 : 2 * data[0] + 1 : 2] + data[-3:]
+            if not progressive and len(components) == len(missing):
+                return  # no decoder reads further
             if not progressive:
                 first, last, bits = 0, 63, 0
             for component in components:
                 if component in missing and first <= last < 64:
                     missing[component][first : last + 1] = [bits & 15] * (last + 1 - first)
-            if not counted and not any(map(any, missing.values())):
+            is_whole = not any(map(any, missing.values()))
+            if is_whole and body.count(b"\xff\xda") <= MOST_SCANS:
                 return
     if any(map(any, missing.values())):
         raise RejectedImage("decode_error", "a JPEG without some of its scans")
