@@ -126,6 +126,7 @@ class CrawlCounts:
     links: int
     pairs: int
     reasons: dict[str, int]
+    damaged_records: int = 0  # of WAT and WARC files: how many links they had is not known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

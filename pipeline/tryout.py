@@ -205,7 +205,8 @@ async def _with_hashes(pairs: Sequence[Pair], counts: Counter[str]) -> list[Pair
                 return str(reason)
             image = await decoders.decode(body, settings)
             if isinstance(image, RejectedImage):
-                return image.reason
+                is_named = image.reason == "format" or "Git LFS" in image.detail
+                return f"{image.reason} ({image.detail})" if is_named else image.reason
             with Image.open(io.BytesIO(image.data)) as stored:
                 near = phash(stored.convert("RGB"))
             return replace(pair, sha256=hashlib.sha256(body).hexdigest(), phash=near)

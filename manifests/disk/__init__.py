@@ -27,6 +27,7 @@ from manifests.disk.files import (
     check_regular,
     check_replaceable,
     check_size,
+    check_source_file,
     content_hash,
     create_bytes,
     create_file,

@@ -176,6 +176,19 @@ def check_regular(path: str | Path) -> None:
         raise NotRegular(f"{path} is {what}, not a regular file; give a regular file")
 
 
+# What Git has in the place of a large file that was not fetched, and the most bytes of it.
+LFS_POINTER, LFS_POINTER_BYTES = b"version https://git-lfs.github.com/spec/", 1024
+
+
+def check_source_file(path: str | Path) -> None:
+    """NotRegular as `check_regular`; ValueError for a pointer of Git LFS at a local path."""
+    check_regular(path)
+    if os.stat(path).st_size <= LFS_POINTER_BYTES:
+        with open(path, "rb") as f:
+            if f.read(len(LFS_POINTER)) == LFS_POINTER:
+                raise ValueError(f"{path} is a Git LFS pointer and not the file: run git lfs pull")
+
+
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """An OSError of the body that names no file names this one: write and fsync know none."""

@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import io
 import json
+import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
-from fastwarc.stream_io import BrotliReader, ChunkedReader, GzipReader, ZstdReader
+from fastwarc.stream_io import BrotliReader, ZstdReader
 from fastwarc.warc import WarcRecordType
 
 from manifests import disk
 from manifests.text import valid_text
+from pipeline.archives.codings import (
+    CHUNK_SIZE,
+    INFLATED,
+    PACKED,
+    Dechunker,
+    Inflater,
+    coding_names,
+)
 from pipeline.archives.page_images import Image, Page, charset_in, page_of, text_of
 from pipeline.archives.urls import reject
 from pipeline.archives.wat import (
@@ -89,14 +98,10 @@ def headers_of(lines: Sequence[bytes]) -> list[tuple[str, str]]:
 
 # Bytes once decoded. Common Crawl cuts a page off at 1 MiB, since 2025 at 5 MiB.
 LONGEST_PAGE = 1 << 24
-READERS: dict[str, Callable[[io.BytesIO], Any]] = {
-    "chunked": ChunkedReader,
-    "gzip": GzipReader,
-    "x-gzip": GzipReader,
-    "deflate": partial(GzipReader, zlib=True),
-    "br": BrotliReader,
-    "zstd": ZstdReader,
-}
+READERS: dict[str, Callable[[io.BytesIO], Any]] = {"br": BrotliReader, "zstd": ZstdReader}
+BOM = b"\xef\xbb\xbf"
+BINARY = re.compile(rb"[\0-\x08\x0e-\x1a\x1c-\x1f]")  # not in a text of the usual charsets
+TEXT_BYTES = 1024  # in which they are looked for
 HTML = ("text/html", "application/xhtml+xml")
 
 
@@ -108,7 +113,8 @@ def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
     answered with 200.
 
     ValueError where it is no response, where the body is not encoded as its headers say (nor
-    plain), or larger than LONGEST_PAGE.
+    plain), or larger than LONGEST_PAGE. Of a body that was cut off the page is what is there, as
+    it is of a page without a coding.
     """
     gap = END_OF_HEAD.search(block)
     lines = block[: gap.start() if gap else len(block)].splitlines()
@@ -125,9 +131,9 @@ def html_of(block: bytes) -> tuple[list[tuple[str, str]], str] | None:
         return None
     body = block[gap.end() :]
     for header in ("transfer-encoding", "content-encoding"):
-        codings = ",".join(value for name, value in headers if name == header)
-        for coding in reversed(codings.lower().split(",")):
-            body = _decoded(coding.strip(), body)
+        codings = coding_names(value for name, value in headers if name == header)
+        for coding in reversed(codings):
+            body = _decoded(coding, body)
     if len(body) > LONGEST_PAGE:
         raise ValueError(f"a page of more than {LONGEST_PAGE} bytes")
     return headers, text_of(body, charset_in(content_type))
@@ -137,18 +143,35 @@ def _decoded(coding: str, body: bytes) -> bytes:
     """A body without one of its codings. Archives often leave the header in and store the body
     decoded, so a body that begins as markup is not decoded again.
     """
-    if coding in ("", "identity") or body.lstrip()[:1] == b"<":
+    if body.removeprefix(BOM).lstrip()[:1] == b"<":
         return body
-    if coding not in READERS:
+    try:
+        if coding == "chunked":
+            return Dechunker().add(body) if CHUNK_SIZE.match(body) else body
+        if coding in INFLATED:
+            return Inflater(coding).add(body, LONGEST_PAGE + 1)
+        if coding in READERS:
+            return _read_all(READERS[coding](io.BytesIO(body)))
+    except (OSError, ValueError, zlib.error) as error:
+        if coding not in INFLATED or BINARY.search(body, 0, TEXT_BYTES):
+            raise ValueError(f"a body that is not {coding}: {error}") from error
+    if coding in PACKED or BINARY.search(body, 0, TEXT_BYTES):
         raise ValueError(f"a body in the coding {coding!r}")
-    reader, decoded = READERS[coding](io.BytesIO(body)), b""
+    return body
+
+
+def _read_all(reader: Any) -> bytes:
+    """What a reader unpacks, up to one byte more than LONGEST_PAGE. OSError where that is
+    nothing."""
+    decoded = b""
     try:
         while len(decoded) <= LONGEST_PAGE and (
             chunk := reader.read(LONGEST_PAGE + 1 - len(decoded))
         ):
             decoded += chunk
-    except OSError as error:
-        raise ValueError(f"a body that is not {coding}: {error}") from error
+    except OSError:
+        if not decoded:
+            raise
     return decoded
 
 

@@ -153,6 +153,7 @@ def _count_crawl(pool: str, problems: list[str]) -> CrawlCounts | None:
         links=totals["links"],
         pairs=totals["pairs"],
         reasons=totals["reasons"],
+        damaged_records=totals["damaged_records"],
     )
 
 

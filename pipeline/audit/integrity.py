@@ -689,6 +689,8 @@ def count_lines(counts: PoolCounts) -> Iterator[str]:
             f"crawl   {crawl.links} links of {crawl.parts} parts = {crawl.pairs} pairs + "
             f"{sum(crawl.reasons.values())} dropped"
         )
+        if crawl.damaged_records:
+            yield f"        {crawl.damaged_records} damaged records, whose links nobody knows"
         yield from _reason_lines(crawl.reasons, {})
     fetch = counts.fetch
     yield f"fetch   {fetch.shards} of {fetch.planned} shards, {fetch.bytes:,} bytes of tar"

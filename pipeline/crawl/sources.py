@@ -69,7 +69,7 @@ def parts(source: Source) -> list[str]:
     paths = reader_of(source).parts(source)
     for path in paths:
         if source.kind != "image_folder" and not disk.is_url(path):
-            disk.check_regular(disk.local_path(path))
+            disk.check_source_file(disk.local_path(path))
     return paths
 
 

@@ -140,9 +140,9 @@ class PairTable:
         """ValueError where a table is no regular file, lacks a column, or has no text for a
         caption, as far as its first PROBE rows show."""
         if not disk.is_url(path):
-            disk.check_regular(disk.local_path(path))
+            disk.check_source_file(disk.local_path(path))
         captions = []
-        with closing(self._values(path)) as rows, suppress(OSError):
+        with closing(self._values(path)) as rows, suppress(OSError, EOFError):
             try:
                 for row in islice(rows, PROBE + 1):
                     if row is not None and self.has_captions:
@@ -248,9 +248,13 @@ def file_in(folder: str, name: str) -> str:
 # Folders of images as pairs: captions from a table, text files or folder names.
 
 
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff")
-)
+# What is read, and what fetch counts as `format`.
+IMAGE_SUFFIXES = frozenset((
+    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".gif", ".avif", ".bmp", ".tif", ".tiff",
+    ".heic", ".heif", ".hif", ".jxl", ".jp2", ".j2k", ".jpf", ".jpx", ".jxr", ".svg", ".ico",
+    ".cur", ".psd", ".psb", ".eps", ".icns", ".dds", ".xcf", ".exr", ".qoi", ".ppm", ".pgm",
+    ".pbm", ".pnm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf",
+))  # fmt: skip
 CAPTION_SUFFIX = ".txt"
 
 

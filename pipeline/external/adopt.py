@@ -511,7 +511,7 @@ def _tars_at(path: str) -> list[str]:
         raise ValueError(f"source.paths: there is no tar at {path}")
     for tar in tars:
         if not disk.is_url(tar):
-            disk.check_regular(disk.local_path(tar))
+            disk.check_source_file(disk.local_path(tar))
     return [disk.absolute_path(tar) for tar in tars]
 
 

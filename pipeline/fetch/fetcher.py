@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from urllib.parse import urljoin
 
 from manifests.columns import REASONS
 from manifests.schema import Fetch, Pair
@@ -378,7 +377,7 @@ class Fetcher:
         """To the queue of the host that a redirect names. Its URL is checked like any other."""
         assert answer.location is not None
         try:
-            target = guard.target(urljoin(row.requested[-1], answer.location), self.settings)
+            target = guard.target(guard.joined(row.requested[-1], answer.location), self.settings)
         except Refused as refused:
             reason, detail = refused.reason, f"redirect: {refused.detail}"
         except ValueError as error:  # of urljoin

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 
 import aiodns
 from aiodns import error as dns_errors
@@ -41,6 +41,7 @@ HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*", re.ASCII
 )
 NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+", re.ASCII)
+DOT_SEGMENT = re.compile(r"(?i)/(?:\.|%2e){1,2}(?:/|\Z)")
 SAFE = "!#$%&'()*+,/:;=?@[]"  # beside letters, digits and -._~: what a URL holds as it is
 
 # Network, what it is, and whether `allow_private` opens it; the first entry that fits counts. IPv6:
@@ -138,10 +139,37 @@ def target(url: str, settings: Fetch) -> Target:
         raise Refused(
             "port", f"{port} is not one of fetch.allow_ports {list(settings.allow_ports)}"
         )
-    path = parts.path.replace("\\", "/") or "/"  # as browsers read it
+    path = _resolved(parts.path.replace("\\", "/") or "/")  # as browsers read it
     checked = Target(url="", scheme=parts.scheme, host=host, port=port)
     path_and_query = _escape(path + (f"?{parts.query}" if parts.query else ""))
     return replace(checked, url=checked.origin + path_and_query)
+
+
+def joined(base: str, location: str) -> str:
+    """The URL that a Location header of a response from `base` names: backslashes before its query
+    are slashes, as in browsers. ValueError where it is none."""
+    location = trimmed(location)
+    path = re.match("[^?#]*", location)
+    assert path is not None
+    return urljoin(base, path[0].replace("\\", "/") + location[path.end() :])
+
+
+def _resolved(path: str) -> str:
+    """A path without its dot segments, escaped ones too (WHATWG URL, path state): what sites say of
+    it, and what is requested, is about this path."""
+    if not DOT_SEGMENT.search(path):
+        return path
+    first, *segments = path.split("/")
+    kept: list[str] = []
+    for number, segment in enumerate(segments, 1):
+        dots = segment.lower().replace("%2e", ".")
+        if dots == "..":
+            del kept[-1:]
+        if dots not in (".", ".."):
+            kept.append(segment)
+        elif number == len(segments):
+            kept.append("")
+    return "/".join([first, *kept])
 
 
 def _escape(text: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from itertools import takewhile
 from typing import Any
 
 import aiohttp
@@ -25,6 +26,7 @@ from yarl import URL
 from filters.optout import LIKE_US, product, refusal
 from manifests.schema import Fetch
 from manifests.text import valid_text
+from pipeline.archives.codings import INFLATED, PACKED, Dechunker, Inflater, coding_names
 from pipeline.fetch import guard
 from pipeline.fetch.guard import AddressSource, Refused, Resolver
 
@@ -34,9 +36,6 @@ from pipeline.fetch.guard import AddressSource, Refused, Resolver
 
 RATE_AFTER_S = 5.0  # from then on a body must have arrived at fetch.min_rate on average
 FREE_BYTES = 256 * 1024  # of each body are outside the budget; the median image has 100 KB
-# Encodings that are unpacked although the request excludes them: some servers pack every response.
-# br and zstd are refused.
-INFLATED = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
 def budget_bytes(size: int) -> int:
@@ -92,14 +91,17 @@ class Body:
     def __init__(
         self, limit: int, announced: int | None, encoding: str | None, budget: Budget
     ) -> None:
+        """`encoding`: the Content-Encoding. gzip and deflate are undone although the request
+        excludes them: some servers pack every response. What is no coding changes nothing.
+        """
         self._limit = limit
-        self._expected = limit if announced is None or encoding is not None else announced
-        self._encoding = encoding
+        codings = reversed(coding_names([encoding or ""]))
+        self._inflaters = [Inflater(name) for name in codings if name in INFLATED]
+        self._expected = limit if announced is None or self._inflaters else announced
         self._budget = budget
         self._acquired = 0  # of the budget
         self._wire_bytes = self._size = 0
         self._parts: list[bytes] = []
-        self._decompressor: Any = None
 
     async def read(self, content: aiohttp.StreamReader, min_rate: int) -> tuple[str | None, str]:
         """Read all of it. (None, "") or a reason with a detail.
@@ -140,32 +142,21 @@ class Body:
 
     def _add(self, part: bytes) -> tuple[str, str] | None:
         self._wire_bytes += len(part)
-        if self._encoding is not None:
+        for inflater in self._inflaters:  # one byte above the limit shows that there is more
             try:
-                part = self._inflated(part)
+                part = inflater.add(part, self._limit + 1 - self._size)
             except zlib.error:
-                return "encoding", f"the body is not {self._encoding}, as its header says"
+                return "encoding", f"the body is not {inflater.coding}, as its header says"
         self._size += len(part)
         self._parts.append(part)
         if self._size > self._limit or self._wire_bytes > self._limit:
             return "too_many_bytes", f"more than {self._limit}"
         return None
 
-    def _inflated(self, part: bytes) -> bytes:
-        if self._decompressor is None:
-            assert self._encoding is not None
-            window_bits = INFLATED[self._encoding]
-            has_zlib_header = part[0] & 0x0F == 8 and int.from_bytes(part[:2], "big") % 31 == 0
-            if self._encoding == "deflate" and not has_zlib_header:
-                window_bits = -zlib.MAX_WBITS  # raw deflate, as some servers understand the name
-            self._decompressor = zlib.decompressobj(window_bits)
-        # One byte above the limit is enough to know that there is more.
-        unpacked: bytes = self._decompressor.decompress(part, self._limit + 1 - self._size)
-        return unpacked
-
     def _result(self) -> tuple[str | None, str]:
-        if self._decompressor is not None and not self._decompressor.eof:
-            return "truncated", f"the {self._encoding} ended early"
+        for inflater in self._inflaters:
+            if not inflater.is_whole:
+                return "truncated", f"the {inflater.coding} ended early"
         return (None, "") if self._size else ("empty", "no body")
 
     def take(self) -> bytes:
@@ -303,10 +294,52 @@ class _Exchange:
 _exchange: ContextVar[_Exchange] = ContextVar("exchange")
 
 
+# A head that llhttp reads as it stands, and the lines that say how its body ends.
+CLEAN_HEAD = re.compile(
+    rb"HTTP/1\.[01] [0-9]{3}[^\r\n]*\r\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\r\n\0]*+\r\n)*+\r\n"
+)
+END_OF_HEAD = re.compile(rb"\n\r?\n")
+HEADER = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*:[ \t]*(.*)", re.DOTALL)
+FRAMING_LINE = re.compile(rb"(?i)\n(?:content-length|transfer-encoding):[ \t]*([^\r\n]*+)")
+MOST_DIGITS = 19  # of a length
+BODILESS = (b"204", b"304")
+STATUS_LINE = re.compile(rb"HTTP/[0-9](?:\.[0-9])?[ \t]+([0-9]{3})")
+
+
+def clean_head(head: bytes) -> bytes:
+    """A head as llhttp reads it, with what browsers and curl make of it: lines without a name or a
+    colon are left out, a Content-Length that is there several times is one, and it does not count
+    beside `chunked`. `Transfer-Encoding: identity` says nothing.
+    """
+    first, *lines = re.sub(rb"\r?\n[ \t]+", b" ", head).split(b"\n")
+    status = STATUS_LINE.match(first)
+    version = first[:8] if first.startswith((b"HTTP/1.0", b"HTTP/1.1")) else b"HTTP/1.1"
+    kept = [version + b" " + status[1] if status else first.rstrip()]
+    lengths, codings = dict[bytes, None](), list[bytes]()
+    for line in lines:
+        header = HEADER.fullmatch(line.replace(b"\0", b"").replace(b"\r", b" ").strip())
+        if header is None:
+            continue
+        name = header[1].lower()
+        if name == b"content-length":
+            lengths.update((value.strip(), None) for value in header[2].split(b","))
+        elif name == b"transfer-encoding":
+            values = (value.strip().lower() for value in header[2].split(b","))
+            codings += [value for value in values if value not in (b"", b"identity")]
+        else:
+            kept.append(header[1] + b": " + header[2])
+    if codings:
+        kept.append(b"Transfer-Encoding: " + b", ".join(dict.fromkeys(codings)))
+    else:
+        kept += [b"Content-Length: " + value for value in lengths]
+    return b"\r\n".join([*kept, b"", b""])
+
+
 class _Handler(ResponseHandler):
     """Counts the bytes of a response and breaks off where there are too many.
 
-    aiohttp alone reads interim responses, chunk extensions and trailers without end.
+    aiohttp alone reads interim responses, chunk extensions and trailers without end. It also
+    refuses heads and bodies that browsers and curl read; they are written anew before it has them.
     """
 
     used = False
@@ -314,14 +347,21 @@ class _Handler(ResponseHandler):
     limit = 0
     head_complete = False  # of the final response
     flooded = False
+    _head = b""  # of a response, as far as it has arrived
+    _left: int | None = None  # bytes of the body that are still to come, where that was announced
+    _chunks: Dechunker | None = None
 
     def expect(self, limit: int) -> None:
         """A request follows."""
         self.used, self.head_complete, self.received, self.limit = True, False, 0, limit
+        self._head, self._left, self._chunks = b"", None, None
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
         self.received += len(data)
+        if self._parser is None:  # it has no request yet, and keeps this for later
+            super().data_received(data)
+        elif rest := data if self.head_complete else self._pass_heads(data):
+            self._pass_body(rest)
         limit = self.limit if self.head_complete else HEAD_BYTES
         if self.received > limit and self.transport is not None:
             self.flooded = True
@@ -330,6 +370,58 @@ class _Handler(ResponseHandler):
     def feed_data(self, data: Any, size: int = 0) -> None:
         self.head_complete = self.head_complete or data[0].code >= 200
         super().feed_data(data, size)
+
+    def _pass_heads(self, data: bytes) -> bytes:
+        """Pass on the heads of interim and final responses; what follows them is returned."""
+        searched = max(0, len(self._head) - 2)
+        data = self._head + data
+        self._head = b""
+        while data and not self.head_complete:
+            end = END_OF_HEAD.search(data, searched)
+            searched = 0
+            if end is None and b"HTTP/".startswith(data[:5]):
+                self._head = data
+                break
+            if end is None or not data.startswith(b"HTTP/"):
+                super().data_received(data)  # no HTTP: the parser says so
+                break
+            head, data = data[: end.end()], data[end.end() :]
+            framing = FRAMING_LINE.findall(head)
+            if (
+                len(framing) > 1
+                or b"," in b"".join(framing)
+                or b"identity" in head
+                or not CLEAN_HEAD.match(head)
+            ):
+                head = clean_head(head)
+                framing = FRAMING_LINE.findall(head)
+            last = framing[-1].lower() if framing else b""
+            self._chunks = Dechunker() if last.endswith(b"chunked") else None
+            self._left = int(last) if last.isdigit() and len(last) < MOST_DIGITS else None
+            if head[9:12] in BODILESS:
+                self._left, self._chunks = 0, None
+            super().data_received(head)
+        return data if self.head_complete else b""
+
+    def _pass_body(self, data: bytes) -> None:
+        """Pass on a part of a body; what follows its end ends the connection."""
+        rest = b""
+        if self._left is not None:
+            data, rest = data[: self._left], data[self._left :]
+            self._left -= len(data)
+        elif self._chunks is not None:
+            ended = self._chunks.ended
+            try:
+                data = self._chunks.add(data)
+                data = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            except ValueError:
+                data = b"no size\r\n"  # the parser says so
+            if self._chunks.ended:
+                data, rest = data + (b"" if ended else b"0\r\n\r\n"), self._chunks.behind
+        if data:
+            super().data_received(data)
+        if rest and self.transport is not None:
+            self.transport.close()
 
 
 class _Connector(aiohttp.TCPConnector):
@@ -430,13 +522,13 @@ class Requests:
         row_signals.update(signals(headers.items(), None))
         if row_signals and (refusal := self._policy.refusal(row_signals)):
             return answer(reason=refusal[0], detail=refusal[1])
-        encoding = headers.get("Content-Encoding", "identity").strip().lower()
-        if encoding not in ("identity", "", *INFLATED):
-            return answer(reason="encoding", detail=f"{encoding[:40]}, which we did not ask for")
+        encoding = ",".join(headers.getall("Content-Encoding", ()))
+        if packed := [name for name in coding_names([encoding]) if name in PACKED]:
+            return answer(reason="encoding", detail=f"{packed[0]}, which we did not ask for")
         limit, announced = self._settings.max_bytes, response.content_length
         if announced is not None and announced > limit:
             return answer(reason="too_many_bytes", detail=f"announced: {announced}")
-        body = Body(limit, announced, encoding if encoding in INFLATED else None, self.budget)
+        body = Body(limit, announced, encoding, self.budget)
         try:
             reason, detail = await body.read(response.content, self._settings.min_rate)
         except aiohttp.ClientError:
@@ -464,7 +556,7 @@ class Requests:
                 return FileAnswer(
                     status=status,
                     body=body,
-                    encoding=valid_text(headers.get("Content-Encoding", "")),
+                    encoding=valid_text(",".join(headers.getall("Content-Encoding", ()))),
                     location=location,
                     retry_after=None if retry_after is None else valid_text(retry_after)[:100],
                 )
@@ -520,7 +612,9 @@ def _failure(error: Exception, exchange: _Exchange) -> Answer:
         return Answer(reason="reset", detail="the connection broke", stale=exchange.used_before)
     if isinstance(error, aiohttp.InvalidURL):
         return Answer(reason="bad_url", detail="no URL to a client")
-    return Answer(reason="http_other", detail="no HTTP answer")
+    lines = iter(str(getattr(error, "message", "")).strip().splitlines())
+    problem = " ".join(" ".join(takewhile(str.strip, lines)).split()).rstrip(":")
+    return Answer(reason="http_other", detail=f"no HTTP answer{problem and f': {problem}'}"[:200])
 
 
 def backoff_s(uid: str, repeats: int, after_s: float | None) -> float:

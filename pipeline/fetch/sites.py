@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from protego import Protego
 
 from filters.optout import plain, reserves, usages
 from manifests.columns import REASONS
 from manifests.schema import Fetch
+from pipeline.archives.codings import GZIP, INFLATED, PACKED, Inflater, coding_names
 from pipeline.fetch import guard
 from pipeline.fetch.guard import Refused
 from pipeline.fetch.hosts import Queues
@@ -493,15 +494,16 @@ def ai_summary(rules: Iterable[Rule], url: str) -> dict[str, Any] | None:
 
 def inflated(body: bytes, encoding: str) -> bytes:
     """The bytes behind a Content-Encoding, up to FILE_BYTES. Unreadable for an unknown one."""
-    encoding = encoding.strip().lower()
-    if encoding in ("", "identity") and not body.startswith(b"\x1f\x8b"):
-        return body[:FILE_BYTES]
-    if encoding not in ("", "identity", "gzip", "x-gzip", "deflate"):
-        raise Unreadable(f"Content-Encoding {encoding[:40]}")
-    try:  # 32: gzip or zlib, whatever the header of the data says
-        return zlib.decompressobj(zlib.MAX_WBITS | 32).decompress(body, FILE_BYTES)
-    except zlib.error as error:
-        raise Unreadable(f"broken {encoding or 'gzip'}") from error
+    names = coding_names([encoding])
+    if packed := [name for name in names if name in PACKED]:
+        raise Unreadable(f"Content-Encoding {packed[0]}")
+    known = [name for name in names if name in INFLATED]
+    for name in reversed(known or (["gzip"] if body.startswith(GZIP) else [])):
+        try:
+            body = Inflater(name).add(body, FILE_BYTES)
+        except zlib.error as error:
+            raise Unreadable(f"broken {name}") from error
+    return body[:FILE_BYTES]
 
 
 def text_of(body: bytes) -> str:
@@ -597,7 +599,7 @@ class SiteFileClient:
             status = answer.status
             left_s -= time.monotonic() - started
             try:
-                url = urljoin(target.url, answer.location)
+                url = guard.joined(target.url, answer.location)
             except ValueError:
                 break
         found = answer.reason is None and answer.location is None

@@ -13,8 +13,10 @@ import json
 import math
 import re
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Literal
 
 from PIL import ExifTags, Image, features
@@ -23,6 +25,7 @@ Extension = Literal["jpg", "png", "webp", "gif", "avif"]
 MOST_SCANS = 100  # of a progressive JPEG, as djpeg's -maxscans; 2,000 scans of 16 MP cost 2.6 s
 # Segments or chunks: a photograph has about 20, a PNG of 20 MB in chunks of 8 KB 2,500.
 MOST_STEPS = 4096
+MOST_BRANDS = 64
 MOST_PROFILE = 4 * 2**20  # bytes; those of printers have up to 2 MB
 MOST_EXIF = 2 * 65536  # bytes, two segments of a JPEG: each tag may name all of them
 MOST_ITEMS = 256  # bytes or numbers of a tag; a longer one (thumbnails, notes) is left out
@@ -33,16 +36,28 @@ MAGIC = (
     (re.compile(rb"\x89PNG\r\n\x1a\n"), "PNG"),
     (re.compile(rb"RIFF....WEBP", re.DOTALL), "WEBP"),
     (re.compile(rb"GIF8[79]a"), "GIF"),
-    (re.compile(rb"....ftypavi[fs]", re.DOTALL), "AVIF"),
 )
-# Images of types that are not read: TIFF, BMP, ICO, PSD, JPEG 2000, JPEG XL, HEIC, EPS, SVG, PNM,
-# DDS and others.
+# Images of types that are not read; the name of a group is that of the type.
 OTHER_MAGIC = re.compile(
-    rb"II[*+]\0|MM\0[*+]|BM|\0\0[\1\2]\0|8BPS|\0\0\0\x0cj[PX]|\xff\x4f\xff\x51|\0\0\0\x0cJXL|\xff\x0a|....ftyp(he|mi|ms)"
-    rb"|%!PS|\xc5\xd0\xd3\xc6|P[1-7]\s|DDS |\x01\xda|icns|BLP[12]|qoif|\x8aMNG"
-    rb"|\s*(<\?xml[^>]*>\s*)?(<!--((?!-->).)*-->\s*)*<svg",
+    rb"(?P<TIFF>(II|MM\0)[*+])|(?P<BMP>BM)|(?P<ICO>\0\0[\x01\x02]\0)|(?P<PSD>8BPS)|(?P<DDS>DDS )"
+    rb"|(?P<JPEG_2000>\0\0\0\x0cj[PX]|\xff\x4f\xff\x51)|(?P<JPEG_XL>\0\0\0\x0cJXL|\xff\x0a)"
+    rb"|(?P<JPEG_XR>II\xbc\x01)|(?P<EPS>%!PS|\xc5\xd0\xd3\xc6)|(?P<PNM>P[1-7]\s)|(?P<SGI>\x01\xda)"
+    rb"|(?P<ICNS>icns)|(?P<BLP>BLP[12])|(?P<QOI>qoif)|(?P<MNG>\x8aMNG)|(?P<XCF>gimp xcf)"
+    rb"|(?P<OpenEXR>v/1\x01)|(?P<RAW>FUJIFILMCCD-RAW|IIRO|IIU\0)"
+    rb"|(?P<SVG>(\xef\xbb\xbf)?\s*(<\?xml[^>]*>\s*)?((<!--((?!-->).)*-->"
+    rb"|<!(?i:doctype)[^\[>]*+(\[[^\]]*\]\s*)?>)\s*)*<(\w+:)?svg[\s/>])",
     re.DOTALL,
 )
+# Brands of ISO files (ISO/IEC 14496-12, 4.3) that are images.
+AVIF_BRANDS = b"avif", b"avis"
+BRANDS = (
+    ("AVIF", AVIF_BRANDS),
+    ("HEIC", (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs")),
+    ("HEIF", (b"mif1", b"msf1", b"mif2", b"miaf")),
+    ("RAW", (b"crx ",)),
+)
+# What Git has in the place of a large file that was not fetched.
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 EXTENSIONS: dict[str, Extension] = {
     "JPEG": "jpg",
     "PNG": "png",
@@ -50,6 +65,8 @@ EXTENSIONS: dict[str, Extension] = {
     "GIF": "gif",
     "AVIF": "avif",
 }
+FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # SOF markers
+PROGRESSIVE = frozenset((0xC2, 0xC6, 0xCA, 0xCE))
 STANDALONE = frozenset((0x01, *range(0xD0, 0xD9)))  # markers without a length
 MARKER = re.compile(rb"\xff([^\xff\x00])")
 # The end of a scan: inside one, FF is followed by 0 or a restart number.
@@ -111,9 +128,23 @@ def sniff(body: bytes) -> str:
     for magic, kind in MAGIC:
         if magic.match(body):
             return kind
-    if OTHER_MAGIC.match(body[:2048]):
-        raise RejectedImage("format", "an image, but not JPEG, PNG, WEBP, GIF or AVIF")
+    kind, other = _kind_by_brands(body), OTHER_MAGIC.match(body[:4096])
+    if kind == "AVIF":
+        return kind
+    if kind := kind or (other.lastgroup or "" if other else ""):
+        raise RejectedImage("format", f"{kind.replace('_', ' ')}, not JPEG, PNG, WEBP, GIF or AVIF")
+    if body.startswith(LFS_POINTER):
+        raise RejectedImage("not_an_image", "a Git LFS pointer and not the file: run git lfs pull")
     raise RejectedImage("not_an_image", f"begins with {body[:8].hex(' ')}")
+
+
+def _kind_by_brands(body: bytes) -> str:
+    """The kind of an image whose first box names its major brand and compatible ones; else ""."""
+    if body[4:8] != b"ftyp":
+        return ""
+    end = min(int.from_bytes(body[:4], "big"), MOST_BRANDS * 4, len(body))
+    brands = {body[8:12], *(body[start : start + 4] for start in range(16, end, 4))}
+    return next((kind for kind, names in BRANDS if not brands.isdisjoint(names)), "")
 
 
 @contextlib.contextmanager
@@ -131,21 +162,28 @@ def rejections() -> Iterator[list[warnings.WarningMessage]]:
         raise RejectedImage("decode_error", "needs more memory than a decoder has") from error
     except Exception as error:  # decoders raise many types for hostile bytes
         message = re.sub(r"<[^>]*>| at 0x[0-9a-f]+", "", " ".join(str(error).split()))
-        raise RejectedImage("decode_error", f"{type(error).__name__}: {message}"[:200]) from error
+        words = f"{type(error).__name__}: {message or 'the decoder gives no cause'}"
+        raise RejectedImage("decode_error", words[:200]) from error
 
 
 def opened(body: bytes, limits: Limits) -> Image.Image:
-    """An image that may be decoded, of which only the header was read.
+    """An image that may be decoded, of which only the header was read; of a PNG every checksum.
 
     RejectedImage, or one of the errors that `rejections` catches, for any other body.
     """
     kind = sniff(body)
     if kind == "AVIF" and not features.check("avif"):
         raise RejectedImage("format", "AVIF, which this Pillow cannot read")
+    info = dict[Any, Any]()
+    if kind == "PNG":
+        body, info = _needed_of_png(body)
+    elif kind == "AVIF" and body[8:12] not in AVIF_BRANDS:
+        body = body[:8] + AVIF_BRANDS[0] + body[12:]  # Pillow asks the major brand
     image = Image.open(io.BytesIO(body), formats=[kind])
+    image.info |= info
     check_size(image.size, limits)
-    if kind == "JPEG" and scans(body) > MOST_SCANS:
-        raise RejectedImage("decode_error", f"more than {MOST_SCANS} scans")
+    if kind == "JPEG":
+        check_scans(body)
     if len(image.info.get("exif", b"")) > MOST_EXIF:
         del image.info["exif"]
     return image
@@ -214,21 +252,60 @@ def _plain(value: Any) -> Any:
     return round(number, 6) if math.isfinite(number) else None
 
 
-def scans(body: bytes) -> int:
-    """Number of scans of a JPEG, by its markers, up to MOST_SCANS + 1.
+def check_scans(body: bytes) -> None:
+    """RejectedImage for a JPEG of more than MOST_SCANS scans, and for one whose scans do not bring
+    all bits of all coefficients: a progressive one that was cut off between two scans, with an end
+    marker, is decoded without a warning.
 
     Markers inside segments (thumbnails) and behind the end of the image are not counted.
     """
-    if body.count(b"\xff\xda") <= MOST_SCANS:
-        return body.count(b"\xff\xda")
-    offset, count = 2, 0
-    while count <= MOST_SCANS:
-        match = SCAN_MARKER.search(body, offset)
-        if match is None or match[0] == b"\xff\xd9":
-            break
-        count += match[0] == b"\xff\xda"
-        offset = match.end() + int.from_bytes(body[match.end() : match.end() + 2], "big")
-    return count
+    missing: dict[int, list[int]] = {}  # component -> bits of its 64 coefficients
+    count, progressive = 0, False
+    for marker, data in _segments(body):
+        if marker in FRAMES and len(data) > 5:
+            progressive = marker in PROGRESSIVE
+            missing = {component: [1] * 64 for component in data[6::3]}
+        elif marker == 0xDA and data:
+            count += 1
+            if count > MOST_SCANS:
+                raise RejectedImage("decode_error", f"more than {MOST_SCANS} scans")
+            *components, first, last, bits = data[1 : 2 * data[0] + 1 : 2] + data[-3:]
+            if not progressive and len(components) == len(missing):
+                return  # no decoder reads further
+            if not progressive:
+                first, last, bits = 0, 63, 0
+            for component in components:
+                if component in missing and first <= last < 64:
+                    missing[component][first : last + 1] = [bits & 15] * (last + 1 - first)
+            is_whole = not any(map(any, missing.values()))
+            if is_whole and body.count(b"\xff\xda") <= MOST_SCANS:
+                return
+    if any(map(any, missing.values())):
+        raise RejectedImage("decode_error", "a JPEG without some of its scans")
+
+
+def _segments(body: bytes) -> Iterator[tuple[int, bytes]]:
+    """(marker, data) of the segments of a JPEG, up to its end marker, which has no data; the data
+    of a scan follow its segment as those of marker 0. A segment that is cut off ends them.
+    """
+    offset = 2
+    while match := MARKER.search(body, offset):
+        marker, offset = match[1][0], match.end()
+        if marker in STANDALONE:
+            continue
+        length = int.from_bytes(body[offset : offset + 2], "big")
+        data = b"" if marker == 0xD9 else body[offset + 2 : offset + length]
+        if marker != 0xD9 and (length < 2 or len(data) != length - 2):
+            return
+        yield marker, data
+        if marker == 0xD9:
+            return
+        offset += length
+        if marker == 0xDA:
+            end = SCAN_MARKER.search(body, offset)
+            stop = end.start() if end else len(body)
+            yield 0, body[offset:stop]
+            offset = stop
 
 
 # --------------------------------------------------------------------------------------------------
@@ -247,6 +324,16 @@ JFIF_BYTES = 14  # of the segment's data, without a thumbnail
 PNG_CHUNKS = frozenset(
     (b"IHDR", b"PLTE", b"IDAT", b"IEND", b"tRNS", b"gAMA", b"cHRM", b"sRGB", b"iCCP", b"sBIT")
 )
+PNG_CRITICAL = frozenset((b"IHDR", b"PLTE", b"IDAT", b"IEND"))
+PNG_READ = PNG_CRITICAL | {b"tRNS", b"acTL", b"fcTL", b"fdAT"}  # what pixels depend on
+# Texts that may have an orientation: XMP that is not packed, and EXIF as ImageMagick writes it.
+RAW_EXIF = b"Raw profile type exif\0"
+TEXTS_READ = b"XML:com.adobe.xmp\0\0", RAW_EXIF
+MOST_PNG_TEXT = 2**20  # bytes
+# Warnings of libjpeg (jerror.h): the count of bytes in front of a marker; damage of pixels.
+EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0x([0-9a-f]{2})")
+GARBLED = re.compile(r"premature end of data|bad Huffman|bad arithmetic|instead of RST|progression")
+WARNING = re.compile(r"Corrupt JPEG|Premature end|Inconsistent|Warning|Unknown Adobe|Invalid SOS")
 WEBP_CHUNKS = frozenset((b"VP8X", b"ICCP", b"ALPH", b"VP8 ", b"VP8L"))
 WEBP_METADATA_FLAGS = 0x0C  # EXIF and XMP, in the first byte of VP8X
 
@@ -260,33 +347,51 @@ def without_metadata(body: bytes, image: Image.Image) -> bytes | None:
     return stripped if stripped is not None and len(stripped) <= limit else None
 
 
-def _strip_jpeg(body: bytes, keep_profile: bool) -> bytes | None:
-    """Segments up to the first end-of-image marker; what lies between two segments is left out."""
+def _strip_jpeg(body: bytes, keep_profile: bool, warning: str | None = None) -> bytes | None:
+    """Segments up to the first end-of-image marker; what lies between two segments is left out.
+
+    warning: what libjpeg said; then the cause of it is mended too, where it is no pixel: an end
+    marker that is missing, padding behind a scan, a version or parameters that it does not know.
+    """
     parts = [b"\xff\xd8"]
-    offset = 2
-    for _ in range(MOST_STEPS):
-        match = MARKER.search(body, offset)
-        if match is None:
-            return None
-        marker, offset = match[1][0], match.end()
+    extraneous = EXTRANEOUS.search(warning or "")
+    before = int(extraneous[2], 16) if extraneous else -1
+    is_scan = sequential = False
+    for marker, data in islice(_segments(body), MOST_STEPS):
+        if is_scan and extraneous and marker == before:
+            parts[-1] = _without_padding(parts[-1], int(extraneous[1]))
+        is_scan = marker == 0
         if marker == 0xD9:
             return b"".join([*parts, b"\xff\xd9"])
-        if marker in STANDALONE:
+        if is_scan:
+            parts.append(data)
             continue
-        length = int.from_bytes(body[offset : offset + 2], "big")
-        data = body[offset + 2 : offset + length]
-        if length < 2 or len(data) != length - 2:
-            return None
-        offset += length
+        if warning is not None:
+            sequential = marker in FRAMES - PROGRESSIVE if marker in FRAMES else sequential
+            if marker == 0xDA and sequential:
+                data = data[:-3] + b"\0\x3f\0"
+            elif marker == 0xE0 and data.startswith(b"JFIF\0"):
+                data = data[:5] + b"\1" + data[6:]
+            elif marker == 0xEE and data[11:12] > b"\2":
+                data = data[:11] + b"\1"  # as libjpeg takes it
         if (kept := _jpeg_segment(marker, data, keep_profile)) is not None:
             parts.append(b"\xff" + bytes([marker]) + (len(kept) + 2).to_bytes(2, "big") + kept)
-        if marker == 0xDA:
-            end = SCAN_MARKER.search(body, offset)
-            if end is None:
-                return None
-            parts.append(body[offset : end.start()])
-            offset = end.start()
-    return None
+    return None if warning is None else b"".join([*parts, b"\xff\xd9"])
+
+
+def _without_padding(scan: bytes, length: int) -> bytes:
+    """The data of a scan without the bytes behind its pixels: one, or many of a filler."""
+    is_padding = length == 1 or not scan[-length:].strip(b"\0\xff\t\n\r ")
+    return scan[:-length] if is_padding else scan
+
+
+def mended_jpeg(body: bytes, warning: str) -> bytes:
+    """A JPEG without the cause of a warning of libjpeg, where that is no pixel. RejectedImage where
+    the warning says that pixels are missing or garbled."""
+    mended = None if GARBLED.search(warning) else _strip_jpeg(body, False, warning)
+    if mended is None or mended == body:
+        raise RejectedImage("decode_error", warning[:200])
+    return mended
 
 
 def _jpeg_segment(marker: int, data: bytes, keep_profile: bool) -> bytes | None:
@@ -302,23 +407,91 @@ def _jpeg_segment(marker: int, data: bytes, keep_profile: bool) -> bytes | None:
     return None if is_application_data or is_comment else data
 
 
+def _png_chunks(body: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """(name, start, end) of the chunks of a PNG up to IEND, with their headers and checksums. An
+    ancillary chunk with a wrong checksum is passed over, as by libpng.
+
+    RejectedImage for a critical chunk with a wrong checksum, or that the file ends in.
+    """
+    offset = 8
+    while len(name := body[offset + 4 : offset + 8]) == 4:
+        start, offset = offset, offset + 12 + int.from_bytes(body[offset : offset + 4], "big")
+        is_whole = offset <= len(body) and zlib.crc32(
+            memoryview(body)[start + 4 : offset - 4]
+        ) == int.from_bytes(body[offset - 4 : offset], "big")
+        if is_whole:
+            yield name, start, offset
+        elif name in PNG_CRITICAL:
+            problem = "has a wrong checksum" if offset <= len(body) else "is cut off"
+            raise RejectedImage("decode_error", f"the chunk {name.decode()} of the PNG {problem}")
+        if name == b"IEND":
+            return
+
+
+def _needed_of_png(body: bytes) -> tuple[bytes, dict[str, Any]]:
+    """A PNG with the chunks that its pixels need, and what Pillow's `info` should have of others.
+
+    Pillow itself refuses an image for a text or profile of more than 1 MB, or for any ancillary
+    chunk that is damaged. RejectedImage as `_png_chunks`, and where the palette is missing.
+    """
+    parts, names, info = [body[:8]], set[bytes](), dict[str, Any]()
+    least = {0: 2, 2: 6}.get(body[25], 1) if len(body) > 25 else 1
+    for name, start, end in _png_chunks(body):
+        data = body[start + 8 : end - 4] if name not in PNG_CRITICAL else b""
+        if name == b"iCCP":
+            info["icc_profile"] = _unpacked(data.partition(b"\0")[2][1:], MOST_PROFILE)
+        elif name == b"eXIf":
+            info["exif"] = b"Exif\0\0" + data
+        elif data.startswith(TEXTS_READ):
+            packed = data[len(RAW_EXIF) + 1 :] if name == b"zTXt" else None
+            if len(data) <= MOST_PNG_TEXT and (packed is None or _unpacked(packed, MOST_PNG_TEXT)):
+                parts.append(body[start:end])
+        elif name in PNG_READ and (name != b"tRNS" or len(data) >= least):
+            names.add(name)
+            parts.append(body[start:end])
+    if body[25:26] == b"\3" and b"PLTE" not in names:
+        raise RejectedImage("decode_error", "a PNG with colours of a palette, and no palette")
+    return b"".join(parts), info
+
+
+def _unpacked(data: bytes, limit: int) -> bytes:
+    """The bytes behind a zlib stream; b"" where it is damaged, or has more than the limit."""
+    unpacked = b""
+    with contextlib.suppress(zlib.error):
+        unpacked = zlib.decompressobj().decompress(data, limit + 1)
+    return unpacked if len(unpacked) <= limit else b""
+
+
+def check_rows(body: bytes, image: Image.Image) -> None:
+    """RejectedImage for a PNG that was decoded and whose data end before its last row.
+
+    Pillow leaves such rows 0, so that only images whose last row is 0 are unpacked once more, and
+    interlaced ones.
+    """
+    width, height, last = image.width, image.height, image.height - 1
+    if not body[28] and image.crop((0, last, width, height)).getbbox() is not None:
+        return
+    # Of an interlaced PNG too, which has more bytes.
+    missing = height * (1 + -(-width * body[24] * {2: 3, 4: 2, 6: 4}.get(body[25], 1) // 8))
+    data = b"".join(
+        body[start + 8 : end - 4] for name, start, end in _png_chunks(body) if name == b"IDAT"
+    )
+    stream = zlib.decompressobj()
+    while missing > 0 and (part := stream.decompress(data, 2**20)):
+        missing, data = missing - len(part), stream.unconsumed_tail
+    if missing > 0:
+        raise RejectedImage("decode_error", f"the data of the PNG end {missing} bytes too early")
+
+
 def _strip_png(body: bytes, keep_profile: bool) -> bytes | None:
     """Chunks up to IEND."""
     parts = [body[:8]]
-    offset = 8
-    for _ in range(MOST_STEPS):
-        length, name = (
-            int.from_bytes(body[offset : offset + 4], "big"),
-            body[offset + 4 : offset + 8],
-        )
-        end = offset + 12 + length
-        if len(name) < 4 or end > len(body):
-            return None
-        if name in PNG_CHUNKS:
-            parts.append(body[offset:end])
-        if name == b"IEND":
-            return b"".join(parts)
-        offset = end
+    with contextlib.suppress(RejectedImage):
+        for name, start, end in islice(_png_chunks(body), MOST_STEPS):
+            if name in PNG_CHUNKS and (name != b"iCCP" or keep_profile):
+                parts.append(body[start:end])
+            if name == b"IEND":
+                return b"".join(parts)
     return None
 
 

@@ -177,6 +177,8 @@ Raster = Image.Image | Pixels  # RGB, of 8 bits a channel
 
 # A JPEG is decoded at 1.5 times its target or more, then averaged: 2.3 times faster at 0.75 MP.
 OVERSAMPLING = 1.5
+MOST_WARNINGS = 4  # of libjpeg for one image, of things that are no pixels
+LONGEST_SIDE = {"jpg": 65500, "png": 2**31 - 1, "webp": 16383}  # pixels, of libjpeg and libwebp
 ENCODED: dict[str, Extension] = {"jpg": "jpg", "png": "png", "webp": "webp"}
 TRANSPOSE = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -250,8 +252,9 @@ def contained(
 def as_it_is(body: bytes, settings: Fetch) -> DecodedImage:
     """For disable_all_reencoding: exactly the received bytes, after their header was checked.
 
-    Nothing is removed: metadata, orientation and colour profile stay, an image that is damaged
-    after its header is stored too, and so are GIF and AVIF, which the trainer does not read.
+    Nothing is removed: metadata, orientation and colour profile stay, an image is stored too whose
+    pixels only a decoder would find damaged, and so are GIF and AVIF, which the trainer does not
+    read.
     """
     with header.rejections():
         return _as_it_is(body, limits_of(settings))
@@ -302,11 +305,14 @@ def _decode_and_resize(
         text = header.exif_text(opened) if limits.extract_exif else None
         size = header.upright_size(opened)
         target = target_size(*size, limits)
+        _check_stored_size(target or size, target is not None, limits)
         keep = target is None and not boxes and orientation == 1 and _may_stay(opened, body, limits)
-        image: Raster | None = _scaled_jpeg(body, opened, orientation, target, limits)
+        image: Raster | None = None
+        if opened.format in ("JPEG", "MPO"):
+            image, mended = _scaled_jpeg(body, opened, orientation, target, limits)
+            keep = keep and image is not None and mended is body  # libjpeg has not warned
         if image is None:
-            keep = keep and opened.format != "JPEG"  # libjpeg has warned
-            image = _rgb(opened, profile, target)
+            image = _rgb(opened, profile, target, body, limits)
         _add_hash(hashes, image, orientation)
         if keep and not caught_warnings and not (profile and to_srgb(profile, "RGB")):
             data = header.without_metadata(body, opened)
@@ -365,33 +371,59 @@ def _may_stay(opened: Image.Image, body: bytes, limits: Limits) -> bool:
     )
 
 
+def _check_stored_size(size: Size, is_scaled: bool, limits: Limits) -> None:
+    """RejectedImage("too_many_pixels") where what is stored has a longer side than its type can."""
+    if is_scaled and limits.resize_mode in ("center_crop", "border"):
+        size = limits.image_size, limits.image_size
+    longest = LONGEST_SIDE[limits.encode_format]
+    if max(size) > longest:
+        stored = f"{size[0]}x{size[1]}{' after resizing' if is_scaled else ''}"
+        raise RejectedImage(
+            "too_many_pixels", f"{stored}; a side of a {limits.encode_format} has at most {longest}"
+        )
+
+
 def _scaled_jpeg(
     body: bytes, opened: Image.Image, orientation: int, target: Size | None, limits: Limits
-) -> Pixels | None:
-    """RGB of a JPEG, uint8 (height, width, 3), scaled while it is decoded.
+) -> tuple[Pixels | None, bytes]:
+    """RGB of a JPEG, uint8 (height, width, 3), scaled while it is decoded, and the bytes that were
+    decoded: not `body` where libjpeg warned of something that is no pixel.
 
-    None for other types, for CMYK and where libjpeg warns; then Pillow decodes it.
+    None for CMYK, which is checked only, and where libjpeg cannot decode it: then Pillow decodes
+    it, or says why not. RejectedImage where libjpeg warns that pixels are missing or garbled.
     """
-    if opened.format not in ("JPEG", "MPO") or opened.mode not in ("L", "RGB"):
-        return None
-    minimum: dict[str, Any] = {}
-    if target is not None and limits.downscale_interpolation != "nearest":
+    options: dict[str, Any] = {"colorspace": "RGB"}
+    if opened.mode not in ("L", "RGB"):
+        options = {"colorspace": "CMYK", "min_width": 1, "min_height": 1, "min_factor": 8.0}
+    elif target is not None and limits.downscale_interpolation != "nearest":
         minimum_width, minimum_height = target[::-1] if orientation >= 5 else target
-        minimum = {
+        options |= {
             "min_width": round(OVERSAMPLING * minimum_width),
             "min_height": round(OVERSAMPLING * minimum_height),
             "min_factor": OVERSAMPLING,
         }
-    try:
-        pixels: Pixels = simplejpeg.decode_jpeg(body, colorspace="RGB", **minimum)
-    except ValueError:
-        return None
+    warned: list[str] = []  # libjpeg tells the first of its warnings
+    while True:
+        try:
+            pixels: Pixels = simplejpeg.decode_jpeg(body, **options)
+            break
+        except ValueError as error:
+            warning = str(error)
+            if not header.WARNING.match(warning):
+                return None, body
+            if warning in warned or len(warned) == MOST_WARNINGS:
+                raise RejectedImage("decode_error", warning[:200]) from None
+            warned.append(warning)
+            body = header.mended_jpeg(body, warning)
     # libjpeg scales by eighths
     sizes = {(-(-opened.height * k // 8), -(-opened.width * k // 8)) for k in range(1, 9)}
-    return pixels if pixels.shape[:2] in sizes else None
+    is_rgb = options["colorspace"] == "RGB" and pixels.shape[:2] in sizes
+    return pixels if is_rgb else None, body
 
 
-def _rgb(image: Image.Image, profile: bytes, target: Size | None) -> Image.Image:
+def _rgb(
+    image: Image.Image, profile: bytes, target: Size | None, body: bytes, limits: Limits
+) -> Image.Image:
     """An image of any mode as 8-bit RGB; CMYK by its profile, where it has one."""
     if image.mode == "CMYK" and profile and (transform := to_srgb(profile, "CMYK")):
         if target is not None and image.format in ("JPEG", "MPO"):
@@ -399,13 +431,42 @@ def _rgb(image: Image.Image, profile: bytes, target: Size | None) -> Image.Image
             image.draft(None, side)
         return apply_transform(image, transform)
     image.load()
-    if image.mode.startswith("I"):  # 16-bit grey: 65535 is 257 times 255
-        levels = np.asarray(image).astype(np.int64).clip(0, 65535)
-        return Image.fromarray(((levels + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.format == "PNG":
+        header.check_rows(body, image)
+        if body[24] == 16 and "transparency" in image.info:
+            return _without_colour(image, body, limits)
+    if image.mode.startswith("I"):
+        return Image.fromarray(_eight_bits(image)).convert("RGB")
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
     return image.convert("RGB")
+
+
+def _eight_bits(image: Image.Image) -> Pixels:
+    """16-bit grey as 8 bits, uint8 (height, width): 65535 is 257 times 255."""
+    levels = np.asarray(image).astype(np.int64).clip(0, 65535)
+    return ((levels + 128) // 257).astype(np.uint8)
+
+
+def _without_colour(image: Image.Image, body: bytes, limits: Limits) -> Image.Image:
+    """A 16-bit PNG without alpha as RGB, with white where its pixels have the transparent colour.
+
+    Pillow keeps the upper 8 of the 16 bits of RGB; a second reading gives the lower ones.
+    """
+    colour = image.info["transparency"]
+    if image.mode == "RGB":
+        pixels = np.array(image)
+        with header.opened(body, limits) as low:
+            tiles: Any = low  # of an ImageFile
+            tiles.tile = [tile._replace(args="RGB;16L") for tile in tiles.tile]
+            levels = pixels.astype(np.int64) * 256 + np.asarray(low)
+        is_transparent = (levels == colour).all(axis=2)
+    else:
+        is_transparent = np.asarray(image) == colour
+        pixels = np.repeat(_eight_bits(image)[:, :, None], 3, axis=2)
+    pixels[is_transparent] = 255
+    return Image.fromarray(pixels)
 
 
 def _finish(

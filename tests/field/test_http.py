@@ -1,0 +1,367 @@
+"""Answers of servers and archived pages of public reports, rebuilt small: each ends as a browser or
+curl would have it, or under a reason that names it.
+
+The right outcome of a row was written down before it was run.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import json
+import socket
+import threading
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import brotli
+import pytest
+from PIL import Image
+
+from manifests import disk
+from tests.support import commands, warcs
+
+STORED = "stored"
+
+
+def image() -> bytes:
+    sink = io.BytesIO()
+    Image.linear_gradient("L").convert("RGB").save(sink, "JPEG", quality=95)
+    return sink.getvalue()
+
+
+IMAGE = image()
+
+
+def reply(body: bytes, *headers: str, length: bool = True) -> bytes:
+    lines = ["HTTP/1.1 200 OK", *headers, "Connection: close"]
+    lines += [f"Content-Length: {len(body)}"] if length else []
+    return "\r\n".join([*lines, "", ""]).encode("latin-1") + body
+
+
+def moved(location: str) -> bytes:
+    return f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode()
+
+
+def members(body: bytes, count: int = 3) -> bytes:
+    size = -(-len(body) // count)
+    return b"".join(gzip.compress(body[i : i + size]) for i in range(0, len(body), size))
+
+
+def raw_deflate(body: bytes) -> bytes:
+    packer = zlib.compressobj(wbits=-zlib.MAX_WBITS)
+    return packer.compress(body) + packer.flush()
+
+
+def chunks(body: bytes, end: bytes = b"\r\n", last: bytes = b"0", trailer: bytes = b"") -> bytes:
+    half = len(body) // 2
+    parts = [b"%X" % half, end, body[:half], end, b"%08x;a=b" % (len(body) - half), end]
+    return b"".join([*parts, body[half:], end, last, end, trailer, end])
+
+
+CHUNKED = "Transfer-Encoding: chunked"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An answer and its outcome: `stored`, or a reason; `says` is in its message. The answer comes
+    in parts where it is a tuple."""
+
+    source: str
+    why: str
+    answer: bytes | tuple[bytes, ...]
+    outcome: str = STORED
+    says: str = ""
+
+
+def pieces(answer: bytes, first: int) -> tuple[bytes, ...]:
+    """An answer whose head comes first, then so many bytes of its body, then the rest."""
+    stop = answer.index(b"\r\n\r\n") + 4
+    return answer[:stop], answer[stop : stop + first], answer[stop + first :]
+
+
+def coded(body: bytes, *codings: str) -> bytes:
+    return reply(body, *[f"Content-Encoding: {coding}" for coding in codings])
+
+
+GZIPPED = gzip.compress(IMAGE)
+LENGTH = f"Content-Length: {len(IMAGE)}"
+ROWS = [
+    Row(source="apify/crawlee#976", why="the coding none", answer=coded(IMAGE, "none")),
+    Row(source="FFmpeg/FFmpeg#41", why="a charset as coding", answer=coded(IMAGE, "utf-8")),
+    Row(source="versitygw/versitygw#2398", why="a coding of a store",
+        answer=coded(IMAGE, "aws-chunked")),
+    Row(source="LadybirdBrowser/ladybird#11179", why="a coding that nobody knows, on a page",
+        answer=coded(b"<html>no</html>", "picture"), outcome="not_an_image"),
+    Row(source="ceph/s3-tests#671", why="gzip beside one that is no coding",
+        answer=coded(GZIPPED, "aws-chunked, gzip")),
+    Row(source="dondai44423/donsetch#290", why="x-deflate",
+        answer=coded(zlib.compress(IMAGE), "x-deflate")),
+    Row(source="rclone/rclone#8724", why="identity in a list",
+        answer=coded(GZIPPED, "identity, gzip")),
+    Row(source="pydantic/pydantic-ai#7159", why="gzip of three members",
+        answer=coded(members(IMAGE), "gzip")),
+    Row(source="pydantic/pydantic-ai#7159 (cut)", why="gzip whose last member is cut off",
+        answer=coded(members(IMAGE)[:-9], "gzip"), outcome="truncated"),
+    Row(source="tornadoweb/tornado#3654", why="codings in two lines",
+        answer=coded(gzip.compress(zlib.compress(IMAGE)), "deflate", "gzip")),
+    Row(source="curl/curl#22156", why="the first byte of deflate alone",
+        answer=pieces(coded(zlib.compress(IMAGE), "deflate"), 1)),
+    Row(source="curl/curl#22156 (raw)", why="the first byte of raw deflate alone",
+        answer=pieces(coded(raw_deflate(IMAGE), "deflate"), 1)),
+    Row(source="httrack/httrack#855", why="zeros behind gzip",
+        answer=coded(GZIPPED + bytes(512), "gzip")),
+    Row(source="whatwg/fetch#989", why="br, which was not asked for",
+        answer=coded(brotli.compress(IMAGE), "br"), outcome="encoding", says="br"),
+    Row(source="whatwg/fetch#989 (gzip)", why="gzip that is none", answer=coded(IMAGE, "gzip"),
+        outcome="encoding", says="not gzip"),
+    Row(source="aio-libs/aiohttp#1905", why="more bytes than announced",
+        answer=reply(IMAGE) + b"and more"),
+    Row(source="aio-libs/aiohttp#1905 (late)", why="the same, in a part of their own",
+        answer=(reply(IMAGE), b"and more")),
+    Row(source="aio-libs/aiohttp#1905 (fewer)", why="fewer bytes than announced",
+        answer=reply(IMAGE)[:-9], outcome="truncated"),
+    Row(source="dotnet/corefx#21314", why="a blank in a name",
+        answer=reply(IMAGE, "Powered By: x")),
+    Row(source="aio-libs/aiohttp#2624", why="a line without a colon",
+        answer=reply(IMAGE, "X-XSS-Protection=1;")),
+    Row(source="aio-libs/aiohttp#2183", why="a line that is folded before the colon",
+        answer=reply(IMAGE, "X-Name", " part: of it")),
+    Row(source="aio-libs/aiohttp#5269", why="a control character in a value",
+        answer=reply(IMAGE, "X-A: a\x01b", "X-B: a\0b")),
+    Row(source="aio-libs/aiohttp#7494", why="line feeds alone in the head",
+        answer=reply(IMAGE, "Pragma: no-cache").replace(b"\r\n", b"\n", 4)),
+    Row(source="aio-libs/aiohttp#1689", why="the length twice", answer=reply(IMAGE, LENGTH)),
+    Row(source="aio-libs/aiohttp#1689 (list)", why="the length twice in one line",
+        answer=reply(IMAGE, f"{LENGTH}, {len(IMAGE)}", length=False)),
+    Row(source="aio-libs/aiohttp#1689 (two)", why="two lengths",
+        answer=reply(IMAGE, "Content-Length: 7"), outcome="http_other",
+        says="Duplicate Content-Length"),
+    Row(source="aio-libs/aiohttp#1689 (identity)", why="Transfer-Encoding: identity",
+        answer=reply(IMAGE, "Transfer-Encoding: identity")),
+    Row(source="aio-libs/aiohttp#1689 (both)", why="chunks, and a length of another count",
+        answer=reply(chunks(IMAGE), CHUNKED)),
+    Row(source="iipc/jwarc#24", why="a size of eight digits, and an extension",
+        answer=reply(chunks(IMAGE, last=b"00000000"), CHUNKED, length=False)),
+    Row(source="iipc/jwarc#24 (trailer)", why="a trailer",
+        answer=reply(chunks(IMAGE, trailer=b"X-Time: 1\r\n"), CHUNKED, length=False)),
+    Row(source="aio-libs/aiohttp#1689 (LF)", why="line feeds alone between chunks",
+        answer=pieces(reply(chunks(IMAGE, b"\n"), CHUNKED, length=False), 2)),
+    Row(source="iipc/jwarc#24 (cut)", why="chunks without their end",
+        answer=reply(chunks(IMAGE)[:-200], CHUNKED, length=False), outcome="truncated"),
+    Row(source="aio-libs/aiohttp#1689 (none)", why="no HTTP at all",
+        answer=b"220 mail.test ready\r\n\r\n", outcome="http_other", says="Bad status line"),
+]  # fmt: skip
+# Location of the answer to /moved/N -> what is asked for next, or a reason.
+MOVED = [
+    ("zenphoto/zenphoto#494", "http://other.test\\picture.jpg?a\\b", "/picture.jpg?a%5Cb"),
+    ("go-gitea/gitea#19186", "/\\other.test/picture.jpg", "/picture.jpg"),
+    ("zenphoto/zenphoto#494 (path)", "\\images\\f.jpg", "/images/f.jpg"),
+    ("Norconex/crawler#230", "./a/../picture.jpg", "/moved/picture.jpg"),
+    ("us/crw#542 (moved)", "http://robots.test/open/%2e%2E/private/x.jpg", "robots_txt"),
+]
+# Host, path, reason or what is asked for.
+PATHS = [
+    ("crawler-commons/crawler-commons#492", "robots.test", "/open/../private/a.jpg", "robots_txt"),
+    ("Norconex/crawler#173", "robots.test", "/./private/b.jpg", "robots_txt"),
+    ("us/crw#542", "robots.test", "/open/%2e%2E/private/c.jpg", "robots_txt"),
+    ("us/crw#542 (half)", "robots.test", "/open/.%2e/private/d.jpg", "robots_txt"),
+    ("us/crw#542 (backslash)", "robots.test", "/open\\..\\private\\e.jpg", "robots_txt"),
+    ("us/crw#542 (end)", "robots.test", "/private/f/..", "robots_txt"),
+    ("us/crw#542 (tdmrep.json)", "tdm.test", "/open/../private/a.jpg", "optout_site"),
+    ("us/crw#542 (ai.txt)", "ai.test", "/open/%2e%2e/private/a.jpg", "optout_site"),
+    ("Norconex/crawler#230 (allowed)", "robots.test", "/private/../open/a.jpg", "/open/a.jpg"),
+    ("Norconex/crawler#230 (root)", "robots.test", "/../../open/b.jpg", "/open/b.jpg"),
+    ("Norconex/crawler#230 (name)", "robots.test", "/open/..b.jpg", "/open/..b.jpg"),
+    ("Norconex/crawler#230 (query)", "robots.test", "/open/c.jpg?/../p", "/open/c.jpg?/../p"),
+    ("Norconex/crawler#230 (slashes)", "robots.test", "/open//../d.jpg", "/open/d.jpg"),
+]
+FILES = {
+    ("robots.test", "/robots.txt"): b"User-agent: *\nDisallow: /private/\n",
+    ("tdm.test", "/.well-known/tdmrep.json"): b'[{"location": "/private/*", "tdm-reservation": 1}]',
+    ("ai.test", "/ai.txt"): b"User-Agent: *\nDisallow: /private/\n",
+}
+
+
+def answer_of(host: str, path: str) -> bytes | tuple[bytes, ...]:
+    if (body := FILES.get((host, path))) is not None:
+        return reply(body)
+    if path in ("/robots.txt", "/.well-known/tdmrep.json", "/ai.txt"):
+        return b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    if path.startswith("/moved/") and path[7:].isdigit():
+        return moved(MOVED[int(path[7:])][1])
+    return ROWS[int(path[5:])].answer if path.startswith("/row/") else reply(IMAGE)
+
+
+class Server:
+    """Answers with bytes as they stand, and keeps what was asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection = self.listener.accept()[0]
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
+
+    def _answer(self, connection: socket.socket) -> None:
+        with connection:
+            head = b""
+            while b"\r\n\r\n" not in head:
+                if not (part := connection.recv(65536)):
+                    return
+                head += part
+            path = head.split(b" ", 2)[1].decode("latin-1")
+            host = head.lower().partition(b"\r\nhost: ")[2].split(b"\r\n")[0].decode()
+            self.asked.append((host, path))
+            answer = answer_of(host, path)
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            for part in (answer,) if isinstance(answer, bytes) else answer:
+                connection.sendall(part)
+                if part is not answer:  # so that the parts arrive alone
+                    threading.Event().wait(0.05)
+
+
+Outcomes = tuple[dict[str, dict[str, Any]], list[tuple[str, str]]]
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Outcomes]:
+    """Caption -> the row of the sidecar, and what was asked for."""
+    folder = tmp_path_factory.mktemp("web")
+    server = Server()
+    port = server.listener.getsockname()[1]
+    urls = {row.source: f"http://web.test/row/{number}" for number, row in enumerate(ROWS)}
+    urls |= {source: f"http://web.test/moved/{number}" for number, (source, *_) in enumerate(MOVED)}
+    urls |= {source: f"http://{host}{path}" for source, host, path, _ in PATHS}
+    lines = [json.dumps({"url": url, "caption": source}) + "\n" for source, url in urls.items()]
+    (folder / "urls.jsonl").write_text("".join(lines))
+    fetch = {
+        "user_agent": "field/1 (+https://example.org)",
+        "allow_private": True,
+        "image_size": 64,
+        "retries": 0,
+        "per_host": 8,
+        "connect_to": {"*.test": f"127.0.0.1:{port}"},
+    }
+    source = {"kind": "table", "paths": [str(folder / "urls.jsonl")]}
+    recipe = {"name": "r", "source": source, "fetch": fetch, "views": {"all": []}}
+    (folder / "r.yaml").write_text(json.dumps(recipe))
+    words = [str(folder / "r.yaml"), "--out", str(folder / "pool"), "--engine", "inline"]
+    assert commands.build([*words, "--until", "fetch"]) == 0
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted((folder / "pool" / "shards").glob("*.parquet")):
+        found |= {row["caption"]: row for row in disk.read_parquet(path).to_pylist()}
+    yield found, server.asked
+    server.listener.close()
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.source)
+def test_an_answer_of_a_report(row: Row, outcomes: Outcomes) -> None:
+    result = outcomes[0][row.source]
+    assert (result["reason"] or STORED) == row.outcome, (row.why, result["error_message"])
+    assert row.says in (result["error_message"] or "")
+    assert result["error_message"] != "no HTTP answer"
+
+
+@pytest.mark.parametrize(("source", "host", "path", "right"), PATHS, ids=[row[0] for row in PATHS])
+def test_a_path_is_resolved_before_sites_are_asked_about_it(
+    source: str, host: str, path: str, right: str, outcomes: Outcomes
+) -> None:
+    found, asked = outcomes
+    if right.startswith("/"):
+        assert found[source]["reason"] is None
+        assert (host, right) in asked
+        assert found[source]["final_url"] == f"http://{host}{right}"
+    else:
+        assert found[source]["reason"] == right
+    assert not [each for each in asked if each[1].startswith("/private")]
+    assert not [each for each in asked if ".." in each[1].partition("?")[0].split("/")]
+
+
+@pytest.mark.parametrize(("source", "location", "right"), MOVED, ids=[row[0] for row in MOVED])
+def test_a_location_is_read_as_browsers_read_it(
+    source: str, location: str, right: str, outcomes: Outcomes
+) -> None:
+    found, asked = outcomes
+    host = "other.test" if "other.test" in location else "web.test"
+    if right.startswith("/"):
+        assert found[source]["reason"] is None, found[source]["error_message"]
+        assert (host, right) in asked
+    else:
+        assert found[source]["reason"] == right
+
+
+# --- archives ---------------------------------------------------------------------------------
+
+HTML = b"<html lang=en><p>" + b"words " * 400 + b"<img src=/a.jpg alt='a caption'></html>"
+ZIPPED = gzip.compress(HTML)
+CUT = gzip.compress(HTML + hashlib.shake_128(b"").hexdigest(900).encode())[:-400]
+PAGES = [  # source, body, headers, pages that are read, damaged records
+    ("iipc/jwarc#24", chunks(HTML, last=b"00000000"), [CHUNKED], 1, 0),
+    ("iipc/jwarc#24 (behind)", chunks(HTML) + b"\r\n", [CHUNKED], 1, 0),
+    ("httrack/httrack#855", chunks(HTML, trailer=b"X: 1\r\n"), [CHUNKED], 1, 0),
+    ("ukwa/webarchive-discovery#232", chunks(ZIPPED), [CHUNKED, "Content-Encoding: gzip"], 1, 0),
+    ("webrecorder/pywb#584", HTML[17:], [CHUNKED], 1, 0),
+    ("archivesunleashed/aut#493", HTML[17:], ["Content-Encoding: gzip"], 1, 0),
+    ("netarchivesuite/solrwayback#58", chunks(HTML, b"\n"), [CHUNKED], 1, 0),
+    ("internetarchive/Zeno#372", CUT, ["Content-Encoding: gzip"], 1, 0),
+    ("internetarchive/gowarc#138", chunks(HTML)[:-9], [CHUNKED], 1, 0),
+    ("httrack/httrack#855 (padding)", ZIPPED + bytes(99), ["Content-Encoding: gzip"], 1, 0),
+    ("curl/curl#22156", raw_deflate(HTML), ["Content-Encoding: deflate"], 1, 0),
+    ("pydantic/pydantic-ai#7159", members(HTML), ["Content-Encoding: gzip"], 1, 0),
+    ("apify/crawlee#976", HTML[17:], ["Content-Encoding: none"], 1, 0),
+    ("whatwg/fetch#989", brotli.compress(HTML), ["Content-Encoding: br"], 1, 0),
+    ("whatwg/fetch#989 (unknown)", bytes(range(256)), ["Content-Encoding: lzw"], 0, 1),
+    (
+        "ukwa/webarchive-discovery#232 (damaged)",
+        ZIPPED[:40] + b"damage" * 9,
+        ["Content-Encoding: gzip"],
+        0,
+        1,
+    ),
+    ("iipc/jwarc#24 (damaged)", b"4\r\nabcdefg\r\n\r\n0\r\n\r\n", [CHUNKED], 0, 1),
+]
+
+
+@pytest.mark.parametrize(
+    ("source", "body", "headers", "images", "damaged"), PAGES, ids=[row[0] for row in PAGES]
+)
+def test_a_stored_page_of_a_report(
+    source: str, body: bytes, headers: list[str], images: int, damaged: int, tmp_path: Path
+) -> None:
+    rows, counts = warcs.one(tmp_path, body, *headers)
+    assert warcs.captions(rows) == ["a caption"] * images
+    assert counts["damaged_records"] == damaged
+
+
+def test_damaged_records_are_in_every_summary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """internetarchive/Zeno#372: nothing says that records were lost."""
+    damaged = warcs.record(warcs.block(b"\x1f\x8bno", "Content-Encoding: gzip"))
+    whole = warcs.record(warcs.block(HTML), "http://p.test/whole")
+    (tmp_path / "a.warc.gz").write_bytes(warcs.zipped([damaged, whole, damaged]))
+    source = {"kind": "warc", "paths": [str(tmp_path / "a.warc.gz")]}
+    (tmp_path / "r.yaml").write_text(json.dumps({"name": "r", "source": source}))
+    words = [str(tmp_path / "r.yaml"), "--out", str(tmp_path / "pool"), "--engine", "inline"]
+    words += ["--until", "crawl"]
+    assert commands.build(words) == 0
+    assert "2 damaged records" in capsys.readouterr().out
+    assert commands.build([*words, "--json"]) == 0
+    totals = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (totals["crawl"]["damaged_records"], totals["crawl"]["pairs"]) == (2, 1)
+    commands.audit([str(tmp_path / "pool")])
+    assert "2 damaged records" in capsys.readouterr().out
+    commands.audit([str(tmp_path / "pool"), "--json"])
+    audited = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert audited["crawl"]["damaged_records"] == 2
