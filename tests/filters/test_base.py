@@ -55,7 +55,7 @@ def test_options_are_given_back_with_their_defaults() -> None:
         (spec("caption"), "2a52c03ea8c5"),
         (FilterSpec(name="words", kind="caption"), "2a52c03ea8c5"),
         (spec("picture"), "84af7582bd3f"),
-        (spec("optout", user_agent="x/1"), "767034afe5bb"),
+        (spec("optout", user_agent="x/1"), "f987a780651d"),
         (spec("clip_score", **WEIGHTS, precision="fp32"), "7d9be6ea3b29"),
         (spec("clip_score", **WEIGHTS, precision="bf16"), "23b98c6c16d2"),
     ],
