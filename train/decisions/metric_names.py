@@ -37,7 +37,7 @@ LESS_WORDS = """
     meanr mdr mnr mdrank failure failures failed crash crashes forgetting gap residual aic bic
     deviance dtw mcd aurc eaurc overhead inertia levenshtein ned ate rpe mle nmse nmae log10
     flips timeouts lddtloss divergence disagreement misses mistakes wrong incorrect invalid
-    penalty rtf wql crps pinball winkler nmpiw mpiw aamr slowdown bler rms minwer medianrank
+    penalty rtf makespan drop wql crps pinball winkler nmpiw mpiw aamr slowdown bler rms minwer medianrank
     meanrank dcf mindcf cllr
 """
 LESS = frozenset(LESS_WORDS.split())
@@ -79,6 +79,9 @@ PHRASES = (
     (re.compile(r"(^|_)cross_entropy(_|$)"), False),
     (re.compile(r"(^|_)(miss|failure|fail|word_error|char_error|refusal)_?rates?(_|$)"), False),
     (re.compile(r"(^|_)edit_distance(_|$)"), False),
+    (re.compile(r"(^|_)[fk]id\d+k?(_|$)"), False),
+    (re.compile(r"(^|_)(steps|episodes|epochs|rounds|samples|time)_(to|until)_"), False),
+    (re.compile(r"(^|_)steps_(per_)?(success|goal|solved?|win)(_|$)"), False),
     (re.compile(r"^(\w+_)?(memory|vram|ram|mem)(_(mb|gb|mib|gib|usage|used|allocated))?$"), False),
     (re.compile(r"(^|_)(abs|sq)_rel(_|$)"), False),
     (

@@ -51,7 +51,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("setting", r"(max|num|n|total|warmup|warm_up|decay|train|max_train|min|log|logging|save|"
          r"eval|accum\w*|grad\w*|lr\w*|patience|inner|outer|local|early_stop\w*)_(\w+_)?"
          r"(steps?|epochs?|iters?|iterations?|rounds?|updates?|timesteps?)|epochs|patience|"
-         r"epochs_\w+|total_env_steps",
+         r"epochs_\w+|\w+_epochs|(\w+_)?episodes|total_env_steps",
          "by its name: a setting"),
         ("count", r"best_(epoch|step|iter|iteration|round)", "by its name: when it was best"),
         ("seed", r"(\w+_)?(random_)?(seeds?|random_state|rng)(_?(id|no|num|number|idx|index|"
@@ -79,9 +79,11 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"task_name|task_id|key|corpus|scenario|environment|env|env_id|env_name|game|problem|"
          r"suite|subset|subtask|language|languages|lang|locale|domain|category|subject|n_?shots?|"
          r"num_?fewshots?|num_?shots?|shots?|k_?shots?|few_?shots?|class|class_name|organ|attribute|"
-         r"corruption|severity|source_domain|target_domain|test_data|eval_data|test_domain",
+         r"corruption|severity|source_domain|target_domain|test_data|eval_data|test_domain|"
+         r"instances?(_name|_id)?|series(_name|_id)?|regions?|roi|country|"
+         r"dataset_(config|path)|(\w+_)?(in|out)_?(of_)?distribution",
          "by its name: what is tested on"),
-        ("identifier", r"_?(\w+_)?(id|ids|uuid|guid|hash|sha|sha\d+|commit|md5|url|urls|uri|"
+        ("identifier", r"_?(\w+_)?(id|ids|uuid|guid|hash|fingerprint|checksum|sha|sha\d+|commit|md5|url|urls|uri|"
         r"filepath|"
          r"file_path|path|filename|dir|directory|folder|logdir|link|pid|hostname)|_?(host|node_ip|ip|"
          r"user|username|author|email|artifact\w*|sweep|job_type|gpu|gpus|gpu_type|gpu_name|device|"
@@ -98,7 +100,9 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"(\w+_)?(quantiles?|percentiles?)_\w+|(\w+_)?q(0\d{2}|\d{2}|\d{3})|"
          r"lower|upper|low|high|lo|hi|lcb|ucb|lb|ub|margin|margin_of_error|moe|mad|cv|q\d+|"
          r"p(25|75|05|95)|quantile\w*|percentile\w*|minimum|maximum|min|max|range|interval|pm|"
-         r"bootstrap\w*|5|25|50|75|95|(lower|upper)_(bound|limit|ci)\w*|variation",
+         r"bootstrap\w*|5|25|50|75|95|(lower|upper)_(bound|limit|ci|err(or)?)\w*|variation|"
+         r"(\w+_)?([tzf]_?test|[tzf]_?stat\w*|[tzf]_value|p_?val(ue)?s?|[pt]_?adj\w*|wilcoxon\w*|"
+         r"cohens?_d|effect_size|significan\w+)",
          "by its name: a spread, not a value"),
         ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?(lr|learning_rate|wd|"
         r"weight_decay|batch_?size|bs|bsz|dropout\w*|"
@@ -170,8 +174,11 @@ RUN_NAMES = re.compile(
 )
 BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
+HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
 MOST_DERIVED = 16  # columns among which differences of others are looked for
 SHOWN = 4  # values of a column in a message
+MOST_STATES = 15  # distinct ones of a column of states
+LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,6 +344,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
     )
     known = is_known(name) and is_numeric
+    if not is_numeric and all(str(value).lstrip()[:1] == "{" for value in present):
+        return "setting", HOLDS_SETTINGS
     if SPLIT_NAME.fullmatch(plain) and _are_splits(present):
         return "split", "its values are splits of a test set"
     if known and (first is None or first[0] in ("per_sample", "metric", "text")):
@@ -344,7 +353,7 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     if known and first is not None and _is_metric_first(plain, first[0]):
         return "metric", "by its name"
     if first is None:
-        if is_numeric and SETTING_PREFIX.match(name):
+        if SETTING_PREFIX.match(name):
             return "setting", "by its prefix: a setting of the run"
         return ("metric", "numbers") if is_numeric else ("text", "")
     return _checked(first, column, is_numeric, name)
@@ -399,6 +408,10 @@ def _checked(
             return "text", ""
     if role == "seed" and is_numeric and not are_whole(column):
         return "metric", "numbers"
+    if role == "state" and len(column.present()) > MOST_STATES:
+        return "task", "its values are names, not states of a run"
+    if role == "task" and is_numeric and CROSSING.fullmatch(plain_name(name)):
+        return "identifier", reason
     if role == "step" and is_numeric and SETTING_PREFIX.match(name):
         return "setting", "by its prefix: a setting of the run"
     if role in ("metric", "text") and is_numeric:
@@ -716,7 +729,7 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
         is_counter = roles.given[name][1].startswith("counts runs")
         if column is None or is_counter or name in roles.metric:
             continue
-        if len(set(map(text_of, column.present()))) < 2:
+        if len(set(map(text_of, column.present()))) < 2 or _is_of_some_files(frame, column):
             continue
         plain = plain_name(name)
         place = words.get(plain)
@@ -746,6 +759,12 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
                 continue  # a text of each run
             texts.append(name)
     return [name for _, name in sorted(named)] + texts
+
+
+def _is_of_some_files(frame: Frame, column: Column) -> bool:
+    """Whether a file has no cell of a column."""
+    files = frame.columns["file"].codes if "file" in frame.columns else np.zeros(frame.rows, int)
+    return bool((np.bincount(files, column.is_there()) == 0).any())
 
 
 def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
@@ -818,8 +837,8 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
         return False
     if any(SETTING_PREFIX.match(name) or METRIC_PREFIX.match(name) for name in values):
         return False
-    unknown = [name for name in values if name_facts(name).higher is None]
-    if len(unknown) < len(values):
+    known = [name for name in values if name_facts(name).higher is not None]
+    if 3 * len(known) > len(values):  # of many arms some hold a word of a metric by chance
         return False
     if all(DATA_SETS.search(plain_name(name)) for name in values):
         return False
@@ -900,9 +919,36 @@ def _settle_runs(frame: Frame, roles: Roles) -> None:
             roles.seed, roles.paired = (name,), False
 
 
+def _settle_design(frame: Frame, roles: Roles) -> None:
+    """Columns of numbers without the name of a metric that the experiment chose: the same ones, as
+    often, in every arm; or, beside a known metric, so few that each is there four times.
+    """
+    open_values = [name for name in roles.values if roles.given[name] == ("metric", "numbers")]
+    has_known = len(open_values) < len(roles.values)
+    if roles.is_long or roles.arms_are_columns or not open_values or not roles.arm:
+        return
+    arms = group_codes(frame, roles.arm)
+    for name in open_values:
+        column = frame.columns[name]
+        there = column.is_there()
+        table = np.zeros((int(arms.max()) + 1, len(column.values)), np.int64)
+        np.add.at(table, (arms[there], column.codes[there]), 1)
+        patterns = np.unique(table[(table > 0).sum(axis=1) > 1] > 0, axis=0, return_counts=True)[1]
+        rows, values = int(there.sum()), len(column.present())
+        is_crossed = len(patterns) and patterns.max() > 1 and 2 * patterns.max() > patterns.sum()
+        is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
+        if (is_crossed and table.max(initial=0) * values >= rows / len(table)) or is_few:
+            roles.given[name] = ("setting", "the same few numbers in every arm")
+    kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
+    if not kept:
+        roles.give("metric", roles.values, "numbers")
+    roles.values = kept or roles.values
+
+
 def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
     """Steps, scales, blocks, and what is left: a text, or a column that nothing needs yet."""
     _settle_runs(frame, roles)
+    _settle_design(frame, roles)
     roles.block = told.names.get("block", ())
     roles.values = tuple(name for name in roles.values if name not in roles.block)
     steps = roles.of("step")
@@ -956,7 +1002,7 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
         plain = plain_name(name)
         if name == "file" and name not in roles.given:
             roles.given[name] = ("identifier", "the name of the file")
-        elif role in ("setting", "count") or (role == "text" and not reason) or (
+        elif (role in ("setting", "count") and reason != HOLDS_SETTINGS) or (role == "text" and not reason) or (
             CROSSING.fullmatch(plain) and role in ("identifier", "metric", "text", "task")
             and name not in roles.task and name not in (*roles.arm, *roles.seed)
         ):  # fmt: skip

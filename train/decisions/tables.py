@@ -82,6 +82,7 @@ HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: 
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
 TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
+MOST_NAMED = 3  # columns of a question with an option for each, where one column names them all
 SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a whole batch
 Codes = NDArray[np.int64]
 Record = dict[str, Any]
@@ -733,10 +734,15 @@ class _Reading:
         """Takes seeds and what else a pattern says from the arms' names."""
         table, arms, roles = self.table, self.table["arm"], self.roles
         if self.told.pattern is not None:
+            files = self._joined_texts(("file",))
+            if "arm" not in self.told.names and len(files.present()) > 1 and not any(
+                re.search(self.told.pattern, name) for name in arms.present()
+            ):  # fmt: skip
+                arms = files
             found = _by_pattern(arms, self.told.pattern)
             kept = arms.where(lambda name: name in found)
             self._keep_cells(kept, "of arms whose name the pattern does not match")
-            table, arms = self.table, self.table["arm"]
+            table, arms = self.table, arms.taken(kept)
             groups = next(iter(found.values()))
             if "task" in groups and not roles.is_long and not roles.metric:
                 table["metric"] = table["task"]
@@ -825,48 +831,100 @@ class _Reading:
             what = "told" if is_told else "a tracker's step"
             self.notes.append(f"{name}: the last row of each run counts ({what})")
         steps_N = np.nan_to_num(steps_N, nan=-np.inf)
-        order = np.lexsort((self.cells.row_N, steps_N, keys_N))
-        kept = np.zeros(len(order), bool)
-        kept[order[np.append(keys_N[order][1:] != keys_N[order][:-1], True)]] = True
-        if varies or self.frame.history or self.table["seed"].present():
-            runs_N = self._key("arm", "seed", "block", "scale")
-        else:  # a table of runs, a row each
-            runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
-            kept[:] = True
+        parts = ("task",) if roles.is_long or roles.task else ()
+        runs_N = self._key("arm", "seed", "block", "scale", *parts)
+        kept = np.ones(len(keys_N), bool)
         if varies:
+            kept = self._at_the_end(steps_N, keys_N)
             earlier = int((~kept).sum())
             self.cells_out[f"earlier than the last {name} of its run"] += earlier
-        else:
-            kept[:] = True
+            kept &= ~self._without_an_end(steps_N, keys_N, runs_N, kept)
+        elif not self.frame.history and not self.table["seed"].present():
+            runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
         self._keep_cells(kept & self._long_enough(steps_N, kept, runs_N))
 
+    def _at_the_end(self, steps_N: NDArray[np.float64], keys_N: Codes) -> Mask:
+        """The cells at the last step of their run and metric; of a history the last one alone.
+
+        Several of one run without a history are several runs, or a question: none is dropped.
+        """
+        kept = np.ones(len(keys_N), bool)
+        others = [n for n in self.roles.of("step") if n != self.roles.step and not self._is_told(n)]
+        orders = [steps_N, *(self.frame.columns[n].numbers()[self.cells.row_N] for n in others)]
+        orders += [self.cells.row_N.astype(np.float64)] if self.frame.history else []
+        for order in orders:
+            order = np.where(np.isnan(order), -np.inf, order)
+            kept &= order == _largest(order, keys_N, kept)[keys_N]
+        places = keys_N
+        for order in orders[: 1 + len(others)]:
+            steps = np.unique(order, return_inverse=True)[1].astype(np.int64)
+            pairs = places * (int(steps.max()) + 1) + steps
+            places = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+        counts = np.bincount(places)
+        if not self.frame.history:
+            of = "seed" if self.table["seed"].present() else ""
+            self._ask(places, counts[places] > 1, of, None)
+        most = _largest(counts[places].astype(np.float64), keys_N, np.ones(len(kept), bool))
+        fewer_N = kept & (counts[places] < most[keys_N]) & (not self.frame.history)
+        if fewer_N.any():
+            n = int(np.flatnonzero(fewer_N)[0])
+            arm = text_of(self.table["arm"].values[self.table["arm"].codes[n]])
+            self.notes.append(
+                f"{self.roles.step}: {arm or 'a run'} has up to {most[keys_N[n]]:g} rows at a step "
+                f"and {counts[places[n]]} at the last one: what ended before it is left out"
+            )
+        return kept
+
+    def _is_told(self, name: str) -> bool:
+        return any(name in names for names in self.told.names.values())
+
+    def _without_an_end(
+        self, steps_N: NDArray[np.float64], keys_N: Codes, runs_N: Codes, kept: Mask
+    ) -> Mask:
+        """The kept cells of a metric that most runs have at their last step, and this run has not:
+        the value of an earlier step is not that of its end.
+        """
+        ends = _largest(steps_N, runs_N, kept)
+        is_end = steps_N >= ends[runs_N]
+        metrics_N = self._key("task", "metric")
+        at_end, of = (np.bincount(metrics_N, weights) for weights in (kept & is_end, kept))
+        lacks: Mask = kept & ~is_end & (2 * at_end > of)[metrics_N]
+        if lacks.any():
+            column = self.table["metric"]
+            column = column if column.present() else self.table["task"]
+            for code, count in enumerate(np.bincount(column.codes[lacks]).tolist()):
+                reason = f"of {text_of(column.values[code])}, which is empty where the run ended"
+                self.cells_out[reason] += count
+        return lacks
+
     def _long_enough(self, steps_N: NDArray[np.float64], kept: Mask, runs_N: Codes) -> Mask:
-        """Without runs that ended early: where at least half of the runs end at one step, those of
-        an arm that end before it although another run of the arm does not.
+        """Without runs that ended early: where at least half of the runs of a task end at one step,
+        those of an arm that end before it although another run of the arm does not.
         """
         arms = self.table["arm"]
+        tasks_N = self._key("task") if self.roles.is_long or self.roles.task else 0 * runs_N
         good = np.ones(len(kept), bool)
-        ends = np.full(int(runs_N.max()) + 1, -np.inf)
-        np.maximum.at(ends, runs_N[kept], steps_N[kept])
-        planned = ends.max()
+        ends = _largest(steps_N, runs_N, kept)
+        if not np.isfinite(ends).all():
+            return good
+        arm_of, task_of = np.zeros((2, len(ends)), np.int64)
+        arm_of[runs_N], task_of[runs_N] = arms.codes, tasks_N
+        planned = _largest(ends, task_of, ends == ends)[task_of]
         enough = ends >= planned * (1 - SAME_SCALE)
-        if enough.all() or not np.isfinite(ends).all():
-            return good
-        if enough.sum() * 2 < len(ends):
-            self.notes.append(f"runs end at different steps, {ends.min():g} to {planned:g}")
-            return good
-        arm_of = np.zeros(len(ends), np.int64)
-        arm_of[runs_N] = arms.codes
-        complete = set(arm_of[enough].tolist())
-        for run in np.flatnonzero(~enough).tolist():
+        share = np.bincount(task_of, enough) / np.bincount(task_of)
+        complete = set(zip(arm_of[enough].tolist(), task_of[enough].tolist(), strict=True))
+        for task in np.flatnonzero(share < 0.5).tolist():
+            here = ends[task_of == task]
+            self.notes.append(f"runs end at different steps, {here.min():g} to {here.max():g}")
+        for run in np.flatnonzero(~enough & (share[task_of] >= 0.5)).tolist():
             name, end = text_of(arms.values[arm_of[run]]), f"{ends[run]:g}"
-            if arm_of[run] in complete:
+            if (arm_of[run], task_of[run]) in complete:
                 here = (runs_N == run) & kept
                 good &= ~here
-                reason = f"of a run of {name} that ended at {end} of {planned:g}"
+                reason = f"of a run of {name} that ended at {end} of {planned[run]:g}"
                 self.cells_out[reason] += int(here.sum())
             else:
-                self.notes.append(f"{name} ended at {end}, others at {planned:g}")
+                self.notes.append(f"{name} ended at {end}, others at {planned[run]:g}")
         return good
 
     # measurements
@@ -941,16 +999,27 @@ class _Reading:
                 f"{what}the file is the history of one run by {self.frame.history!r}; give the "
                 "files of the other runs too"
             )
-        others = []
+        several, single = list[str](), list[str]()
         for name, (role, _) in roles.given.items():
-            is_other = role not in ("metric", "value", "spread", "time", "direction", "state")
+            is_other = role not in (
+                "metric", "value", "spread", "time", "direction", "state", "seed", "step", "count")  # fmt: skip
             column = self.frame.columns.get(name)
-            if column is not None and is_other and name not in roles.arm:
-                others += [self._shown(name)] if len(column.present()) > 1 else []
-        ways = [f"--arm with one of {'; '.join(others[:6])}"] if others else []
-        if len(roles.values) > 1 and not roles.is_long and not any(map(is_known, roles.values)):
-            ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
-        return f"{what}a comparison needs two{': ' if ways else ''}{', or '.join(ways)}"
+            if column is None or not is_other or name in roles.arm or name == "file":
+                continue
+            count = len(column.present())
+            if count > 1:
+                (single if 2 * count > int(column.is_there().sum()) else several).append(name)
+        files = len(self.frame.columns["file"].present())
+        names = several or (single if files < 2 else [])
+        ways = ["--arm file (each file is one)"] if files > 1 and roles.arm != ("file",) else []
+        if len(roles.values) > 1 and not roles.is_long and not roles.arms_are_columns:
+            known = sum(map(is_known, roles.values))
+            if 3 * known <= len(roles.values):
+                ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
+        ways += [f"--arm with one of {'; '.join(map(self._shown, names[:6]))}"] if names else []
+        if not ways:
+            ways = ["give the files of the other arms too"]
+        return f"{what}a comparison needs two: {', or '.join(ways)}"
 
     def _keep_one_each(self, has_seeds: bool) -> None:
         """One value for each run and metric. ValueError, a question, where rows of one run differ
@@ -1013,29 +1082,72 @@ class _Reading:
             text_of(c.values[c.codes[n]]) for c in map(self.table.get, ("arm", "seed")) if c
         )
         whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
-        shown = " and ".join(map(self._shown, differing[:3]))
-        first = differing[0]
-        name = first if len(first.split()) == 1 else f"'{first}'"
-        value = next(iter(map(text_of, self.frame.columns[first].present())), "")
-        if roles.given[first][0] == "step" or plain_name(first) in ("epoch", "epochs"):
-            ways = [
-                f"--last {name} (the last row of each run)",
-                f"--scale {name} (compare at each)",
-                f"--seed {' '.join((*roles.seed, name))} (it counts runs)",
-            ]
+        names = self._needed(differing, rows_N, groups_N)
+        labels = self._labels(names)
+        is_step = any(roles.given[each][0] == "step" for each in names)
+        shown, where = " and ".join(map(self._shown, names[:6])), ""
+        if not is_step and len(names) > MOST_NAMED and labels:
+            words, ways = "", []
         else:
-            ways = [
-                f"--block {name} (it crosses the arms)",
-                f"--seed {' '.join((*roles.seed, name))} (it counts runs)",
-                f"--task-column {' '.join((*roles.task, name))} (it is a part of the task)",
-            ]
-            if roles.arm and roles.arm != ("file",):
-                arms = " ".join((*roles.arm, name))
-                ways.insert(2, f"--arm {arms} (it is a part of the arm)")
+            names = names[:1] if is_step else names
+            words, ways = " ".join(map(_quoted, names)), list[str]()
+            values = [text_of(self.frame.columns[each].present()[0]) for each in names]
+            pairs = (f"{one}={value}" for one, value in zip(names, values, strict=True))
+            where = f", --where {' '.join(map(_quoted, pairs))}"
+        if is_step or (not roles.seed and plain_name(names[0]) in ("epoch", "epochs", "episode")):
+            ways.append(f"--last {words} (the last row of each run)")
+        if is_step:
+            ways.append(f"--scale {words} (compare at each)")
+        elif words and len(self.table["arm"].present()) < 2:
+            ways.append(f"--arm {words} (the arms)")
+        ways += [f"--arm {_quoted(each)} (it names each of them)" for each in labels]
+        if words and not is_step:
+            ways.append(f"--block {words} (what crosses the arms)")
+        if words and not any(roles.given[each][0] in ("setting", "count") for each in names):
+            ways.append(f"--seed {_told(roles.seed, words)} (what counts runs)")
+        if words and not is_step:
+            if roles.arm and roles.arm != ("file",) and len(self.table["arm"].present()) > 1:
+                ways.append(f"--arm {_told(roles.arm, words)} (parts of the arm)")
+            ways.append(f"--task-column {_told(roles.task, words)} (parts of the task)")
+        if roles.arm != ("file",) and self.frame.columns["file"].present()[1:]:
+            ways.append("--arm file (each file is one)")
+        what = "it is" if len(names) == 1 else "they are"
         raise ValueError(
-            f"rows of {whose} differ in {shown}: say what it is with {', '.join(ways)}, "
-            f"--where {name}={value}"
+            f"rows of {whose} differ in {shown}: say what {what} with {', '.join(ways)}{where}"
         )
+
+    def _needed(self, differing: list[str], rows_N: Codes, groups_N: Codes) -> list[str]:
+        """Those of the columns that tell rows apart which do not follow from the others."""
+        columns = {name: self.frame.columns[name].texts().taken(rows_N) for name in differing}
+        kept = list(differing)
+        order = {
+            each: (-len(column.present()), CROSSING.fullmatch(plain_name(each)) is not None)
+            for each, column in columns.items()
+        }
+        for name in sorted(differing, key=order.__getitem__):
+            rest_N = groups_N
+            for other in [each for each in kept if each != name]:
+                pairs = rest_N * len(columns[other].values) + columns[other].codes
+                rest_N = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+            if len(kept) > 1 and not _varies(rest_N, columns[name].codes):
+                kept.remove(name)
+        return kept
+
+    def _labels(self, names: Sequence[str]) -> list[str]:
+        """A column of texts from which the arm and these columns follow: it may name the arms."""
+        roles, frame = self.roles, self.frame
+        parts = [*(roles.arm if roles.arm != ("file",) else ()), *names]
+        for name, (role, _) in roles.given.items():
+            if role not in ("text", "identifier") or name in parts or name == "file":
+                continue
+            column = frame.columns[name]
+            labels = group_codes(frame, (name,))
+            seeds = group_codes(frame, roles.seed)
+            is_finer = not any(_varies(labels, frame.columns[each].codes) for each in parts)
+            repeats = len(column.present()) * (2 if seeds.any() else 1) <= frame.rows
+            if is_finer and repeats and all(isinstance(value, str) for value in column.present()):
+                return [name]
+        return []
 
     def _crossing(self) -> list[str]:
         """Columns of whole numbers or identifiers that have the same values in two arms or more:
@@ -1139,6 +1251,15 @@ class _Reading:
         )
 
 
+def _quoted(name: str) -> str:
+    """A name as one word of a command."""
+    return name if len(name.split()) == 1 else f"'{name}'"
+
+
+def _told(names: Sequence[str], more: str) -> str:
+    return " ".join((*map(_quoted, names), more))
+
+
 def _has_dictionaries(column: Column) -> bool:
     return any(isinstance(value, dict) for value in column.values)
 
@@ -1164,6 +1285,15 @@ def _counts(counter: Mapping[str, int]) -> tuple[Count, ...]:
     return tuple(
         Count(reason=reason, number=number) for reason, number in counter.items() if number
     )
+
+
+def _largest(
+    values_N: NDArray[np.float64], groups_N: Codes, kept: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """The largest of the kept values of each group."""
+    found = np.full(int(groups_N.max(initial=-1)) + 1, -np.inf)
+    np.maximum.at(found, groups_N[kept], values_N[kept])
+    return found
 
 
 def _varies(groups_N: Codes, values_N: NDArray[Any]) -> bool:

@@ -154,7 +154,7 @@ def decide(results: Results, question: Question) -> Decision:
     facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
     largest = _largest_scale(table, chosen, arms_out, notes)
     arms = _arms_at(table, chosen, largest, arms_out)
-    baseline = _baseline(arms, question, notes)
+    baseline = _baseline(_complete(table, chosen, largest, arms), arms, question, notes)
     table = _layout(table, chosen, largest, baseline, arms, notes)
     tables = _scores(table, chosen, largest, facts, arms, question)
     can_average = _can_average(tables, question, notes, refusals)
@@ -307,7 +307,18 @@ def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
     return list(dict.fromkeys([*chosen.items(), *list(table.by_key)[:MOST_FACTS]]))
 
 
-def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
+def _complete(
+    table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence[str]
+) -> list[str]:
+    """The arms with values of all tasks; all where none has."""
+    runs = [table.runs(key, scale) for key in chosen.items()]
+    return [arm for arm in arms if all(arm in of for of in runs)] or list(arms)
+
+
+def _baseline(
+    complete: Sequence[str], arms: Sequence[str], question: Question, notes: list[str]
+) -> str:
+    """The arm that is told, the one with the name of a baseline, or the first that is complete."""
     if question.baseline is not None:
         if question.baseline not in arms:
             shown = ", ".join(arms[:40])
@@ -316,8 +327,15 @@ def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
     plain = {plain_name(arm): arm for arm in reversed(arms)}
     baseline = next((plain[name] for name in BASELINES if name in plain), None)
     if baseline is None:
-        last = {name.split("_")[-1]: arm for name, arm in plain.items()}
-        baseline = next((last[name] for name in BASELINES[:5] if name in last), arms[0])
+        last: dict[str, list[str]] = defaultdict(list)
+        for name, arm in plain.items():
+            last[name.split("_")[-1]].append(arm)
+        stems = Counter("_".join(name.split("_")[:-1]) for name in plain)
+        found = [
+            of[0] for name, of in last.items() if name in BASELINES[:5] and len(of) == 1
+            and stems["_".join(plain_name(of[0]).split("_")[:-1])] == 1
+        ]  # fmt: skip
+        baseline = found[0] if len(found) == 1 else complete[0]
     notes.append(f"baseline: {baseline}")
     return baseline
 
