@@ -73,13 +73,15 @@ TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
 class Grid:
     """Rows of cells as they stand in a file. title: what it is called, or the words above it.
 
-    merged: blank cells may be parts of merged ones. line: where it begins, from 1.
+    merged: blank cells may be parts of merged ones. line: where it begins, from 1. has_header: the
+    first row names the columns, whatever its cells are.
     """
 
     rows: Iterable[Sequence[Any]]
     title: str
     merged: bool = False
     line: int = 1
+    has_header: bool = False
 
 
 def frame_of_bytes(data: bytes, table: str | None = None) -> Frame:
@@ -273,7 +275,7 @@ def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
             if not MARKDOWN_RULE.fullmatch(lines[end]):
                 rows.append(_markdown_cells(lines[end]))
             end += 1
-        grids.append(Grid(rows, title, line=place))
+        grids.append(Grid(rows, title, line=place, has_header=True))
         place = end
     return grids
 
@@ -478,7 +480,8 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     head = [row for row in head if any(not is_empty(cell) for cell in row)]
     if not head:
         raise ValueError("there is no row")
-    header = _Header.of(head, merged=grid.merged, spaced=form in ("text in columns", "TSV"))
+    spaced = form in ("text in columns", "TSV")
+    header = _Header.of(head, merged=grid.merged, spaced=spaced, at_top=grid.has_header)
     names = header.names
     left_out = Counter[str]()
     if header.above:
@@ -594,10 +597,12 @@ class _Header:
     ends_in_text: bool
 
     @classmethod
-    def of(cls, head: Sequence[Sequence[Any]], *, merged: bool, spaced: bool = False) -> _Header:
+    def of(
+        cls, head: Sequence[Sequence[Any]], *, merged: bool, spaced: bool, at_top: bool
+    ) -> _Header:
         width = Counter(len(row) for row in head).most_common(1)[0][0]
         numeric = _numeric_places(head, width)
-        above = _header_place(head, numeric, width)
+        above = 0 if at_top else _header_place(head, numeric, width)
         if above is None:
             return cls([f"column {n}" for n in range(1, width + 1)], 0, 0, (), [
                 "no row names the columns: they are numbered"
@@ -746,6 +751,9 @@ def _known_text_form(frame: Frame) -> Frame:
         return _chart(frame, "Step")
     if {"Wall time", "Step", "Value"} <= names:
         frame.form, frame.history = "TensorBoard's scalar", "Step"
+    elif names == {"r", "l", "t"}:
+        frame.form, frame.history = "Stable-Baselines3's monitor, a row an episode", "t"
+        frame.roles |= {"t": ("step", "the end of an episode"), "l": ("count", "its length")}
     elif {"Tasks", "Metric", "Value"} <= names and ("n-shot" in names or "Filter" in names):
         _lm_eval_table(frame)
     elif {"summary", "config"} <= names:

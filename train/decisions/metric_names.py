@@ -112,7 +112,7 @@ SHARES = re.compile(
     r"(^|_)(main_metric|[a-z]*acc|[a-z]*accuracy|acc\d+|top_?\d+|top|recall|precision|prec|f1|f2|f_?score|f_?beta|m?ap|ap\d+|map\d+|em|"
     r"exact_match|auc|auroc|aupr|auprc|roc_auc|pr_auc|rocauc|prauc|iou|miou|fwiou|jaccard|dice|dsc|err(or)?_rate|"
     r"top_?\d_err(or)?|^err(or)?|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
-    r"hits?|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?\d+|"
+    r"hits?|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?(at_)?\d+|p_at_\d+|"
     r"cmc|pq|sq|rq|nds|mota|idf1|hota|pck|ppv|npv|hallucination_rate|"
     r"hit_rate|miss_rate|failure_rate|mc1|mc2|correct)(_|$)"
 )
@@ -251,6 +251,11 @@ def task_stem(name: str) -> str:
     words = plain_name(name).split("_")
     kept = [word for word in words if not _is_word(word)]
     return "_".join(kept) if len(kept) < len(words) else f"{name} alone"
+
+
+def deciding_words(name: str) -> frozenset[str]:
+    """The words of a name that say what was measured."""
+    return frozenset(word for word in plain_name(name).split("_") if _is_word(word))
 
 
 def is_average(name: str) -> bool:

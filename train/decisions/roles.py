@@ -63,7 +63,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          COUNTER),
         ("step", r"_?step|(\w+_)?(global_?step|step|steps|frame|iter|iters|iteration|"
         r"iterations|epoch|"
-         r"updates?|num_updates|env_steps|timesteps?|frames|training_iteration|batch_idx|round|"
+         r"generations?|updates?|num_updates|env_steps|timesteps?|frames|training_iteration|batch_idx|round|"
          r"rounds|it)", "by its name: a step of training"),
         ("scale", r"samples_seen|tokens_seen|scale|tokens|compute|(n|num|train\w*)_tokens",
          "by its name: how large a run was"),
@@ -177,6 +177,7 @@ NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
 MOST_DERIVED = 16  # columns among which differences of others are looked for
 SHOWN = 4  # values of a column in a message
+MOST_PATTERN = 10_000_000  # arms times distinct values whose pattern is looked at
 MOST_STATES = 15  # distinct ones of a column of states
 LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
@@ -555,7 +556,11 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
 def _settle_seed(frame: Frame, told: Columns, roles: Roles) -> None:
     """The seed; several that vary are one together."""
     names = roles.of("seed")
-    if "seed" not in told.names:
+    if "seed" in told.names:
+        for name in [each for each in names if each not in told.names["seed"]]:
+            roles.given[name] = ("identifier", "another column was told by --seed")
+        names = list(told.names["seed"])
+    else:
         for name in [each for each in names if len(frame.columns[each].present()) < 2]:
             if len(names) > 1:
                 roles.given[name] = ("setting", "the same in every row")
@@ -563,7 +568,7 @@ def _settle_seed(frame: Frame, told: Columns, roles: Roles) -> None:
     for name in [each for each in frame.columns if plain_name(each) == "run"]:
         column, role = frame.columns[name], roles.given.get(name, ("",))[0]
         is_free = role in ("metric", "text", "count") and name not in told.names.get("arm", ())
-        if is_free and _is_numeric(name, column) and are_whole(column):
+        if "seed" not in told.names and is_free and _is_numeric(name, column) and are_whole(column):
             roles.values = tuple(each for each in roles.values if each != name)
             roles.given[name] = ("seed", COUNTER)
             if names:
@@ -919,6 +924,24 @@ def _settle_runs(frame: Frame, roles: Roles) -> None:
             roles.seed, roles.paired = (name,), False
 
 
+def is_design(column: Column, arms_N: NDArray[np.int64]) -> bool:
+    """Whether most arms with several values of a column have the same ones: what the experiment
+    chose, not what it found. Of one arm: whether each value is there twice.
+    """
+    there = column.is_there()
+    present, arms = np.unique(arms_N[there], return_inverse=True)
+    if not len(present) or len(present) * len(column.values) > MOST_PATTERN:
+        return False
+    counts = np.bincount(arms * len(column.values) + column.codes[there],
+                         minlength=len(present) * len(column.values))  # fmt: skip
+    table = counts.reshape(len(present), -1) > 0
+    table = table[table.sum(axis=1) > 1]
+    if len(present) == 1:
+        return len(table) == 1 and 2 * int(table.sum()) <= int(there.sum())
+    alike = np.unique(table, axis=0, return_counts=True)[1]
+    return bool(len(alike) and alike.max() > 1 and 2 * alike.max() >= alike.sum())
+
+
 def _settle_design(frame: Frame, roles: Roles) -> None:
     """Columns of numbers without the name of a metric that the experiment chose: the same ones, as
     often, in every arm; or, beside a known metric, so few that each is there four times.
@@ -929,15 +952,9 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
         return
     arms = group_codes(frame, roles.arm)
     for name in open_values:
-        column = frame.columns[name]
-        there = column.is_there()
-        table = np.zeros((int(arms.max()) + 1, len(column.values)), np.int64)
-        np.add.at(table, (arms[there], column.codes[there]), 1)
-        patterns = np.unique(table[(table > 0).sum(axis=1) > 1] > 0, axis=0, return_counts=True)[1]
-        rows, values = int(there.sum()), len(column.present())
-        is_crossed = len(patterns) and patterns.max() > 1 and 2 * patterns.max() > patterns.sum()
+        rows, values = int(frame.columns[name].is_there().sum()), len(frame.columns[name].present())
         is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
-        if (is_crossed and table.max(initial=0) * values >= rows / len(table)) or is_few:
+        if is_few or (len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)):
             roles.given[name] = ("setting", "the same few numbers in every arm")
     kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
     if not kept:
@@ -997,12 +1014,15 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
                 roles.given[name] = ("text", "another name of the arm")
     if roles.arm and not roles.is_long:
         _settle_constants(frame, roles)
+    arms = group_codes(frame, roles.arm)
     for name in list(frame.columns):
         role, reason = roles.given.get(name, ("text", ""))
         plain = plain_name(name)
         if name == "file" and name not in roles.given:
             roles.given[name] = ("identifier", "the name of the file")
-        elif (role in ("setting", "count") and reason != HOLDS_SETTINGS) or (role == "text" and not reason) or (
+        elif (role == "setting" and reason != HOLDS_SETTINGS) or (
+            role == "count" and is_design(frame.columns[name], arms)
+        ) or (role == "text" and not reason) or (
             CROSSING.fullmatch(plain) and role in ("identifier", "metric", "text", "task")
             and name not in roles.task and name not in (*roles.arm, *roles.seed)
         ):  # fmt: skip

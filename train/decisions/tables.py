@@ -51,10 +51,17 @@ COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns o
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
 SEED_IN_NAME = re.compile(
-    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial)[-_=# ]?"
+    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?"
     r"(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
 )  # fmt: skip
 SEED_FIRST = re.compile(r"^(?:seed|run|rep|trial)[-_=# ]?(?P<seed>\d+)[-_./ ]+(?P<arm>.+)$", re.I)
+ONLY_SEED = re.compile(  # the name says nothing else
+    r"^(?P<arm>)(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?(?P<seed>\d+)$", re.I
+)
+TIME_IN_NAME = re.compile(
+    r"^(?P<arm>.*?)[-_./ ]*(?:run)?[-_./ ]*"
+    r"(?P<seed>\d{4}-?\d\d-?\d\d[-_T ]\d\d[-_:]?\d\d[-_:]?\d\d\S*)$", re.I
+)  # fmt: skip
 SHORT_SEED = re.compile(r"^(?P<arm>.+?)[-_./ ]+(?:s|r)?[-_]?(?P<seed>\d{1,4})$")
 IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
 SUMMARIES = re.compile(
@@ -70,7 +77,7 @@ SPREADS = re.compile(
 NOT_ENDED = re.compile(
     r"(crash(ed)?|fail(ed|ure)?|kill(ed)?|error(ed)?|running|pending|queued|prun(ed|ing)|"
     r"preempt(ed|ing)|abort(ed)?|cancel(l?ed)?|timed? ?out|timeout|oom|out of memory|stopped|"
-    r"interrupted|diverged|incomplete|unfinished|waiting|scheduled|resuming|invalid)",
+    r"interrupted|diverged|incomplete|unfinished|waiting|scheduled|resuming|invalid)\b(?! tests?)",
     re.I,
 )
 ENDED = re.compile(
@@ -123,7 +130,8 @@ class Results:
     else the runs of an arm have no order. blocks: names of what crosses the arms. seeds: names of
     seeds that are no whole numbers. shares: tasks or metrics whose cells have percent signs.
     account: what became of rows, columns and cells. one_arm: why there is one
-    arm only, with the columns that could name it.
+    arm only, with the columns that could name it. named_tasks: tasks are cells of a column, not
+    columns of values, and their names say nothing of a metric.
     """
 
     arms: tuple[str, ...]
@@ -148,6 +156,7 @@ class Results:
     shares: frozenset[str] = frozenset()
     account: Account = NO_ACCOUNT
     one_arm: str = ""
+    named_tasks: bool = False
 
     @classmethod
     def of(cls, rows: Iterable[Measurement], **more: Any) -> Results:
@@ -447,7 +456,7 @@ class _Reading:
         try:
             return self._read(frames)
         except ValueError as error:
-            name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
+            name = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} files"
             raise ValueError(f"{name}: {error}") from None
 
     def _read(self, frames: list[Frame]) -> Results:
@@ -464,6 +473,7 @@ class _Reading:
         self._choose_split()
         self._leave_out_summaries()
         self._leave_out_nameless()
+        self._number_seeds()
         self._take_values()
         self._take_names()
         scales = self._scales()
@@ -534,7 +544,7 @@ class _Reading:
             elif are_answers:
                 is_bad = word in ("false", "0", "no")
             else:
-                is_bad = NOT_ENDED.fullmatch(word) is not None or (
+                is_bad = NOT_ENDED.match(re.split(r"[:(,;]", word)[0].strip() + " ") is not None or (
                     word in HALF_ENDED and bool(others)
                 )
                 unknown += [text] if not is_bad and not ENDED.fullmatch(word) else []
@@ -596,10 +606,42 @@ class _Reading:
             if names and what == "a seed" and not there.any():
                 self.roles.seed = ()
             elif names:
+                if what == "a seed" and self.roles.arm:  # arms that never have one are kept
+                    arms = group_codes(self.frame, self.roles.arm)
+                    there |= np.bincount(arms, there)[arms] == 0
                 shown = " and ".join(map(repr, names))
                 self._keep_rows(there, f"without {what} ({shown} blank)")
         if not self.frame.rows:
             raise ValueError("no row names an arm: give the column with --arm")
+
+    def _number_seeds(self) -> None:
+        """Numbers the seeds of each task, where each task has seeds of its own: so that the first
+        runs of all tasks are one run.
+        """
+        roles, frame = self.roles, self.frame
+        if not (roles.seed and roles.task) or "seed" in self.told.names:
+            return
+        tasks_N, seeds_N = group_codes(frame, roles.task), group_codes(frame, roles.seed)
+        tasks, seeds = int(tasks_N.max()) + 1, int(seeds_N.max()) + 1
+        if tasks < 2 or seeds < 2 * tasks or _varies(seeds_N, tasks_N):
+            return
+        first_of, place = np.zeros(seeds, np.int64), np.zeros(seeds, np.int64)
+        first_of[seeds_N] = tasks_N
+        numbers = frame.columns[roles.seed[0]].numbers()
+        order = np.zeros(seeds)
+        order[seeds_N] = numbers
+        by_task = np.lexsort((np.arange(seeds), order, first_of))
+        starts = np.searchsorted(first_of[by_task], np.arange(tasks))
+        place[by_task] = np.arange(seeds) - starts[first_of[by_task]]
+        column = Column([str(n) for n in range(seeds)], place[seeds_N].astype(np.int32))
+        frame.columns[roles.seed[0]] = column.taken(np.ones(frame.rows, bool))
+        self.notes.append(
+            f"{roles.seed[0]}: each {' '.join(roles.task)} has others, so the runs of each are "
+            "numbered by it"
+        )
+        if not _varies(seeds_N, group_codes(frame, roles.arm)):
+            roles.paired = False  # no two arms share a seed
+        roles.seed = roles.seed[:1]
 
     # values
 
@@ -751,6 +793,9 @@ class _Reading:
                 table[group] = recoded(texts, arms.codes)
             return
         taken = seeds_in_names(arms.present())
+        if not taken and roles.seed:  # also where other arms have no seed
+            found = {name: match for name in arms.present() if (match := SEED_IN_NAME.match(name))}
+            taken = {name: (one["arm"] + one["rest"], one["seed"]) for name, one in found.items()}
         if not taken:
             return
         example = next(iter(taken))
@@ -758,7 +803,11 @@ class _Reading:
         if roles.seed:  # the name ends in the seed of its row
             seeds = table["seed"].values
             pairs = np.unique(np.stack([arms.codes, table["seed"].codes]), axis=1)
-            if any(taken[arms.values[a]][1] != seeds[s] for a, s in pairs.T.tolist()):
+            if any(
+                arms.values[a] in taken
+                and read_cell(taken[arms.values[a]][1]).value != read_cell(seeds[s]).value
+                for a, s in pairs.T.tolist()
+            ):
                 return
             self.notes.append(f"arm: without the seed in its name {shown}")
         else:
@@ -986,6 +1035,7 @@ class _Reading:
             seeds=seeds,
             shares=frozenset(self.shares if not roles.is_long else ()),
             one_arm=self._one_arm(),
+            named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks),
         )
 
     def _one_arm(self) -> str:
@@ -1077,15 +1127,19 @@ class _Reading:
                 differing += [name] if _varies(groups_N[there], column.codes[there]) else []
         if not differing:
             return
-        n = int(np.flatnonzero(several_N)[0])
+        names = self._needed(differing, rows_N, groups_N)
+        column = self.frame.columns[names[0]]
+        there = column.is_there()[rows_N]
+        pairs = np.unique(np.stack([groups_N[there], column.codes[rows_N][there]]), axis=1)[0]
+        n = int(np.flatnonzero(several_N)[np.flatnonzero(groups_N == pairs[np.diff(pairs, append=-1) == 0][0])[0]])
         arm, seed = (
             text_of(c.values[c.codes[n]]) for c in map(self.table.get, ("arm", "seed")) if c
         )
         whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
-        names = self._needed(differing, rows_N, groups_N)
         labels = self._labels(names)
         is_step = any(roles.given[each][0] == "step" for each in names)
         shown, where = " and ".join(map(self._shown, names[:6])), ""
+        shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""
         if not is_step and len(names) > MOST_NAMED and labels:
             words, ways = "", []
         else:
@@ -1111,6 +1165,10 @@ class _Reading:
             ways.append(f"--task-column {_told(roles.task, words)} (parts of the task)")
         if roles.arm != ("file",) and self.frame.columns["file"].present()[1:]:
             ways.append("--arm file (each file is one)")
+        if words and not is_step and roles.arm and len(self.table["arm"].present()) > 1:
+            arms, those = group_codes(self.frame, roles.arm), group_codes(self.frame, names)
+            if not _varies(those, arms):  # the arm follows from these columns
+                ways.insert(0, f"--arm {words} (the arms)")
         what = "it is" if len(names) == 1 else "they are"
         raise ValueError(
             f"rows of {whose} differ in {shown}: say what {what} with {', '.join(ways)}{where}"
@@ -1325,7 +1383,7 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     A bare number or `s1` is one only where every arm has the same numbers, two or more, that count
     from 0 or 1.
     """
-    for pattern in (SEED_IN_NAME, SEED_FIRST):
+    for pattern in (SEED_IN_NAME, SEED_FIRST, ONLY_SEED, TIME_IN_NAME):
         found = {name: match for name in names if (match := pattern.match(name))}
         if found and len(found) == len(names):
             taken = {}

@@ -15,6 +15,8 @@ import numpy as np
 from train.decisions.account import Account, MetricFacts, some
 from train.decisions.metric_names import (
     HEADLINES,
+    TIMES,
+    deciding_words,
     is_average,
     is_bare_metric,
     is_known,
@@ -157,10 +159,11 @@ def decide(results: Results, question: Question) -> Decision:
     baseline = _baseline(_complete(table, chosen, largest, arms), arms, question, notes)
     table = _layout(table, chosen, largest, baseline, arms, notes)
     tables = _scores(table, chosen, largest, facts, arms, question)
-    can_average = _can_average(tables, question, notes, refusals)
+    can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
     _check_band(tables, facts, chosen, question)
     analysis = _analysis(tables, baseline, arms, question, table, average=can_average)
-    result = analysis.average or analysis.tasks[_first_task(analysis.tasks)]
+    first = next(iter(analysis.tasks)) if results.named_tasks else _first_task(analysis.tasks)
+    result = analysis.average or analysis.tasks[first]
     if question.task is not None:
         result = analysis.tasks[question.task]
     averaged = list(analysis.tasks) if result is analysis.average else [result.task]
@@ -297,8 +300,7 @@ def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
         if question.metric is not None:
             chosen[task] = question.metric
             continue
-        ranks = {plain_name(name): name for name in reversed(names)}
-        chosen[task] = next((ranks[name] for name in HEADLINES if name in ranks), names[0])
+        chosen[task] = min(names, key=_headline_place)
     return chosen
 
 
@@ -425,8 +427,9 @@ def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
     """
     (task, metric), results = key, table.results
     name = task if metric == "value" else metric
+    name = "" if metric == "value" and results.named_tasks else name
     facts = name_facts(name)
-    if facts.higher is None and metric != "value":
+    if facts.higher is None and metric != "value" and not results.named_tasks:
         other = name_facts(task)
         facts = other if other.higher is not None and is_bare_metric(task) else facts
     places = np.concatenate(list(table.by_key[key].values()))
@@ -608,12 +611,14 @@ def _is_bare(task: str, scores: TaskScores) -> bool:
 
 def _can_average(
     tables: Mapping[str, TaskScores],
+    named: bool,
     question: Question,
     notes: list[str],
     refusals: list[str],
 ) -> bool:
     """Whether the tasks have one average, as an ablation's: of one unit and one direction, and not
-    of several metrics of one test set. Why not is a refusal.
+    of several metrics of one test set. Why not is a refusal. named: the tasks are cells of a
+    column, so that their names say nothing of a metric.
     """
     if averages := _averages(tables):
         notes.append(f"not averaged again: {_some(averages)}")
@@ -625,12 +630,16 @@ def _can_average(
     bare = [task for task, scores in singles.items() if _is_bare(task, scores)]
     stems = Counter(task_stem(task) for task, one in singles.items() if one.metric == "value")
     bare = bare or [task for task in singles if stems[task_stem(task)] > 1 and is_known(task)]
+    words = {deciding_words(task) for task, one in singles.items() if one.metric == "value"}
+    is_one_metric = named or len(words) < 2
     if len({scores.higher_is_better for scores in singles.values()}) > 1:
         why = "metrics of both directions"
     elif len(units) > 1 or (units == {""} and len(metrics) > 1):
         why = "different units"
-    elif bare:
+    elif bare and not named:
         why = f"metrics of one test set ({_some(bare)})"
+    elif units == {""} and not is_one_metric:
+        why = "names of different metrics"
     elif units == {""} and not _are_alike(singles):
         why = "values of different size"
     else:
@@ -673,18 +682,22 @@ def _check_band(
 
 
 def _first_task(tasks: Mapping[str, TaskResult]) -> str:
-    """The task that decides where there is no average: of a test set before a training set, the
-    likeliest headline, a metric whose name is known, or the first.
+    """The task that decides where there is no average."""
+    return min(tasks, key=_headline_place)
+
+
+def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
+    """The place of a metric among those that could decide: of a test set before a training set, the
+    likeliest headline, a test set before the one that a run was chosen on, a metric whose name is
+    known before a time.
     """
-
-    def place(task: str) -> tuple[bool, int, bool]:
-        plain = plain_name(task)
-        words = re.split(r"[^a-z]+", task.lower())
-        ranks = [n for n, name in enumerate(HEADLINES) if re.search(rf"(^|_){name}$", plain)]
-        is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & set(words))
-        return is_early, min(ranks, default=99), not is_known(task)
-
-    return min(tasks, key=place)
+    plain = plain_name(name)
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    ranks = [n for n, each in enumerate(HEADLINES) if re.search(rf"(^|_){each}$", plain)]
+    is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & words)
+    is_chosen_on = bool({"val", "valid", "validation", "dev"} & words)
+    is_time = TIMES.search(plain) is not None
+    return is_early, min(ranks, default=99), is_chosen_on, not is_known(name), is_time
 
 
 def _analysis(
