@@ -130,7 +130,7 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
     start = text.lstrip()[:1]
     if start in ("{", "["):
         try:
-            return frame_of_json(json.loads(text))
+            return frame_of_json(json.loads(text), table=table)
         except json.JSONDecodeError as error:
             if error.msg == "Extra data" or "\n" in text.strip():
                 read = _json_lines(text, error)
@@ -490,6 +490,9 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     chunk = head[header.above + header.levels :]
     width, last_name = len(names), header.first[-1] if header.first else None
     builder, joins = _Builder(len(names)), 0
+    above = [next(iter(filter(None, map(_name, row))), "") for row in head[: header.above]]
+    parts = [(0, above[-1] if above else "")]  # of several tables: the first row and the title
+    title = ""
     while chunk:
         kept = []
         for row in chunk:
@@ -510,8 +513,11 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
                 )
             if filled == 1 and len(names) > 2 and not _is_number(row):
                 left_out["lines with one cell, as titles and notes have"] += 1
+                title = next(filter(None, map(_name, row)))
             elif header.repeated(row):
                 left_out["lines that repeat the header"] += 1
+                parts += [(builder.rows + len(kept), title)] if title else []
+                title = ""
             else:
                 kept.append(row)
         builder.add(kept)
@@ -520,6 +526,11 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
         ]
     frame = Frame(builder.columns(names), builder.rows, form, left_out=dict(left_out))
     frame.notes += header.notes
+    if len(parts) > 1 and "table" not in frame.columns:
+        starts, titles = zip(*parts, strict=True)
+        place_N = np.searchsorted(starts, np.arange(frame.rows), side="right") - 1
+        frame.columns["table"] = recoded([t or "the first" for t in titles], place_N.astype(np.int32))
+        frame.notes.append(f"{len(parts)} tables one below the other: 'table' has their titles")
     if joins:
         frame.notes.append(
             f"{names[-1]}: {joins} rows have a separator in this text, which is one cell"
@@ -692,7 +703,7 @@ def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: 
 
 def _are_counted(row: Sequence[Any], numeric: Sequence[int]) -> bool:
     """Whether the cells of a row count 0, 1, 2 … or 1, 2, 3 …, as names of columns do."""
-    cells = [read_cell(row[place]).value for place in numeric if place < len(row)]
+    cells = [read_cell(row[place]).value for place in numeric if place < len(row) and row[place]]
     steps = [b - a for a, b in itertools.pairwise(c for c in cells if c is not None)]
     return len(steps) >= 2 and all(step == 1 for step in steps) and cells[0] in (0, 1)
 

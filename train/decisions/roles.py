@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from train.decisions.cells import is_missing
 from train.decisions.frames import Column, Frame, text_of
-from train.decisions.metric_names import is_bare_metric, is_known, name_facts, plain_name
+from train.decisions.metric_names import (
+    deciding_words,
+    is_bare_metric,
+    is_known,
+    name_facts,
+    plain_name,
+    task_stem,
+)
 
 ARM_WORDS = (
     "arm", "variant", "treatment", "condition", "recipe", "method", "methods", "approach",
@@ -172,6 +179,9 @@ RUN_NAMES = re.compile(
     r"(run|trial|experiment|exp|job|task)?_?(name|key|id|uuid|hash|num|no|number|tag)|runs?|name|"
     r"experiments?|exp|key|id|index|display_name|uid|folder|dir|path|file_?name|logdir|rev|log|trial"
 )
+STAGES = {"train", "training", "val", "valid", "validation", "dev", "test", "eval", "best", "last",
+          "final", "mean", "avg", "std", "before", "after", "source", "target"}  # fmt: skip
+PATH = re.compile(r".*[/\\].*\.(?!\d+$)\w{1,6}")
 BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
@@ -247,6 +257,7 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
             roles.given[name] = frame.roles.get(name) or _by_name(
                 name, column, numeric[name], frame
             )
+    _check_open(frame, told, roles)
     _settle_directions(roles)
     _spreads_of_others(frame, roles, numeric)
     _settle_values(frame, told, roles, numeric)
@@ -345,6 +356,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
     )
     known = is_known(name) and is_numeric
+    if not is_numeric and len(present) > 1 and all(PATH.fullmatch(str(each)) for each in present):
+        return "identifier", "paths of files"
     if not is_numeric and all(str(value).lstrip()[:1] == "{" for value in present):
         return "setting", HOLDS_SETTINGS
     if SPLIT_NAME.fullmatch(plain) and _are_splits(present):
@@ -640,6 +653,18 @@ def _settle_settings(frame: Frame, roles: Roles) -> None:
 # --- the arm --------------------------------------------------------------------------------------
 
 
+def _check_open(frame: Frame, told: Columns, roles: Roles) -> None:
+    """ValueError, a question, where a form leaves open whether a column names arms or tasks."""
+    for name in roles.of("open"):
+        if "arm" in told.names or "task" in told.names:
+            roles.given[name] = ("text", "")
+            continue
+        raise ValueError(
+            f"{roles.given[name][1]}: is it the arm (--arm '{name}') or the task "
+            f"(--task-column '{name}')?"
+        )
+
+
 def _settle_arm(frame: Frame, told: Columns, roles: Roles, several_files: bool) -> None:
     if "arm" in told.names:
         if told.names["arm"] == ("columns",):
@@ -729,7 +754,10 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
     words: dict[str, float] = {word: place for place, word in enumerate(ARM_WORDS)}
     named: list[tuple[float, str]] = []
     texts: list[str] = []
+    stems = tuple(f"{task_stem(name)}_" for name in roles.values if not is_bare_metric(name))
     for name, (role, _) in roles.given.items():
+        if len(stems) > 1 and plain_name(name).startswith(stems):
+            continue  # it stands beside a column of values: `A_config` beside `A_acc`
         column = frame.columns.get(name)
         is_counter = roles.given[name][1].startswith("counts runs")
         if column is None or is_counter or name in roles.metric:
@@ -838,6 +866,12 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
         return False
     if roles.metric and not any(is_known(name) for name in values):
         return True  # the rows are of metrics
+    stems = {task_stem(name) for name in values}
+    if roles.task and len(set(map(deciding_words, values))) == 1 < len(stems) == len(values) and (
+        deciding_words(values[0]) and not any(is_bare_metric(name) for name in values)
+        and not any(DATA_SETS.search(stem) or set(stem.split("_")) & STAGES for stem in stems)
+    ):  # fmt: skip
+        return True  # the same metric of each
     if any(is_known(name) and is_bare_metric(name) for name in values):
         return False
     if any(SETTING_PREFIX.match(name) or METRIC_PREFIX.match(name) for name in values):

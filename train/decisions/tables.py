@@ -11,7 +11,7 @@ import gc
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from train.decisions.cells import (
     read_cell,
 )
 from train.decisions.forms import ERRORS, frame_of_bytes
-from train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
+from train.decisions.frames import Column, Frame, Mask, column_of, joined, recoded, text_of
 from train.decisions.metric_names import is_known, name_facts, plain_name
 from train.decisions.roles import (
     CROSSING,
@@ -84,6 +84,7 @@ ENDED = re.compile(
     r"(finished|completed?|success(ful|fully)?|succeeded|done|terminated|ok|okay|passed|ended)",
     re.I,
 )
+RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repeats?|trials?|reps?)")
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
@@ -411,6 +412,53 @@ def _series(frames: Sequence[Frame]) -> str:
     return ""
 
 
+def _with_runs_below(frame: Frame, several: bool) -> Frame:
+    """The table with a row for each run, where columns are runs: `fold 1`, `fold 2` …, or 0, 1 …
+    behind a column that is called `folds`.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in frame.columns:
+        if match := re.fullmatch(r"(\w*?)[ _-]*(\d+)", plain_name(name)):
+            found.setdefault(match[1].rstrip("_"), []).append((match[2], name))
+    axis = next((name for name in frame.columns if RUN_AXIS.fullmatch(plain_name(name))), None)
+    word = next((each for each in found if RUN_AXIS.fullmatch(each)), None)
+    if word is None and axis is not None and not frame.columns[axis].numbers()[:1] >= 0:
+        word = "" if "" in found else None
+    runs = found.get(word or "", []) if word is not None else []
+    if len(runs) < 3 or sorted(int(number) for number, _ in runs) not in (
+        list(range(len(runs))), list(range(1, len(runs) + 1))
+    ):  # fmt: skip
+        return frame
+    names = [name for _, name in runs]
+    row_N = np.repeat(np.arange(frame.rows), len(runs))
+    place_N = np.tile(np.arange(len(runs)), frame.rows)
+    others = {name: column for name, column in frame.columns.items() if name not in names}
+    columns = {name: column.taken(row_N) for name, column in others.items()}
+    cells = [[frame.columns[name].values[code] for code in frame.columns[name].codes.tolist()]
+             for name in names]  # fmt: skip
+    values = column_of([cells[place][row] for row, place in zip(row_N.tolist(), place_N.tolist(), strict=True)])
+    key = word or "run"
+    columns |= {key: Column([number for number, _ in runs], place_N.astype(np.int32)),
+                "value": values}  # fmt: skip
+    long = replace(frame, columns=columns, rows=len(row_N))
+    long.roles = frame.roles | {
+        key: ("seed", "the columns are runs"), "value": ("value", "of each run")
+    }  # fmt: skip
+    long.notes = [*frame.notes, f"header: {', '.join(names[:3])}, … are runs"]
+    labels = []
+    for name, column in others.items():
+        if column.numbers()[~np.isnan(column.numbers())].size:
+            long.roles.setdefault(name, ("spread", "beside the runs: not a value of its own"))
+        elif len(column.present()) > 1 and name != "file":
+            labels.append(name)
+    if len(labels) == 1 and several:
+        long.roles[labels[0]] = ("task", "what the rows are of")
+    elif len(labels) == 1 and RUN_AXIS.fullmatch(plain_name(labels[0])):
+        label = labels[0]
+        long.roles[label] = ("open", f"{label!r} ({values_of(frame.columns[label])}) names the rows")
+    return long
+
+
 def _are_times(words: Sequence[str]) -> bool:
     return all(re.match(r"\d{4}-\d\d-\d\d|\d{1,3}:\d\d", word) for word in words[:50])
 
@@ -461,7 +509,7 @@ class _Reading:
 
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
-        self.frame = joined(frames)
+        self.frame = _with_runs_below(joined(frames), several)
         self.notes += self.frame.notes
         self.rows_out.update(self.frame.left_out)
         self.rows = self.frame.rows + sum(self.frame.left_out.values())
@@ -1059,6 +1107,8 @@ class _Reading:
             count = len(column.present())
             if count > 1:
                 (single if 2 * count > int(column.is_there().sum()) else several).append(name)
+        tasks = [name for name in (*several, *single) if name in roles.task]
+        several, single = ([n for n in names if n not in tasks] for names in (several, single))
         files = len(self.frame.columns["file"].present())
         names = several or (single if files < 2 else [])
         ways = ["--arm file (each file is one)"] if files > 1 and roles.arm != ("file",) else []
@@ -1067,6 +1117,9 @@ class _Reading:
             if 3 * known <= len(roles.values):
                 ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
         ways += [f"--arm with one of {'; '.join(map(self._shown, names[:6]))}"] if names else []
+        if not ways and tasks:
+            shown = "; ".join(map(self._shown, tasks[:6]))
+            ways = [f"--arm with one of {shown}, which is now what is tested on"]
         if not ways:
             ways = ["give the files of the other arms too"]
         return f"{what}a comparison needs two: {', or '.join(ways)}"
@@ -1136,7 +1189,13 @@ class _Reading:
             text_of(c.values[c.codes[n]]) for c in map(self.table.get, ("arm", "seed")) if c
         )
         whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
+        whose = whose if arm else "one arm"
         labels = self._labels(names)
+        if len(self.table["arm"].present()) < 2 and not labels and all(
+            roles.given[each][0] == "step" or CROSSING.fullmatch(plain_name(each))
+            for each in names
+        ):  # fmt: skip
+            raise ValueError(self._one_arm())
         is_step = any(roles.given[each][0] == "step" for each in names)
         shown, where = " and ".join(map(self._shown, names[:6])), ""
         shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""

@@ -688,8 +688,8 @@ def _first_task(tasks: Mapping[str, TaskResult]) -> str:
 
 def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     """The place of a metric among those that could decide: of a test set before a training set, the
-    likeliest headline, a test set before the one that a run was chosen on, a metric whose name is
-    known before a time.
+    likeliest headline, a time last, a metric whose name is known, a test set before the one that a
+    run was chosen on.
     """
     plain = plain_name(name)
     words = set(re.split(r"[^a-z]+", name.lower()))
@@ -697,7 +697,7 @@ def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & words)
     is_chosen_on = bool({"val", "valid", "validation", "dev"} & words)
     is_time = TIMES.search(plain) is not None
-    return is_early, min(ranks, default=99), is_chosen_on, not is_known(name), is_time
+    return is_early, min(ranks, default=99), is_time, not is_known(name), is_chosen_on
 
 
 def _analysis(
