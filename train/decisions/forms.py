@@ -490,8 +490,7 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     chunk = head[header.above + header.levels :]
     width, last_name = len(names), header.first[-1] if header.first else None
     builder, joins = _Builder(len(names)), 0
-    above = [next(iter(filter(None, map(_name, row))), "") for row in head[: header.above]]
-    parts = [(0, above[-1] if above else "")]  # of several tables: the first row and the title
+    parts = [(0, _title(head[header.above - 1 : header.above]))]  # of several: first row, title
     title = ""
     while chunk:
         kept = []
@@ -513,9 +512,12 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
                 )
             if filled == 1 and len(names) > 2 and not _is_number(row):
                 left_out["lines with one cell, as titles and notes have"] += 1
-                title = next(filter(None, map(_name, row)))
+                title = _title([row])
             elif header.repeated(row):
                 left_out["lines that repeat the header"] += 1
+                if not title and (title := _title(kept[-1:])):
+                    left_out["lines with words alone, as titles have"] += 1
+                    kept.pop()
                 parts += [(builder.rows + len(kept), title)] if title else []
                 title = ""
             else:
@@ -540,6 +542,13 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
         _fill_down(frame)
     settle_commas(frame, delimiter)
     return _known_text_form(frame)
+
+
+def _title(rows: Sequence[Sequence[Any]]) -> str:
+    """The words of a row without a number, as above a table; "" where it has one, or is none."""
+    cells = [cell for row in rows for cell in row if not is_empty(cell)]
+    has_number = any(read_cell(cell).value is not None for cell in cells)
+    return "" if has_number else " ".join(map(str, cells))
 
 
 def _fill_down(frame: Frame) -> None:

@@ -349,7 +349,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     if not is_numeric and name != "table" and _are_metrics(present):
         return "metric", "its values are names of metrics"
     if not plain or re.fullmatch(r"unnamed_\d+|column_1|level_\d", plain):
-        if is_numeric and _counts_rows(column):
+        is_index = len(present) == len(column) and are_whole(column)
+        if is_numeric and (is_index or _counts_rows(column)):
             return "identifier", "an index of rows"
         return ("metric", "numbers") if is_numeric else ("text", "")
     first = next(
@@ -980,7 +981,10 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
     """Columns of numbers without the name of a metric that the experiment chose: the same ones, as
     often, in every arm; or, beside a known metric, so few that each is there four times.
     """
-    open_values = [name for name in roles.values if roles.given[name] == ("metric", "numbers")]
+    open_values = [
+        name for name in roles.values
+        if roles.given[name] == ("metric", "numbers") or plain_name(name) == "rank"
+    ]  # fmt: skip
     has_known = len(open_values) < len(roles.values)
     if roles.is_long or roles.arms_are_columns or not open_values or not roles.arm:
         return

@@ -40,6 +40,8 @@ from train.decisions.roles import (
     Roles,
     are_whole,
     group_codes,
+    ARM_WORDS,
+    SHOWN,
     name_role,
     roles_of,
     values_of,
@@ -47,6 +49,11 @@ from train.decisions.roles import (
 
 ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".xls", ".ods")
 TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt")  # of a folder that has none of the others
+# Files that say of one run again what the first one in their folder says.
+TWINS = {
+    "trainer_state.json": tuple(f"{word}_results.json" for word in ("all", "train", "eval", "test")),
+    "progress.csv": ("result.json", "params.json"),
+}
 COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns of a scale
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
@@ -299,6 +306,9 @@ def _files(path: str) -> tuple[list[str], bool]:
         return own, False  # of ablations, not their other files
     for endings in (ENDINGS, TEXT_ENDINGS):
         found = [each for each in paths if each.lower().removesuffix(".gz").endswith(endings)]
+        of_one = {each.rpartition("/")[::2] for each in found}
+        twins = {(folder, twin) for folder, own in of_one for twin in TWINS.get(own, ())}
+        found = [each for each in found if each.rpartition("/")[::2] not in twins]
         if found := [each for each in found if not Path(each).name.startswith("samples_")]:
             return found, True  # samples_ are of lm-eval
     for sign, what, way in (
@@ -840,7 +850,11 @@ class _Reading:
                 texts = [found.get(name, groups)[group] for name in arms.values]
                 table[group] = recoded(texts, arms.codes)
             return
+        if roles.arm == ("file",):
+            arms = table["arm"] = self._without_tasks(arms)
         taken = seeds_in_names(arms.present())
+        if roles.arm == ("file",) and not self.told.names:
+            _check_levels(arms.present(), taken)
         if not taken and roles.seed:  # also where other arms have no seed
             found = {name: match for name in arms.present() if (match := SEED_IN_NAME.match(name))}
             taken = {name: (one["arm"] + one["rest"], one["seed"]) for name, one in found.items()}
@@ -862,6 +876,20 @@ class _Reading:
             table["seed"] = arms.mapped(lambda name: taken.get(name, ("", ""))[1])
             self.notes.append(f"seed: in the arm's name {shown}")
         table["arm"] = arms.mapped(lambda name: taken.get(name, (name, ""))[0])
+
+    def _without_tasks(self, arms: Column) -> Column:
+        """Names of files without the folder that is called as the task of its rows."""
+        parts = {name: name.split("/") for name in arms.present()}
+        columns = [self.frame.columns[name].texts() for name in self.roles.task]
+        for column in columns:
+            tasks = column.taken(self.cells.row_N)
+            pairs = np.unique(np.stack([arms.codes, tasks.codes]), axis=1).T.tolist()
+            task_of = {arms.values[arm]: tasks.values[task] for arm, task in pairs}
+            if len(pairs) == len(task_of) and all(task_of[n] in parts[n][1:] for n in task_of):
+                short = {n: "/".join(p for p in parts[n] if p != task_of[n]) for n in task_of}
+                self.notes.append("arm: the file without the folder of its task")
+                return arms.mapped(lambda name: short.get(name, name))
+        return arms
 
     def _scales(self) -> dict[str, float]:
         """{text: number} of the scales. Those that differ by rounding to whole batches are one, the
@@ -1213,10 +1241,16 @@ class _Reading:
             ways.append(f"--scale {words} (compare at each)")
         elif words and len(self.table["arm"].present()) < 2:
             ways.append(f"--arm {words} (the arms)")
+        elif words and len(names) == 1 and plain_name(names[0]) in ARM_WORDS and roles.arm:
+            tasks = " ".join(map(_quoted, (*roles.task, *roles.arm)))
+            ways.append(f"--arm {words} --task-column {tasks} (the arms, and the tasks)")
         ways += [f"--arm {_quoted(each)} (it names each of them)" for each in labels]
         if words and not is_step:
             ways.append(f"--block {words} (what crosses the arms)")
-        if words and not any(roles.given[each][0] in ("setting", "count") for each in names):
+        if words and not any(
+            roles.given[each][0] in ("setting", "count") or plain_name(each) in ARM_WORDS
+            for each in names
+        ):  # fmt: skip
             ways.append(f"--seed {_told(roles.seed, words)} (what counts runs)")
         if words and not is_step:
             if roles.arm and roles.arm != ("file",) and len(self.table["arm"].present()) > 1:
@@ -1463,6 +1497,26 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
         if len(seeds) > 1 and len(first) > 1 and counts and all(s == first for s in seeds.values()):
             return {name: (match["arm"], match["seed"]) for name, match in found.items()}
     return {}
+
+
+def _check_levels(names: Sequence[str], taken: Mapping[str, tuple[str, str]]) -> None:
+    """ValueError, a question, where files stand in two levels of folders that cross each other: one
+    of them may be what is tested on.
+    """
+    pairs = {tuple((taken[name][0] if taken else name).split("/", 1)) for name in names}
+    firsts, rests = ({pair[n] for pair in pairs if len(pair) > n} for n in (0, 1))
+    if len(pairs) <= max(len(firsts), len(rests)) or min(len(firsts), len(rests)) < 2:
+        return
+    end = r"(?P<rest>.+?)[^/\d]*(?P<seed>\d+)" if taken else "(?P<rest>.+)"
+    shown = (", ".join(sorted(each)[:SHOWN]) for each in (firsts, rests))
+    ways = (
+        f"--pattern '^(?P<{one}>[^/]+)/{end.replace('rest', other)}$'"
+        for one, other in (("arm", "task"), ("task", "arm"))
+    )
+    raise ValueError(
+        "are the arms the folders ({}) and what is in them ({}) the tasks ({}), or the other way "
+        "round ({})? --arm file takes each file for an arm".format(*shown, *ways)
+    )
 
 
 def _by_pattern(arms: Column, pattern: str) -> dict[str, dict[str, str]]:
