@@ -111,7 +111,7 @@ NEGATED = re.compile(r"^(neg|negative|minus|1_minus|one_minus|inverse|inv)_")
 SHARES = re.compile(
     r"(^|_)(main_metric|[a-z]*acc|[a-z]*accuracy|acc\d+|top_?\d+|top|recall|precision|prec|f1|f2|f_?score|f_?beta|m?ap|ap\d+|map\d+|em|"
     r"exact_match|auc|auroc|aupr|auprc|roc_auc|pr_auc|rocauc|prauc|iou|miou|fwiou|jaccard|dice|dsc|err(or)?_rate|"
-    r"top_?\d_err(or)?|^err(or)?|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
+    r"top_?\d_err(or)?|^err(or)?|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per(?!_)|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
     r"hits?|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?(at_)?\d+|p_at_\d+|"
     r"cmc|pq|sq|rq|nds|mota|idf1|hota|pck|ppv|npv|hallucination_rate|"
     r"hit_rate|miss_rate|failure_rate|mc1|mc2|correct)(_|$)"
@@ -225,6 +225,8 @@ def _by_words(plain: str) -> bool | None:
     if NO_METRICS.search(plain) and weak is None and "loss" not in plain and "acc" not in plain:
         return None
     for word in reversed(plain.split("_")):
+        if word == "per" and not plain.endswith("per"):
+            continue  # images per second, not the rate of errors in phonemes
         stem = re.sub(r"\d+$", "", word)
         if word in LESS or stem in LESS:
             return False

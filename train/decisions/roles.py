@@ -60,7 +60,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"(steps?|epochs?|iters?|iterations?|rounds?|updates?|timesteps?)|epochs|patience|"
          r"epochs_\w+|\w+_epochs|(\w+_)?episodes|total_env_steps",
          "by its name: a setting"),
-        ("count", r"best_(epoch|step|iter|iteration|round)", "by its name: when it was best"),
+        ("count", r"best_(epoch|step|iter|iteration|round)|\w+_this_(epoch|step|iter|round)",
+         "by its name: when it was best, or a part of a step"),
         ("seed", r"(\w+_)?(random_)?(seeds?|random_state|rng)(_?(id|no|num|number|idx|index|"
         r"value))?",
          "by its name: tells runs apart"),
@@ -188,6 +189,8 @@ HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
 MOST_DERIVED = 16  # columns among which differences of others are looked for
 SHOWN = 4  # values of a column in a message
 MOST_PATTERN = 10_000_000  # arms times distinct values whose pattern is looked at
+# How many times larger a column of one metric may be than another one, over tasks and over runs.
+LIKE_TASKS, LIKE_RUNS = 1000.0, 20.0
 MOST_STATES = 15  # distinct ones of a column of states
 LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
@@ -565,6 +568,7 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
         roles.given[name] = ("metric", "numbers")
     roles.metric = tuple(names)
     roles.values = tuple(name for name in roles.of("metric") if name not in names)
+    roles.is_long = bool(names) and len(roles.values) == 1
 
 
 def _settle_seed(frame: Frame, told: Columns, roles: Roles) -> None:
@@ -760,7 +764,7 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
         if len(stems) > 1 and plain_name(name).startswith(stems):
             continue  # it stands beside a column of values: `A_config` beside `A_acc`
         column = frame.columns.get(name)
-        is_counter = roles.given[name][1].startswith("counts runs")
+        is_counter = roles.given[name][1].startswith(("counts runs", HOLDS_SETTINGS))
         if column is None or is_counter or name in roles.metric:
             continue
         if len(set(map(text_of, column.present()))) < 2 or _is_of_some_files(frame, column):
@@ -796,9 +800,9 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
 
 
 def _is_of_some_files(frame: Frame, column: Column) -> bool:
-    """Whether a file has no cell of a column."""
+    """Whether more than a quarter of the files have no cell of a column."""
     files = frame.columns["file"].codes if "file" in frame.columns else np.zeros(frame.rows, int)
-    return bool((np.bincount(files, column.is_there()) == 0).any())
+    return bool((np.bincount(files, column.is_there()) == 0).mean() > 0.25)
 
 
 def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
@@ -878,7 +882,10 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
     if any(SETTING_PREFIX.match(name) or METRIC_PREFIX.match(name) for name in values):
         return False
     known = [name for name in values if name_facts(name).higher is not None]
-    if 3 * len(known) > len(values):  # of many arms some hold a word of a metric by chance
+    if 3 * len(known) > len(values) * bool(roles.task):  # a name may hold a metric's word by chance
+        return False
+    sizes = [float(np.nanmedian(np.abs(frame.columns[name].numbers()))) for name in values]
+    if max(sizes) > (LIKE_TASKS if roles.task else LIKE_RUNS) * max(min(sizes), 1e-12):
         return False
     if all(DATA_SETS.search(plain_name(name)) for name in values):
         return False

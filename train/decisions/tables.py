@@ -379,8 +379,9 @@ def _see_history(frame: Frame) -> None:
         for other, column in frame.columns.items():
             words = [value for value in column.present() if isinstance(value, str)]
             words = [
-                word for word in words if read_cell(word).value is None and not is_missing(word)
-            ]
+                word for word in words
+                if read_cell(word).value is None and not is_missing(word) and word[:1] not in "{["
+            ]  # fmt: skip
             is_split = re.fullmatch(r"mode|phase|split|type", plain_name(other)) is not None
             if (
                 other not in ("file", name)
@@ -798,6 +799,12 @@ class _Reading:
         what = "metric" if roles.task and not roles.metric else "task"
         if roles.task and roles.metric:
             what = "metric" if is_dict else "task"
+        if what == "task" and roles.task:  # several columns of values for each name of a metric
+            tasks = table["task"]
+            codes = tasks.codes * len(own.values) + own.codes
+            values = [f"{task} {name}".strip() for task in tasks.values for name in own.values]
+            own = recoded(values, codes)
+            own = own.taken(np.ones(len(codes), bool))
         table[what] = own
         pairs = [frame.parts[name] for name in own.values if name in frame.parts]
         if what != "task" or len(pairs) < len(own.values) or not pairs:
@@ -1476,7 +1483,7 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     A bare number or `s1` is one only where every arm has the same numbers, two or more, that count
     from 0 or 1.
     """
-    for pattern in (SEED_IN_NAME, SEED_FIRST, ONLY_SEED, TIME_IN_NAME):
+    for pattern in (TIME_IN_NAME, SEED_IN_NAME, SEED_FIRST, ONLY_SEED):
         found = {name: match for name in names if (match := pattern.match(name))}
         if found and len(found) == len(names):
             taken = {}

@@ -114,7 +114,7 @@ class _Table:
     """
 
     results: Results
-    by_key: Mapping[Key, Mapping[float, Codes]]
+    by_key: dict[Key, dict[float, Codes]]
     run_N: Codes
     groups: Mapping[int, int] | None
     blocks: Mapping[int, int]
@@ -153,10 +153,11 @@ def decide(results: Results, question: Question) -> Decision:
     }  # fmt: skip
     if not chosen:
         raise ValueError("no row is left to compare")
-    facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
+    facts = _facts(table, chosen, question, notes)
     largest = _largest_scale(table, chosen, arms_out, notes)
     arms = _arms_at(table, chosen, largest, arms_out)
-    baseline = _baseline(_complete(table, chosen, largest, arms), arms, question, notes)
+    complete = _complete(table, chosen, largest, arms) if results.named_tasks else arms
+    baseline = _baseline(complete, arms, question, notes)
     table = _layout(table, chosen, largest, baseline, arms, notes)
     tables = _scores(table, chosen, largest, facts, arms, question)
     can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
@@ -304,9 +305,25 @@ def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
     return chosen
 
 
-def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
-    """The metrics of tasks that are read: those that decide, and the first of the others."""
-    return list(dict.fromkeys([*chosen.items(), *list(table.by_key)[:MOST_FACTS]]))
+def _facts(
+    table: _Table, chosen: dict[str, str], question: Question, notes: list[str]
+) -> dict[Key, MetricFacts]:
+    """Of the metrics of tasks that are read: those that decide, and the first of the others. One
+    that cannot be read is left out where another one was asked for, or where its name is not known.
+    """
+    facts: dict[Key, MetricFacts] = {}
+    for key in list(dict.fromkeys([*chosen.items(), *list(table.by_key)[:MOST_FACTS]])):
+        try:
+            facts[key] = metric_facts(table, key, question)
+        except ValueError as error:
+            is_asked = question.task in (None, key[0]) and chosen.get(key[0]) == key[1]
+            name = key[0] if key[1] == "value" else key[1]
+            if is_asked and (len(chosen) < 2 or question.task or is_known(name)):
+                raise
+            notes.append(f"left out: {error}")
+            del table.by_key[key]
+            chosen.pop(key[0], None) if is_asked else None
+    return facts
 
 
 def _complete(
@@ -469,7 +486,8 @@ def _unit(
         return "share", "file"
     values = results.value_N[places]
     low, high = float(values.min()), float(values.max())
-    _check_one_unit(results, name, by_name, places)
+    metric = results.metrics.index(key[1]) if key[1] != "value" else -1
+    _check_one_unit(results, name, by_name, places, metric)
     if by_name == "share":
         if low < 0:
             return "", "values"
@@ -479,7 +497,9 @@ def _unit(
     return by_name, "name" if by_name else "guess"
 
 
-def _check_one_unit(results: Results, name: str, by_name: str, places: Codes) -> None:
+def _check_one_unit(
+    results: Results, name: str, by_name: str, places: Codes, metric: int
+) -> None:
     """ValueError where values of a share stand beside values in percent."""
     values = results.value_N[places]
     facts = name_facts(name)
@@ -501,6 +521,11 @@ def _check_one_unit(results: Results, name: str, by_name: str, places: Codes) ->
         values[is_small].max()
     ):
         return
+    if metric >= 0:  # an arm that is above 1 in another task is in percent here too
+        here = results.metric_N == metric
+        large_arms = set(results.arm_N[here & (results.value_N > 1)].tolist())
+        if set(arms[is_small].tolist()) <= large_arms:
+            return
     small = list(
         dict.fromkeys(results.arms[arm] for arm in results.arm_N[places][is_small].tolist())
     )
