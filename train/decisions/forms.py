@@ -149,8 +149,9 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
     if len(rows) > 1:  # a LaTeX table without its environment
         text = f"\\begin{{tabular}}{{}}{text}\\end{{tabular}}"
         return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
-    if re.match(r"\s*<(!doctype|html|table)\b", text, re.I):
-        raise ValueError("it is an HTML page: copy its table as CSV or Markdown")
+    is_html = re.search(r"<table\b", text, re.I) and re.search(r"</t[dh]>", text, re.I)
+    if re.match(r"\s*<(!doctype|html|table)\b", text, re.I) or (is_html and "|" not in text):
+        raise ValueError("its table is HTML: copy its table as CSV or Markdown")
     lines = text.translate(BOX).split("\n") if any(sign in text for sign in "|│┃║╎┆") else []
     if any(MARKDOWN_RULE.fullmatch(line) for line in lines[:20_000] if "-" in line):
         return _frame_of_grids(_markdown_grids(lines), table, "Markdown table", "tables")

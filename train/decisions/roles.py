@@ -32,7 +32,7 @@ ARM_WORDS = (
     "group", "experiment", "experiment_name", "exp", "exp_name", "run_group", "run_name",
     "display_name", "policy", "agent", "config", "config_name", "configuration", "setup",
     "architecture", "arch", "backbone", "network", "net", "encoder", "classifier", "estimator",
-    "detector", "learner", "framework", "baseline", "team", "submission", "participant", "ablation",
+    "detector", "learner", "solver", "heuristic", "framework", "baseline", "team", "submission", "participant", "ablation",
     "run", "runs", "pretrained", "checkpoint", "train_data", "training_data", "train_dataset",
     "training_dataset", "training_set", "train_set", "pretrain_data", "data", "filter", "tokenizer",
     "optimizer", "loss_function", "loss_fn",
@@ -141,7 +141,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("value", r"values?|score|result|results|metric_value|main_score|y|obs_value",
          "by its name: the values"),
         ("text", r"(\w+_)?(notes?|comments?|description|desc|remarks?|tags|summary|command|cmd|"
-         r"args|argv|citation|abstract|message|text|prompt_text|response|readme|bibtex|"
+         r"(termination|stop|stopping)_\w+|\w+_reason|args|argv|citation|abstract|message|text|prompt_text|response|readme|bibtex|"
          r"display|paper|paper_title|title|authors?|license|organization|affiliation|error_message)",
          "by its name: a text"),
     )
@@ -191,6 +191,7 @@ SHOWN = 4  # values of a column in a message
 MOST_PATTERN = 10_000_000  # arms times distinct values whose pattern is looked at
 # How many times larger a column of one metric may be than another one, over tasks and over runs.
 LIKE_TASKS, LIKE_RUNS = 1000.0, 20.0
+MOST_NAMED_ARMS = 12  # columns that are arms, of which one may have the name of a metric by chance
 MOST_STATES = 15  # distinct ones of a column of states
 LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
@@ -203,13 +204,15 @@ class Columns:
     may be `columns` (each numeric column is one) or `file`. where: (column, value) of the rows that
     count; several values of one column are alternatives. pattern: a regular expression with the
     groups arm and, as they are there, arm2 (which is joined to it), seed, scale and task. table:
-    which of several tables of a file.
+    which of several tables of a file. wanted: columns that are metrics whatever their names say,
+    as the question asks for them.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     where: tuple[tuple[str, str], ...] = ()
     pattern: str | None = None
     table: str | None = None
+    wanted: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -260,6 +263,9 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
             roles.given[name] = frame.roles.get(name) or _by_name(
                 name, column, numeric[name], frame
             )
+    for name in told.wanted:
+        if numeric.get(name) and not roles.given.get(name, ("", ""))[1].startswith("told"):
+            roles.given[name] = ("metric", "asked for")
     _check_open(frame, told, roles)
     _settle_directions(roles)
     _spreads_of_others(frame, roles, numeric)
@@ -428,6 +434,8 @@ def _checked(
         return "metric", "numbers"
     if role == "state" and len(column.present()) > MOST_STATES:
         return "task", "its values are names, not states of a run"
+    if role == "task" and {str(each).lower() for each in column.present()} <= {"true", "false"}:
+        return "text", ""
     if role == "task" and is_numeric and CROSSING.fullmatch(plain_name(name)):
         return "identifier", reason
     if role == "step" and is_numeric and SETTING_PREFIX.match(name):
@@ -536,9 +544,8 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
     values = [name for name in metrics if name not in names]
     for name in [each for each in names if values and len(frame.columns[each].present()) < 2]:
         is_told = "metric" in told.names or frame.roles.get(name, ("",))[0] == "metric"
-        if not is_told and not any(
-            is_known(text_of(each)) for each in frame.columns[name].present()
-        ):
+        is_name = any(is_known(text_of(each)) for each in frame.columns[name].present())
+        if not is_told and (len(values) > 1 or not is_name):
             names.remove(name)  # one name beside several columns of values says nothing
             roles.given[name] = ("text", "the same in every row")
     listed = list(roles.of("value"))
@@ -743,7 +750,7 @@ def _check_label(frame: Frame, roles: Roles) -> None:
     the others have none: it may be what tells rows apart.
     """
     known = [name for name in roles.values if is_known(name)]
-    if len(known) == 1 and len(roles.values) > 2 and frame.rows > 1:
+    if len(known) == 1 and 2 < len(roles.values) < MOST_NAMED_ARMS and frame.rows > 1:
         name = known[0]
         raise ValueError(
             f"is {name!r} ({values_of(frame.columns[name])}) one of the arms, or what the rows "
@@ -771,7 +778,7 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
             continue
         plain = plain_name(name)
         place = words.get(plain)
-        if place is None and role == "text" and len(parts := plain.split("_")) == 2:
+        if place is None and roles.given[name] == ("text", "") and len(parts := plain.split("_")) == 2:
             place = next((words[part] + 0.5 for part in parts if part in words), None)
         if place is not None and role in (
             "text",
@@ -884,14 +891,19 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
     known = [name for name in values if name_facts(name).higher is not None]
     if 3 * len(known) > len(values) * bool(roles.task):  # a name may hold a metric's word by chance
         return False
-    sizes = [float(np.nanmedian(np.abs(frame.columns[name].numbers()))) for name in values]
-    if max(sizes) > (LIKE_TASKS if roles.task else LIKE_RUNS) * max(min(sizes), 1e-12):
+    if not are_of_one_size(frame, roles):
         return False
     if all(DATA_SETS.search(plain_name(name)) for name in values):
         return False
     if frame.history:
         return False
     return bool(roles.task or roles.metric or roles.seed)
+
+
+def are_of_one_size(frame: Frame, roles: Roles) -> bool:
+    """Whether the columns of values could be one metric of several arms, by their size."""
+    sizes = [float(np.nanmedian(np.abs(frame.columns[name].numbers()))) for name in roles.values]
+    return max(sizes) <= (LIKE_TASKS if roles.task else LIKE_RUNS) * max(min(sizes), 1e-12)
 
 
 def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
@@ -903,6 +915,17 @@ def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
         for name, (role, _) in roles.given.items()
         if role == "setting" and name in frame.columns and len(frame.columns[name].present()) > 1
     ]
+    varying = [name for name in varying if not roles.given[name][1] == HOLDS_SETTINGS]
+    codes = group_codes(frame, varying)
+    counts = {name: len(frame.columns[name].present()) for name in varying}
+    is_search = len(varying) > 2 and int(codes.max(initial=0)) + 1 == frame.rows
+    if is_search and 2 * max(counts.values()) > frame.rows:
+        shown = ", ".join(varying[:SHOWN])
+        raise ValueError(
+            f"each row has settings of its own ({shown}, …), as the trials of one search: nothing is "
+            "repeated, and no column names an arm (--arm COLUMN)"
+        )
+    varying = [name for name in varying if 2 * counts[name] <= frame.rows or frame.rows < LEAST_ROWS]
     if len(varying) == 1:
         roles.give("arm", varying, "the only column that tells rows apart")
         return (varying[0],)
@@ -981,7 +1004,7 @@ def is_design(column: Column, arms_N: NDArray[np.int64]) -> bool:
     if len(present) == 1:
         return len(table) == 1 and 2 * int(table.sum()) <= int(there.sum())
     alike = np.unique(table, axis=0, return_counts=True)[1]
-    return bool(len(alike) and alike.max() > 1 and 2 * alike.max() >= alike.sum())
+    return bool(len(alike) and alike.max() > 1 and 2 * alike.max() > alike.sum())
 
 
 def _settle_design(frame: Frame, roles: Roles) -> None:
@@ -1047,6 +1070,10 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
             for name, given in roles.given.items()
             if given == ("text", "") and not CROSSING.fullmatch(plain_name(name))
         ]
+        if not labels and not roles.seed and "arm" in told.names:
+            roles.task = tuple(n for n in (*roles.of("setting"), *roles.of("count"))
+                               if len(frame.columns[n].present()) > 1)  # fmt: skip
+            roles.give("task", roles.task, "what the rows are of, beside arms as columns")
         if len(labels) == 1:
             roles.task = (labels[0],)
             roles.give("task", labels, "what the rows are of, beside arms as columns")

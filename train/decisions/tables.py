@@ -38,6 +38,7 @@ from train.decisions.roles import (
     NO_ARM,
     Columns,
     Roles,
+    are_of_one_size,
     are_whole,
     group_codes,
     ARM_WORDS,
@@ -741,7 +742,10 @@ class _Reading:
             )
         self.table = self._texts()
         metrics = self.table["metric"].texts()
-        bad = {name: role for name in metrics.values if (role := name_role(name))}
+        bad = {
+            name: role for name in metrics.values
+            if name not in self.told.wanted and (role := name_role(name))
+        }  # fmt: skip
         if bad and not metrics.is_in(bad).all():
             for name, role in bad.items():
                 kept = ~self.table["metric"].is_in({name})
@@ -1075,6 +1079,13 @@ class _Reading:
         has_seeds = bool(self.table["seed"].present())
         if has_seeds and not self.roles.seed and self.told.pattern is None:
             self._keep_cells(self.table["seed"].is_there(), "without a seed")
+        if self.roles.block and (arm := self._repeated_in(self.roles.block)):
+            names = " ".join(map(_quoted, self.roles.block))
+            raise ValueError(
+                f"the runs of {arm!r} have the same values at each {names}, so with --block they "
+                f"would count several times: --task-column {_told(self.roles.task, names)} "
+                "averages over it"
+            )
         self._keep_one_each(has_seeds)
         roles, table, cells = self.roles, self.table, self.cells
         if has_seeds:
@@ -1139,6 +1150,8 @@ class _Reading:
             column = self.frame.columns.get(name)
             if column is None or not is_other or name in roles.arm or name == "file":
                 continue
+            if roles.given[name][1].startswith("it holds"):
+                continue
             count = len(column.present())
             if count > 1:
                 (single if 2 * count > int(column.is_there().sum()) else several).append(name)
@@ -1149,7 +1162,7 @@ class _Reading:
         ways = ["--arm file (each file is one)"] if files > 1 and roles.arm != ("file",) else []
         if len(roles.values) > 1 and not roles.is_long and not roles.arms_are_columns:
             known = sum(map(is_known, roles.values))
-            if 3 * known <= len(roles.values):
+            if 3 * known <= len(roles.values) and are_of_one_size(self.frame, roles):
                 ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
         ways += [f"--arm with one of {'; '.join(map(self._shown, names[:6]))}"] if names else []
         if not ways and tasks:
@@ -1247,12 +1260,14 @@ class _Reading:
         if is_step:
             ways.append(f"--scale {words} (compare at each)")
         elif words and len(self.table["arm"].present()) < 2:
+            if 2 < len(roles.values) and not roles.is_long and not is_known(roles.values[0]):
+                ways.append(f"--arm columns ({', '.join(roles.values[:3])} are the arms)")
             ways.append(f"--arm {words} (the arms)")
         elif words and len(names) == 1 and plain_name(names[0]) in ARM_WORDS and roles.arm:
             tasks = " ".join(map(_quoted, (*roles.task, *roles.arm)))
             ways.append(f"--arm {words} --task-column {tasks} (the arms, and the tasks)")
         ways += [f"--arm {_quoted(each)} (it names each of them)" for each in labels]
-        if words and not is_step:
+        if words and not is_step and not self._repeated_in(names):
             ways.append(f"--block {words} (what crosses the arms)")
         if words and not any(
             roles.given[each][0] in ("setting", "count") or plain_name(each) in ARM_WORDS
@@ -1274,13 +1289,32 @@ class _Reading:
             f"rows of {whose} differ in {shown}: say what {what} with {', '.join(ways)}{where}"
         )
 
+    def _repeated_in(self, names: Sequence[str]) -> str:
+        """An arm whose runs have the same values at each value of some columns, as one that does
+        not use a setting: counted at each, one run would be several. "" where there is none.
+        """
+        codes = group_codes(self.frame, names)[self.cells.row_N]
+        runs_N, value_N = self._key("arm", "seed", "task", "metric", "scale"), self.cells.value_N
+        if not self.table["seed"].present() or not len(codes):
+            return ""
+        low = -_largest(-value_N, runs_N, np.ones(len(runs_N), bool))
+        is_same = (_largest(value_N, runs_N, np.ones(len(runs_N), bool)) == low)[runs_N]
+        several = (_largest(codes + 0.0, runs_N, codes >= 0) > -_largest(-codes + 0.0, runs_N, codes >= 0))[runs_N]
+        arms_N = self._key("arm", "task", "metric", "scale")
+        good = np.bincount(arms_N, is_same & several) == np.bincount(arms_N)
+        for arm in np.flatnonzero(good).tolist():
+            here = arms_N == arm
+            if len(np.unique(value_N[here])) > 2:
+                return text_of(self.table["arm"].values[self.table["arm"].codes[here][0]])
+        return ""
+
     def _needed(self, differing: list[str], rows_N: Codes, groups_N: Codes) -> list[str]:
         """Those of the columns that tell rows apart which do not follow from the others."""
         columns = {name: self.frame.columns[name].texts().taken(rows_N) for name in differing}
         kept = list(differing)
         order = {
-            each: (-len(column.present()), CROSSING.fullmatch(plain_name(each)) is not None)
-            for each, column in columns.items()
+            each: (-len(column.present()), CROSSING.fullmatch(plain_name(each)) is not None, -n)
+            for n, (each, column) in enumerate(columns.items())
         }
         for name in sorted(differing, key=order.__getitem__):
             rest_N = groups_N

@@ -493,7 +493,8 @@ def _unit(
             return "", "values"
         if high <= 1.0 if bounded else float(np.median(values)) <= 1.0:
             return "share", "name"
-        return ("percent", "values") if high <= 100 or not bounded else ("", "values")
+        is_percent = high <= 100 and float(np.median(values)) > 1
+        return ("percent", "values") if is_percent or not bounded else ("", "values")
     return by_name, "name" if by_name else "guess"
 
 
