@@ -532,7 +532,9 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     if len(parts) > 1 and "table" not in frame.columns:
         starts, titles = zip(*parts, strict=True)
         place_N = np.searchsorted(starts, np.arange(frame.rows), side="right") - 1
-        frame.columns["table"] = recoded([t or "the first" for t in titles], place_N.astype(np.int32))
+        frame.columns["table"] = recoded(
+            [t or "the first" for t in titles], place_N.astype(np.int32)
+        )
         frame.notes.append(f"{len(parts)} tables one below the other: 'table' has their titles")
     if joins:
         frame.notes.append(

@@ -437,7 +437,8 @@ def _keyed(document: Record) -> Frame | None:
         ):  # fmt: skip
             named += 1
             frame.roles[name] = (
-                "open", f"{name!r} ({', '.join(keys[:4])}) stands below numbers, the keys of rows or runs"
+                "open",
+                f"{name!r} ({', '.join(keys[:4])}) stands below numbers, the keys of rows or runs",
             )
         else:
             named += 1

@@ -183,7 +183,7 @@ RUN_NAMES = re.compile(
 STAGES = {"train", "training", "val", "valid", "validation", "dev", "test", "eval", "best", "last",
           "final", "mean", "avg", "std", "before", "after", "source", "target"}  # fmt: skip
 PATH = re.compile(r".*[/\\].*\.(?!\d+$)\w{1,6}")
-BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
+BASELINES = ("baseline", "raw", "control", "unfiltered", "base", "no_filter", "none", "default")
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
 MOST_DERIVED = 16  # columns among which differences of others are looked for
@@ -778,7 +778,11 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
             continue
         plain = plain_name(name)
         place = words.get(plain)
-        if place is None and roles.given[name] == ("text", "") and len(parts := plain.split("_")) == 2:
+        if (
+            place is None
+            and roles.given[name] == ("text", "")
+            and len(parts := plain.split("_")) == 2
+        ):
             place = next((words[part] + 0.5 for part in parts if part in words), None)
         if place is not None and role in (
             "text",
@@ -925,7 +929,9 @@ def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
             f"each row has settings of its own ({shown}, …), as the trials of one search: nothing is "
             "repeated, and no column names an arm (--arm COLUMN)"
         )
-    varying = [name for name in varying if 2 * counts[name] <= frame.rows or frame.rows < LEAST_ROWS]
+    varying = [
+        name for name in varying if 2 * counts[name] <= frame.rows or frame.rows < LEAST_ROWS
+    ]
     if len(varying) == 1:
         roles.give("arm", varying, "the only column that tells rows apart")
         return (varying[0],)

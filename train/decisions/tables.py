@@ -31,7 +31,7 @@ from train.decisions.cells import (
     read_cell,
 )
 from train.decisions.forms import ERRORS, frame_of_bytes
-from train.decisions.frames import Column, Frame, Mask, column_of, joined, recoded, text_of
+from train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
 from train.decisions.metric_names import is_known, name_facts, plain_name
 from train.decisions.roles import (
     CROSSING,
@@ -41,6 +41,7 @@ from train.decisions.roles import (
     are_of_one_size,
     are_whole,
     group_codes,
+    is_design,
     ARM_WORDS,
     SHOWN,
     name_role,
@@ -52,7 +53,9 @@ ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".
 TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt")  # of a folder that has none of the others
 # Files that say of one run again what the first one in their folder says.
 TWINS = {
-    "trainer_state.json": tuple(f"{word}_results.json" for word in ("all", "train", "eval", "test")),
+    "trainer_state.json": tuple(
+        f"{word}_results.json" for word in ("all", "train", "eval", "test")
+    ),
     "progress.csv": ("result.json", "params.json"),
 }
 COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns of a scale
@@ -442,32 +445,26 @@ def _with_runs_below(frame: Frame, several: bool) -> Frame:
     ):  # fmt: skip
         return frame
     names = [name for _, name in runs]
-    row_N = np.repeat(np.arange(frame.rows), len(runs))
-    place_N = np.tile(np.arange(len(runs)), frame.rows)
     others = {name: column for name, column in frame.columns.items() if name not in names}
-    columns = {name: column.taken(row_N) for name, column in others.items()}
-    cells = [[frame.columns[name].values[code] for code in frame.columns[name].codes.tolist()]
-             for name in names]  # fmt: skip
-    values = column_of([cells[place][row] for row, place in zip(row_N.tolist(), place_N.tolist(), strict=True)])
-    key = word or "run"
-    columns |= {key: Column([number for number, _ in runs], place_N.astype(np.int32)),
-                "value": values}  # fmt: skip
-    long = replace(frame, columns=columns, rows=len(row_N))
-    long.roles = frame.roles | {
-        key: ("seed", "the columns are runs"), "value": ("value", "of each run")
-    }  # fmt: skip
+    key, first = word or "run", np.zeros(frame.rows, np.int32)
+    parts = [
+        Frame({**others, key: Column([number], first), "value": frame.columns[name]}, frame.rows)
+        for number, name in runs
+    ]
+    long = replace(frame, columns=joined(parts).columns, rows=len(runs) * frame.rows)
     long.notes = [*frame.notes, f"header: {', '.join(names[:3])}, … are runs"]
+    long.roles = frame.roles | {key: ("seed", "the columns are runs"), "value": ("value", "")}
     labels = []
     for name, column in others.items():
-        if column.numbers()[~np.isnan(column.numbers())].size:
+        if not np.isnan(column.numbers()).all():
             long.roles.setdefault(name, ("spread", "beside the runs: not a value of its own"))
         elif len(column.present()) > 1 and name != "file":
             labels.append(name)
     if len(labels) == 1 and several:
         long.roles[labels[0]] = ("task", "what the rows are of")
-    elif len(labels) == 1 and RUN_AXIS.fullmatch(plain_name(labels[0])):
-        label = labels[0]
-        long.roles[label] = ("open", f"{label!r} ({values_of(frame.columns[label])}) names the rows")
+    elif labels and RUN_AXIS.fullmatch(plain_name(labels[0])):
+        shown = values_of(frame.columns[labels[0]])
+        long.roles[labels[0]] = ("open", f"{labels[0]!r} ({shown}) names the rows")
     return long
 
 
@@ -604,9 +601,9 @@ class _Reading:
             elif are_answers:
                 is_bad = word in ("false", "0", "no")
             else:
-                is_bad = NOT_ENDED.match(re.split(r"[:(,;]", word)[0].strip() + " ") is not None or (
-                    word in HALF_ENDED and bool(others)
-                )
+                is_bad = NOT_ENDED.match(
+                    re.split(r"[:(,;]", word)[0].strip() + " "
+                ) is not None or (word in HALF_ENDED and bool(others))
                 unknown += [text] if not is_bad and not ENDED.fullmatch(word) else []
             bad += [text] if is_bad else []
         if unknown:
@@ -682,19 +679,14 @@ class _Reading:
         if not (roles.seed and roles.task) or "seed" in self.told.names:
             return
         tasks_N, seeds_N = group_codes(frame, roles.task), group_codes(frame, roles.seed)
-        tasks, seeds = int(tasks_N.max()) + 1, int(seeds_N.max()) + 1
-        if tasks < 2 or seeds < 2 * tasks or _varies(seeds_N, tasks_N):
+        if tasks_N.max() < 1 or seeds_N.max() < 2 * tasks_N.max() + 1 or _varies(seeds_N, tasks_N):
             return
-        first_of, place = np.zeros(seeds, np.int64), np.zeros(seeds, np.int64)
-        first_of[seeds_N] = tasks_N
-        numbers = frame.columns[roles.seed[0]].numbers()
-        order = np.zeros(seeds)
-        order[seeds_N] = numbers
-        by_task = np.lexsort((np.arange(seeds), order, first_of))
-        starts = np.searchsorted(first_of[by_task], np.arange(tasks))
-        place[by_task] = np.arange(seeds) - starts[first_of[by_task]]
-        column = Column([str(n) for n in range(seeds)], place[seeds_N].astype(np.int32))
-        frame.columns[roles.seed[0]] = column.taken(np.ones(frame.rows, bool))
+        order = np.unique(frame.columns[roles.seed[0]].numbers(), return_inverse=True)[1]
+        pairs_N = tasks_N * (int(order.max()) + 1) + order
+        pairs, place_N = np.unique(pairs_N, return_inverse=True)
+        place_N -= np.searchsorted(pairs, tasks_N * (int(order.max()) + 1))
+        names = [str(number) for number in range(int(place_N.max()) + 1)]
+        frame.columns[roles.seed[0]] = Column(names, place_N.astype(np.int32))
         self.notes.append(
             f"{roles.seed[0]}: each {' '.join(roles.task)} has others, so the runs of each are "
             "numbered by it"
@@ -861,8 +853,6 @@ class _Reading:
                 texts = [found.get(name, groups)[group] for name in arms.values]
                 table[group] = recoded(texts, arms.codes)
             return
-        if roles.arm == ("file",):
-            arms = table["arm"] = self._without_tasks(arms)
         taken = seeds_in_names(arms.present())
         if roles.arm == ("file",) and not self.told.names:
             _check_levels(arms.present(), taken)
@@ -887,20 +877,6 @@ class _Reading:
             table["seed"] = arms.mapped(lambda name: taken.get(name, ("", ""))[1])
             self.notes.append(f"seed: in the arm's name {shown}")
         table["arm"] = arms.mapped(lambda name: taken.get(name, (name, ""))[0])
-
-    def _without_tasks(self, arms: Column) -> Column:
-        """Names of files without the folder that is called as the task of its rows."""
-        parts = {name: name.split("/") for name in arms.present()}
-        columns = [self.frame.columns[name].texts() for name in self.roles.task]
-        for column in columns:
-            tasks = column.taken(self.cells.row_N)
-            pairs = np.unique(np.stack([arms.codes, tasks.codes]), axis=1).T.tolist()
-            task_of = {arms.values[arm]: tasks.values[task] for arm, task in pairs}
-            if len(pairs) == len(task_of) and all(task_of[n] in parts[n][1:] for n in task_of):
-                short = {n: "/".join(p for p in parts[n] if p != task_of[n]) for n in task_of}
-                self.notes.append("arm: the file without the folder of its task")
-                return arms.mapped(lambda name: short.get(name, name))
-        return arms
 
     def _scales(self) -> dict[str, float]:
         """{text: number} of the scales. Those that differ by rounding to whole batches are one, the
@@ -985,34 +961,27 @@ class _Reading:
         Several of one run without a history are several runs, or a question: none is dropped.
         """
         kept = np.ones(len(keys_N), bool)
-        others = [n for n in self.roles.of("step") if n != self.roles.step and not self._is_told(n)]
+        told = {name for names in self.told.names.values() for name in names}
+        others = [n for n in self.roles.of("step") if n not in (self.roles.step, *told)]
         orders = [steps_N, *(self.frame.columns[n].numbers()[self.cells.row_N] for n in others)]
-        orders += [self.cells.row_N.astype(np.float64)] if self.frame.history else []
+        places = keys_N
         for order in orders:
             order = np.where(np.isnan(order), -np.inf, order)
             kept &= order == _largest(order, keys_N, kept)[keys_N]
-        places = keys_N
-        for order in orders[: 1 + len(others)]:
-            steps = np.unique(order, return_inverse=True)[1].astype(np.int64)
-            pairs = places * (int(steps.max()) + 1) + steps
-            places = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
-        counts = np.bincount(places)
-        if not self.frame.history:
-            of = "seed" if self.table["seed"].present() else ""
-            self._ask(places, counts[places] > 1, of, None)
-        most = _largest(counts[places].astype(np.float64), keys_N, np.ones(len(kept), bool))
-        fewer_N = kept & (counts[places] < most[keys_N]) & (not self.frame.history)
-        if fewer_N.any():
-            n = int(np.flatnonzero(fewer_N)[0])
-            arm = text_of(self.table["arm"].values[self.table["arm"].codes[n]])
+            places = _refined(places, np.unique(order, return_inverse=True)[1])
+        if self.frame.history:
+            rows_N = self.cells.row_N.astype(np.float64)
+            return kept & (rows_N == _largest(rows_N, keys_N, kept)[keys_N])
+        rows_N = np.bincount(places)[places]
+        self._ask(places, rows_N > 1, "seed" if self.table["seed"].present() else "", None)
+        most_N = _largest(rows_N + 0.0, keys_N, rows_N > 0)[keys_N]
+        for n in np.flatnonzero(kept & (rows_N < most_N))[:1].tolist():
+            arm = text_of(self.table["arm"].values[self.table["arm"].codes[n]]) or "a run"
             self.notes.append(
-                f"{self.roles.step}: {arm or 'a run'} has up to {most[keys_N[n]]:g} rows at a step "
-                f"and {counts[places[n]]} at the last one: what ended before it is left out"
+                f"{self.roles.step}: {arm} has up to {most_N[n]:g} rows at a step and {rows_N[n]} "
+                "at the last one: what ended before it is left out"
             )
         return kept
-
-    def _is_told(self, name: str) -> bool:
-        return any(name in names for names in self.told.names.values())
 
     def _without_an_end(
         self, steps_N: NDArray[np.float64], keys_N: Codes, runs_N: Codes, kept: Mask
@@ -1071,21 +1040,13 @@ class _Reading:
         for role in roles:
             column = self.table[role]
             if len(column.values) > 1:
-                codes = codes * len(column.values) + column.codes
-                codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+                codes = _refined(codes, column.codes)
         return codes
 
     def _measured(self, scales: Mapping[str, float]) -> Results:
         has_seeds = bool(self.table["seed"].present())
         if has_seeds and not self.roles.seed and self.told.pattern is None:
             self._keep_cells(self.table["seed"].is_there(), "without a seed")
-        if self.roles.block and (arm := self._repeated_in(self.roles.block)):
-            names = " ".join(map(_quoted, self.roles.block))
-            raise ValueError(
-                f"the runs of {arm!r} have the same values at each {names}, so with --block they "
-                f"would count several times: --task-column {_told(self.roles.task, names)} "
-                "averages over it"
-            )
         self._keep_one_each(has_seeds)
         roles, table, cells = self.roles, self.table, self.cells
         if has_seeds:
@@ -1143,33 +1104,39 @@ class _Reading:
                 f"{what}the file is the history of one run by {self.frame.history!r}; give the "
                 "files of the other runs too"
             )
-        several, single = list[str](), list[str]()
-        for name, (role, _) in roles.given.items():
-            is_other = role not in (
-                "metric", "value", "spread", "time", "direction", "state", "seed", "step", "count")  # fmt: skip
+        no_arms = (
+            "metric",
+            "value",
+            "spread",
+            "time",
+            "direction",
+            "state",
+            "seed",
+            "step",
+            "count",
+        )
+        others = dict[str, int]()  # {column: its rows for each value}
+        for name, (role, reason) in roles.given.items():
             column = self.frame.columns.get(name)
-            if column is None or not is_other or name in roles.arm or name == "file":
-                continue
-            if roles.given[name][1].startswith("it holds"):
-                continue
-            count = len(column.present())
-            if count > 1:
-                (single if 2 * count > int(column.is_there().sum()) else several).append(name)
-        tasks = [name for name in (*several, *single) if name in roles.task]
-        several, single = ([n for n in names if n not in tasks] for names in (several, single))
+            is_open = role not in no_arms and name not in roles.arm and name != "file"
+            if column is not None and is_open and not reason.startswith("it holds"):
+                if (count := len(column.present())) > 1:
+                    others[name] = int(column.is_there().sum()) // count
         files = len(self.frame.columns["file"].present())
-        names = several or (single if files < 2 else [])
+        names = [name for name in others if name not in roles.task]
+        if files > 1 or any(others[name] > 1 for name in names):
+            names = [name for name in names if others[name] > 1]
         ways = ["--arm file (each file is one)"] if files > 1 and roles.arm != ("file",) else []
         if len(roles.values) > 1 and not roles.is_long and not roles.arms_are_columns:
-            known = sum(map(is_known, roles.values))
-            if 3 * known <= len(roles.values) and are_of_one_size(self.frame, roles):
+            if 3 * sum(map(is_known, roles.values)) <= len(roles.values) and are_of_one_size(
+                self.frame, roles
+            ):
                 ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
         ways += [f"--arm with one of {'; '.join(map(self._shown, names[:6]))}"] if names else []
-        if not ways and tasks:
+        if not ways and (tasks := [name for name in others if name in roles.task]):
             shown = "; ".join(map(self._shown, tasks[:6]))
             ways = [f"--arm with one of {shown}, which is now what is tested on"]
-        if not ways:
-            ways = ["give the files of the other arms too"]
+        ways = ways or ["give the files of the other arms too"]
         return f"{what}a comparison needs two: {', or '.join(ways)}"
 
     def _keep_one_each(self, has_seeds: bool) -> None:
@@ -1229,84 +1196,61 @@ class _Reading:
         if not differing:
             return
         names = self._needed(differing, rows_N, groups_N)
-        column = self.frame.columns[names[0]]
-        there = column.is_there()[rows_N]
-        pairs = np.unique(np.stack([groups_N[there], column.codes[rows_N][there]]), axis=1)[0]
-        n = int(np.flatnonzero(several_N)[np.flatnonzero(groups_N == pairs[np.diff(pairs, append=-1) == 0][0])[0]])
-        arm, seed = (
-            text_of(c.values[c.codes[n]]) for c in map(self.table.get, ("arm", "seed")) if c
-        )
+        column = self.frame.columns[names[0]].taken(rows_N)
+        there = np.flatnonzero(column.is_there())
+        pairs = np.unique(np.stack([groups_N[there], column.codes[there]]), axis=1)[0]
+        group = pairs[1:][pairs[1:] == pairs[:-1]][0]  # one that has two values
+        n = int(np.flatnonzero(several_N)[np.flatnonzero(groups_N == group)[0]])
+        arms, files = self.table["arm"], self.frame.columns["file"].present()
+        arm = text_of(arms.values[arms.codes[n]])
+        seed = text_of(self.table["seed"].values[self.table["seed"].codes[n]])
         whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
-        whose = whose if arm else "one arm"
-        labels = self._labels(names)
-        if len(self.table["arm"].present()) < 2 and not labels and all(
-            roles.given[each][0] == "step" or CROSSING.fullmatch(plain_name(each))
-            for each in names
-        ):  # fmt: skip
-            raise ValueError(self._one_arm())
+        labels, is_one = self._labels(names), len(arms.present()) < 2
         is_step = any(roles.given[each][0] == "step" for each in names)
-        shown, where = " and ".join(map(self._shown, names[:6])), ""
-        shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""
-        if not is_step and len(names) > MOST_NAMED and labels:
-            words, ways = "", []
-        else:
-            names = names[:1] if is_step else names
-            words, ways = " ".join(map(_quoted, names)), list[str]()
-            values = [text_of(self.frame.columns[each].present()[0]) for each in names]
-            pairs = (f"{one}={value}" for one, value in zip(names, values, strict=True))
-            where = f", --where {' '.join(map(_quoted, pairs))}"
-        if is_step or (not roles.seed and plain_name(names[0]) in ("epoch", "epochs", "episode")):
-            ways.append(f"--last {words} (the last row of each run)")
-        if is_step:
-            ways.append(f"--scale {words} (compare at each)")
-        elif words and len(self.table["arm"].present()) < 2:
-            if 2 < len(roles.values) and not roles.is_long and not is_known(roles.values[0]):
-                ways.append(f"--arm columns ({', '.join(roles.values[:3])} are the arms)")
-            ways.append(f"--arm {words} (the arms)")
-        elif words and len(names) == 1 and plain_name(names[0]) in ARM_WORDS and roles.arm:
-            tasks = " ".join(map(_quoted, (*roles.task, *roles.arm)))
-            ways.append(f"--arm {words} --task-column {tasks} (the arms, and the tasks)")
-        ways += [f"--arm {_quoted(each)} (it names each of them)" for each in labels]
-        if words and not is_step and not self._repeated_in(names):
-            ways.append(f"--block {words} (what crosses the arms)")
-        if words and not any(
+        if is_one and not labels and (is_step or all(
+            CROSSING.fullmatch(plain_name(each)) for each in names
+        )):  # fmt: skip
+            raise ValueError(self._one_arm())
+        is_labelled = bool(labels) and len(names) > MOST_NAMED and not is_step
+        words = " ".join(map(_quoted, names[:1] if is_step else names))
+        plain = plain_name(names[0]) if len(names) == 1 else ""
+        own = roles.arm if roles.arm != ("file",) and not is_one else ()
+        is_finer = bool(own) and not _varies(
+            group_codes(self.frame, names), group_codes(self.frame, own)
+        )
+        is_wide = is_one and len(roles.values) > 2 and not is_known(roles.values[0])
+        are_settings = any(
             roles.given[each][0] in ("setting", "count") or plain_name(each) in ARM_WORDS
             for each in names
-        ):  # fmt: skip
-            ways.append(f"--seed {_told(roles.seed, words)} (what counts runs)")
-        if words and not is_step:
-            if roles.arm and roles.arm != ("file",) and len(self.table["arm"].present()) > 1:
-                ways.append(f"--arm {_told(roles.arm, words)} (parts of the arm)")
-            ways.append(f"--task-column {_told(roles.task, words)} (parts of the task)")
-        if roles.arm != ("file",) and self.frame.columns["file"].present()[1:]:
-            ways.append("--arm file (each file is one)")
-        if words and not is_step and roles.arm and len(self.table["arm"].present()) > 1:
-            arms, those = group_codes(self.frame, roles.arm), group_codes(self.frame, names)
-            if not _varies(those, arms):  # the arm follows from these columns
-                ways.insert(0, f"--arm {words} (the arms)")
-        what = "it is" if len(names) == 1 else "they are"
-        raise ValueError(
-            f"rows of {whose} differ in {shown}: say what {what} with {', '.join(ways)}{where}"
         )
-
-    def _repeated_in(self, names: Sequence[str]) -> str:
-        """An arm whose runs have the same values at each value of some columns, as one that does
-        not use a setting: counted at each, one run would be several. "" where there is none.
-        """
-        codes = group_codes(self.frame, names)[self.cells.row_N]
-        runs_N, value_N = self._key("arm", "seed", "task", "metric", "scale"), self.cells.value_N
-        if not self.table["seed"].present() or not len(codes):
-            return ""
-        low = -_largest(-value_N, runs_N, np.ones(len(runs_N), bool))
-        is_same = (_largest(value_N, runs_N, np.ones(len(runs_N), bool)) == low)[runs_N]
-        several = (_largest(codes + 0.0, runs_N, codes >= 0) > -_largest(-codes + 0.0, runs_N, codes >= 0))[runs_N]
-        arms_N = self._key("arm", "task", "metric", "scale")
-        good = np.bincount(arms_N, is_same & several) == np.bincount(arms_N)
-        for arm in np.flatnonzero(good).tolist():
-            here = arms_N == arm
-            if len(np.unique(value_N[here])) > 2:
-                return text_of(self.table["arm"].values[self.table["arm"].codes[here][0]])
-        return ""
+        tasks = _told(roles.task, " ".join(map(_quoted, own)))
+        pairs_of = ((each, text_of(self.frame.columns[each].present()[0])) for each in names)
+        where = " ".join(_quoted(f"{each}={value}") for each, value in pairs_of)
+        is_last = is_step or (not roles.seed and plain in ("epoch", "epochs", "episode"))
+        is_other = not (is_step or is_labelled)
+        ways = {
+            f"--last {words} (the last row of each run)": is_last,
+            f"--scale {words} (compare at each)": is_step,
+            f"--arm columns ({', '.join(roles.values[:3])} are the arms)": is_wide and is_other,
+            f"--arm {words} --task-column {tasks} (the arms, and the tasks)": (
+                is_other and bool(own) and plain in ARM_WORDS),
+            f"--arm {words} (the arms)": is_other and (is_one or is_finer),
+            f"--arm {_quoted(labels[0] if labels else '')} (it names each of them)": bool(labels),
+            f"--block {words} (what crosses the arms)": is_other,
+            f"--seed {_told(roles.seed, words)} (what counts runs)": (
+                not is_labelled and not are_settings),
+            f"--arm {_told(own, words)} (parts of the arm)": is_other and bool(own),
+            f"--task-column {_told(roles.task, words)} (parts of the task)": is_other,
+            "--arm file (each file is one)": roles.arm != ("file",) and len(files) > 1,
+            f"--where {where}": not is_labelled,
+        }  # fmt: skip
+        shown = " and ".join(map(self._shown, names[:6]))
+        shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""
+        raise ValueError(
+            f"rows of {whose if arm else 'one arm'} differ in {shown}: say what "
+            f"{'they are' if len(names) > 1 else 'it is'} with "
+            f"{', '.join(way for way, is_open in ways.items() if is_open)}"
+        )
 
     def _needed(self, differing: list[str], rows_N: Codes, groups_N: Codes) -> list[str]:
         """Those of the columns that tell rows apart which do not follow from the others."""
@@ -1319,8 +1263,7 @@ class _Reading:
         for name in sorted(differing, key=order.__getitem__):
             rest_N = groups_N
             for other in [each for each in kept if each != name]:
-                pairs = rest_N * len(columns[other].values) + columns[other].codes
-                rest_N = np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+                rest_N = _refined(rest_N, columns[other].codes)
             if len(kept) > 1 and not _varies(rest_N, columns[name].codes):
                 kept.remove(name)
         return kept
@@ -1329,15 +1272,15 @@ class _Reading:
         """A column of texts from which the arm and these columns follow: it may name the arms."""
         roles, frame = self.roles, self.frame
         parts = [*(roles.arm if roles.arm != ("file",) else ()), *names]
+        runs = 2 if roles.seed and len(np.unique(group_codes(frame, roles.seed))) > 1 else 1
         for name, (role, _) in roles.given.items():
             if role not in ("text", "identifier") or name in parts or name == "file":
                 continue
-            column = frame.columns[name]
-            labels = group_codes(frame, (name,))
-            seeds = group_codes(frame, roles.seed)
-            is_finer = not any(_varies(labels, frame.columns[each].codes) for each in parts)
-            repeats = len(column.present()) * (2 if seeds.any() else 1) <= frame.rows
-            if is_finer and repeats and all(isinstance(value, str) for value in column.present()):
+            present, labels_N = frame.columns[name].present(), group_codes(frame, (name,))
+            is_text = all(isinstance(value, str) for value in present)
+            if is_text and runs * len(present) <= frame.rows and not any(
+                _varies(labels_N, frame.columns[each].codes) for each in parts
+            ):  # fmt: skip
                 return [name]
         return []
 
@@ -1345,10 +1288,7 @@ class _Reading:
         """Columns of whole numbers or identifiers that have the same values in two arms or more:
         what they count are no runs.
         """
-        found, roles = [], self.roles
-        arm_of_row = np.full(self.frame.rows, -1, np.int64)
-        arm_of_row[self.cells.row_N] = self.table["arm"].codes
-        arms = np.unique(arm_of_row[arm_of_row >= 0]).tolist()[:50]
+        found, roles, arms_N = [], self.roles, self.table["arm"].codes.astype(np.int64)
         for name, (role, _) in roles.given.items():
             is_nameless = re.fullmatch(r"(column|unnamed:?|level)?\W*\d*", name, re.I) is not None
             if role not in ("identifier", "metric") or name == "file" or is_nameless:
@@ -1358,11 +1298,9 @@ class _Reading:
             column = self.frame.columns[name]
             if role == "metric" and (roles.is_long or is_known(name) or not are_whole(column)):
                 continue
-            sets: Counter[frozenset[int]] = Counter()
-            for arm in arms:
-                sets[frozenset(column.codes[arm_of_row == arm].tolist())] += 1
-            alike = [count for each, count in sets.items() if count > 1 and len(each) > 1]
-            if alike and sum(alike) * 2 >= sum(sets.values()):
+            if len(self.table["arm"].present()) > 1 and is_design(
+                column.taken(self.cells.row_N), arms_N
+            ):
                 found.append(name)
         return found
 
@@ -1488,6 +1426,12 @@ def _largest(
     return found
 
 
+def _refined(groups_N: Codes, codes: NDArray[Any]) -> Codes:
+    """Numbers of the groups that are alike in `codes` too."""
+    pairs = groups_N * (int(codes.max(initial=0)) + 1) + codes
+    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+
+
 def _varies(groups_N: Codes, values_N: NDArray[Any]) -> bool:
     """Whether values differ inside of some group."""
     if not len(groups_N):
@@ -1549,14 +1493,12 @@ def _check_levels(names: Sequence[str], taken: Mapping[str, tuple[str, str]]) ->
     if len(pairs) <= max(len(firsts), len(rests)) or min(len(firsts), len(rests)) < 2:
         return
     end = r"(?P<rest>.+?)[^/\d]*(?P<seed>\d+)" if taken else "(?P<rest>.+)"
-    shown = (", ".join(sorted(each)[:SHOWN]) for each in (firsts, rests))
-    ways = (
-        f"--pattern '^(?P<{one}>[^/]+)/{end.replace('rest', other)}$'"
-        for one, other in (("arm", "task"), ("task", "arm"))
-    )
+    shown = [", ".join(sorted(each)[:SHOWN]) for each in (firsts, rests)]
+    way = "--pattern '^(?P<{}>[^/]+)/{}$'"
     raise ValueError(
-        "are the arms the folders ({}) and what is in them ({}) the tasks ({}), or the other way "
-        "round ({})? --arm file takes each file for an arm".format(*shown, *ways)
+        f"are the arms the folders ({shown[0]}) and what is in them ({shown[1]}) the tasks "
+        f"({way.format('arm', end.replace('rest', 'task'))}), or the other way round "
+        f"({way.format('task', end.replace('rest', 'arm'))})? --arm file takes each file for an arm"
     )
 
 

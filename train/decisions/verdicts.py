@@ -346,15 +346,8 @@ def _baseline(
     plain = {plain_name(arm): arm for arm in reversed(arms)}
     baseline = next((plain[name] for name in BASELINES if name in plain), None)
     if baseline is None:
-        last: dict[str, list[str]] = defaultdict(list)
-        for name, arm in plain.items():
-            last[name.split("_")[-1]].append(arm)
-        stems = Counter("_".join(name.split("_")[:-1]) for name in plain)
-        found = [
-            of[0] for name, of in last.items() if name in BASELINES[:5] and len(of) == 1
-            and stems["_".join(plain_name(of[0]).split("_")[:-1])] == 1
-        ]  # fmt: skip
-        baseline = found[0] if len(found) == 1 else complete[0]
+        last = {name.split("_")[-1]: arm for name, arm in plain.items()}
+        baseline = next((last[name] for name in BASELINES[:4] if name in last), complete[0])
     notes.append(f"baseline: {baseline}")
     return baseline
 
@@ -498,9 +491,7 @@ def _unit(
     return by_name, "name" if by_name else "guess"
 
 
-def _check_one_unit(
-    results: Results, name: str, by_name: str, places: Codes, metric: int
-) -> None:
+def _check_one_unit(results: Results, name: str, by_name: str, places: Codes, metric: int) -> None:
     """ValueError where values of a share stand beside values in percent."""
     values = results.value_N[places]
     facts = name_facts(name)
