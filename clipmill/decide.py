@@ -12,12 +12,7 @@ from clipmill.app import MORE, Json, Words, make_app, print_json
 from manifests import disk, reader
 from manifests.text import printable
 from manifests.web_page import MARK, pages_beside
-from train.decisions.blends import (
-    choose_blend,
-    swarm_of_ablation,
-    swarm_of_tables,
-    write_blend,
-)
+from train.decisions.blends import choose_blend, swarm_of_ablation, swarm_of_tables, write_blend
 from train.decisions.exports import check_words, failed, to_csv, to_latex, to_markdown, to_svg
 from train.decisions.page import decision_lines, render_decision
 from train.decisions.roles import Columns

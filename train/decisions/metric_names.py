@@ -18,8 +18,7 @@ CACHED = 65_536  # names that each step of the reading asks for again
 PREFIXES = re.compile(r"^(config|cfg|summary|params?|metrics?|hparams?|args|data|attributes)[./]+")
 # Written with capitals they are counts of mistakes: false positives, switches of identity.
 COUNTS_OF_MISTAKES = re.compile(
-    r"#? ?(FPs?|FNs?|ID ?[sS][wW]?\.?|IDs|IDSW|Frag|FM|Miss(es)?|"
-    r"Sub|Del|Ins|S\.? ?Err)"
+    r"#? ?(FPs?|FNs?|ID ?[sS][wW]?\.?|IDs|IDSW|Frag|FM|Miss(es)?|Sub|Del|Ins|S\.? ?Err)"
 )
 ARROWS_LESS = re.compile(r"[↓▼⬇]|\\downarrow|\b(lower|less|smaller) is better\b|\(-\)$", re.I)
 ARROWS_MORE = re.compile(r"[↑▲⬆]|\\uparrow|\b(higher|more|larger|bigger) is better\b|\(\+\)$", re.I)

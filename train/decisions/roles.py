@@ -49,8 +49,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     (role, re.compile(pattern), reason)
     for role, pattern, reason in (
         ("state", r"(sys_|run_|trial_|job_|experiment_)?(state|status)|(sys_)?(crashed|failed|"
-        r"finished|completed)|"
-         r"exit_code|returncode",
+         r"finished|completed)|exit_code|returncode",
          "by its name: the state of a run"),
         ("per_sample", r"per_sample|per_sample_\w+", "by its name: values of single samples"),
         ("direction", r"(higher|greater|bigger|more|lower|less|smaller)_is_better|direction|goal",
@@ -69,10 +68,9 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         r"attempt|restart|"
          r"(run|exp|experiment|trial|rep|repeat|repetition|replicate)_?(no|num|number|idx|index)",
          COUNTER),
-        ("step", r"_?step|(\w+_)?(global_?step|step|steps|frame|iter|iters|iteration|"
-        r"iterations|epoch|"
-         r"generations?|updates?|num_updates|env_steps|timesteps?|frames|training_iteration|batch_idx|round|"
-         r"rounds|it)", "by its name: a step of training"),
+        ("step", r"_?step|(\w+_)?(global_?step|step|steps|frame|iter|iters|iteration|iterations|"
+         r"epoch|generations?|updates?|num_updates|env_steps|timesteps?|frames|training_iteration|"
+         r"batch_idx|round|rounds|it)", "by its name: a step of training"),
         ("scale", r"samples_seen|tokens_seen|scale|tokens|compute|(n|num|train\w*)_tokens",
          "by its name: how large a run was"),
         ("time", r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
@@ -91,26 +89,24 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"instances?(_name|_id)?|series(_name|_id)?|regions?|roi|country|"
          r"dataset_(config|path)|(\w+_)?(in|out)_?(of_)?distribution",
          "by its name: what is tested on"),
-        ("identifier", r"_?(\w+_)?(id|ids|uuid|guid|hash|fingerprint|checksum|sha|sha\d+|commit|md5|url|urls|uri|"
-        r"filepath|"
-         r"file_path|path|filename|dir|directory|folder|logdir|link|pid|hostname)|_?(host|node_ip|ip|"
-         r"user|username|author|email|artifact\w*|sweep|job_type|gpu|gpus|gpu_type|gpu_name|device|"
-         r"entity|project|doi|bibkey|citation|experiment_(tag|key)|lifecycle_stage|number|no|nr|row|"
-         r"idx|index|line|year|venue|published|publication\w*|released?|release_date|month|conference|"
-         r"python_version|git(_\w+)?|node|rev|place|position|job_num|"
-         r"(run|trial|job)_key)", "by its name: an identifier"),
+        ("identifier", r"_?(\w+_)?(id|ids|uuid|guid|hash|fingerprint|checksum|sha|sha\d+|commit|"
+         r"md5|url|urls|uri|filepath|file_path|path|filename|dir|directory|folder|logdir|link|pid|"
+         r"hostname)|_?(host|node_ip|ip|user|username|author|email|artifact\w*|sweep|job_type|gpu|"
+         r"gpus|gpu_type|gpu_name|device|entity|project|doi|bibkey|citation|experiment_(tag|key)|"
+         r"lifecycle_stage|number|no|nr|row|idx|index|line|year|venue|published|publication\w*|"
+         r"released?|release_date|month|conference|python_version|git(_\w+)?|node|rev|place|"
+         r"position|job_num|(run|trial|job)_key)", "by its name: an identifier"),
         ("spread", r"(\w+_)?(std|stdev|stddev|std_?dev|std_?err|stderr|sem|se|sd|var|variance|"
-         r"standard_(deviation|error)\w*|deviation|sigma|ci|ci_?\d+|ci_?(low|lower|high|upper|lo|hi|"
-         r"l|u|above|below|width|size|half)\w*|\d*_?ci_\w+|conf_?int\w*|confidence_interval\w*|"
-         r"error_bars?|errorbars?|iqr|half_width|plus_minus|uncertainty|95|99)|"
-         r"(std|stdev|stderr|sem|se|sd|variance|ci\d*|conf_?int|standard_(deviation|error)|std_?dev|"
-         r"std_?err|deviation|uncertainty|interval|confidence)_(of_)?\w+|"
-         r"(\w+_)?(quantiles?|percentiles?)_\w+|(\w+_)?q(0\d{2}|\d{2}|\d{3})|"
-         r"lower|upper|low|high|lo|hi|lcb|ucb|lb|ub|margin|margin_of_error|moe|mad|cv|q\d+|"
-         r"p(25|75|05|95)|quantile\w*|percentile\w*|minimum|maximum|min|max|range|interval|pm|"
-         r"bootstrap\w*|5|25|50|75|95|(lower|upper)_(bound|limit|ci|err(or)?)\w*|variation|"
-         r"(\w+_)?([tzf]_?test|[tzf]_?stat\w*|[tzf]_value|p_?val(ue)?s?|[pt]_?adj\w*|wilcoxon\w*|"
-         r"cohens?_d|effect_size|significan\w+)",
+         r"standard_(deviation|error)\w*|deviation|sigma|ci|ci_?\d+|ci_?(low|lower|high|upper|lo|"
+         r"hi|l|u|above|below|width|size|half)\w*|\d*_?ci_\w+|conf_?int\w*|confidence_interval\w*|"
+         r"error_bars?|errorbars?|iqr|half_width|plus_minus|uncertainty|95|99)|(std|stdev|stderr|"
+         r"sem|se|sd|variance|ci\d*|conf_?int|standard_(deviation|error)|std_?dev|std_?err|"
+         r"deviation|uncertainty|interval|confidence)_(of_)?\w+|(\w+_)?(quantiles?|"
+         r"percentiles?)_\w+|(\w+_)?q(0\d{2}|\d{2}|\d{3})|lower|upper|low|high|lo|hi|lcb|ucb|lb|"
+         r"ub|margin|margin_of_error|moe|mad|cv|q\d+|p(25|75|05|95)|quantile\w*|percentile\w*|"
+         r"minimum|maximum|min|max|range|interval|pm|bootstrap\w*|5|25|50|75|95|(lower|"
+         r"upper)_(bound|limit|ci|err(or)?)\w*|variation|(\w+_)?([tzf]_?test|[tzf]_?stat\w*|"
+         r"[tzf]_value|p_?val(ue)?s?|[pt]_?adj\w*|wilcoxon\w*|cohens?_d|effect_size|significan\w+)",
          "by its name: a spread, not a value"),
         ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?(lr|learning_rate|wd|"
         r"weight_decay|batch_?size|bs|bsz|dropout\w*|"

@@ -22,14 +22,7 @@ from manifests import disk
 from manifests.layout import AblationLayout
 from train.config import configure
 from train.decisions.account import Account, ColumnRole, Count
-from train.decisions.cells import (
-    PERCENT_NOTE,
-    SIZES,
-    SPREAD_NOTE,
-    is_empty,
-    is_missing,
-    read_cell,
-)
+from train.decisions.cells import PERCENT_NOTE, SIZES, SPREAD_NOTE, is_empty, is_missing, read_cell
 from train.decisions.forms import ERRORS, frame_of_bytes
 from train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
 from train.decisions.metric_names import is_known, name_facts, plain_name
@@ -76,10 +69,9 @@ TIME_IN_NAME = re.compile(
 SHORT_SEED = re.compile(r"^(?P<arm>.+?)[-_./ ]+(?:s|r)?[-_]?(?P<seed>\d{1,4})$")
 IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
 SUMMARIES = re.compile(
-    r"(mean|avg|average|median|std|stdev|std\.? ?dev\.?|sd|stderr|sem|min|max|total|sum|"
-    r"overall|all|"
-    r"aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( ?\(.*\))?|"
-    r"(micro|macro|weighted|samples)[-_ ]?(avg|average|f1)?|\(?(micro|macro) avg\.?\)?)",
+    r"(mean|avg|average|median|std|stdev|std\.? ?dev\.?|sd|stderr|sem|min|max|total|sum|overall|"
+    r"all|aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( "
+    r"?\(.*\))?|(micro|macro|weighted|samples)[-_ ]?(avg|average|f1)?|\(?(micro|macro) avg\.?\)?)",
     re.I,
 )
 SPREADS = re.compile(
