@@ -144,13 +144,7 @@ def decide_results(
         noise=noise,
     )
     paths = [str(reader.shipped(path)) for path in (results, *more)]
-    columns = Columns(
-        names=names,
-        where=_pairs("--where", where),
-        pattern=pattern,
-        table=table,
-        wanted=tuple(name for name in (metric, task) if name),
-    )
+    columns = Columns(names=names, where=_pairs("--where", where), pattern=pattern, table=table)
     decision = decide(read_results(paths, columns), question)
     print("\n".join(decision_lines(decision)))
     if page is not None:

@@ -56,49 +56,27 @@ MORE_WORDS = """
 MORE = frozenset(MORE_WORDS.split())
 WORDS = LESS | MORE
 # Whole phrases, before the words: a rank that is an accuracy, a rank that is a place.
-PHRASES = (
-    (re.compile(r"(^|_)(mean_)?reciprocal_rank(_|$)"), True),
-    (re.compile(r"(^|_)rank_?(at_)?\d+(_|$)"), True),
-    (
-        re.compile(
-            r"(^|_)(r_?(at_)?\d+|p_?(at_)?(1|3|5|10)|(hits?|recall|precision|ndcg|map|mrr|f1)_?(at_)?\d+)(_|$)"
-        ),
-        True,
-    ),
-    (re.compile(r"(^|_)pass_?(at_)?\d+(_|$)"), True),
-    (re.compile(r"(^|_)(mean|median|avg|average|friedman|worst)_?rank(ing)?(_|$)"), False),
-    (re.compile(r"^(rank|place|position)$"), False),
-    (re.compile(r"(^|_)rank_?(mean|median|avg|average)(_|$)"), False),
-    (re.compile(r"(^|_)fpr_?(at_)?(tpr_?)?\d*(_|$)"), False),
-    (
-        re.compile(r"(^|_)(false_(positive|negative|alarm|acceptance|rejection))s?(_rate)?(_|$)"),
-        False,
-    ),
-    (re.compile(r"(^|_)true_(positive|negative)s?(_rate)?(_|$)"), True),
-    (re.compile(r"(^|_)cross_entropy(_|$)"), False),
-    (re.compile(r"(^|_)(miss|failure|fail|word_error|char_error|refusal)_?rates?(_|$)"), False),
-    (re.compile(r"(^|_)edit_distance(_|$)"), False),
-    (re.compile(r"(^|_)[fk]id\d+k?(_|$)"), False),
-    (re.compile(r"(^|_)(steps|episodes|epochs|rounds|samples|time)_(to|until)_"), False),
-    (re.compile(r"(^|_)steps_(per_)?(success|goal|solved?|win)(_|$)"), False),
-    (re.compile(r"^(\w+_)?(memory|vram|ram|mem)(_(mb|gb|mib|gib|usage|used|allocated))?$"), False),
-    (re.compile(r"(^|_)(abs|sq)_rel(_|$)"), False),
-    (
-        re.compile(r"(^|_)angle_(mean|median)(_|$)|(^|_)(mean|median|angular)_(angle|error)(_|$)"),
-        False,
-    ),
-    (re.compile(r"(^|_)davies_bouldin"), False),
-    (re.compile(r"(^|_)(inference|response|decode|generation|prediction)_time(_|$)"), False),
-    (re.compile(r"(^|_)\w+_per_(s|sec|second|min|minute)(_|$)"), True),
-    (re.compile(r"(^|_)(s|sec|seconds?|ms|joules?|cost)_per_\w+$"), False),
-    (re.compile(r"(^|_)log_?(prob|probs|probability|likelihood)(_|$)"), True),
-    (re.compile(r"(^|_)explained_var(iance)?(_|$)"), True),
-    (re.compile(r"(^|_)exact_match(_|$)"), True),
-    (re.compile(r"(^|_)win_?rates?(_|$)"), True),
-    (re.compile(r"(^|_)mean_per_class_recall(_|$)"), True),
-    (re.compile(r"(^|_)r_squared(_|$)|(^|_)r_?2(_score)?$"), True),
-    (re.compile(r"(^|_)bits_(per_\w+|char|byte|token|dim|word)"), False),
-)
+PHRASES = tuple(
+    (re.compile(rf"(^|_)({pattern})(_|$)"), higher)
+    for higher, pattern in (
+        (True, r"reciprocal_rank|rank_?(at_)?\d+|r_?(at_)?\d+|p_?(at_)?(1|3|5|10)|"
+         r"(hits?|recall|precision|ndcg|map|mrr|f1|pass)_?(at_)?\d+"),
+        (False, r"(mean|median|avg|average|friedman|worst)_?rank(ing)?|"
+         r"rank_?(mean|median|avg|average)|fpr_?(at_)?(tpr_?)?\d*|cross_entropy|edit_distance|"
+         r"(false_(positive|negative|alarm|acceptance|rejection))s?(_rate)?|(abs|sq)_rel|"
+         r"(miss|failure|fail|word_error|char_error|refusal)_?rates?|[fk]id\d+k?|"
+         r"(steps|episodes|epochs|rounds|samples|time)_(to|until)|davies_bouldin\w*|"
+         r"steps_(per_)?(success|goal|solved?|win)|angle_(mean|median)|"
+         r"(mean|median|angular)_(angle|error)|"
+         r"(inference|response|decode|generation|prediction)_time|"
+         r"(s|sec|seconds?|ms|joules?|cost)_per(_\w+)?|bits_(per_\w+|char|byte|token|dim|word)\w*"),
+        (False, r"(?<!.)(rank|place|position|"
+         r"(\w+_)?(memory|vram|ram|mem)(_(mb|gb|mib|gib|usage|used|allocated))?)(?!.)"),
+        (True, r"true_(positive|negative)s?(_rate)?|\w+_per_(s|sec|second|min|minute)|"
+         r"log_?(prob|probs|probability|likelihood)|explained_var(iance)?|exact_match|"
+         r"win_?rates?|mean_per_class_recall|r_squared|r_?2(_score)?"),
+    )
+)  # fmt: skip
 # Words that say of what or how, not what: they never decide.
 QUALIFIERS = re.compile(
     r"\d+|top_?\d*|at|val|valid|validation|eval|test|train|dev|mean|avg|average|best|final|last|micro|"

@@ -200,15 +200,13 @@ class Columns:
     may be `columns` (each numeric column is one) or `file`. where: (column, value) of the rows that
     count; several values of one column are alternatives. pattern: a regular expression with the
     groups arm and, as they are there, arm2 (which is joined to it), seed, scale and task. table:
-    which of several tables of a file. wanted: columns that are metrics whatever their names say,
-    as the question asks for them.
+    which of several tables of a file.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     where: tuple[tuple[str, str], ...] = ()
     pattern: str | None = None
     table: str | None = None
-    wanted: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)
@@ -259,9 +257,6 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
             roles.given[name] = frame.roles.get(name) or _by_name(
                 name, column, numeric[name], frame
             )
-    for name in told.wanted:
-        if numeric.get(name) and not roles.given.get(name, ("", ""))[1].startswith("told"):
-            roles.given[name] = ("metric", "asked for")
     _check_open(frame, told, roles)
     _settle_directions(roles)
     _spreads_of_others(frame, roles, numeric)
@@ -916,15 +911,7 @@ def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
         if role == "setting" and name in frame.columns and len(frame.columns[name].present()) > 1
     ]
     varying = [name for name in varying if not roles.given[name][1] == HOLDS_SETTINGS]
-    codes = group_codes(frame, varying)
     counts = {name: len(frame.columns[name].present()) for name in varying}
-    is_search = len(varying) > 2 and int(codes.max(initial=0)) + 1 == frame.rows
-    if is_search and 2 * max(counts.values()) > frame.rows:
-        shown = ", ".join(varying[:SHOWN])
-        raise ValueError(
-            f"each row has settings of its own ({shown}, …), as the trials of one search: nothing is "
-            "repeated, and no column names an arm (--arm COLUMN)"
-        )
     varying = [
         name for name in varying if 2 * counts[name] <= frame.rows or frame.rows < LEAST_ROWS
     ]
@@ -1060,10 +1047,6 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
                     "setting",
                     "the same in every row, or another one is the scale",
                 )
-    for name in [each for each in roles.values if re.fullmatch(r"column \d+", each) or not each]:
-        if roles.arm and not roles.is_long and _counts_in_arms(frame, roles, name):
-            roles.given[name] = ("identifier", "no name; it counts the rows of each arm")
-            roles.values = tuple(each for each in roles.values if each != name)
     for name in (*roles.scale, *roles.block):
         roles.values = tuple(each for each in roles.values if each != name)
     if roles.arms_are_columns and not roles.task:
@@ -1072,10 +1055,6 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
             for name, given in roles.given.items()
             if given == ("text", "") and not CROSSING.fullmatch(plain_name(name))
         ]
-        if not labels and not roles.seed and "arm" in told.names:
-            roles.task = tuple(n for n in (*roles.of("setting"), *roles.of("count"))
-                               if len(frame.columns[n].present()) > 1)  # fmt: skip
-            roles.give("task", roles.task, "what the rows are of, beside arms as columns")
         if len(labels) == 1:
             roles.task = (labels[0],)
             roles.give("task", labels, "what the rows are of, beside arms as columns")
@@ -1123,19 +1102,6 @@ def _settle_constants(frame: Frame, roles: Roles) -> None:
         roles.values = kept
     else:
         roles.give("metric", roles.values, "numbers")
-
-
-def _counts_in_arms(frame: Frame, roles: Roles, name: str) -> bool:
-    """Whether a column of whole numbers has the same ones in every arm, from 0 or 1 on."""
-    column = frame.columns[name]
-    if not are_whole(column):
-        return False
-    arms, numbers = group_codes(frame, roles.arm), column.numbers()
-    sets = {tuple(sorted(numbers[arms == arm].tolist())) for arm in np.unique(arms).tolist()[:50]}
-    first = next(iter(sets))
-    return (
-        len(sets) == 1 and len(first) > 1 and first[0] in (0, 1) and len(set(first)) == len(first)
-    )
 
 
 def _no_values(frame: Frame, roles: Roles) -> str:

@@ -44,13 +44,6 @@ from train.decisions.roles import (
 
 ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".xls", ".ods")
 TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt")  # of a folder that has none of the others
-# Files that say of one run again what the first one in their folder says.
-TWINS = {
-    "trainer_state.json": tuple(
-        f"{word}_results.json" for word in ("all", "train", "eval", "test")
-    ),
-    "progress.csv": ("result.json", "params.json"),
-}
 COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns of a scale
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
@@ -302,9 +295,6 @@ def _files(path: str) -> tuple[list[str], bool]:
         return own, False  # of ablations, not their other files
     for endings in (ENDINGS, TEXT_ENDINGS):
         found = [each for each in paths if each.lower().removesuffix(".gz").endswith(endings)]
-        of_one = {each.rpartition("/")[::2] for each in found}
-        twins = {(folder, twin) for folder, own in of_one for twin in TWINS.get(own, ())}
-        found = [each for each in found if each.rpartition("/")[::2] not in twins]
         if found := [each for each in found if not Path(each).name.startswith("samples_")]:
             return found, True  # samples_ are of lm-eval
     for sign, what, way in (
@@ -726,10 +716,7 @@ class _Reading:
             )
         self.table = self._texts()
         metrics = self.table["metric"].texts()
-        bad = {
-            name: role for name in metrics.values
-            if name not in self.told.wanted and (role := name_role(name))
-        }  # fmt: skip
+        bad = {name: role for name in metrics.values if (role := name_role(name))}
         if bad and not metrics.is_in(bad).all():
             for name, role in bad.items():
                 kept = ~self.table["metric"].is_in({name})
@@ -964,15 +951,8 @@ class _Reading:
         if self.frame.history:
             rows_N = self.cells.row_N.astype(np.float64)
             return kept & (rows_N == _largest(rows_N, keys_N, kept)[keys_N])
-        rows_N = np.bincount(places)[places]
-        self._ask(places, rows_N > 1, "seed" if self.table["seed"].present() else "", None)
-        most_N = _largest(rows_N + 0.0, keys_N, rows_N > 0)[keys_N]
-        for n in np.flatnonzero(kept & (rows_N < most_N))[:1].tolist():
-            arm = text_of(self.table["arm"].values[self.table["arm"].codes[n]]) or "a run"
-            self.notes.append(
-                f"{self.roles.step}: {arm} has up to {most_N[n]:g} rows at a step and {rows_N[n]} "
-                "at the last one: what ended before it is left out"
-            )
+        several_N = np.bincount(places)[places] > 1
+        self._ask(places, several_N, "seed" if self.table["seed"].present() else "", None)
         return kept
 
     def _without_an_end(

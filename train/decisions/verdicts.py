@@ -114,7 +114,7 @@ class _Table:
     """
 
     results: Results
-    by_key: dict[Key, dict[float, Codes]]
+    by_key: Mapping[Key, Mapping[float, Codes]]
     run_N: Codes
     groups: Mapping[int, int] | None
     blocks: Mapping[int, int]
@@ -153,11 +153,10 @@ def decide(results: Results, question: Question) -> Decision:
     }  # fmt: skip
     if not chosen:
         raise ValueError("no row is left to compare")
-    facts = _facts(table, chosen, question, notes)
+    facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
     largest = _largest_scale(table, chosen, arms_out, notes)
     arms = _arms_at(table, chosen, largest, arms_out)
-    complete = _complete(table, chosen, largest, arms) if results.named_tasks else arms
-    baseline = _baseline(complete, arms, question, notes)
+    baseline = _baseline(arms, question, notes)
     table = _layout(table, chosen, largest, baseline, arms, notes)
     tables = _scores(table, chosen, largest, facts, arms, question)
     can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
@@ -305,39 +304,12 @@ def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
     return chosen
 
 
-def _facts(
-    table: _Table, chosen: dict[str, str], question: Question, notes: list[str]
-) -> dict[Key, MetricFacts]:
-    """Of the metrics of tasks that are read: those that decide, and the first of the others. One
-    that cannot be read is left out where another one was asked for, or where its name is not known.
-    """
-    facts: dict[Key, MetricFacts] = {}
-    for key in list(dict.fromkeys([*chosen.items(), *list(table.by_key)[:MOST_FACTS]])):
-        try:
-            facts[key] = metric_facts(table, key, question)
-        except ValueError as error:
-            is_asked = question.task in (None, key[0]) and chosen.get(key[0]) == key[1]
-            name = key[0] if key[1] == "value" else key[1]
-            if is_asked and (len(chosen) < 2 or question.task or is_known(name)):
-                raise
-            notes.append(f"left out: {error}")
-            del table.by_key[key]
-            chosen.pop(key[0], None) if is_asked else None
-    return facts
+def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
+    """The metrics of tasks that are read: those that decide, and the first of the others."""
+    return list(dict.fromkeys([*chosen.items(), *list(table.by_key)[:MOST_FACTS]]))
 
 
-def _complete(
-    table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence[str]
-) -> list[str]:
-    """The arms with values of all tasks; all where none has."""
-    runs = [table.runs(key, scale) for key in chosen.items()]
-    return [arm for arm in arms if all(arm in of for of in runs)] or list(arms)
-
-
-def _baseline(
-    complete: Sequence[str], arms: Sequence[str], question: Question, notes: list[str]
-) -> str:
-    """The arm that is told, the one with the name of a baseline, or the first that is complete."""
+def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
     if question.baseline is not None:
         if question.baseline not in arms:
             shown = ", ".join(arms[:40])
@@ -347,7 +319,7 @@ def _baseline(
     baseline = next((plain[name] for name in BASELINES if name in plain), None)
     if baseline is None:
         last = {name.split("_")[-1]: arm for name, arm in plain.items()}
-        baseline = next((last[name] for name in BASELINES[:4] if name in last), complete[0])
+        baseline = next((last[name] for name in BASELINES[:4] if name in last), arms[0])
     notes.append(f"baseline: {baseline}")
     return baseline
 
