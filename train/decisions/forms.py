@@ -842,13 +842,11 @@ def _lm_eval_table(frame: Frame) -> None:
     groups = [re.sub(r"^\s*-\s*", "", str(cell)) for cell in frame.columns["Tasks"].values]
     frame.columns["Tasks"] = recoded(groups, frame.columns["Tasks"].codes)
     frame.roles |= {
-        "Tasks": ("task", "of lm-eval"),
-        "Metric": ("metric", "of lm-eval"),
-        "Value": ("value", "of lm-eval"),
-        "Stderr": ("spread", "of lm-eval"),
+        "Tasks": ("task", "of lm-eval"), "Metric": ("metric", "of lm-eval"),
+        "Value": ("value", "of lm-eval"), "Stderr": ("spread", "of lm-eval"),
         "n-shot": ("task", "shots are parts of the task"),
-        "Version": ("setting", "of lm-eval's task"),
-    }
+        "Version": ("setting", "of lm-eval's task")
+    }  # fmt: skip
     for name, column in frame.columns.items():
         if {"↑", "↓"} & set(map(str, column.values)):
             frame.columns[name] = column.mapped(

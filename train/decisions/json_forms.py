@@ -274,11 +274,9 @@ def _lm_eval(document: Record) -> Frame | None:
     frame = frame_of_records(rows, "lm-eval")
     frame.left_out = {reason: count for reason, count in left_out.items() if count}
     frame.roles |= {
-        "task": ("task", "of lm-eval"),
-        "metric": ("metric", "of lm-eval"),
-        "value": ("value", "of lm-eval"),
-        "n_shot": ("task", "shots are parts of the task"),
-    }
+        "task": ("task", "of lm-eval"), "metric": ("metric", "of lm-eval"),
+        "value": ("value", "of lm-eval"), "n_shot": ("task", "shots are parts of the task")
+    }  # fmt: skip
     return frame
 
 

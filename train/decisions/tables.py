@@ -194,17 +194,11 @@ class Results:
 
     def row(self, n: int) -> Measurement:
         return Measurement(
-            self.arms[self.arm_N[n]],
-            int(self.seed_N[n]),
-            self.tasks[self.task_N[n]],
-            self.metrics[self.metric_N[n]],
-            float(self.value_N[n]),
-            float(self.scale_N[n]),
-            int(self.samples_N[n]),
-            None if self.higher_N[n] < 0 else bool(self.higher_N[n]),
-            None if self.per_sample is None else self.per_sample[n],
-            int(self.block_N[n]),
-        )
+            self.arms[self.arm_N[n]], int(self.seed_N[n]), self.tasks[self.task_N[n]],
+            self.metrics[self.metric_N[n]], float(self.value_N[n]), float(self.scale_N[n]),
+            int(self.samples_N[n]), None if self.higher_N[n] < 0 else bool(self.higher_N[n]),
+            None if self.per_sample is None else self.per_sample[n], int(self.block_N[n])
+        )  # fmt: skip
 
 
 def read_results(paths: Sequence[str], columns: Columns | None = None) -> Results:
@@ -756,13 +750,11 @@ class _Reading:
         table = {
             "arm": own if roles.arms_are_columns else self._joined_texts(roles.arm),
             "seed": self._joined_texts(roles.seed or runs),
-            "block": self._joined_texts(roles.block),
-            "task": self._joined_texts(roles.task),
-            "metric": self._joined_texts(roles.metric),
-            "scale": self._joined_texts(roles.scale),
+            "block": self._joined_texts(roles.block), "task": self._joined_texts(roles.task),
+            "metric": self._joined_texts(roles.metric), "scale": self._joined_texts(roles.scale),
             "higher": self._joined_texts((roles.direction,) if roles.direction else ()),
-            "samples": self._joined_texts((roles.test_size,) if roles.test_size else ()),
-        }
+            "samples": self._joined_texts((roles.test_size,) if roles.test_size else ())
+        }  # fmt: skip
         is_dict = any(_has_dictionaries(frame.columns[name]) for name in roles.values)
         if roles.arms_are_columns:
             higher = {name_facts(name).higher for name in self.cells.names}
@@ -1040,30 +1032,17 @@ class _Reading:
             samples_N = np.where(samples_N == 0, lengths, samples_N)
         numbers = np.array([scales[text_of(text)] for text in table["scale"].values])
         return Results(
-            arms=arms,
-            tasks=tasks,
-            metrics=metrics,
-            arm_N=arm_N,
-            seed_N=seed_N,
-            task_N=task_N,
-            metric_N=metric_N,
-            value_N=cells.value_N,
-            scale_N=numbers[table["scale"].codes],
-            samples_N=samples_N,
-            higher_N=np.array(higher, np.int64)[table["higher"].codes],
-            block_N=block_N,
-            scales=_scale_names(scales, table["scale"]),
-            account=self._account(),
-            notes=tuple(dict.fromkeys(self.notes)),
-            per_sample=lists,
+            arms=arms, tasks=tasks, metrics=metrics, arm_N=arm_N, seed_N=seed_N, task_N=task_N,
+            metric_N=metric_N, value_N=cells.value_N, scale_N=numbers[table["scale"].codes],
+            samples_N=samples_N, higher_N=np.array(higher, np.int64)[table["higher"].codes],
+            block_N=block_N, scales=_scale_names(scales, table["scale"]), account=self._account(),
+            notes=tuple(dict.fromkeys(self.notes)), per_sample=lists,
             costs=any(plain_name(name) in COSTS for name in roles.scale),
             paired=has_seeds and roles.paired and not roles.runs,
-            blocks=blocks if roles.block else (),
-            seeds=seeds,
-            shares=frozenset(self.shares if not roles.is_long else ()),
-            one_arm=self._one_arm(),
-            named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks),
-        )
+            blocks=blocks if roles.block else (), seeds=seeds,
+            shares=frozenset(self.shares if not roles.is_long else ()), one_arm=self._one_arm(),
+            named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
+        )  # fmt: skip
 
     def _one_arm(self) -> str:
         """Why there is one arm, with the columns that could name it; "" where there are several."""
@@ -1077,16 +1056,8 @@ class _Reading:
                 "files of the other runs too"
             )
         no_arms = (
-            "metric",
-            "value",
-            "spread",
-            "time",
-            "direction",
-            "state",
-            "seed",
-            "step",
-            "count",
-        )
+            "metric", "value", "spread", "time", "direction", "state", "seed", "step", "count"
+        )  # fmt: skip
         others = dict[str, int]()  # {column: its rows for each value}
         for name, (role, reason) in roles.given.items():
             column = self.frame.columns.get(name)
@@ -1341,16 +1312,10 @@ class _Reading:
             self.cells_out[f"no finite number ({name} is {shown}{more})"] += texts.total()
         self.rows_out["without a value that counts"] += self.frame.rows - used
         return Account(
-            form=self.frame.form,
-            columns=tuple(columns),
-            metrics=(),
-            rows=self.rows,
-            rows_used=used,
-            rows_left_out=_counts(self.rows_out),
-            cells=self.attempted,
-            cells_used=len(self.cells.value_N),
-            cells_left_out=_counts(self.cells_out),
-        )
+            form=self.frame.form, columns=tuple(columns), metrics=(), rows=self.rows,
+            rows_used=used, rows_left_out=_counts(self.rows_out), cells=self.attempted,
+            cells_used=len(self.cells.value_N), cells_left_out=_counts(self.cells_out)
+        )  # fmt: skip
 
 
 def _quoted(name: str) -> str:
@@ -1376,11 +1341,9 @@ def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
         places.append(part.name_N + len(names))
         names += part.names
     return _Cells(
-        np.concatenate([part.row_N for part in parts]),
-        np.concatenate(places),
-        names,
-        np.concatenate([part.value_N for part in parts]),
-    )
+        np.concatenate([part.row_N for part in parts]), np.concatenate(places), names,
+        np.concatenate([part.value_N for part in parts])
+    )  # fmt: skip
 
 
 def _counts(counter: Mapping[str, int]) -> tuple[Count, ...]:

@@ -430,13 +430,9 @@ def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
         higher, source = True, "guess"
     unit, unit_from = _unit(results, key, name, facts.unit, facts.bounded, places, question)
     return MetricFacts(
-        task=task,
-        metric=metric,
-        higher_is_better=higher,
-        direction_from=source,
-        unit=unit,
-        unit_from=unit_from,
-    )
+        task=task, metric=metric, higher_is_better=higher, direction_from=source, unit=unit,
+        unit_from=unit_from
+    )  # fmt: skip
 
 
 def _unit(
@@ -535,14 +531,11 @@ def _scores(
         unit = "share" if of.unit in ("share", "percent") else of.unit
         name = task if metric == "value" else metric
         scores[task] = TaskScores(
-            values=values,
-            samples=_samples_of(table, (task, metric), scale, values),
+            values=values, samples=_samples_of(table, (task, metric), scale, values),
             band=question.band * factor,
-            limit=1.0 if unit == "share" and name_facts(name).bounded else math.inf,
-            metric=metric,
-            unit=unit,
-            higher_is_better=of.higher_is_better,
-        )
+            limit=1.0 if unit == "share" and name_facts(name).bounded else math.inf, metric=metric,
+            unit=unit, higher_is_better=of.higher_is_better
+        )  # fmt: skip
     return scores
 
 
@@ -599,12 +592,9 @@ def _is_bare(task: str, scores: TaskScores) -> bool:
 
 
 def _can_average(
-    tables: Mapping[str, TaskScores],
-    named: bool,
-    question: Question,
-    notes: list[str],
-    refusals: list[str],
-) -> bool:
+    tables: Mapping[str, TaskScores], named: bool, question: Question, notes: list[str],
+    refusals: list[str]
+) -> bool:  # fmt: skip
     """Whether the tasks have one average, as an ablation's: of one unit and one direction, and not
     of several metrics of one test set. Why not is a refusal. named: the tasks are cells of a
     column, so that their names say nothing of a metric.
@@ -690,14 +680,9 @@ def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
 
 
 def _analysis(
-    tables: Mapping[str, TaskScores],
-    baseline: str,
-    arms: Sequence[str],
-    question: Question,
-    table: _Table,
-    *,
-    average: bool,
-) -> Analysis:
+    tables: Mapping[str, TaskScores], baseline: str, arms: Sequence[str], question: Question,
+    table: _Table, *, average: bool
+) -> Analysis:  # fmt: skip
     """`analyse` of an ablation on these tables; averages among the columns are averaged no more."""
     averages = _averages(tables)
     singles = {task: one for task, one in tables.items() if task not in averages} or dict(tables)
@@ -711,14 +696,9 @@ def _analysis(
     if not others or runs[baseline] < 2:  # one run of each arm: nothing tells the noise
         singles = {task: _without_runs(scores) for task, scores in singles.items()}
     return analyse(
-        singles,
-        baseline,
-        arms=others,
-        band=max(scores.band or 0.0 for scores in singles.values()),
-        primary=question.task,
-        average=average and len(singles) > 1,
-        groups=table.groups,
-    )
+        singles, baseline, arms=others, band=max(scores.band or 0.0 for scores in singles.values()),
+        primary=question.task, average=average and len(singles) > 1, groups=table.groups
+    )  # fmt: skip
 
 
 def _plain_runs(values: Mapping[str, Mapping[int, float]]) -> Runs:
@@ -848,15 +828,9 @@ def _signals(
 
 
 def _scale_decisions(
-    table: _Table,
-    chosen: Mapping[str, str],
-    large: float,
-    facts: Mapping[Key, MetricFacts],
-    question: Question,
-    headline: str,
-    can_average: bool,
-    without: set[str],
-) -> tuple[ScaleDecision, ...]:
+    table: _Table, chosen: Mapping[str, str], large: float, facts: Mapping[Key, MetricFacts],
+    question: Question, headline: str, can_average: bool, without: set[str]
+) -> tuple[ScaleDecision, ...]:  # fmt: skip
     """All metrics of every task at every smaller scale, and the average over tasks where there is
     one, against the headline at the largest scale.
     """
@@ -888,11 +862,8 @@ def _scale_decisions(
         lower.add((AVERAGE, ""))
     kept = [column for column in order if column in columns][:MOST_SIGNALS]
     tables = ScaleTables(
-        columns={column: columns[column] for column in kept},
-        lower=lower,
-        names=table.results.scales,
-        costs=table.results.costs,
-        noise=question.noise,
-        groups=table.groups,
-    )
+        columns={column: columns[column] for column in kept}, lower=lower,
+        names=table.results.scales, costs=table.results.costs, noise=question.noise,
+        groups=table.groups
+    )  # fmt: skip
     return tables.decisions(kept[0])
