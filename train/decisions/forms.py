@@ -47,10 +47,7 @@ OTHER_FORMS = (
     (b"\x89PNG", "a picture", "give the numbers behind it"),
     (b"\xff\xd8\xff", "a picture", "give the numbers behind it"),
     (b"\x93NUMPY", "a NumPy array", "write a CSV with a column for the arm and one for the value"),
-    (b"\x80\x02", "a pickle, which is never opened", "write a CSV"),
-    (b"\x80\x03", "a pickle, which is never opened", "write a CSV"),
-    (b"\x80\x04", "a pickle, which is never opened", "write a CSV"),
-    (b"\x80\x05", "a pickle, which is never opened", "write a CSV"),
+    (b"\x80", "a pickle, which is never opened", "write a CSV"),
     (b"\x89HDF", "an HDF5 file", "export its table as CSV or Parquet"),
     (b"ARROW1", "an Arrow file", "write it as Parquet"),
     (b":W&B", "W&B's file of a run", "export the table of runs as CSV, or "

@@ -28,8 +28,8 @@ SUMMARY = re.compile(
     r"count|num_?\w*|n_\w+|summary|aggregated?|overall|std_?dev)$", re.I
 )  # fmt: skip
 RUN_LIST = re.compile(
-    r"(^|[._/ -])((per|by|all|each)_?)?(seeds?|runs?|folds?|trials?|reps?|values?|scores?|raw|list|all|"
-    r"results?)$", re.I
+    r"(^|[._/ -])((per|by|all|each)_?)?(seeds?|runs?|folds?|trials?|reps?|values?|scores?|raw|list|"
+    r"all|results?)$", re.I
 )  # fmt: skip
 
 

@@ -25,19 +25,18 @@ ARROWS_MORE = re.compile(r"[↑▲⬆]|\\uparrow|\b(higher|more|larger|bigger) i
 
 # Words that decide, as parts of a name between underscores.
 LESS_WORDS = """
-    loss losses nll perplexity ppl bpb bpc bpd error errors err errs rmse mse mae mape
-    smape mase rmsle msle medae wape nrmse rse rrmse maxae wmape mdape logloss crossentropy xent
-    ce bce fid kid lpips kld kl jsd mmd fvd fad sfid dists niqe brisque piqe hinge hamming fpr
-    fnr far frr eer hter apcer bpcer acer cer wer per der ter mer wil ler ser ece mce ace sce
-    aece brier oae rce latency delay ttft tpot itl energy watts cost price
-    carbon co2 emissions distance dist hausdorff hd hd95 assd asd chamfer cd emd wasserstein ade
-    fde minade minfde regret violation violations collision collisions hallucination
-    hallucinations toxicity mate mase maoe mave maae epe absrel sqrel silog mpjpe pampjpe medr
-    meanr mdr mnr mdrank failure failures failed crash crashes forgetting gap residual aic bic
-    deviance dtw mcd aurc eaurc overhead inertia levenshtein ned ate rpe mle nmse nmae log10
-    flips timeouts lddtloss divergence disagreement misses mistakes wrong incorrect invalid
-    penalty rtf makespan drop wql crps pinball winkler nmpiw mpiw aamr slowdown bler rms minwer medianrank
-    meanrank dcf mindcf cllr
+    loss losses nll perplexity ppl bpb bpc bpd error errors err errs rmse mse mae mape smape mase
+    rmsle msle medae wape nrmse rse rrmse maxae wmape mdape logloss crossentropy xent ce bce fid kid
+    lpips kld kl jsd mmd fvd fad sfid dists niqe brisque piqe hinge hamming fpr fnr far frr eer hter
+    apcer bpcer acer cer wer per der ter mer wil ler ser ece mce ace sce aece brier oae rce latency
+    delay ttft tpot itl energy watts cost price carbon co2 emissions distance dist hausdorff hd hd95
+    assd asd chamfer cd emd wasserstein ade fde minade minfde regret violation violations collision
+    collisions hallucination hallucinations toxicity mate maoe mave maae epe absrel sqrel silog
+    mpjpe pampjpe medr meanr mdr mnr mdrank failure failures failed crash crashes forgetting gap
+    residual aic bic deviance dtw mcd aurc eaurc overhead inertia levenshtein ned ate rpe mle nmse
+    nmae log10 flips timeouts lddtloss divergence disagreement misses mistakes wrong incorrect
+    invalid penalty rtf makespan drop wql crps pinball winkler nmpiw mpiw aamr slowdown bler rms
+    minwer medianrank meanrank dcf mindcf cllr
 """
 LESS = frozenset(LESS_WORDS.split())
 MORE_WORDS = """

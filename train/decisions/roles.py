@@ -32,10 +32,10 @@ ARM_WORDS = (
     "group", "experiment", "experiment_name", "exp", "exp_name", "run_group", "run_name",
     "display_name", "policy", "agent", "config", "config_name", "configuration", "setup",
     "architecture", "arch", "backbone", "network", "net", "encoder", "classifier", "estimator",
-    "detector", "learner", "solver", "heuristic", "framework", "baseline", "team", "submission", "participant", "ablation",
-    "run", "runs", "pretrained", "checkpoint", "train_data", "training_data", "train_dataset",
-    "training_dataset", "training_set", "train_set", "pretrain_data", "data", "filter", "tokenizer",
-    "optimizer", "loss_function", "loss_fn",
+    "detector", "learner", "solver", "heuristic", "framework", "baseline", "team", "submission",
+    "participant", "ablation", "run", "runs", "pretrained", "checkpoint", "train_data",
+    "training_data", "train_dataset", "training_dataset", "training_set", "train_set",
+    "pretrain_data", "data", "filter", "tokenizer", "optimizer", "loss_function", "loss_fn",
 )  # fmt: skip
 # Columns that name an arm together with one of `ARM_WORDS`.
 TOGETHER = re.compile(
@@ -43,6 +43,7 @@ TOGETHER = re.compile(
     r"model_version|model_revision|precision|quantization|type"
 )
 OF_MODELS = {"model", "models", "model_name", "name", "architecture", "arch", "backbone"}
+ARM_ROLES = ("text", "metric", "identifier", "setting", "value", "count")  # that an arm may have
 COUNTER = "by its name: counts the runs of an arm"  # which are not paired by it
 # A pattern of names for each role, the first that fits. Not known here: a metric or an arm.
 NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
@@ -767,36 +768,17 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
             continue
         if len(set(map(text_of, column.present()))) < 2 or _is_of_some_files(frame, column):
             continue
-        plain = plain_name(name)
+        plain, is_number = plain_name(name), _is_numeric(name, column)
         place = words.get(plain)
-        if (
-            place is None
-            and roles.given[name] == ("text", "")
-            and len(parts := plain.split("_")) == 2
-        ):
-            place = next((words[part] + 0.5 for part in parts if part in words), None)
-        if place is not None and role in (
-            "text",
-            "metric",
-            "identifier",
-            "setting",
-            "value",
-            "count",
-        ):
-            if role == "metric" and is_known(name) and _is_numeric(name, column):
-                continue
-            if (
-                role in ("metric", "value", "count")
-                and name in roles.values
-                and not are_whole(column)
-            ):
-                continue
-            named.append((place + 1000 * _is_numeric(name, column), name))
-        elif role == "text" and not roles.given[name][1]:
-            if _is_numeric(name, column):
-                continue
-            if roles.seed and len(column.present()) == frame.rows:
-                continue  # a text of each run
+        if place is None and roles.given[name] == ("text", "") and plain.count("_") == 1:
+            place = next((words[part] + 0.5 for part in plain.split("_") if part in words), None)
+        if place is not None and role in ARM_ROLES:
+            is_metric = role == "metric" and is_known(name) and is_number
+            if not is_metric and (name not in roles.values or are_whole(column)):
+                named.append((place + 1000 * is_number, name))
+        elif roles.given[name] == ("text", "") and not is_number and not (
+            roles.seed and len(column.present()) == frame.rows  # a text of each run
+        ):  # fmt: skip
             texts.append(name)
     return [name for _, name in sorted(named)] + texts
 
@@ -910,7 +892,7 @@ def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
         for name, (role, _) in roles.given.items()
         if role == "setting" and name in frame.columns and len(frame.columns[name].present()) > 1
     ]
-    varying = [name for name in varying if not roles.given[name][1] == HOLDS_SETTINGS]
+    varying = [name for name in varying if roles.given[name][1] != HOLDS_SETTINGS]
     counts = {name: len(frame.columns[name].present()) for name in varying}
     varying = [
         name for name in varying if 2 * counts[name] <= frame.rows or frame.rows < LEAST_ROWS

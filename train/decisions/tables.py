@@ -27,16 +27,16 @@ from train.decisions.forms import ERRORS, frame_of_bytes
 from train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
 from train.decisions.metric_names import is_known, name_facts, plain_name
 from train.decisions.roles import (
+    ARM_WORDS,
     CROSSING,
     NO_ARM,
+    SHOWN,
     Columns,
     Roles,
     are_of_one_size,
     are_whole,
     group_codes,
     is_design,
-    ARM_WORDS,
-    SHOWN,
     name_role,
     roles_of,
     values_of,
@@ -48,8 +48,8 @@ COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns o
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
 SEED_IN_NAME = re.compile(
-    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?"
-    r"(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
+    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial|fold)"
+    r"[-_=# ]?(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
 )  # fmt: skip
 SEED_FIRST = re.compile(r"^(?:seed|run|rep|trial)[-_=# ]?(?P<seed>\d+)[-_./ ]+(?P<arm>.+)$", re.I)
 ONLY_SEED = re.compile(  # the name says nothing else
@@ -828,8 +828,9 @@ class _Reading:
         if roles.arm == ("file",) and not self.told.names:
             _check_levels(arms.present(), taken)
         if not taken and roles.seed:  # also where other arms have no seed
-            found = {name: match for name in arms.present() if (match := SEED_IN_NAME.match(name))}
-            taken = {name: (one["arm"] + one["rest"], one["seed"]) for name, one in found.items()}
+            for name in arms.present():
+                if match := SEED_IN_NAME.match(name):
+                    taken[name] = (match["arm"] + match["rest"], match["seed"])
         if not taken:
             return
         example = next(iter(taken))
@@ -942,7 +943,8 @@ class _Reading:
             places = _refined(places, np.unique(order, return_inverse=True)[1])
         if self.frame.history:
             rows_N = self.cells.row_N.astype(np.float64)
-            return kept & (rows_N == _largest(rows_N, keys_N, kept)[keys_N])
+            kept &= rows_N == _largest(rows_N, keys_N, kept)[keys_N]
+            return kept
         several_N = np.bincount(places)[places] > 1
         self._ask(places, several_N, "seed" if self.table["seed"].present() else "", None)
         return kept
@@ -1062,19 +1064,18 @@ class _Reading:
         for name, (role, reason) in roles.given.items():
             column = self.frame.columns.get(name)
             is_open = role not in no_arms and name not in roles.arm and name != "file"
-            if column is not None and is_open and not reason.startswith("it holds"):
-                if (count := len(column.present())) > 1:
-                    others[name] = int(column.is_there().sum()) // count
+            count = len(column.present()) if column is not None else 0
+            if column is not None and is_open and count > 1 and not reason.startswith("it holds"):
+                others[name] = int(column.is_there().sum()) // count
         files = len(self.frame.columns["file"].present())
         names = [name for name in others if name not in roles.task]
         if files > 1 or any(others[name] > 1 for name in names):
             names = [name for name in names if others[name] > 1]
         ways = ["--arm file (each file is one)"] if files > 1 and roles.arm != ("file",) else []
-        if len(roles.values) > 1 and not roles.is_long and not roles.arms_are_columns:
-            if 3 * sum(map(is_known, roles.values)) <= len(roles.values) and are_of_one_size(
-                self.frame, roles
-            ):
-                ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
+        is_wide = len(roles.values) > 1 and not (roles.is_long or roles.arms_are_columns)
+        known = sum(map(is_known, roles.values))
+        if is_wide and 3 * known <= len(roles.values) and are_of_one_size(self.frame, roles):
+            ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
         ways += [f"--arm with one of {'; '.join(map(self._shown, names[:6]))}"] if names else []
         if not ways and (tasks := [name for name in others if name in roles.task]):
             shown = "; ".join(map(self._shown, tasks[:6]))
@@ -1140,8 +1141,8 @@ class _Reading:
             return
         names = self._needed(differing, rows_N, groups_N)
         column = self.frame.columns[names[0]].taken(rows_N)
-        there = np.flatnonzero(column.is_there())
-        pairs = np.unique(np.stack([groups_N[there], column.codes[there]]), axis=1)[0]
+        at = np.flatnonzero(column.is_there())
+        pairs = np.unique(np.stack([groups_N[at], column.codes[at]]), axis=1)[0]
         group = pairs[1:][pairs[1:] == pairs[:-1]][0]  # one that has two values
         n = int(np.flatnonzero(several_N)[np.flatnonzero(groups_N == group)[0]])
         arms, files = self.table["arm"], self.frame.columns["file"].present()
