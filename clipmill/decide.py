@@ -11,12 +11,7 @@ from cyclopts import Parameter
 from clipmill.app import MORE, Json, Words, make_app, print_json
 from manifests import console, disk, reader
 from manifests.web_page import MARK, pages_beside
-from train.decisions.blends import (
-    choose_blend,
-    swarm_of_ablation,
-    swarm_of_tables,
-    write_blend,
-)
+from train.decisions.blends import choose_blend, swarm_of_ablation, swarm_of_tables, write_blend
 from train.decisions.exports import check_words, failed, to_csv, to_latex, to_markdown, to_svg
 from train.decisions.page import decision_lines, render_decision
 from train.decisions.roles import Columns
@@ -48,39 +43,25 @@ Column = Parameter(group=MORE)
 
 @DECIDE.default
 def decide_results(
-    results: str,
-    /,
-    *more: str,
-    baseline: str | None = None,
-    task: str | None = None,
-    metric: str | None = None,
-    lower_is_better: Annotated[list[str] | None, Words] = None,
+    results: str, /, *more: str, baseline: str | None = None, task: str | None = None,
+    metric: str | None = None, lower_is_better: Annotated[list[str] | None, Words] = None,
     higher_is_better: Annotated[list[str] | None, Words] = None,
     without: Annotated[list[str] | None, Words] = None,
-    where: Annotated[list[str] | None, Words] = None,
-    effect: float | None = None,
-    equivalence: float = 0.0,
-    noise: float | None = None,
-    pattern: str | None = None,
-    table: str | None = None,
-    arm: Annotated[list[str] | None, Words, Column] = None,
+    where: Annotated[list[str] | None, Words] = None, effect: float | None = None,
+    equivalence: float = 0.0, noise: float | None = None, pattern: str | None = None,
+    table: str | None = None, arm: Annotated[list[str] | None, Words, Column] = None,
     seed: Annotated[list[str] | None, Words, Column] = None,
     block: Annotated[list[str] | None, Words, Column] = None,
     task_column: Annotated[list[str] | None, Words, Column] = None,
     metric_column: Annotated[list[str] | None, Words, Column] = None,
     value: Annotated[list[str] | None, Words, Column] = None,
-    scale: Annotated[str | None, Column] = None,
-    last: Annotated[str | None, Column] = None,
+    scale: Annotated[str | None, Column] = None, last: Annotated[str | None, Column] = None,
     samples: Annotated[str | None, Column] = None,
-    unit: Annotated[list[str] | None, Words, Column] = None,
-    markdown: str | None = None,
-    latex: str | None = None,
-    csv: str | None = None,
-    svg: str | None = None,
-    fail_on: Annotated[list[str] | None, Words] = None,
-    page: str | None = None,
-    as_json: Json = False,
-) -> int:
+    unit: Annotated[list[str] | None, Words, Column] = None, markdown: str | None = None,
+    latex: str | None = None, csv: str | None = None, svg: str | None = None,
+    fail_on: Annotated[list[str] | None, Words] = None, page: str | None = None,
+    as_json: Json = False
+) -> int:  # fmt: skip
     """Compare the arms of a table of results with its baseline: intervals that hold for all arms
     together, the smallest visible difference, what more would cost, and plain refusals.
 
@@ -136,17 +117,10 @@ def decide_results(
         if word not in ("share", "percent", "none"):
             raise ValueError(f"--unit {name}={word}: the unit is share, percent or none")
     question = Question(
-        baseline=baseline,
-        task=task,
-        metric=metric,
-        lower=tuple(lower_is_better or ()),
-        higher=tuple(higher_is_better or ()),
-        units=units,
-        without=tuple(without or ()),
-        effect=effect,
-        band=equivalence,
-        noise=noise,
-    )
+        baseline=baseline, task=task, metric=metric, lower=tuple(lower_is_better or ()),
+        higher=tuple(higher_is_better or ()), units=units, without=tuple(without or ()),
+        effect=effect, band=equivalence, noise=noise
+    )  # fmt: skip
     paths = [str(reader.shipped(path)) for path in (results, *more)]
     columns = Columns(names=names, where=_pairs("--where", where), pattern=pattern, table=table)
     decision = decide(read_results(paths, columns), question)
@@ -194,19 +168,12 @@ them), or Olmix's ratios.csv beside its metrics.csv: a row for each run, a colum
 
 @MIX.default
 def mix(
-    runs: str,
-    metrics: str | None = None,
-    /,
-    *,
-    target: Annotated[list[str] | None, Words] = None,
+    runs: str, metrics: str | None = None, /, *, target: Annotated[list[str] | None, Words] = None,
     lower_is_better: Annotated[list[str] | None, Words] = None,
-    higher_is_better: Annotated[list[str] | None, Words] = None,
-    samples_seen: str | None = None,
-    max_repeats: float | None = None,
-    rows: Annotated[list[str] | None, Words] = None,
-    to: str | None = None,
-    as_json: Json = False,
-) -> int:
+    higher_is_better: Annotated[list[str] | None, Words] = None, samples_seen: str | None = None,
+    max_repeats: float | None = None, rows: Annotated[list[str] | None, Words] = None,
+    to: str | None = None, as_json: Json = False
+) -> int:  # fmt: skip
     """Find the blend of sources that small runs on other blends predict to be best, with what it
     may be worse than the best one, and write it down with the ablation that would confirm it.
 
@@ -244,13 +211,9 @@ def mix(
             name, _, text = word.rpartition("=")
             sizes[name] = _rows(f"--rows {word}", text)
         swarm = swarm_of_tables(
-            runs,
-            metrics,
-            targets=target or (),
-            lower=lower_is_better or (),
-            higher=higher_is_better or (),
-            rows=sizes or None,
-        )
+            runs, metrics, targets=target or (), lower=lower_is_better or (),
+            higher=higher_is_better or (), rows=sizes or None
+        )  # fmt: skip
     choice = choose_blend(swarm, samples, max_repeats)
     console.show(*blend_lines(choice))
     if to is not None:

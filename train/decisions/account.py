@@ -11,11 +11,9 @@ MOST_NAMES = 6  # of one role or direction, in the terminal
 MOST_ROLES = 7  # lines of roles; those after them share the last one
 # What `direction_from` and `unit_from` may be, beside other words, which are printed as they are.
 SOURCES = {
-    "file": "as the file says",
-    "name": "by name",
-    "values": "by values",
-    "option": "as the options say",
-}
+    "file": "as the file says", "name": "by name", "values": "by values",
+    "option": "as the options say"
+}  # fmt: skip
 GUESS = "guess"  # how the reason of a guess begins
 
 
@@ -79,13 +77,11 @@ def account_of(decision: object) -> Account | None:
 def account_texts(account: Account) -> list[str]:
     """The account for a terminal: about a dozen lines, whatever the number of columns."""
     return [
-        account.form,
-        *_role_texts(account.columns),
-        *_direction_texts(account.metrics),
+        account.form, *_role_texts(account.columns), *_direction_texts(account.metrics),
         *_unit_texts(account.metrics),
         _count_text("rows", account.rows, account.rows_used, account.rows_left_out),
-        _count_text("cells", account.cells, account.cells_used, account.cells_left_out),
-    ]
+        _count_text("cells", account.cells, account.cells_used, account.cells_left_out)
+    ]  # fmt: skip
 
 
 def is_guess(reason: str) -> bool:

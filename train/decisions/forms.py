@@ -142,7 +142,7 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
     start = text.lstrip()[:1]
     if start in ("{", "["):
         try:
-            return frame_of_json(json.loads(text))
+            return frame_of_json(json.loads(text), table=table)
         except json.JSONDecodeError as error:
             if error.msg == "Extra data" or "\n" in text.strip():
                 read = _json_lines(text, error)
@@ -1015,6 +1015,9 @@ def _known_text_form(frame: Frame) -> Frame:
         return _chart(frame, "Step")
     if {"Wall time", "Step", "Value"} <= names:
         frame.form, frame.history = "TensorBoard's scalar", "Step"
+    elif names == {"r", "l", "t"}:
+        frame.form, frame.history = "Stable-Baselines3's monitor, a row an episode", "t"
+        frame.roles |= {"t": ("step", "the end of an episode"), "l": ("count", "its length")}
     elif {"Tasks", "Metric", "Value"} <= names and ("n-shot" in names or "Filter" in names):
         _lm_eval_table(frame)
     elif {"summary", "config"} <= names:

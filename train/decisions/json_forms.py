@@ -12,7 +12,7 @@ from typing import Any
 
 from train.decisions.frames import Frame, frame_of_records, joined
 from train.decisions.metric_names import is_known, plain_name
-from train.decisions.roles import SPLITS
+from train.decisions.roles import BASELINES, SPLITS
 
 Record = dict[str, Any]
 SEED_KEY = re.compile(r"(seed|run|rep|repeat|trial|replicate|s)?[-_ ]?\d+", re.I)
@@ -29,8 +29,23 @@ LISTS = ("results", "runs", "records", "rows", "data", "scores", "evaluations", 
          "entries", "models", "trials", "history", "log_history", "metrics")  # fmt: skip
 
 
-def frame_of_json(document: Any, *, lines: bool = False, form: str = "") -> Frame:
-    """The rows of a document, or of the documents of JSON lines. ValueError where it has none."""
+# The end of a key that summarises the list of runs beside it, and that of such a list.
+SUMMARY = re.compile(
+    r"(^|[._/ -])(mean|avg|average|median|std|stdev|sd|var|variance|stderr|sem|min|max|ci\w*|n|"
+    r"count|num_?\w*|n_\w+|summary|aggregated?|overall|std_?dev)$", re.I
+)  # fmt: skip
+RUN_LIST = re.compile(
+    r"(^|[._/ -])((per|by|all|each)_?)?(seeds?|runs?|folds?|trials?|reps?|values?|scores?|raw|list|"
+    r"all|results?)$", re.I
+)  # fmt: skip
+
+
+def frame_of_json(
+    document: Any, *, lines: bool = False, form: str = "", table: str | None = None
+) -> Frame:
+    """The rows of a document, or of the documents of JSON lines. table: which of its lists of
+    objects. ValueError where it has none.
+    """
     if isinstance(document, list):
         return _of_list(document, form or ("JSON lines" if lines else "JSON"))
     if not isinstance(document, dict):
@@ -40,6 +55,8 @@ def frame_of_json(document: Any, *, lines: bool = False, form: str = "") -> Fram
     for reader in (_own, _split, _schema, _lm_eval, _mteb, _helm, _trainer):
         if (frame := reader(document)) is not None:
             return frame
+    if table is not None:
+        return _inner_list(document, table) or frame_of_records([], "JSON")
     inner = list(document.values())
     if all(isinstance(each, list) and not _is_objects(each) for each in inner):
         return _of_lists(document)
@@ -211,17 +228,26 @@ def _exploded(row: Record) -> list[Record]:
     lists = {
         key: value
         for key, value in row.items()
-        if isinstance(value, list) and len(value) > 1 and all(map(is_number, value))
+        if isinstance(value, list) and all(map(is_number, value))
+        and len(value) > (RUN_LIST.search(key) is None)
         and key not in PER_SAMPLE
     }  # fmt: skip
     metrics = row.get("metrics")
+    bases = {RUN_LIST.sub("", key) for key in lists}
+    summaries = {
+        key for key, value in row.items()
+        if is_number(value) and SUMMARY.search(key) and SUMMARY.sub("", key) in bases
+    }  # fmt: skip
     if not lists or len({len(each) for each in lists.values()}) > 1 or isinstance(metrics, dict):
         return [row]
-    if any(is_number(value) and is_known(key) for key, value in row.items()):
+    if any(is_number(row[key]) and is_known(key) for key in row.keys() - summaries):
         return [row]  # the lists are something else
-    rest = {key: value for key, value in row.items() if key not in lists}
+    rest = {key: value for key, value in row.items() if key not in lists and key not in summaries}
     count = len(next(iter(lists.values())))
-    return [rest | {key: value[n] for key, value in lists.items()} for n in range(count)]
+    names = {key: RUN_LIST.sub("", key) or "value" for key in lists}
+    if len(set(names.values())) < len(names):
+        names = {key: key for key in lists}
+    return [rest | {names[key]: value[n] for key, value in lists.items()} for n in range(count)]
 
 
 # --- evaluation programs --------------------------------------------------------------------------
@@ -399,7 +425,15 @@ def _keyed(document: Record) -> Frame | None:
                 rows.append({**keys, **row})
 
     walk(document, ())
+    pairs = {row["key"]: tuple(row["key"].split("__")) for row in rows}
+    sets = [set(parts) for parts in zip(*pairs.values(), strict=False)]
+    is_grid = len(sets) == 2 and {len(pair) for pair in pairs.values()} == {2}
+    if is_grid and 1.25 * len(pairs) >= len(sets[0]) * len(sets[1]) > max(map(len, sets)):
+        for row in rows:  # MODEL__TEST, each with each
+            row |= dict(zip(("key", "second part of key"), pairs[row["key"]], strict=True))
     frame = frame_of_records(rows, "JSON, keyed")
+    if "second part of key" in frame.columns:
+        frame.roles["second part of key"] = ("task", "behind __ in the key, and the same in each")
     numeric_index = all(str(row.get("key", "")).isdigit() for row in rows)
     named = 0
     for name in [each for each in frame.columns if re.fullmatch(r"key( \d+)?", each)]:
@@ -416,6 +450,14 @@ def _keyed(document: Record) -> Frame | None:
                 frame.roles[name] = ("seed", "keys that count runs")
         elif keys and all(is_known(key) for key in keys):
             frame.roles[name] = ("metric", "keys that are names of metrics")
+        elif named == 0 and numeric_index and name != "key" and not (
+            {key.lower() for key in keys} & set(BASELINES)
+        ):  # fmt: skip
+            named += 1
+            frame.roles[name] = (
+                "open",
+                f"{name!r} ({', '.join(keys[:4])}) stands below numbers, the keys of rows or runs",
+            )
         else:
             named += 1
             if named == 1:
@@ -431,8 +473,8 @@ def _share_keys(lists: Iterable[Sequence[Record]]) -> bool:
     return bool(set.intersection(*keys))
 
 
-def _inner_list(document: Record) -> Frame | None:
-    """A list of objects inside of a document, with the single values beside it."""
+def _inner_list(document: Record, table: str | None = None) -> Frame | None:
+    """A list of objects inside of a document, with the single values beside it. table: its key."""
     lists = {key: value for key, value in document.items() if _is_objects(value)}
     if not lists:
         for key, part in document.items():
@@ -442,6 +484,12 @@ def _inner_list(document: Record) -> Frame | None:
     if not lists:
         return None
     chosen = next((key for key in LISTS if key in lists), None)
+    if table is not None:
+        numbered = dict(zip(map(str, range(1, len(lists) + 1)), lists, strict=True))
+        chosen = table if table in lists else numbered.get(table)
+        if chosen is None:
+            raise ValueError(f"--table {table}: its lists of objects are {', '.join(lists)}")
+        lists = {chosen: lists[chosen]}
     if len(lists) > 1 and len(lists) == len(document) and _share_keys(lists.values()):
         rows = [{"key": key, **flat(row)} for key, each in lists.items() for row in each]
         frame = frame_of_records(rows, "JSON, a list of runs for each key")
@@ -450,8 +498,8 @@ def _inner_list(document: Record) -> Frame | None:
     if chosen is None:
         if len(lists) > 1:
             raise ValueError(
-                f"it holds several lists of objects ({', '.join(list(lists)[:8])}): give one of "
-                f"them"
+                f"it holds several lists of objects ({', '.join(list(lists)[:8])}): choose one "
+                "with --table NAME"
             )
         chosen = next(iter(lists))
     notes: list[str] = []

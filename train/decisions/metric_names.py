@@ -18,27 +18,25 @@ CACHED = 65_536  # names that each step of the reading asks for again
 PREFIXES = re.compile(r"^(config|cfg|summary|params?|metrics?|hparams?|args|data|attributes)[./]+")
 # Written with capitals they are counts of mistakes: false positives, switches of identity.
 COUNTS_OF_MISTAKES = re.compile(
-    r"#? ?(FPs?|FNs?|ID ?[sS][wW]?\.?|IDs|IDSW|Frag|FM|Miss(es)?|"
-    r"Sub|Del|Ins|S\.? ?Err)"
+    r"#? ?(FPs?|FNs?|ID ?[sS][wW]?\.?|IDs|IDSW|Frag|FM|Miss(es)?|Sub|Del|Ins|S\.? ?Err)"
 )
 ARROWS_LESS = re.compile(r"[↓▼⬇]|\\downarrow|\b(lower|less|smaller) is better\b|\(-\)$", re.I)
 ARROWS_MORE = re.compile(r"[↑▲⬆]|\\uparrow|\b(higher|more|larger|bigger) is better\b|\(\+\)$", re.I)
 
 # Words that decide, as parts of a name between underscores.
 LESS_WORDS = """
-    loss losses nll perplexity ppl bpb bpc bpd error errors err errs rmse mse mae mape
-    smape mase rmsle msle medae wape nrmse rse rrmse maxae wmape mdape logloss crossentropy xent
-    ce bce fid kid lpips kld kl jsd mmd fvd fad sfid dists niqe brisque piqe hinge hamming fpr
-    fnr far frr eer hter apcer bpcer acer cer wer per der ter mer wil ler ser ece mce ace sce
-    aece brier oae rce latency delay ttft tpot itl energy watts cost price
-    carbon co2 emissions distance dist hausdorff hd hd95 assd asd chamfer cd emd wasserstein ade
-    fde minade minfde regret violation violations collision collisions hallucination
-    hallucinations toxicity mate mase maoe mave maae epe absrel sqrel silog mpjpe pampjpe medr
-    meanr mdr mnr mdrank failure failures failed crash crashes forgetting gap residual aic bic
-    deviance dtw mcd aurc eaurc overhead inertia levenshtein ned ate rpe mle nmse nmae log10
-    flips timeouts lddtloss divergence disagreement misses mistakes wrong incorrect invalid
-    penalty rtf wql crps pinball winkler nmpiw mpiw aamr slowdown bler rms minwer medianrank
-    meanrank dcf mindcf cllr
+    loss losses nll perplexity ppl bpb bpc bpd error errors err errs rmse mse mae mape smape mase
+    rmsle msle medae wape nrmse rse rrmse maxae wmape mdape logloss crossentropy xent ce bce fid kid
+    lpips kld kl jsd mmd fvd fad sfid dists niqe brisque piqe hinge hamming fpr fnr far frr eer hter
+    apcer bpcer acer cer wer per der ter mer wil ler ser ece mce ace sce aece brier oae rce latency
+    delay ttft tpot itl energy watts cost price carbon co2 emissions distance dist hausdorff hd hd95
+    assd asd chamfer cd emd wasserstein ade fde minade minfde regret violation violations collision
+    collisions hallucination hallucinations toxicity mate maoe mave maae epe absrel sqrel silog
+    mpjpe pampjpe medr meanr mdr mnr mdrank failure failures failed crash crashes forgetting gap
+    residual aic bic deviance dtw mcd aurc eaurc overhead inertia levenshtein ned ate rpe mle nmse
+    nmae log10 flips timeouts lddtloss divergence disagreement misses mistakes wrong incorrect
+    invalid penalty rtf makespan drop wql crps pinball winkler nmpiw mpiw aamr slowdown bler rms
+    minwer medianrank meanrank dcf mindcf cllr
 """
 LESS = frozenset(LESS_WORDS.split())
 MORE_WORDS = """
@@ -57,46 +55,27 @@ MORE_WORDS = """
 MORE = frozenset(MORE_WORDS.split())
 WORDS = LESS | MORE
 # Whole phrases, before the words: a rank that is an accuracy, a rank that is a place.
-PHRASES = (
-    (re.compile(r"(^|_)(mean_)?reciprocal_rank(_|$)"), True),
-    (re.compile(r"(^|_)rank_?(at_)?\d+(_|$)"), True),
-    (
-        re.compile(
-            r"(^|_)(r_?(at_)?\d+|p_?(at_)?(1|3|5|10)|(hits?|recall|precision|ndcg|map|mrr|f1)_?(at_)?\d+)(_|$)"
-        ),
-        True,
-    ),
-    (re.compile(r"(^|_)pass_?(at_)?\d+(_|$)"), True),
-    (re.compile(r"(^|_)(mean|median|avg|average|friedman|worst)_?rank(ing)?(_|$)"), False),
-    (re.compile(r"^(rank|place|position)$"), False),
-    (re.compile(r"(^|_)rank_?(mean|median|avg|average)(_|$)"), False),
-    (re.compile(r"(^|_)fpr_?(at_)?(tpr_?)?\d*(_|$)"), False),
-    (
-        re.compile(r"(^|_)(false_(positive|negative|alarm|acceptance|rejection))s?(_rate)?(_|$)"),
-        False,
-    ),
-    (re.compile(r"(^|_)true_(positive|negative)s?(_rate)?(_|$)"), True),
-    (re.compile(r"(^|_)cross_entropy(_|$)"), False),
-    (re.compile(r"(^|_)(miss|failure|fail|word_error|char_error|refusal)_?rates?(_|$)"), False),
-    (re.compile(r"(^|_)edit_distance(_|$)"), False),
-    (re.compile(r"^(\w+_)?(memory|vram|ram|mem)(_(mb|gb|mib|gib|usage|used|allocated))?$"), False),
-    (re.compile(r"(^|_)(abs|sq)_rel(_|$)"), False),
-    (
-        re.compile(r"(^|_)angle_(mean|median)(_|$)|(^|_)(mean|median|angular)_(angle|error)(_|$)"),
-        False,
-    ),
-    (re.compile(r"(^|_)davies_bouldin"), False),
-    (re.compile(r"(^|_)(inference|response|decode|generation|prediction)_time(_|$)"), False),
-    (re.compile(r"(^|_)\w+_per_(s|sec|second|min|minute)(_|$)"), True),
-    (re.compile(r"(^|_)(s|sec|seconds?|ms|joules?|cost)_per_\w+$"), False),
-    (re.compile(r"(^|_)log_?(prob|probs|probability|likelihood)(_|$)"), True),
-    (re.compile(r"(^|_)explained_var(iance)?(_|$)"), True),
-    (re.compile(r"(^|_)exact_match(_|$)"), True),
-    (re.compile(r"(^|_)win_?rates?(_|$)"), True),
-    (re.compile(r"(^|_)mean_per_class_recall(_|$)"), True),
-    (re.compile(r"(^|_)r_squared(_|$)|(^|_)r_?2(_score)?$"), True),
-    (re.compile(r"(^|_)bits_(per_\w+|char|byte|token|dim|word)"), False),
-)
+PHRASES = tuple(
+    (re.compile(rf"(^|_)({pattern})(_|$)"), higher)
+    for higher, pattern in (
+        (True, r"reciprocal_rank|rank_?(at_)?\d+|r_?(at_)?\d+|p_?(at_)?(1|3|5|10)|"
+         r"(hits?|recall|precision|ndcg|map|mrr|f1|pass)_?(at_)?\d+"),
+        (False, r"(mean|median|avg|average|friedman|worst)_?rank(ing)?|"
+         r"rank_?(mean|median|avg|average)|fpr_?(at_)?(tpr_?)?\d*|cross_entropy|edit_distance|"
+         r"(false_(positive|negative|alarm|acceptance|rejection))s?(_rate)?|(abs|sq)_rel|"
+         r"(miss|failure|fail|word_error|char_error|refusal)_?rates?|[fk]id\d+k?|"
+         r"(steps|episodes|epochs|rounds|samples|time)_(to|until)|davies_bouldin\w*|"
+         r"steps_(per_)?(success|goal|solved?|win)|angle_(mean|median)|"
+         r"(mean|median|angular)_(angle|error)|"
+         r"(inference|response|decode|generation|prediction)_time|"
+         r"(s|sec|seconds?|ms|joules?|cost)_per(_\w+)?|bits_(per_\w+|char|byte|token|dim|word)\w*"),
+        (False, r"(?<!.)(rank|place|position|"
+         r"(\w+_)?(memory|vram|ram|mem)(_(mb|gb|mib|gib|usage|used|allocated))?)(?!.)"),
+        (True, r"true_(positive|negative)s?(_rate)?|\w+_per_(s|sec|second|min|minute)|"
+         r"log_?(prob|probs|probability|likelihood)|explained_var(iance)?|exact_match|"
+         r"win_?rates?|mean_per_class_recall|r_squared|r_?2(_score)?"),
+    )
+)  # fmt: skip
 # Words that say of what or how, not what: they never decide.
 QUALIFIERS = re.compile(
     r"\d+|top_?\d*|at|val|valid|validation|eval|test|train|dev|mean|avg|average|best|final|last|micro|"
@@ -108,8 +87,8 @@ NEGATED = re.compile(r"^(neg|negative|minus|1_minus|one_minus|inverse|inv)_")
 SHARES = re.compile(
     r"(^|_)(main_metric|[a-z]*acc|[a-z]*accuracy|acc\d+|top_?\d+|top|recall|precision|prec|f1|f2|f_?score|f_?beta|m?ap|ap\d+|map\d+|em|"
     r"exact_match|auc|auroc|aupr|auprc|roc_auc|pr_auc|rocauc|prauc|iou|miou|fwiou|jaccard|dice|dsc|err(or)?_rate|"
-    r"top_?\d_err(or)?|^err(or)?|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
-    r"hits?|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?\d+|"
+    r"top_?\d_err(or)?|^err(or)?|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per(?!_)|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
+    r"hits?|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?(at_)?\d+|p_at_\d+|"
     r"cmc|pq|sq|rq|nds|mota|idf1|hota|pck|ppv|npv|hallucination_rate|"
     r"hit_rate|miss_rate|failure_rate|mc1|mc2|correct)(_|$)"
 )
@@ -222,6 +201,8 @@ def _by_words(plain: str) -> bool | None:
     if NO_METRICS.search(plain) and weak is None and "loss" not in plain and "acc" not in plain:
         return None
     for word in reversed(plain.split("_")):
+        if word == "per" and not plain.endswith("per"):
+            continue  # images per second, not the rate of errors in phonemes
         stem = re.sub(r"\d+$", "", word)
         if word in LESS or stem in LESS:
             return False
@@ -248,6 +229,11 @@ def task_stem(name: str) -> str:
     words = plain_name(name).split("_")
     kept = [word for word in words if not _is_word(word)]
     return "_".join(kept) if len(kept) < len(words) else f"{name} alone"
+
+
+def deciding_words(name: str) -> frozenset[str]:
+    """The words of a name that say what was measured."""
+    return frozenset(word for word in plain_name(name).split("_") if _is_word(word))
 
 
 def is_average(name: str) -> bool:

@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 
 from train.decisions.cells import is_missing
 from train.decisions.frames import Column, Frame, text_of
-from train.decisions.metric_names import is_bare_metric, is_known, name_facts, plain_name
+from train.decisions.metric_names import (
+    deciding_words,
+    is_bare_metric,
+    is_known,
+    name_facts,
+    plain_name,
+    task_stem,
+)
 
 ARM_WORDS = (
     "arm", "variant", "treatment", "condition", "recipe", "method", "methods", "approach",
@@ -25,10 +32,10 @@ ARM_WORDS = (
     "group", "experiment", "experiment_name", "exp", "exp_name", "run_group", "run_name",
     "display_name", "policy", "agent", "config", "config_name", "configuration", "setup",
     "architecture", "arch", "backbone", "network", "net", "encoder", "classifier", "estimator",
-    "detector", "learner", "framework", "baseline", "team", "submission", "participant", "ablation",
-    "run", "runs", "pretrained", "checkpoint", "train_data", "training_data", "train_dataset",
-    "training_dataset", "training_set", "train_set", "pretrain_data", "data", "filter", "tokenizer",
-    "optimizer", "loss_function", "loss_fn",
+    "detector", "learner", "solver", "heuristic", "framework", "baseline", "team", "submission",
+    "participant", "ablation", "run", "runs", "pretrained", "checkpoint", "train_data",
+    "training_data", "train_dataset", "training_dataset", "training_set", "train_set",
+    "pretrain_data", "data", "filter", "tokenizer", "optimizer", "loss_function", "loss_fn",
 )  # fmt: skip
 # Columns that name an arm together with one of `ARM_WORDS`.
 TOGETHER = re.compile(
@@ -36,14 +43,14 @@ TOGETHER = re.compile(
     r"model_version|model_revision|precision|quantization|type"
 )
 OF_MODELS = {"model", "models", "model_name", "name", "architecture", "arch", "backbone"}
+ARM_ROLES = ("text", "metric", "identifier", "setting", "value", "count")  # that an arm may have
 COUNTER = "by its name: counts the runs of an arm"  # which are not paired by it
 # A pattern of names for each role, the first that fits. Not known here: a metric or an arm.
 NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     (role, re.compile(pattern), reason)
     for role, pattern, reason in (
         ("state", r"(sys_|run_|trial_|job_|experiment_)?(state|status)|(sys_)?(crashed|failed|"
-        r"finished|completed)|"
-         r"exit_code|returncode",
+         r"finished|completed)|exit_code|returncode",
          "by its name: the state of a run"),
         ("per_sample", r"per_sample|per_sample_\w+", "by its name: values of single samples"),
         ("direction", r"(higher|greater|bigger|more|lower|less|smaller)_is_better|direction|goal",
@@ -51,9 +58,10 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("setting", r"(max|num|n|total|warmup|warm_up|decay|train|max_train|min|log|logging|save|"
          r"eval|accum\w*|grad\w*|lr\w*|patience|inner|outer|local|early_stop\w*)_(\w+_)?"
          r"(steps?|epochs?|iters?|iterations?|rounds?|updates?|timesteps?)|epochs|patience|"
-         r"epochs_\w+|total_env_steps",
+         r"epochs_\w+|\w+_epochs|(\w+_)?episodes|total_env_steps",
          "by its name: a setting"),
-        ("count", r"best_(epoch|step|iter|iteration|round)", "by its name: when it was best"),
+        ("count", r"best_(epoch|step|iter|iteration|round)|\w+_this_(epoch|step|iter|round)",
+         "by its name: when it was best, or a part of a step"),
         ("seed", r"(\w+_)?(random_)?(seeds?|random_state|rng)(_?(id|no|num|number|idx|index|"
         r"value))?",
          "by its name: tells runs apart"),
@@ -61,10 +69,9 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         r"attempt|restart|"
          r"(run|exp|experiment|trial|rep|repeat|repetition|replicate)_?(no|num|number|idx|index)",
          COUNTER),
-        ("step", r"_?step|(\w+_)?(global_?step|step|steps|frame|iter|iters|iteration|"
-        r"iterations|epoch|"
-         r"updates?|num_updates|env_steps|timesteps?|frames|training_iteration|batch_idx|round|"
-         r"rounds|it)", "by its name: a step of training"),
+        ("step", r"_?step|(\w+_)?(global_?step|step|steps|frame|iter|iters|iteration|iterations|"
+         r"epoch|generations?|updates?|num_updates|env_steps|timesteps?|frames|training_iteration|"
+         r"batch_idx|round|rounds|it)", "by its name: a step of training"),
         ("scale", r"samples_seen|tokens_seen|scale|tokens|compute|(n|num|train\w*)_tokens",
          "by its name: how large a run was"),
         ("time", r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
@@ -79,26 +86,28 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"task_name|task_id|key|corpus|scenario|environment|env|env_id|env_name|game|problem|"
          r"suite|subset|subtask|language|languages|lang|locale|domain|category|subject|n_?shots?|"
          r"num_?fewshots?|num_?shots?|shots?|k_?shots?|few_?shots?|class|class_name|organ|attribute|"
-         r"corruption|severity|source_domain|target_domain|test_data|eval_data|test_domain",
+         r"corruption|severity|source_domain|target_domain|test_data|eval_data|test_domain|"
+         r"instances?(_name|_id)?|series(_name|_id)?|regions?|roi|country|"
+         r"dataset_(config|path)|(\w+_)?(in|out)_?(of_)?distribution",
          "by its name: what is tested on"),
-        ("identifier", r"_?(\w+_)?(id|ids|uuid|guid|hash|sha|sha\d+|commit|md5|url|urls|uri|"
-        r"filepath|"
-         r"file_path|path|filename|dir|directory|folder|logdir|link|pid|hostname)|_?(host|node_ip|ip|"
-         r"user|username|author|email|artifact\w*|sweep|job_type|gpu|gpus|gpu_type|gpu_name|device|"
-         r"entity|project|doi|bibkey|citation|experiment_(tag|key)|lifecycle_stage|number|no|nr|row|"
-         r"idx|index|line|year|venue|published|publication\w*|released?|release_date|month|conference|"
-         r"python_version|git(_\w+)?|node|rev|place|position|job_num|"
-         r"(run|trial|job)_key)", "by its name: an identifier"),
+        ("identifier", r"_?(\w+_)?(id|ids|uuid|guid|hash|fingerprint|checksum|sha|sha\d+|commit|"
+         r"md5|url|urls|uri|filepath|file_path|path|filename|dir|directory|folder|logdir|link|pid|"
+         r"hostname)|_?(host|node_ip|ip|user|username|author|email|artifact\w*|sweep|job_type|gpu|"
+         r"gpus|gpu_type|gpu_name|device|entity|project|doi|bibkey|citation|experiment_(tag|key)|"
+         r"lifecycle_stage|number|no|nr|row|idx|index|line|year|venue|published|publication\w*|"
+         r"released?|release_date|month|conference|python_version|git(_\w+)?|node|rev|place|"
+         r"position|job_num|(run|trial|job)_key)", "by its name: an identifier"),
         ("spread", r"(\w+_)?(std|stdev|stddev|std_?dev|std_?err|stderr|sem|se|sd|var|variance|"
-         r"standard_(deviation|error)\w*|deviation|sigma|ci|ci_?\d+|ci_?(low|lower|high|upper|lo|hi|"
-         r"l|u|above|below|width|size|half)\w*|\d*_?ci_\w+|conf_?int\w*|confidence_interval\w*|"
-         r"error_bars?|errorbars?|iqr|half_width|plus_minus|uncertainty|95|99)|"
-         r"(std|stdev|stderr|sem|se|sd|variance|ci\d*|conf_?int|standard_(deviation|error)|std_?dev|"
-         r"std_?err|deviation|uncertainty|interval|confidence)_(of_)?\w+|"
-         r"(\w+_)?(quantiles?|percentiles?)_\w+|(\w+_)?q(0\d{2}|\d{2}|\d{3})|"
-         r"lower|upper|low|high|lo|hi|lcb|ucb|lb|ub|margin|margin_of_error|moe|mad|cv|q\d+|"
-         r"p(25|75|05|95)|quantile\w*|percentile\w*|minimum|maximum|min|max|range|interval|pm|"
-         r"bootstrap\w*|5|25|50|75|95|(lower|upper)_(bound|limit|ci)\w*|variation",
+         r"standard_(deviation|error)\w*|deviation|sigma|ci|ci_?\d+|ci_?(low|lower|high|upper|lo|"
+         r"hi|l|u|above|below|width|size|half)\w*|\d*_?ci_\w+|conf_?int\w*|confidence_interval\w*|"
+         r"error_bars?|errorbars?|iqr|half_width|plus_minus|uncertainty|95|99)|(std|stdev|stderr|"
+         r"sem|se|sd|variance|ci\d*|conf_?int|standard_(deviation|error)|std_?dev|std_?err|"
+         r"deviation|uncertainty|interval|confidence)_(of_)?\w+|(\w+_)?(quantiles?|"
+         r"percentiles?)_\w+|(\w+_)?q(0\d{2}|\d{2}|\d{3})|lower|upper|low|high|lo|hi|lcb|ucb|lb|"
+         r"ub|margin|margin_of_error|moe|mad|cv|q\d+|p(25|75|05|95)|quantile\w*|percentile\w*|"
+         r"minimum|maximum|min|max|range|interval|pm|bootstrap\w*|5|25|50|75|95|(lower|"
+         r"upper)_(bound|limit|ci|err(or)?)\w*|variation|(\w+_)?([tzf]_?test|[tzf]_?stat\w*|"
+         r"[tzf]_value|p_?val(ue)?s?|[pt]_?adj\w*|wilcoxon\w*|cohens?_d|effect_size|significan\w+)",
          "by its name: a spread, not a value"),
         ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?(lr|learning_rate|wd|"
         r"weight_decay|batch_?size|bs|bsz|dropout\w*|"
@@ -129,7 +138,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("value", r"values?|score|result|results|metric_value|main_score|y|obs_value",
          "by its name: the values"),
         ("text", r"(\w+_)?(notes?|comments?|description|desc|remarks?|tags|summary|command|cmd|"
-         r"args|argv|citation|abstract|message|text|prompt_text|response|readme|bibtex|"
+         r"(termination|stop|stopping)_\w+|\w+_reason|args|argv|citation|abstract|message|text|prompt_text|response|readme|bibtex|"
          r"display|paper|paper_title|title|authors?|license|organization|affiliation|error_message)",
          "by its name: a text"),
     )
@@ -168,10 +177,20 @@ RUN_NAMES = re.compile(
     r"(run|trial|experiment|exp|job|task)?_?(name|key|id|uuid|hash|num|no|number|tag)|runs?|name|"
     r"experiments?|exp|key|id|index|display_name|uid|folder|dir|path|file_?name|logdir|rev|log|trial"
 )
-BASELINES = ("baseline", "base", "raw", "control", "unfiltered", "no_filter", "none", "default")
+STAGES = {"train", "training", "val", "valid", "validation", "dev", "test", "eval", "best", "last",
+          "final", "mean", "avg", "std", "before", "after", "source", "target"}  # fmt: skip
+PATH = re.compile(r".*[/\\].*\.(?!\d+$)\w{1,6}")
+BASELINES = ("baseline", "raw", "control", "unfiltered", "base", "no_filter", "none", "default")
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
+HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
 MOST_DERIVED = 16  # columns among which differences of others are looked for
 SHOWN = 4  # values of a column in a message
+MOST_PATTERN = 10_000_000  # arms times distinct values whose pattern is looked at
+# How many times larger a column of one metric may be than another one, over tasks and over runs.
+LIKE_TASKS, LIKE_RUNS = 1000.0, 20.0
+MOST_NAMED_ARMS = 12  # columns that are arms, of which one may have the name of a metric by chance
+MOST_STATES = 15  # distinct ones of a column of states
+LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +258,7 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
             roles.given[name] = frame.roles.get(name) or _by_name(
                 name, column, numeric[name], frame
             )
+    _check_open(frame, told, roles)
     _settle_directions(roles)
     _spreads_of_others(frame, roles, numeric)
     _settle_values(frame, told, roles, numeric)
@@ -330,13 +350,18 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     if not is_numeric and name != "table" and _are_metrics(present):
         return "metric", "its values are names of metrics"
     if not plain or re.fullmatch(r"unnamed_\d+|column_1|level_\d", plain):
-        if is_numeric and _counts_rows(column):
+        is_index = len(present) == len(column) and are_whole(column)
+        if is_numeric and (is_index or _counts_rows(column)):
             return "identifier", "an index of rows"
         return ("metric", "numbers") if is_numeric else ("text", "")
     first = next(
         ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
     )
     known = is_known(name) and is_numeric
+    if not is_numeric and len(present) > 1 and all(PATH.fullmatch(str(each)) for each in present):
+        return "identifier", "paths of files"
+    if not is_numeric and all(str(value).lstrip()[:1] == "{" for value in present):
+        return "setting", HOLDS_SETTINGS
     if SPLIT_NAME.fullmatch(plain) and _are_splits(present):
         return "split", "its values are splits of a test set"
     if known and (first is None or first[0] in ("per_sample", "metric", "text")):
@@ -344,7 +369,7 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     if known and first is not None and _is_metric_first(plain, first[0]):
         return "metric", "by its name"
     if first is None:
-        if is_numeric and SETTING_PREFIX.match(name):
+        if SETTING_PREFIX.match(name):
             return "setting", "by its prefix: a setting of the run"
         return ("metric", "numbers") if is_numeric else ("text", "")
     return _checked(first, column, is_numeric, name)
@@ -399,6 +424,12 @@ def _checked(
             return "text", ""
     if role == "seed" and is_numeric and not are_whole(column):
         return "metric", "numbers"
+    if role == "state" and len(column.present()) > MOST_STATES:
+        return "task", "its values are names, not states of a run"
+    if role == "task" and {str(each).lower() for each in column.present()} <= {"true", "false"}:
+        return "text", ""
+    if role == "task" and is_numeric and CROSSING.fullmatch(plain_name(name)):
+        return "identifier", reason
     if role == "step" and is_numeric and SETTING_PREFIX.match(name):
         return "setting", "by its prefix: a setting of the run"
     if role in ("metric", "text") and is_numeric:
@@ -505,9 +536,8 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
     values = [name for name in metrics if name not in names]
     for name in [each for each in names if values and len(frame.columns[each].present()) < 2]:
         is_told = "metric" in told.names or frame.roles.get(name, ("",))[0] == "metric"
-        if not is_told and not any(
-            is_known(text_of(each)) for each in frame.columns[name].present()
-        ):
+        is_name = any(is_known(text_of(each)) for each in frame.columns[name].present())
+        if not is_told and (len(values) > 1 or not is_name):
             names.remove(name)  # one name beside several columns of values says nothing
             roles.given[name] = ("text", "the same in every row")
     listed = list(roles.of("value"))
@@ -537,12 +567,17 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
         roles.given[name] = ("metric", "numbers")
     roles.metric = tuple(names)
     roles.values = tuple(name for name in roles.of("metric") if name not in names)
+    roles.is_long = bool(names) and len(roles.values) == 1
 
 
 def _settle_seed(frame: Frame, told: Columns, roles: Roles) -> None:
     """The seed; several that vary are one together."""
     names = roles.of("seed")
-    if "seed" not in told.names:
+    if "seed" in told.names:
+        for name in [each for each in names if each not in told.names["seed"]]:
+            roles.given[name] = ("identifier", "another column was told by --seed")
+        names = list(told.names["seed"])
+    else:
         for name in [each for each in names if len(frame.columns[each].present()) < 2]:
             if len(names) > 1:
                 roles.given[name] = ("setting", "the same in every row")
@@ -550,7 +585,7 @@ def _settle_seed(frame: Frame, told: Columns, roles: Roles) -> None:
     for name in [each for each in frame.columns if plain_name(each) == "run"]:
         column, role = frame.columns[name], roles.given.get(name, ("",))[0]
         is_free = role in ("metric", "text", "count") and name not in told.names.get("arm", ())
-        if is_free and _is_numeric(name, column) and are_whole(column):
+        if "seed" not in told.names and is_free and _is_numeric(name, column) and are_whole(column):
             roles.values = tuple(each for each in roles.values if each != name)
             roles.given[name] = ("seed", COUNTER)
             if names:
@@ -620,6 +655,18 @@ def _settle_settings(frame: Frame, roles: Roles) -> None:
 
 
 # --- the arm --------------------------------------------------------------------------------------
+
+
+def _check_open(frame: Frame, told: Columns, roles: Roles) -> None:
+    """ValueError, a question, where a form leaves open whether a column names arms or tasks."""
+    for name in roles.of("open"):
+        if "arm" in told.names or "task" in told.names:
+            roles.given[name] = ("text", "")
+            continue
+        raise ValueError(
+            f"{roles.given[name][1]}: is it the arm (--arm '{name}') or the task "
+            f"(--task-column '{name}')?"
+        )
 
 
 def _settle_arm(frame: Frame, told: Columns, roles: Roles, several_files: bool) -> None:
@@ -695,7 +742,7 @@ def _check_label(frame: Frame, roles: Roles) -> None:
     the others have none: it may be what tells rows apart.
     """
     known = [name for name in roles.values if is_known(name)]
-    if len(known) == 1 and len(roles.values) > 2 and frame.rows > 1:
+    if len(known) == 1 and 2 < len(roles.values) < MOST_NAMED_ARMS and frame.rows > 1:
         name = known[0]
         raise ValueError(
             f"is {name!r} ({values_of(frame.columns[name])}) one of the arms, or what the rows "
@@ -711,41 +758,35 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
     words: dict[str, float] = {word: place for place, word in enumerate(ARM_WORDS)}
     named: list[tuple[float, str]] = []
     texts: list[str] = []
+    stems = tuple(f"{task_stem(name)}_" for name in roles.values if not is_bare_metric(name))
     for name, (role, _) in roles.given.items():
+        if len(stems) > 1 and plain_name(name).startswith(stems):
+            continue  # it stands beside a column of values: `A_config` beside `A_acc`
         column = frame.columns.get(name)
-        is_counter = roles.given[name][1].startswith("counts runs")
+        is_counter = roles.given[name][1].startswith(("counts runs", HOLDS_SETTINGS))
         if column is None or is_counter or name in roles.metric:
             continue
-        if len(set(map(text_of, column.present()))) < 2:
+        if len(set(map(text_of, column.present()))) < 2 or _is_of_some_files(frame, column):
             continue
-        plain = plain_name(name)
+        plain, is_number = plain_name(name), _is_numeric(name, column)
         place = words.get(plain)
-        if place is None and role == "text" and len(parts := plain.split("_")) == 2:
-            place = next((words[part] + 0.5 for part in parts if part in words), None)
-        if place is not None and role in (
-            "text",
-            "metric",
-            "identifier",
-            "setting",
-            "value",
-            "count",
-        ):
-            if role == "metric" and is_known(name) and _is_numeric(name, column):
-                continue
-            if (
-                role in ("metric", "value", "count")
-                and name in roles.values
-                and not are_whole(column)
-            ):
-                continue
-            named.append((place + 1000 * _is_numeric(name, column), name))
-        elif role == "text" and not roles.given[name][1]:
-            if _is_numeric(name, column):
-                continue
-            if roles.seed and len(column.present()) == frame.rows:
-                continue  # a text of each run
+        if place is None and roles.given[name] == ("text", "") and plain.count("_") == 1:
+            place = next((words[part] + 0.5 for part in plain.split("_") if part in words), None)
+        if place is not None and role in ARM_ROLES:
+            is_metric = role == "metric" and is_known(name) and is_number
+            if not is_metric and (name not in roles.values or are_whole(column)):
+                named.append((place + 1000 * is_number, name))
+        elif roles.given[name] == ("text", "") and not is_number and not (
+            roles.seed and len(column.present()) == frame.rows  # a text of each run
+        ):  # fmt: skip
             texts.append(name)
     return [name for _, name in sorted(named)] + texts
+
+
+def _is_of_some_files(frame: Frame, column: Column) -> bool:
+    """Whether more than a quarter of the files have no cell of a column."""
+    files = frame.columns["file"].codes if "file" in frame.columns else np.zeros(frame.rows, int)
+    return bool((np.bincount(files, column.is_there()) == 0).mean() > 0.25)
 
 
 def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
@@ -814,18 +855,32 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
         return False
     if roles.metric and not any(is_known(name) for name in values):
         return True  # the rows are of metrics
+    stems = {task_stem(name) for name in values}
+    if roles.task and len(set(map(deciding_words, values))) == 1 < len(stems) == len(values) and (
+        deciding_words(values[0]) and not any(is_bare_metric(name) for name in values)
+        and not any(DATA_SETS.search(stem) or set(stem.split("_")) & STAGES for stem in stems)
+    ):  # fmt: skip
+        return True  # the same metric of each
     if any(is_known(name) and is_bare_metric(name) for name in values):
         return False
     if any(SETTING_PREFIX.match(name) or METRIC_PREFIX.match(name) for name in values):
         return False
-    unknown = [name for name in values if name_facts(name).higher is None]
-    if len(unknown) < len(values):
+    known = [name for name in values if name_facts(name).higher is not None]
+    if 3 * len(known) > len(values) * bool(roles.task):  # a name may hold a metric's word by chance
+        return False
+    if not are_of_one_size(frame, roles):
         return False
     if all(DATA_SETS.search(plain_name(name)) for name in values):
         return False
     if frame.history:
         return False
     return bool(roles.task or roles.metric or roles.seed)
+
+
+def are_of_one_size(frame: Frame, roles: Roles) -> bool:
+    """Whether the columns of values could be one metric of several arms, by their size."""
+    sizes = [float(np.nanmedian(np.abs(frame.columns[name].numbers()))) for name in roles.values]
+    return max(sizes) <= (LIKE_TASKS if roles.task else LIKE_RUNS) * max(min(sizes), 1e-12)
 
 
 def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
@@ -836,6 +891,11 @@ def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
         name
         for name, (role, _) in roles.given.items()
         if role == "setting" and name in frame.columns and len(frame.columns[name].present()) > 1
+    ]
+    varying = [name for name in varying if roles.given[name][1] != HOLDS_SETTINGS]
+    counts = {name: len(frame.columns[name].present()) for name in varying}
+    varying = [
+        name for name in varying if 2 * counts[name] <= frame.rows or frame.rows < LEAST_ROWS
     ]
     if len(varying) == 1:
         roles.give("arm", varying, "the only column that tells rows apart")
@@ -900,9 +960,51 @@ def _settle_runs(frame: Frame, roles: Roles) -> None:
             roles.seed, roles.paired = (name,), False
 
 
+def is_design(column: Column, arms_N: NDArray[np.int64]) -> bool:
+    """Whether most arms with several values of a column have the same ones: what the experiment
+    chose, not what it found. Of one arm: whether each value is there twice.
+    """
+    there = column.is_there()
+    present, arms = np.unique(arms_N[there], return_inverse=True)
+    if not len(present) or len(present) * len(column.values) > MOST_PATTERN:
+        return False
+    counts = np.bincount(arms * len(column.values) + column.codes[there],
+                         minlength=len(present) * len(column.values))  # fmt: skip
+    table = counts.reshape(len(present), -1) > 0
+    table = table[table.sum(axis=1) > 1]
+    if len(present) == 1:
+        return len(table) == 1 and 2 * int(table.sum()) <= int(there.sum())
+    alike = np.unique(table, axis=0, return_counts=True)[1]
+    return bool(len(alike) and alike.max() > 1 and 2 * alike.max() > alike.sum())
+
+
+def _settle_design(frame: Frame, roles: Roles) -> None:
+    """Columns of numbers without the name of a metric that the experiment chose: the same ones, as
+    often, in every arm; or, beside a known metric, so few that each is there four times.
+    """
+    open_values = [
+        name for name in roles.values
+        if roles.given[name] == ("metric", "numbers") or plain_name(name) == "rank"
+    ]  # fmt: skip
+    has_known = len(open_values) < len(roles.values)
+    if roles.is_long or roles.arms_are_columns or not open_values or not roles.arm:
+        return
+    arms = group_codes(frame, roles.arm)
+    for name in open_values:
+        rows, values = int(frame.columns[name].is_there().sum()), len(frame.columns[name].present())
+        is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
+        if is_few or (len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)):
+            roles.given[name] = ("setting", "the same few numbers in every arm")
+    kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
+    if not kept:
+        roles.give("metric", roles.values, "numbers")
+    roles.values = kept or roles.values
+
+
 def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
     """Steps, scales, blocks, and what is left: a text, or a column that nothing needs yet."""
     _settle_runs(frame, roles)
+    _settle_design(frame, roles)
     roles.block = told.names.get("block", ())
     roles.values = tuple(name for name in roles.values if name not in roles.block)
     steps = roles.of("step")
@@ -927,10 +1029,6 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
                     "setting",
                     "the same in every row, or another one is the scale",
                 )
-    for name in [each for each in roles.values if re.fullmatch(r"column \d+", each) or not each]:
-        if roles.arm and not roles.is_long and _counts_in_arms(frame, roles, name):
-            roles.given[name] = ("identifier", "no name; it counts the rows of each arm")
-            roles.values = tuple(each for each in roles.values if each != name)
     for name in (*roles.scale, *roles.block):
         roles.values = tuple(each for each in roles.values if each != name)
     if roles.arms_are_columns and not roles.task:
@@ -951,12 +1049,15 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
                 roles.given[name] = ("text", "another name of the arm")
     if roles.arm and not roles.is_long:
         _settle_constants(frame, roles)
+    arms = group_codes(frame, roles.arm)
     for name in list(frame.columns):
         role, reason = roles.given.get(name, ("text", ""))
         plain = plain_name(name)
         if name == "file" and name not in roles.given:
             roles.given[name] = ("identifier", "the name of the file")
-        elif role in ("setting", "count") or (role == "text" and not reason) or (
+        elif (role == "setting" and reason != HOLDS_SETTINGS) or (
+            role == "count" and is_design(frame.columns[name], arms)
+        ) or (role == "text" and not reason) or (
             CROSSING.fullmatch(plain) and role in ("identifier", "metric", "text", "task")
             and name not in roles.task and name not in (*roles.arm, *roles.seed)
         ):  # fmt: skip
@@ -983,19 +1084,6 @@ def _settle_constants(frame: Frame, roles: Roles) -> None:
         roles.values = kept
     else:
         roles.give("metric", roles.values, "numbers")
-
-
-def _counts_in_arms(frame: Frame, roles: Roles, name: str) -> bool:
-    """Whether a column of whole numbers has the same ones in every arm, from 0 or 1 on."""
-    column = frame.columns[name]
-    if not are_whole(column):
-        return False
-    arms, numbers = group_codes(frame, roles.arm), column.numbers()
-    sets = {tuple(sorted(numbers[arms == arm].tolist())) for arm in np.unique(arms).tolist()[:50]}
-    first = next(iter(sets))
-    return (
-        len(sets) == 1 and len(first) > 1 and first[0] in (0, 1) and len(set(first)) == len(first)
-    )
 
 
 def _no_values(frame: Frame, roles: Roles) -> str:

@@ -11,7 +11,7 @@ import gc
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,24 +22,21 @@ from manifests import disk
 from manifests.layout import AblationLayout
 from train.config import configure
 from train.decisions.account import Account, ColumnRole, Count
-from train.decisions.cells import (
-    PERCENT_NOTE,
-    SIZES,
-    SPREAD_NOTE,
-    is_empty,
-    is_missing,
-    read_cell,
-)
+from train.decisions.cells import PERCENT_NOTE, SIZES, SPREAD_NOTE, is_empty, is_missing, read_cell
 from train.decisions.forms import ERRORS, frame_of_bytes
 from train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
 from train.decisions.metric_names import is_known, name_facts, plain_name
 from train.decisions.roles import (
+    ARM_WORDS,
     CROSSING,
     NO_ARM,
+    SHOWN,
     Columns,
     Roles,
+    are_of_one_size,
     are_whole,
     group_codes,
+    is_design,
     name_role,
     roles_of,
     values_of,
@@ -51,17 +48,23 @@ COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns o
 MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
 LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
 SEED_IN_NAME = re.compile(
-    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial)[-_=# ]?"
-    r"(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
+    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial|fold)"
+    r"[-_=# ]?(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
 )  # fmt: skip
 SEED_FIRST = re.compile(r"^(?:seed|run|rep|trial)[-_=# ]?(?P<seed>\d+)[-_./ ]+(?P<arm>.+)$", re.I)
+ONLY_SEED = re.compile(  # the name says nothing else
+    r"^(?P<arm>)(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?(?P<seed>\d+)$", re.I
+)
+TIME_IN_NAME = re.compile(
+    r"^(?P<arm>.*?)[-_./ ]*(?:run)?[-_./ ]*"
+    r"(?P<seed>\d{4}-?\d\d-?\d\d[-_T ]\d\d[-_:]?\d\d[-_:]?\d\d\S*)$", re.I
+)  # fmt: skip
 SHORT_SEED = re.compile(r"^(?P<arm>.+?)[-_./ ]+(?:s|r)?[-_]?(?P<seed>\d{1,4})$")
 IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
 SUMMARIES = re.compile(
-    r"(mean|avg|average|median|std|stdev|std\.? ?dev\.?|sd|stderr|sem|min|max|total|sum|"
-    r"overall|all|"
-    r"aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( ?\(.*\))?|"
-    r"(micro|macro|weighted|samples)[-_ ]?(avg|average|f1)?|\(?(micro|macro) avg\.?\)?)",
+    r"(mean|avg|average|median|std|stdev|std\.? ?dev\.?|sd|stderr|sem|min|max|total|sum|overall|"
+    r"all|aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( "
+    r"?\(.*\))?|(micro|macro|weighted|samples)[-_ ]?(avg|average|f1)?|\(?(micro|macro) avg\.?\)?)",
     re.I,
 )
 SPREADS = re.compile(
@@ -70,18 +73,20 @@ SPREADS = re.compile(
 NOT_ENDED = re.compile(
     r"(crash(ed)?|fail(ed|ure)?|kill(ed)?|error(ed)?|running|pending|queued|prun(ed|ing)|"
     r"preempt(ed|ing)|abort(ed)?|cancel(l?ed)?|timed? ?out|timeout|oom|out of memory|stopped|"
-    r"interrupted|diverged|incomplete|unfinished|waiting|scheduled|resuming|invalid)",
+    r"interrupted|diverged|incomplete|unfinished|waiting|scheduled|resuming|invalid)\b(?! tests?)",
     re.I,
 )
 ENDED = re.compile(
     r"(finished|completed?|success(ful|fully)?|succeeded|done|terminated|ok|okay|passed|ended)",
     re.I,
 )
+RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repeats?|trials?|reps?)")
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
 TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
+MOST_NAMED = 3  # columns of a question with an option for each, where one column names them all
 SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a whole batch
 Codes = NDArray[np.int64]
 Record = dict[str, Any]
@@ -122,7 +127,8 @@ class Results:
     else the runs of an arm have no order. blocks: names of what crosses the arms. seeds: names of
     seeds that are no whole numbers. shares: tasks or metrics whose cells have percent signs.
     account: what became of rows, columns and cells. one_arm: why there is one
-    arm only, with the columns that could name it.
+    arm only, with the columns that could name it. named_tasks: tasks are cells of a column, not
+    columns of values, and their names say nothing of a metric.
     """
 
     arms: tuple[str, ...]
@@ -147,6 +153,7 @@ class Results:
     shares: frozenset[str] = frozenset()
     account: Account = NO_ACCOUNT
     one_arm: str = ""
+    named_tasks: bool = False
 
     @classmethod
     def of(cls, rows: Iterable[Measurement], **more: Any) -> Results:
@@ -187,17 +194,11 @@ class Results:
 
     def row(self, n: int) -> Measurement:
         return Measurement(
-            self.arms[self.arm_N[n]],
-            int(self.seed_N[n]),
-            self.tasks[self.task_N[n]],
-            self.metrics[self.metric_N[n]],
-            float(self.value_N[n]),
-            float(self.scale_N[n]),
-            int(self.samples_N[n]),
-            None if self.higher_N[n] < 0 else bool(self.higher_N[n]),
-            None if self.per_sample is None else self.per_sample[n],
-            int(self.block_N[n]),
-        )
+            self.arms[self.arm_N[n]], int(self.seed_N[n]), self.tasks[self.task_N[n]],
+            self.metrics[self.metric_N[n]], float(self.value_N[n]), float(self.scale_N[n]),
+            int(self.samples_N[n]), None if self.higher_N[n] < 0 else bool(self.higher_N[n]),
+            None if self.per_sample is None else self.per_sample[n], int(self.block_N[n])
+        )  # fmt: skip
 
 
 def read_results(paths: Sequence[str], columns: Columns | None = None) -> Results:
@@ -358,8 +359,9 @@ def _see_history(frame: Frame) -> None:
         for other, column in frame.columns.items():
             words = [value for value in column.present() if isinstance(value, str)]
             words = [
-                word for word in words if read_cell(word).value is None and not is_missing(word)
-            ]
+                word for word in words
+                if read_cell(word).value is None and not is_missing(word) and word[:1] not in "{["
+            ]  # fmt: skip
             is_split = re.fullmatch(r"mode|phase|split|type", plain_name(other)) is not None
             if (
                 other not in ("file", name)
@@ -399,6 +401,47 @@ def _series(frames: Sequence[Frame]) -> str:
         ):
             return name
     return ""
+
+
+def _with_runs_below(frame: Frame, several: bool) -> Frame:
+    """The table with a row for each run, where columns are runs: `fold 1`, `fold 2` …, or 0, 1 …
+    behind a column that is called `folds`.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in frame.columns:
+        if match := re.fullmatch(r"(\w*?)[ _-]*(\d+)", plain_name(name)):
+            found.setdefault(match[1].rstrip("_"), []).append((match[2], name))
+    axis = next((name for name in frame.columns if RUN_AXIS.fullmatch(plain_name(name))), None)
+    word = next((each for each in found if RUN_AXIS.fullmatch(each)), None)
+    if word is None and axis is not None and not frame.columns[axis].numbers()[:1] >= 0:
+        word = "" if "" in found else None
+    runs = found.get(word or "", []) if word is not None else []
+    if len(runs) < 3 or sorted(int(number) for number, _ in runs) not in (
+        list(range(len(runs))), list(range(1, len(runs) + 1))
+    ):  # fmt: skip
+        return frame
+    names = [name for _, name in runs]
+    others = {name: column for name, column in frame.columns.items() if name not in names}
+    key, first = word or "run", np.zeros(frame.rows, np.int32)
+    parts = [
+        Frame({**others, key: Column([number], first), "value": frame.columns[name]}, frame.rows)
+        for number, name in runs
+    ]
+    long = replace(frame, columns=joined(parts).columns, rows=len(runs) * frame.rows)
+    long.notes = [*frame.notes, f"header: {', '.join(names[:3])}, … are runs"]
+    long.roles = frame.roles | {key: ("seed", "the columns are runs"), "value": ("value", "")}
+    labels = []
+    for name, column in others.items():
+        if not np.isnan(column.numbers()).all():
+            long.roles.setdefault(name, ("spread", "beside the runs: not a value of its own"))
+        elif len(column.present()) > 1 and name != "file":
+            labels.append(name)
+    if len(labels) == 1 and several:
+        long.roles[labels[0]] = ("task", "what the rows are of")
+    elif labels and RUN_AXIS.fullmatch(plain_name(labels[0])):
+        shown = values_of(frame.columns[labels[0]])
+        long.roles[labels[0]] = ("open", f"{labels[0]!r} ({shown}) names the rows")
+    return long
 
 
 def _are_times(words: Sequence[str]) -> bool:
@@ -446,12 +489,12 @@ class _Reading:
         try:
             return self._read(frames)
         except ValueError as error:
-            name = Path(paths[0]).name if len(paths) == 1 else f"{len(paths)} files"
+            name = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} files"
             raise ValueError(f"{name}: {error}") from None
 
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
-        self.frame = joined(frames)
+        self.frame = _with_runs_below(joined(frames), several)
         self.notes += self.frame.notes
         self.rows_out.update(self.frame.left_out)
         self.rows = self.frame.rows + sum(self.frame.left_out.values())
@@ -463,6 +506,7 @@ class _Reading:
         self._choose_split()
         self._leave_out_summaries()
         self._leave_out_nameless()
+        self._number_seeds()
         self._take_values()
         self._take_names()
         scales = self._scales()
@@ -533,9 +577,9 @@ class _Reading:
             elif are_answers:
                 is_bad = word in ("false", "0", "no")
             else:
-                is_bad = NOT_ENDED.fullmatch(word) is not None or (
-                    word in HALF_ENDED and bool(others)
-                )
+                is_bad = NOT_ENDED.match(
+                    re.split(r"[:(,;]", word)[0].strip() + " "
+                ) is not None or (word in HALF_ENDED and bool(others))
                 unknown += [text] if not is_bad and not ENDED.fullmatch(word) else []
             bad += [text] if is_bad else []
         if unknown:
@@ -595,10 +639,37 @@ class _Reading:
             if names and what == "a seed" and not there.any():
                 self.roles.seed = ()
             elif names:
+                if what == "a seed" and self.roles.arm:  # arms that never have one are kept
+                    arms = group_codes(self.frame, self.roles.arm)
+                    there |= np.bincount(arms, there)[arms] == 0
                 shown = " and ".join(map(repr, names))
                 self._keep_rows(there, f"without {what} ({shown} blank)")
         if not self.frame.rows:
             raise ValueError("no row names an arm: give the column with --arm")
+
+    def _number_seeds(self) -> None:
+        """Numbers the seeds of each task, where each task has seeds of its own: so that the first
+        runs of all tasks are one run.
+        """
+        roles, frame = self.roles, self.frame
+        if not (roles.seed and roles.task) or "seed" in self.told.names:
+            return
+        tasks_N, seeds_N = group_codes(frame, roles.task), group_codes(frame, roles.seed)
+        if tasks_N.max() < 1 or seeds_N.max() < 2 * tasks_N.max() + 1 or _varies(seeds_N, tasks_N):
+            return
+        order = np.unique(frame.columns[roles.seed[0]].numbers(), return_inverse=True)[1]
+        pairs_N = tasks_N * (int(order.max()) + 1) + order
+        pairs, place_N = np.unique(pairs_N, return_inverse=True)
+        place_N -= np.searchsorted(pairs, tasks_N * (int(order.max()) + 1))
+        names = [str(number) for number in range(int(place_N.max()) + 1)]
+        frame.columns[roles.seed[0]] = Column(names, place_N.astype(np.int32))
+        self.notes.append(
+            f"{roles.seed[0]}: each {' '.join(roles.task)} has others, so the runs of each are "
+            "numbered by it"
+        )
+        if not _varies(seeds_N, group_codes(frame, roles.arm)):
+            roles.paired = False  # no two arms share a seed
+        roles.seed = roles.seed[:1]
 
     # values
 
@@ -679,13 +750,11 @@ class _Reading:
         table = {
             "arm": own if roles.arms_are_columns else self._joined_texts(roles.arm),
             "seed": self._joined_texts(roles.seed or runs),
-            "block": self._joined_texts(roles.block),
-            "task": self._joined_texts(roles.task),
-            "metric": self._joined_texts(roles.metric),
-            "scale": self._joined_texts(roles.scale),
+            "block": self._joined_texts(roles.block), "task": self._joined_texts(roles.task),
+            "metric": self._joined_texts(roles.metric), "scale": self._joined_texts(roles.scale),
             "higher": self._joined_texts((roles.direction,) if roles.direction else ()),
-            "samples": self._joined_texts((roles.test_size,) if roles.test_size else ()),
-        }
+            "samples": self._joined_texts((roles.test_size,) if roles.test_size else ())
+        }  # fmt: skip
         is_dict = any(_has_dictionaries(frame.columns[name]) for name in roles.values)
         if roles.arms_are_columns:
             higher = {name_facts(name).higher for name in self.cells.names}
@@ -697,6 +766,12 @@ class _Reading:
         what = "metric" if roles.task and not roles.metric else "task"
         if roles.task and roles.metric:
             what = "metric" if is_dict else "task"
+        if what == "task" and roles.task:  # several columns of values for each name of a metric
+            tasks = table["task"]
+            codes = tasks.codes * len(own.values) + own.codes
+            values = [f"{task} {name}".strip() for task in tasks.values for name in own.values]
+            own = recoded(values, codes)
+            own = own.taken(np.ones(len(codes), bool))
         table[what] = own
         pairs = [frame.parts[name] for name in own.values if name in frame.parts]
         if what != "task" or len(pairs) < len(own.values) or not pairs:
@@ -733,10 +808,15 @@ class _Reading:
         """Takes seeds and what else a pattern says from the arms' names."""
         table, arms, roles = self.table, self.table["arm"], self.roles
         if self.told.pattern is not None:
+            files = self._joined_texts(("file",))
+            if "arm" not in self.told.names and len(files.present()) > 1 and not any(
+                re.search(self.told.pattern, name) for name in arms.present()
+            ):  # fmt: skip
+                arms = files
             found = _by_pattern(arms, self.told.pattern)
             kept = arms.where(lambda name: name in found)
             self._keep_cells(kept, "of arms whose name the pattern does not match")
-            table, arms = self.table, self.table["arm"]
+            table, arms = self.table, arms.taken(kept)
             groups = next(iter(found.values()))
             if "task" in groups and not roles.is_long and not roles.metric:
                 table["metric"] = table["task"]
@@ -745,6 +825,12 @@ class _Reading:
                 table[group] = recoded(texts, arms.codes)
             return
         taken = seeds_in_names(arms.present())
+        if roles.arm == ("file",) and not self.told.names:
+            _check_levels(arms.present(), taken)
+        if not taken and roles.seed:  # also where other arms have no seed
+            for name in arms.present():
+                if match := SEED_IN_NAME.match(name):
+                    taken[name] = (match["arm"] + match["rest"], match["seed"])
         if not taken:
             return
         example = next(iter(taken))
@@ -752,7 +838,11 @@ class _Reading:
         if roles.seed:  # the name ends in the seed of its row
             seeds = table["seed"].values
             pairs = np.unique(np.stack([arms.codes, table["seed"].codes]), axis=1)
-            if any(taken[arms.values[a]][1] != seeds[s] for a, s in pairs.T.tolist()):
+            if any(
+                arms.values[a] in taken
+                and read_cell(taken[arms.values[a]][1]).value != read_cell(seeds[s]).value
+                for a, s in pairs.T.tolist()
+            ):
                 return
             self.notes.append(f"arm: without the seed in its name {shown}")
         else:
@@ -825,48 +915,87 @@ class _Reading:
             what = "told" if is_told else "a tracker's step"
             self.notes.append(f"{name}: the last row of each run counts ({what})")
         steps_N = np.nan_to_num(steps_N, nan=-np.inf)
-        order = np.lexsort((self.cells.row_N, steps_N, keys_N))
-        kept = np.zeros(len(order), bool)
-        kept[order[np.append(keys_N[order][1:] != keys_N[order][:-1], True)]] = True
-        if varies or self.frame.history or self.table["seed"].present():
-            runs_N = self._key("arm", "seed", "block", "scale")
-        else:  # a table of runs, a row each
-            runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
-            kept[:] = True
+        parts = ("task",) if roles.is_long or roles.task else ()
+        runs_N = self._key("arm", "seed", "block", "scale", *parts)
+        kept = np.ones(len(keys_N), bool)
         if varies:
+            kept = self._at_the_end(steps_N, keys_N)
             earlier = int((~kept).sum())
             self.cells_out[f"earlier than the last {name} of its run"] += earlier
-        else:
-            kept[:] = True
+            kept &= ~self._without_an_end(steps_N, keys_N, runs_N, kept)
+        elif not self.frame.history and not self.table["seed"].present():
+            runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
         self._keep_cells(kept & self._long_enough(steps_N, kept, runs_N))
 
+    def _at_the_end(self, steps_N: NDArray[np.float64], keys_N: Codes) -> Mask:
+        """The cells at the last step of their run and metric; of a history the last one alone.
+
+        Several of one run without a history are several runs, or a question: none is dropped.
+        """
+        kept = np.ones(len(keys_N), bool)
+        told = {name for names in self.told.names.values() for name in names}
+        others = [n for n in self.roles.of("step") if n not in (self.roles.step, *told)]
+        orders = [steps_N, *(self.frame.columns[n].numbers()[self.cells.row_N] for n in others)]
+        places = keys_N
+        for order in orders:
+            order = np.where(np.isnan(order), -np.inf, order)
+            kept &= order == _largest(order, keys_N, kept)[keys_N]
+            places = _refined(places, np.unique(order, return_inverse=True)[1])
+        if self.frame.history:
+            rows_N = self.cells.row_N.astype(np.float64)
+            kept &= rows_N == _largest(rows_N, keys_N, kept)[keys_N]
+            return kept
+        several_N = np.bincount(places)[places] > 1
+        self._ask(places, several_N, "seed" if self.table["seed"].present() else "", None)
+        return kept
+
+    def _without_an_end(
+        self, steps_N: NDArray[np.float64], keys_N: Codes, runs_N: Codes, kept: Mask
+    ) -> Mask:
+        """The kept cells of a metric that most runs have at their last step, and this run has not:
+        the value of an earlier step is not that of its end.
+        """
+        ends = _largest(steps_N, runs_N, kept)
+        is_end = steps_N >= ends[runs_N]
+        metrics_N = self._key("task", "metric")
+        at_end, of = (np.bincount(metrics_N, weights) for weights in (kept & is_end, kept))
+        lacks: Mask = kept & ~is_end & (2 * at_end > of)[metrics_N]
+        if lacks.any():
+            column = self.table["metric"]
+            column = column if column.present() else self.table["task"]
+            for code, count in enumerate(np.bincount(column.codes[lacks]).tolist()):
+                reason = f"of {text_of(column.values[code])}, which is empty where the run ended"
+                self.cells_out[reason] += count
+        return lacks
+
     def _long_enough(self, steps_N: NDArray[np.float64], kept: Mask, runs_N: Codes) -> Mask:
-        """Without runs that ended early: where at least half of the runs end at one step, those of
-        an arm that end before it although another run of the arm does not.
+        """Without runs that ended early: where at least half of the runs of a task end at one step,
+        those of an arm that end before it although another run of the arm does not.
         """
         arms = self.table["arm"]
+        tasks_N = self._key("task") if self.roles.is_long or self.roles.task else 0 * runs_N
         good = np.ones(len(kept), bool)
-        ends = np.full(int(runs_N.max()) + 1, -np.inf)
-        np.maximum.at(ends, runs_N[kept], steps_N[kept])
-        planned = ends.max()
+        ends = _largest(steps_N, runs_N, kept)
+        if not np.isfinite(ends).all():
+            return good
+        arm_of, task_of = np.zeros((2, len(ends)), np.int64)
+        arm_of[runs_N], task_of[runs_N] = arms.codes, tasks_N
+        planned = _largest(ends, task_of, ends == ends)[task_of]
         enough = ends >= planned * (1 - SAME_SCALE)
-        if enough.all() or not np.isfinite(ends).all():
-            return good
-        if enough.sum() * 2 < len(ends):
-            self.notes.append(f"runs end at different steps, {ends.min():g} to {planned:g}")
-            return good
-        arm_of = np.zeros(len(ends), np.int64)
-        arm_of[runs_N] = arms.codes
-        complete = set(arm_of[enough].tolist())
-        for run in np.flatnonzero(~enough).tolist():
+        share = np.bincount(task_of, enough) / np.bincount(task_of)
+        complete = set(zip(arm_of[enough].tolist(), task_of[enough].tolist(), strict=True))
+        for task in np.flatnonzero(share < 0.5).tolist():
+            here = ends[task_of == task]
+            self.notes.append(f"runs end at different steps, {here.min():g} to {here.max():g}")
+        for run in np.flatnonzero(~enough & (share[task_of] >= 0.5)).tolist():
             name, end = text_of(arms.values[arm_of[run]]), f"{ends[run]:g}"
-            if arm_of[run] in complete:
+            if (arm_of[run], task_of[run]) in complete:
                 here = (runs_N == run) & kept
                 good &= ~here
-                reason = f"of a run of {name} that ended at {end} of {planned:g}"
+                reason = f"of a run of {name} that ended at {end} of {planned[run]:g}"
                 self.cells_out[reason] += int(here.sum())
             else:
-                self.notes.append(f"{name} ended at {end}, others at {planned:g}")
+                self.notes.append(f"{name} ended at {end}, others at {planned[run]:g}")
         return good
 
     # measurements
@@ -877,8 +1006,7 @@ class _Reading:
         for role in roles:
             column = self.table[role]
             if len(column.values) > 1:
-                codes = codes * len(column.values) + column.codes
-                codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+                codes = _refined(codes, column.codes)
         return codes
 
     def _measured(self, scales: Mapping[str, float]) -> Results:
@@ -906,29 +1034,17 @@ class _Reading:
             samples_N = np.where(samples_N == 0, lengths, samples_N)
         numbers = np.array([scales[text_of(text)] for text in table["scale"].values])
         return Results(
-            arms=arms,
-            tasks=tasks,
-            metrics=metrics,
-            arm_N=arm_N,
-            seed_N=seed_N,
-            task_N=task_N,
-            metric_N=metric_N,
-            value_N=cells.value_N,
-            scale_N=numbers[table["scale"].codes],
-            samples_N=samples_N,
-            higher_N=np.array(higher, np.int64)[table["higher"].codes],
-            block_N=block_N,
-            scales=_scale_names(scales, table["scale"]),
-            account=self._account(),
-            notes=tuple(dict.fromkeys(self.notes)),
-            per_sample=lists,
+            arms=arms, tasks=tasks, metrics=metrics, arm_N=arm_N, seed_N=seed_N, task_N=task_N,
+            metric_N=metric_N, value_N=cells.value_N, scale_N=numbers[table["scale"].codes],
+            samples_N=samples_N, higher_N=np.array(higher, np.int64)[table["higher"].codes],
+            block_N=block_N, scales=_scale_names(scales, table["scale"]), account=self._account(),
+            notes=tuple(dict.fromkeys(self.notes)), per_sample=lists,
             costs=any(plain_name(name) in COSTS for name in roles.scale),
             paired=has_seeds and roles.paired and not roles.runs,
-            blocks=blocks if roles.block else (),
-            seeds=seeds,
-            shares=frozenset(self.shares if not roles.is_long else ()),
-            one_arm=self._one_arm(),
-        )
+            blocks=blocks if roles.block else (), seeds=seeds,
+            shares=frozenset(self.shares if not roles.is_long else ()), one_arm=self._one_arm(),
+            named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
+        )  # fmt: skip
 
     def _one_arm(self) -> str:
         """Why there is one arm, with the columns that could name it; "" where there are several."""
@@ -941,16 +1057,31 @@ class _Reading:
                 f"{what}the file is the history of one run by {self.frame.history!r}; give the "
                 "files of the other runs too"
             )
-        others = []
-        for name, (role, _) in roles.given.items():
-            is_other = role not in ("metric", "value", "spread", "time", "direction", "state")
+        no_arms = (
+            "metric", "value", "spread", "time", "direction", "state", "seed", "step", "count"
+        )  # fmt: skip
+        others = dict[str, int]()  # {column: its rows for each value}
+        for name, (role, reason) in roles.given.items():
             column = self.frame.columns.get(name)
-            if column is not None and is_other and name not in roles.arm:
-                others += [self._shown(name)] if len(column.present()) > 1 else []
-        ways = [f"--arm with one of {'; '.join(others[:6])}"] if others else []
-        if len(roles.values) > 1 and not roles.is_long and not any(map(is_known, roles.values)):
+            is_open = role not in no_arms and name not in roles.arm and name != "file"
+            count = len(column.present()) if column is not None else 0
+            if column is not None and is_open and count > 1 and not reason.startswith("it holds"):
+                others[name] = int(column.is_there().sum()) // count
+        files = len(self.frame.columns["file"].present())
+        names = [name for name in others if name not in roles.task]
+        if files > 1 or any(others[name] > 1 for name in names):
+            names = [name for name in names if others[name] > 1]
+        ways = ["--arm file (each file is one)"] if files > 1 and roles.arm != ("file",) else []
+        is_wide = len(roles.values) > 1 and not (roles.is_long or roles.arms_are_columns)
+        known = sum(map(is_known, roles.values))
+        if is_wide and 3 * known <= len(roles.values) and are_of_one_size(self.frame, roles):
             ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
-        return f"{what}a comparison needs two{': ' if ways else ''}{', or '.join(ways)}"
+        ways += [f"--arm with one of {'; '.join(map(self._shown, names[:6]))}"] if names else []
+        if not ways and (tasks := [name for name in others if name in roles.task]):
+            shown = "; ".join(map(self._shown, tasks[:6]))
+            ways = [f"--arm with one of {shown}, which is now what is tested on"]
+        ways = ways or ["give the files of the other arms too"]
+        return f"{what}a comparison needs two: {', or '.join(ways)}"
 
     def _keep_one_each(self, has_seeds: bool) -> None:
         """One value for each run and metric. ValueError, a question, where rows of one run differ
@@ -1008,43 +1139,100 @@ class _Reading:
                 differing += [name] if _varies(groups_N[there], column.codes[there]) else []
         if not differing:
             return
-        n = int(np.flatnonzero(several_N)[0])
-        arm, seed = (
-            text_of(c.values[c.codes[n]]) for c in map(self.table.get, ("arm", "seed")) if c
-        )
+        names = self._needed(differing, rows_N, groups_N)
+        column = self.frame.columns[names[0]].taken(rows_N)
+        at = np.flatnonzero(column.is_there())
+        pairs = np.unique(np.stack([groups_N[at], column.codes[at]]), axis=1)[0]
+        group = pairs[1:][pairs[1:] == pairs[:-1]][0]  # one that has two values
+        n = int(np.flatnonzero(several_N)[np.flatnonzero(groups_N == group)[0]])
+        arms, files = self.table["arm"], self.frame.columns["file"].present()
+        arm = text_of(arms.values[arms.codes[n]])
+        seed = text_of(self.table["seed"].values[self.table["seed"].codes[n]])
         whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
-        shown = " and ".join(map(self._shown, differing[:3]))
-        first = differing[0]
-        name = first if len(first.split()) == 1 else f"'{first}'"
-        value = next(iter(map(text_of, self.frame.columns[first].present())), "")
-        if roles.given[first][0] == "step" or plain_name(first) in ("epoch", "epochs"):
-            ways = [
-                f"--last {name} (the last row of each run)",
-                f"--scale {name} (compare at each)",
-                f"--seed {' '.join((*roles.seed, name))} (it counts runs)",
-            ]
-        else:
-            ways = [
-                f"--block {name} (it crosses the arms)",
-                f"--seed {' '.join((*roles.seed, name))} (it counts runs)",
-                f"--task-column {' '.join((*roles.task, name))} (it is a part of the task)",
-            ]
-            if roles.arm and roles.arm != ("file",):
-                arms = " ".join((*roles.arm, name))
-                ways.insert(2, f"--arm {arms} (it is a part of the arm)")
-        raise ValueError(
-            f"rows of {whose} differ in {shown}: say what it is with {', '.join(ways)}, "
-            f"--where {name}={value}"
+        labels, is_one = self._labels(names), len(arms.present()) < 2
+        is_step = any(roles.given[each][0] == "step" for each in names)
+        if is_one and not labels and (is_step or all(
+            CROSSING.fullmatch(plain_name(each)) for each in names
+        )):  # fmt: skip
+            raise ValueError(self._one_arm())
+        is_labelled = bool(labels) and len(names) > MOST_NAMED and not is_step
+        words = " ".join(map(_quoted, names[:1] if is_step else names))
+        plain = plain_name(names[0]) if len(names) == 1 else ""
+        own = roles.arm if roles.arm != ("file",) and not is_one else ()
+        is_finer = bool(own) and not _varies(
+            group_codes(self.frame, names), group_codes(self.frame, own)
         )
+        is_wide = is_one and len(roles.values) > 2 and not is_known(roles.values[0])
+        are_settings = any(
+            roles.given[each][0] in ("setting", "count") or plain_name(each) in ARM_WORDS
+            for each in names
+        )
+        tasks = _told(roles.task, " ".join(map(_quoted, own)))
+        pairs_of = ((each, text_of(self.frame.columns[each].present()[0])) for each in names)
+        where = " ".join(_quoted(f"{each}={value}") for each, value in pairs_of)
+        is_last = is_step or (not roles.seed and plain in ("epoch", "epochs", "episode"))
+        is_other = not (is_step or is_labelled)
+        ways = {
+            f"--last {words} (the last row of each run)": is_last,
+            f"--scale {words} (compare at each)": is_step,
+            f"--arm columns ({', '.join(roles.values[:3])} are the arms)": is_wide and is_other,
+            f"--arm {words} --task-column {tasks} (the arms, and the tasks)": (
+                is_other and bool(own) and plain in ARM_WORDS),
+            f"--arm {words} (the arms)": is_other and (is_one or is_finer),
+            f"--arm {_quoted(labels[0] if labels else '')} (it names each of them)": bool(labels),
+            f"--block {words} (what crosses the arms)": is_other,
+            f"--seed {_told(roles.seed, words)} (what counts runs)": (
+                not is_labelled and not are_settings),
+            f"--arm {_told(own, words)} (parts of the arm)": is_other and bool(own),
+            f"--task-column {_told(roles.task, words)} (parts of the task)": is_other,
+            "--arm file (each file is one)": roles.arm != ("file",) and len(files) > 1,
+            f"--where {where}": not is_labelled,
+        }  # fmt: skip
+        shown = " and ".join(map(self._shown, names[:6]))
+        shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""
+        raise ValueError(
+            f"rows of {whose if arm else 'one arm'} differ in {shown}: say what "
+            f"{'they are' if len(names) > 1 else 'it is'} with "
+            f"{', '.join(way for way, is_open in ways.items() if is_open)}"
+        )
+
+    def _needed(self, differing: list[str], rows_N: Codes, groups_N: Codes) -> list[str]:
+        """Those of the columns that tell rows apart which do not follow from the others."""
+        columns = {name: self.frame.columns[name].texts().taken(rows_N) for name in differing}
+        kept = list(differing)
+        order = {
+            each: (-len(column.present()), CROSSING.fullmatch(plain_name(each)) is not None, -n)
+            for n, (each, column) in enumerate(columns.items())
+        }
+        for name in sorted(differing, key=order.__getitem__):
+            rest_N = groups_N
+            for other in [each for each in kept if each != name]:
+                rest_N = _refined(rest_N, columns[other].codes)
+            if len(kept) > 1 and not _varies(rest_N, columns[name].codes):
+                kept.remove(name)
+        return kept
+
+    def _labels(self, names: Sequence[str]) -> list[str]:
+        """A column of texts from which the arm and these columns follow: it may name the arms."""
+        roles, frame = self.roles, self.frame
+        parts = [*(roles.arm if roles.arm != ("file",) else ()), *names]
+        runs = 2 if roles.seed and len(np.unique(group_codes(frame, roles.seed))) > 1 else 1
+        for name, (role, _) in roles.given.items():
+            if role not in ("text", "identifier") or name in parts or name == "file":
+                continue
+            present, labels_N = frame.columns[name].present(), group_codes(frame, (name,))
+            is_text = all(isinstance(value, str) for value in present)
+            if is_text and runs * len(present) <= frame.rows and not any(
+                _varies(labels_N, frame.columns[each].codes) for each in parts
+            ):  # fmt: skip
+                return [name]
+        return []
 
     def _crossing(self) -> list[str]:
         """Columns of whole numbers or identifiers that have the same values in two arms or more:
         what they count are no runs.
         """
-        found, roles = [], self.roles
-        arm_of_row = np.full(self.frame.rows, -1, np.int64)
-        arm_of_row[self.cells.row_N] = self.table["arm"].codes
-        arms = np.unique(arm_of_row[arm_of_row >= 0]).tolist()[:50]
+        found, roles, arms_N = [], self.roles, self.table["arm"].codes.astype(np.int64)
         for name, (role, _) in roles.given.items():
             is_nameless = re.fullmatch(r"(column|unnamed:?|level)?\W*\d*", name, re.I) is not None
             if role not in ("identifier", "metric") or name == "file" or is_nameless:
@@ -1054,11 +1242,9 @@ class _Reading:
             column = self.frame.columns[name]
             if role == "metric" and (roles.is_long or is_known(name) or not are_whole(column)):
                 continue
-            sets: Counter[frozenset[int]] = Counter()
-            for arm in arms:
-                sets[frozenset(column.codes[arm_of_row == arm].tolist())] += 1
-            alike = [count for each, count in sets.items() if count > 1 and len(each) > 1]
-            if alike and sum(alike) * 2 >= sum(sets.values()):
+            if len(self.table["arm"].present()) > 1 and is_design(
+                column.taken(self.cells.row_N), arms_N
+            ):
                 found.append(name)
         return found
 
@@ -1127,16 +1313,19 @@ class _Reading:
             self.cells_out[f"no finite number ({name} is {shown}{more})"] += texts.total()
         self.rows_out["without a value that counts"] += self.frame.rows - used
         return Account(
-            form=self.frame.form,
-            columns=tuple(columns),
-            metrics=(),
-            rows=self.rows,
-            rows_used=used,
-            rows_left_out=_counts(self.rows_out),
-            cells=self.attempted,
-            cells_used=len(self.cells.value_N),
-            cells_left_out=_counts(self.cells_out),
-        )
+            form=self.frame.form, columns=tuple(columns), metrics=(), rows=self.rows,
+            rows_used=used, rows_left_out=_counts(self.rows_out), cells=self.attempted,
+            cells_used=len(self.cells.value_N), cells_left_out=_counts(self.cells_out)
+        )  # fmt: skip
+
+
+def _quoted(name: str) -> str:
+    """A name as one word of a command."""
+    return name if len(name.split()) == 1 else f"'{name}'"
+
+
+def _told(names: Sequence[str], more: str) -> str:
+    return " ".join((*map(_quoted, names), more))
 
 
 def _has_dictionaries(column: Column) -> bool:
@@ -1153,17 +1342,30 @@ def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
         places.append(part.name_N + len(names))
         names += part.names
     return _Cells(
-        np.concatenate([part.row_N for part in parts]),
-        np.concatenate(places),
-        names,
-        np.concatenate([part.value_N for part in parts]),
-    )
+        np.concatenate([part.row_N for part in parts]), np.concatenate(places), names,
+        np.concatenate([part.value_N for part in parts])
+    )  # fmt: skip
 
 
 def _counts(counter: Mapping[str, int]) -> tuple[Count, ...]:
     return tuple(
         Count(reason=reason, number=number) for reason, number in counter.items() if number
     )
+
+
+def _largest(
+    values_N: NDArray[np.float64], groups_N: Codes, kept: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """The largest of the kept values of each group."""
+    found = np.full(int(groups_N.max(initial=-1)) + 1, -np.inf)
+    np.maximum.at(found, groups_N[kept], values_N[kept])
+    return found
+
+
+def _refined(groups_N: Codes, codes: NDArray[Any]) -> Codes:
+    """Numbers of the groups that are alike in `codes` too."""
+    pairs = groups_N * (int(codes.max(initial=0)) + 1) + codes
+    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
 
 
 def _varies(groups_N: Codes, values_N: NDArray[Any]) -> bool:
@@ -1195,7 +1397,7 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     A bare number or `s1` is one only where every arm has the same numbers, two or more, that count
     from 0 or 1.
     """
-    for pattern in (SEED_IN_NAME, SEED_FIRST):
+    for pattern in (TIME_IN_NAME, SEED_IN_NAME, SEED_FIRST, ONLY_SEED):
         found = {name: match for name in names if (match := pattern.match(name))}
         if found and len(found) == len(names):
             taken = {}
@@ -1216,6 +1418,24 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
         if len(seeds) > 1 and len(first) > 1 and counts and all(s == first for s in seeds.values()):
             return {name: (match["arm"], match["seed"]) for name, match in found.items()}
     return {}
+
+
+def _check_levels(names: Sequence[str], taken: Mapping[str, tuple[str, str]]) -> None:
+    """ValueError, a question, where files stand in two levels of folders that cross each other: one
+    of them may be what is tested on.
+    """
+    pairs = {tuple((taken[name][0] if taken else name).split("/", 1)) for name in names}
+    firsts, rests = ({pair[n] for pair in pairs if len(pair) > n} for n in (0, 1))
+    if len(pairs) <= max(len(firsts), len(rests)) or min(len(firsts), len(rests)) < 2:
+        return
+    end = r"(?P<rest>.+?)[^/\d]*(?P<seed>\d+)" if taken else "(?P<rest>.+)"
+    shown = [", ".join(sorted(each)[:SHOWN]) for each in (firsts, rests)]
+    way = "--pattern '^(?P<{}>[^/]+)/{}$'"
+    raise ValueError(
+        f"are the arms the folders ({shown[0]}) and what is in them ({shown[1]}) the tasks "
+        f"({way.format('arm', end.replace('rest', 'task'))}), or the other way round "
+        f"({way.format('task', end.replace('rest', 'arm'))})? --arm file takes each file for an arm"
+    )
 
 
 def _by_pattern(arms: Column, pattern: str) -> dict[str, dict[str, str]]:

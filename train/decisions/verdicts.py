@@ -15,6 +15,8 @@ import numpy as np
 from train.decisions.account import Account, MetricFacts, some
 from train.decisions.metric_names import (
     HEADLINES,
+    TIMES,
+    deciding_words,
     is_average,
     is_bare_metric,
     is_known,
@@ -161,10 +163,11 @@ def decide(results: Results, question: Question) -> Decision:
     baseline = _baseline(arms, question, notes)
     table = _layout(table, chosen, largest, baseline, arms, notes)
     tables = _scores(table, chosen, largest, facts, arms, question)
-    can_average = _can_average(tables, question, notes, refusals)
+    can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
     _check_band(tables, facts, chosen, question)
     analysis = _analysis(tables, baseline, arms, question, table, average=can_average)
-    result = analysis.average or analysis.tasks[_first_task(analysis.tasks)]
+    first = next(iter(analysis.tasks)) if results.named_tasks else _first_task(analysis.tasks)
+    result = analysis.average or analysis.tasks[first]
     if question.task is not None:
         result = analysis.tasks[question.task]
     averaged = list(analysis.tasks) if result is analysis.average else [result.task]
@@ -301,8 +304,7 @@ def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
         if question.metric is not None:
             chosen[task] = question.metric
             continue
-        ranks = {plain_name(name): name for name in reversed(names)}
-        chosen[task] = next((ranks[name] for name in HEADLINES if name in ranks), names[0])
+        chosen[task] = min(names, key=_headline_place)
     return chosen
 
 
@@ -321,7 +323,7 @@ def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
     baseline = next((plain[name] for name in BASELINES if name in plain), None)
     if baseline is None:
         last = {name.split("_")[-1]: arm for name, arm in plain.items()}
-        baseline = next((last[name] for name in BASELINES[:5] if name in last), arms[0])
+        baseline = next((last[name] for name in BASELINES[:4] if name in last), arms[0])
     notes.append(f"baseline: {baseline}")
     return baseline
 
@@ -411,8 +413,9 @@ def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
     """
     (task, metric), results = key, table.results
     name = task if metric == "value" else metric
+    name = "" if metric == "value" and results.named_tasks else name
     facts = name_facts(name)
-    if facts.higher is None and metric != "value":
+    if facts.higher is None and metric != "value" and not results.named_tasks:
         other = name_facts(task)
         facts = other if other.higher is not None and is_bare_metric(task) else facts
     places = np.concatenate(list(table.by_key[key].values()))
@@ -431,13 +434,9 @@ def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
         higher, source = True, "guess"
     unit, unit_from = _unit(results, key, name, facts.unit, facts.bounded, places, question)
     return MetricFacts(
-        task=task,
-        metric=metric,
-        higher_is_better=higher,
-        direction_from=source,
-        unit=unit,
-        unit_from=unit_from,
-    )
+        task=task, metric=metric, higher_is_better=higher, direction_from=source, unit=unit,
+        unit_from=unit_from
+    )  # fmt: skip
 
 
 def _unit(
@@ -457,7 +456,8 @@ def _unit(
             return "", "values"
         if high <= 1.0 if bounded else float(np.median(values)) <= 1.0:
             return "share", "name"
-        return ("percent", "values") if high <= 100 or not bounded else ("", "values")
+        is_percent = high <= 100 and float(np.median(values)) > 1
+        return ("percent", "values") if is_percent or not bounded else ("", "values")
     return by_name, "name" if by_name else "guess"
 
 
@@ -531,14 +531,11 @@ def _scores(
         unit = "share" if of.unit in ("share", "percent") else of.unit
         name = task if metric == "value" else metric
         scores[task] = TaskScores(
-            values=values,
-            samples=_samples_of(table, (task, metric), scale, values),
+            values=values, samples=_samples_of(table, (task, metric), scale, values),
             band=question.band * factor,
-            limit=1.0 if unit == "share" and name_facts(name).bounded else math.inf,
-            metric=metric,
-            unit=unit,
-            higher_is_better=of.higher_is_better,
-        )
+            limit=1.0 if unit == "share" and name_facts(name).bounded else math.inf, metric=metric,
+            unit=unit, higher_is_better=of.higher_is_better
+        )  # fmt: skip
     return scores
 
 
@@ -595,13 +592,12 @@ def _is_bare(task: str, scores: TaskScores) -> bool:
 
 
 def _can_average(
-    tables: Mapping[str, TaskScores],
-    question: Question,
-    notes: list[str],
-    refusals: list[str],
-) -> bool:
+    tables: Mapping[str, TaskScores], named: bool, question: Question, notes: list[str],
+    refusals: list[str]
+) -> bool:  # fmt: skip
     """Whether the tasks have one average, as an ablation's: of one unit and one direction, and not
-    of several metrics of one test set. Why not is a refusal.
+    of several metrics of one test set. Why not is a refusal. named: the tasks are cells of a
+    column, so that their names say nothing of a metric.
     """
     if averages := _averages(tables):
         notes.append(f"not averaged again: {_some(averages)}")
@@ -613,12 +609,16 @@ def _can_average(
     bare = [task for task, scores in singles.items() if _is_bare(task, scores)]
     stems = Counter(task_stem(task) for task, one in singles.items() if one.metric == "value")
     bare = bare or [task for task in singles if stems[task_stem(task)] > 1 and is_known(task)]
+    words = {deciding_words(task) for task, one in singles.items() if one.metric == "value"}
+    is_one_metric = named or len(words) < 2
     if len({scores.higher_is_better for scores in singles.values()}) > 1:
         why = "metrics of both directions"
     elif len(units) > 1 or (units == {""} and len(metrics) > 1):
         why = "different units"
-    elif bare:
+    elif bare and not named:
         why = f"metrics of one test set ({_some(bare)})"
+    elif units == {""} and not is_one_metric:
+        why = "names of different metrics"
     elif units == {""} and not _are_alike(singles):
         why = "values of different size"
     else:
@@ -661,29 +661,28 @@ def _check_band(
 
 
 def _first_task(tasks: Mapping[str, TaskResult]) -> str:
-    """The task that decides where there is no average: of a test set before a training set, the
-    likeliest headline, a metric whose name is known, or the first.
+    """The task that decides where there is no average."""
+    return min(tasks, key=_headline_place)
+
+
+def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
+    """The place of a metric among those that could decide: of a test set before a training set, the
+    likeliest headline, a time last, a metric whose name is known, a test set before the one that a
+    run was chosen on.
     """
-
-    def place(task: str) -> tuple[bool, int, bool]:
-        plain = plain_name(task)
-        words = re.split(r"[^a-z]+", task.lower())
-        ranks = [n for n, name in enumerate(HEADLINES) if re.search(rf"(^|_){name}$", plain)]
-        is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & set(words))
-        return is_early, min(ranks, default=99), not is_known(task)
-
-    return min(tasks, key=place)
+    plain = plain_name(name)
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    ranks = [n for n, each in enumerate(HEADLINES) if re.search(rf"(^|_){each}$", plain)]
+    is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & words)
+    is_chosen_on = bool({"val", "valid", "validation", "dev"} & words)
+    is_time = TIMES.search(plain) is not None
+    return is_early, min(ranks, default=99), is_time, not is_known(name), is_chosen_on
 
 
 def _analysis(
-    tables: Mapping[str, TaskScores],
-    baseline: str,
-    arms: Sequence[str],
-    question: Question,
-    table: _Table,
-    *,
-    average: bool,
-) -> Analysis:
+    tables: Mapping[str, TaskScores], baseline: str, arms: Sequence[str], question: Question,
+    table: _Table, *, average: bool
+) -> Analysis:  # fmt: skip
     """`analyse` of an ablation on these tables; averages among the columns are averaged no more."""
     averages = _averages(tables)
     singles = {task: one for task, one in tables.items() if task not in averages} or dict(tables)
@@ -697,14 +696,9 @@ def _analysis(
     if not others or runs[baseline] < 2:  # one run of each arm: nothing tells the noise
         singles = {task: _without_runs(scores) for task, scores in singles.items()}
     return analyse(
-        singles,
-        baseline,
-        arms=others,
-        band=max(scores.band or 0.0 for scores in singles.values()),
-        primary=question.task,
-        average=average and len(singles) > 1,
-        groups=table.groups,
-    )
+        singles, baseline, arms=others, band=max(scores.band or 0.0 for scores in singles.values()),
+        primary=question.task, average=average and len(singles) > 1, groups=table.groups
+    )  # fmt: skip
 
 
 def _plain_runs(values: Mapping[str, Mapping[int, float]]) -> Runs:
@@ -834,15 +828,9 @@ def _signals(
 
 
 def _scale_decisions(
-    table: _Table,
-    chosen: Mapping[str, str],
-    large: float,
-    facts: Mapping[Key, MetricFacts],
-    question: Question,
-    headline: str,
-    can_average: bool,
-    without: set[str],
-) -> tuple[ScaleDecision, ...]:
+    table: _Table, chosen: Mapping[str, str], large: float, facts: Mapping[Key, MetricFacts],
+    question: Question, headline: str, can_average: bool, without: set[str]
+) -> tuple[ScaleDecision, ...]:  # fmt: skip
     """All metrics of every task at every smaller scale, and the average over tasks where there is
     one, against the headline at the largest scale.
     """
@@ -874,11 +862,8 @@ def _scale_decisions(
         lower.add((AVERAGE, ""))
     kept = [column for column in order if column in columns][:MOST_SIGNALS]
     tables = ScaleTables(
-        columns={column: columns[column] for column in kept},
-        lower=lower,
-        names=table.results.scales,
-        costs=table.results.costs,
-        noise=question.noise,
-        groups=table.groups,
-    )
+        columns={column: columns[column] for column in kept}, lower=lower,
+        names=table.results.scales, costs=table.results.costs, noise=question.noise,
+        groups=table.groups
+    )  # fmt: skip
     return tables.decisions(kept[0])
