@@ -488,8 +488,7 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     chunk = head[header.above + header.levels :]
     width, last_name = len(names), header.first[-1] if header.first else None
     builder, joins = _Builder(len(names)), 0
-    parts = [(0, _title(head[header.above - 1 : header.above]))]  # of several: first row, title
-    title = ""
+    title, parts = "", [(0, _title(head[header.above - 1 : header.above]))]  # first row, title
     while chunk:
         kept = []
         for row in chunk:

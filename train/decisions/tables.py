@@ -941,9 +941,9 @@ class _Reading:
         if self.frame.history:
             rows_N = self.cells.row_N.astype(np.float64)
             kept &= rows_N == _largest(rows_N, keys_N, kept)[keys_N]
-            return kept
-        several_N = np.bincount(places)[places] > 1
-        self._ask(places, several_N, "seed" if self.table["seed"].present() else "", None)
+        else:
+            of = "seed" if self.table["seed"].present() else ""
+            self._ask(places, np.bincount(places)[places] > 1, of, None)
         return kept
 
     def _without_an_end(
