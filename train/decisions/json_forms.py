@@ -244,9 +244,7 @@ def _exploded(row: Record) -> list[Record]:
         return [row]  # the lists are something else
     rest = {key: value for key, value in row.items() if key not in lists and key not in summaries}
     count = len(next(iter(lists.values())))
-    names = {key: RUN_LIST.sub("", key) or "value" for key in lists}
-    if len(set(names.values())) < len(names):
-        names = {key: key for key in lists}
+    names = {key: (RUN_LIST.sub("", key) or "value") if len(lists) == 1 else key for key in lists}
     return [rest | {names[key]: value[n] for key, value in lists.items()} for n in range(count)]
 
 

@@ -707,6 +707,9 @@ def _settle_arm(frame: Frame, told: Columns, roles: Roles, several_files: bool) 
         roles.arms_are_columns = True
         return
     chosen = _best(frame, roles, candidates)
+    if chosen and told.pattern and several_files:  # it may be of the names of files
+        names = map(text_of, frame.columns[chosen].present())
+        chosen = chosen if any(re.search(told.pattern, name) for name in names) else None
     if chosen is None and several_files:
         roles.arm = ("file",)
         roles.given["file"] = ("arm", "the name of the file: no column names an arm")
@@ -766,7 +769,8 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
         is_counter = roles.given[name][1].startswith(("counts runs", HOLDS_SETTINGS))
         if column is None or is_counter or name in roles.metric:
             continue
-        if len(set(map(text_of, column.present()))) < 2 or _is_of_some_files(frame, column):
+        most = 0.25 * (plain_name(name) in words)
+        if len(set(map(text_of, column.present()))) < 2 or _files_without(frame, column) > most:
             continue
         plain, is_number = plain_name(name), _is_numeric(name, column)
         place = words.get(plain)
@@ -783,10 +787,11 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
     return [name for _, name in sorted(named)] + texts
 
 
-def _is_of_some_files(frame: Frame, column: Column) -> bool:
-    """Whether more than a quarter of the files have no cell of a column."""
-    files = frame.columns["file"].codes if "file" in frame.columns else np.zeros(frame.rows, int)
-    return bool((np.bincount(files, column.is_there()) == 0).mean() > 0.25)
+def _files_without(frame: Frame, column: Column) -> float:
+    """The share of the files that have no cell of a column."""
+    if "file" not in frame.columns or len(frame.columns["file"].values) < 2:
+        return 0.0
+    return float((np.bincount(frame.columns["file"].codes, column.is_there()) == 0).mean())
 
 
 def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
@@ -1049,7 +1054,7 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
                 roles.given[name] = ("text", "another name of the arm")
     if roles.arm and not roles.is_long:
         _settle_constants(frame, roles)
-    arms = group_codes(frame, roles.arm)
+    arms = group_codes(frame, roles.arm if roles.of("count") else ())
     for name in list(frame.columns):
         role, reason = roles.given.get(name, ("text", ""))
         plain = plain_name(name)

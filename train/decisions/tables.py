@@ -8,6 +8,7 @@ counted, what is guessed is a note, and what cannot be known is a question in on
 from __future__ import annotations
 
 import gc
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -652,10 +653,12 @@ class _Reading:
         runs of all tasks are one run.
         """
         roles, frame = self.roles, self.frame
-        if not (roles.seed and roles.task) or "seed" in self.told.names:
+        seeds = math.prod(len(frame.columns[name].values) for name in roles.seed)
+        most = max((len(frame.columns[name].values) for name in roles.task), default=0)
+        if not 1 < most <= seeds / 2 or "seed" in self.told.names:
             return
         tasks_N, seeds_N = group_codes(frame, roles.task), group_codes(frame, roles.seed)
-        if tasks_N.max() < 1 or seeds_N.max() < 2 * tasks_N.max() + 1 or _varies(seeds_N, tasks_N):
+        if seeds_N.max() < 2 * tasks_N.max() + 1 or _varies(seeds_N, tasks_N):
             return
         order = np.unique(frame.columns[roles.seed[0]].numbers(), return_inverse=True)[1]
         pairs_N = tasks_N * (int(order.max()) + 1) + order
@@ -664,8 +667,7 @@ class _Reading:
         names = [str(number) for number in range(int(place_N.max()) + 1)]
         frame.columns[roles.seed[0]] = Column(names, place_N.astype(np.int32))
         self.notes.append(
-            f"{roles.seed[0]}: each {' '.join(roles.task)} has others, so the runs of each are "
-            "numbered by it"
+            f"{roles.seed[0]}: each task has others, so its runs are numbered by them"
         )
         if not _varies(seeds_N, group_codes(frame, roles.arm)):
             roles.paired = False  # no two arms share a seed
@@ -808,15 +810,10 @@ class _Reading:
         """Takes seeds and what else a pattern says from the arms' names."""
         table, arms, roles = self.table, self.table["arm"], self.roles
         if self.told.pattern is not None:
-            files = self._joined_texts(("file",))
-            if "arm" not in self.told.names and len(files.present()) > 1 and not any(
-                re.search(self.told.pattern, name) for name in arms.present()
-            ):  # fmt: skip
-                arms = files
             found = _by_pattern(arms, self.told.pattern)
             kept = arms.where(lambda name: name in found)
             self._keep_cells(kept, "of arms whose name the pattern does not match")
-            table, arms = self.table, arms.taken(kept)
+            table, arms = self.table, self.table["arm"]
             groups = next(iter(found.values()))
             if "task" in groups and not roles.is_long and not roles.metric:
                 table["metric"] = table["task"]
@@ -944,9 +941,9 @@ class _Reading:
         if self.frame.history:
             rows_N = self.cells.row_N.astype(np.float64)
             kept &= rows_N == _largest(rows_N, keys_N, kept)[keys_N]
-            return kept
-        several_N = np.bincount(places)[places] > 1
-        self._ask(places, several_N, "seed" if self.table["seed"].present() else "", None)
+        else:
+            of = "seed" if self.table["seed"].present() else ""
+            self._ask(places, np.bincount(places)[places] > 1, of, None)
         return kept
 
     def _without_an_end(
