@@ -56,10 +56,11 @@ WARMUP = 20  # steps, as the preset micro has, or a fifth of a shorter run
 BATCHES = (128, 64, 32)  # samples: the first that is less than FILLED of the smallest view
 FILLED = 0.9  # a picture may be lost in between
 MOST_JOBS = 8
-# Standard deviation of a run of micro, a share: 0.9 to 6.7 points were measured. The variance of
-# right or wrong where 2 % and where 50 % of the test is right. Of studies that are simulated with
-# deviations between these, 9 of 10 report a figure inside the range (tests/clipmill).
-RUN_SDS, VARIANCES = (0.008, 0.07), (0.02, 0.25)
+# Standard deviation of a run, a share, about 1 point around those that five tries had: 0.7 to 6.7
+# points. Of simulated studies with such runs, 9 of 10 report a figure inside the range that follows
+# (tests/clipmill/test_tryout.py).
+RUN_SDS = (0.006, 0.07)
+WORST_VARIANCE = 0.25  # of right or wrong, where half of the test is right
 # Seconds of a try, a picture, a run, and ViT-B-32's score of a picture, where a core has the speed
 # NOMINAL, in samples/s of micro (benchmarks/results/cpu_micro.json, docs/start/images.md).
 NOMINAL, BASE_S, PICTURE_S, RUN_S, SCORE_S = 617.0, 30.0, 0.005, 2.0, 0.13
@@ -178,7 +179,8 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
     tested = tryout.read_pictures(test, Named(), most).pairs if test and not task else None
     learned = tryout.read_pictures(trusted, Named(), most).pairs if trusted else None
     of_task = _pictures_of_task(reader.read_manifest(test, TaskSpec)) if task else []
-    shares = tryout.divide(pictures, [] if task else tested, [] if scorer else learned, of_task)
+    shown = [] if task.get("allow_overlap") else of_task
+    shares = tryout.divide(pictures, [] if task else tested, [] if scorer else learned, shown)
     training, forecast = _training(settings, shares, scorer)
     samples, count = training["train"]["samples_seen"], len(training["seeds"])
     tested_pictures = len(of_task if task else shares.test)
@@ -195,7 +197,7 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
         forecast,
         *busy_lines("cuda" if torch.cuda.is_available() else "cpu"),
         f"it shows differences of {100 * low:.1f} to {100 * high:.0f} points or more, with a "
-        "chance of 80 %: which of these depends on how far runs of one arm lie apart (0.8 to 7 "
+        "chance of 80 %: which of these depends on how far runs of one arm lie apart (0.7 to 7 "
         f"points were measured) and on the {tested_pictures:,} test pictures. More seeds, test "
         "pictures and samples seen show smaller ones",
     ]
@@ -216,24 +218,19 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
 
 
 def visible_effects(test_pictures: int, seeds: int) -> tuple[float, float]:
-    """The range in which the smallest visible difference of a try lies, as shares.
-
-    Runs of one arm lie RUN_SDS apart, and by the errors of the test pictures; these are smallest
-    where nearly nothing is found, and largest where half is.
-    """
-    figures = []
-    for run_sd, variance in zip(RUN_SDS, VARIANCES, strict=True):
-        sd = math.sqrt(run_sd**2 + variance / max(1, test_pictures))
-        noise = StudyNoise(run_sd=sd, seeds=seeds, arms=1, df=(ARMS - 1) * (seeds - 1))
-        figures.append(noise.smallest_visible())
-    return figures[0], min(1.0, figures[1])
+    """The range in which the smallest visible difference of a try lies, as shares: runs of one arm
+    lie RUN_SDS apart, and of the errors of the test pictures none or all are their own."""
+    largest = math.sqrt(RUN_SDS[1] ** 2 + WORST_VARIANCE / max(1, test_pictures))
+    low, high = (
+        StudyNoise(run_sd=sd, seeds=seeds, arms=1, df=(ARMS - 1) * (seeds - 1)).smallest_visible()
+        for sd in (RUN_SDS[0], largest)
+    )
+    return low, min(1.0, high)
 
 
 def _pictures_of_task(task: TaskSpec) -> list[Pair]:
-    """The pictures of a task by their hashes; those that a view of it may have are left out."""
+    """The pictures of a task by their hashes."""
     images = read_samples(task).images
-    if task.allow_overlap:
-        return []
     hashes = zip(image_hashes(images), perceptual_hashes(images).view("int64"), strict=True)
     return [Pair(file="", caption="", sha256=sha, phash=int(near)) for sha, near in hashes]
 
@@ -320,7 +317,7 @@ def _account(pictures: Pictures, shares: Shares) -> str:
     for name, pairs in parts.items():
         counts[name] = len(files := own & {pair.file for pair in pairs})
         own -= files
-    counts["show what the test or the scorer shows already"] = len(own)
+    counts["are near copies of those of the test or the scorer, or have their captions"] = len(own)
     counts |= pictures.lost
     listed = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
     return f"of {pictures.files:,} pictures {listed}"

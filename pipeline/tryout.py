@@ -132,6 +132,7 @@ class Reading:
     lost: dict[str, str] = field(default_factory=dict)
     rejected: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
 
     def add(self, image: str, texts: Iterable[str], reason: str = "no_caption") -> None:
         """The captions of a picture; those that are numbers are none."""
@@ -483,7 +484,7 @@ def _table_readings(
             continue
         for other in parts.setdefault(columns, []):
             if other.images().isdisjoint(part.images()) and not part.problem():
-                other.option += f",{name}"
+                other.tables.append(name)
                 other.pairs += part.pairs
                 other.rejected += part.rejected
                 other.examples = part.examples | other.examples
@@ -492,8 +493,9 @@ def _table_readings(
             parts[columns].append(part)
     readings = [reading for group in parts.values() for reading in group]
     for reading in readings:
-        files = reading.option.split(",")
+        files = reading.tables
         if len(files) > 1:
+            reading.option = ",".join(files)
             reading.form = reading.form.replace(
                 files[0], f"{len(files)} tables ({_some(files)})", 1
             )
@@ -520,7 +522,7 @@ def _table_reading(
     if missing := [column for column in (file, *own) if column not in columns]:
         raise ValueError(f"it has no column {missing[0]!r} (it has {_listed(columns)})")
     form = f"{name} (columns {file} and {', '.join(own)})" if file != "1" else name
-    reading = Reading(option=name, form=form)
+    reading = Reading(option=name, form=form, tables=[name])
     for number, row in enumerate(rows([file, *own]), 1):
         if row is None:
             reading.reject("damaged", f"row {number}")
@@ -530,7 +532,9 @@ def _table_reading(
             reason = "missing_file" if image is None else "ambiguous_name"
             reading.reject(reason, as_text(row[0]) or f"row {number}")
             continue
-        reading.add(image, [text for value in row[1:] for text in _texts(value)])
+        is_text = all(valid_text(v) == v for v in row[1:] if isinstance(v, str))
+        reason = "no_caption" if is_text else "damaged"
+        reading.add(image, [text for value in row[1:] for text in _texts(value)], reason)
     return (file, *own), reading
 
 
@@ -576,7 +580,9 @@ def _caption_columns(
             return own
     usual = [name for group in CAPTION_COLUMNS for name in group]
     empty = next((name for name in first if _usual(name) in usual and first[name]), None)
-    example = f"; {empty} is {_quoted(str(first[empty][0]))}" if empty else ""
+    value = str(first[empty][0]) if empty else ""
+    example = f"; {empty} is {_quoted(valid_text(value))}" if empty else ""
+    example += ", which is not UTF-8" if valid_text(value) != value else ""
     raise ValueError(
         f"column {file} names pictures, and none of a usual name has captions (it has "
         f"{_listed(first)}){example}: name one by --caption-column"
@@ -641,6 +647,7 @@ def _is_numbers(text: str) -> bool:
 
 def _open_table(path: str, pictures: PictureNames) -> tuple[tuple[str, ...], Rows]:
     """The columns of a table, and its rows. ValueError where it is none."""
+    disk.check_regular(disk.local_path(path))
     ending = Path(path.lower().removesuffix(".gz")).suffix
     if ending == ".parquet":
         schema = disk.read_with(path, pq.read_schema)
@@ -689,7 +696,9 @@ def _json_rows(content: bytes, is_lines: bool, pictures: PictureNames) -> list[A
         except ValueError:
             raise ValueError(f"no JSON from its character {at:,} on") from None
         decoded.append(value)
-    document = decoded[0] if len(decoded) == 1 else decoded
+    document: Any = decoded
+    if len(decoded) == 1:
+        document = decoded[0]
     if isinstance(document, list) or not isinstance(document, dict):
         return document if isinstance(document, list) else []
     images, notes = document.get("images"), document.get("annotations")
@@ -704,8 +713,8 @@ def _json_rows(content: bytes, is_lines: bool, pictures: PictureNames) -> list[A
     if any(pictures.find(key) for key in islice(document, PROBE)):
         rows = list(document.items())
         return [{"file": k, **(v if isinstance(v, dict) else {"caption": v})} for k, v in rows]
-    columns = {k: v for k, v in document.items() if isinstance(v, (dict, list))}
-    columns = {k: v if isinstance(v, dict) else dict(enumerate(v)) for k, v in columns.items()}
+    named = {k: v for k, v in document.items() if isinstance(v, (dict, list))}
+    columns = {k: v if isinstance(v, dict) else dict(enumerate(v)) for k, v in named.items()}
     own = dict.fromkeys(row for column in columns.values() for row in column)
     return [{name: column.get(row) for name, column in columns.items()} for row in own]
 

@@ -808,8 +808,8 @@ def test_a_folder_is_read_as_its_makers_mean_it(
     assert message.count("\n") == 1
     for part in (*row.refuses, *(" ".join(option) for option in row.asks if not row.refuses)):
         assert part in message, f"{row.why}: {message}"
-    for option, captions in row.asks.items():
-        assert ordered(read(folder, option)[0]) == expected(captions), f"{row.why}: {option}"
+    for option, answer in row.asks.items():
+        assert ordered(read(folder, option)[0]) == expected(answer), f"{row.why}: {option}"
 
 
 def test_every_row_has_its_own_source_and_an_outcome() -> None:
