@@ -645,7 +645,7 @@ FOLDERS = (
         captions={f"{c}/{k}.jpg": of_class(c) for c in ("airplane", "deer") for k in (1, 2)},
     ),
     Row(
-        source="tensorflow/datasets: image_classification/pet vehicles",
+        source="clipmill: kind B, a class called train",
         why="train is a vehicle among vehicles",
         pictures=tuple(f"{c}/{k}.jpg" for c in ("bus", "car", "train", "truck") for k in (1, 2)),
         captions={
