@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import subprocess
@@ -15,12 +16,14 @@ from clipmill.app import Json, Whole, make_app, print_json
 from clipmill.build import STATUSES, Options, build_ablation, ended_with
 from manifests import console, disk, hub, reader
 from manifests.layout import AblationLayout, PoolLayout
-from manifests.schema import TaskSpec
+from manifests.schema import Recipe, TaskSpec
 from manifests.text import printable
 from pipeline import ablation_run, tryout
-from pipeline.tryout import MANIFEST, TEST_POOL, Pictures, Shares
-from train.ablation.plan import assumed_sd
+from pipeline.tryout import MANIFEST, TEST_POOL, Named, Pair, Pictures, Shares
 from train.config import configure
+from train.eval_data.images import image_hashes
+from train.evaluation.overlap import perceptual_hashes
+from train.evaluation.tasks import read_samples
 from train.late_torch import torch
 from train.sizing.device_fit import probed_speed, usable_cores
 from train.stats.comparison import StudyNoise
@@ -30,14 +33,16 @@ TRY = make_app(
     """
   clipmill try photos --plan
   clipmill try photos --out out/photos
+  clipmill try photos --captions ../labels.csv --caption-column title
   clipmill try photos --trusted checked
   clipmill try photos --scorer ViT-B-32/laion2b_s34b_b79k
   clipmill try photos --test cars.yaml --seeds 5 --minutes 30
 
 FOLDER has a text file beside each picture, a table with a column of files and
 one of captions, a folder for each class, or tars (img2dataset's or others).
-What is found and planned is printed before anything is trained, and written to
-OUT as manifests to go on from.
+Where it has two forms of captions, --captions names one. What is found and
+planned is printed before anything is trained, and written to OUT as manifests
+to go on from.
 """,
     STATUSES,
 )
@@ -51,6 +56,11 @@ WARMUP = 20  # steps, as the preset micro has, or a fifth of a shorter run
 BATCHES = (128, 64, 32)  # samples: the first that is less than FILLED of the smallest view
 FILLED = 0.9  # a picture may be lost in between
 MOST_JOBS = 8
+# Standard deviation of a run, a share, about 1 point around those that five tries had: 0.7 to 6.7
+# points. Of simulated studies with such runs, 9 of 10 report a figure inside the range that follows
+# (tests/clipmill/test_tryout.py).
+RUN_SDS = (0.006, 0.07)
+WORST_VARIANCE = 0.25  # of right or wrong, where half of the test is right
 # Seconds of a try, a picture, a run, and ViT-B-32's score of a picture, where a core has the speed
 # NOMINAL, in samples/s of micro (benchmarks/results/cpu_micro.json, docs/start/images.md).
 NOMINAL, BASE_S, PICTURE_S, RUN_S, SCORE_S = 617.0, 30.0, 0.005, 2.0, 0.13
@@ -64,6 +74,8 @@ def try_folder(
     *,
     out: str | None = None,
     captions: str | None = None,
+    file_column: str | None = None,
+    caption_column: str | None = None,
     scorer: str | None = None,
     trusted: str | None = None,
     test: str | None = None,
@@ -80,7 +92,11 @@ def try_folder(
     Args:
         folder: Pictures with captions.
         out: Where all is written (default: $CLIPMILL_OUT/NAME, else out/NAME).
-        captions: txt, class_folders, or the table in FOLDER (default: what is there).
+        captions: txt, caption, class_folders, or a table by its path from FOLDER (default: the one
+            form that is there).
+        file_column: The column of the table that names the pictures (default: the one whose values
+            are pictures of FOLDER).
+        caption_column: The column of captions (default: the one of a usual name, as caption).
         scorer: The CLIP that scores: MODEL/TAG of open_clip, a run, hf-hub:NAME or local-dir:FOLDER
             (default: ViT-B-32 where it is on this machine, else one that is trained on a share).
         trusted: A folder of pictures with right captions, for the scorer to learn from.
@@ -94,6 +110,8 @@ def try_folder(
     settings: dict[str, Any] = {
         "folder": os.path.abspath(folder),
         "captions": captions,
+        "file_column": file_column,
+        "caption_column": caption_column,
         "scorer": scorer,
         "trusted": trusted and os.path.abspath(trusted),
         "test": test and os.path.abspath(test),
@@ -106,6 +124,9 @@ def try_folder(
         raise ValueError("--trusted is what a scorer learns from, and --scorer names one: give one")
     if seeds < 2 or not (0 < minutes < 1e6 and pairs > 0 and (samples_seen or 1) > 0):
         raise ValueError("at least 2 --seeds are needed for an interval, and numbers above 0")
+    is_task = test is not None and test.endswith((".yaml", ".yml"))
+    given = disk.to_plain(reader.read_manifest(settings["test"], TaskSpec)) if is_task else {}
+    settings["task"] = {key: value for key, value in given.items() if value}
     path = Path(settings["folder"])
     target = disk.output_folder(out or disk.join(os.environ.get("CLIPMILL_OUT", "out"), path.name))
     if Path(target).is_relative_to(path):
@@ -149,32 +170,36 @@ def earlier_plan(out: str, settings: Mapping[str, Any]) -> list[str]:
 
 def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str]:
     """Look at the folder, plan, and write the manifests; the plan in lines."""
-    task, test, trusted = None, settings["test"], settings["trusted"]
-    if test and test.endswith((".yaml", ".yml")):
-        given = disk.to_plain(reader.read_manifest(test, TaskSpec))
-        task = {key: value for key, value in given.items() if value}
+    test, trusted, most = settings["test"], settings["trusted"], settings["pairs"]
+    task = settings["task"]
     scorer, whose = _scorer_of(settings["scorer"], trusted)
-    most = settings["pairs"]
-    pictures = tryout.read_pictures(settings["folder"], settings["captions"], most)
-    tested = tryout.read_pictures(test, None, most).pairs if test and not task else None
-    learned = tryout.read_pictures(trusted, None, most).pairs if trusted else None
-    shares = tryout.divide(pictures, [] if task else tested, [] if scorer else learned)
+    names = ("captions", "file_column", "caption_column")
+    named = Named(**{name: settings[name] for name in names})
+    pictures = tryout.read_pictures(settings["folder"], named, most)
+    tested = tryout.read_pictures(test, Named(), most).pairs if test and not task else None
+    learned = tryout.read_pictures(trusted, Named(), most).pairs if trusted else None
+    of_task = _pictures_of_task(reader.read_manifest(test, TaskSpec)) if task else []
+    shown = [] if task.get("allow_overlap") else of_task
+    shares = tryout.divide(pictures, [] if task else tested, [] if scorer else learned, shown)
     training, forecast = _training(settings, shares, scorer)
     samples, count = training["train"]["samples_seen"], len(training["seeds"])
-    sd, source = assumed_sd(len(shares.test) or None)
-    noise = StudyNoise(run_sd=sd, seeds=count, arms=1, df=(ARMS - 1) * (count - 1))
-    effect = noise.smallest_visible()
+    tested_pictures = len(of_task if task else shares.test)
+    low, high = visible_effects(tested_pictures, count)
     lines = [
+        *pictures.lines,
         _found(pictures),
-        f"test: {_tested(shares) if task is None else 'the task ' + task['name']}",
+        _account(pictures, shares),
+        f"test: {'the task ' + task['name'] if task else _tested(shares)}",
         f"scorer: {whose}",
         f"arms: raw ({len(shares.trained):,} pairs), clip50 (the half with the higher CLIP score), "
         f"a random half, raw again (A/A); {count} seeds, {ARMS * count} runs of the model micro "
         f"with {samples:,} samples seen each",
         forecast,
         *busy_lines("cuda" if torch.cuda.is_available() else "cpu"),
-        f"it shows differences of about {100 * effect:.1f} points or more, with a chance of 80 % "
-        f"({source}); more seeds, more test pictures and more samples seen show smaller ones",
+        f"it shows differences of {100 * low:.1f} to {100 * high:.0f} points or more, with a "
+        "chance of 80 %: which of these depends on how far runs of one arm lie apart (0.7 to 7 "
+        f"points were measured) and on the {tested_pictures:,} test pictures. More seeds, test "
+        "pictures and samples seen show smaller ones",
     ]
     if write:
         path = disk.join(out, PLAN)
@@ -187,9 +212,27 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
             "Finished runs count again: more seeds cost only the new ones."
         )
         training = {"question": question, **training}
-        tryout.write_manifests(out, shares, training, scorer=scorer, task=task, head=head)
+        tryout.write_manifests(out, shares, training, scorer=scorer, task=task or None, head=head)
         disk.write_json(path, {"settings": settings, "lines": lines})
     return lines
+
+
+def visible_effects(test_pictures: int, seeds: int) -> tuple[float, float]:
+    """The range in which the smallest visible difference of a try lies, as shares: runs of one arm
+    lie RUN_SDS apart, and of the errors of the test pictures none or all are their own."""
+    largest = math.sqrt(RUN_SDS[1] ** 2 + WORST_VARIANCE / max(1, test_pictures))
+    low, high = (
+        StudyNoise(run_sd=sd, seeds=seeds, arms=1, df=(ARMS - 1) * (seeds - 1)).smallest_visible()
+        for sd in (RUN_SDS[0], largest)
+    )
+    return low, min(1.0, high)
+
+
+def _pictures_of_task(task: TaskSpec) -> list[Pair]:
+    """The pictures of a task by their hashes."""
+    images = read_samples(task).images
+    hashes = zip(image_hashes(images), perceptual_hashes(images).view("int64"), strict=True)
+    return [Pair(file="", caption="", sha256=sha, phash=int(near)) for sha, near in hashes]
 
 
 def _scorer_of(named: str | None, trusted: str | None) -> tuple[dict[str, str] | None, str]:
@@ -257,12 +300,27 @@ def _found(pictures: Pictures) -> str:
     used, words = len(pictures.pairs), f"{pictures.drawn_from:,} pictures with captions"
     words += f", {used:,} of them are drawn" if pictures.drawn_from > used else ""
     words += f", from {pictures.form}"
-    lost = [f"{count:,} {name}" for name, count in pictures.rejected.items()]
-    if lost:
-        words += f"; left out: {', '.join(lost)} (docs/operations.md has these reasons)"
-        if 10 * pictures.rejected["damaged"] > used:
-            words += "; text that is not UTF-8 counts as damaged"
+    if left := tryout.left_out(pictures):
+        words += f"; left out: {left} (docs/start/images.md has these reasons)"
     return printable(f"{pictures.folder}: {words}")
+
+
+def _account(pictures: Pictures, shares: Shares) -> str:
+    """What each picture of the folder is used for: the numbers add up."""
+    own = {pair.file for pair in pictures.pairs}
+    parts = {
+        "are trained on": shares.trained,
+        "are the test": shares.test,
+        "are for the scorer": shares.trusted,
+    }
+    counts = {}
+    for name, pairs in parts.items():
+        counts[name] = len(files := own & {pair.file for pair in pairs})
+        own -= files
+    counts["are near copies of those of the test or the scorer, or have their captions"] = len(own)
+    counts |= pictures.lost
+    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
+    return f"of {pictures.files:,} pictures {listed}"
 
 
 def _tested(shares: Shares) -> str:
@@ -292,10 +350,14 @@ def carry_out(out: str, as_json: bool) -> int:
     except subprocess.CalledProcessError as error:
         return ended_with(error)
     report = AblationLayout(out).report
+    stored = reader.read_manifest(disk.join(out, "pictures.yaml"), Recipe).fetch.image_size
     console.show(
         "",
         f"the verdict, with its intervals: {report}",
         f"the pictures, with a threshold to move: {page}",
+        f"the pool has copies of the pictures that are trained on, with a shorter side of at most "
+        f"{stored} pixels (image_size in pictures.yaml), and so has what is exported of it; "
+        "pictures.jsonl lists the originals",
         f"to go on, change {manifest} (seeds, samples_seen, arms) or pictures.yaml beside it "
         f"(rules, thresholds), then: {command_of(out)}",
     )

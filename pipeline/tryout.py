@@ -8,19 +8,24 @@ ablation refuses a view with a near copy of a test picture (`near_overlap`), sho
 from __future__ import annotations
 
 import asyncio
+import csv
 import hashlib
 import io
 import json
 import logging
 import os
+import re
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
+import pyarrow.parquet as pq
 import xxhash
 import yaml
 from PIL import Image
@@ -28,27 +33,74 @@ from PIL import Image
 from filters.near_hashes import near_labels
 from manifests import disk
 from manifests.hashes import phash
-from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, TABLE_ENDINGS, Fetch, Source
-from manifests.text import printable
-from pipeline.crawl.tables import ImageFolder, is_image, rows_of_folder
+from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Fetch, Source
+from manifests.text import printable, valid_text
+from pipeline.crawl.tables import ImageFolder, is_image
 from pipeline.external.adopt import TarReader
 from pipeline.fetch.download import read_file
 from pipeline.images.decoders import Decoders
 from pipeline.images.header import RejectedImage
-from pipeline.table_files import MissingColumn, values
+from pipeline.table_files import (
+    BETWEEN,
+    LARGEST_JSON,
+    PROBE,
+    UTF_16,
+    as_text,
+    bounded_lines,
+    is_table,
+    values,
+)
 
 # --------------------------------------------------------------------------------------------------
 # What a folder holds: pairs of a picture and its caption, whatever their form.
+#
+# Each way to captions that the folder offers is a `Reading`: text files, a table, or the names of
+# folders. Contents decide: the column of files is the one whose values name pictures that are
+# there, and numbers are no captions. One reading that is clear is taken; of two, one must be named.
 
-# Columns that are looked for in a table of captions: the first that is there counts.
+# Usual names of columns, in order. Of columns that name as many pictures the first one counts.
 FILE_COLUMNS = (
     "file_name", "file", "filename", "file_path", "filepath", "path", "image", "image_path", "img",
+    "img_path", "image_file", "image_name", "image_id", "img_id", "id", "name", "images",
 )  # fmt: skip
-CAPTION_COLUMNS = ("caption", "text", "title", "description", "alt", "label", "class", "category")
+# A name of an earlier group wins. Of two in one group the user names one.
+CAPTION_COLUMNS = (
+    ("caption",),
+    ("text", "prompt", "title", "description", "alt", "alt_text", "sentence", "comment",
+     "conversation", "message"),
+    ("label", "class", "category", "class_name", "label_name", "species", "breed"),
+)  # fmt: skip
+# Words of folders that say what their files are for, and no class.
+ROLE = re.compile(
+    "train(ing|val)?|test(ing)?|val(id|idation)?|dev|eval|splits?|quer(y|ies)|gallery|jpe?gs?|pngs?|"
+    "data|datasets?|raw|processed|originals?|resized|cropped|outputs?|inputs?|results?|samples?|"
+    "parts?|batch(es)?|sets?|all|full|small|large|thumb(nail)?s?|folder|new|(up|down)loads?|dcim"
+)
+WORDNET = re.compile(r"n\d{8}")
+OF_PICTURES = re.compile("(jpeg)?images?|imgs?|pics?|pictures?|photos?")  # images_part_1 too
+MASK = re.compile(
+    "masks?|labels?|annotations?|gt|ground_?truth|segmentation(s|class|object)?|depth",
+    re.IGNORECASE,
+)
+CAPTION_ENDINGS = (CAPTION_FILES, "caption")  # of text files: Kohya's scripts write the second
+logger = logging.getLogger(__name__)
+MOST_TABLES = 100  # that are looked at
+COVERED = 2  # a reading has captions for one in so many of the pictures that the best has, or more
+NUMBER = re.compile(r"[-+]?\.?\d[\d.]*([eE][-+]?\d+)?%?")
+# What asks for a caption, in a chat about a picture.
+ASKS = re.compile(
+    r"descri|caption|summar|expla|interpret|depict|narra|account of|what do you see|"
+    r"what is (in|this)|what.s happening|描述",
+    re.IGNORECASE,
+)
+LFS = b"version https://git-lfs.github.com/spec/"
+PROSE = "it is a text, and no table"
+LFS_POINTER = "a pointer of Git LFS: `git lfs pull` fetches the file"
 # Pixels of the shorter side that are stored: the model micro sees 32, a CLIP of others 224.
 SIDE, SIDE_OF_OTHERS = 64, 224
 AT_ONCE = 64  # pictures that are read before the first of them is let go
 SHOWN = 3  # folders or captions in a sentence
+MOST_NAMES, MOST_SHOWN = 20, 60  # columns, and characters of a value, in a sentence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,113 +118,672 @@ class Pair:
     length: int = 0
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
+class Reading:
+    """One way to the captions of a folder: `option` is what --captions takes for it.
+
+    pairs: (picture, caption). lost: the reason of each picture that has no pair. rejected: rows
+    that belong to no picture, by reason; `examples` has one of each reason.
+    """
+
+    option: str
+    form: str
+    pairs: list[tuple[str, str]] = field(default_factory=list)
+    lost: dict[str, str] = field(default_factory=dict)
+    rejected: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    tables: list[str] = field(default_factory=list)
+
+    def add(self, image: str, texts: Iterable[str], reason: str = "no_caption") -> None:
+        """The captions of a picture; those that are numbers are none."""
+        for text in texts:
+            if _is_numbers(text):
+                reason = "numbers"
+                self.examples.setdefault(reason, text)
+            else:
+                self.pairs.append((image, text))
+                reason = ""
+        if reason:
+            self.lost.setdefault(image, reason)
+            self.examples.setdefault(reason, image)
+
+    def reject(self, reason: str, example: str) -> None:
+        """A row that belongs to no picture."""
+        self.rejected[reason] += 1
+        self.examples.setdefault(reason, example)
+
+    def close(self, images: Sequence[str]) -> Reading:
+        """The reading, where pictures without a pair are lost and those with one are not."""
+        captioned = self.images()
+        for image in images:
+            if image in captioned:
+                self.lost.pop(image, None)
+            elif image not in self.lost:
+                self.add(image, ())
+        return self
+
+    def images(self) -> set[str]:
+        """The pictures that have a caption."""
+        return {image for image, _ in self.pairs}
+
+    def problem(self) -> str:
+        """Why its captions cannot be learned from; "" where they can."""
+        reasons = Counter(self.lost.values()) + self.rejected
+        if 2 * reasons["numbers"] > len(self.images()) + reasons["numbers"]:
+            return f"numbers (boxes or classes) in place of captions, as {self._example('numbers')}"
+        if not self.pairs:
+            reason, _ = reasons.most_common(1)[0] if reasons else ("no_caption", 0)
+            return f"{reasons[reason]:,} {reason}, such as {self._example(reason)}"
+        if len(self.pairs) > SHOWN and len({text for _, text in self.pairs}) == 1:
+            return f"all {len(self.pairs):,} captions are {_quoted(self.pairs[0][1])}"
+        return ""
+
+    def _example(self, reason: str) -> str:
+        return _quoted(self.examples.get(reason, ""))
+
+    def words(self) -> str:
+        """What it gives, with examples."""
+        drawn = sorted(self.pairs, key=lambda pair: _draw(pair[0]))[:SHOWN]
+        shown = [f"{image}: {_quoted(text)}" for image, text in drawn]
+        return f"{self.form}: {len(self.pairs):,} pairs, such as {'; '.join(shown)}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pictures:
     """The pairs of a folder, in words where their captions come from, and what is no pair, by
     reason. `drawn_from`: the pairs that there are, of which `pairs` is a sample.
+
+    files: the pictures of the folder. lost: those of them without a pair, by reason; `rejected`
+    has these and rows that name no picture. examples: one of a reason. lines: what was found.
     """
 
     folder: str
     form: str
     pairs: list[Pair]
-    drawn_from: int
     rejected: Counter[str]
+    drawn_from: int = 0
+    files: int = 0
+    lost: Counter[str] = field(default_factory=Counter)
+    examples: Mapping[str, str] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
 
 
-def read_pictures(folder: str, captions: str | None, most: int) -> Pictures:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Named:
+    """What the user names: `captions` is txt, caption, class_folders, or tables by their paths from
+    the folder, with commas between them; and the columns of a table."""
+
+    captions: str | None = None
+    file_column: str | None = None
+    caption_column: str | None = None
+
+
+def read_pictures(folder: str, named: Named, most: int) -> Pictures:
     """The pairs of a folder on this machine, `most` of them at most, drawn by their names.
 
-    captions: txt, class_folders, or the name of a table in the folder; None: what is there.
-    ValueError where there are no pictures or no captions.
+    ValueError where there are no pictures, no captions, or two forms of captions and none is named.
     """
     if disk.is_url(folder) or not disk.local_path(folder).is_dir():
         raise ValueError(f"{folder} is no folder on this machine; name a folder of pictures")
     folder = os.path.abspath(disk.local_path(folder))
-    source = Source(kind="image_folder", paths=(folder,), captions=CAPTION_FILES)
-    names = ImageFolder(folder, source).names()
-    images = [name for name in names if is_image(name)]
+    inside = ImageFolder(folder, Source(kind="image_folder", paths=(folder,), captions="txt"))
+    names = inside.names()
     tars = [os.path.join(folder, name) for name in names if name.endswith(".tar")]
-    counts: Counter[str] = Counter()
-    if tars and not images:
-        form, pairs = f"{len(tars)} tars", _pairs_of_tars(tars, most, counts)
-    else:
-        source, form = _source_of(source, names, images, captions)
-        pairs = []
-        for _, file, text, *_ in rows_of_folder(folder, source, counts):
-            if source.captions == CLASS_FOLDERS:
-                text = f"a photo of a {text.replace('_', ' ')}"
-            pairs.append(Pair(file=file, caption=text.strip()))
-    pairs = sorted(set(pairs), key=lambda pair: (_draw(pair.file), pair.caption))
-    kept = asyncio.run(_with_hashes(pairs[:most], counts))
-    del counts["links"], counts["pairs"]
-    total = len(pairs) if len(pairs) > most else len(kept)
-    return Pictures(folder=folder, form=form, pairs=kept, drawn_from=total, rejected=counts)
-
-
-def _source_of(
-    source: Source, names: Sequence[str], images: Sequence[str], captions: str | None
-) -> tuple[Source, str]:
-    """How the captions of a folder are read, and that in words."""
-    (folder,) = source.paths
+    files = inside.images()
+    if tars and not files:
+        return _drawn(_pictures_of_tars(folder, tars, most), most)
+    images, outside = _usable(inside, files)
     if not images:
         raise ValueError(f"{folder} has no pictures (.jpg, .png, .webp …) and no tars with them")
-    tables = {}
-    for name in names:
-        if "/" not in name and name.endswith(TABLE_ENDINGS):
-            columns = [_column(folder, name, each) for each in (FILE_COLUMNS, CAPTION_COLUMNS)]
-            if all(columns):
-                tables[name] = columns
-    stems = {name.removesuffix(".txt") for name in names}
-    captioned = sum(os.path.splitext(name)[0] in stems for name in images)
-    classes = sorted({os.path.dirname(name) for name in images})
-    if captions is None and len(tables) > 1:
+    reading, notes = _choose(inside, names, images, named)
+    kinds = Counter(os.path.splitext(name)[1].lower() for name in files)
+    listed = ", ".join(f"{count:,} {kind or 'links'}" for kind, count in kinds.most_common())
+    lost = Counter([*outside.values(), *reading.lost.values()])
+    lines = (f"{folder} has {len(files):,} pictures ({listed})", reading.words(), *notes)
+    pictures = Pictures(
+        folder=folder,
+        form=reading.form,
+        pairs=[Pair(file=inside.file(image), caption=text) for image, text in reading.pairs],
+        rejected=lost + reading.rejected,
+        files=len(files),
+        lost=lost,
+        examples={**{reason: name for name, reason in outside.items()}, **reading.examples},
+        lines=tuple(map(printable, lines)),
+    )
+    return _drawn(pictures, most)
+
+
+def _usable(inside: ImageFolder, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """The pictures that may be used, and the reasons of the others: links that lead outside, names
+    that are no text, and masks beside pictures."""
+    images, others = [], {}
+    for name in files:
+        try:
+            if valid_text(name) != name:
+                raise ValueError("bad_url")
+            inside.file(name)
+            images.append(name)
+        except ValueError as reason:
+            others[name] = str(reason)
+    masks = {n for n in images if any(map(MASK.fullmatch, n.split("/")[:-1]))}
+    masks = set() if len(masks) == len(images) else masks
+    return [n for n in images if n not in masks], others | dict.fromkeys(masks, "masks")
+
+
+def _choose(
+    inside: ImageFolder, names: Sequence[str], images: Sequence[str], named: Named
+) -> tuple[Reading, list[str]]:
+    """The reading of a folder, and lines on what else there is."""
+    notes: list[str] = []
+    is_table_named = named.captions not in (None, *CAPTION_ENDINGS, CLASS_FOLDERS)
+    readings = []
+    for ending in CAPTION_ENDINGS:
+        if named.captions in (None, ending):
+            readings.append(_text_reading(inside, names, images, ending))
+    if named.captions is None or is_table_named:
+        tables = _table_names(inside, names, images, named.captions if is_table_named else None)
+        readings += _table_readings(inside, tables, images, named, notes)
+    usable = [reading for reading in readings if reading.pairs and not reading.problem()]
+    most = max((len(reading.images()) for reading in usable), default=0)
+    if named.captions == CLASS_FOLDERS or (named.captions is None and COVERED * most < len(images)):
+        readings.append(classes := _class_reading(images, named.captions is not None))
+        usable += [] if classes.problem() or not classes.pairs else [classes]
+        most = max((len(reading.images()) for reading in usable), default=0)
+    clear = [reading for reading in usable if COVERED * len(reading.images()) >= most]
+    for reading in readings:
+        is_there = reading.pairs or {*reading.lost.values(), *reading.rejected} - {"no_caption"}
+        if is_there and reading not in clear:
+            notes.append(f"{reading.form}: {reading.problem() or reading.words()}")
+    if len(clear) == 1:
+        return clear[0], notes
+    if clear:
+        ways = " | ".join(reading.words() for reading in clear)
+        options = [f"--captions {reading.option}" for reading in clear]
         raise ValueError(
-            f"{folder} has {len(tables)} tables of files and captions ({_some(tables)}); name one, "
-            f"as in --captions {next(iter(tables))}"
+            printable(
+                f"{inside.path} has captions in {len(clear)} forms ({ways}); name one, as in "
+                f"{' or '.join(options)}"
+            )
         )
-    if captions is None and tables:
-        captions = next(iter(tables))
-    elif captions is None and 2 * captioned >= len(images):
-        captions = CAPTION_FILES
-    elif captions is None and len(classes) > 1 and "" not in classes:
-        captions = CLASS_FOLDERS
-    if captions == CAPTION_FILES:
-        return source, "text files beside them"
-    if captions == CLASS_FOLDERS:
-        form = f"the names of {len(classes)} folders ({_some(classes)})"
-        return replace(source, captions=captions), form
-    if captions not in tables:
-        there = f"--captions is {captions!r}, which is none of these" if captions else "none"
+    raise ValueError(printable(_nothing(inside, images, named, notes)))
+
+
+def _nothing(inside: ImageFolder, images: Sequence[str], named: Named, notes: Sequence[str]) -> str:
+    """Why a folder has no captions, and what it would need."""
+    there = f"--captions is {named.captions!r}, which gives none. " if named.captions else ""
+    there += f"Found: {'; '.join(notes[: 2 * SHOWN])}. " if notes else ""
+    above = os.path.dirname(inside.path)
+    if not named.captions and os.path.isdir(above):
+        tables = [n for n in sorted(os.listdir(above)) if is_table(n) and not n.startswith(".")]
+        if tables:
+            there += f"Above the folder is {_some(tables)}: --captions ../{tables[0]} reads it. "
+    return (
+        f"{inside.path} has {len(images):,} pictures and captions must come with them, from a text "
+        "file beside each (cat.jpg, cat.txt), a folder for each class, or a table (.csv, .json, "
+        f".parquet, captions.txt …) with a column of files and one of captions. {there}Columns of "
+        "other names are given by --file-column and --caption-column"
+    )
+
+
+# --- text files and folders -----------------------------------------------------------------------
+
+
+def _text_reading(
+    inside: ImageFolder, names: Sequence[str], images: Sequence[str], ending: str
+) -> Reading:
+    """The text file beside each picture; or, where there are none, the only one of its name in
+    another folder."""
+    reading = Reading(option=ending, form=f"text files beside them (.{ending})")
+    texts = {name.lower(): name for name in names if name.lower().endswith(f".{ending}")}
+    found: dict[str, str] = {}
+    for image in images:
+        for start in (os.path.splitext(image)[0], image):
+            if name := texts.get(f"{start}.{ending}".lower()):
+                found.setdefault(image, name)
+    if texts and not found:
+        reading.form = f"text files of their names (.{ending}) in another folder"
+        pictures = PictureNames(images)
+        for name in texts.values():
+            if image := pictures.find(os.path.splitext(os.path.basename(name))[0]) or "":
+                found[image] = name
+    for image, name in found.items():
+        try:
+            text = disk.read_bytes(inside.file(name)).decode("utf-8-sig").strip()
+            reading.add(image, [text] if text else [])
+        except (ValueError, OSError):
+            reading.add(image, (), "damaged")
+    return reading.close(images)
+
+
+def _class_reading(images: Sequence[str], is_named: bool) -> Reading:
+    """The name of the nearest folder of each picture that may be a class; where the user says that
+    folders are classes, any name may be."""
+    beside: dict[str, set[str]] = {}  # the folders in each folder
+    for image in images:
+        parts = image.split("/")[:-1]
+        for k, part in enumerate(parts):
+            beside.setdefault("/".join(parts[:k]), set()).add(part)
+    classes: dict[str, str] = {}
+    for image in images:
+        parts = image.split("/")[:-1]
+        own = [
+            part for k, part in enumerate(parts) if not _is_role(part, beside["/".join(parts[:k])])
+        ]
+        if own or (is_named and parts):
+            name = (own or parts)[-1]
+            classes[image] = (re.sub(r"^\d+[\W_]+", "", name) or name).replace("_", " ").strip()
+    folders = sorted(set(classes.values()))
+    form = f"the names of {len(folders)} folders ({_some(folders)})"
+    reading = Reading(option=CLASS_FOLDERS, form=form)
+    if is_named or 1 < len(folders) <= len(images) / 2:
+        for image, folder in classes.items():
+            reading.add(image, [f"a photo of a {folder}"])
+    return reading.close(images)
+
+
+def _is_role(folder: str, beside: Iterable[str] = ()) -> bool:
+    """Whether the name of a folder is no class: a split, a role, a size, a number, a WordNet id.
+    "train" among names of classes is one of them."""
+    name = folder.lower()
+    if name == "train" and beside:
+        kinds = Counter(_is_role(other) for other in beside if other != folder)
+        return kinds[False] <= 1 + kinds[True]
+    words = re.findall(r"[^\W\d_]+", re.sub(r"\d+(x\d+|px)", "", name))
+    known = [ROLE.fullmatch(word) or MASK.fullmatch(word) for word in words]
+    return all(known) or any(map(OF_PICTURES.fullmatch, words)) or bool(WORDNET.fullmatch(name))
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+Rows = Callable[[Sequence[str]], Iterable[Sequence[Any] | None]]  # of columns; None: a damaged row
+UNREADABLE = (
+    ValueError, OSError, EOFError, zlib.error, csv.Error, RecursionError, AttributeError, TypeError,
+)  # fmt: skip
+
+
+class PictureNames:
+    """The pictures of a folder by the names that tables have for them: paths from the table or the
+    folder, ends of paths, with the ending of the file or without."""
+
+    def __init__(self, images: Sequence[str]) -> None:
+        self.images = frozenset(images)
+        self.by_end: dict[str, str] = {}  # "" where it is the end of several
+        for image in images:
+            parts = image.split("/")
+            for start in range(len(parts)):
+                end = "/".join(parts[start:])
+                for key in (end, os.path.splitext(end)[0]):
+                    known = self.by_end.setdefault(key, image)
+                    self.by_end[key] = image if known == image else ""
+
+    def find(self, value: Any, folder: str = "") -> str | None:
+        """The picture that a value of a table in `folder` names; "" where it may be several."""
+        value = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
+        value = value.get("path") if isinstance(value, Mapping) else value
+        if isinstance(value, bool) or not isinstance(value, (str, int)):
+            return None
+        name = str(value).strip().replace("\\", "/")
+        name = name if name in self.by_end else re.sub(r"#\d+$", "", name)  # Flickr8k's numbers
+        for start in (folder, ""):
+            if (path := os.path.normpath(os.path.join(start, name))) in self.images:
+                return path
+        parts = [part for part in name.split("/") if part not in ("", ".", "..")]
+        ends = ("/".join(parts[start:]) for start in range(len(parts)))
+        return next((self.by_end[end] for end in ends if end in self.by_end), None)
+
+
+def _table_names(
+    inside: ImageFolder, names: Sequence[str], images: Sequence[str], captions: str | None
+) -> list[str]:
+    """The tables that may have captions, or those that the user names."""
+    if captions is None:
+        stems = {os.path.splitext(image)[0] for image in images} | set(images)
+        own = [n for n in names if is_table(n) and os.path.splitext(n)[0] not in stems]
+        return sorted(own, key=lambda name: (name.count("/"), name))
+    if os.path.isfile(os.path.join(inside.path, captions)):
+        return [captions]
+    parts = captions.split(",")
+    found = [name for name in names if name in parts or os.path.basename(name) in parts]
+    if not found and os.path.isfile(captions):
+        found = [os.path.relpath(captions, inside.path)]
+    if not found:
+        some = _some(sorted(filter(is_table, names))) or "none"
         raise ValueError(
-            f"{folder} has {len(images):,} pictures and captions must come with them, from a text "
-            "file beside each (cat.jpg, cat.txt), a folder for each class, or a table in the "
-            f"folder with a column of files ({', '.join(FILE_COLUMNS)}) and one of captions "
-            f"({', '.join(CAPTION_COLUMNS)}): {there}"
+            f"--captions is {captions!r}, which is no file of {inside.path}; give txt, "
+            f"class_folders, or a table by its path from the folder (tables: {some})"
         )
-    file, caption = tables[captions]
-    assert file
-    source = replace(source, captions=captions, file_column=file, caption_column=caption)
-    return source, f"{captions} (columns {file} and {caption})"
+    return found
 
 
-def _column(folder: str, table: str, names: Sequence[str]) -> str | None:
-    """The first of some columns that a table has."""
-    for name in names:
-        with suppress(MissingColumn):
-            next(values(os.path.join(folder, table), [name]), None)
-            return name
-    return None
+def _table_readings(
+    inside: ImageFolder,
+    tables: Sequence[str],
+    images: Sequence[str],
+    named: Named,
+    notes: list[str],
+) -> list[Reading]:
+    """What tables give. Those of the same columns that name different pictures, as train.csv and
+    val.csv do, are one reading."""
+    if len(tables) > MOST_TABLES and named.captions is None:
+        notes.append(f"{len(tables):,} tables, of which the first {MOST_TABLES} were looked at")
+        tables = tables[:MOST_TABLES]
+    pictures = PictureNames(images)
+    parts: dict[tuple[str, ...], list[Reading]] = {}
+    for name in tables:
+        try:
+            columns, part = _table_reading(inside, name, pictures, named)
+        except UNREADABLE as problem:
+            text = str(problem).replace(os.path.join(inside.path, name), "").lstrip(": ")
+            if named.captions is not None:
+                raise ValueError(f"--captions is {named.captions!r}: {name}: {text}") from None
+            if text != PROSE:
+                notes.append(f"{name}: {text}")
+            continue
+        if not part.pairs and (named.captions is None or len(tables) > 1):
+            notes.append(f"{part.form}: {part.problem()}")
+            continue
+        for other in parts.setdefault(columns, []):
+            if other.images().isdisjoint(part.images()) and not part.problem():
+                other.tables.append(name)
+                other.pairs += part.pairs
+                other.rejected += part.rejected
+                other.examples = part.examples | other.examples
+                break
+        else:
+            parts[columns].append(part)
+    readings = [reading for group in parts.values() for reading in group]
+    for reading in readings:
+        files = reading.tables
+        if len(files) > 1:
+            reading.option = ",".join(files)
+            reading.form = reading.form.replace(
+                files[0], f"{len(files)} tables ({_some(files)})", 1
+            )
+        if len(files) > SHOWN and len({os.path.basename(file) for file in files}) == 1:
+            reading.option = os.path.basename(files[0])
+        reading.close(images)
+    return readings
 
 
-def _pairs_of_tars(tars: Sequence[str], most: int, counts: Counter[str]) -> list[Pair]:
+def _table_reading(
+    inside: ImageFolder, name: str, pictures: PictureNames, named: Named
+) -> tuple[tuple[str, ...], Reading]:
+    """The columns that are read of a table, and what they give. ValueError says why it is none."""
+    columns, rows = _open_table(inside.table(name), pictures)
+    folder = os.path.dirname(name)
+
+    def find(value: Any) -> str | None:
+        return pictures.find(value, folder)
+
+    head = [row for row in islice(rows(columns), PROBE) if row is not None]
+    first = {column: [row[k] for row in head] for k, column in enumerate(columns)}
+    file = named.file_column or _file_column(first, find)
+    own = [named.caption_column] if named.caption_column else _caption_columns(first, file, find)
+    if missing := [column for column in (file, *own) if column not in columns]:
+        raise ValueError(f"it has no column {missing[0]!r} (it has {_listed(columns)})")
+    form = f"{name} (columns {file} and {', '.join(own)})" if file != "1" else name
+    reading = Reading(option=name, form=form, tables=[name])
+    for number, row in enumerate(rows([file, *own]), 1):
+        if row is None:
+            reading.reject("damaged", f"row {number}")
+            continue
+        image = find(row[0])
+        if not image:
+            reason = "missing_file" if image is None else "ambiguous_name"
+            reading.reject(reason, as_text(row[0]) or f"row {number}")
+            continue
+        is_text = all(valid_text(v) == v for v in row[1:] if isinstance(v, str))
+        reason = "no_caption" if is_text else "damaged"
+        reading.add(image, [text for value in row[1:] for text in _texts(value)], reason)
+    return (file, *own), reading
+
+
+def _file_column(first: Mapping[str, Sequence[Any]], find: Callable[[Any], str | None]) -> str:
+    """The column whose values name the most pictures that are there."""
+    counts = {name: len({find(v) for v in own} - {None}) for name, own in first.items()}
+    best = max(counts.values(), default=0)
+    usual = sorted(first, key=_place_of)
+    if not best:
+        named = next((name for name in usual if _place_of(name) < len(FILE_COLUMNS)), None)
+        example = f": {named} is {_quoted(first[named][0])}" if named and first[named] else ""
+        raise ValueError(
+            f"no column names pictures of the folder (it has {_listed(first)}){example}"
+        )
+    most = [name for name in usual if 10 * counts[name] >= 9 * best]
+    if len(most) > 1 and _place_of(most[0]) == len(FILE_COLUMNS):
+        raise ValueError(f"{_listed(most)} name pictures: name one by --file-column {most[0]}")
+    return most[0]
+
+
+def _caption_columns(
+    first: Mapping[str, Sequence[Any]], file: str, find: Callable[[Any], str | None]
+) -> list[str]:
+    """The columns of captions: of a usual name, as caption, or caption_1 to caption_5."""
+
+    def has_captions(column: str) -> bool:
+        texts = [text for value in first[column] for text in _texts(value)]
+        numbers = sum(map(_is_numbers, texts))
+        return len(texts) > 2 * numbers and not (texts and all(map(find, texts[:SHOWN])))
+
+    others = [name for name in first if name != file and has_captions(name)]
+    if file == "1":  # a list without a header
+        return ["2"]
+    words = {name: _usual(name) for name in others}
+    for group in CAPTION_COLUMNS:
+        own = [name for name in others if words[name] in group]
+        if not own and group == CAPTION_COLUMNS[0]:
+            own = [name for name in others if set(words[name].split("_")) & set(group)]
+        if len({words[name] for name in own}) > 1:
+            options = " or ".join(f"--caption-column {name}" for name in own)
+            raise ValueError(f"several columns may be captions: name one, as {options}")
+        if own:
+            return own
+    usual = [name for group in CAPTION_COLUMNS for name in group]
+    empty = next((name for name in first if _usual(name) in usual and first[name]), None)
+    value = str(first[empty][0]) if empty else ""
+    example = f"; {empty} is {_quoted(valid_text(value))}" if empty else ""
+    example += ", which is not UTF-8" if valid_text(value) != value else ""
+    raise ValueError(
+        f"column {file} names pictures, and none of a usual name has captions (it has "
+        f"{_listed(first)}){example}: name one by --caption-column"
+    )
+
+
+def _usual(column: str) -> str:
+    """The name of a column without capitals, numbers at its end and the plural."""
+    name = re.sub(r"[\W_]+", "_", column.lower()).strip("_")
+    name = re.sub(r"_?\d+$", "", name)
+    return name.removesuffix("s") if name not in ("class", "species") else name
+
+
+def _place_of(column: str) -> int:
+    name = re.sub(r"[\W_]+", "_", column.lower()).strip("_")
+    return FILE_COLUMNS.index(name) if name in FILE_COLUMNS else len(FILE_COLUMNS)
+
+
+def _texts(value: Any) -> list[str]:
+    """The captions in a value of a table: a text, a list of texts, the answer in a chat."""
+    if isinstance(value, (list, tuple)):
+        if value and all(isinstance(turn, Mapping) for turn in value) and _turn(value[0])[0]:
+            return _answer(value)
+        return [text for each in value for text in _texts(each)]
+    if isinstance(value, Mapping):
+        key = next((key for key in ("caption", "raw", "text") if key in value), None)
+        return _texts(value[key]) if key else []
+    text = as_text(value) if isinstance(value, (str, bytes, int)) else None
+    return [text.strip()] if text and text.strip() else []
+
+
+def _answer(turns: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The caption in a chat: the one answer to the one question, which asks for a description."""
+    talk = [_turn(turn) for turn in turns]
+    talk = [turn for turn in talk if turn[0] != "system"]
+    if len(talk) != 2:
+        return []
+    question = re.sub(r"<[^>]*>|Picture \d+:", "", talk[0][1]).strip()
+    return [talk[1][1].strip()] if not question or ASKS.search(question) else []
+
+
+def _turn(turn: Mapping[str, Any]) -> tuple[str, str]:
+    """Who speaks in a turn of a chat, and what: `from` and `value`, or `role` and `content`."""
+    who, what = turn.get("from", turn.get("role")), turn.get("value", turn.get("content"))
+    if isinstance(what, list):
+        what = " ".join(str(p.get("text") or "") for p in what if isinstance(p, Mapping))
+    return (str(who), str(what)) if who and what is not None else ("", "")
+
+
+def _is_numbers(text: str) -> bool:
+    """Whether most lines of a text are a number, or boxes as detectors have them."""
+    lines = [re.split(r"[\s,;]+", line.strip(" ,;")) for line in text.splitlines() if line.strip()]
+    found = 0
+    for words in lines:
+        numbers = sum(NUMBER.fullmatch(word) is not None for word in words)
+        found += numbers == len(words) or (numbers >= 4 and len(words) - numbers <= 2)
+    return 2 * found > len(lines)
+
+
+# --- forms of tables ------------------------------------------------------------------------------
+
+
+def _open_table(path: str, pictures: PictureNames) -> tuple[tuple[str, ...], Rows]:
+    """The columns of a table, and its rows. ValueError where it is none."""
+    disk.check_regular(disk.local_path(path))
+    ending = Path(path.lower().removesuffix(".gz")).suffix
+    if ending == ".parquet":
+        schema = disk.read_with(path, pq.read_schema)
+        return tuple(schema.names), lambda own: values(path, own)
+    with fsspec.open(path, "rb", compression="infer") as stream:
+        start = stream.read(len(LFS))
+        if start == LFS:
+            raise ValueError(LFS_POINTER)
+        if start.startswith(UTF_16):
+            raise ValueError("it is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8")
+        stream.seek(0)
+        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+        if ending in (".json", ".jsonl", ".ndjson"):
+            objects = _json_rows(stream.read(LARGEST_JSON + 1), ending != ".json", pictures)
+            head = [one for one in objects[:PROBE] if isinstance(one, dict)]
+            if not head:
+                raise ValueError("it has no objects, and is no table")
+            columns = tuple(dict.fromkeys(key for one in head for key in one))
+            return columns, lambda own: _picked(objects, own)
+        lines = [line for line in islice(bounded_lines(text), PROBE) if line and line.strip()]
+    separator, header = _separator_of(lines, pictures, ending)
+    if header and (ending, separator) in ((".csv", ","), (".tsv", "\t")):
+        return header, lambda own: values(path, own)
+    return header or ("1", "2"), lambda own: _split_rows(path, separator, header, own)
+
+
+def _picked(objects: Iterable[Any], own: Sequence[str]) -> Iterator[Sequence[Any] | None]:
+    for row in objects:
+        yield [row.get(name) for name in own] if isinstance(row, dict) else None
+
+
+def _json_rows(content: bytes, is_lines: bool, pictures: PictureNames) -> list[Any]:
+    """The rows of a JSON file: a list of objects, or one in an object; objects one after the other;
+    COCO's images with their annotations; an object of names of pictures; columns, as of pandas."""
+    if len(content) > LARGEST_JSON:
+        raise ValueError(f"more than {LARGEST_JSON:,} bytes: split it")
+    if b'"bbox"' in content and b"caption" not in content:
+        raise ValueError("boxes of a detector, and no captions")
+    text = content.decode("utf-8-sig", "surrogateescape")
+    if is_lines and any(rows := [_json_line(line) for line in text.split("\n") if line.strip()]):
+        return rows
+    decoded, at = list[Any](), 0
+    while (at := BETWEEN.match(text, at).end()) < len(text):  # type: ignore[union-attr]
+        try:
+            value, at = json.JSONDecoder().raw_decode(text, at)
+        except ValueError:
+            raise ValueError(f"no JSON from its character {at:,} on") from None
+        decoded.append(value)
+    document: Any = decoded
+    if len(decoded) == 1:
+        document = decoded[0]
+    if isinstance(document, list) or not isinstance(document, dict):
+        return document if isinstance(document, list) else []
+    images, notes = document.get("images"), document.get("annotations")
+    if isinstance(images, list) and isinstance(notes, list):
+        captions: dict[str, list[Any]] = {}
+        for note in notes:
+            captions.setdefault(str(note.get("image_id")), []).append(note.get("caption"))
+        return [{**image, "caption": captions.get(str(image.get("id")), [])} for image in images]
+    lists = [v for v in document.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
+    if len(lists) == 1:
+        return lists[0]
+    if any(pictures.find(key) for key in islice(document, PROBE)):
+        rows = list(document.items())
+        return [{"file": k, **(v if isinstance(v, dict) else {"caption": v})} for k, v in rows]
+    named = {k: v for k, v in document.items() if isinstance(v, (dict, list))}
+    columns = {k: v if isinstance(v, dict) else dict(enumerate(v)) for k, v in named.items()}
+    own = dict.fromkeys(row for column in columns.values() for row in column)
+    return [{name: column.get(row) for name, column in columns.items()} for row in own]
+
+
+def _json_line(line: str) -> Any:
+    """The object of a line; None where it has none."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _separator_of(
+    lines: Sequence[str], pictures: PictureNames, ending: str
+) -> tuple[str, tuple[str, ...]]:
+    """What separates the values of a table of lines, and its header; () where it has none.
+
+    A list without a header has a picture in front of each line: NAME: caption, a tab, a comma.
+    """
+    for separator in ("\t", "|", ";", ",", ": ", " "):
+        names = [line.split(separator)[0] for line in lines if separator in line.strip()]
+        is_name = bool(names) and is_image(names[0].partition("#")[0].strip())
+        if (is_name or (names and pictures.find(names[0]))) and (
+            2 * sum(bool(pictures.find(name)) for name in names) >= len(lines)
+        ):
+            return separator, ()
+    header = lines[0].rstrip("\r\n") if lines else ""
+    separator = "\t" if ending == ".tsv" else max(",;\t|", key=header.count)
+    columns = tuple(name.strip() for name in next(csv.reader([header], delimiter=separator), []))
+    if ending == ".txt" and not any(_place_of(name) < len(FILE_COLUMNS) for name in columns):
+        raise ValueError(PROSE)
+    return separator, columns
+
+
+def _split_rows(
+    path: str, separator: str, header: Sequence[str], own: Sequence[str]
+) -> Iterator[Sequence[Any] | None]:
+    """Rows of a table of lines that no reader of tables knows. Without a header the columns are 1,
+    the name in front, and 2, the rest."""
+    with fsspec.open(path, "rb", compression="infer") as stream:
+        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
+        for number, line in enumerate(bounded_lines(text)):
+            line = (line or "").strip("\r\n")
+            if not line.strip() or (header and number == 0):
+                continue
+            row = line.split(separator, 1)
+            if header or row[-1].lstrip().startswith('"'):
+                row = next(csv.reader([line], delimiter=separator[0], skipinitialspace=True))
+            names = header or ("1", "2")
+            yield [row[names.index(n)] for n in own] if len(row) == len(names) else None
+
+
+# --- tars and hashes ------------------------------------------------------------------------------
+
+
+def _pictures_of_tars(folder: str, tars: Sequence[str], most: int) -> Pictures:
     """The pairs of tars in an order of their names' hashes, until there are enough."""
     pairs: list[Pair] = []
+    lost: Counter[str] = Counter()
+    examples: dict[str, str] = {}
     for tar in sorted(tars, key=_draw):
         if len(pairs) >= most:
             break
         for row in TarReader(tar, "url", "caption", Fetch(), {}).rows(Path(tar)):
             if row["status"] != "success":
-                counts[row["reason"]] += 1
+                lost[row["reason"]] += 1
+                shown = f"{Path(tar).name}: {row['error_message']}"
+                examples.setdefault(row["reason"], shown)
                 continue
             name = row["sha256"][:32] + Path(row["image_name"]).suffix.lower()
             pair = Pair(
@@ -184,18 +795,48 @@ def _pairs_of_tars(tars: Sequence[str], most: int, counts: Counter[str]) -> list
                 length=row["image_length"],
             )
             pairs.append(pair)
-    return pairs
+    pictures = Pictures(
+        folder=folder,
+        form=f"{len(tars)} tars",
+        pairs=pairs,
+        rejected=lost,
+        files=len({pair.file for pair in pairs}) + lost.total(),
+        lost=lost,
+        examples=examples,
+    )
+    if not pairs:
+        left = left_out(pictures)
+        raise ValueError(f"{folder}: its tars have no pictures with captions; left out: {left}")
+    return pictures
 
 
-async def _with_hashes(pairs: Sequence[Pair], counts: Counter[str]) -> list[Pair]:
-    """The pairs with the hashes of their pictures. Those that cannot be read or decoded, as the
-    stage fetch does it, are counted by their reasons.
-    """
+def _drawn(pictures: Pictures, most: int) -> Pictures:
+    """`most` of the pairs, drawn by their names, with the hashes of their pictures."""
+    pairs = sorted(set(pictures.pairs), key=lambda pair: (_draw(pair.file), pair.caption))
+    drawn = pairs[:most]
+    kept, undecoded = asyncio.run(_with_hashes(drawn))
+    undrawn = {pair.file for pair in pairs} - {pair.file for pair in drawn}
+    decoding = Counter(undecoded.values())
+    return replace(
+        pictures,
+        pairs=kept,
+        drawn_from=len(pairs) if undrawn else len(kept),
+        rejected=pictures.rejected + decoding,
+        lost=pictures.lost + decoding + Counter({"not drawn": len(undrawn)}),
+        examples={**{reason: file for file, reason in undecoded.items()}, **pictures.examples},
+    )
+
+
+async def _with_hashes(pairs: Sequence[Pair]) -> tuple[list[Pair], dict[str, str]]:
+    """The pairs with the hashes of their pictures, and the reasons of the pictures that cannot be
+    read or decoded as the stage fetch does it."""
     settings = Fetch(image_size=SIDE, resize_mode="keep_ratio")
-    logger.info("looking at %d pictures", len(pairs))
+    first = {pair.file: pair for pair in reversed(pairs)}
+    files = list(first)
+    logger.info("looking at %d pictures", len(files))
     async with Decoders() as decoders:
 
-        async def look(pair: Pair) -> Pair | str:
+        async def look(pair: Pair) -> tuple[str, int] | str:
             if pair.tar:
                 body: bytes | None = disk.read_bytes(pair.tar, pair.offset, pair.length)
             else:
@@ -203,22 +844,29 @@ async def _with_hashes(pairs: Sequence[Pair], counts: Counter[str]) -> list[Pair
                 body, reason = fetched.body, fetched.reason
             if body is None:
                 return str(reason)
+            if body.startswith(LFS):
+                return LFS_POINTER
             image = await decoders.decode(body, settings)
             if isinstance(image, RejectedImage):
                 is_named = image.reason == "format" or "Git LFS" in image.detail
                 return f"{image.reason} ({image.detail})" if is_named else image.reason
             with Image.open(io.BytesIO(image.data)) as stored:
                 near = phash(stored.convert("RGB"))
-            return replace(pair, sha256=hashlib.sha256(body).hexdigest(), phash=near)
+            return hashlib.sha256(body).hexdigest(), near
 
-        kept = []
-        for start in range(0, len(pairs), AT_ONCE):
-            for pair in await asyncio.gather(*map(look, pairs[start : start + AT_ONCE])):
-                if isinstance(pair, Pair):
-                    kept.append(pair)
+        hashes: dict[str, tuple[str, int]] = {}
+        undecoded: dict[str, str] = {}
+        for start in range(0, len(files), AT_ONCE):
+            some = files[start : start + AT_ONCE]
+            results = await asyncio.gather(*(look(first[file]) for file in some))
+            for file, result in zip(some, results, strict=True):
+                if isinstance(result, str):
+                    undecoded[file] = result
                 else:
-                    counts[pair] += 1
-    return kept
+                    hashes[file] = result
+    kept = [pair for pair in pairs if pair.file in hashes]
+    kept = [replace(p, sha256=hashes[p.file][0], phash=hashes[p.file][1]) for p in kept]
+    return kept, undecoded
 
 
 def _draw(text: str) -> int:
@@ -230,6 +878,18 @@ def _some(names: Iterable[str]) -> str:
     """The first of some names, for a sentence."""
     listed = list(names)
     return printable(", ".join(listed[:SHOWN])) + (", …" if len(listed) > SHOWN else "")
+
+
+def _listed(columns: Iterable[str]) -> str:
+    """The names of columns, of many the first ones."""
+    listed = [printable(name) for name in columns]
+    return ", ".join(listed[:MOST_NAMES]) + (", …" if len(listed) > MOST_NAMES else "")
+
+
+def _quoted(value: Any) -> str:
+    """A value for a sentence, of a long one the beginning."""
+    text = " ".join(str(value).split())
+    return f'"{text[:MOST_SHOWN]}…"' if len(text) > MOST_SHOWN else f'"{text}"'
 
 
 # --------------------------------------------------------------------------------------------------
@@ -256,14 +916,20 @@ class Shares:
     classes: int = 0
 
 
-def divide(pictures: Pictures, test: list[Pair] | None, trusted: list[Pair] | None) -> Shares:
+def divide(
+    pictures: Pictures,
+    test: list[Pair] | None,
+    trusted: list[Pair] | None,
+    of_task: Sequence[Pair] = (),
+) -> Shares:
     """The pairs of a folder by purpose. None: a share of the folder, drawn by content; []: nothing.
-    No near copy of a test picture is trained on, nor does the scorer learn from it.
+    No near copy of a test picture is trained on, nor does the scorer learn from it; `of_task` are
+    pictures of a test that is made elsewhere.
 
     Captions that come again and again are classes. Else each picture and each caption of the test
     is there once, so that a retrieval has one right answer. ValueError where there are too few.
     """
-    group_of = _near_groups([*pictures.pairs, *(test or ()), *(trusted or ())])
+    group_of = _near_groups([*pictures.pairs, *(test or ()), *(trusted or ()), *of_task])
 
     def of(pairs: Iterable[Pair], groups: Iterable[str]) -> list[Pair]:
         wanted = set(groups)
@@ -280,20 +946,22 @@ def divide(pictures: Pictures, test: list[Pair] | None, trusted: list[Pair] | No
         last += min(MOST_TRUSTED, len(every) // SHARE)
         trusted = of(pictures.pairs, every[first:last])
     once = list({group_of[pair.sha256]: pair for pair in test}.values())
-    tested = {group_of[pair.sha256] for pair in once}
+    tested = {group_of[pair.sha256] for pair in (*once, *of_task)}
     shares = Shares(
         trained=of(pictures.pairs, set(every[last:]) - tested),
         test=once,
         trusted=of(trusted, set(group_of.values()) - tested),
     )
     if len(shares.trained) < LEAST_TRAINED:
-        lost = "".join(f", {count:,} {name}" for name, count in pictures.rejected.items())
+        lost = f"; left out: {left}" if (left := left_out(pictures)) else ""
+        found = "; ".join(pictures.lines[1:]) or pictures.form
         raise ValueError(
-            f"{pictures.folder} has {len(every):,} different pictures with captions{lost}; "
-            f"{len(shares.test):,} are for the test, {len(shares.trusted):,} for the scorer, and "
-            f"the {len(shares.trained):,} that are left are fewer than {LEAST_TRAINED}: of so few "
-            f"no comparison says anything. Give {2 * LEAST_TRAINED} pictures, or a test by --test "
-            "and a scorer by --scorer"
+            f"{pictures.folder} has {len(every):,} different pictures with captions, from "
+            f"{found}{lost}; {len(shares.test):,} are for the test, {len(shares.trusted):,} for "
+            f"the scorer, and the {len(shares.trained):,} that are left are fewer than "
+            f"{LEAST_TRAINED}: of so few no comparison says anything. Give {2 * LEAST_TRAINED} "
+            "different pictures with captions, or a test by --test and a "
+            "scorer by --scorer"
         )
     texts = Counter(pair.caption for pair in once)
     if len(texts) * REPEATED <= len(once):
@@ -309,9 +977,18 @@ def divide(pictures: Pictures, test: list[Pair] | None, trusted: list[Pair] | No
     return shares
 
 
+def left_out(pictures: Pictures) -> str:
+    """What gives no pair, by reason, with an example of each."""
+    shown = []
+    for reason, count in pictures.rejected.items():
+        example = pictures.examples.get(reason)
+        shown.append(f"{count:,} {reason}" + (f" ({_quoted(example)})" if example else ""))
+    return ", ".join(shown)
+
+
 def _near_groups(pairs: Sequence[Pair]) -> dict[str, str]:
     """The sha256 of each picture -> the smallest of the pictures that near copies connect it to."""
-    hashes = sorted({(pair.sha256, pair.phash) for pair in pairs})
+    hashes = sorted({pair.sha256: pair.phash for pair in reversed(pairs)}.items())
     words = np.array([near for _, near in hashes], np.int64).view(np.uint64).reshape(-1, 1)
     labels = near_labels(words, RADIUS) if hashes else ()
     return {sha256: hashes[int(k)][0] for (sha256, _), k in zip(hashes, labels, strict=True)}
@@ -320,7 +997,7 @@ def _near_groups(pairs: Sequence[Pair]) -> dict[str, str]:
 # --------------------------------------------------------------------------------------------------
 # The manifests, as a person would write them.
 
-logger = logging.getLogger(__name__)
+
 MANIFEST, TEST_POOL = "ablation.yaml", "pools/heldout"
 HEADS = {
     "heldout": "The test: pictures that are not trained on.",

