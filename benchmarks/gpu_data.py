@@ -82,7 +82,7 @@ def write_pool(pool: str) -> None:
             row[:length].tolist() for row, length in zip(tokens_BT, length_B.tolist(), strict=True)
         ]
         column = pa.table({"tokens": pa.array(tokens, pa.list_(pa.uint16()))})
-        scores.append((shard, column, {"uids": uids}))
+        scores.append((shard, column, {"uids": uids, "sidecar": record.sidecar_sha256}))
     write_bundles(disk.join(layout.views, "all"), VIEW, masks)
     write_bundles(layout.score_set("tokens@bench"), scores[0][1].schema, scores)
     _write_documents(layout, records)

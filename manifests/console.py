@@ -303,7 +303,7 @@ def show(*lines: str) -> None:
     """Lines on stdout, made printable: strangers wrote what is in them. All output of a command
     goes through here or `print_error`, but for that of Rich.
     """
-    print("\n".join(map(printable, lines)), flush=True)
+    print("\n".join(map(printable, lines)))
 
 
 def print_error(*lines: str) -> None:

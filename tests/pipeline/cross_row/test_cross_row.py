@@ -148,7 +148,7 @@ def test_a_large_pool_and_one_that_grew(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="of an older state of the pool"):
         choose_views(pool, recipe)
     grown = read_commits(pool)
-    assert not covers(pool, document, grown.fingerprint, grown.shards[:5])
+    assert not covers(grown, document)
     run(pool, OFTEN)
     after = disk.read_parquet(PoolLayout(pool).score_bundle(name, 4))["often"].to_pylist()
     assert after != before  # the columns of the old shards are new too
