@@ -120,8 +120,9 @@ def test_a_view_is_made_again_only_when_something_changed(
     assert line.startswith("rule words was (caption_words > 3) and is (caption_words > 4); it kept")
     darker = view("bright", ("bright", "brightness >= top(brightness, 0.5)"))
     lines = changes(recipe(RAW, longer, ALIKE, darker))
-    assert "it kept 6 rows and keeps 12; of the rows that were there 0 went out and 6 came in" in (
-        lines["bright"]
+    assert (
+        "it kept 6 rows and keeps 12; of the rows that were there 0 went out and 6 came in"
+        in (lines["bright"])
     )
     assert lines["alike"].startswith("the view that it is random_like has other rules; ")
     for rules, message in [
