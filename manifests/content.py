@@ -8,6 +8,7 @@ file it is what its store says (ETag, MD5, time, size): to read it would be to d
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -20,7 +21,6 @@ import xxhash
 
 from manifests import disk
 
-BLOCK = 1 << 20  # bytes read at once
 REMEMBERED = 1 << 26  # bytes from which a digest is kept on this machine: reading them takes 20 ms
 # A file that changed so lately may change again within one tick: its times say nothing.
 SETTLED_NS = 2_000_000_000
@@ -123,10 +123,7 @@ def _digest_of_file(local: Path) -> str:
 
 
 def _digest_of(stream: Any) -> str:
-    digest = xxhash.xxh3_128()
-    while block := stream.read(BLOCK):
-        digest.update(block)
-    return digest.hexdigest()
+    return hashlib.file_digest(stream, xxhash.xxh3_128).hexdigest()
 
 
 # --- remote ---------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "cache"
 
 
-@pytest.mark.parametrize("size", [1, 10_000, 3 * content.BLOCK + 7])
+@pytest.mark.parametrize("size", [1, 10_000, (3 << 20) + 7])
 def test_one_byte_anywhere_is_another_content(size: int, tmp_path: Path, settled: None) -> None:
     path, data = tmp_path / "x", bytearray(size)
     path.write_bytes(data)
