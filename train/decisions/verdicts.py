@@ -27,7 +27,7 @@ from train.decisions.metric_names import (
 from train.decisions.roles import BASELINES
 from train.decisions.tables import Codes, Results
 from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
-from train.stats.blocks import Interaction, interaction
+from train.stats.blocks import POOLING_P, Interaction, interaction, seed_effect
 from train.stats.scales import Column, ScaleDecision, ScaleTables
 from train.stats.signals import MetricSignal, metric_signals
 
@@ -161,6 +161,9 @@ def decide(results: Results, question: Question) -> Decision:
     largest = _largest_scale(table, chosen, arms_out, notes)
     arms = _arms_at(table, chosen, largest, arms_out)
     baseline = _baseline(arms, question, notes)
+    in_blocks = table
+    if results.blocks and _is_one_run_in_blocks(table, chosen, largest, arms, notes):
+        table = _table(_over_blocks(results, notes), question)
     table = _layout(table, chosen, largest, baseline, arms, notes)
     tables = _scores(table, chosen, largest, facts, arms, question)
     can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
@@ -173,6 +176,7 @@ def decide(results: Results, question: Question) -> Decision:
     averaged = list(analysis.tasks) if result is analysis.average else [result.task]
     of_tasks = [tables[task] for task in averaged]
     values = average_values([scores.values for scores in of_tasks])
+    notes += _runs_without_a_task(of_tasks, values)
     metrics = {scores.metric for scores in of_tasks}
     refusals += _refusals(values, result, baseline, arms)
     notes += _ties(table, chosen, largest, arms)
@@ -183,8 +187,13 @@ def decide(results: Results, question: Question) -> Decision:
     if effect is not None:
         effect *= factors.get(result.task, max(factors.values()))
     both = None
-    if table.blocks:
-        both = interaction(values, table.blocks, baseline, table.groups)
+    if results.blocks:
+        in_blocks = replace(in_blocks, groups=None if table.groups is None else in_blocks.blocks)
+        cells = _scores(in_blocks, chosen, largest, facts, arms, question)
+        both = interaction(
+            average_values([cells[task].values for task in averaged]), in_blocks.blocks, baseline,
+            in_blocks.groups
+        )  # fmt: skip
     return Decision(
         baseline=baseline,
         arms=arms,
@@ -402,6 +411,67 @@ def _layout(
     )
     layout = dict(table.blocks) or dict.fromkeys(np.unique(table.run_N).tolist(), 0)
     return replace(table, groups=layout)
+
+
+def _is_one_run_in_blocks(
+    table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence[str], notes: list[str]
+) -> bool:
+    """Whether the differences of arms follow the seeds through the blocks, in some task."""
+    r = table.results
+    if not r.paired:
+        return False
+    ps = []
+    for key in chosen.items():
+        cells: dict[str, dict[tuple[int, int], float]] = {arm: {} for arm in arms}
+        places = table.by_key.get(key, {}).get(scale, np.zeros(0, np.int64))
+        for n in places.tolist():
+            if (arm := r.arms[r.arm_N[n]]) in cells:
+                cells[arm][int(r.block_N[n]), int(r.seed_N[n])] = float(r.value_N[n])
+        p = seed_effect({arm: own for arm, own in cells.items() if own})
+        ps += [] if p is None else [p]
+    if not ps:
+        return False
+    least = min(ps) * len(ps)
+    is_one_run = least < POOLING_P
+    what = (
+        f"differences of arms follow the seed through the blocks (p = {least:.2g}), so a seed is "
+        "one run, its mean over the blocks" if is_one_run else
+        f"no difference follows a seed through the blocks (p = {min(1.0, least):.2g}), so each "
+        "seed of a block is a run"
+    )  # fmt: skip
+    notes.append(f"seed: {what}")
+    return is_one_run
+
+
+def _over_blocks(r: Results, notes: list[str]) -> Results:
+    """One measurement for each arm, seed, task, metric and scale: the mean over the blocks. What
+    lacks a block that others of its task and metric have is left out.
+    """
+    _, scale_N = np.unique(r.scale_N, return_inverse=True)
+    column_NK = np.stack([r.task_N, r.metric_N, scale_N.reshape(-1)], axis=1)
+    _, column_N = np.unique(column_NK, axis=0, return_inverse=True)
+    column_N = column_N.reshape(-1)
+    columns, _ = np.unique(np.stack([column_N, r.block_N], axis=1), axis=0).T
+    blocks_of_column = np.bincount(columns)
+    keys = np.stack([column_N, r.arm_N, r.seed_N], axis=1)
+    _, first, key_N, count = np.unique(
+        keys, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    key_N = key_N.reshape(-1)
+    kept = np.flatnonzero(count == blocks_of_column[column_N[first]])
+    if r.per_sample is not None:
+        notes.append("values per sample are not used: a run is a mean over blocks")
+    if lacking := len(first) - len(kept):
+        notes.append(
+            f"left out: {lacking} of {len(first)} means over the blocks, a block is missing"
+        )
+    at = first[kept]
+    value_N = (np.bincount(key_N, r.value_N) / count)[kept]
+    return replace(
+        r, arm_N=r.arm_N[at], seed_N=r.seed_N[at], task_N=r.task_N[at], metric_N=r.metric_N[at],
+        value_N=value_N, scale_N=r.scale_N[at], samples_N=r.samples_N[at], higher_N=r.higher_N[at],
+        block_N=np.zeros(len(at), np.int64), blocks=(), per_sample=None
+    )  # fmt: skip
 
 
 # --- directions and units -------------------------------------------------------------------------
@@ -746,6 +816,16 @@ def _refusals(values: Runs, result: TaskResult, baseline: str, arms: Sequence[st
     if few := [arm for arm in arms if arm not in compared]:
         refusals.append(f"{_some(few)} not compared with {baseline}: two runs are needed in common")
     return refusals
+
+
+def _runs_without_a_task(of_tasks: Sequence[TaskScores], values: Runs) -> list[str]:
+    """A note on the runs that an average leaves out, since a task of theirs is missing."""
+    lacking = []
+    for arm, kept in values.items():
+        runs = {run for scores in of_tasks for run in scores.values.get(arm, {})}
+        if len(runs) > len(kept):
+            lacking.append(f"{len(runs) - len(kept)} of {len(runs)} runs of {arm}")
+    return [f"left out: {_some(lacking)}, which lack a task of the average"] if lacking else []
 
 
 def _varies(runs: Mapping[int, float]) -> bool:

@@ -1,8 +1,9 @@
 """Blocks crossed with arms: whether a difference to the baseline depends on the block. Pure.
 
 A block is a second factor beside the arm, such as the learning rate or the size of the model. The
-verdict over all blocks is that of `analyse`, with a run number for each (block, seed), or with the
-blocks as `groups` where no seed pairs the runs. This module says whether that one verdict tells
+verdict over all blocks is that of `analyse`, with a run number for each (block, seed); for each
+seed alone where `seed_effect` finds that a seed is one run in all blocks; or with the blocks as
+`groups` where no seed pairs the runs. This module says which, and whether that one verdict tells
 enough.
 """
 
@@ -11,6 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from train.stats.comparison import ALPHA
 from train.stats.model import RunGroups, Values, fit_additive, group_of, pair_layout
@@ -47,6 +50,41 @@ class Interaction:
     p: float | None
     differences: dict[str, dict[int, float]]
     crossings: tuple[Crossing, ...]
+
+
+POOLING_P = 0.25
+"""Above this p a random effect is left out of an analysis of variance and its degrees of freedom
+are those of the residual: Bancroft, Annals of Mathematical Statistics 15 (1944); 0.25 is the usual
+level, since a true effect that is left out makes intervals too narrow.
+"""
+
+
+def seed_effect(values: Mapping[str, Mapping[tuple[int, int], float]]) -> float | None:
+    """Whether the differences of arms follow the seed through the blocks: p of the F test of
+    arm × seed against arm × seed × block; None where too few cells are there for a test.
+
+    values: {arm: {(block, seed): value}}. Of the seeds that all arms have in all blocks. 0.0 where
+    a difference is the same in all blocks.
+    """
+    from scipy.stats import f as fisher
+
+    blocks = sorted({block for own in values.values() for block, _ in own})
+    pairs = [own.keys() for own in values.values()]
+    seeds = sorted({seed for own in values.values() for _, seed in own})
+    seeds = [seed for seed in seeds if all((b, seed) in own for own in pairs for b in blocks)]
+    if min(len(values), len(blocks), len(seeds)) < 2:
+        return None
+    cells = [[[own[b, s] for s in seeds] for b in blocks] for own in values.values()]
+    rest_ABS = np.array(cells, np.float64)
+    rest_ABS -= rest_ABS.mean(axis=2, keepdims=True)
+    rest_ABS -= rest_ABS.mean(axis=0, keepdims=True)
+    mean_AS = rest_ABS.mean(axis=1)
+    between = len(blocks) * float(np.square(mean_AS).sum())
+    within = float(np.square(rest_ABS - mean_AS[:, None]).sum())
+    df = (len(values) - 1) * (len(seeds) - 1)
+    if within <= 1e-12 * between:
+        return 0.0 if between > 0 else None
+    return float(fisher.sf(between / within * (len(blocks) - 1), df, df * (len(blocks) - 1)))
 
 
 def interaction(

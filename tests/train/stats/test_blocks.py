@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from train.stats.blocks import interaction
+from train.stats.blocks import interaction, seed_effect
 
 BLOCKS = {run: run // 4 for run in range(12)}  # three blocks of four runs
 
@@ -101,3 +101,44 @@ def test_wrong_blocks_are_refused() -> None:
         interaction(values, {0: 0, 1: 0, 2: 0}, "base")
     with pytest.raises(ValueError, match="group 0 has runs of two blocks"):
         interaction(values, BLOCKS, "base", dict.fromkeys(BLOCKS, 0))
+
+
+def _cells(rng: np.random.Generator, of_seed: float) -> dict[str, dict[tuple[int, int], float]]:
+    """3 arms × 4 blocks × 5 seeds: runs of SD 1, blocks and seeds apart, and arm × seed."""
+    block_B, seed_S = 10 * rng.normal(size=4), 5 * rng.normal(size=5)
+    return {
+        arm: {
+            (b, s): float(block_B[b] + seed_S[s] + effect_S[s] + rng.normal())
+            for b in range(4)
+            for s in range(5)
+        }
+        for arm, effect_S in {arm: of_seed * rng.normal(size=5) for arm in "abc"}.items()
+    }
+
+
+def test_an_effect_of_arm_and_seed_is_found_and_no_other_one() -> None:
+    rng = np.random.default_rng(0)
+    ps = [seed_effect(_cells(rng, 0.0)) or 0.0 for _ in range(400)]
+    assert 0.18 < np.mean(np.array(ps) < 0.25) < 0.32  # uniform without an effect
+    assert np.mean([(seed_effect(_cells(rng, 2.0)) or 0.0) < 0.25 for _ in range(100)]) > 0.95
+
+
+def test_the_effect_of_seeds_needs_complete_cells() -> None:
+    cells = _cells(np.random.default_rng(1), 1.0)
+    whole = seed_effect(
+        {arm: {at: v for at, v in own.items() if at[1] != 4} for arm, own in cells.items()}
+    )
+    del cells["a"][0, 4]  # a seed that one arm lacks in one block does not count
+    assert seed_effect(cells) == pytest.approx(whole)
+    assert seed_effect({"a": cells["a"]}) is None
+    assert (
+        seed_effect(
+            {arm: {at: v for at, v in own.items() if at[1] == 0} for arm, own in cells.items()}
+        )
+        is None
+    )
+    same = {
+        arm: {(b, s): v for (_, s), v in own.items() for b in range(2)}
+        for arm, own in cells.items()
+    }
+    assert seed_effect(same) == 0.0  # each block repeats the values of the seeds
