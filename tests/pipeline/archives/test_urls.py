@@ -26,7 +26,7 @@ PAGE = "http://page.test/deep/er/page.html"
         (PAGE, "/a.jpg", "http://page.test/a.jpg"),
         (PAGE, "/a/../b.jpg", "http://page.test/b.jpg"),
         (PAGE, "/a/.jpg", "http://page.test/a/.jpg"),
-        (PAGE, "/.;", "http://page.test/"),
+        (PAGE, "/.;", "http://page.test/.;"),
         (PAGE, "//cdn.test/a.jpg", "http://cdn.test/a.jpg"),
         ("https://page.test/", "//cdn.test/a.jpg", "https://cdn.test/a.jpg"),
         (PAGE, "?id=1", "http://page.test/deep/er/page.html?id=1"),

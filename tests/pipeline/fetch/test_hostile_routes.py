@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk
+from manifests import disk, tls
 from manifests.columns import PAIRS
 from manifests.layout import PoolLayout
 from manifests.schema import Fetch, Recipe, Source
@@ -129,7 +129,7 @@ def test_every_route_of_the_table_is_committed(
         entry for entry in ENTRIES if bool(ASKED_FOR_SITE_FILES & entry.keys()) is with_site_files
     ]
     trusting: ssl.SSLContext = certificates(tmp_path)
-    monkeypatch.setattr(request, "tls", lambda: trusting)
+    monkeypatch.setattr(tls, "context", lambda: trusting)
     monkeypatch.setattr(request, "BACKOFF_S", 0.01)
     fake_dns(monkeypatch, lambda host: ["169.254.169.254"])
     limit_receive_buffers(monkeypatch)
