@@ -125,12 +125,12 @@ class HostileServer:
 
     def __enter__(self) -> HostileServer:
         self._thread.start()
-        assert self._started.wait(20)
+        assert self._started.wait(300)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(20)
+        self._thread.join(300)
         self._loop.close()
         for taken in self._sockets:
             taken.close()
