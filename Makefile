@@ -1,20 +1,22 @@
 # The whole project is driven from here; `.ci/run` calls the same targets.
 PYTHON ?= python3
+# The environment. One for another Python: make quick VENV=.venv-3.13 PYTHON=python3.13
+VENV ?= .venv
 # Half of the time of the tests is waiting, so a machine of few cores runs two processes on each.
 WORKERS ?= $(shell cores=$$(nproc); [ $$cores -gt 4 ] && echo auto || echo $$((2 * cores)))
 # Every process of pytest computes in one thread. Files start in the order of
 # tests/conftest.py: the longest first.
-PYTEST := OMP_NUM_THREADS=1 .venv/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-V := .venv/bin
+PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+V := $(VENV)/bin
 # The tests start over a hundred Python children: each finds the project compiled, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: venv demo docs quick quick-tests test all-tests check chaos
 .PHONY: mutation bench bench-peers bench-page bench-growth bench-engine bench-fetch bench-scale bench-gpu
-venv: .venv/installed
+venv: $(VENV)/installed
 
-.venv/installed: pyproject.toml
-	$(PYTHON) -m venv .venv
+$(VENV)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
 	$(V)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(V)/python -m pip install --quiet --disable-pip-version-check --editable ".[build,train,score,test,docs]"
 	touch $@

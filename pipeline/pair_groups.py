@@ -84,7 +84,7 @@ def divide_rows(
     commits: Commits, views: Sequence[str], by: Sequence[str], most: int, rule_view: str
 ) -> Division:
     """The groups of the rows that one of `views` keeps, the largest first."""
-    inside = np.logical_or.reduce([_mask(commits, view, "kept") for view in views])
+    inside = np.any([_mask(commits, view, "kept") for view in views], axis=0)
     division = Division(names=("",), of_row=np.where(inside, 0, -1))
     for key in by:
         cells = most // len(division.names)
@@ -172,7 +172,7 @@ def _clusters(column: pa.Array, inside: NDArray[np.bool_], cells: int) -> pa.Arr
     """The cluster of each row by spherical k-means; NULL for rows without an embedding."""
     vectors, usable = unit_vectors(column)
     rows = np.flatnonzero(usable & inside)
-    cells -= len(rows) < inside.sum()  # those without one are a group
+    cells -= int(len(rows) < inside.sum())  # those without one are a group
     sample = np.random.default_rng(0).permutation(rows)[:SAMPLE_ROWS]
     centroids = clusters.train(vectors[sample], len(rows), max(1, cells), 0, "cpu")
     return pa.array(clusters.assign(vectors, centroids), mask=~usable)

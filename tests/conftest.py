@@ -5,11 +5,14 @@ from __future__ import annotations
 import atexit
 import csv
 import gc
+import os
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 from PIL import Image, ImageDraw
 
@@ -49,6 +52,18 @@ LONGEST_FIRST = (
     "tests/pipeline/crawl/test_dedup.py",
     "tests/pipeline/external/test_img2dataset.py",
 )
+# A busy machine takes ten times as long: no test fails by its speed.
+hypothesis.settings.register_profile(
+    "any machine", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("any machine")
+
+# What Python itself starts for a process and ends with it.
+HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+MARK = "CLIPMILL_TEST_WORKER"  # in the environment of all that this process starts
+os.environ[MARK] = str(os.getpid())
+LEFT_S = 300.0  # until a process that was asked to end has ended
+
 # The imports of the tests leave a million objects that live to the end. No collection of garbage
 # looks at them while they are made, nor later: that is a tenth of the quick tests.
 gc.disable()
@@ -78,11 +93,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=rank)  # stable: the other files keep their order
 
 
+def started_here() -> dict[int, str]:
+    """{id: command line} of the processes that this one has started, and that theirs have."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            marked = f"{MARK}={os.getpid()}".encode() in (folder / "environ").read_bytes()
+            state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
+            line = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has ended, or is another user's
+            continue
+        is_ours = marked or int(parent) == os.getpid()
+        if is_ours and state != "Z" and int(folder.name) != os.getpid():
+            found[int(folder.name)] = line[:200]
+    return {one: line for one, line in found.items() if not any(name in line for name in HELPERS)}
+
+
 @pytest.fixture(autouse=True, scope="module")
 def nothing_is_left() -> Iterator[None]:
     """End a Ray that the tests of a module embedded, and forget S3's connections: the next module
-    would find their state.
+    would find their state. AssertionError where a process that a test has started goes on.
     """
+    before = started_here()
     yield
     if ray_runtime.is_embedded():
         ray_runtime.disconnect()
@@ -90,6 +122,10 @@ def nothing_is_left() -> Iterator[None]:
         s3fs.S3FileSystem.clear_instance_cache()
         for protocol in ("s3", "s3a"):
             sys.modules["fsspec.registry"]._registry.pop(protocol, None)
+    until = time.monotonic() + LEFT_S
+    while (left := started_here().keys() - before.keys()) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not left, f"processes are left: {started_here()}"
 
 
 def draw(folder: Path, count: int, shift: int = 0) -> None:

@@ -156,8 +156,8 @@ def test_a_build_on_the_nodes_of_slurm_leaves_no_process(
     if status == 143:
         assert len(marked(mark, "raylet")) >= 2
         process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == status
-    until = time.monotonic() + 30
+    assert process.wait(300) == status
+    until = time.monotonic() + 300
     while left := marked(mark):
         assert time.monotonic() < until, left
         time.sleep(0.2)

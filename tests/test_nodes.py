@@ -265,7 +265,7 @@ def test_a_build_loses_the_store_two_nodes_and_its_driver(lab: Lab, tmp_path: Pa
             lab.cluster.add_node(first)
             wait_for_shards(lab, pool, whole * 3 // 4, job)
             os.kill(driver_of(mark), signal.SIGKILL)
-            assert job.wait(120) != 0
+            assert job.wait(300) != 0
         except BaseException:
             print((tmp_path / "first.log").read_text()[-6000:])
             raise

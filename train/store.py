@@ -40,7 +40,7 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from manifests import disk
+from manifests import disk, tls
 from manifests.disk import files
 
 # --------------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ class RangeClient:
         scheme, host = server
         if scheme == "https":
             given = (os.environ.get(name) for name in CERTIFICATES)
-            context = ssl.create_default_context(cafile=next(filter(None, given), None))
+            context = tls.context(next(filter(None, given), None))
             return http.client.HTTPSConnection(host, timeout=self._timeout, context=context)
         return http.client.HTTPConnection(host, timeout=self._timeout)
 
@@ -249,9 +249,7 @@ def _sign(url: str) -> _Address | None:
 
 def _timeout() -> float:
     """Seconds without a byte, as fsspec's configuration says of S3."""
-    import fsspec
-
-    configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    configured = disk.stores().config.conf.get("s3", {}).get("config_kwargs", {})
     return float(configured.get("read_timeout", TIMEOUT_S))
 
 

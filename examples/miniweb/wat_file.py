@@ -8,11 +8,11 @@ broken addresses.
 
 from __future__ import annotations
 
-import gzip
 import json
 import posixpath
 import random
 import uuid
+import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
@@ -132,7 +132,8 @@ def _record(kind: str, uri: str, body: bytes, rng: random.Random) -> bytes:
         f"WARC-Record-ID: <urn:uuid:{uuid.UUID(int=rng.getrandbits(128), version=4)}>\r\n"
         f"Content-Type: {content}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
-    return gzip.compress(head.encode() + body + b"\r\n\r\n", compresslevel=6, mtime=0)
+    # gzip.compress writes another header from Python 3.13 on.
+    return zlib.compress(head.encode() + body + b"\r\n\r\n", level=6, wbits=31)
 
 
 def _envelopes(page: Page[L], rng: random.Random) -> Iterator[dict[str, Any]]:

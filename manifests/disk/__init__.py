@@ -51,6 +51,7 @@ from manifests.disk.files import (
     retried,
     scratch_folder,
     sha256_of,
+    stores,
     sync_folder,
     uid_of,
     write_bytes,

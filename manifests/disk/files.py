@@ -24,6 +24,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from manifests import tls
 from manifests.disk.plain import to_plain
 
 # --------------------------------------------------------------------------------------------------
@@ -507,15 +508,23 @@ MEETINGS = 3  # times that an object may come and go while it is created
 _conditional: dict[str, bool] = {}  # bucket -> whether its store has conditional puts
 
 
+@functools.cache
+def stores() -> Any:
+    """The package fsspec, whose web clients verify certificates as all clients here do."""
+    import fsspec
+
+    for protocol in ("http", "https"):  # a configuration of the user's own stays
+        fsspec.config.conf.setdefault(protocol, {}).setdefault("get_client", tls.web_client)
+    return fsspec
+
+
 def filesystem(path: str | Path) -> tuple[Any, str]:
     """The filesystem of a URL and the path inside it. Listings are not cached: other processes
     write too. ValueError where the package of the protocol is not installed.
     """
-    import fsspec
-
     try:
         options = {"use_listings_cache": False, **_connections(str(path))}
-        fs, name = fsspec.core.url_to_fs(str(path), **options)
+        fs, name = stores().core.url_to_fs(str(path), **options)
     except ImportError as error:
         protocol = str(path).partition("://")[0]
         install = EXTRAS.get(protocol, "the package that the message names")
@@ -527,11 +536,9 @@ def filesystem(path: str | Path) -> tuple[Any, str]:
 
 def _connections(path: str) -> dict[str, Any]:
     """The option of S3 for so many connections, beside those of fsspec's configuration."""
-    import fsspec
-
     if not path.startswith(("s3://", "s3a://")):
         return {}
-    configured = fsspec.config.conf.get("s3", {}).get("config_kwargs", {})
+    configured = stores().config.conf.get("s3", {}).get("config_kwargs", {})
     return {"config_kwargs": {"max_pool_connections": CONNECTIONS, **configured}}
 
 

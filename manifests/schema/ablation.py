@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from random import Random
@@ -361,7 +362,7 @@ class Mixtures:
             draws = [random.gammavariate(self.concentration, 1) for _ in self.sources]
             shares = {}
             for source, draw in zip(self.sources, draws, strict=True):
-                if share := round(draw / sum(draws), 4):
+                if share := round(draw / math.fsum(draws), 4):
                     shares[source] = share
             arms[f"mix{number:02}"] = {"views": shares}
         return arms

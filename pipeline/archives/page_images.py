@@ -440,7 +440,7 @@ def _check_depth(text: str) -> None:
 def _check_attributes(pieces: Iterable[str]) -> None:
     """ValueError where a tag has more than MANY_ATTRIBUTES. `pieces`: a page split at each `<`."""
     for piece in pieces:
-        if len(piece) > LONG_TAG and piece[:1].isalpha():
+        if len(piece) > LONG_TAG and piece[0].isascii() and piece[0].isalpha():
             names = ATTRIBUTE_GAP.split(QUOTED.sub("", piece).partition(">")[0])
             if len(names) > MANY_ATTRIBUTES:
                 raise ValueError(f"a tag with more than {MANY_ATTRIBUTES} attributes")

@@ -6,12 +6,13 @@ them (a property test compares the two). Times in comments are per link on one c
 
 from __future__ import annotations
 
+import ipaddress
 import re
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
-from urllib.parse import urljoin, urlsplit
 
 from yarl import URL
 
@@ -148,16 +149,117 @@ def _resolve_any(base: str, link: str) -> str:
 
 def _joined(base: str, link: str) -> str:
     try:
-        url = urljoin(base, link) if link else ""
-        parts = urlsplit(url)
-        host = parts.hostname
+        url = joined(base, link) if link else ""
+        parts = split(url)
     except ValueError:
         raise ValueError("bad_url") from None
     if parts.scheme not in ("http", "https", ""):
         raise ValueError("scheme")
-    if not parts.scheme or not host:
+    if not parts.scheme or not parts.host:
         raise ValueError("bad_url")
     return url
+
+
+# --- the parts of a URL ----------------------------------------------------------------------
+#
+# Not by urllib.parse: what it strips, which brackets it takes, how it joins and the texts of its
+# errors are not the same in all releases of Python 3.11 to 3.13.
+
+
+@dataclass(frozen=True, slots=True)
+class UrlParts:
+    """The parts of a URL as they are written (RFC 3986, appendix B); "" for one that is not there.
+
+    The scheme is in lower case.
+    """
+
+    scheme: str
+    authority: str  # user, host and port
+    path: str
+    query: str
+
+    @property
+    def host(self) -> str:
+        """In lower case, without brackets."""
+        host = self.authority.rpartition("@")[2]
+        return (BRACKETED.match(host) or UNBRACKETED.match(host))[1].lower()  # type: ignore[index]
+
+    @property
+    def port(self) -> int | None:
+        """None where there is none. ValueError where it is no number up to 65535."""
+        text = self.authority.rpartition("@")[2].rpartition("]")[2].partition(":")[2]
+        if text and not (PORT.fullmatch(text) and int(text) < 1 << 16):
+            raise ValueError(f"{text!r} is no port")
+        return int(text) if text else None
+
+
+PARTS = re.compile(
+    r"(?:([A-Za-z][A-Za-z0-9+.-]*):)?(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?", re.DOTALL
+)
+BRACKETED = re.compile(r"\[([0-9A-Fa-f:.]+)\](?=:|\Z)")
+UNBRACKETED = re.compile("([^:]*)")
+PORT = re.compile("[0-9]{1,9}")
+
+
+def split(url: str) -> UrlParts:
+    """The parts of a URL, without its fragment. ValueError for brackets around what is no IPv6
+    address, and for characters that IDNA maps to the end of a host, such as U+2100 (a/c)."""
+    match = PARTS.match(trimmed(url))
+    assert match is not None
+    scheme, authority, path, query = match.groups("")
+    host = authority.rpartition("@")[2]
+    if "[" in authority or "]" in authority:
+        if not (bracketed := BRACKETED.match(host)) or "[" in authority[: -len(host)]:
+            raise ValueError("the brackets of its host hold no IPv6 address")
+        try:
+            ipaddress.IPv6Address(bracketed[1])
+        except ValueError:
+            raise ValueError(f"[{bracketed[1]}] is not an address") from None
+    if not authority.isascii():
+        mapped = unicodedata.normalize("NFKC", authority.translate(ENDS_OF_HOST))
+        if any(chr(code) in mapped for code in ENDS_OF_HOST):
+            raise ValueError("its host holds a character that stands for the end of a host")
+    return UrlParts(scheme.lower(), authority, path, query)
+
+
+ENDS_OF_HOST = dict.fromkeys(map(ord, "/?#@:"))
+
+
+def joined(base: str, link: str) -> str:
+    """The URL that `link` names on a page at `base` (RFC 3986, 5.2), without its fragment; as in
+    browsers, `http:a.jpg` is relative to a page of http. ValueError as `split` has it."""
+    page, target = split(base), split(link)
+    if not page.scheme or target.scheme not in ("", page.scheme):
+        return link
+    authority, path, query = target.authority, target.path, target.query
+    if not authority:
+        authority = page.authority
+        if not path:
+            path, query = page.path, query or page.query
+        else:
+            if not path.startswith("/"):
+                path = f"{page.path.rpartition('/')[0]}/{path}"
+            path = without_dots(path)
+    return f"{page.scheme}://{authority}{path}{query and f'?{query}'}"
+
+
+DOT_SEGMENT = re.compile(r"/\.\.?(?:/|\Z)")
+
+
+def without_dots(path: str) -> str:
+    """A path without its dot segments, which browsers resolve (WHATWG URL, path state)."""
+    if not DOT_SEGMENT.search(path):
+        return path
+    first, *segments = path.split("/")
+    kept: list[str] = []
+    for number, segment in enumerate(segments, 1):
+        if segment == "..":
+            del kept[-1:]
+        if segment not in (".", ".."):
+            kept.append(segment)
+        elif number == len(segments):
+            kept.append("")
+    return "/".join([first, *kept])
 
 
 def trimmed(url: str) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote
 
 import aiodns
 from aiodns import error as dns_errors
@@ -22,7 +22,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from manifests.schema import Fetch
 from manifests.text import printable
-from pipeline.archives.urls import LONGEST_URL, ascii_host, trimmed
+from pipeline.archives import urls
+from pipeline.archives.urls import LONGEST_URL, ascii_host, split, trimmed, without_dots
 
 # --------------------------------------------------------------------------------------------------
 # URLs and addresses that may be requested: http and https, some ports, no private network.
@@ -41,7 +42,7 @@ HOST_NAME = re.compile(
     r"(?=.{1,253}$)[a-z0-9_]([a-z0-9_-]{0,62})(\.[a-z0-9_]([a-z0-9_-]{0,62}))*", re.ASCII
 )
 NUMBER = re.compile(r"0x[0-9a-f]*|[0-9]+", re.ASCII)
-DOT_SEGMENT = re.compile(r"(?i)/(?:\.|%2e){1,2}(?:/|\Z)")
+ESCAPED_DOTS = re.compile(r"(?i)(?<=/)(?:\.|%2e){1,2}(?=/|\Z)")
 SAFE = "!#$%&'()*+,/:;=?@[]"  # beside letters, digits and -._~: what a URL holds as it is
 
 # Network, what it is, and whether `allow_private` opens it; the first entry that fits counts. IPv6:
@@ -123,7 +124,7 @@ def target(url: str, settings: Fetch) -> Target:
     if len(text) > LONGEST_URL:
         raise Refused("bad_url", f"longer than {LONGEST_URL} characters")
     try:
-        parts = urlsplit(text)
+        parts = split(text)
         port = parts.port
     except ValueError as error:
         raise Refused("bad_url", str(error)) from error
@@ -131,15 +132,17 @@ def target(url: str, settings: Fetch) -> Target:
         raise Refused("bad_url", "no scheme")
     if parts.scheme not in DEFAULT_PORTS:
         raise Refused("scheme", f"{parts.scheme} is not http or https")
-    if "@" in parts.netloc or "\\" in parts.netloc or "%" in parts.netloc:
+    if "@" in parts.authority or "\\" in parts.authority or "%" in parts.authority:
         raise Refused("bad_url", "credentials, a backslash or a percent sign beside the host")
-    host = _host(parts.hostname or "", settings, literal="[" in parts.netloc)
+    host = _host(parts.host, settings, literal="[" in parts.authority)
     port = DEFAULT_PORTS[parts.scheme] if port is None else port
     if port not in settings.allow_ports:
         raise Refused(
             "port", f"{port} is not one of fetch.allow_ports {list(settings.allow_ports)}"
         )
-    path = _resolved(parts.path.replace("\\", "/") or "/")  # as browsers read it
+    path = parts.path.replace("\\", "/") or "/"  # as browsers read it
+    # What sites say of it, and what is requested, is about the path without escaped dots too.
+    path = without_dots(ESCAPED_DOTS.sub(lambda dots: re.sub("(?i)%2e", ".", dots[0]), path))
     checked = Target(url="", scheme=parts.scheme, host=host, port=port)
     path_and_query = _escape(path + (f"?{parts.query}" if parts.query else ""))
     return replace(checked, url=checked.origin + path_and_query)
@@ -151,25 +154,7 @@ def joined(base: str, location: str) -> str:
     location = trimmed(location)
     path = re.match("[^?#]*", location)
     assert path is not None
-    return urljoin(base, path[0].replace("\\", "/") + location[path.end() :])
-
-
-def _resolved(path: str) -> str:
-    """A path without its dot segments, escaped ones too (WHATWG URL, path state): what sites say of
-    it, and what is requested, is about this path."""
-    if not DOT_SEGMENT.search(path):
-        return path
-    first, *segments = path.split("/")
-    kept: list[str] = []
-    for number, segment in enumerate(segments, 1):
-        dots = segment.lower().replace("%2e", ".")
-        if dots == "..":
-            del kept[-1:]
-        if dots not in (".", ".."):
-            kept.append(segment)
-        elif number == len(segments):
-            kept.append("")
-    return "/".join([first, *kept])
+    return urls.joined(base, path[0].replace("\\", "/") + location[path.end() :])
 
 
 def _escape(text: str) -> str:
@@ -198,7 +183,10 @@ def _spelled(host: str, literal: bool) -> tuple[str, str | None]:
             address = ipaddress.IPv6Address(host)
         except ValueError as error:
             raise Refused("bad_url", f"[{host}] is not an address") from error
-        return address.compressed, address.compressed
+        spelling = address.compressed
+        if address.ipv4_mapped is not None:  # Python 3.13 would write its end as 1.2.3.4
+            spelling = f"::ffff:{int(address) >> 16 & 0xFFFF:x}:{int(address) & 0xFFFF:x}"
+        return spelling, spelling
     try:
         host = ascii_host(host)
     except ValueError as error:  # UnicodeError is one

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 from protego import Protego
 
@@ -23,6 +22,7 @@ from filters.optout import plain, reserves, usages
 from manifests.columns import REASONS
 from manifests.schema import Fetch
 from pipeline.archives.codings import GZIP, INFLATED, PACKED, Inflater, coding_names
+from pipeline.archives.urls import split
 from pipeline.fetch import guard
 from pipeline.fetch.guard import Refused
 from pipeline.fetch.hosts import Queues
@@ -114,7 +114,7 @@ def pattern_of(text: str) -> Pattern:
 
 def path_of(url: str) -> str:
     """Path and query of a URL, as patterns are compared with it."""
-    parts = urlsplit(url)
+    parts = split(url)
     return _normal_escapes((parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,7 @@ from manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
 from manifests.commits import in_threads, read_commits
 from manifests.layout import PoolLayout
 from manifests.schema import SOURCES, Fetch, Recipe
-from pipeline.archives.urls import ascii_host
+from pipeline.archives.urls import ascii_host, split
 from pipeline.crawl.crawler import ranges_of
 from pipeline.crawl.parts import read_parts, rows_between
 from pipeline.executor.stage import Engine, execute
@@ -142,7 +141,7 @@ def host_of(url: str) -> str:
     if plain := PLAIN_HOST.match(url):
         return plain[1]
     try:
-        return ascii_host(urlsplit(url).hostname or "")
+        return ascii_host(split(url).host)
     except ValueError:  # not a host name: the fetcher refuses such a row before it connects
         return ""
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from manifests import disk
-from manifests.text import valid_text
+from manifests.text import is_printable, valid_text
 from pipeline.pool.shard_writer import end_mark, member_block
 from pipeline.pool.tars import BLOCK, CHUNK, Member, index_tar, local_copy
 
@@ -174,7 +174,7 @@ def _whole(tar: str, expected_sha256: str) -> Iterator[Path]:
 def _is_safe(name: str) -> bool:
     """Whether a member of this name stays in the folder that a program unpacks it into."""
     leads_out = any(part in ("", "..") for part in name.split("/"))
-    return name.isprintable() and not leads_out and UNSAFE.search(name) is None
+    return is_printable(name) and not leads_out and UNSAFE.search(name) is None
 
 
 def _members_of_rows(members: Sequence[Member], rows: pa.Table) -> list[tuple[int | None, Member]]:

@@ -200,7 +200,6 @@ def test_no_sequence_of_commands_loses_or_repeats_a_row() -> None:
             stateful_step_count=20 if EVERYWHERE else 9,
             derandomize=not EVERYWHERE,
             database=None,
-            deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )

@@ -61,7 +61,7 @@ def test_a_package_that_is_not_installed_is_named_with_the_remedy() -> None:
         "from clipmill.__main__ import start; start()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == console.EXIT_MISTAKE
     (line,) = done.stderr.splitlines()

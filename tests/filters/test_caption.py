@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from filters import check_filters
@@ -94,7 +94,6 @@ def by_reading(text: str) -> int:
     return words
 
 
-@settings(deadline=None)
 @given(st.text("ab \n\t\0\u00a0犬", max_size=20))
 def test_words_as_fasttext_reads_them(text: str) -> None:
     assert fasttext_words(column(text)).to_pylist() == [by_reading(text)]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.base import PoolFilter
@@ -37,7 +37,6 @@ def values_of(
     return {uid: row[column] for uid, row in rows.items()}
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(VALUES, VALUES), max_size=40), st.sampled_from([(1, 1), (3, -1)]), *DIVIDED
 )
@@ -81,7 +80,6 @@ def one_by_one(pool: pa.Table, filter_: SoftCap) -> dict[str, int]:
     return counts
 
 
-@settings(deadline=None)
 @given(
     st.lists(VALUES, max_size=40),
     st.sampled_from([0.1, 0.5, 1.0, 2.5]),

@@ -40,7 +40,7 @@ def near_pairs(
     return pairs
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     rows=st.integers(0, 200),
     words=st.sampled_from([1, 4]),
@@ -70,7 +70,7 @@ def test_the_plan_for_many_rows_finds_the_same_pairs(
     assert near_pairs(hashes, radius) == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     words=st.sampled_from([1, 4, 5]),
     flips=st.integers(0, 40),

@@ -106,7 +106,7 @@ print("done")
         env=environment,
         capture_output=True,
         text=True,
-        timeout=180,
+        timeout=300,
     )
     assert done.stdout.strip() == "done", done.stderr
 

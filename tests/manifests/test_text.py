@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from manifests.columns import EXTRA_TYPES
-from manifests.text import printable, valid_text
+from manifests.text import is_printable, printable, valid_text
 from pipeline.table_files import cast_value
 
 
@@ -36,7 +36,7 @@ def test_any_text_can_be_encoded_afterwards(text: str) -> None:
     assert valid_text(valid_text(text)) == valid_text(text)
     valid_text(text).encode()
     printable(text).encode()
-    assert printable(text).isprintable()
+    assert is_printable(printable(text))
 
 
 @pytest.mark.parametrize(

@@ -83,11 +83,11 @@ class PictureServer:
 
     def start(self) -> None:
         self._thread.start()
-        assert self._started.wait(10)
+        assert self._started.wait(300)
 
     def stop(self) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(10)
+        self._thread.join(300)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:

@@ -245,7 +245,7 @@ def hashes_in(folder: Path, environment: dict[str, str], threads: int) -> list[s
 
 
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None, derandomize=True)
+@settings(max_examples=3, derandomize=True)
 @given(
     seed=st.integers(0, 2**32 - 1),
     zone=st.sampled_from(["America/Los_Angeles", "Asia/Tokyo", "Pacific/Chatham"]),

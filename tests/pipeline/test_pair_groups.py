@@ -132,7 +132,7 @@ NUMBERS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.5, float("nan")]), min_size
 
 
 @given(values=NUMBERS, cells=st.integers(2, 6), thresholds=st.lists(st.floats(0, 5), max_size=2))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_ranges_part_the_rows_whatever_the_numbers(
     values: list[float], cells: int, thresholds: list[float]
 ) -> None:

@@ -40,7 +40,7 @@ def exchange_in(folder: str | Path, files: int = 2, fence: int | None = None) ->
     return Exchange(pool=str(folder), folder=f"{folder}/work", name="x", files=files, fence=fence)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(PLACES, min_size=1, max_size=3), st.integers(0, 5), st.integers(0, 5))
 def test_the_rows_of_some_places_come_out_in_the_order_of_files_and_places(
     files: list[list[int]], low: int, width: int

@@ -50,7 +50,7 @@ class NameServer:
     def __exit__(self, *_: Any) -> None:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as last:
             last.sendto(b"", self._socket.getsockname())
-        self._thread.join(10)
+        self._thread.join(300)
         self._socket.close()
 
     def _serve(self) -> None:

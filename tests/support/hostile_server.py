@@ -22,6 +22,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
+from manifests import tls
+
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter
 BOMB = 64 * 2**20
@@ -90,11 +92,7 @@ def certificates(folder: Path) -> ssl.SSLContext:
     certificate(folder, "expired", "tls-expired.hostile.test", authority, days=-30)
     certificate(folder, "wrong-host", "other.hostile.test", authority)
     certificate(folder, "self-signed", "tls-self-signed.hostile.test", None)
-    context = ssl.create_default_context()
-    context.load_verify_locations(
-        cadata=authority[1].public_bytes(serialization.Encoding.PEM).decode()
-    )
-    return context
+    return tls.context(str(folder / "authority.pem"))
 
 
 def _tls(folder: Path, name: str) -> ssl.SSLContext:
@@ -127,12 +125,12 @@ class HostileServer:
 
     def __enter__(self) -> HostileServer:
         self._thread.start()
-        assert self._started.wait(20)
+        assert self._started.wait(300)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
-        self._thread.join(20)
+        self._thread.join(300)
         self._loop.close()
         for taken in self._sockets:
             taken.close()

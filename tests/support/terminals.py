@@ -30,7 +30,7 @@ class Terminal:
         """What arrived, after the writer has closed the stream."""
         with contextlib.suppress(OSError, ValueError):
             self.stream.close()
-        self._reader.join(10)
+        self._reader.join(300)
         return b"".join(self._parts).decode()
 
     def read(self) -> None:

@@ -339,7 +339,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
         raise
     assert len(processes.marked(mark, "train.ablation.child")) == 1
     process.send_signal(number)
-    _, stderr = process.communicate(timeout=240)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == status
     assert processes.marked(mark) == [], "its child has ended"
     assert stderr.splitlines()[-1] == (

@@ -54,7 +54,7 @@ def sum_of_weights(kind, image_BE, text_BE, scale, weight_B, bias=None):
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(0, 10**6), st.integers(1, 9), st.floats(0.5, 30))
 def test_a_pair_has_a_share_of_the_trainers_loss_and_adds_its_derivative_by_the_pairs_weight(
     kind, seed, pairs, scale

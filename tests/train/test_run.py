@@ -202,7 +202,7 @@ def started(blend, out, arguments, **environment):
         stderr=subprocess.PIPE,
         text=True,
     )
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while not (out / "log.jsonl").exists() and time.monotonic() < until:
         time.sleep(0.05)
     return process
@@ -222,7 +222,7 @@ def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path,
     out = tmp_path / "run"
     with started(blend, out, [*changes(samples_seen="80k"), *layout]) as process:
         process.send_signal(number)
-        _, stderr = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=300)
     assert process.returncode == 75, stderr
     [saved] = os.listdir(out / "checkpoints")
     step = int(saved.removeprefix("step-"))
@@ -241,7 +241,7 @@ real = StepRunner.step
 def step(runner, ready, waited):
     if ready.batch.step == 2:
         open(sys.argv[2], "w").close()
-        time.sleep(60)
+        time.sleep(3600)
     return real(runner, ready, waited)
 StepRunner.step = step
 raise SystemExit(main(["train", *sys.argv[3:]]))
@@ -253,15 +253,16 @@ def test_a_second_ctrl_c_ends_the_run_at_once(blend, tmp_path):
     out, marker = tmp_path / "run", tmp_path / "marker"
     command = [sys.executable, "-c", SLOW, str(console.ROOT), str(marker), blend, "--out", str(out)]
     with subprocess.Popen([*command, *changes()], stderr=subprocess.PIPE, text=True) as process:
-        until = time.monotonic() + 120
+        until = time.monotonic() + 300
         while not marker.exists() and time.monotonic() < until:
             time.sleep(0.05)
-        began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        time.sleep(0.5)
+        assert process.stderr is not None
+        stderr = ""
+        while "a second one ends at once" not in stderr and (line := process.stderr.readline()):
+            stderr += line
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
-    assert time.monotonic() - began < 30
+        stderr += process.communicate(timeout=300)[1]
     assert process.returncode == -signal.SIGINT
     assert "saving after this step; a second one ends at once" in stderr
     assert "Traceback" not in stderr
@@ -430,7 +431,7 @@ def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tin
         "raise SystemExit(status)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "run.json").exists()

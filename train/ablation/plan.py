@@ -324,8 +324,8 @@ def plan_ablation(
     arms = max(1, len(ablation.arms) - 1)
     largest = max(loads, key=lambda load: load.fit.needed)
     longest = max(loads, key=lambda load: load.hours)
-    hours = max(longest.hours, sum(load.hours * load.count for load in loads) / jobs)
-    device_hours = sum(load.hours * load.count * load.ranks for load in loads)
+    hours = max(longest.hours, math.fsum(load.hours * load.count for load in loads) / jobs)
+    device_hours = math.fsum(load.hours * load.count * load.ranks for load in loads)
     needed = None
     if effect is not None and run_sd is not None:
         needed = StudyNoise(run_sd=run_sd, seeds=2, arms=arms, df=arms).seeds_for(effect)
@@ -546,8 +546,10 @@ def _budgets(
     if budget_hours is None:
         return
     of_arms = [load for load in loads if load.count > 1 or not ablation.scorer]
-    once = sum(load.hours * load.count * load.ranks for load in loads if load not in of_arms)
-    per_seed = sum(load.hours * load.count * load.ranks for load in of_arms) / len(ablation.seeds)
+    once = math.fsum(load.hours * load.count * load.ranks for load in loads if load not in of_arms)
+    per_seed = math.fsum(load.hours * load.count * load.ranks for load in of_arms) / len(
+        ablation.seeds
+    )
     runs = sum(load.count for load in of_arms) // len(ablation.seeds)
     config = of_arms[0].config
     for seeds in sorted({*SEEDS, len(ablation.seeds)}):

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manifests import disk, waits
+from manifests import disk, tls, waits
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.disk import content_hash
 from manifests.schema import Blend, TarStream
@@ -116,7 +116,7 @@ def _web(url: str, stack: contextlib.ExitStack) -> Source:
 
     def attempt() -> Any:
         try:
-            return urllib.request.urlopen(url, timeout=WEB_TIMEOUT_S)
+            return urllib.request.urlopen(url, timeout=WEB_TIMEOUT_S, context=tls.context())
         except urllib.error.HTTPError as error:
             error.close()
             if error.code >= 500 or error.code == 429:

@@ -162,13 +162,21 @@ COLUMNS = (
 )  # fmt: skip
 
 
+class _Rows(io.StringIO):
+    """Rows of a CSV with "\\n" at their ends. A writer to which that is the end leaves a "\\r" in a
+    cell without quotes before Python 3.13; one to which "\\r\\n" is quotes both everywhere."""
+
+    def write(self, row: str) -> int:
+        return super().write(row.removesuffix("\r\n") + "\n")
+
+
 def to_csv(d: Decision) -> str:
     """A row for each arm and task, with COLUMNS and full precision; an empty cell: not known.
 
     The task that decides comes first. Values and differences of the unit `share` are 0 to 1.
     """
-    file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    file = _Rows()
+    writer = csv.writer(file)
     writer.writerow(COLUMNS)
     others = {task: result for task, result in d.tasks.items() if task != d.task}
     for task, result in {d.task: d.result, **others}.items():

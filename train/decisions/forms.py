@@ -21,7 +21,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
+from html import unescape
 from typing import Any
 
 import numpy as np
@@ -163,8 +163,7 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
     if "<" in text and ("<table" in text or "<TABLE" in text or start == "<"):
         found = re.search(r"<table\b" if start == "<" else r"^\s*<table\b", text, re.I | re.M)
         if found and (start in "<#" or text.count('"', 0, found.start()) % 2 == 0):
-            parser = _HtmlTables()
-            parser.feed(text)
+            parser = _HtmlTables(text)
             html = parser.grids
         elif re.match(r"\s*<(!doctype|html)\b", text, re.I):
             raise ValueError("it is an HTML page without a table: give a table of CSV or Markdown")
@@ -328,25 +327,44 @@ def _markdown_text(cell: str) -> str:
     return found[2].strip() if found else cell
 
 
-class _HtmlTables(HTMLParser):
+# A comment, a declaration, a script or style, or a tag, as browsers split a page. Not by
+# html.parser, which splits some of them otherwise from release to release of Python.
+HTML_PIECE = re.compile(
+    r"<!---?>|<!--.*?(?:--!?>|\Z)|<[!?][^>]*+>|<(script|style)\b[^>]*+>.*?(?:</\1\b[^>]*+>|\Z)"
+    r"|<(/?)([a-z][^\s/>]*+)((?:[^>\"']|\"[^\"]*\"|'[^']*')*+)>", re.I | re.S
+)  # fmt: skip
+HTML_SPAN = re.compile(r"(?<![^\s\"'/])(rowspan|colspan)\s*=\s*[\"']?([0-9]+)", re.I)
+
+
+class _HtmlTables:
     """The tables of HTML, or of Markdown with HTML in it; each text in all places of its cell."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, text: str) -> None:
         self.grids: list[Grid] = []
         self.title, self.line, self.row, self.named = "", 1, -1, True
         self.texts: list[str] = []  # of the cell or heading that is open
         self.cells: dict[tuple[int, int], list[str]] = {}
+        place = 0
+        for piece in HTML_PIECE.finditer(text):
+            self._add_data(unescape(text[place : piece.start()]))
+            place = piece.end()
+            if piece[3] and piece[2]:
+                self._end(piece[3].lower())
+            elif piece[3]:
+                line = text.count("\n", 0, piece.start()) + 1 if piece[3].lower() == "table" else 0
+                self._start(piece[3].lower(), piece[4], line)
+        self._add_data(unescape(text[place:]))
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def _start(self, tag: str, attributes: str, line: int) -> None:
         if tag == "table":
-            self.cells, self.line, self.row, self.named = {}, self.getpos()[0], -1, True
+            self.cells, self.line, self.row, self.named = {}, line, -1, True
         elif tag == "tr":
             self.row += 1
         elif tag in ("td", "th"):
             self.row = max(self.row, 0)
             self.named &= tag == "th" or self.row > 0
-            size = {name: int(text) for name, text in attrs if text and text.isdecimal()}
+            spans = HTML_SPAN.findall(attributes)
+            size = {name.lower(): int(text[:9]) for name, text in spans}
             place = next(n for n in itertools.count() if (self.row, n) not in self.cells)
             high, wide = (range(min(size.get(n) or 1, 1000)) for n in ("rowspan", "colspan"))
             self.texts = []
@@ -357,12 +375,12 @@ class _HtmlTables(HTMLParser):
         elif tag in ("br", "sub", "sup"):
             self.texts.append(" ")
 
-    def handle_data(self, data: str) -> None:
+    def _add_data(self, data: str) -> None:
         self.texts.append(data)
         if headings := re.findall(r"^#+ +(.+)", data, re.M):  # of Markdown
             self.title = headings[-1].strip()
 
-    def handle_endtag(self, tag: str) -> None:
+    def _end(self, tag: str) -> None:
         if tag == "caption" or re.fullmatch("h[1-6]", tag):
             self.title = " ".join("".join(self.texts).split())
         elif tag == "table" and self.cells:

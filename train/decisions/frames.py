@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from manifests.text import is_printable
 from train.decisions.cells import Cell, comma_use, is_empty, read_cell
 
 Codes = NDArray[np.int32]
@@ -102,7 +103,7 @@ def text_of(value: Any) -> str:
     text = value if isinstance(value, str) else str(value)
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         text = str(int(value))
-    return text.strip() if text.isprintable() else " ".join(text.split())
+    return text.strip() if is_printable(text) else " ".join(text.split())
 
 
 def recoded(values: Sequence[Any], codes: Codes) -> Column:

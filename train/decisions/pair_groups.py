@@ -77,7 +77,7 @@ def best_arm(ablation: Ablation, results: Results, arms: Sequence[str]) -> str:
     for arm in arms:
         values = [seed[ablation.primary][metric] for seed in results.runs[arm].values()]
         if arm in ablation.arms and arm not in without and values:
-            means[arm] = sign * sum(values) / len(values)
+            means[arm] = sign * math.fsum(values) / len(values)
     if not means:
         raise ValueError(f"no arm but the baseline {ablation.baseline!r} has runs")
     return max(means, key=lambda arm: means[arm])

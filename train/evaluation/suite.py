@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -175,7 +176,7 @@ def group_averages(
         mixed = () if can_be_averaged(names) else names
         value = None
         if not without and not mixed:
-            value = sum(metrics[task][deciding[task]] for task in tasks) / len(tasks)
+            value = math.fsum(metrics[task][deciding[task]] for task in tasks) / len(tasks)
         one = GroupAverage(group=group, value=value, tasks=len(tasks), without=without, mixed=mixed)
         averages.append(one)
     return tuple(averages)

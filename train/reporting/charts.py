@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import isfinite
+from math import fsum, isfinite
 
 from markupsafe import Markup
 
@@ -115,7 +115,7 @@ def band_over_seeds(name: str, shade: str, curves: Sequence[Sequence[tuple[float
     for x in sorted(values):
         ys = values[x]
         if len(ys) == len(curves):
-            points.append((x, sum(ys) / len(ys), min(ys), max(ys)))
+            points.append((x, fsum(ys) / len(ys), min(ys), max(ys)))
     return Band(name=name, colour=shade, points=tuple(points))
 
 

@@ -192,7 +192,7 @@ def device_seconds(records: Sequence[RunRecord]) -> float | None:
     """Seconds of one run times its processes, the mean over some runs; None for no run."""
     if not records:
         return None
-    return sum(record.seconds["whole"] * record.world for record in records) / len(records)
+    return math.fsum(record.seconds["whole"] * record.world for record in records) / len(records)
 
 
 def read_curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:

@@ -620,7 +620,7 @@ def measured_speed(
     if not rates:
         return None
     runs = f"{len(rates)} finished run{'s' if len(rates) > 1 else ''}"
-    return Speed(samples_per_s=sum(rates) / len(rates), source=f"measured in {runs}")
+    return Speed(samples_per_s=math.fsum(rates) / len(rates), source=f"measured in {runs}")
 
 
 def probed_speed(config: TrainConfig, threads: int, steps: int = 8) -> Speed:

@@ -227,9 +227,9 @@ def average_noise(noises: Sequence[SampleNoise | None]) -> SampleNoise | None:
         return None
     count = len(known) ** 2
     return SampleNoise(
-        floor=sum(noise.floor for noise in known) / count,
-        drawing=sum(noise.drawing for noise in known) / count,
-        drawing_error=sum(noise.drawing_error for noise in known) / count**2,
+        floor=math.fsum(noise.floor for noise in known) / count,
+        drawing=math.fsum(noise.drawing for noise in known) / count,
+        drawing_error=math.fsum(noise.drawing_error for noise in known) / count**2,
     )
 
 

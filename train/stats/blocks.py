@@ -125,7 +125,7 @@ def interaction(
     fits = {block: fit_additive(part, groups) for block, part in sorted(parts.items())}
     together = fit_additive(values, groups)
     df = sum(fit.df for fit in fits.values())
-    square = sum((fit.variance or 0.0) * fit.df for fit in fits.values())
+    square = math.fsum((fit.variance or 0.0) * fit.df for fit in fits.values())
     more, more_df = (together.variance or 0.0) * together.df - square, together.df - df
     p = None
     if square > 0 and more_df > 0:

@@ -265,7 +265,7 @@ def _own_of_parts(layout: PairLayout, within: Sequence[float], between: float) -
     if len(layout.groups) > 1:
         parts.append((Spread(variance=between, df=len(layout.groups) - 1), len(layout.groups) - 1))
     if not parts:  # one of the two has one run: it is taken to vary as the other one
-        return Spread(variance=2 * sum(within) / sum(df), df=sum(df))
+        return Spread(variance=2 * math.fsum(within) / sum(df), df=sum(df))
     if len(parts) == 1:
         return parts[0][0]
     count = sum(weight for _, weight in parts)
@@ -325,8 +325,8 @@ def satterthwaite(parts: list[tuple[float, float]]) -> tuple[float, float]:
 
     Satterthwaite's approximation; parts of variance 0 do not count. At least 1.
     """
-    total = sum(variance for variance, _ in parts)
-    below = sum(variance * variance / df for variance, df in parts if variance > 0)
+    total = math.fsum(variance for variance, _ in parts)
+    below = math.fsum(variance * variance / df for variance, df in parts if variance > 0)
     return total, (max(1.0, total * total / below) if below > 0 else math.inf)
 
 
@@ -349,7 +349,7 @@ def moderated_spreads(
     mean, shared = float(np.mean(own)), [(pooled, df)]
     if mean > pooled:  # the baseline's noise is in every difference: its seeds alone tell it
         shared = [(pooled / 2, df), (mean / 2, min(own_df))]
-    prior = sum(part for part, _ in shared)
+    prior = math.fsum(part for part, _ in shared)
     rows = []
     for variance, seeds in zip(own, own_df, strict=True):
         parts = shared

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import xxhash
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from filters.concepts import (
@@ -48,7 +48,6 @@ def direct(rows: pa.Table, t: int, seed: int) -> dict[str, tuple[float, bool] | 
     return expected
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.none() | st.lists(st.integers(0, 6), max_size=4, unique=True), max_size=40),
     st.integers(1, 8),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from filters import check_filters
@@ -77,7 +77,6 @@ def test_case_may_be_ignored() -> None:
 letters = st.text("ab .,\n犬\0", max_size=12)
 
 
-@settings(deadline=None)
 @given(
     st.lists(letters.filter(str.strip), min_size=1, max_size=8, unique=True),
     st.lists(letters, max_size=6),
@@ -92,7 +91,6 @@ def test_one_automaton_gives_what_a_search_for_each_entry_gives(
     assert matches.to_pylist() == [by_search(entries, caption, rule) for caption in captions]
 
 
-@settings(deadline=None)
 @given(letters.filter(str.strip), letters)
 def test_an_entry_that_cannot_occur_does_not(entry: str, caption: str) -> None:
     assert can_occur("a , b")

@@ -70,7 +70,7 @@ def shards_of(rows: pa.Table, shards: int, seed: int = 0) -> list[pa.Table]:
     return [rows.take(pa.array(part)) for part in np.array_split(order, shards)]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     on=st.sampled_from(["sha256", "perceptual", "embedding"]),
     best=st.sampled_from([None, "score"]),

@@ -26,7 +26,7 @@ def slow_labels(count: int, pairs: list[tuple[int, int]]) -> list[int]:
     return labels
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     pairs=st.lists(st.tuples(st.integers(0, 11), st.integers(0, 11)), max_size=14),
     flush=st.integers(1, 9),
@@ -97,7 +97,7 @@ def brute_force(hashes: Hashes, radius: int) -> list[int]:
     return labels
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     words=st.sampled_from([1, 4]),
     centres=st.integers(1, 6),
@@ -120,7 +120,7 @@ def test_groups_are_those_of_all_pairs_also_in_crowds(
         assert near_labels(hashes, radius).tolist() == expected
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     most=st.integers(10, 40),
     apart=st.integers(0, 60),
@@ -165,7 +165,7 @@ def test_a_negative_radius_is_refused() -> None:
         near_labels(np.arange(4, dtype=np.uint64)[:, None], -1)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     words=st.sampled_from([1, 4]),
     radius=st.integers(0, 40),

@@ -240,7 +240,7 @@ HEADERS = st.fixed_dictionaries(
     ),
     st.sampled_from(["plain", "ascii", "spaced", "turned", "slashes"]),
 )
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 def test_every_spelling_of_a_record_gives_what_the_plainest_reading_gives(
     tmp_path_factory: pytest.TempPathFactory, some: list[Any], style: str
 ) -> None:

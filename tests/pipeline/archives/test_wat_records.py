@@ -172,7 +172,7 @@ def test_what_is_no_wat_has_no_pairs(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_both_readers_agree_on_damaged_files(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
 ) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from manifests import disk
@@ -216,7 +216,7 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: Path, build: Lines) -> No
     assert (status, "build into another folder" in line) == (2, True), line
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40)
 @given(
     sizes=st.lists(st.integers(0, 9), min_size=1, max_size=12),
     rows=st.integers(1, 6),

@@ -85,7 +85,8 @@ def check_near(values: dict[str, dict[str, Any]]) -> None:
 
 @pytest.mark.slow
 @settings(
-    max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=5,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     captions=st.lists(
@@ -365,7 +366,7 @@ def uid(number: int) -> str:
     return f"{number * 0x1000000 % 0x700000001:032x}"
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(PAIRS, st.integers(1, 3))
 def test_the_stars_of_partitions_and_of_the_pool_are_the_components(
     pairs: list[tuple[int, int]], partitions: int

@@ -14,7 +14,6 @@ import re
 import stat
 import sys
 import tarfile
-import time
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -320,13 +319,11 @@ def test_the_real_one(tmp_path: Path) -> None:
     with serving(Handler) as port:
         names = ["a.jpg", "page.jpg", "empty.jpg", "gone.jpg"]
         urls = [f"http://127.0.0.1:{port}/{name}" for name in names]
-        started = time.monotonic()
         _, by_url = build(tmp_path, python, *urls, image_size=64, allow_ports=(port,), retries=0)
     rows = [by_url[url] for url in urls]
     assert [row["reason"] for row in rows] == [None, "decode_error", "empty", "http_4xx"]
     assert (rows[0]["width"], rows[0]["height"], rows[0]["original_width"]) == (85, 64, 400)
     assert rows[0]["sha256"] == hashlib.sha256(sink.getvalue()).hexdigest()
-    assert time.monotonic() - started < img2dataset.START_S
 
 
 def test_every_row_has_one_outcome(tmp_path: Path) -> None:

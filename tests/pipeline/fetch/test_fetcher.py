@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import uvloop
 
+from manifests import tls
 from manifests.columns import REASONS
 from manifests.schema import Fetch, Pair
 from pipeline.fetch import request
@@ -202,9 +203,9 @@ def test_nobody_listens(web: Any) -> None:
 
 
 def test_certificates_are_verified(web: Any) -> None:
-    assert request.tls().verify_mode is ssl.CERT_REQUIRED
-    assert request.tls().check_hostname
-    assert request.tls() is request.tls()
+    assert tls.context().verify_mode is ssl.CERT_REQUIRED
+    assert tls.context().check_hostname
+    assert tls.context() is tls.context()
     end = run(web.pairs("https://a.web.test/picture/1"), web.fetch(robots_txt=False))[0]
     # The server speaks no TLS; there is no falling back
     assert (end.reason, end.attempts) == ("tls", 1)

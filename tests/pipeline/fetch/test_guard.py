@@ -15,6 +15,7 @@ import pytest
 import uvloop
 from aiohttp.abc import ResolveResult
 
+from manifests import tls
 from manifests.schema import Fetch, Pair
 from pipeline.fetch import guard, request
 from pipeline.fetch.fetcher import Fetched
@@ -248,11 +249,11 @@ def test_redirects(
             return (await ends_of([case["start"]], settings))[0]
 
     connected.clear()
-    request.tls.cache_clear()
+    tls.context.cache_clear()
     try:
         end = uvloop.run(run())
     finally:
-        request.tls.cache_clear()
+        tls.context.cache_clear()
     assert end.reason == case["reason"], end.detail
     assert (end.body == PICTURE) is (case["reason"] is None)
     if "final_url" in case:

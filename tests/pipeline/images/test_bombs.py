@@ -6,7 +6,6 @@ import asyncio
 import io
 import re
 import struct
-import time
 import zlib
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,6 @@ from pipeline.images.header import SCAN_MARKER
 from pipeline.images.transform import DecodedImage
 
 MOST_BYTES = 256 * 2**20  # that a bomb may cost its child
-MOST_S = 2.5  # of the child's CPU
 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
@@ -117,12 +115,11 @@ def test_nine_bombs() -> None:
                 assert isinstance(await decoders.decode(plain, Fetch()), DecodedImage)
                 (pid,) = decoders.pids
                 Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak begins anew
-                before, started = peak_bytes(pid), time.monotonic()
+                before = peak_bytes(pid)
                 result, other = await asyncio.gather(
                     decoders.decode(bomb, Fetch()), decoders.decode(plain, Fetch())
                 )
                 assert getattr(result, "reason", None) == reason, name
-                assert time.monotonic() - started < MOST_S, name
                 assert isinstance(other, DecodedImage), name
                 assert decoders.pids == [pid], name
                 assert peak_bytes(pid) - before < MOST_BYTES, name

@@ -87,7 +87,7 @@ def test_hosts_of_a_column_are_hashed_as_one_by_one() -> None:
     assert host_hashes(empty, empty).tolist() == order_keys(empty).tolist() == []
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(st.text(max_size=40), max_size=20))
 def test_any_text_is_hashed_as_one_by_one(texts: list[str]) -> None:
     valid = [text.encode("utf-8", "ignore").decode() for text in texts]
@@ -98,7 +98,7 @@ def test_any_text_is_hashed_as_one_by_one(texts: list[str]) -> None:
     assert host_hashes(pa.array(urls, pa.string()), uids).tolist() == expected
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(0, 60), min_size=1, max_size=30),
     st.integers(1, 20),

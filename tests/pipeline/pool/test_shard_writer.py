@@ -116,7 +116,8 @@ def test_a_shard_in_which_nothing_was_stored(tmp_path: Path) -> None:
 
 
 @settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     samples=st.lists(
@@ -187,7 +188,6 @@ def as_json(values: list[Any]) -> bytes:
     return json.dumps(values, separators=(",", ":")).encode()
 
 
-@settings(deadline=None)
 @given(st.lists(st.one_of(st.none(), st.sampled_from(TEXTS), st.text(max_size=20)), max_size=30))
 def test_text_is_escaped_as_json_does(values: list[str | None]) -> None:
     values = [v if v is None else v.encode("utf-8", "replace").decode() for v in values]

@@ -284,7 +284,7 @@ def expected_outcomes(rules: list[Drawn], rows: list[dict[str, Any]]) -> tuple[l
     return codes, counts
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.lists(st.lists(TESTS, min_size=1, max_size=3), min_size=1, max_size=3), DRAWN_ROWS)
 def test_outcomes_of_drawn_views(views: list[list[Drawn]], values: list[tuple[Any, ...]]) -> None:
     table = pa.table(

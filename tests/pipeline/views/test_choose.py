@@ -176,7 +176,7 @@ def test_a_share_is_the_decimal_that_was_written() -> None:
         assert chosen["v"].kept == round(float(share) * count)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.one_of(st.none(), st.sampled_from([0.25, 0.5]), st.floats(-1, 1, width=32)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from train.ablation import wording
@@ -64,7 +64,6 @@ def test_a_difference_has_the_digits_of_its_interval(ends, unit: str, text: str)
     assert wording.interval(*ends, unit) == text
 
 
-@settings(deadline=None)
 @given(
     st.floats(min_value=-1e305, max_value=1e305),
     st.floats(min_value=0, max_value=1e305),
@@ -104,7 +103,6 @@ def test_a_name_that_leaves_no_room_has_its_own_line() -> None:
     assert wording.aligned(rows[1:2], width=10) == ["x" * 30, "  2"]
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(codec="utf-8")), st.integers(min_value=2, max_value=30))
 def test_wrapped_text_loses_nothing_and_fits(text: str, width: int) -> None:
     lines = wording.wrapped(text, width)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import threading
-import time
 from collections import Counter
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -149,12 +148,10 @@ def test_a_server_that_does_not_answer_is_asked_again(server, monkeypatch):
 
 
 def test_a_command_that_hangs_is_stopped_with_all_that_it_started():
-    with open_source("pipe:sleep 1000 | cat") as source:
+    with open_source("pipe:sleep 100000 | cat") as source:
         timer = threading.Timer(0.1, source.stop)
         timer.start()
-        began = time.monotonic()
         assert source.read(1) == b""
-        assert time.monotonic() - began < 60
         timer.join()
     assert tar_streams.COMMAND == "pipe:"
 
@@ -300,13 +297,11 @@ def test_a_source_without_a_usable_sample_is_a_mistake_and_not_a_hang(tmp_path):
 def test_a_silent_pipe_counts_as_dead(monkeypatch):
     monkeypatch.setattr(tar_streams, "SILENT_S", 0.3)
     monkeypatch.setattr(tar_streams, "LOOK_S", 0.05)
-    began = time.monotonic()
     with (
-        reader_of(["pipe:sleep 1000"]) as (reader, _),
-        pytest.raises(ReadFailed, match=r"pipe:sleep 1000 of stream 's' gave no sample"),
+        reader_of(["pipe:sleep 100000"]) as (reader, _),
+        pytest.raises(ReadFailed, match=r"pipe:sleep 100000 of stream 's' gave no sample"),
     ):
         reader.take()
-    assert time.monotonic() - began < 60
 
 
 def test_the_counts_of_ranks_are_added_up_and_few_tars_are_named():

@@ -14,7 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from manifests.text import printable
+from manifests.text import is_printable, printable
 from tests.train.decisions.test_account import ACCOUNT, facts
 from tests.train.decisions.test_page import Read, decided, in_unit, with_account
 from train.ablation import wording
@@ -106,7 +106,7 @@ def test_markdown_has_the_words_of_the_terminal() -> None:
     assert all(text in lines for text in texts)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(NAMES)
 def test_markdown_finds_nothing_in_a_name(names: list[str]) -> None:
     decision = decided(dict.fromkeys(names, 0.4))
@@ -201,7 +201,7 @@ def test_a_power_of_ten_is_one_in_latex(
     assert latex_rows(to_latex(decision))[1:] == shown_table(decision)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(NAMES)
 def test_latex_finds_no_command_in_a_name(names: list[str]) -> None:
     decision = decided(dict.fromkeys(names, 0.4))
@@ -360,12 +360,12 @@ def test_names_of_strangers_are_whole_in_the_drawing() -> None:
         assert printable(name).replace(" ", "") in drawn
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(NAMES)
 @example(["raw", "\U0001f3fb"])  # the colour of a hand, without one
 def test_the_drawing_is_xml_whatever_the_names(names: list[str]) -> None:
     svg = to_svg(decided(dict.fromkeys(names, 0.4)))
-    assert all(line.isprintable() for line in svg.splitlines())
+    assert all(is_printable(line) for line in svg.splitlines())
     drawn = "".join(texts_of(svg)).replace(" ", "")
     for name in names:
         assert printable(name).replace(" ", "") in drawn

@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+from manifests.text import is_printable
 from tests.train.decisions.test_account import ACCOUNT
 from train.ablation.wording import MINUS
 from train.decisions.account import Account, account_texts
@@ -97,7 +98,7 @@ def test_names_of_any_length_and_kind_leave_the_table_whole() -> None:
         "\x1b[2J\nnext\u202e": 0.4,
     }
     lines = decision_lines(decided(names, task="a\x07b"), width=100)
-    assert all(line.isprintable() for line in lines)
+    assert all(is_printable(line) for line in lines)
     table = lines[: lines.index("")]
     assert len(table) == len(names) + 2  # the head, and a line more for the long name
     assert "filtered_" * 20 in table
@@ -147,7 +148,7 @@ def test_the_page_says_how_the_file_was_read() -> None:
 def test_nothing_on_the_page_turns_its_direction_or_is_a_tag() -> None:
     names = {"raw\u202e": 0.3, "<b>x</b>\x1b[2J": 0.4}
     page = render_decision(decided(names, task="a\x07\u2066b"), "runs\u202e.csv")
-    assert all(line.isprintable() for line in page.splitlines())
+    assert all(is_printable(line) for line in page.splitlines())
     assert "&lt;b&gt;x&lt;/b&gt;\\x1b[2J" in page
     assert "<b>x" not in page
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from train.mixture.order import (
@@ -144,7 +144,6 @@ def apart_in_batches(numbers, batch):
     return True
 
 
-@settings(deadline=None)
 @given(st.integers(2, 12), st.integers(2, 5), st.integers(0, 2**32))
 def test_a_block_without_collisions_has_the_same_draws_of_each_source(batch, steps, seed):
     random = np.random.default_rng(seed)

@@ -52,7 +52,7 @@ def orders(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(orders())
 def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(order):
     seen = [
@@ -70,7 +70,7 @@ def test_after_any_step_no_row_was_drawn_more_than_once_oftener_than_another(ord
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(orders())
 def test_no_batch_holds_a_row_twice(order):
     for step in range(40):
@@ -92,7 +92,7 @@ def test_no_batch_holds_a_row_twice_where_an_epoch_ends_in_it(rows):
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(orders())
 def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_share(order):
     slots = wheel_slots(order.sources)
@@ -103,7 +103,7 @@ def test_every_prefix_of_every_batch_holds_each_source_within_one_sample_of_its_
 
 
 @pytest.mark.slow
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(orders(), st.integers(0, 400))
 def test_a_fresh_order_answers_as_one_that_ran(order, step):
     for before in range(0, step, 7):
@@ -176,7 +176,7 @@ def test_a_rank_reads_few_shards_beside_those_of_its_lanes():
             assert len(seen) <= 0.4 * shards
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(orders(), st.integers(0, 12))
 def test_a_substitute_is_another_row_of_the_source_than_any_that_its_batch_needs(order, step):
     batch = drawn(order, step)

@@ -97,7 +97,7 @@ def test_weights_may_be_repeats():
     assert schedule.drawn(100).tolist() == [50, 50]  # 3 x 100 rows and 1 x 300
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.lists(st.sampled_from([1, 2, 0.5, 0.3]), min_size=1, max_size=4), st.integers(1, 12))
 def test_the_draws_of_a_source_are_counted_from_0(weights, batch):
     sources = [

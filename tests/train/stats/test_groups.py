@@ -46,7 +46,7 @@ def test_halves_are_of_half_the_groups_and_every_second_one_is_the_rest() -> Non
 
 
 @given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 50), min_size=16, max_size=16))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_planted_worth_is_recovered_exactly_where_nothing_varies(
     seed: int, sizes: list[int]
 ) -> None:
