@@ -190,7 +190,7 @@ class Encoder:
         config = self.model.config
 
         def batches(own: Sequence[slice]) -> Iterator[Arrays]:
-            for batch in decoded_batches(images, config.image_size, own):
+            for batch in decoded_batches(images, config, own):
                 pixels_BHWC = torch.from_numpy(np.ascontiguousarray(batch.image_BHWC))
                 image_BCHW = transforms.normalise(
                     pixels_BHWC.to(self.device), config.image_mean, config.image_std

@@ -27,19 +27,13 @@ from torch import Tensor
 
 from manifests import disk, hub
 from manifests.layout import RunLayout
+from manifests.preprocess import Preprocess
 from train.formats import hf, open_clip_files
 from train.model.architecture import OPEN_CLIP, ModelConfig, OpenClipConfig, model_of_settings
-from train.model.open_clip_model import AnyModel, build_model
+from train.model.open_clip_model import AnyModel, build_model, without_wrappers
 
 LOCAL_DIR = "local-dir:"
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
-# What save_pretrained writes of a tokenizer: transformers, tokenization_utils_base.py and the
-# vocabularies of its models.
-TOKENIZER_FILES = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
-    "tokenizer.model", "bpe.codes",
-}  # fmt: skip
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 # Format -> how a model is written to a folder.
@@ -108,7 +102,7 @@ def source_files(source: str) -> dict[str, str]:
         if named and not disk.is_url(named) and os.path.isdir(named):
             tokenizers.append(named)
     for each in tokenizers:
-        for name in TOKENIZER_FILES.intersection(disk.list_names(each)):
+        for name in open_clip_files.TOKENIZER_FILES.intersection(disk.list_names(each)):
             paths[name if each == root else disk.join(each, name)] = disk.join(each, name)
     return {name: disk.sha256_of(path) for name, path in sorted(paths.items())}
 
@@ -201,30 +195,31 @@ def _refuse_other_module(
     if parts:
         raise ValueError(
             f"{source} is another model than the run's, which differs in {', '.join(parts[:3])}; "
-            "set model to its architecture, and model.image_mean and image_std to its images'"
+            "set model to its architecture, and model.image_mean and the like to its preprocessing"
         )
 
 
 def _function(config: ModelConfig | OpenClipConfig) -> dict[str, dict[str, Any]]:
     """What a model computes, in open_clip's settings with its defaults."""
-    document = open_clip_files.open_clip_config(config)
-    if isinstance(config, OpenClipConfig):
-        plain = model_of_settings(config.settings, document["preprocess_cfg"], config.name)
-        document = open_clip_files.open_clip_config(plain)
-    settings = document["model_cfg"]
+    bare = dataclasses.replace(config, **dataclasses.asdict(Preprocess()))
+    if isinstance(bare, OpenClipConfig):
+        bare = model_of_settings(bare.settings, None, bare.name)
+    settings = open_clip_files.open_clip_config(bare)["model_cfg"]
     changing = ("custom_text", "nonscalar_logit_scale", "init_logit_bias", "init_logit_scale")
     outer = {name: value for name, value in settings.items() if name not in changing}
     vision = {**outer.pop("vision_cfg"), "patch_dropout": None, "timm_model_pretrained": None}
     text = {**outer.pop("text_cfg"), "hf_model_pretrained": None}
-    images = document["preprocess_cfg"]
-    return {"model_cfg": outer, "vision_cfg": vision, "text_cfg": text, "preprocess_cfg": images}
+    images = dataclasses.asdict(config.preprocess)
+    del images["crop_floor"]
+    return {"model_cfg": outer, "vision_cfg": vision, "text_cfg": text, "model": images}
 
 
 def _fitting(state: Mapping[str, Any], config: OpenClipConfig) -> Mapping[str, Any]:
     """Weights without a logit bias that the model does not have."""
-    parameters = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
-    spare = () if config.logit_bias else ("logit_bias", "module.logit_bias")
-    return {name: value for name, value in parameters.items() if name not in spare}
+    parameters = without_wrappers(state)
+    if not config.logit_bias:
+        parameters.pop("logit_bias", None)
+    return parameters
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:
@@ -244,7 +239,7 @@ def _architecture_differences(theirs: ModelConfig, ours: ModelConfig) -> list[tu
     different = []
     for field in dataclasses.fields(ModelConfig):
         name = field.name
-        if name in ("logit_bias", "drop_patch_rate"):
+        if name in ("logit_bias", "drop_patch_rate", "crop_floor"):
             continue
         one, other = getattr(theirs, name), getattr(ours, name)
         if one != other:
