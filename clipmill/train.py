@@ -327,7 +327,8 @@ def evaluate(
     of a run are searched for the tasks' images first.
 
     Args:
-        model: A run, an open_clip or Hugging Face folder, or open_clip:NAME/TAG.
+        model: A run, an open_clip or Hugging Face folder, open_clip:NAME/TAG, or a file of weights
+            with its configuration beside it.
         task: Files with the name, kind, data … of a task each.
         suite: Many tasks: those whose data is there are evaluated.
         out: The folder of the predictions (default: eval/ inside the model's folder).
@@ -344,7 +345,7 @@ def evaluate(
     tasks = [reader.read_manifest(path, TaskSpec) for path in task or ()]
     of_suite = reader.read_manifest(suite, Suite) if suite else None
     folder = model.removeprefix("local-dir:")
-    if out is None and model.startswith("open_clip:"):
+    if out is None and (model.startswith("open_clip:") or model_files.is_file(model)):
         raise ValueError(f"{model} has no folder for the predictions: name one with --out")
     # Weights that were averaged have a folder of their own.
     layout = RunLayout(folder)

@@ -120,8 +120,15 @@ def run_identity(blend: Blend, config: TrainConfig, loader: Loader | None = None
         return identity
     with contextlib.suppress(OSError, ValueError):  # a view is gone
         identity["views"] = hashes = view_hashes(blend)
-        if getattr(model_config(config), "tokenizer", None) is None:
+        model = model_config(config)
+        if getattr(model, "tokenizer", None) is None:
             identity["tokens"] = _token_sets(blend, config.tokenizer, hashes)
+        else:
+            from train.model.open_clip_model import own_tokenizer  # with torch
+
+            own = own_tokenizer(model)
+            assert own is not None
+            identity["tokens"] = dict.fromkeys(blend.views, own.identity)
     return identity
 
 

@@ -9,6 +9,9 @@ A source is one of
                                open_clip:ViT-B-32/laion2b_s34b_b79k
     open_clip:NAME/FILE        the same with a file of weights, for example
                                open_clip:ViT-B-32//data/epoch_32.pt
+    open_clip:CONFIG.json/FILE, FILE
+                               a file of weights and a configuration of open_clip's form; that of
+                               FILE alone lies beside it: epoch_32.json, or open_clip_config.json
 A run may start from a file of open_clip's weights, such as a checkpoint of its training, too: the
 run says what model it is.
 """
@@ -29,7 +32,13 @@ from manifests import disk, hub
 from manifests.layout import RunLayout
 from manifests.preprocess import Preprocess
 from train.formats import hf, open_clip_files
-from train.model.architecture import OPEN_CLIP, ModelConfig, OpenClipConfig, model_of_settings
+from train.model.architecture import (
+    OPEN_CLIP,
+    ModelConfig,
+    OpenClipConfig,
+    model_of_settings,
+    read_settings,
+)
 from train.model.open_clip_model import AnyModel, build_model, without_wrappers
 
 LOCAL_DIR = "local-dir:"
@@ -50,13 +59,17 @@ def load_model(source: str) -> AnyModel:
     ValueError for a source that does not exist, a run that has not finished, and a model that
     cannot be computed here.
     """
+    folder = source.removeprefix(LOCAL_DIR)
+    if own := _configured_file(source):
+        return _load_file(*own)
     if source.startswith(OPEN_CLIP):
         return _from_open_clip_list(source)
-    folder = source.removeprefix(LOCAL_DIR)
-    if folder.endswith(WEIGHTS_SUFFIXES):
+    if is_file(source):
+        stem = folder.rpartition(".")[0]
         raise ValueError(
             f"{folder} is a file of weights, which does not say of what model; write "
-            f"{OPEN_CLIP}NAME/{folder}, with a name of open_clip's"
+            f"{OPEN_CLIP}NAME/{folder}, with a name of open_clip's, or put its configuration "
+            f"beside it: {stem}.json"
         )
     run = RunLayout(folder)
     if disk.exists(disk.join(folder, open_clip_files.CONFIG_FILE)):
@@ -74,20 +87,61 @@ def load_model(source: str) -> AnyModel:
     )
 
 
-def source_files(source: str) -> dict[str, str]:
+def is_file(source: str) -> bool:
+    """Whether a source is a file of weights by its ending; a folder may end so too."""
+    path = source.removeprefix(LOCAL_DIR)
+    if source.startswith(OPEN_CLIP) or not path.endswith(WEIGHTS_SUFFIXES):
+        return False
+    return disk.is_url(path) or not os.path.isdir(path)
+
+
+def _configured_file(source: str) -> tuple[str, str] | None:
+    """(configuration, weights) of a source that is a file with a configuration of its own."""
+    if source.startswith(OPEN_CLIP):
+        name, slash, path = source.removeprefix(OPEN_CLIP).partition(".json/")
+        return (f"{name}.json", path) if slash else None
+    if not is_file(source):
+        return None
+    path = source.removeprefix(LOCAL_DIR)
+    beside = disk.join(path.rpartition("/")[0] or ".", open_clip_files.CONFIG_FILE)
+    known = (f"{path.rpartition('.')[0]}.json", beside)
+    return next(((name, path) for name in known if disk.exists(name)), None)
+
+
+def _load_file(configuration: str, path: str) -> AnyModel:
+    """The model of a configuration of open_clip's form with the weights of a file."""
+    settings, preprocess = read_settings(configuration, configuration)
+    folder = configuration.rpartition("/")[0] or "."
+    has_files = disk.exists(disk.join(folder, open_clip_files.TOKENIZER_FILE))
+    config = model_of_settings(
+        settings, preprocess, configuration, folder=folder if has_files else None
+    )
+    weights, has_bias = _weights_of_file(path, config)
+    if isinstance(config, ModelConfig):
+        config = dataclasses.replace(config, logit_bias=has_bias)
+    model = build_model(config)
+    model.load_state_dict(weights)
+    return model
+
+
+def source_files(source: str, *, alone: bool = True) -> dict[str, str]:
     """sha256 of each file that decides what a source computes, its tokenizer's too: of a run, those
-    of its export.
+    of its export. alone: without the configuration beside a file of weights, which a run that
+    starts from it does not read.
 
     Empty for a name of open_clip's list. ValueError for a folder or file that does not exist.
     """
+    own = _configured_file(source)
+    if own and not (alone and is_file(source)):
+        return {path.rpartition("/")[2]: disk.sha256_of(path) for path in own}
     if source.startswith(OPEN_CLIP):
         tag = source.partition("/")[2]
-        is_file = bool(tag) and not disk.is_url(tag) and os.path.isfile(tag)
-        return {tag: disk.sha256_of(tag)} if is_file else {}
+        local = bool(tag) and not disk.is_url(tag) and os.path.isfile(tag)
+        return {tag: disk.sha256_of(tag)} if local else {}
     folder = source.removeprefix(LOCAL_DIR)
     if not disk.exists(folder):
         raise ValueError(f"{folder} does not exist; name a run or a folder with a model")
-    if folder.endswith(WEIGHTS_SUFFIXES):
+    if is_file(source):
         return {folder.rpartition("/")[2]: disk.sha256_of(folder)}
     export = RunLayout(folder).export
     root = export if disk.exists(export) else folder
@@ -130,9 +184,8 @@ def initial_weights(source: str, config: ModelConfig | OpenClipConfig) -> dict[s
     A logit bias (loss siglip) that the source does not have is left out. ValueError where the
     source is another architecture, with the settings that would fit it.
     """
-    is_file = source.endswith(WEIGHTS_SUFFIXES) and not source.startswith(OPEN_CLIP)
     try:
-        if is_file:
+        if is_file(source):
             weights, has_bias = _weights_of_file(source.removeprefix(LOCAL_DIR), config)
         else:
             model = load_model(source)
@@ -292,17 +345,23 @@ def _from_open_clip_list(source: str) -> AnyModel:
     architecture, tag, config = _open_clip_config(source)
     import open_clip
 
+    model, why = build_model(config), None
+    if os.path.isfile(tag):
+        try:
+            model.load_state_dict(_weights_of_file(tag, config)[0])
+            return model
+        except (ValueError, RuntimeError) as error:  # open_clip knows more forms than these
+            why = error
     before = logging.root.manager.disable
     logging.disable(logging.INFO)  # open_clip writes every step to the root logger
     try:
         theirs = open_clip.create_model(architecture, pretrained=tag, device="cpu")
     # open_clip raises RuntimeError, OSError and the errors of its hub client
     except Exception as error:
-        message = " ".join(str(error).split())[:200]
+        message = " ".join(str(why or error).split())
         raise ValueError(f"open_clip cannot load {source}: {message}") from error
     finally:
         logging.disable(before)
-    model = build_model(config)
     model.load_state_dict(open_clip_files.from_open_clip(theirs.state_dict(), config))
     return model
 

@@ -316,11 +316,11 @@ def read_model(name: str) -> ModelConfig | OpenClipConfig:
     if name in MODELS:
         return MODELS[name]
     theirs = name.removeprefix(OPEN_CLIP)
-    settings, preprocess = _read_settings(theirs, name)
+    settings, preprocess = read_settings(theirs, name)
     return model_of_settings(settings, preprocess, theirs, own_module=theirs != name)
 
 
-def _read_settings(theirs: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def read_settings(theirs: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """`model_cfg` and `preprocess_cfg` of a file or a name of open_clip's list."""
     path, known = theirs, list(MODELS)
     if not theirs.endswith(".json"):
