@@ -353,10 +353,9 @@ def text_tokenizer(config: ModelConfig | OpenClipConfig) -> Callable[[list[str]]
 
 
 def tokenizer_words(config: ModelConfig | OpenClipConfig) -> str:
-    """What reads a model's captions, in words."""
-    if isinstance(config, OpenClipConfig) and config.tokenizer is not None:
-        return f"{config.tokenizer} ({type(hf_tokenizer(config)).__name__})"
-    return "clip"
+    """What reads a model's captions: `clip`, or the name or folder of another tokenizer."""
+    own = config.tokenizer if isinstance(config, OpenClipConfig) else None
+    return "clip" if own is None else own
 
 
 def hf_tokenizer(config: OpenClipConfig) -> Any:
