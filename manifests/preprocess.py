@@ -62,12 +62,11 @@ class Preprocess:
         for name, known in (("resize_mode", RESIZE_MODES), ("interpolation", INTERPOLATIONS)):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-        for name, value, least in (
-            ("fill_color", self.fill_color, 0),
-            ("resize_to", 1 if self.resize_to is None else self.resize_to, 1),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} is {value!r}; it must be a whole number from {least} on")
+        for name, least in (("fill_color", 0), ("resize_to", 1)):
+            value = getattr(self, name)
+            if (value is None and least) or (type(value) is int and value >= least):
+                continue
+            raise ValueError(f"{name} is {value!r}; it must be a whole number from {least} on")
 
     @property
     def preprocess(self) -> Preprocess:
@@ -84,22 +83,16 @@ class Preprocess:
         height, width = size
         h, w = self.scaled_size(image.height, image.width, size)
         if min(h, w) < 1:
-            raise ValueError(
-                f"{image.width} x {image.height} pixels become {w} x {h} where the longer side is "
-                "scaled"
-            )
+            raise ValueError(f"{image.width} x {image.height} pixels would become {w} x {h}")
         name = self.interpolation
         if name == "random" or (self.resize_mode == "shortest" and height != width):
             name = "bicubic"  # as open_clip has it for those
         resample = Image.Resampling[name.upper()]
         if (h, w) != (image.height, image.width):
             if w > width and h == height:  # the second pass need not see what is cropped
-                image = image.resize((w, image.height), resample)
-                left = self._margin(w - width)
-                image = image.crop((left, 0, left + width, image.height)).resize(
-                    size[::-1], resample
-                )
-                return np.asarray(image)
+                image, left = image.resize((w, image.height), resample), self._margin(w - width)
+                image = image.crop((left, 0, left + width, image.height))
+                w = width
             image = image.resize((w, h), resample)
         return self.cropped(np.asarray(image), size)
 
@@ -133,21 +126,12 @@ class Preprocess:
 
     def line(self, size: tuple[int, int]) -> str:
         """What is done, in words."""
-        height, width = size
-        numbers = [
-            ", ".join(f"{x:g}" for x in values) for values in (self.image_mean, self.image_std)
-        ]
-        scaled = {
-            "shortest": "the shorter side is scaled, then the centre is cropped",
-            "squash": "both sides are scaled"
-            + ("" if self.resize_to is None else ", then the centre is cropped"),
-            "longest": f"the longer side is scaled, the rest is padded with {self.fill_color}",
-            "none": "not scaled, the centre is cropped or padded",
-        }[self.resize_mode]
-        side = "" if self.resize_to is None else f" by {self.resize_to} pixels"
+        side = "" if self.resize_to is None else f" to {self.resize_to}"
+        fill = f", fill_color {self.fill_color}" if self.resize_mode == "longest" else ""
+        mean, std = ("/".join(f"{x:g}" for x in x_C) for x_C in (self.image_mean, self.image_std))
         return (
-            f"{width} x {height} pixels, resize_mode {self.resize_mode}{side} ({scaled}), "
-            f"{self.interpolation}, mean {numbers[0]}, std {numbers[1]}"
+            f"{size[1]} x {size[0]} pixels, resize_mode {self.resize_mode}{side}{fill}, "
+            f"{self.interpolation}, mean {mean}, std {std}"
         )
 
 
@@ -173,15 +157,11 @@ def of_open_clip(document: Mapping[str, Any] | None) -> dict[str, Any]:
             values[name] = given[name]
     if given.get("mode", "RGB") != "RGB":
         raise ValueError(f"preprocess_cfg.mode is {given['mode']!r}; images are RGB here")
-    if (name := values.get("interpolation", "bicubic")) not in OPEN_CLIP_INTERPOLATIONS:
-        raise ValueError(
-            f"preprocess_cfg.interpolation is {name!r}; open_clip has "
-            f"{', '.join(OPEN_CLIP_INTERPOLATIONS)}"
-        )
-    if (mode := values.get("resize_mode", "shortest")) not in RESIZE_MODES[:3]:
-        raise ValueError(
-            f"preprocess_cfg.resize_mode is {mode!r}; open_clip has {', '.join(RESIZE_MODES[:3])}"
-        )
+    has = {"interpolation": OPEN_CLIP_INTERPOLATIONS, "resize_mode": RESIZE_MODES[:3]}
+    for name, known in has.items():
+        if name in values and values[name] not in known:
+            listed = ", ".join(known)
+            raise ValueError(f"preprocess_cfg.{name} is {values[name]!r}; open_clip has {listed}")
     return values
 
 
@@ -190,17 +170,11 @@ def to_open_clip(settings: Preprocess, size: tuple[int, int]) -> dict[str, Any]:
 
     Its crop rounds an odd margin to even, whatever `crop_floor` says.
     """
-    other = None
-    if settings.resize_to is not None:
-        other = f"scales to {settings.resize_to} pixels and crops {size[0]}"
-    elif settings.resize_mode == "none":
-        other = "does not scale pictures"
-    elif settings.interpolation not in OPEN_CLIP_INTERPOLATIONS:
-        other = f"scales by {settings.interpolation}"
-    if other:
+    has = settings.interpolation in OPEN_CLIP_INTERPOLATIONS and settings.resize_mode != "none"
+    if settings.resize_to is not None or not has:
         raise ValueError(
-            f"the model {other}, which open_clip's preprocess_cfg cannot say; write "
-            "--format huggingface"
+            f"open_clip's preprocess_cfg cannot say what is done here: {settings.line(size)}; "
+            "write --format huggingface"
         )
     document: dict[str, Any] = {
         "mean": list(settings.image_mean),
@@ -232,12 +206,11 @@ def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, A
     """
     kind = document.get("image_processor_type") or document.get("feature_extractor_type")
     is_clip = kind is None or "CLIP" in kind
-    needed = ("size", "resample", "image_mean", "image_std")
-    if not is_clip and (missing := [key for key in needed if key not in document]):
-        raise ValueError(
-            f"preprocessor_config.json is of {kind}, whose default of {missing[0]} is not known "
-            "here; write it into the file"
-        )
+    missing = [
+        key for key in ("size", "resample", "image_mean", "image_std") if key not in document
+    ]
+    if missing and not is_clip:
+        raise ValueError(f"preprocessor_config.json is of {kind} and has no {missing[0]}; write it")
     crops = bool(document.get("do_center_crop", is_clip))
     values: dict[str, Any] = {"crop_floor": True}
     factor = (
@@ -262,13 +235,12 @@ def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, A
     cropped = _square(crop, "crop_size") if crops and crop is not None else image_size
     if mode != "squash" and not crops:
         raise ValueError(
-            "preprocessor_config.json has do_center_crop false and a size that leaves pictures of "
-            "different shapes; set size to the height and width of the model's images"
+            "preprocessor_config.json has do_center_crop false and gives images of many shapes; "
+            "set size to the height and width of the model's"
         )
-    given_size = cropped if crops else side
-    if given_size != image_size:
+    if (given := cropped if crops else side) != image_size:
         raise ValueError(
-            f"preprocessor_config.json gives images of {given_size} pixels, and the model takes "
+            f"preprocessor_config.json gives images of {given} pixels, and the model takes "
             f"{image_size}"
         )
     return {**values, "resize_mode": mode, "resize_to": None if side == image_size else side}
@@ -276,17 +248,13 @@ def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, A
 
 def _scaled(size: Any, image_size: int) -> tuple[str, int]:
     """(resize_mode, side) of Hugging Face's `size`."""
-    if size is None:
-        return "shortest", image_size
-    if isinstance(size, int):  # of older files
-        return "shortest", size
-    if isinstance(size, Mapping) and set(size) == {"shortest_edge"}:
+    if size is None or isinstance(size, int):  # a number in older files
+        return "shortest", size or image_size
+    if set(size) == {"shortest_edge"}:
         return "shortest", int(size["shortest_edge"])
-    if isinstance(size, Mapping) and set(size) == {"height", "width"}:
+    if set(size) == {"height", "width"}:
         return "squash", _square(size, "size")
-    raise ValueError(
-        f"preprocessor_config.json has size {size!r}; shortest_edge, or height and width, are read"
-    )
+    raise ValueError(f"preprocessor_config.json has size {size!r}, which is not read here")
 
 
 def _square(size: Any, name: str) -> int:

@@ -23,6 +23,7 @@ from PIL import Image
 from manifests import disk
 from manifests.preprocess import Preprocess
 from train.late_torch import torch
+from train.model.architecture import ModelConfig, OpenClipConfig
 from train.transforms import decode_image
 
 BATCH_SIZE = 256  # images, prompts or queries that are computed together
@@ -45,18 +46,6 @@ class ImageSource(Protocol):
 
     def path(self, index: int) -> str:
         """Where an image lies, for messages."""
-
-
-class ModelImages(Protocol):
-    """What a model's configuration says of its images."""
-
-    @property
-    def height_width(self) -> tuple[int, int]:
-        """Of its images, in pixels."""
-
-    @property
-    def preprocess(self) -> Preprocess:
-        """How pictures become its images."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +170,7 @@ def batch_rows(count: int) -> list[slice]:
 
 
 def decoded_batches(
-    images: ImageSource, model: ModelImages, batches: Sequence[slice]
+    images: ImageSource, model: ModelConfig | OpenClipConfig, batches: Sequence[slice]
 ) -> Iterator[DecodedBatch]:
     """Some batches of images as a model takes them, but for its mean and deviation.
 

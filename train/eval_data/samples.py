@@ -12,7 +12,7 @@ import os
 import re
 import tarfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -137,7 +137,7 @@ class Samples:
     matches: tuple[tuple[int, int], ...] = ()  # retrieval: (image, caption) that belong together
     groups: tuple[str, ...] = ()  # the group of each image, for metrics of the worst group
     train: Samples | None = None  # linear probe: what it is fitted to
-    notes: tuple[str, ...] = ()  # what was read as what, for a person
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what was read as what, in words
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -177,13 +177,6 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         classes, labels = _numbered(task, raw, own_names)
     else:
         classes, labels = _named(task, raw, own_names)
-    is_named_by_ids = not own_names and all(WORDNET_ID.fullmatch(name) for name in classes)
-    notes = [*raw.notes, *_notes_of_names(classes)]
-    if is_named_by_ids:
-        notes.append(
-            f"the classes are WordNet ids, and a prompt is about {classes[0]!r}; set classes to "
-            "their names, in the order of the ids"
-        )
     if len(classes) < 2:
         raise ValueError(f"task {task.name!r}: {raw.source} has {len(classes)} classes, not two")
     return Samples(
@@ -192,24 +185,24 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         classes=classes,
         templates=task_templates(task, raw),
         groups=tuple(str(group) for group in raw.groups or ()),
-        notes=tuple(notes),
+        notes=(*raw.notes, *_notes_of_names(classes)),
     )
 
 
 def _notes_of_names(classes: Sequence[str]) -> Iterator[str]:
-    """What is said of names that several classes have, and of classes without one."""
+    """What is said of names that several classes have, of classes without one, and of ids."""
+    if all(WORDNET_ID.fullmatch(name) for name in classes):
+        yield f"classes are WordNet ids, such as {classes[0]}; set classes to their names, in order"
     numbers: dict[str, list[int]] = {}
     for number, name in enumerate(classes):
         numbers.setdefault(name, []).append(number)
     for name, of_name in numbers.items():
-        listed = ", ".join(map(str, of_name[:5])) + (" …" if len(of_name) > 5 else "")
+        listed = ", ".join(map(str, of_name[:5]))
         if not name:
             yield f"class {listed}, from 0, has no name (a blank line); its prompts have none"
         if len(of_name) > 1:
-            yield (
-                f"classes {listed}, from 0, have the same name {name!r}: of equal logits the first "
-                "wins, as in open_clip"
-            )
+            same = f"classes {listed}, from 0, have the same name {name!r}"
+            yield f"{same}: of equal logits the first wins, as in open_clip"
 
 
 def _numbered(

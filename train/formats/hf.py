@@ -69,27 +69,21 @@ def _has_own_tokenizer(folder: str, vocab_size: int) -> bool:
     names = set(disk.list_names(folder))
     if not names & TOKENIZER_FILES:
         if vocab_size != CLIP_VOCABULARY:
-            logger.warning(
-                "%s has a vocabulary of %s tokens and no tokenizer: its captions would be read "
-                "with CLIP's %s tokens; put its tokenizer's files there",
-                folder,
-                f"{vocab_size:,}",
-                f"{CLIP_VOCABULARY:,}",
-            )
+            told = "%s has no tokenizer: captions get CLIP's %d tokens, of a vocabulary of %d"
+            logger.warning(told, folder, CLIP_VOCABULARY, vocab_size)
         return False
-    documents: dict[str, Any] = {}
-    for name in ("tokenizer_config.json", "vocab.json", "tokenizer.json", "added_tokens.json"):
-        documents[name] = disk.read_json(disk.join(folder, name)) if name in names else {}
-    kind = str(documents["tokenizer_config.json"].get("tokenizer_class") or "CLIPTokenizer")
-    known = [documents["vocab.json"], documents["tokenizer.json"].get("model", {}).get("vocab")]
-    vocabularies = [vocabulary for vocabulary in known if vocabulary]
+    files = ("tokenizer_config.json", "vocab.json", "tokenizer.json", "added_tokens.json")
+    settings, vocab, whole, added = (
+        disk.read_json(disk.join(folder, name)) if name in names else {} for name in files
+    )
+    kind = str(settings.get("tokenizer_class") or "CLIPTokenizer")
+    vocabularies = [each for each in (vocab, whole.get("model", {}).get("vocab")) if each]
     try:
         clip = _vocabulary(simple_tokenizer()())
     except ImportError:
         return vocab_size != CLIP_VOCABULARY
     is_clip = all(vocabulary == clip for vocabulary in vocabularies) and bool(vocabularies)
-    more = set(documents["added_tokens.json"]) - set(clip)
-    return not (is_clip and not more and kind.startswith("CLIPTokenizer"))
+    return not (is_clip and set(added) <= set(clip) and kind.startswith("CLIPTokenizer"))
 
 
 def _settings(context_length: int) -> dict[str, Any]:
@@ -106,12 +100,8 @@ def _settings(context_length: int) -> dict[str, Any]:
 
 CONFIG_FILE, PREPROCESS_FILE = "config.json", "preprocessor_config.json"
 PROCESSOR_FILE = "processor_config.json"  # newer versions have the image processor in it
-WEIGHTS_FILES = (
-    "model.safetensors",
-    "pytorch_model.bin",
-    f"model.safetensors{INDEX}",
-    f"pytorch_model.bin{INDEX}",
-)
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS_FILES = (*_WHOLE, *(name + INDEX for name in _WHOLE))
 
 logger = logging.getLogger(__name__)
 
@@ -408,9 +398,9 @@ def _preprocessing(folder: str) -> dict[str, Any]:
     """`preprocessor_config.json`, or the part of `processor_config.json`, which newer versions of
     transformers read first; {} where there is neither.
     """
-    document: dict[str, Any] = {}
-    for name in (PREPROCESS_FILE, PROCESSOR_FILE):
-        if disk.exists(disk.join(folder, name)):
-            read = disk.read_json(disk.join(folder, name))
-            document = read.get("image_processor") or document if name == PROCESSOR_FILE else read
+    plain, whole = (
+        disk.read_json(disk.join(folder, name)) if disk.exists(disk.join(folder, name)) else {}
+        for name in (PREPROCESS_FILE, PROCESSOR_FILE)
+    )
+    document: dict[str, Any] = whole.get("image_processor") or plain
     return document

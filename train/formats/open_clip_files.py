@@ -6,6 +6,7 @@ import hashlib
 import io
 import pickle
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -219,7 +220,8 @@ def read_state(path: str) -> dict[str, Any]:
     try:
         if path.endswith(".safetensors"):
             return dict(safetensors.torch.load(data))
-        with torch.serialization.safe_globals(_numpy_values()):
+        with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_values()):
+            warnings.simplefilter("ignore")  # of old pickles, which are refused below
             stored = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
         raise ValueError(f"{path} is not a file of plain tensors: {_reason(data, error)}") from None
@@ -254,16 +256,13 @@ def _reason(data: bytes, error: Exception) -> str:
     if not data:
         return "it is empty"
     message = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
-    if "TorchScript" in message:
-        return (
-            "it is a TorchScript archive, which is code; a program that trusts it can write its "
-            "weights by torch.save(torch.jit.load(FILE).state_dict(), NEW)"
-        )
+    what = "a TorchScript archive, which is code" if "TorchScript" in message else ""
     if found := re.search(r"GLOBAL ([\w.]+)", message):
+        what = f"a pickle with an object of Python, {found[1]}, whose loading could run any code"
+    if what:
         return (
-            f"it holds a pickled object of Python, {found[1]}, and loading that could run any "
-            "code; a program that trusts it can write its weights by "
-            "torch.save(model.state_dict(), NEW)"
+            f"it is {what}; a program that trusts it can write its weights alone, by "
+            "torch.save(model.state_dict(), FILE)"
         )
     return " ".join(message.split())
 
@@ -282,9 +281,9 @@ def _parameters(stored: Mapping[str, Any], path: str) -> dict[str, Any]:
         )
     else:
         state = next(iter(below.values()))
-    if other := [name for name, x in state.items() if not _is_state({name: x}, OPENAI_ENTRIES)]:
-        kind = type(state[other[0]]).__name__
-        raise ValueError(f"{path} holds {other[0]!r}, a {kind}, where weights are expected")
+    for name, value in state.items():
+        if not _is_state({name: value}, OPENAI_ENTRIES):
+            raise ValueError(f"{path} holds {name!r}, a {type(value).__name__}, among its weights")
     return {name: value for name, value in state.items() if name not in OPENAI_ENTRIES}
 
 
@@ -348,6 +347,7 @@ def save_export(
     open_clip_config.json is written last. `state` has the whole parameters by our names where those
     of `model` are sharded. Returns the sha256 of each file.
     """
+    document = open_clip_config(model.config)  # before anything is written
     weights = to_open_clip_names(model.state_dict() if state is None else state, model.config)
     data = safetensors.torch.save(weights, {"format": "pt"})
     disk.write_bytes(disk.join(folder, WEIGHTS_FILE), data)
@@ -355,7 +355,7 @@ def save_export(
         # open_clip reads the tokenizer of a local folder from it.
         for name, content in tokenizer.files.items():
             disk.write_bytes(disk.join(folder, name), content)
-    disk.write_json(disk.join(folder, CONFIG_FILE), open_clip_config(model.config))
+    disk.write_json(disk.join(folder, CONFIG_FILE), document)
     config = disk.sha256_of(disk.join(folder, CONFIG_FILE))
     return {WEIGHTS_FILE: hashlib.sha256(data).hexdigest(), CONFIG_FILE: config}
 
