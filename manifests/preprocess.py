@@ -250,17 +250,18 @@ def _scaled(size: Any, image_size: int) -> tuple[str, int]:
     """(resize_mode, side) of Hugging Face's `size`."""
     if size is None or isinstance(size, int):  # a number in older files
         return "shortest", size or image_size
-    if set(size) == {"shortest_edge"}:
+    keys = set(size) if isinstance(size, Mapping) else set()
+    if keys == {"shortest_edge"}:
         return "shortest", int(size["shortest_edge"])
-    if set(size) == {"height", "width"}:
+    if keys == {"height", "width"}:
         return "squash", _square(size, "size")
     raise ValueError(f"preprocessor_config.json has size {size!r}, which is not read here")
 
 
 def _square(size: Any, name: str) -> int:
-    sides = {size} if isinstance(size, int) else {size.get("height"), size.get("width")}
-    side = sides.pop()
-    if sides or not isinstance(side, int):
+    sides = {"height": size, "width": size} if isinstance(size, int) else size
+    side = sides.get("height") if isinstance(sides, Mapping) else None
+    if not isinstance(side, int) or side != sides.get("width"):
         raise ValueError(f"preprocessor_config.json has {name} {size!r}; images are squares here")
     return side
 

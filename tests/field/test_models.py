@@ -153,17 +153,18 @@ class Folder:
     refuses: str = ""
 
 
+HALVES = {"mean": [0.5] * 3, "std": [0.5] * 3}
 FOLDERS = (
     Folder(
         source="epheterson/immich-apple-silicon#122",
         why="exported models of SigLIP squash, and wide pictures show it",
-        preprocess={"resize_mode": "squash", "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3},
+        preprocess={**HALVES, "resize_mode": "squash", "interpolation": "bicubic"},
         says="resize_mode squash",
     ),
     Folder(
         source="google-research/big_vision#91",
         why="SigLIP's own tokenizer and a warped picture together",
-        preprocess={"resize_mode": "squash", "mean": [0.5] * 3, "std": [0.5] * 3},
+        preprocess={**HALVES, "resize_mode": "squash"},
         text=SIGLIP_TEXT,
         says="captions: tokenizer",
     ),
@@ -245,7 +246,9 @@ def test_every_bit_of_a_shape_is_open_clips(row: dict[str, Any]) -> None:
         expected = image
         for step in steps:
             expected = step(expected)
-        assert np.array_equal(Preprocess(**settings).pixels(image, row["size"]), expected)
+        assert np.array_equal(
+            Preprocess(**settings).pixels(image, row["size"]), np.asarray(expected)
+        )
 
 
 # --- Hugging Face's folders -----------------------------------------------------------------------
@@ -262,16 +265,18 @@ class Processor:
 
 
 CLIP_PROCESSOR = {"image_processor_type": "CLIPImageProcessor"}
+SHORTER = {**CLIP_PROCESSOR, "size": {"shortest_edge": SIDE}}
+BOTH = {"height": SIDE, "width": SIDE}
 PROCESSORS = (
     Processor(
         source="haotian-liu/LLaVA#1738",
         why="both steps have one size, and still the longer side is cropped",
-        document={**CLIP_PROCESSOR, "size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}},
+        document={**SHORTER, "crop_size": BOTH},
     ),
     Processor(
         source="open-mmlab/mmpretrain#30",
         why="the shorter side is scaled to more than the crop has",
-        document={**CLIP_PROCESSOR, "size": {"shortest_edge": 21}, "crop_size": SIDE, "resample": 2},
+        document={**SHORTER, "size": {"shortest_edge": 21}, "crop_size": SIDE, "resample": 2},
     ),
     Processor(
         source="huggingface/transformers.js#1472",
@@ -281,7 +286,7 @@ PROCESSORS = (
     Processor(
         source="huggingface/transformers: models/clip/image_processing_clip.py",
         why="no crop, both sides scaled, values of 0 to 255 less nothing",
-        document={**CLIP_PROCESSOR, "do_center_crop": False, "size": {"height": SIDE, "width": SIDE},
+        document={**CLIP_PROCESSOR, "do_center_crop": False, "size": BOTH,
                   "resample": 0, "do_rescale": False, "do_normalize": False},
     ),
     Processor(
@@ -293,7 +298,7 @@ PROCESSORS = (
     Processor(
         source="huggingface/transformers#30282",
         why="a crop of another size than the model's images",
-        document={**CLIP_PROCESSOR, "size": {"shortest_edge": SIDE}, "crop_size": {"height": 14, "width": 14}},
+        document={**SHORTER, "crop_size": {"height": 14, "width": 14}},
         refuses="gives images of 14 pixels, and the model takes 16",
     ),
     Processor(
@@ -334,7 +339,7 @@ def test_a_folder_of_hugging_face_has_its_processors_pixels(
     transformers = pytest.importorskip("transformers")
     folder = copied(plain_hf, tmp_path / "hf")
     replaced(folder / "preprocessor_config.json", dict(row.document))
-    status, document, said = evaluated(str(folder), tmp_path, capsys)
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
     if row.refuses:
         assert (status, said.count("error:")) == (2, 1)
         assert row.refuses in said
@@ -505,7 +510,7 @@ class Checkpoint:
 def traced(state: dict[str, torch.Tensor]) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2))
+        return torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2))  # type: ignore[no-untyped-call]
 
 
 CHECKPOINTS = (
