@@ -294,6 +294,7 @@ def log_end(out: str, record: RunRecord, finished_before: bool) -> None:
 
 # --- evaluate -------------------------------------------------------------------------------------
 
+USED = "images: %s; captions: tokenizer %s"
 EVALUATE = make_app(
     "evaluate",
     """
@@ -327,7 +328,8 @@ def evaluate(
     of a run are searched for the tasks' images first.
 
     Args:
-        model: A run, an open_clip or Hugging Face folder, or open_clip:NAME/TAG.
+        model: A run, an open_clip or Hugging Face folder, open_clip:NAME/TAG, or a file of weights
+            with its configuration beside it.
         task: Files with the name, kind, data … of a task each.
         suite: Many tasks: those whose data is there are evaluated.
         out: The folder of the predictions (default: eval/ inside the model's folder).
@@ -344,7 +346,7 @@ def evaluate(
     tasks = [reader.read_manifest(path, TaskSpec) for path in task or ()]
     of_suite = reader.read_manifest(suite, Suite) if suite else None
     folder = model.removeprefix("local-dir:")
-    if out is None and model.startswith("open_clip:"):
+    if out is None and (model.startswith("open_clip:") or model_files.is_file(model)):
         raise ValueError(f"{model} has no folder for the predictions: name one with --out")
     # Weights that were averaged have a folder of their own.
     layout = RunLayout(folder)
@@ -357,6 +359,8 @@ def evaluate(
     try:
         clip, which = checkpoint.load_weights(model, average_last)
         logger.info("%s: %s", model, which)
+        used = evaluating.used_of(clip)
+        logger.info(USED, used["images"], used["captions"])
         hashes = checkpoint.hashes_of(model, average_last)
         searched = tasks if of_suite is None else readable_tasks(of_suite.tasks)
         on_rank_0(ranks, lambda: check_overlap(folder, searched, target))
@@ -371,13 +375,16 @@ def evaluate(
         return 0
     if of_suite is not None:
         console.show(*results.lines(), "", f"predictions: {target}")
-        print_json(results, as_json)
+        print_json({**disk.to_plain(results), "used": used}, as_json)
         return console.EXIT_INCOMPLETE if results.failed else 0
     for name, metrics in metrics_of.items():
         values = ", ".join(f"{metric} {value:.4f}" for metric, value in metrics.items())
         console.show(f"{name}: {values}")
     console.show("", f"predictions: {target}")
-    print_json(metrics_of, as_json)
+    notes = {}
+    for name in metrics_of:
+        notes[name] = disk.read_metadata(disk.join(target, f"{name}.parquet"))["notes"]
+    print_json({**metrics_of, "used": {**used, "notes": notes}}, as_json)
     return 0
 
 
@@ -518,10 +525,14 @@ def _print_written(clip: Any, written: dict[str, Any], as_json: bool) -> int:
     """Say what was written and how it is loaded; the exit status 0."""
     values = clip.state_dict()
     written["parameters"] = sum(value.numel() for value in values.values())
+    from train.evaluation.tasks import used_of
+
+    written |= used_of(clip)
     written["weights_sha256"] = model_files.weights_sha256(values)
     folder = written["to"]
     load = HOW_TO_LOAD[written["format"]].format(folder, folder)
     logger.info("%s: %s parameters; load it with %s", folder, f"{written['parameters']:,}", load)
+    logger.info(USED, written["images"], written["captions"])
     if written["format"] == "huggingface":
         logger.info("%s", TOKENIZER_NOTE)
     if differences := written.get("differences"):

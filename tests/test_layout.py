@@ -40,7 +40,7 @@ BEYOND = {"clipmill/build.py": "examples", "clipmill/train.py": "benchmarks"} | 
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "waits", "columns", "schema", "clip_tokenizer", "hub",
+        "text", "console", "waits", "columns", "schema", "clip_tokenizer", "preprocess", "hub",
         "ray_runtime", "disk", "content", "web_page", "hashes", "identity", "layout", "commits",
         "records", "aligned", "folder_lock", "reader", "__init__",
     ],

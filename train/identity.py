@@ -7,6 +7,7 @@ trainer, an ablation, its plan and its report. The page says what runs share by 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import re
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from manifests import disk
 from manifests.layout import PoolLayout, RunLayout
+from manifests.preprocess import Preprocess
 from manifests.records import RunRecord
 from manifests.schema import Blend
 from train import transforms
@@ -84,7 +86,13 @@ def settings_identity(config: TrainConfig) -> dict[str, Any]:
         "pixels": transforms.PIXELS_VERSION,
     }
     if config.model not in MODELS:  # open_clip's list and files may have another one tomorrow
-        identity["model"] = disk.to_plain(model_config(config))
+        usual = dataclasses.asdict(Preprocess())  # is left out, as it was before it was stated
+        plain = disk.to_plain(model_config(config)).items()
+        identity["model"] = {
+            key: value
+            for key, value in plain
+            if key.startswith("image_") or key not in usual or value != usual[key]
+        }
     if config.init is not None:
         from train.formats import model_files  # with torch
 
@@ -112,8 +120,15 @@ def run_identity(blend: Blend, config: TrainConfig, loader: Loader | None = None
         return identity
     with contextlib.suppress(OSError, ValueError):  # a view is gone
         identity["views"] = hashes = view_hashes(blend)
-        if getattr(model_config(config), "tokenizer", None) is None:
+        model = model_config(config)
+        if getattr(model, "tokenizer", None) is None:
             identity["tokens"] = _token_sets(blend, config.tokenizer, hashes)
+        else:
+            from train.model.open_clip_model import own_tokenizer  # with torch
+
+            own = own_tokenizer(model)
+            assert own is not None
+            identity["tokens"] = dict.fromkeys(blend.views, own.identity)
     return identity
 
 

@@ -163,7 +163,7 @@ def metric_gradient(model: AnyModel, samples: Samples, device: torch.device) -> 
         class_CE = torch.cat([vectors_of(chunk) for chunk in chunks])
     class_CE.requires_grad_()
     label_N = torch.tensor(samples.labels)
-    for batch in decoded_batches(samples.images, model.config.image_size, batch_rows(len(label_N))):
+    for batch in decoded_batches(samples.images, model.config, batch_rows(len(label_N))):
         image_BE = model.encode_image(_pixels(model, torch.from_numpy(batch.image_BHWC), device))
         logits_BC = model.logit_scale.exp() * image_BE @ class_CE.T
         loss = F.cross_entropy(logits_BC, label_N[batch.rows].to(device), reduction="sum")

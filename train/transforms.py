@@ -1,7 +1,7 @@
 """Bytes of an image to the pixels that a model takes: decode, crop, resize, normalise.
 
-Bytes of a stored image to the pixels that a model takes: for training a random crop, for
-evaluation the centre.
+Bytes of a stored image to the pixels that a model takes: for training a random crop. Those of
+evaluation are `manifests.preprocess`'s.
 
 It reads and writes no file.
 
@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from manifests.preprocess import IMAGE_MEAN, IMAGE_STD
 from train.late_torch import torch
-from train.model.architecture import IMAGE_MEAN, IMAGE_STD
 from train.rng import derive_key, uniforms
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ class ThreadBuffer(threading.local):
 #
 # For training the crop is resized by torch, in 8-bit integers like Pillow's, in about a sixth of
 # its time. The two round in another order: of photographs at most one pixel in ten differs,
-# nearly always by one level. The evaluation image is resized by Pillow, as in open_clip.
+# nearly always by one level. The evaluation image is resized by Pillow, as in open_clip. Two
+# kinds of images differ there too, by `decode_image`: transparent pixels lie on white, where
+# open_clip drops the transparency, and 16 bits of grey are scaled to 8, where it cuts at 255.
 
 
 Pixels = NDArray[np.uint8]
@@ -130,24 +132,6 @@ def random_crop_into(into_HWC: Pixels, pixels_HWC: Pixels, numbers: Sequence[flo
     torch.ops.aten._upsample_bicubic2d_aa.out(
         planes_BCHW, list(into_BCHW.shape[2:]), False, None, None, out=into_BCHW
     )
-
-
-def centre_crop(pixels_HWC: Pixels, size: int) -> Pixels:
-    """(size, size, 3): open_clip's evaluation image.
-
-    The image is resized (bicubic) so that it just covers `size`, then its centre is cropped. Two
-    kinds of images differ before that, by `decode_image`: transparent pixels lie on white, where
-    open_clip drops the transparency, and 16 bits of grey are scaled to 8, where it cuts at 255.
-    """
-    height, width, _ = pixels_HWC.shape
-    short = min(height, width)
-    w, h = int(size * width / short), int(size * height / short)
-    if (w, h) != (width, height):
-        pixels_HWC = np.asarray(
-            Image.fromarray(pixels_HWC).resize((w, h), Image.Resampling.BICUBIC)
-        )
-    top, left = round((h - size) / 2), round((w - size) / 2)
-    return pixels_HWC[top : top + size, left : left + size]
 
 
 @functools.cache

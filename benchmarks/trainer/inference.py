@@ -39,7 +39,6 @@ from benchmarks.trainer.report_form import Cell
 from benchmarks.trainer.tables import text_table
 from benchmarks.trainer.timing import percentile_figures, spread_figures
 from manifests.disk import did_you_mean
-from train import transforms
 from train.config import TrainConfig, model_config
 from train.formats import model_files
 from train.formats.model_files import load_model
@@ -74,7 +73,7 @@ class Inputs:
         images = []
         for data in self.jpegs:
             pixels_HWC = decode_image(data, smallest)
-            images.append(transforms.centre_crop(pixels_HWC, config.image_size))
+            images.append(config.pixels(Image.fromarray(pixels_HWC), config.height_width))
         return torch.from_numpy(np.stack(images))
 
 

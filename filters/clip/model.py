@@ -20,7 +20,7 @@ from PIL import Image
 
 from filters.base import FREE, Filter, package_folder, with_options
 from filters.picture import PIXELS
-from manifests import disk
+from manifests import disk, preprocess
 from manifests.clip_tokenizer import with_long_words
 from manifests.hub import check_open_clip, check_repository, pinned, snapshot
 
@@ -82,9 +82,13 @@ Pixels = NDArray[np.uint8]  # (height, width, 3)
 
 # The last steps of open_clip's validation transforms, whatever precedes them.
 FLOAT_STEPS = ["MaybeToTensor", "Normalize"]
-# The steps before them in a transform that scales the shorter side and crops the centre: those of
-# every CLIP but SigLIP and a few others, which squash or pad.
-CROPPED_STEPS = ["Resize", "CenterCrop", "MaybeConvertMode"]
+# The steps before them, by the resize_mode that they are of.
+PIXEL_STEPS = {
+    ("Resize", "CenterCrop", "MaybeConvertMode"): "shortest",
+    ("ResizeKeepRatio", "CenterCrop", "MaybeConvertMode"): "shortest",  # to another shape
+    ("Resize", "MaybeConvertMode"): "squash",
+    ("ResizeKeepRatio", "CenterCropOrPad", "MaybeConvertMode"): "longest",
+}
 
 
 class Preprocess:
@@ -97,10 +101,10 @@ class Preprocess:
         fast: resize by torch's uint8 kernel instead of Pillow. It rounds the weights of a filter to
         16 bits where Pillow has 22, so that 1 of 300 values differs, by a level or two.
 
-        ValueError for a transform that does not end with ToTensor and Normalize, and for `fast`
-        where it does not scale the shorter side and crop the centre.
+        ValueError for a transform with other steps than open_clip's, and for `fast` where it does
+        not scale the shorter side to a square and crop the centre.
         """
-        *self.pixel_steps, to_tensor, normalize = transform.transforms
+        *steps, to_tensor, normalize = transform.transforms
         names = [type(to_tensor).__name__, type(normalize).__name__]
         if names != FLOAT_STEPS:
             raise ValueError(
@@ -108,40 +112,31 @@ class Preprocess:
                 f"it must end with {', '.join(FLOAT_STEPS)}"
             )
         self.mean, self.std = normalize.mean, normalize.std
-        names = [type(step).__name__ for step in self.pixel_steps]
-        self.cropped: tuple[int, str] | None = None  # side and interpolation
-        if names == CROPPED_STEPS and isinstance(self.pixel_steps[0].size, int):
-            resize = self.pixel_steps[0]
-            self.cropped = (resize.size, resize.interpolation.value)
+        kinds = tuple(type(step).__name__ for step in steps)
+        if kinds not in PIXEL_STEPS:
+            raise ValueError(f"a CLIP's validation transform has other steps: {', '.join(kinds)}")
+        size = steps[min(1, len(steps) - 2)].size  # of the crop, where there is one
+        self.size = (size, size) if isinstance(size, int) else tuple(size)
+        self.settings = preprocess.Preprocess(
+            resize_mode=PIXEL_STEPS[kinds],
+            interpolation=steps[0].interpolation.value,
+            fill_color=getattr(steps[1], "fill", 0),
+        )
         self.fast = fast
-        if fast and self.cropped is None:
+        if fast and kinds[:2] != ("Resize", "CenterCrop"):
             raise ValueError(
                 f"resize: fast is for models that scale the shorter side and crop the centre; "
-                f"this one does {', '.join(names)}: leave resize out"
+                f"this one does {', '.join(kinds)}: leave resize out"
             )
 
     def pixels(self, image: Image.Image) -> Pixels:
         """(H, W, 3) of an RGB image, resized and cropped."""
-        if self.cropped is None:
-            for step in self.pixel_steps:
-                image = step(image)
-            return np.asarray(image)
-        side, interpolation = self.cropped
-        width, height = scaled_size(image.width, image.height, side)
-        # As torchvision's CenterCrop rounds.
-        left, top = round((width - side) / 2), round((height - side) / 2)
-        if self.fast:
-            scaled_HWC = _resized_by_torch(_array_of(image), width, height, interpolation)
-            return scaled_HWC[top : top + side, left : left + side]
-        if image.size == (width, height):
-            return np.asarray(image)[top : top + side, left : left + side]
-        resample = Image.Resampling[interpolation.upper()]
-        if width > side:  # a wide image: the second pass need not see what is cropped
-            image = image.resize((width, image.height), resample)
-            image = image.crop((left, 0, left + side, image.height))
-            width, left = side, 0
-        image = image.resize((width, height), resample)
-        return np.asarray(image.crop((left, top, left + side, top + side)))
+        if not self.fast:
+            return self.settings.pixels(image, self.size)
+        height, width = self.settings.scaled_size(image.height, image.width, self.size)
+        interpolation = self.settings.interpolation
+        scaled_HWC = _resized_by_torch(_array_of(image), width, height, interpolation)
+        return self.settings.cropped(scaled_HWC, self.size)
 
     def normalised(self, pixels: Sequence[Pixels]) -> Any:
         """(B, 3, H, W) float32 tensor: scaled to [0, 1], less the mean, divided by the standard
@@ -167,13 +162,6 @@ def _array_of(image: Image.Image) -> Pixels:
     """(H, W, 3) of an RGB image: the array that it was decoded to, where it is still at hand."""
     decoded: Pixels | None = getattr(image, PIXELS, None)
     return np.asarray(image) if decoded is None else decoded
-
-
-def scaled_size(width: int, height: int, side: int) -> tuple[int, int]:
-    """Width and height with a shorter side of `side`, rounded down as torchvision's Resize does."""
-    if width <= height:
-        return side, int(side * height / width)
-    return int(side * width / height), side
 
 
 def _resized_by_torch(pixels_HWC: Pixels, width: int, height: int, interpolation: str) -> Pixels:

@@ -1,5 +1,6 @@
 """Evaluation data: folders, tables, tars, and the samples and images of tasks."""
 
+import dataclasses
 import io
 import json
 import tarfile
@@ -28,6 +29,7 @@ from train.eval_data.samples import (
     read_templates,
     write_benchmark,
 )
+from train.model.architecture import MODELS
 
 
 @pytest.fixture
@@ -120,9 +122,13 @@ def test_the_lists_of_open_clip_have_its_names():
     assert len(read_templates("simple_imagenet")) == 7
 
 
+def model_of(size):
+    return dataclasses.replace(MODELS["test"], image_size=size, patch_size=1)
+
+
 def test_files_hold_a_name_per_line_or_a_json_list(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeffcat\r\ndog\n\nred fox\n".encode())
-    assert read_classes(str(tmp_path / "a.txt")) == ("cat", "dog", "red fox")
+    assert read_classes(str(tmp_path / "a.txt")) == ("cat", "dog", "", "red fox")
     (tmp_path / "a.json").write_text('["a photo of a {c}.", "{}"]')
     assert read_templates(str(tmp_path / "a.json")) == ("a photo of a {}.", "{}")
 
@@ -458,7 +464,7 @@ def test_a_damaged_folder_is_refused(coloured, tmp_path, path, content, message)
 def decoded(samples, size):
     batches = batch_rows(len(samples.files))
     return np.concatenate(
-        [batch.image_BHWC for batch in decoded_batches(samples.images, size, batches)]
+        [batch.image_BHWC for batch in decoded_batches(samples.images, model_of(size), batches)]
     )
 
 
@@ -474,7 +480,7 @@ def test_what_does_not_fit_is_decoded_again(coloured, monkeypatch):
     monkeypatch.setattr(images, "BATCH_SIZE", 7)
     before = len(images._kept)
     for _ in range(2):
-        batches = list(decoded_batches(coloured.images, 16, batch_rows(18)))
+        batches = list(decoded_batches(coloured.images, model_of(16), batch_rows(18)))
         assert [len(batch.image_BHWC) for batch in batches] == [7, 7, 4]
     assert len(images._kept) == before
 

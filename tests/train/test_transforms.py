@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from manifests.preprocess import Preprocess
 from train import transforms as decode_module
 from train.transforms import (
     NUMBERS,
     ThreadBuffer,
-    centre_crop,
     crop_box,
     crop_numbers,
     decode_image,
@@ -126,7 +126,7 @@ def test_the_centre_crop_is_open_clips_evaluation_picture(size, target):
     open_clip = pytest.importorskip("open_clip")
     picture = noise(*size)
     expected = open_clip.image_transform(target, is_train=False)(Image.fromarray(picture))
-    cropped = centre_crop(picture, target)
+    cropped = Preprocess().pixels(Image.fromarray(picture), (target, target))
     assert cropped.shape == (target, target, 3)
     ours = normalise(torch.from_numpy(cropped.copy())[None])[0]
     assert (ours - expected).abs().max() < 1e-5  # a level is 0.014

@@ -363,7 +363,7 @@ def model_identity(source: str) -> Json:
     """
     from train.formats import model_files  # with torch
 
-    return {"source": source, "files": model_files.source_files(source)}
+    return {"source": source, "files": model_files.source_files(source, alone=False)}
 
 
 def saved_model(run: ModelRun) -> Json | None:

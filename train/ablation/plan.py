@@ -176,7 +176,11 @@ def _check_rows(runs: Sequence[Run]) -> None:
 
     versions: dict[int, tuple[str, str]] = {}  # version -> the first arm and pool that have it
     for run in {run.blend_name: run for run in runs}.values():
-        for view in Loader(run.blend, run.config, model_config(run.config)).views:
+        model = model_config(run.config)
+        views = Loader(run.blend, run.config, model).views
+        if getattr(model, "tokenizer", None) is not None:
+            continue  # its tokens are made by its own tokenizer, and none are stored
+        for view in views:
             path = PoolLayout(view.pool).score_set_json(view.token_set)
             version = read_document(path, ScoreSetDocument).version
             versions.setdefault(version, (run.arm, view.pool))

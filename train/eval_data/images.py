@@ -18,10 +18,12 @@ from typing import Any, Protocol
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from PIL import Image
 
 from manifests import disk
-from train import transforms
+from manifests.preprocess import Preprocess
 from train.late_torch import torch
+from train.model.architecture import ModelConfig, OpenClipConfig
 from train.transforms import decode_image
 
 BATCH_SIZE = 256  # images, prompts or queries that are computed together
@@ -166,21 +168,23 @@ def batch_rows(count: int) -> list[slice]:
 
 
 def decoded_batches(
-    images: ImageSource, size: int, batches: Sequence[slice]
+    images: ImageSource, model: ModelConfig | OpenClipConfig, batches: Sequence[slice]
 ) -> Iterator[DecodedBatch]:
-    """Some batches of images, resized and cropped to the side `size` of a model's images.
+    """Some batches of images as a model takes them, but for its mean and deviation.
 
     What fits in CACHE_BYTES is decoded once per process. ValueError names a file that is no image.
     """
-    key = (images, size, tuple((rows.start, rows.stop) for rows in batches))
+    size, preprocess = model.height_width, model.preprocess
+    own = (size, preprocess, preprocess.crop_floor)  # the last is left out of comparisons
+    key = (images, own, tuple((rows.start, rows.stop) for rows in batches))
     if key in _kept:
         yield from _kept[key]
         return
     kept_bytes = sum(batch.image_BHWC.nbytes for kept in _kept.values() for batch in kept)
     images_to_decode = sum(rows.stop - rows.start for rows in batches)
-    fits = kept_bytes + images_to_decode * size**2 * 3 <= CACHE_BYTES
+    fits = kept_bytes + images_to_decode * size[0] * size[1] * 3 <= CACHE_BYTES
     decoded = []
-    for batch in _decode(images, size, batches):
+    for batch in _decode(images, size, preprocess, batches):
         if fits:
             decoded.append(batch)
         yield batch
@@ -188,11 +192,14 @@ def decoded_batches(
         _kept[key] = decoded
 
 
-def _decode(images: ImageSource, size: int, batches: Sequence[slice]) -> Iterator[DecodedBatch]:
+def _decode(
+    images: ImageSource, size: tuple[int, int], preprocess: Preprocess, batches: Sequence[slice]
+) -> Iterator[DecodedBatch]:
     def decode(read: Read, index: int) -> tuple[np.ndarray, bytes]:
         data = _read_named(images, read, index)
         try:
-            return transforms.centre_crop(decode_image(data), size), hashlib.sha256(data).digest()
+            pixels_HWC = preprocess.pixels(Image.fromarray(decode_image(data)), size)
+            return pixels_HWC, hashlib.sha256(data).digest()
         except ValueError as error:
             raise _no_image(images, index, error) from error
 

@@ -9,9 +9,10 @@ import io
 import json
 import logging
 import os
+import re
 import tarfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -43,12 +44,13 @@ FILE_SUFFIXES = (".txt", ".json")
 
 
 def read_classes(name: str) -> tuple[str, ...]:
-    """The class names of a list of open_clip's, or of a file: one per line, or a JSON list.
+    """The class names of a list of open_clip's, or of a file: one per line, or a JSON list. A blank
+    line before the last name is a class without a name.
 
     ValueError for an unknown name, a missing open_clip and a file that holds no list.
     """
     if name.endswith(FILE_SUFFIXES):
-        return read_lines(name)
+        return read_lines(name, blanks=True)
     return tuple(str(each) for each in _from_open_clip(name, CLASSES, "classes"))
 
 
@@ -59,8 +61,10 @@ def read_templates(name: str) -> tuple[str, ...]:
     return tuple(str(each("{}")) for each in _from_open_clip(name, TEMPLATES, "templates"))
 
 
-def read_lines(path: str) -> tuple[str, ...]:
-    """The lines of a text file that are not empty, or the texts of a JSON list."""
+def read_lines(path: str, *, blanks: bool = False) -> tuple[str, ...]:
+    """The lines of a text file that are not blank, or with `blanks` all up to the last that is not;
+    or the texts of a JSON list.
+    """
     if not disk.exists(path):
         raise ValueError(f"{path} does not exist")
     try:
@@ -76,7 +80,9 @@ def read_lines(path: str) -> tuple[str, ...]:
             raise ValueError(f"{path} must hold a JSON list of texts")
         return tuple(values)
     lines = [line.rstrip("\r") for line in text.split("\n")]
-    return tuple(line for line in lines if line.strip())
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return tuple(line if line.strip() else "" for line in lines if blanks or line.strip())
 
 
 def _from_open_clip(name: str, known: dict[str, str], key: str) -> list[Any]:
@@ -106,7 +112,7 @@ class RawSamples:
     """What a format gives, image by image.
 
     labels: numbers or texts. captions: one or more per image. groups: what `columns: {group: …}`
-    names. class_names and templates: where the data brings its own.
+    names. class_names and templates: where the data brings its own. notes: what was read as what.
     """
 
     source: str  # for messages
@@ -116,6 +122,7 @@ class RawSamples:
     groups: Sequence[int | str] | None = None
     class_names: tuple[str, ...] | None = None
     templates: tuple[str, ...] | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +137,7 @@ class Samples:
     matches: tuple[tuple[int, int], ...] = ()  # retrieval: (image, caption) that belong together
     groups: tuple[str, ...] = ()  # the group of each image, for metrics of the worst group
     train: Samples | None = None  # linear probe: what it is fitted to
+    notes: tuple[str, ...] = field(default=(), compare=False)  # what was read as what, in words
 
     @property
     def files(self) -> tuple[str, ...]:
@@ -177,7 +185,24 @@ def labelled_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         classes=classes,
         templates=task_templates(task, raw),
         groups=tuple(str(group) for group in raw.groups or ()),
+        notes=(*raw.notes, *_notes_of_names(classes)),
     )
+
+
+def _notes_of_names(classes: Sequence[str]) -> Iterator[str]:
+    """What is said of names that several classes have, of classes without one, and of ids."""
+    if all(WORDNET_ID.fullmatch(name) for name in classes):
+        yield f"classes are WordNet ids, such as {classes[0]}; set classes to their names, in order"
+    numbers: dict[str, list[int]] = {}
+    for number, name in enumerate(classes):
+        numbers.setdefault(name, []).append(number)
+    for name, of_name in numbers.items():
+        listed = ", ".join(map(str, of_name[:5]))
+        if not name:
+            yield f"class {listed}, from 0, has no name (a blank line); its prompts have none"
+        if len(of_name) > 1:
+            same = f"classes {listed}, from 0, have the same name {name!r}"
+            yield f"{same}: of equal logits the first wins, as in open_clip"
 
 
 def _numbered(
@@ -211,7 +236,7 @@ def _named(
     assert raw.labels is not None
     texts = [str(label) for label in raw.labels]
     keys = raw.class_names or tuple(sorted(set(texts)))
-    number = {key: n for n, key in enumerate(keys)}
+    number = {key: n for n, key in reversed([*enumerate(keys)])}  # the first of equal names
     for text, name in zip(texts, raw.images.names, strict=True):
         if text not in number:
             raise ValueError(
@@ -281,7 +306,10 @@ def captioned_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         )
     texts: list[str] = []
     matches: list[tuple[int, int]] = []
-    for image, captions in enumerate(raw.captions):
+    blank = 0
+    for image, of_image in enumerate(raw.captions):
+        captions = [caption for caption in of_image if caption.strip()]
+        blank += len(of_image) - len(captions)
         if not captions:
             raise ValueError(
                 f"task {task.name!r}: {raw.images.names[image]} of {raw.source} has no caption"
@@ -289,7 +317,13 @@ def captioned_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         for caption in captions:
             matches.append((image, len(texts)))
             texts.append(caption)
-    return Samples(images=raw.images, captions=tuple(texts), matches=tuple(matches))
+    notes = (f"{blank:,} blank captions of {raw.source} are no queries",) if blank else ()
+    return Samples(
+        images=raw.images,
+        captions=tuple(texts),
+        matches=tuple(matches),
+        notes=(*raw.notes, *notes),
+    )
 
 
 # --------------------------------------------------------------------------------------------------
@@ -368,12 +402,14 @@ def _require_columns(task: TaskSpec, schema: pa.Schema, file: str) -> None:
 # Folders of images: one per class, or one with captions.csv.
 
 
+WORDNET_ID = re.compile(r"n\d{8}")  # of ImageNet's folders
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp")
 OTHER_SUFFIXES = (".gif", ".bmp", ".tif", ".tiff")  # images that are not read
 
 
 def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
-    """Images and labels from DATA/CLASS/IMAGE; the labels are the folders' names.
+    """Images and labels from DATA/CLASS/IMAGE; the labels are the folders' names, and the numbers
+    that they name where the task has names for these.
 
     ValueError for fewer than two folders, and for images in formats that are not read.
     """
@@ -396,14 +432,47 @@ def read_class_folders(task: TaskSpec, data: str) -> RawSamples:
             f"({', '.join(IMAGE_SUFFIXES)}); classification needs one folder per class, "
             "at least two, or tars, Parquet files or CLIP_benchmark's layout"
         )
+    folders = tuple(files_of)
+    notes: tuple[str, ...] = ()
+    label_of: dict[str, int] | dict[str, str] = {name: name for name in folders}
+    if all(name.isascii() and name.isdecimal() for name in folders):
+        folders = tuple(sorted(folders, key=lambda name: (int(name), name)))
+        if classes := task_classes(task):
+            label_of, notes = _numbers_of_folders(task, data, folders, len(classes))
     files: list[str] = []
-    labels: list[str] = []
+    labels: list[int | str] = []
     for folder, images in files_of.items():
         files += [f"{folder}/{name}" for name in images]
-        labels += [folder] * len(images)
+        labels += [label_of[folder]] * len(images)
     return RawSamples(
-        source=f"{data} (folders)", images=ImageFiles(data, tuple(files)), labels=labels
+        source=f"{data} (folders)",
+        images=ImageFiles(data, tuple(files)),
+        labels=labels,
+        class_names=folders if isinstance(labels[0], str) else None,
+        notes=notes,
     )
+
+
+def _numbers_of_folders(
+    task: TaskSpec, data: str, names: Sequence[str], classes: int
+) -> tuple[dict[str, int] | dict[str, str], tuple[str, ...]]:
+    """The labels of folders whose names are whole numbers, in their order, and what is said of it.
+
+    ValueError where the numbers are no labels and their order is not that of the texts.
+    """
+    numbers = [int(name) for name in names]
+    first = 1 if 0 not in numbers and numbers[-1] == classes else 0
+    if len(set(numbers)) == len(numbers) and numbers[-1] - first < classes:
+        listed = f"the folders {names[0]} … {names[-1]} of {data} are the labels that they name"
+        labels = {name: number - first for name, number in zip(names, numbers, strict=True)}
+        return labels, (f"{listed}, from {first}",)
+    if list(names) != sorted(names):
+        raise ValueError(
+            f"task {task.name!r}: {data} has folders that are whole numbers, {names[0]} to "
+            f"{names[-1]}, and {classes} class names, so the numbers are no labels; give all "
+            "folders as many digits, in the order of the names"
+        )
+    return {name: name for name in names}, ()
 
 
 def read_captions(task: TaskSpec, data: str) -> RawSamples:
@@ -513,7 +582,7 @@ def _column(task: TaskSpec, schema: pa.Schema, what: str, path: str) -> str:
 
 def _texts(value: Any) -> list[str]:
     texts = [value] if isinstance(value, str) else value
-    return [text.strip() for text in texts if text and text.strip()]
+    return ["" if text is None else text.strip() for text in texts]
 
 
 def _files(files: Sequence[str], tables: Sequence[pa.Table], column: str) -> ImageSource:
@@ -676,10 +745,12 @@ def _as_label(value: Any) -> Any:
 
 
 def _as_captions(value: Any) -> list[str]:
-    texts = value.splitlines() if isinstance(value, str) else value
+    texts = value
+    if isinstance(value, str):  # a blank line is no caption
+        texts = [line for line in value.splitlines() if line.strip()]
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise ValueError(f"captions are texts, not {value!r}")
-    return [text.strip() for text in texts if text.strip()]
+    return [text.strip() for text in texts]
 
 
 def _as_group(value: Any) -> Any:
@@ -742,7 +813,7 @@ def read_benchmark(task: TaskSpec, data: str, split: str, needs: str) -> RawSamp
         images=raw.images,
         labels=raw.labels,
         groups=raw.groups,
-        class_names=read_lines(own[CLASSES_FILE]) if disk.exists(own[CLASSES_FILE]) else None,
+        class_names=read_classes(own[CLASSES_FILE]) if disk.exists(own[CLASSES_FILE]) else None,
         templates=read_templates(own[TEMPLATES_FILE]) if disk.exists(own[TEMPLATES_FILE]) else None,
     )
 
@@ -807,7 +878,7 @@ def write_benchmark(samples: Samples, out: str, split: str = "test") -> int:
 
 def _write_text(path: str, lines: list[str] | tuple[str, ...]) -> None:
     for line in lines:
-        if "\n" in line or not line.strip():
+        if "\n" in line or (not line.strip() and line == lines[-1]):
             raise ValueError(f"{path}: {line!r} is not one line of text")
     data = "".join(f"{line}\n" for line in lines).encode()
     if disk.exists(path) and disk.read_bytes(path) != data:

@@ -190,7 +190,7 @@ class Encoder:
         config = self.model.config
 
         def batches(own: Sequence[slice]) -> Iterator[Arrays]:
-            for batch in decoded_batches(images, config.image_size, own):
+            for batch in decoded_batches(images, config, own):
                 pixels_BHWC = torch.from_numpy(np.ascontiguousarray(batch.image_BHWC))
                 image_BCHW = transforms.normalise(
                     pixels_BHWC.to(self.device), config.image_mean, config.image_std
@@ -528,8 +528,11 @@ RETRIEVAL = TaskKind(
 # The task kind `classification`: zero-shot, by the similarity to the names of the classes.
 
 
-def sample_columns(logits_NC: Tensor, label_N: Tensor) -> Columns:
+def sample_columns(logits_NC: Tensor, label_N: Tensor, name_C: Tensor | None = None) -> Columns:
     """Columns of the predictions from logits (N, C) and labels (N,).
+
+    name_C: a number of the name of each class, where some are equal. Such classes have equal
+    logits, and the first one wins, as in open_clip's argmax.
 
     An image is correct if the logit of its class is higher than every other logit. A tie counts
     against the model: a model that gives all classes the same logit has accuracy 0, not 1. That is
@@ -544,14 +547,21 @@ def sample_columns(logits_NC: Tensor, label_N: Tensor) -> Columns:
     logprobs_NC = logits_NC.double().log_softmax(dim=1)
     right_N1 = logits_NC.gather(1, label_N[:, None])
     wrong_NC = logits_NC.scatter(1, label_N[:, None], -torch.inf)
-    rank_N1 = (wrong_NC >= right_N1).sum(dim=1, keepdim=True)
+    above_NC = wrong_NC >= right_N1
+    if name_C is not None:
+        is_same_NC = name_C[None] == name_C[label_N][:, None]
+        above_NC &= ~(is_same_NC & (torch.arange(len(name_C)) > label_N[:, None]))
+    rank_N1 = above_NC.sum(dim=1, keepdim=True)
     logprobs_NT = np.empty((len(label_N), len(TEMPERATURES)), np.float32)
     for number, factor in enumerate(TEMPERATURES.tolist()):
         cooled_NC = (factor * logits_NC).log_softmax(dim=1)
         logprobs_NT[:, number] = cooled_NC.gather(1, label_N[:, None])[:, 0].numpy()
     top = min(TOP, logits_NC.shape[1])
     # The wrong classes in order, with the right one put in at its rank.
-    before_NK = wrong_NC.topk(top, dim=1).indices
+    if name_C is None:
+        before_NK = wrong_NC.topk(top, dim=1).indices
+    else:  # the first of equal ones first
+        before_NK = wrong_NC.sort(dim=1, descending=True, stable=True).indices[:, :top]
     after_NK = torch.cat([label_N[:, None], before_NK[:, :-1]], dim=1)
     place_K = torch.arange(top)
     top_NK = torch.where(place_K < rank_N1, before_NK, after_NK)
@@ -640,13 +650,19 @@ def predicted_of(columns: Columns, task: TaskSpec, samples: Samples) -> Predicte
 
 
 def _predict_zero_shot(encoder: Encoder, task: TaskSpec, samples: Samples) -> Predicted:
-    class_CE = encoder.classes(samples.classes, samples.templates, task.name)
+    names = list(dict.fromkeys(samples.classes))
+    class_CE = encoder.classes(names, samples.templates, task.name)
     scale = encoder.model.logit_scale.exp().item()
-    label_N = torch.tensor(samples.labels)
+    label_N, name_C = torch.tensor(samples.labels), None
+    if len(names) < len(samples.classes):  # of equal names the logits are equal bit for bit
+        number = {name: n for n, name in enumerate(names)}
+        name_C = torch.tensor([number[name] for name in samples.classes])
 
     def columns_of(image_BE: Tensor, rows: slice) -> Arrays:
         logits_BC = scale * image_BE @ class_CE.T
-        return {**sample_columns(logits_BC, label_N[rows]), "finite_logits": finite_rows(logits_BC)}
+        logits_BC = logits_BC if name_C is None else logits_BC[:, name_C]
+        columns = sample_columns(logits_BC, label_N[rows], name_C)
+        return {**columns, "finite_logits": finite_rows(logits_BC)}
 
     columns = encoder.map_images(samples.images, task.name, columns_of)
     # The logit scale can overflow where the features are finite.
@@ -803,7 +819,7 @@ LINEAR_PROBE = TaskKind(
 # The table of task kinds, and the evaluation of a model: a row per sample and the metrics.
 
 
-PREDICTIONS_VERSION = 3  # of the columns of predictions
+PREDICTIONS_VERSION = 4  # of predictions; 3: without the preprocessing and equal names of classes
 logger = logging.getLogger(__name__)
 TASKS: dict[str, TaskKind] = {
     kind.name: kind for kind in (CLASSIFICATION, RETRIEVAL, LINEAR_PROBE, ASSOCIATION)
@@ -887,6 +903,19 @@ def _check_replaceable(path: str) -> None:
         raise ValueError(f"{path} has no predictions of an evaluation; name another --out")
 
 
+def used_of(model: AnyModel) -> dict[str, Any]:
+    """What pictures and captions go through before a model: as settings, and in words."""
+    from train.model.open_clip_model import tokenizer_words
+
+    config = model.config
+    preprocess: dict[str, Any] = disk.to_plain(config.preprocess)
+    return {
+        "images": config.line(config.height_width),
+        "captions": tokenizer_words(config),
+        "preprocess": {"size": list(config.height_width), **preprocess},
+    }
+
+
 def _evaluate(encoder: Encoder, task: TaskSpec, out: str, weights: Mapping[str, str]) -> Metrics:
     samples = read_samples(task)
     predicted = TASKS[task.kind].predict(encoder, task, samples)
@@ -899,7 +928,11 @@ def _evaluate(encoder: Encoder, task: TaskSpec, out: str, weights: Mapping[str, 
             "classes": samples.classes,
             "data_hash": data_hash(samples, encoder.hashes),
             "weights": weights,
+            "model": used_of(encoder.model),
+            "notes": samples.notes,
         }
+        for note in samples.notes:
+            logger.info("%s: %s", task.name, note)
         path = disk.join(out, f"{task.name}.parquet")
         disk.write_parquet(path, pa.table(predicted.columns), metadata)
     from train.parallel import process_group

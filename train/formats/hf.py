@@ -5,6 +5,7 @@ CLIPModel has one matrix each for queries, keys and values, and stores projectio
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,15 +16,21 @@ from torch import Tensor
 
 from manifests import disk
 from manifests.clip_tokenizer import simple_tokenizer
+from manifests.preprocess import CHANNELS, Preprocess, of_hugging_face, to_hugging_face
 from train.formats.open_clip_files import (
+    INDEX,
+    TOKENIZER_FILES,
+    from_open_clip,
     head_count,
+    open_clip_config,
     read_state,
     stored_parts,
     stored_shape,
+    to_open_clip_names,
 )
-from train.model.architecture import CHANNELS, IMAGE_MEAN, IMAGE_STD, ModelConfig
+from train.model.architecture import ModelConfig, OpenClipConfig
 from train.model.clip import CLIP, LOGIT_SCALE
-from train.model.open_clip_model import AnyModel
+from train.model.open_clip_model import AnyModel, build_model, hf_tokenizer, text_tokenizer
 
 # --------------------------------------------------------------------------------------------------
 # CLIP's tokenizer as the files that Hugging Face's CLIPTokenizer reads, written from open_clip's
@@ -42,14 +49,41 @@ def save_tokenizer(folder: str, context_length: int) -> bool:
         tokenizer = simple_tokenizer()()
     except ImportError:
         return False
-    names = list(tokenizer.encoder)
-    vocabulary = {name: tokenizer.encoder[name] for name in names[:-2]}
-    vocabulary |= {START: CLIP_VOCABULARY - 2, END: CLIP_VOCABULARY - 1}
+    vocabulary = _vocabulary(tokenizer)
     merges = ["#version: 0.2", *(" ".join(pair) for pair in tokenizer.bpe_ranks)]
     disk.write_bytes(disk.join(folder, "merges.txt"), ("\n".join(merges) + "\n").encode())
     disk.write_json(disk.join(folder, "vocab.json"), vocabulary)
     disk.write_json(disk.join(folder, "tokenizer_config.json"), _settings(context_length))
     return True
+
+
+def _vocabulary(tokenizer: Any) -> dict[str, int]:
+    """CLIP's tokens by Hugging Face's names."""
+    names = list(tokenizer.encoder)
+    vocabulary = {name: tokenizer.encoder[name] for name in names[:-2]}
+    return vocabulary | {START: CLIP_VOCABULARY - 2, END: CLIP_VOCABULARY - 1}
+
+
+def _has_own_tokenizer(folder: str, vocab_size: int) -> bool:
+    """Whether a folder has a tokenizer that is not CLIP's: another class or vocabulary."""
+    names = set(disk.list_names(folder))
+    if not names & TOKENIZER_FILES:
+        if vocab_size != CLIP_VOCABULARY:
+            told = "%s has no tokenizer: captions get CLIP's %d tokens, of a vocabulary of %d"
+            logger.warning(told, folder, CLIP_VOCABULARY, vocab_size)
+        return False
+    files = ("tokenizer_config.json", "vocab.json", "tokenizer.json", "added_tokens.json")
+    settings, vocab, whole, added = (
+        disk.read_json(disk.join(folder, name)) if name in names else {} for name in files
+    )
+    kind = str(settings.get("tokenizer_class") or "CLIPTokenizer")
+    vocabularies = [each for each in (vocab, whole.get("model", {}).get("vocab")) if each]
+    try:
+        clip = _vocabulary(simple_tokenizer()())
+    except ImportError:
+        return vocab_size != CLIP_VOCABULARY
+    is_clip = all(vocabulary == clip for vocabulary in vocabularies) and bool(vocabularies)
+    return not (is_clip and set(added) <= set(clip) and kind.startswith("CLIPTokenizer"))
 
 
 def _settings(context_length: int) -> dict[str, Any]:
@@ -65,7 +99,9 @@ def _settings(context_length: int) -> dict[str, Any]:
 
 
 CONFIG_FILE, PREPROCESS_FILE = "config.json", "preprocessor_config.json"
-WEIGHTS_FILES = ("model.safetensors", "pytorch_model.bin")
+PROCESSOR_FILE = "processor_config.json"  # newer versions have the image processor in it
+_WHOLE = ("model.safetensors", "pytorch_model.bin")
+WEIGHTS_FILES = (*_WHOLE, *(name + INDEX for name in _WHOLE))
 
 logger = logging.getLogger(__name__)
 
@@ -258,7 +294,6 @@ def model_config_of_hf(
             f"eos_token_id is {text['eos_token_id']}; "
             f"these towers pool at the highest token, {end_token}"
         )
-    preprocess = preprocess or {}
     towers: dict[str, Any] = {}
     for name, tower in (("text", text), ("vision", vision)):
         towers |= {
@@ -274,8 +309,7 @@ def model_config_of_hf(
         context_length=text["max_position_embeddings"],
         vocab_size=text["vocab_size"],
         quick_gelu=activations == {"quick_gelu"},
-        image_mean=tuple(preprocess.get("image_mean", IMAGE_MEAN)),
-        image_std=tuple(preprocess.get("image_std", IMAGE_STD)),
+        **of_hugging_face(preprocess or {}, vision["image_size"]),
         **towers,
     )
 
@@ -294,44 +328,79 @@ def save_hf(model: AnyModel, folder: str) -> None:
             "towers; write --format open_clip"
         )
     config, settings = model.config, hf_config(model.config)
+    preprocess = to_hugging_face(config, config.image_size)
     disk.write_bytes(
         disk.join(folder, WEIGHTS_FILES[0]), safetensors.torch.save(to_hf(model), {"format": "pt"})
     )
-    disk.write_json(
-        disk.join(folder, PREPROCESS_FILE),
-        {
-            "image_processor_type": "CLIPImageProcessor",
-            "do_resize": True,
-            "size": {"shortest_edge": config.image_size},
-            "resample": 3,  # bicubic
-            "do_center_crop": True,
-            "crop_size": {"height": config.image_size, "width": config.image_size},
-            "do_rescale": True,
-            "rescale_factor": 1 / 255,
-            "do_normalize": True,
-            "do_convert_rgb": True,
-            "image_mean": list(config.image_mean),
-            "image_std": list(config.image_std),
-        },
-    )
+    disk.write_json(disk.join(folder, PREPROCESS_FILE), preprocess)
     if config.vocab_size == CLIP_VOCABULARY and not save_tokenizer(folder, config.context_length):
         logger.warning("open_clip is not installed: %s has no tokenizer files", folder)
     disk.write_json(disk.join(folder, CONFIG_FILE), settings)
 
 
-def load_hf(folder: str) -> CLIP:
-    """The model of a CLIPModel's folder, in fp32.
+def load_hf(folder: str) -> AnyModel:
+    """The model of a CLIPModel's folder, in fp32; by open_clip's module where it has a tokenizer of
+    its own, or pools at another token than the highest.
 
-    The weights are .safetensors or .bin; nothing in a .bin is executed.
+    The weights are .safetensors or .bin, in shards too; nothing in a .bin is executed.
     """
     weights_files = [name for name in WEIGHTS_FILES if disk.exists(disk.join(folder, name))]
     if not weights_files or not disk.exists(disk.join(folder, CONFIG_FILE)):
         raise ValueError(
             f"{folder} has no CLIPModel ({CONFIG_FILE} and one of {', '.join(WEIGHTS_FILES)})"
         )
-    preprocess_path = disk.join(folder, PREPROCESS_FILE)
-    preprocess = disk.read_json(preprocess_path) if disk.exists(preprocess_path) else None
-    config = model_config_of_hf(disk.read_json(disk.join(folder, CONFIG_FILE)), preprocess)
-    model = CLIP(config)
-    model.load_state_dict(from_hf(read_state(disk.join(folder, weights_files[0])), config))
+    document = disk.read_json(disk.join(folder, CONFIG_FILE))
+    text = {**_CONFIG_DEFAULTS["text_config"], **(document.get("text_config") or {})}
+    end, vocabulary = text["eos_token_id"], text["vocab_size"]
+    own = document.get("model_type") == "clip" and _has_own_tokenizer(folder, vocabulary)
+    highest = {2, vocabulary - 1} if own else {2, vocabulary - 1, CLIP_VOCABULARY - 1}
+    config = model_config_of_hf(
+        {**document, "text_config": {**text, "eos_token_id": 2}}, _preprocessing(folder)
+    )
+    weights = from_hf(read_state(disk.join(folder, weights_files[0])), config)
+    if not own and end in highest:
+        model: AnyModel = CLIP(config)
+        model.load_state_dict(weights)
+        return model
+    settings = open_clip_config(dataclasses.replace(config, **dataclasses.asdict(Preprocess())))
+    of_text = settings["model_cfg"]["text_cfg"]
+    if own:
+        of_text["hf_tokenizer_name"] = folder
+    if end not in highest:
+        of_text |= {"pool_type": "eos", "eos_id": end}
+    theirs = OpenClipConfig(
+        name=folder,
+        settings=settings["model_cfg"],
+        folder=folder if own else None,
+        **dataclasses.asdict(config.preprocess),
+    )
+    if own and end in highest:
+        _refuse_highest_padding(theirs)
+    model = build_model(theirs)
+    model.load_state_dict(from_open_clip(to_open_clip_names(weights, config), theirs))
     return model
+
+
+def _refuse_highest_padding(config: OpenClipConfig) -> None:
+    """ValueError where a text would be pooled at its padding, which CLIPModel masks and open_clip's
+    tower does not.
+    """
+    token_T, tokenizer = text_tokenizer(config)(["a"])[0], hf_tokenizer(config)
+    pad = tokenizer.pad_token_id
+    if int(token_T.max()) == pad and pad not in (tokenizer.eos_token_id, tokenizer.sep_token_id):
+        raise ValueError(
+            f"{config.name} pools at the highest token of a text, which is the padding, {pad}, of "
+            "its tokenizer; set eos_token_id of text_config to the token that ends a text"
+        )
+
+
+def _preprocessing(folder: str) -> dict[str, Any]:
+    """`preprocessor_config.json`, or the part of `processor_config.json`, which newer versions of
+    transformers read first; {} where there is neither.
+    """
+    plain, whole = (
+        disk.read_json(disk.join(folder, name)) if disk.exists(disk.join(folder, name)) else {}
+        for name in (PREPROCESS_FILE, PROCESSOR_FILE)
+    )
+    document: dict[str, Any] = whole.get("image_processor") or plain
+    return document

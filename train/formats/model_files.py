@@ -9,6 +9,9 @@ A source is one of
                                open_clip:ViT-B-32/laion2b_s34b_b79k
     open_clip:NAME/FILE        the same with a file of weights, for example
                                open_clip:ViT-B-32//data/epoch_32.pt
+    open_clip:CONFIG.json/FILE, FILE
+                               a file of weights and a configuration of open_clip's form; that of
+                               FILE alone lies beside it: epoch_32.json, or open_clip_config.json
 A run may start from a file of open_clip's weights, such as a checkpoint of its training, too: the
 run says what model it is.
 """
@@ -27,19 +30,19 @@ from torch import Tensor
 
 from manifests import disk, hub
 from manifests.layout import RunLayout
+from manifests.preprocess import Preprocess
 from train.formats import hf, open_clip_files
-from train.model.architecture import OPEN_CLIP, ModelConfig, OpenClipConfig, model_of_settings
-from train.model.open_clip_model import AnyModel, build_model
+from train.model.architecture import (
+    OPEN_CLIP,
+    ModelConfig,
+    OpenClipConfig,
+    model_of_settings,
+    read_settings,
+)
+from train.model.open_clip_model import AnyModel, build_model, without_wrappers
 
 LOCAL_DIR = "local-dir:"
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")
-# What save_pretrained writes of a tokenizer: transformers, tokenization_utils_base.py and the
-# vocabularies of its models.
-TOKENIZER_FILES = {
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
-    "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
-    "tokenizer.model", "bpe.codes",
-}  # fmt: skip
 WEIGHTS_SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 EXAMPLE = "open_clip:ViT-B-32/laion2b_s34b_b79k"
 # Format -> how a model is written to a folder.
@@ -56,13 +59,17 @@ def load_model(source: str) -> AnyModel:
     ValueError for a source that does not exist, a run that has not finished, and a model that
     cannot be computed here.
     """
+    folder = source.removeprefix(LOCAL_DIR)
+    if own := _configured_file(source):
+        return _load_file(*own)
     if source.startswith(OPEN_CLIP):
         return _from_open_clip_list(source)
-    folder = source.removeprefix(LOCAL_DIR)
-    if folder.endswith(WEIGHTS_SUFFIXES):
+    if is_file(source):
+        stem = folder.rpartition(".")[0]
         raise ValueError(
             f"{folder} is a file of weights, which does not say of what model; write "
-            f"{OPEN_CLIP}NAME/{folder}, with a name of open_clip's"
+            f"{OPEN_CLIP}NAME/{folder}, with a name of open_clip's, or put its configuration "
+            f"beside it: {stem}.json"
         )
     run = RunLayout(folder)
     if disk.exists(disk.join(folder, open_clip_files.CONFIG_FILE)):
@@ -80,20 +87,61 @@ def load_model(source: str) -> AnyModel:
     )
 
 
-def source_files(source: str) -> dict[str, str]:
+def is_file(source: str) -> bool:
+    """Whether a source is a file of weights by its ending; a folder may end so too."""
+    path = source.removeprefix(LOCAL_DIR)
+    if source.startswith(OPEN_CLIP) or not path.endswith(WEIGHTS_SUFFIXES):
+        return False
+    return disk.is_url(path) or not os.path.isdir(path)
+
+
+def _configured_file(source: str) -> tuple[str, str] | None:
+    """(configuration, weights) of a source that is a file with a configuration of its own."""
+    if source.startswith(OPEN_CLIP):
+        name, slash, path = source.removeprefix(OPEN_CLIP).partition(".json/")
+        return (f"{name}.json", path) if slash else None
+    if not is_file(source):
+        return None
+    path = source.removeprefix(LOCAL_DIR)
+    beside = disk.join(path.rpartition("/")[0] or ".", open_clip_files.CONFIG_FILE)
+    known = (f"{path.rpartition('.')[0]}.json", beside)
+    return next(((name, path) for name in known if disk.exists(name)), None)
+
+
+def _load_file(configuration: str, path: str) -> AnyModel:
+    """The model of a configuration of open_clip's form with the weights of a file."""
+    settings, preprocess = read_settings(configuration, configuration)
+    folder = configuration.rpartition("/")[0] or "."
+    has_files = disk.exists(disk.join(folder, open_clip_files.TOKENIZER_FILE))
+    config = model_of_settings(
+        settings, preprocess, configuration, folder=folder if has_files else None
+    )
+    weights, has_bias = _weights_of_file(path, config)
+    if isinstance(config, ModelConfig):
+        config = dataclasses.replace(config, logit_bias=has_bias)
+    model = build_model(config)
+    model.load_state_dict(weights)
+    return model
+
+
+def source_files(source: str, *, alone: bool = True) -> dict[str, str]:
     """sha256 of each file that decides what a source computes, its tokenizer's too: of a run, those
-    of its export.
+    of its export. alone: without the configuration beside a file of weights, which a run that
+    starts from it does not read.
 
     Empty for a name of open_clip's list. ValueError for a folder or file that does not exist.
     """
+    own = _configured_file(source)
+    if own and not (alone and is_file(source)):
+        return {path.rpartition("/")[2]: disk.sha256_of(path) for path in own}
     if source.startswith(OPEN_CLIP):
         tag = source.partition("/")[2]
-        is_file = bool(tag) and not disk.is_url(tag) and os.path.isfile(tag)
-        return {tag: disk.sha256_of(tag)} if is_file else {}
+        local = bool(tag) and not disk.is_url(tag) and os.path.isfile(tag)
+        return {tag: disk.sha256_of(tag)} if local else {}
     folder = source.removeprefix(LOCAL_DIR)
     if not disk.exists(folder):
         raise ValueError(f"{folder} does not exist; name a run or a folder with a model")
-    if folder.endswith(WEIGHTS_SUFFIXES):
+    if is_file(source):
         return {folder.rpartition("/")[2]: disk.sha256_of(folder)}
     export = RunLayout(folder).export
     root = export if disk.exists(export) else folder
@@ -108,7 +156,7 @@ def source_files(source: str) -> dict[str, str]:
         if named and not disk.is_url(named) and os.path.isdir(named):
             tokenizers.append(named)
     for each in tokenizers:
-        for name in TOKENIZER_FILES.intersection(disk.list_names(each)):
+        for name in open_clip_files.TOKENIZER_FILES.intersection(disk.list_names(each)):
             paths[name if each == root else disk.join(each, name)] = disk.join(each, name)
     return {name: disk.sha256_of(path) for name, path in sorted(paths.items())}
 
@@ -136,9 +184,8 @@ def initial_weights(source: str, config: ModelConfig | OpenClipConfig) -> dict[s
     A logit bias (loss siglip) that the source does not have is left out. ValueError where the
     source is another architecture, with the settings that would fit it.
     """
-    is_file = source.endswith(WEIGHTS_SUFFIXES) and not source.startswith(OPEN_CLIP)
     try:
-        if is_file:
+        if is_file(source):
             weights, has_bias = _weights_of_file(source.removeprefix(LOCAL_DIR), config)
         else:
             model = load_model(source)
@@ -201,30 +248,31 @@ def _refuse_other_module(
     if parts:
         raise ValueError(
             f"{source} is another model than the run's, which differs in {', '.join(parts[:3])}; "
-            "set model to its architecture, and model.image_mean and image_std to its images'"
+            "set model to its architecture, and model.image_mean and the like to its preprocessing"
         )
 
 
 def _function(config: ModelConfig | OpenClipConfig) -> dict[str, dict[str, Any]]:
     """What a model computes, in open_clip's settings with its defaults."""
-    document = open_clip_files.open_clip_config(config)
-    if isinstance(config, OpenClipConfig):
-        plain = model_of_settings(config.settings, document["preprocess_cfg"], config.name)
-        document = open_clip_files.open_clip_config(plain)
-    settings = document["model_cfg"]
+    bare = dataclasses.replace(config, **dataclasses.asdict(Preprocess()))
+    if isinstance(bare, OpenClipConfig):
+        bare = model_of_settings(bare.settings, None, bare.name)
+    settings = open_clip_files.open_clip_config(bare)["model_cfg"]
     changing = ("custom_text", "nonscalar_logit_scale", "init_logit_bias", "init_logit_scale")
     outer = {name: value for name, value in settings.items() if name not in changing}
     vision = {**outer.pop("vision_cfg"), "patch_dropout": None, "timm_model_pretrained": None}
     text = {**outer.pop("text_cfg"), "hf_model_pretrained": None}
-    images = document["preprocess_cfg"]
-    return {"model_cfg": outer, "vision_cfg": vision, "text_cfg": text, "preprocess_cfg": images}
+    images = dataclasses.asdict(config.preprocess)
+    del images["crop_floor"]
+    return {"model_cfg": outer, "vision_cfg": vision, "text_cfg": text, "model": images}
 
 
 def _fitting(state: Mapping[str, Any], config: OpenClipConfig) -> Mapping[str, Any]:
     """Weights without a logit bias that the model does not have."""
-    parameters = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
-    spare = () if config.logit_bias else ("logit_bias", "module.logit_bias")
-    return {name: value for name, value in parameters.items() if name not in spare}
+    parameters = without_wrappers(state)
+    if not config.logit_bias:
+        parameters.pop("logit_bias", None)
+    return parameters
 
 
 def weights_sha256(weights: Mapping[str, Tensor]) -> str:
@@ -244,7 +292,7 @@ def _architecture_differences(theirs: ModelConfig, ours: ModelConfig) -> list[tu
     different = []
     for field in dataclasses.fields(ModelConfig):
         name = field.name
-        if name in ("logit_bias", "drop_patch_rate"):
+        if name in ("logit_bias", "drop_patch_rate", "crop_floor"):
             continue
         one, other = getattr(theirs, name), getattr(ours, name)
         if one != other:
@@ -297,17 +345,23 @@ def _from_open_clip_list(source: str) -> AnyModel:
     architecture, tag, config = _open_clip_config(source)
     import open_clip
 
+    model, why = build_model(config), None
+    if os.path.isfile(tag):
+        try:
+            model.load_state_dict(_weights_of_file(tag, config)[0])
+            return model
+        except (ValueError, RuntimeError) as error:  # open_clip knows more forms than these
+            why = error
     before = logging.root.manager.disable
     logging.disable(logging.INFO)  # open_clip writes every step to the root logger
     try:
         theirs = open_clip.create_model(architecture, pretrained=tag, device="cpu")
     # open_clip raises RuntimeError, OSError and the errors of its hub client
     except Exception as error:
-        message = " ".join(str(error).split())[:200]
+        message = " ".join(str(why or error).split())
         raise ValueError(f"open_clip cannot load {source}: {message}") from error
     finally:
         logging.disable(before)
-    model = build_model(config)
     model.load_state_dict(open_clip_files.from_open_clip(theirs.state_dict(), config))
     return model
 

@@ -22,12 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from manifests import disk
+from manifests.preprocess import CHANNELS, Preprocess
 from train.formats.hf import CLIP_VOCABULARY
 from train.formats.model_files import weights_sha256
 from train.model.architecture import (
-    CHANNELS,
-    IMAGE_MEAN,
-    IMAGE_STD,
     MODELS,
     OPEN_CLIP,
     ModelConfig,
@@ -295,7 +293,8 @@ def description(model: CLIP, source: str, options: OnnxOptions) -> dict[str, Any
             "height": height,
             "width": width,
             "channels": CHANNELS,
-            "resize": "bicubic to the shorter side, then the centre",
+            "resize": config.line(config.height_width),
+            "preprocess": disk.to_plain(config.preprocess),
             "mean": list(config.image_mean),
             "std": list(config.image_std),
         },
@@ -327,8 +326,7 @@ def model_name(config: ModelConfig) -> str | None:
         config,
         logit_bias=False,
         drop_patch_rate=0.0,
-        image_mean=IMAGE_MEAN,
-        image_std=IMAGE_STD,
+        **dataclasses.asdict(Preprocess()),
     )
     return next((name for name, known in MODELS.items() if known == plain), None)
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
 
 from manifests import disk
+from manifests.preprocess import CHANNELS
+from manifests.preprocess import to_open_clip as to_open_clip_preprocess
 from train.model.architecture import (
-    CHANNELS,
     OPTIONAL_VISION_KEYS,
     ModelConfig,
     OpenClipConfig,
@@ -28,11 +32,21 @@ from train.model.open_clip_model import (
     from_their_names,
     own_tokenizer,
     to_their_names,
+    without_wrappers,
 )
 
 CONFIG_FILE = "open_clip_config.json"
 WEIGHTS_FILE = "open_clip_model.safetensors"
 TOKENIZER_FILE = "tokenizer_config.json"
+# What save_pretrained writes of a tokenizer: transformers, tokenization_utils_base.py and the
+# vocabularies of its models.
+TOKENIZER_FILES = {
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "spiece.model", "sentencepiece.bpe.model",
+    "tokenizer.model", "bpe.codes",
+}  # fmt: skip
+INDEX = ".index.json"  # of weights in several files
+OPENAI_ENTRIES = ("input_resolution", "context_length", "vocab_size")  # beside OpenAI's weights
 
 # Our parameter -> open_clip's, inside a block and outside the blocks.
 _BLOCK_NAMES = {
@@ -163,12 +177,9 @@ def from_open_clip(
 
 def plain_names(state: Mapping[str, Any]) -> dict[str, Tensor]:
     """The parameters without the prefixes of wrappers and of a separate text tower; no buffers."""
-    parameters = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
     plain = {}
-    for full_name, value in parameters.items():
-        name = full_name
-        for prefix in ("module.", "_orig_mod.", "text."):
-            name = name.removeprefix(prefix)
+    for full_name, value in without_wrappers(state).items():
+        name = full_name.removeprefix("text.")
         if name != "attn_mask":
             plain[name] = value
     return plain
@@ -196,24 +207,91 @@ def _remedy(name: str, shape: Sequence[int], config: ModelConfig) -> str:
 
 
 def read_state(path: str) -> dict[str, Any]:
-    """The tensors of a .safetensors file, or of a file that torch saved (.bin, .pt, .pth).
+    """The tensors by name of a .safetensors file, of one that torch saved (.bin, .pt, .pth), or of
+    all files of an index of shards: below `state_dict` or another key, and without what is beside
+    them.
 
     Nothing in the file is executed. ValueError for a file with anything but tensors and plain
-    values.
+    values, which names what it is.
     """
+    if path.endswith(INDEX):
+        return _read_shards(path)
     data = disk.read_bytes(path)
     try:
         if path.endswith(".safetensors"):
-            state: dict[str, Any] = safetensors.torch.load(data)
-        else:
-            state = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+            return dict(safetensors.torch.load(data))
+        with warnings.catch_warnings(), torch.serialization.safe_globals(_numpy_values()):
+            warnings.simplefilter("ignore")  # of old pickles, which are refused below
+            stored = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, safetensors.SafetensorError) as error:
-        raise ValueError(
-            f"{path} is not a file of plain tensors: {' '.join(str(error).split())[:200]}"
-        ) from error
-    if not isinstance(state, dict):
-        raise ValueError(f"{path} holds a {type(state).__name__}; it must hold parameters by name")
+        raise ValueError(f"{path} is not a file of plain tensors: {_reason(data, error)}") from None
+    if not isinstance(stored, Mapping):
+        raise ValueError(f"{path} holds a {type(stored).__name__}; it must hold parameters by name")
+    return _parameters(stored, path)
+
+
+def _read_shards(path: str) -> dict[str, Any]:
+    shards = sorted(set(disk.read_json(path)["weight_map"].values()))
+    folder = path.rpartition("/")[0]
+    present = disk.list_names(folder)
+    if missing := [shard for shard in shards if shard not in present]:
+        raise ValueError(f"{path} names {missing[0]}, one of {len(missing)} files that are missing")
+    state: dict[str, Any] = {}
+    for shard in shards:
+        state |= read_state(disk.join(folder, shard))
     return state
+
+
+def _numpy_values() -> list[Any]:
+    """What a pickled number of NumPy needs, such as a best accuracy beside the weights."""
+    of_file = np.float64(0).__reduce__()[0]  # has another module in NumPy 1, by name
+    kinds = [type(np.dtype(kind)) for kind in "?bBhHiIlLqQefd"]
+    return [of_file, (of_file, "numpy.core.multiarray.scalar"), np.dtype, *kinds]
+
+
+def _reason(data: bytes, error: Exception) -> str:
+    """Why a file cannot be read, in words and without the control characters of the message."""
+    if data.startswith(b"version https://git-lfs"):
+        return "it is a pointer of Git LFS; fetch the file itself"
+    if not data:
+        return "it is empty"
+    message = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    what = "a TorchScript archive, which is code" if "TorchScript" in message else ""
+    if found := re.search(r"GLOBAL ([\w.]+)", message):
+        what = f"a pickle with an object of Python, {found[1]}, whose loading could run any code"
+    if what:
+        return (
+            f"it is {what}; a program that trusts it can write its weights alone, by "
+            "torch.save(model.state_dict(), FILE)"
+        )
+    return " ".join(message.split())
+
+
+def _parameters(stored: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The tensors by name in what torch saved: its own, or those below a key."""
+    below = {key: value for key, value in stored.items() if _is_state(value)}
+    if "state_dict" in below:
+        below = {"state_dict": below["state_dict"]}
+    if _is_state(stored, OPENAI_ENTRIES) or not below:
+        state = stored
+    elif len(below) > 1:
+        raise ValueError(
+            f"{path} holds weights below each of {', '.join(below)}; write those that are meant to "
+            "a file of their own"
+        )
+    else:
+        state = next(iter(below.values()))
+    for name, value in state.items():
+        if not _is_state({name: value}, OPENAI_ENTRIES):
+            raise ValueError(f"{path} holds {name!r}, a {type(value).__name__}, among its weights")
+    return {name: value for name, value in state.items() if name not in OPENAI_ENTRIES}
+
+
+def _is_state(value: Any, beside: Sequence[str] = ()) -> bool:
+    """Whether a value is a mapping of tensors by name, and of `beside`."""
+    if not isinstance(value, Mapping) or not value:
+        return False
+    return all(isinstance(each, Tensor) or name in beside for name, each in value.items())
 
 
 # --- the folder -----------------------------------------------------------------------------------
@@ -221,7 +299,7 @@ def read_state(path: str) -> dict[str, Any]:
 
 def open_clip_config(config: ModelConfig | OpenClipConfig) -> dict[str, Any]:
     """`open_clip_config.json`: the model and the preprocessing of its images."""
-    preprocess = {"mean": list(config.image_mean), "std": list(config.image_std)}
+    preprocess = to_open_clip_preprocess(config, config.height_width)
     if isinstance(config, OpenClipConfig):
         return {"model_cfg": dict(config.settings), "preprocess_cfg": preprocess}
     model: dict[str, Any] = {
@@ -269,6 +347,7 @@ def save_export(
     open_clip_config.json is written last. `state` has the whole parameters by our names where those
     of `model` are sharded. Returns the sha256 of each file.
     """
+    document = open_clip_config(model.config)  # before anything is written
     weights = to_open_clip_names(model.state_dict() if state is None else state, model.config)
     data = safetensors.torch.save(weights, {"format": "pt"})
     disk.write_bytes(disk.join(folder, WEIGHTS_FILE), data)
@@ -276,19 +355,24 @@ def save_export(
         # open_clip reads the tokenizer of a local folder from it.
         for name, content in tokenizer.files.items():
             disk.write_bytes(disk.join(folder, name), content)
-    disk.write_json(disk.join(folder, CONFIG_FILE), open_clip_config(model.config))
+    disk.write_json(disk.join(folder, CONFIG_FILE), document)
     config = disk.sha256_of(disk.join(folder, CONFIG_FILE))
     return {WEIGHTS_FILE: hashlib.sha256(data).hexdigest(), CONFIG_FILE: config}
 
 
 def export_files(folder: str) -> list[str]:
-    """The names of the file of weights and of the configuration that `load_export` reads; [] where
-    one is missing.
+    """The names of the file of weights, of the configuration, and of the shards of an index, that
+    `load_export` reads; [] where one is missing.
     """
-    files = [*disk.list_names(folder, ".safetensors"), *disk.list_names(folder, ".bin")]
+    names = disk.list_names(folder)
+    kinds = (".safetensors", ".bin", ".pt", ".pth")
+    files = [name for kind in (INDEX, *kinds) for name in names if name.endswith(kind)]
     if not files or not disk.exists(disk.join(folder, CONFIG_FILE)):
         return []
-    return [WEIGHTS_FILE if WEIGHTS_FILE in files else files[0], CONFIG_FILE]
+    if WEIGHTS_FILE in files or not files[0].endswith(INDEX):
+        return [WEIGHTS_FILE if WEIGHTS_FILE in files else files[0], CONFIG_FILE]
+    shards = disk.read_json(disk.join(folder, files[0]))["weight_map"].values()
+    return [files[0], CONFIG_FILE, *sorted({*shards}.intersection(names))]
 
 
 def tokenizer_name(folder: str) -> str | None:

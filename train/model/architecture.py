@@ -1,4 +1,4 @@
-"""Sizes of a CLIP: widths, layers, patch dropout, image statistics; the named models, and those of
+"""Sizes of a CLIP: widths, layers, patch dropout, preprocessing; the named models, and those of
 open_clip's list and of files.
 """
 
@@ -14,17 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from manifests import disk
-
-# Mean and deviation of each channel of the images that OpenAI trained on. Every CLIP checkpoint
-# expects images that are normalised with them.
-IMAGE_MEAN = (0.48145466, 0.4578275, 0.40821073)
-IMAGE_STD = (0.26862954, 0.26130258, 0.27577711)
-CHANNELS = 3  # red, green and blue
+from manifests.preprocess import PREPROCESS_FIELDS, Preprocess, of_open_clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """Both towers of a CLIP: widths in channels, images in pixels, context in tokens.
+class ModelConfig(Preprocess):
+    """Both towers of a CLIP: widths in channels, images in pixels, context in tokens; and how
+    pictures become its images.
 
     ValueError for sizes that do not fit together.
     """
@@ -44,8 +40,6 @@ class ModelConfig:
     vocab_size: int = 49408
     quick_gelu: bool = False
     logit_bias: bool = False  # a learned offset of the logits, for the SigLIP loss
-    image_mean: tuple[float, ...] = IMAGE_MEAN  # per channel, of pixels from 0 to 1
-    image_std: tuple[float, ...] = IMAGE_STD
     drop_patch_rate: float = 0.0  # share of an image's patches left out in training, in [0, 1)
 
     def __post_init__(self) -> None:
@@ -69,14 +63,7 @@ class ModelConfig:
             )
         if not 0 <= self.drop_patch_rate < 1:
             raise ValueError(f"drop_patch_rate is {self.drop_patch_rate}; it must lie in [0, 1)")
-        for name in ("image_mean", "image_std"):
-            values = getattr(self, name)
-            if len(values) != CHANNELS:
-                raise ValueError(
-                    f"{name} has {len(values)} values; images have {CHANNELS} channels"
-                )
-        if min(self.image_std) <= 0:
-            raise ValueError(f"image_std is {list(self.image_std)}; every value must be above 0")
+        self.check_preprocess()
 
     @property
     def height_width(self) -> tuple[int, int]:
@@ -198,7 +185,7 @@ _THEIR_SETTINGS = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenClipConfig:
+class OpenClipConfig(Preprocess):
     """A model that open_clip's own module computes. ValueError for one that cannot be trained here.
 
     settings: open_clip's `model_cfg`. folder: the one with its tokenizer's files, if it is known.
@@ -206,13 +193,12 @@ class OpenClipConfig:
 
     name: str
     settings: Mapping[str, Any]
-    image_mean: tuple[float, ...] = IMAGE_MEAN
-    image_std: tuple[float, ...] = IMAGE_STD
     folder: str | None = None
 
     def __post_init__(self) -> None:
         if reason := _untrainable(self.settings):
             raise ValueError(f"{self.name}: {reason}")
+        self.check_preprocess()
 
     @property
     def vision(self) -> Mapping[str, Any]:
@@ -264,12 +250,12 @@ class OpenClipConfig:
         return None if name is None else self.folder or str(name)
 
     def changed(self, changes: Mapping[str, Any], *, logit_bias: bool) -> OpenClipConfig:
-        """With some of _THEIR_SETTINGS, image_mean and image_std, and what the loss needs."""
+        """With some of _THEIR_SETTINGS and of PREPROCESS_FIELDS, and what the loss needs."""
         settings: dict[str, Any] = copy.deepcopy(dict(self.settings))
         rest: dict[str, Any] = {}
         for name, value in changes.items():
-            if name in ("image_mean", "image_std"):
-                rest[name] = tuple(value)
+            if name in PREPROCESS_FIELDS:
+                rest[name] = value
             elif name in _THEIR_SETTINGS:
                 part, key = _THEIR_SETTINGS[name]
                 settings[part][key] = value
@@ -330,11 +316,11 @@ def read_model(name: str) -> ModelConfig | OpenClipConfig:
     if name in MODELS:
         return MODELS[name]
     theirs = name.removeprefix(OPEN_CLIP)
-    settings, preprocess = _read_settings(theirs, name)
+    settings, preprocess = read_settings(theirs, name)
     return model_of_settings(settings, preprocess, theirs, own_module=theirs != name)
 
 
-def _read_settings(theirs: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def read_settings(theirs: str, name: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """`model_cfg` and `preprocess_cfg` of a file or a name of open_clip's list."""
     path, known = theirs, list(MODELS)
     if not theirs.endswith(".json"):
@@ -377,14 +363,7 @@ def model_of_settings(
             return model_config_of(settings, preprocess)
         except (TypeError, KeyError, ValueError):  # a ResNet, for example, has a list of layers
             pass
-    preprocess = preprocess or {}
-    return OpenClipConfig(
-        name=name,
-        settings=settings,
-        image_mean=tuple(preprocess.get("mean", IMAGE_MEAN)),
-        image_std=tuple(preprocess.get("std", IMAGE_STD)),
-        folder=folder,
-    )
+    return OpenClipConfig(name=name, settings=settings, folder=folder, **of_open_clip(preprocess))
 
 
 # Our setting, its name in vision_cfg, and the default, which is not written.
@@ -400,7 +379,6 @@ def model_config_of(
     """
     vision, text = dict(settings["vision_cfg"]), dict(settings["text_cfg"])
     outer = {key: value for key, value in settings.items() if key not in ("vision_cfg", "text_cfg")}
-    preprocess = preprocess or {}
     vision_width, text_width = vision.pop("width", 768), text.pop("width", 512)
     image_size = vision.pop("image_size", 224)
     sides = {image_size} if isinstance(image_size, int) else set(image_size)
@@ -412,8 +390,6 @@ def model_config_of(
     config = ModelConfig(
         embed_dim=outer.pop("embed_dim"),
         image_size=sides.pop(),
-        image_mean=tuple(preprocess.get("mean", IMAGE_MEAN)),
-        image_std=tuple(preprocess.get("std", IMAGE_STD)),
         patch_size=vision.pop("patch_size", 16),
         vision_width=vision_width,
         vision_layers=vision.pop("layers", 12),
@@ -428,6 +404,7 @@ def model_config_of(
         quick_gelu=outer.pop("quick_gelu", False),
         logit_bias=outer.pop("init_logit_bias", None) is not None,
         **{ours: vision.pop(theirs, default) for ours, theirs, default in OPTIONAL_VISION_KEYS},
+        **of_open_clip(preprocess),
     )
     # Names of parameters and an initial value: neither changes what the model computes.
     for name in ("custom_text", "init_logit_scale"):

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from manifests.preprocess import CHANNELS
 from train.model.architecture import (
-    CHANNELS,
     SIGLIP_BIAS,
     SIGLIP_SCALE,
     ModelConfig,

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from manifests.preprocess import CHANNELS
 from train.model.architecture import (
-    CHANNELS,
     ModelConfig,
     OpenClipConfig,
     group_count,

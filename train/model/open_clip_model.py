@@ -231,17 +231,23 @@ def to_their_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
+def without_wrappers(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters by the names that they have in a CLIP: below `state_dict` or not, and without
+    what every name begins with before `logit_scale`, such as `module.` and `model.clip.`.
+    """
+    parameters = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
+    scale = next((name for name in parameters if name.endswith("logit_scale")), "")
+    prefix = scale.removesuffix("logit_scale")
+    return {name.removeprefix(prefix): value for name, value in parameters.items()}
+
+
 def from_their_names(state: Mapping[str, Any], config: OpenClipConfig) -> dict[str, Tensor]:
     """The inverse; also of a training checkpoint that has a state dict, and of weights from before
     open_clip's text towers had a module of their own. A logit bias may be missing.
 
     ValueError names a tensor that is missing, unknown or of another shape.
     """
-    parameters = state["state_dict"] if isinstance(state.get("state_dict"), Mapping) else state
-    theirs = {
-        name.removeprefix("module.").removeprefix("_orig_mod."): value
-        for name, value in parameters.items()
-    }
+    theirs = without_wrappers(state)
     with torch.device("meta"):
         expected = OpenClipModel(config).state_dict()
     if f"{PREFIX}text.ln_final.weight" in expected and "ln_final.weight" in theirs:
@@ -284,7 +290,7 @@ class ModelTokenizer:
 
     def __init__(self, config: OpenClipConfig) -> None:
         self._tokenize = text_tokenizer(config)
-        inner = self._tokenize.tokenizer
+        inner = hf_tokenizer(config)
         self.pad = int(inner.pad_token_id or 0)
         with tempfile.TemporaryDirectory() as folder:
             inner.save_pretrained(folder)
@@ -325,8 +331,39 @@ def own_tokenizer(config: ModelConfig | OpenClipConfig) -> ModelTokenizer | None
     return None
 
 
-def text_tokenizer(config: ModelConfig | OpenClipConfig) -> Any:
-    """open_clip's tokenizer of a model: texts to tokens BT, padded to the context."""
+def text_tokenizer(config: ModelConfig | OpenClipConfig) -> Callable[[list[str]], Tensor]:
+    """open_clip's tokenizer of a model: texts to tokens BT, padded to the context.
+
+    What it gives raises ValueError for a token that the model does not have.
+    """
+    tokenize = _tokenizer_of(config)
+    if isinstance(config, OpenClipConfig) and "hf_model_name" in config.text:
+        return tokenize  # type: ignore[no-any-return]  # its vocabulary is in another file
+
+    def checked(texts: list[str]) -> Tensor:
+        token_BT: Tensor = tokenize(texts)
+        if (highest := int(token_BT.max())) >= config.vocab_size:
+            raise ValueError(
+                f"vocab_size is {config.vocab_size}, but tokenizer {tokenizer_words(config)} gives "
+                f"the token {highest}; the model needs the tokenizer that it was trained with"
+            )
+        return token_BT
+
+    return checked
+
+
+def tokenizer_words(config: ModelConfig | OpenClipConfig) -> str:
+    """What reads a model's captions: `clip`, or the name or folder of another tokenizer."""
+    own = config.tokenizer if isinstance(config, OpenClipConfig) else None
+    return "clip" if own is None else own
+
+
+def hf_tokenizer(config: OpenClipConfig) -> Any:
+    """transformers' tokenizer of a model that has one of its own."""
+    return _tokenizer_of(config).tokenizer
+
+
+def _tokenizer_of(config: ModelConfig | OpenClipConfig) -> Any:
     if not isinstance(config, OpenClipConfig) or config.tokenizer is None:
         return _clip_tokenizer(config.context_length)
     rest = {**config.text.get("tokenizer_kwargs", {})}

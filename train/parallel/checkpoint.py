@@ -480,7 +480,7 @@ def hashes_of(source: str, average_last: int | None = None) -> dict[str, str]:
     ValueError for a source or a checkpoint that is gone.
     """
     if average_last is None:
-        return model_files.source_files(source)
+        return model_files.source_files(source, alone=False)
     folder = source.removeprefix("local-dir:")
     steps = saved_steps(folder)[-average_last:]
     if not steps:

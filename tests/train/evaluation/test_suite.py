@@ -115,7 +115,7 @@ def test_predictions_of_another_version_are_made_anew_with_a_reason(
     disk.write_parquet(path, old, metadata)
     with caplog.at_level("INFO"):
         assert saved_metrics(out, colours) is None
-    assert "colours.parquet is of version 1, not 3: it is made anew" in caplog.text
+    assert "colours.parquet is of version 1, not 4: it is made anew" in caplog.text
     (correct,) = TASKS[colours.kind].correct(disk.read_parquet(path))  # it can still be read
     assert correct.shape == (18,)
 

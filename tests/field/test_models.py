@@ -1,0 +1,805 @@
+"""Models, checkpoints and class names of public reports, rebuilt small, through the commands: what
+`clipmill evaluate` and `clipmill weights` make of them.
+
+The right outcome of a row was written down before it was run. Numbers are compared with those of
+open_clip and of transformers, which compute the same model from the same files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pickle
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from PIL import Image
+
+from manifests.preprocess import Preprocess, of_hugging_face
+from tests.support import commands
+
+open_clip = pytest.importorskip("open_clip")
+safetensors = pytest.importorskip("safetensors.torch")
+
+Values = Mapping[str, Any]
+SIDE = 16
+TOWERS = {
+    "embed_dim": 16,
+    "vision_cfg": {"image_size": SIDE, "layers": 1, "width": 16, "patch_size": 8, "head_width": 8},
+    "text_cfg": {"context_length": 12, "vocab_size": 49408, "width": 16, "heads": 2, "layers": 1},
+}
+SIGLIP_TEXT = {
+    "vocab_size": 40, "no_causal_mask": True, "pool_type": "last", "proj_bias": True,
+    "norm_kwargs": {"eps": 1e-6}, "tokenizer_kwargs": {"clean": "canonicalize"},
+}  # fmt: skip
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "a", "photo", "of", "barn", "pier", "dune")
+CLASSES = ("barn", "dune", "pier")
+
+
+def picture(path: Path, seed: int, size: tuple[int, int] = (52, 19)) -> None:
+    """A picture that is much wider than high, with other pixels in every part."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    small = np.random.default_rng(seed).integers(0, 255, (5, 11, 3), dtype=np.uint8)
+    Image.fromarray(small).resize(size, Image.Resampling.BICUBIC).save(path)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for number, name in enumerate(CLASSES):
+        for k in range(2):
+            picture(tmp_path / "data" / name / f"{k}.png", 7 * number + k, ((52, 19), (19, 45))[k])
+    return tmp_path / "data"
+
+
+def state_of(towers: Values = TOWERS) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    settings = {key: value for key, value in towers.items() if key != "custom_text"}
+    settings["text_cfg"] = dict(towers["text_cfg"])
+    kind = open_clip.model.CustomTextCLIP if "custom_text" in towers else open_clip.CLIP
+    model = kind(**settings)
+    with torch.no_grad():
+        model.logit_scale.fill_(4.0)
+    return {key: x.contiguous() for key, x in model.state_dict().items() if key != "attn_mask"}
+
+
+def open_clip_folder(folder: Path, preprocess: Values, towers: Values = TOWERS) -> Path:
+    folder.mkdir(parents=True)
+    safetensors.save_file(state_of(towers), folder / "open_clip_model.safetensors")
+    document = {"model_cfg": towers, "preprocess_cfg": preprocess}
+    (folder / "open_clip_config.json").write_text(json.dumps(document))
+    return folder
+
+
+def own_tokenizer(folder: Path) -> None:
+    """A tokenizer of a few words that has BERT's special tokens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+
+
+def evaluated(
+    model: str, tmp_path: Path, capsys: Any, **keys: Any
+) -> tuple[int, dict[str, Any], str]:
+    """Exit status, the JSON of `clipmill evaluate`, and what it said."""
+    task = {"name": "task", "kind": "classification", "data": str(tmp_path / "data"), **keys}
+    (tmp_path / "task.yaml").write_text(json.dumps(task))
+    words = [model, "--task", str(tmp_path / "task.yaml"), "--out", str(tmp_path / "out")]
+    status = commands.evaluate([*words, "--device", "cpu", "--json"])
+    said = capsys.readouterr()
+    document = json.loads(said.out.splitlines()[-1]) if status == 0 else {}
+    return status, document, said.out + said.err
+
+
+def words_of(document: Values) -> str:
+    """What `clipmill evaluate --json` says that it used."""
+    return (
+        f"images: {document['used']['images']}; captions: tokenizer {document['used']['captions']}"
+    )
+
+
+def logprobs(tmp_path: Path) -> dict[str, float]:
+    rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
+    return {row["sample"]: row["logprob"] for row in rows}
+
+
+def by_open_clip(folder: Path, pictures: Path) -> dict[str, float]:
+    """The log-probability of the right class of every picture, by open_clip alone."""
+    logging.disable(logging.WARNING)
+    model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    tokenize = open_clip.get_tokenizer(f"local-dir:{folder}")
+    logging.disable(logging.NOTSET)
+    with torch.no_grad():
+        tokens = tokenize([f"a photo of a {name}" for name in CLASSES])
+        text_CE = model.eval().encode_text(tokens, normalize=True)
+        values = {}
+        for path in sorted(pictures.rglob("*.png")):
+            pixels = transform(Image.open(path).convert("RGB"))[None]
+            logits = (
+                model.logit_scale.exp() * model.encode_image(pixels, normalize=True) @ text_CE.T
+            )
+            value = logits[0].log_softmax(0)[CLASSES.index(path.parent.name)]
+            values[f"{path.parent.name}/{path.name}"] = float(value)
+    return values
+
+
+def agree(one: Mapping[str, float], other: Mapping[str, float], within: float = 1e-5) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        assert abs(one[name] - other[name]) < within, name
+
+
+# --- open_clip's preprocess_cfg -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folder:
+    """A folder of open_clip's form. refuses: words of the one line, else open_clip's numbers."""
+
+    source: str
+    why: str
+    preprocess: Values
+    text: Values | None = None  # another caption tower, with a tokenizer of its own
+    says: str = ""
+    refuses: str = ""
+
+
+HALVES = {"mean": [0.5] * 3, "std": [0.5] * 3}
+FOLDERS = (
+    Folder(
+        source="epheterson/immich-apple-silicon#122",
+        why="exported models of SigLIP squash, and wide pictures show it",
+        preprocess={**HALVES, "resize_mode": "squash", "interpolation": "bicubic"},
+        says="resize_mode squash",
+    ),
+    Folder(
+        source="google-research/big_vision#91",
+        why="SigLIP's own tokenizer and a warped picture together",
+        preprocess={**HALVES, "resize_mode": "squash"},
+        text=SIGLIP_TEXT,
+        says="captions: tokenizer",
+    ),
+    Folder(
+        source="mlfoundations/open_clip#782",
+        why="the usual transform crops the centre: nothing changes for it",
+        preprocess={},
+        says="resize_mode shortest",
+    ),
+    Folder(
+        source="apple/coreai-models#108",
+        why="pad: the longer side is scaled and the rest is filled",
+        preprocess={"resize_mode": "longest", "fill_color": 127, "interpolation": "bilinear"},
+        says="fill_color 127",
+    ),
+    Folder(
+        source="ggml-org/llama.cpp#24629",
+        why="bilinear in the place of bicubic is another number",
+        preprocess={"interpolation": "bilinear", "size": [48, 48], "mean": 0.5, "std": None},
+        says="bilinear",
+    ),
+    Folder(
+        source="mlfoundations/open_clip: src/open_clip/transform.py",
+        why="open_clip takes bicubic for random when it evaluates, and null for its default",
+        preprocess={"interpolation": "random", "resize_mode": None},
+        says="random",
+    ),
+    Folder(
+        source="ssundaram21/dreamsim#6",
+        why="an interpolation that open_clip does not have is not replaced by another",
+        preprocess={"interpolation": "area"},
+        refuses="interpolation is 'area'",
+    ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("row", FOLDERS, ids=lambda row: row.source)
+def test_a_folder_of_open_clip_has_open_clips_numbers(
+    row: Folder, tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    towers, folder = dict(TOWERS), tmp_path / "model"
+    if row.text is not None:
+        text = {**TOWERS["text_cfg"], **row.text, "hf_tokenizer_name": "a name of a hub"}  # type: ignore[dict-item]
+        towers |= {"text_cfg": text, "custom_text": True, "init_logit_bias": -10}
+    open_clip_folder(folder, row.preprocess, towers)
+    if row.text is not None:
+        own_tokenizer(folder)
+    status, document, said = evaluated(str(folder), tmp_path, capsys)
+    if row.refuses:
+        assert (status, said.count("error:")) == (2, 1)
+        assert row.refuses in said
+        return
+    assert row.says in words_of(document)
+    assert document["used"]["preprocess"]["size"] == [SIDE, SIDE]
+    mine, theirs = logprobs(tmp_path), by_open_clip(folder, pictures)
+    agree(mine, theirs)
+    # The folder that `weights` writes is the same model, for open_clip and here.
+    assert commands.weights([str(folder), "--to", str(tmp_path / "again")]) == 0
+    agree(by_open_clip(tmp_path / "again", pictures), theirs)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        # mlfoundations/open_clip#1213: rectangular crops are bicubic there, whatever is asked
+        {"size": (12, 30), "interpolation": "bilinear"},
+        {"size": (30, 12), "resize_mode": "longest"},
+        {"size": (16, 16), "resize_mode": "longest", "fill_color": 9},
+    ],
+    ids=["mlfoundations/open_clip#1213", "longest-tall", "longest-square"],
+)
+def test_every_bit_of_a_shape_is_open_clips(row: dict[str, Any]) -> None:
+    from open_clip.transform import PreprocessCfg, image_transform_v2
+
+    settings = {key: value for key, value in row.items() if key != "size"}
+    steps = image_transform_v2(PreprocessCfg(**row), is_train=False).transforms[:-2]
+    for size in ((52, 19), (19, 45), (31, 31), (9, 70), (16, 16)):
+        image = Image.fromarray(np.random.default_rng(1).integers(0, 255, (*size, 3), np.uint8))
+        expected = image
+        for step in steps:
+            expected = step(expected)
+        assert np.array_equal(
+            Preprocess(**settings).pixels(image, row["size"]), np.asarray(expected)
+        )
+
+
+# --- Hugging Face's folders -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor:
+    """A preprocessor_config.json. refuses: words of the one line; else transformers' pixels."""
+
+    source: str
+    why: str
+    document: Values
+    refuses: str = ""
+
+
+CLIP_PROCESSOR = {"image_processor_type": "CLIPImageProcessor"}
+SHORTER = {**CLIP_PROCESSOR, "size": {"shortest_edge": SIDE}}
+BOTH = {"height": SIDE, "width": SIDE}
+PROCESSORS = (
+    Processor(
+        source="haotian-liu/LLaVA#1738",
+        why="both steps have one size, and still the longer side is cropped",
+        document={**SHORTER, "crop_size": BOTH},
+    ),
+    Processor(
+        source="open-mmlab/mmpretrain#30",
+        why="the shorter side is scaled to more than the crop has",
+        document={**SHORTER, "size": {"shortest_edge": 21}, "crop_size": SIDE, "resample": 2},
+    ),
+    Processor(
+        source="huggingface/transformers.js#1472",
+        why="crop_size is missing, and size is of an older file",
+        document={"feature_extractor_type": "CLIPFeatureExtractor", "size": SIDE, "resample": 3},
+    ),
+    Processor(
+        source="huggingface/transformers: models/clip/image_processing_clip.py",
+        why="no crop, both sides scaled, values of 0 to 255 less nothing",
+        document={**CLIP_PROCESSOR, "do_center_crop": False, "size": BOTH,
+                  "resample": 0, "do_rescale": False, "do_normalize": False},
+    ),
+    Processor(
+        source="huggingface/transformers#43313",
+        why="another factor and statistics of levels",
+        document={**CLIP_PROCESSOR, "size": {"shortest_edge": SIDE}, "rescale_factor": 1 / 127.5,
+                  "image_mean": [1.0, 1.0, 1.0], "image_std": [0.5, 0.25, 1.0]},
+    ),
+    Processor(
+        source="huggingface/transformers#30282",
+        why="a crop of another size than the model's images",
+        document={**SHORTER, "crop_size": {"height": 14, "width": 14}},
+        refuses="gives images of 14 pixels, and the model takes 16",
+    ),
+    Processor(
+        source="openai/CLIP#165",
+        why="without the crop every picture has another shape",
+        document={**CLIP_PROCESSOR, "do_center_crop": False, "size": {"shortest_edge": SIDE}},
+        refuses="do_center_crop false",
+    ),
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def plain_hf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("huggingface")
+    folder = open_clip_folder(root / "model", {})
+    assert commands.weights([str(folder), "--to", str(root / "hf"), "--format", "huggingface"]) == 0
+    return root / "hf"
+
+
+def copied(folder: Path, to: Path, without: Sequence[str] = ()) -> Path:
+    to.mkdir()
+    for path in folder.iterdir():
+        if path.name not in without:
+            os.link(path, to / path.name)
+    return to
+
+
+def replaced(path: Path, document: Any) -> None:
+    """Write a file of a folder whose files are links."""
+    path.unlink(missing_ok=True)
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize("row", PROCESSORS, ids=lambda row: row.source)
+def test_a_folder_of_hugging_face_has_its_processors_pixels(
+    row: Processor, tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = copied(plain_hf, tmp_path / "hf")
+    replaced(folder / "preprocessor_config.json", dict(row.document))
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    if row.refuses:
+        assert (status, said.count("error:")) == (2, 1)
+        assert row.refuses in said
+        return
+    assert status == 0, said
+    settings = Preprocess(**of_hugging_face(row.document, SIDE))
+    # What the file leaves out is 224 pixels there, and the model's side here.
+    usual = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
+    missing = {key: value for key, value in usual.items() if key not in row.document}
+    processor = transformers.CLIPImageProcessorPil.from_pretrained(folder, **missing)
+    for path in sorted(pictures.rglob("*.png")):
+        image = Image.open(path).convert("RGB")
+        theirs = np.asarray(processor(images=image, return_tensors="np")["pixel_values"][0])
+        levels = settings.pixels(image, (SIDE, SIDE)) / 255
+        mine = (levels - settings.image_mean) / settings.image_std
+        assert np.abs(mine.transpose(2, 0, 1) - theirs).max() < 1e-4, path
+    # Written again, the folder gives the same numbers.
+    before = logprobs(tmp_path)
+    words = [str(folder), "--to", str(tmp_path / "again"), "--format", "huggingface"]
+    assert commands.weights(words) == 0
+    assert evaluated(str(tmp_path / "again"), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), before)
+
+
+def test_a_processor_inside_of_processor_config_is_read(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    """huggingface/transformers: image_processing_base.py reads processor_config.json first."""
+    document = {"do_center_crop": False, "size": {"height": SIDE, "width": SIDE}}
+    first, second = tmp_path / "one", tmp_path / "two"
+    replaced(copied(plain_hf, first) / "preprocessor_config.json", document)
+    copied(plain_hf, second, ["preprocessor_config.json"])
+    inside = {"processor_class": "CLIPProcessor", "image_processor": document}
+    replaced(second / "processor_config.json", inside)
+    assert evaluated(str(first), tmp_path, capsys)[0] == 0
+    expected = logprobs(tmp_path)
+    status, used, _ = evaluated(str(second), tmp_path, capsys)
+    assert (status, used["used"]["preprocess"]["resize_mode"]) == (0, "squash")
+    agree(logprobs(tmp_path), expected)
+
+
+def test_what_the_other_format_cannot_say_is_refused(
+    tmp_path: Path, plain_hf: Path, capsys: Any
+) -> None:
+    folder = copied(plain_hf, tmp_path / "hf")
+    replaced(folder / "preprocessor_config.json", {"size": {"shortest_edge": 21}})
+    assert commands.weights([str(folder), "--to", str(tmp_path / "a")]) == 2
+    assert "resize_mode shortest to 21" in capsys.readouterr().err
+    padded = open_clip_folder(tmp_path / "padded", {"resize_mode": "longest"})
+    words = [str(padded), "--to", str(tmp_path / "b"), "--format", "huggingface"]
+    assert commands.weights(words) == 2
+    assert "CLIPImageProcessor cannot" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists() or not any((tmp_path / "a").iterdir())
+
+
+# --- tokenizers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """text_config and the tokens of a CLIPModel. refuses: words; else transformers' numbers."""
+
+    source: str
+    why: str
+    config: Values
+    own: bool = True  # the folder has the tokenizer of a few words
+    clip: bool = False  # it has CLIP's
+    refuses: str = ""
+    says: str = ""
+
+
+TEXTS = (
+    Text(
+        source="huggingface/transformers#24650",
+        why="a small vocabulary with its own tokenizer; the old file pools at the highest token",
+        config={"vocab_size": 12, "eos_token_id": 2},
+        says="captions: tokenizer /",
+    ),
+    Text(
+        source="huggingface/transformers#24777",
+        why="tokens above the end of the text: it pools at eos_token_id",
+        config={"vocab_size": 12, "eos_token_id": 3},
+    ),
+    Text(
+        source="huggingface/transformers#1078",
+        why="the vocabulary is smaller than what its tokenizer gives",
+        config={"vocab_size": 8, "eos_token_id": 3},
+        refuses="vocab_size is 8, but tokenizer",
+    ),
+    Text(
+        source="openai/CLIP#7",
+        why="a small vocabulary beside CLIP's tokenizer",
+        config={"vocab_size": 1000, "eos_token_id": 2},
+        own=False,
+        clip=True,
+        refuses="tokenizer clip gives the token 49407",
+    ),
+    Text(
+        source="huggingface/diffusers#10754",
+        why="CLIP's own tokens with the eos_token_id of old files are CLIP's",
+        config={"vocab_size": 49408, "eos_token_id": 2},
+        own=False,
+        clip=True,
+        says="captions: tokenizer clip",
+    ),
+)
+
+
+@pytest.mark.parametrize("row", TEXTS, ids=lambda row: row.source)
+def test_a_clip_model_reads_its_own_tokens(
+    row: Text, tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer_files = ["vocab.json", "merges.txt", "tokenizer_config.json"]
+    folder = copied(plain_hf, tmp_path / "hf", [] if row.clip else tokenizer_files)
+    if row.own:
+        own_tokenizer(folder)
+    state = safetensors.load_file(folder / "model.safetensors")
+    key = "text_model.embeddings.token_embedding.weight"
+    state[key] = state[key][: row.config["vocab_size"]].clone() * 20
+    (folder / "model.safetensors").unlink()
+    safetensors.save_file(state, folder / "model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config["text_config"] |= row.config
+    replaced(folder / "config.json", config)
+    status, document, said = evaluated(str(folder), tmp_path, capsys)
+    if row.refuses:
+        assert (status, said.count("error:")) == (2, 1)
+        assert row.refuses in said
+        return
+    assert status == 0, said
+    assert row.says in words_of(document)
+    model = transformers.CLIPModel.from_pretrained(folder).eval()
+    kind = transformers.BertTokenizer if row.own else transformers.CLIPTokenizer
+    texts = [f"a photo of a {name}" for name in CLASSES]
+    tokens = kind.from_pretrained(folder)(texts, padding=True, return_tensors="pt")
+    tokens.pop("token_type_ids", None)
+    processor, expected = transformers.CLIPImageProcessorPil.from_pretrained(folder), {}
+    for path in sorted(pictures.rglob("*.png")):
+        pixels = processor(images=Image.open(path).convert("RGB"), return_tensors="pt")
+        with torch.no_grad():
+            logits = model(**tokens, **pixels).logits_per_image[0].log_softmax(0)
+        name = f"{path.parent.name}/{path.name}"
+        expected[name] = float(logits[CLASSES.index(path.parent.name)])
+    agree(logprobs(tmp_path), expected, 1e-4)
+    assert commands.weights([str(folder), "--to", str(tmp_path / "again")]) == 0
+    capsys.readouterr()
+    assert evaluated(str(tmp_path / "again"), tmp_path, capsys)[0] == 0
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+class Trainer:
+    """An object of a program that pickles more than its weights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What torch saved of the weights. refuses: words of the one line; else they are read."""
+
+    source: str
+    why: str
+    content: Callable[[dict[str, torch.Tensor]], Any] = field(repr=False)
+    refuses: str = ""
+
+
+def traced(state: dict[str, torch.Tensor]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.jit.trace(torch.nn.Linear(2, 2), torch.zeros(1, 2))  # type: ignore[no-untyped-call]
+
+
+CHECKPOINTS = (
+    Checkpoint(
+        source="m1k2zoo/negbench#9",
+        why="a number of NumPy beside the weights",
+        content=lambda state: {"epoch": 3, "best": np.float64(0.5), "state_dict": state},
+    ),
+    Checkpoint(
+        source="winycg/CLIP-KD#20",
+        why="several of its kinds, and names of a wrapper",
+        content=lambda state: {
+            "acc": {"top1": np.float32(1.5), "n": np.int64(3)},
+            "state_dict": {f"module.{name}": x for name, x in state.items()},
+        },
+    ),
+    Checkpoint(
+        source="MotrixLab/FineMoGen#3",
+        why="a CLIP inside of a larger module's names",
+        content=lambda state: {"model": {f"model.clip.{name}": x for name, x in state.items()}},
+    ),
+    Checkpoint(
+        source="mlfoundations/open_clip#970",
+        why="OpenAI's entries beside the weights",
+        content=lambda state: OrderedDict(
+            state, input_resolution=torch.tensor(SIDE), context_length=12, vocab_size=49408
+        ),
+    ),
+    Checkpoint(
+        source="mlfoundations/open_clip#1149",
+        why="a TorchScript archive is code",
+        content=traced,
+        refuses="TorchScript archive",
+    ),
+    Checkpoint(
+        source="mlfoundations/open_clip#998",
+        why="an object of another program is named, and not loaded",
+        content=lambda state: {"state_dict": state, "trainer": Trainer()},
+        refuses="test_models.Trainer",
+    ),
+    Checkpoint(
+        source="mlfoundations/open_clip#1078",
+        why="two sets of weights: neither is taken for the other",
+        content=lambda state: {"model": state, "ema": state},
+        refuses="below each of model, ema",
+    ),
+    Checkpoint(
+        source="mlfoundations/open_clip#81",
+        why="the pointer of Git LFS in the place of the file",
+        content=lambda state: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        refuses="pointer of Git LFS",
+    ),
+)
+
+
+@pytest.mark.parametrize("row", CHECKPOINTS, ids=lambda row: row.source)
+def test_a_file_of_weights_is_read_with_its_configuration_or_named(
+    row: Checkpoint, tmp_path: Path, pictures: Path, capsys: Any
+) -> None:
+    state, path = state_of(), tmp_path / "epoch_3.pt"
+    content = row.content(state)
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif isinstance(content, torch.jit.ScriptModule):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.jit.save(content, path)
+    else:
+        torch.save(content, path)
+    (tmp_path / "tiny.json").write_text(json.dumps(TOWERS))
+    (tmp_path / "epoch_3.json").write_text(json.dumps(TOWERS))
+    for source in (str(path), f"open_clip:{tmp_path}/tiny.json/{path}"):
+        status, _, said = evaluated(source, tmp_path, capsys)
+        assert "\x1b" not in said
+        if row.refuses:
+            assert (status, said.count("error:")) == (2, 1)
+            assert row.refuses in said
+        else:
+            assert status == 0, said
+            expected = open_clip_folder(tmp_path / f"model{len(source)}", {})
+            agree(logprobs(tmp_path), by_open_clip(expected, pictures))
+
+
+def test_weights_in_shards_are_read_whole_or_not_at_all(
+    tmp_path: Path, pictures: Path, plain_hf: Path, capsys: Any
+) -> None:
+    """openai/CLIP#497: the weights of large models come in several files with an index."""
+    assert evaluated(str(plain_hf), tmp_path, capsys)[0] == 0
+    expected = logprobs(tmp_path)
+    folder = copied(plain_hf, tmp_path / "hf", ["model.safetensors"])
+    state = safetensors.load_file(plain_hf / "model.safetensors")
+    names = sorted(state)
+    shards = {"model-1.safetensors": names[::2], "model-2.safetensors": names[1::2]}
+    for file, of_file in shards.items():
+        part = {name: state[name] for name in of_file}
+        safetensors.save_file(part, folder / file, {"format": "pt"})
+    weight_map = {name: file for file, of_file in shards.items() for name in of_file}
+    replaced(folder / "model.safetensors.index.json", {"weight_map": weight_map})
+    assert evaluated(str(folder), tmp_path, capsys)[0] == 0
+    agree(logprobs(tmp_path), expected)
+    (folder / "model-2.safetensors").unlink()
+    status, _, said = evaluated(str(folder), tmp_path, capsys)
+    assert (status, "names model-2.safetensors" in said) == (2, True)
+
+
+def test_a_pickle_is_not_run(tmp_path: Path, capsys: Any) -> None:
+    class Harm:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    (tmp_path / "a.pt").write_bytes(pickle.dumps({"state_dict": Harm()}))
+    (tmp_path / "a.json").write_text(json.dumps(TOWERS))
+    picture(tmp_path / "data" / "a" / "0.png", 1)
+    picture(tmp_path / "data" / "b" / "0.png", 2)
+    assert evaluated(str(tmp_path / "a.pt"), tmp_path, capsys)[0] == 2
+    assert not (tmp_path / "harm").exists()
+
+
+# --- names of classes, folders and captions -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Names:
+    """Folders of a task and its class names. labels: that of each folder; else what refuses it."""
+
+    source: str
+    why: str
+    folders: tuple[str, ...]
+    classes: tuple[str, ...] = ()
+    labels: tuple[int, ...] = ()
+    says: str = ""
+    silent: bool = False
+    refuses: str = ""
+    file: str | None = None  # the class names as a text file
+
+
+def named(count: int) -> tuple[str, ...]:
+    return tuple(f"kind {number}" for number in range(count))
+
+
+NAMES = (
+    Names(
+        source="NVIDIA/DIGITS#665",
+        why="26 folders 0 to 25 are labels, and not texts in order",
+        folders=tuple(map(str, range(26))),
+        classes=named(26),
+        labels=tuple(range(26)),
+        says="are the labels that they name, from 0",
+    ),
+    Names(
+        source="modestyachts/ImageNetV2#10",
+        why="numbers from 1 are labels in that order",
+        folders=tuple(map(str, range(1, 13))),
+        classes=named(12),
+        labels=tuple(range(12)),
+        says="from 1",
+    ),
+    Names(
+        source="huggingface/pytorch-image-models#222",
+        why="folders with words keep the order of text",
+        folders=("class1", "class10", "class2"),
+        classes=named(3),
+        labels=(0, 1, 2),
+        silent=True,
+    ),
+    Names(
+        source="pytorch/vision#714",
+        why="padded numbers are the same labels; some folders may be missing",
+        folders=("000", "002", "011"),
+        classes=named(12),
+        labels=(0, 2, 11),
+        says="from 0",
+    ),
+    Names(
+        source="ultralytics/ultralytics#13936",
+        why="angles are no labels, and their order as text is another one",
+        folders=("0", "90", "180", "270"),
+        classes=named(4),
+        refuses="the numbers are no labels",
+    ),
+    Names(
+        source="openai/CLIP#164",
+        why="digits without class names are names, in the order of the numbers",
+        folders=tuple(map(str, range(11))),
+        labels=tuple(range(11)),
+        silent=True,
+    ),
+    Names(
+        source="LijieFan/LaCLIP#10",
+        why="WordNet ids are no words",
+        folders=("n02123394", "n02484975"),
+        labels=(0, 1),
+        says="set classes to their names",
+    ),
+    Names(
+        source="orrzohar/LOVM#3",
+        why="a blank line is a class without a name, the last one is none",
+        folders=("a", "b", "c"),
+        file="red\n\nblue\n\n",
+        labels=(0, 1, 2),
+        says="class 1, from 0, has no name",
+    ),
+    Names(
+        source="mlfoundations/open_clip#917",
+        why="of two classes of one name the first wins, as in open_clip's argmax",
+        folders=("a", "b"),
+        classes=("sunglasses", "sunglasses"),
+        labels=(0, 1),
+        says="have the same name 'sunglasses'",
+    ),
+)
+
+
+@pytest.mark.parametrize("row", NAMES, ids=lambda row: row.source)
+def test_folders_and_class_names(row: Names, tmp_path: Path, capsys: Any) -> None:
+    folder = open_clip_folder(tmp_path / "model", {})
+    for number, name in enumerate(row.folders):
+        picture(tmp_path / "data" / name / "0.png", number)
+    keys: dict[str, Any] = {"classes": list(row.classes)} if row.classes else {}
+    if row.file is not None:
+        (tmp_path / "names.txt").write_text(row.file)
+        keys = {"classes": str(tmp_path / "names.txt")}
+    status, document, said = evaluated(str(folder), tmp_path, capsys, **keys)
+    if row.refuses:
+        assert (status, said.count("error:")) == (2, 1)
+        assert row.refuses in said
+        return
+    assert status == 0, said
+    rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
+    labels = {each["sample"].partition("/")[0]: each["label"] for each in rows}
+    assert labels == dict(zip(row.folders, row.labels, strict=True))
+    notes = document["used"]["notes"]["task"]
+    assert row.says in " ".join(notes)
+    assert row.says in said
+    assert bool(notes) != row.silent
+
+
+def test_equal_names_have_open_clips_accuracy(tmp_path: Path, pictures: Path, capsys: Any) -> None:
+    """CuPL#2, CLIP_benchmark#124, openai/CLIP#235: two of the classes have one name."""
+    folder, names = open_clip_folder(tmp_path / "model", {}), ["barn", "dune", "barn"]
+    status, document, _ = evaluated(str(folder), tmp_path, capsys, classes=names)
+    assert status == 0
+    rows = pq.read_table(tmp_path / "out" / "task.parquet").to_pylist()
+    logging.disable(logging.WARNING)
+    model, _, transform = open_clip.create_model_and_transforms(f"local-dir:{folder}")
+    logging.disable(logging.NOTSET)
+    tokens = open_clip.get_tokenizer("ViT-B-32", context_length=12)(
+        [f"a photo of a {n}" for n in names]
+    )
+    with torch.no_grad():
+        text_CE = model.eval().encode_text(tokens, normalize=True)
+        text_CE[2] = text_CE[0]
+        for row in rows:
+            pixels = transform(Image.open(pictures / row["sample"]))[None]
+            logits = (
+                model.logit_scale.exp() * model.encode_image(pixels, normalize=True) @ text_CE.T
+            )[0]
+            first = 0 if logits[0] >= logits[1] else 1
+            assert row["predicted"] == first
+            assert row["correct"] == (first == row["label"])
+            assert abs(row["logprob"] - float(logits.log_softmax(0)[row["label"]])) < 1e-5
+    assert document["task"]["accuracy"] == np.mean([row["correct"] for row in rows])
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_blank_captions_are_no_queries(form: str, tmp_path: Path, capsys: Any) -> None:
+    """jmisilo and asappresearch/clip#1: empty texts beside real ones."""
+    folder, data = open_clip_folder(tmp_path / "model", {}), tmp_path / "data"
+    captions = {"0.png": ["a barn", "  "], "1.png": ["a dune"]}
+    for number, name in enumerate(captions):
+        picture(data / name, number)
+    if form == "csv":
+        lines = [f"{name},{text}" for name, texts in captions.items() for text in texts]
+        (data / "captions.csv").write_text("\n".join(["file,caption", *lines]))
+    else:
+        table = pa.table({"file": list(captions), "caption": list(captions.values())})
+        pq.write_table(table, data / "test.parquet")
+    keys: dict[str, Any] = {"kind": "retrieval"}
+    status, document, said = evaluated(str(folder), tmp_path, capsys, **keys)
+    assert status == 0, said
+    assert pq.read_table(tmp_path / "out" / "task.parquet").num_rows == 4
+    assert "1 blank captions" in " ".join(document["used"]["notes"]["task"])
+
+
+def test_an_image_whose_only_caption_is_blank_is_named(tmp_path: Path, capsys: Any) -> None:
+    """beichenzbc/Long-CLIP#84: one of a thousand caption files is empty."""
+    folder = open_clip_folder(tmp_path / "model", {})
+    for number in range(2):
+        picture(tmp_path / "data" / f"{number}.png", number)
+    (tmp_path / "data" / "captions.csv").write_text('file,caption\n0.png,a barn\n1.png," "\n')
+    status, _, said = evaluated(str(folder), tmp_path, capsys, kind="retrieval")
+    assert (status, "1.png" in said and "has no caption" in said) == (2, True)
