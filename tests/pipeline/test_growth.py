@@ -227,6 +227,69 @@ def test_tars_may_be_added_anywhere(tmp_path: Path) -> None:
     assert names == ["m.tar", "a.tar", "z.tar"]
 
 
+@pytest.mark.parametrize("captions", ["txt", "captions.csv", "class_folders"])
+def test_a_folder_of_images_grows_in_place(
+    captions: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    caplog.set_level(logging.INFO)
+    images, pool = tmp_path / "images/red", tmp_path / "pool"
+    images.mkdir(parents=True)
+    texts: dict[int, str] = {}
+
+    def write(**changes: str) -> None:
+        texts.update({int(name[1:]): text for name, text in changes.items()})
+        rows = ["file,caption"]
+        for number, text in texts.items():
+            rows.append(f"red/{number}.png,{text}")
+            (images / f"{number}.png").write_bytes(picture(16, 16, "PNG", 20 * number))
+            (images / f"{number}.txt").write_text(text)
+        (tmp_path / "images/captions.csv").write_text("\n".join(rows))
+
+    def build() -> int:
+        table = ", file_column: file, caption_column: caption" if ".csv" in captions else ""
+        (tmp_path / "r.yaml").write_text(
+            f"name: r\nsource: {{kind: image_folder, paths: [{tmp_path}/images], "
+            f"captions: {captions}{table}}}\nfetch: {{image_size: 16, rows_per_shard: 2}}\n"
+            "filters: []\nviews: {all: []}\n"
+        )
+        return commands.build([str(tmp_path / "r.yaml"), "--out", str(pool), "--engine", "inline"])
+
+    def stored() -> list[str]:
+        commits = read_commits(str(pool))
+        tables = [disk.read_parquet(commits.sidecar(int(shard))) for shard in commits.shards]
+        return [Path(row["url"]).stem + row["caption"] for t in tables for row in t.to_pylist()]
+
+    write(n0="zero", n1="one")
+    assert build() == 0
+    write(n2="two")
+    assert build() == 0
+    assert "images is new: 1 pairs, 2 of 3 rows were there before" in caplog.text
+    write(n3="three")
+    assert build() == 0
+    parts = read_parts(str(pool))["pairs"].to_pylist()
+    assert parts == [2, 1, 1]
+    assert build() == 0
+    assert read_parts(str(pool))["pairs"].to_pylist() == parts, "nothing is new"
+    (images / "1.png").unlink()
+    del texts[1]
+    write()
+    assert build() == 0
+    captioned = ["0red", "1red", "2red", "3red"]
+    if captions != "class_folders":
+        captioned = ["0zero", "1one", "2two", "3three"]
+    assert sorted(stored()) == captioned
+    assert "1 pairs of" in caplog.text
+    write(n0="another", n4="four")
+    assert build() == (0 if captions == "class_folders" else 2)
+    if captions != "class_folders":
+        assert "0.png had the caption 'zero'" in capsys.readouterr().err
+        assert sorted(stored()) == captioned
+    assert commands.audit(["verify", str(pool)]) == 0
+
+
 # --- a view of before, under a name of its own ----------------------------------------------------
 
 TRAINED = ["--set", "model=test", "batch_size=4", "lanes=2", "samples_seen=48", "warmup=1"]
