@@ -109,6 +109,7 @@ FILTER = make_app(
       --views basic clip30
   clipmill filter random-like out/pool clip30 --seed 0 1 2
   clipmill filter part out/pool clip30 raw --share 0.0625 --seed 0 1 2
+  clipmill filter freeze out/pool clip30 clip30_june
   clipmill filter columns out/pool
   clipmill filter hash out/pool clip30
 """,
@@ -181,6 +182,21 @@ def part(
     """
     with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
         documents = view_files.parts_of_views(pool, views, share, seed or [0], lease.fence)
+    return print_result(funnel_lines(documents), documents, as_json)
+
+
+@FILTER.command
+def freeze(pool: str, view: str, name: str, /, *, as_json: Json = False) -> int:
+    """Make a view of the rows that VIEW keeps now. It stays as it is when the pool grows: a run on
+    it can be resumed.
+
+    Args:
+        pool: The folder or URL of a pool.
+        view: The view.
+        name: The name of the new one.
+    """
+    with hold_lease(pool, WAIT_S) as lease, shown_progress(pool):
+        documents = view_files.freeze(pool, view, name, lease.fence)
     return print_result(funnel_lines(documents), documents, as_json)
 
 

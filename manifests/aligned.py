@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from manifests import disk
+from manifests.commits import Commits, read_commits
 from manifests.layout import PoolLayout, bundle_name, shard_name
 from manifests.records import ShardTable, ViewDocument, read_document
 
@@ -452,7 +453,7 @@ def current_view(pool: str, view: str, fingerprint: str, remedy: str) -> ViewDoc
     """The document of a view.
 
     ValueError where there is none; and where the pool's fingerprint is another one than the view's,
-    with `remedy`: what to do then.
+    with `remedy`: what to do then. The shards of a frozen view must be there as they were.
     """
     names = view_names(pool)
     if view not in names:
@@ -461,11 +462,35 @@ def current_view(pool: str, view: str, fingerprint: str, remedy: str) -> ViewDoc
             f"{pool} has no view {view!r}{suggestion}; it has {', '.join(names) or 'none'}"
         )
     document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
-    if document.fingerprint != fingerprint:
+    if document.fingerprint == fingerprint:
+        return document
+    if document.frozen:
+        if not is_current(document, read_commits(pool, ["sidecar_sha256"])):
+            raise ValueError(
+                f"view {view!r} of {pool} is frozen, and its shards have changed since, as by a "
+                f"repair: remove views/{view}.json and then the folder views/{view}"
+            )
+    else:
         raise ValueError(
             f"view {view!r} of {pool} is stale: the pool's shards have changed; {remedy}"
         )
     return document
+
+
+def is_current(document: ViewDocument, commits: Commits) -> bool:
+    """Whether a view is of the shards that are there now: of all; a frozen one, of its own."""
+    if document.fingerprint == commits.fingerprint:
+        return True
+    return bool(document.frozen) and own_shards(document, commits).fingerprint == (
+        document.fingerprint
+    )
+
+
+def own_shards(document: ViewDocument, commits: Commits) -> Commits:
+    """The commits of the shards that a view is of. ValueError where its list of them is damaged."""
+    if document.fingerprint == commits.fingerprint:
+        return commits
+    return commits.only(view_shards(commits.pool, document)[0])
 
 
 # --------------------------------------------------------------------------------------------------

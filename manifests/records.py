@@ -63,6 +63,8 @@ class ViewDocument:
     # some of its rows.
     rows_sha256: str | None = field(default=None, metadata=disk.OPTIONAL)
     shards: ShardTable  # rows kept of each
+    # True where it stays a view of these shards when others are added to the pool
+    frozen: bool | None = field(default=None, metadata=disk.OPTIONAL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

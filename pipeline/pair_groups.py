@@ -195,7 +195,11 @@ def _crossed(division: Division, number: Ints, names: Sequence[Sequence[str]]) -
 
 def _mask(commits: Commits, view: str, column: str) -> NDArray[np.bool_] | pa.Array:
     """A column of the masks of a view: `kept`, or `rule` with NULL as "kept"."""
-    current_view_of(commits, view)
+    if current_view_of(commits, view).fingerprint != commits.fingerprint:
+        raise ValueError(
+            f"view {view!r} of {commits.pool} is frozen and of some of its shards; groups are made "
+            "of views of the whole pool"
+        )
     masks = AlignedFiles.of_view(commits.pool, view)
     parts = [masks.read(int(shard), [column])[0][column] for shard in commits.shards]
     array = pa.chunked_array([chunk for part in parts for chunk in part.chunks]).combine_chunks()

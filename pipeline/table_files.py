@@ -555,9 +555,10 @@ def _image_leaf(path: str, column: str, schema: pa.Schema) -> str:
 
 def image_rows(
     path: str, column: str, rows: Mapping[int, Collection[int]]
-) -> Iterator[tuple[int, dict[int, bytes | None] | None]]:
+) -> Iterator[tuple[int, dict[int, bytes | None] | tuple[str, str]]]:
     """(row group, bytes by row) of some rows of some row groups, batch by batch. None in place of
-    bytes: the row has none; in place of a batch: what is left of the row group is damaged.
+    bytes: the row has none; (reason, detail) in place of a batch: what is left of the row group
+    cannot be read.
 
     A row that the file does not have is left out. DamagedTable where it is no Parquet file.
     """
@@ -573,20 +574,27 @@ def image_rows(
         for group, own in wanted.items():
             if group >= table.num_row_groups:
                 continue
+            size = batch_rows(table.metadata, group, [column])
+            if not size:
+                yield group, ("too_many_bytes", "its row group unpacks to more than may be held")
+                continue
             try:
                 with disk.naming_table(path):
-                    for images in _images(table, group, column, leaf, own):
+                    for images in _images(table, group, column, leaf, own, size):
                         yield group, images
             except disk.DamagedTable:
-                yield group, None
+                yield group, ("missing_file", "the file is damaged here")
 
 
 def _images(
-    table: pq.ParquetFile, group: int, column: str, leaf: str, rows: npt.NDArray[np.int64]
+    table: pq.ParquetFile,
+    group: int,
+    column: str,
+    leaf: str,
+    rows: npt.NDArray[np.int64],
+    size: int,
 ) -> Iterator[dict[int, bytes | None]]:
-    size, first = batch_rows(table.metadata, group, [column]), 0
-    if not size:
-        raise disk.DamagedTable(f"row group {group} unpacks to more than may be held")
+    first = 0
     for batch in table.iter_batches(size, row_groups=[group], columns=[leaf]):
         end = first + batch.num_rows
         images = batch.column(column)

@@ -230,6 +230,12 @@ class Commits:
         """The names of the shards."""
         return (shard_name(int(shard)) for shard in self._shards)
 
+    def only(self, shards: NDArray[np.int64]) -> Commits:
+        """Those of some shards."""
+        return Commits(
+            self.pool, self.table.filter(pc.is_in(self.table["shard"], pa.array(shards)))
+        )
+
     def column(self, name: str) -> pa.ChunkedArray:
         """(shards,) one field of all records; KeyError for one that was not read."""
         return self.table[name]

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from manifests import disk
-from manifests.aligned import AlignedFiles, view_names, view_shards
+from manifests.aligned import AlignedFiles, is_current, view_names, view_shards
 from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW, hex_bytes
 from manifests.commits import Commits, in_threads, read_commits
 from manifests.layout import (
@@ -378,12 +378,11 @@ def find_damages(pool: str, *, engine: Engine = "inline") -> tuple[list[Damage],
     commits, index_problem = _read_index(pool)
     if commits is not None:  # it may name a shard whose record is lost
         shards = np.union1d(shards, commits.shards)
-    fingerprint = None if commits is None else commits.fingerprint
     _pool_documents(layout, findings)
     sets = dict(_score_sets(layout, findings))
-    views, stale = _views(layout, fingerprint, findings)
+    views, stale = _views(layout, commits, findings)
     for name, document in sets.items():
-        if _report_stale(f"scores/{name}", name, document, fingerprint, findings):
+        if _report_stale(f"scores/{name}", name, document, commits, findings):
             stale.append(name)
     columns = {name: list(document.columns) for name, document in sets.items()}
     stage = Stage(
@@ -501,7 +500,7 @@ def _score_sets(layout: PoolLayout, findings: _Findings) -> Iterator[tuple[str, 
 
 
 def _views(
-    layout: PoolLayout, fingerprint: str | None, findings: _Findings
+    layout: PoolLayout, commits: Commits | None, findings: _Findings
 ) -> tuple[dict[str, tuple[Integers, Integers]], list[str]]:
     """{complete view: (its shards in order, the rows that it keeps of each)}, and which are
     stale.
@@ -516,13 +515,13 @@ def _views(
             _document(f"{name}/rules.json", view, rules, ViewRulesDocument, findings)
         if document is None:
             continue
-        if _report_stale(name, view, document, fingerprint, findings):
-            stale.append(view)
         try:
             views[view] = view_shards(layout.root, document)
         except ValueError as error:
             findings.add(Damage(kind="view", line=f"{name}: {error}", name=view))
             continue
+        if _report_stale(name, view, document, commits, findings):
+            stale.append(view)
         in_shards = int(views[view][1].sum())
         if not document.kept == document.funnel[-1][1] == in_shards:
             line = (
@@ -537,13 +536,15 @@ def _report_stale(
     name: str,
     owner: str,
     document: ViewDocument | ScoreSetDocument,
-    fingerprint: str | None,
+    commits: Commits | None,
     findings: _Findings,
 ) -> bool:
     """Report a score set or view that was made from other shards than those that are there."""
-    if fingerprint is None or document.fingerprint == fingerprint:
+    if commits is None or document.fingerprint == commits.fingerprint:
         return False
     is_view = isinstance(document, ViewDocument)
+    if isinstance(document, ViewDocument) and is_current(document, commits):
+        return False
     command = "clipmill filter" if is_view else "clipmill score"
     line = f"{name}: stale: the shards have changed since; run {command} on this pool again"
     findings.add(Damage(kind="view" if is_view else "set", line=line, name=owner))

@@ -30,6 +30,8 @@ from manifests.aligned import (
     AlignedFiles,
     Bundle,
     Change,
+    is_current,
+    own_shards,
     parquet_bytes,
     remove_view_shards,
     view_names,
@@ -600,6 +602,7 @@ class Journal:
 
     record: PurgeRecord  # of what it removes
     fingerprint: str  # of the pool before
+    frozen: dict[str, str]  # view that is of some shards only -> their fingerprint before
     views: dict[str, dict[str, int]]  # view -> rule -> rows that it decided; "" for rows kept
     scored: dict[str, int]  # score set -> scored rows of the shards that have some of these uids
     adopted: tuple[str, ...]  # tars outside of the pool that keep the images
@@ -834,7 +837,7 @@ def _old(pool: str) -> tuple[str, ...]:
     views = []
     for view in view_names(pool) if dependent else ():
         document = read_document(PoolLayout(pool).view_json(view), ViewDocument)
-        if dependent & set(document.scores.values()):
+        if not document.frozen and dependent & set(document.scores.values()):
             views.append(view)
     return (*sorted(dependent), *views)
 
@@ -863,11 +866,19 @@ def _begin(commits: Commits, rows: FoundRows, criteria: Mapping[str, set[str]]) 
     return Journal(
         record=record,
         fingerprint=commits.fingerprint,
+        frozen=dict(_frozen(commits)),
         views={view: _decided(pool, view, rows.shards) for view in view_names(pool)},
         scored={name: _scored(layout, name, rows.shards) for name in sets},
         adopted=tuple(sorted(adopted)),
         examples=dict(_examples(pool, urls, criteria.get("domain", set()))),
     )
+
+
+def _frozen(commits: Commits) -> Iterator[tuple[str, str]]:
+    for view in view_names(commits.pool):
+        document = read_document(PoolLayout(commits.pool).view_json(view), ViewDocument)
+        if document.frozen and is_current(document, commits):
+            yield view, document.fingerprint
 
 
 def _examples(pool: str, urls: Set[str], domains: Set[str]) -> Iterator[tuple[str, Any]]:
@@ -993,8 +1004,10 @@ def _purge_views(commits: Commits, rows: FoundRows, journal: Journal, fence: int
         if not disk.exists(path):
             continue
         document = read_document(path, ViewDocument)
-        if document.fingerprint == journal.fingerprint and view not in old:
-            changed = minus(document, decided, commits.fingerprint)
+        is_frozen = document.fingerprint == journal.frozen.get(view)
+        if is_frozen or (document.fingerprint == journal.fingerprint and view not in old):
+            own = own_shards(document, commits) if is_frozen else commits
+            changed = minus(document, decided, own.fingerprint)
             disk.remove(layout.view_rules(view))
             shards, counts = view_shards(commits.pool, document)
             counts = counts.copy()

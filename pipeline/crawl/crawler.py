@@ -6,7 +6,8 @@ earlier, has already are left out and POOL/pairs/part-00000.parquet … are comm
 once all of them exist.
 
 A source may grow: its new files become the parts behind those that are there, which stay as they
-are and count as earlier. A file that is gone keeps its pairs; one that has changed is refused.
+are and count as earlier. A file that is gone keeps its pairs; one that has changed is refused. A
+folder of images with other images than before is read again as a new part.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from manifests import disk
 from manifests.columns import PAIRS, hex_bytes, with_extra
 from manifests.commits import in_threads
 from manifests.layout import PoolLayout
 from manifests.schema import Source
-from pipeline.archives.urls import PartCounts
+from pipeline.archives.urls import PartCounts, shortened
 from pipeline.crawl.parts import (
     PART_NAME,
     PARTS,
@@ -541,8 +543,14 @@ def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
     for number, path in enumerate(paths):
         by_id.setdefault(source_id(source, path), []).append(number)
     names, known = final["wat"].to_pylist(), list[str | None]()
-    for stored in final["source_id"].to_pylist():
-        known.append(paths[by_id[stored].pop(0)] if by_id.get(stored) else None)
+    last = dict[str, int]()  # of folders, which may grow in place: the part that was read last
+    for number, stored in enumerate(final["source_id"].to_pylist()):
+        if stored in last:
+            known.append(known[last[stored]])
+        else:
+            known.append(paths[by_id[stored].pop(0)] if by_id.get(stored) else None)
+        if source.kind == "image_folder":
+            last[stored] = number
     new = [paths[number] for number in sorted(chain.from_iterable(by_id.values()))]
     gone = [name for name, path in zip(names, known, strict=True) if path is None]
     if others := [name for name in gone if name in set(map(_name, new))]:
@@ -568,6 +576,14 @@ def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
         path, content = part
         return path is None or reader.is_unchanged(path, source, content)
 
+    if source.kind == "image_folder":
+        contents = content_of(final)
+        for number in last.values():
+            path = known[number]
+            if path is not None and not is_unchanged((path, contents[number])):
+                _check_grown(pool, source, path, [n for n, old in enumerate(known) if old == path])
+                new.append(path)
+        return final, [*(path or name for path, name in zip(known, names, strict=True)), *new]
     unchanged = in_threads(is_unchanged, zip(known, content_of(final), strict=True), THREADS)
     changed = [name for name, same in zip(names, unchanged, strict=True) if not same]
     if changed:
@@ -579,6 +595,28 @@ def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
         )
     old = [path or name for path, name in zip(known, names, strict=True)]
     return final, [*old, *new]
+
+
+def _check_grown(pool: str, source: Source, folder: str, numbers: Sequence[int]) -> None:
+    """ValueError where an image of which a pair is in the parts `numbers` has other captions in its
+    folder now. Images that are gone keep their pairs, as those of a file that is gone do."""
+    counts, columns = PartCounts(), ["uid", "url", "caption"]
+    batches = [one.select(columns) for one in reader_of(source).batches(folder, source, counts)]
+    now = pa.Table.from_batches(batches, pa.schema([PAIRS.field(name) for name in columns]))
+    gone = 0
+    for number in numbers:
+        before = disk.read_parquet(PoolLayout(pool).pairs_part(number), columns)
+        before = before.filter(pc.invert(pc.is_in(before["uid"], now["uid"].combine_chunks())))
+        is_there = pc.is_in(before["url"], now["url"].combine_chunks())
+        for changed in before.filter(is_there).slice(0, 1).to_pylist():
+            raise ValueError(
+                f"{folder} has changed since {pool}/pairs was made of it: {changed['url']} had the "
+                f"caption {shortened(changed['caption'])!r}; build into another folder, or give "
+                "the old captions back"
+            )
+        gone += before.num_rows
+    if gone:
+        logger.warning("%d pairs of %s have no image in it now: they stay", gone, folder)
 
 
 def contents_of_rows(pool: str, source: Source) -> dict[str, Mapping[str, Any]]:

@@ -446,17 +446,20 @@ async def _read_table(
     batches = image_rows(path, column, groups)
     while groups:
         begun = time.time(), time.monotonic()
-        images: Mapping[int, bytes | None] | None
+        images: Mapping[int, bytes | None] | None = None
         reason, detail = "missing_file", "the row has no bytes of an image"
+        none_left = (-1, ("missing_file", "the file has no such row"))
         try:
-            group, images = await _in_time(partial(next, batches, (-1, None)))
-            if images is None:
-                detail = "the file has no such row" if group < 0 else "the file is damaged here"
+            group, batch = await _in_time(partial(next, batches, none_left))
+            if isinstance(batch, tuple):
+                reason, detail = batch
+            else:
+                images = batch
         except TimeoutError:
-            group, images = -1, None
+            group = -1
             reason, detail = "deadline", f"it was not read within {FILE_DEADLINE_S:g} s"
         except (FileNotFoundError, disk.DamagedTable, ValueError):
-            group, images, detail = -1, None, "the file is gone, damaged or another one"
+            group, detail = -1, "the file is gone, damaged or another one"
         for ended in [group] if group >= 0 else list(groups):
             own = groups[ended]
             for row in list(own) if images is None else images:

@@ -304,7 +304,8 @@ STATUS_LINE = re.compile(rb"HTTP/[0-9](?:\.[0-9])?[ \t]+([0-9]{3})")
 def clean_head(head: bytes) -> bytes:
     """A head as llhttp reads it, with what browsers and curl make of it: lines without a name or a
     colon are left out, a Content-Length that is there several times is one, and it does not count
-    beside `chunked`. `Transfer-Encoding: identity` says nothing.
+    beside `chunked`. `Transfer-Encoding: identity` says nothing. A NUL stays: llhttp refuses it, as
+    curl does.
     """
     first, *lines = re.sub(rb"\r?\n[ \t]+", b" ", head).split(b"\n")
     status = STATUS_LINE.match(first)
@@ -312,7 +313,7 @@ def clean_head(head: bytes) -> bytes:
     kept = [version + b" " + status[1] if status else first.rstrip()]
     lengths, codings = dict[bytes, None](), list[bytes]()
     for line in lines:
-        header = HEADER.fullmatch(line.replace(b"\0", b"").replace(b"\r", b" ").strip())
+        header = HEADER.fullmatch(line.replace(b"\r", b" ").strip())
         if header is None:
             continue
         name = header[1].lower()

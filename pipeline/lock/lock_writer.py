@@ -227,6 +227,8 @@ class _LockWriter:
 
     def _kept(self, view: str, shard: int, rows: int) -> pa.ChunkedArray:
         try:
+            if self.views[view].frozen and not self._masks[view].has(shard):
+                return pa.chunked_array([np.zeros(rows, np.bool_)])  # it is of other shards
             mask = self._masks[view].read(shard, ["kept"])[0]["kept"]
         except (FileNotFoundError, pa.ArrowException) as error:
             line = f"the mask of view {view!r} of shard {shard_name(shard)} cannot be read"

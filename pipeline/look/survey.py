@@ -250,7 +250,13 @@ def _view(
     """A view with its masks, where they are those of the pool's shards."""
     unread = PoolView(name=name, document=document)
     if not is_current:
-        problems.append(f"view {name} is older than the pool's shards: choose it again")
+        if document.frozen:
+            state = (
+                f"is frozen, of {document.shards.count} of {len(commits)} shards: it is not shown"
+            )
+        else:
+            state = "is older than the pool's shards: choose it again"
+        problems.append(f"view {name} {state}")
         return unread
     files = AlignedFiles.of_view(commits.pool, name)
     try:

@@ -24,6 +24,8 @@ from manifests import disk
 from manifests.aligned import (
     AlignedFiles,
     BundlesWriter,
+    is_current,
+    own_shards,
     remove_view_shards,
     view_names,
     view_shards,
@@ -518,11 +520,15 @@ class Inputs:
     rules: tuple[dict[str, Any], ...]
     scores: dict[str, str]  # filter -> NAME@ID
     fingerprint: str
+    frozen: bool | None = None
 
     def made(self, document: ViewDocument | None) -> bool:
         """True if `document` was made from these inputs."""
         return document is not None and self == Inputs(
-            rules=document.rules, scores=document.scores, fingerprint=document.fingerprint
+            rules=document.rules,
+            scores=document.scores,
+            fingerprint=document.fingerprint,
+            frozen=document.frozen,
         )
 
 
@@ -601,6 +607,7 @@ def random_like(
     """
     commits = shards_with_rows(pool)
     model = current_view_of(commits, view)
+    commits = own_shards(model, commits)
     inputs: dict[str, Inputs] = {}
     views = []
     for seed in [None] if seeds is None else seeds:
@@ -609,7 +616,12 @@ def random_like(
         views.append(View(name=name, rules=(rule,)))
         plain = {"name": "random", "random_like": view, "seed": seed or 0}
         rules = ({**plain, "like": rules_hash(model.rules)},)
-        inputs[name] = Inputs(rules=rules, scores=model.scores, fingerprint=commits.fingerprint)
+        inputs[name] = Inputs(
+            rules=rules,
+            scores=model.scores,
+            fingerprint=commits.fingerprint,
+            frozen=model.frozen,
+        )
     columns = {name: {"status", "uid"} for name in inputs}
     select = _by_rules(commits, views, columns, {}, {view: model.kept})
     return _make(commits, inputs, select, fence)
@@ -632,6 +644,13 @@ def parts_of_views(
         raise ValueError(f"the seeds are {list(seeds)}; each must lie in [0, 2^40)")
     commits = shards_with_rows(pool)
     wholes = {view: current_view_of(commits, view) for view in views}
+    if len(states := {(whole.fingerprint, whole.frozen) for whole in wholes.values()}) > 1:
+        made: dict[str, ViewDocument] = {}  # frozen ones are of shards of their own
+        for state in sorted(states, key=str):
+            some = [v for v in views if (wholes[v].fingerprint, wholes[v].frozen) == state]
+            made |= parts_of_views(pool, some, share, seeds, fence)
+        return made
+    commits = own_shards(wholes[views[0]], commits)
     inputs: dict[str, Inputs] = {}
     parts: dict[str, tuple[ViewDocument, int]] = {}  # name -> of which view, the seed of the hash
     for view, whole in wholes.items():
@@ -642,7 +661,12 @@ def parts_of_views(
             check_view_name(name)
             parts[name] = whole, PART_SEED + seed
             rules = (*whole.rules, {"name": PART, "sample": share, "seed": PART_SEED + seed})
-            inputs[name] = Inputs(rules=rules, scores=whole.scores, fingerprint=commits.fingerprint)
+            inputs[name] = Inputs(
+                rules=rules,
+                scores=whole.scores,
+                fingerprint=commits.fingerprint,
+                frozen=whole.frozen,
+            )
 
     def select(
         masks: MaskFiles, names: Sequence[str], _: Mapping[str, ViewDocument]
@@ -707,11 +731,41 @@ def read_view(pool: str, name: str) -> ViewDocument | None:
         return None
 
 
+def freeze(pool: str, view: str, name: str, fence: int | None = None) -> dict[str, ViewDocument]:
+    """Make the view `name` of the rows that `view` keeps now. It stays as it is when shards are
+    added to the pool or rules change, and so does the order in which a run draws from it.
+
+    fence: that of the lease. ValueError for a view that is not there or is older than the shards,
+    and for a name that another view has.
+    """
+    commits = shards_with_rows(pool)
+    model = current_view_of(commits, view)
+    commits = own_shards(model, commits)
+    check_view_name(name)
+    inputs = Inputs(
+        rules=model.rules, scores=model.scores, fingerprint=commits.fingerprint, frozen=True
+    )
+    if (taken := read_view(pool, name)) is not None and not inputs.made(taken):
+        raise ValueError(f"{pool} has a view {name!r} already; freeze {view!r} under another name")
+
+    def select(
+        masks: MaskFiles, _: Sequence[str], __: Mapping[str, ViewDocument]
+    ) -> dict[str, Selection]:
+        files = AlignedFiles.of_view(pool, view)
+        for shard in commits.shards.tolist():
+            masks.add(name, shard_name(shard), files.read(shard)[0])
+        selection = Selection(thresholds=model.thresholds, funnel=model.funnel, kept=model.kept)
+        return {name: selection}
+
+    return _make(commits, {name: inputs}, select, fence)
+
+
 def current_view_of(commits: Commits, view: str) -> ViewDocument:
-    """The document of a view. ValueError where there is none, or the shards have changed since."""
+    """The document of a view; that of a frozen one may be of fewer shards. ValueError where there
+    is none, or its shards have changed since."""
     pool = commits.pool
     document = read_view(pool, view)
-    if document is None or document.fingerprint != commits.fingerprint:
+    if document is None or not is_current(document, commits):
         state = f"is older than the shards of {pool}" if document else f"is not in {pool}"
         raise ValueError(f"view {view!r} {state}; run clipmill filter {pool} with its recipe first")
     return document
@@ -723,7 +777,7 @@ def hash_view(pool: str, view: str) -> str:
     ValueError where there is no such view, or it is older than the shards.
     """
     commits = read_commits(pool)
-    current_view_of(commits, view)
+    commits = own_shards(current_view_of(commits, view), commits)
     masks = AlignedFiles.of_view(pool, view)
 
     def kept_rows(position: int) -> NDArray[np.bool_]:
@@ -744,7 +798,7 @@ def check_view_name(name: str) -> None:
 
 def views_not_in(recipe: Recipe, pool: str) -> list[str]:
     """Views of the pool that the recipe does not have. Random views of its own views, and views
-    of selected rows, which come from no recipe, are not among them."""
+    that are frozen or of selected rows, which come from no recipe, are not among them."""
     listed = {view.name for view in recipe.views}
     listed |= {random_view_name(name) for name in listed}
     names = []
@@ -752,7 +806,7 @@ def views_not_in(recipe: Recipe, pool: str) -> list[str]:
         if RANDOM_SEED.sub("", name) in listed or not VIEW_NAME.fullmatch(name):
             continue  # of another name: a file that a person left there
         document = read_view(pool, name)
-        if document is None or not is_selected(document.rules):
+        if document is None or not (document.frozen or is_selected(document.rules)):
             names.append(name)
     return names
 
@@ -814,6 +868,7 @@ def _make(
         if document is not None and given.made(document) and has_masks(commits, document):
             documents[name] = document
         else:
+            _refuse_frozen(document, given)
             before[name] = document
     if not before:
         return documents
@@ -831,6 +886,15 @@ def _make(
     finally:
         masks.remove()
     return {name: documents[name] for name in inputs}
+
+
+def _refuse_frozen(document: ViewDocument | None, inputs: Inputs) -> None:
+    """ValueError where a view is to be made in the place of one that is frozen."""
+    if document is not None and document.frozen and not inputs.made(document):
+        raise ValueError(
+            f"view {document.name!r} is frozen: give the new one another name, or remove "
+            f"views/{document.name}.json and then the folder views/{document.name}"
+        )
 
 
 def _by_rules(
@@ -894,6 +958,7 @@ def write_view(
         scores=inputs.scores,
         rows_sha256=rows_sha256,
         shards=shards,
+        frozen=inputs.frozen,
     )
     check_fence(commits.pool, fence)
     disk.write_json(layout.view_json(name), document, sealed=True)
@@ -985,6 +1050,7 @@ def write_selected_view(
     hash of the rows that it selects, if it is known. ValueError where none of them is stored.
     """
     check_view_name(name)
+    _refuse_frozen(read_view(commits.pool, name), _selected_inputs(commits, where))
     source = JoinedColumns(commits, {"status"}, {})
     masks = MaskFiles(commits, [name])
     stored_rows = 0

@@ -87,7 +87,7 @@ ROWS = [
         reasons={"damaged": 1},
     ),
     Row(
-        source="apache/spark#17068",
+        source="arnaudroger/SimpleFlatMapper#692",
         why="a mark that another row's inch closes: by the letter one row, in truth five",
         files={"t.csv": "caption,url\n" + "\n".join(FOX) + "\n"},
         captions=(
@@ -177,7 +177,7 @@ ROWS = [
         captions=("a; b", "c, d"),
     ),
     Row(
-        source="video2dataset#117",
+        source="mlfoundations/open_clip#144",
         why="tabs in a .csv",
         files={"t.csv": "url\tcaption\nU1\ta\n"},
         status=2,
@@ -197,7 +197,7 @@ ROWS = [
         captions=("#New",),
     ),
     Row(
-        source="DiffSynth-Studio#1190",
+        source="docs/reference/recipe.md",
         why="a delimiter is for a .csv only",
         files={"t.jsonl": '{"url": "U1", "caption": "a"}\n'},
         keys={"delimiter": ";"},
@@ -353,7 +353,7 @@ ROWS = [
         says=("'caption'", "struct", "human"),
     ),
     Row(
-        source="G-LLaVA#20",
+        source="pipilurj/G-LLaVA#20",
         why="the same in JSON",
         files={"t.jsonl": '{"url": "U1", "caption": {"en": "a", "de": "b"}}\n' * 2},
         status=2,
@@ -371,7 +371,7 @@ ROWS = [
         says=("'caption'",),
     ),
     Row(
-        source="LLaVA#981",
+        source="clipmill: a struct among texts",
         why="a struct among texts costs itself",
         files={"t.jsonl": '{"url": "U1", "caption": {"en": "a"}}\n{"url": "U2", "caption": "b"}\n'},
         captions=("b",),

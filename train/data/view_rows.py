@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from manifests import disk, waits
-from manifests.aligned import AlignedFiles, current_view, view_shards
+from manifests.aligned import AlignedFiles, current_view, own_shards, view_shards
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer, TokenArray
 from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from manifests.disk import to_plain
@@ -214,6 +214,12 @@ class ViewMasks:
         """The names of the shards."""
         return (shard_name(int(shard)) for shard in self.shards)
 
+    @functools.cached_property
+    def score_sets(self) -> dict[str, str]:
+        """Column -> the score set that has it, for the score sets that the view's rules read.
+        ValueError for one of other rows."""
+        return _score_sets(PoolLayout(self.pool), self.document)
+
     def read(self, number: int, rows: int) -> pa.Table:
         """What the view makes of each of the `rows` rows of a shard: the columns `kept` and `rule`.
 
@@ -283,7 +289,7 @@ def covers(commits: Commits, document: ScoreSetDocument) -> bool:
 def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.Table:
     """Columns of the sidecar and of the view's score sets, for all rows of a shard."""
     pool = masks.pool
-    score_set_of = _score_sets(PoolLayout(pool), masks.document)
+    score_set_of = masks.score_sets
     from_scores = [name for name in columns if name in score_set_of]
     from_sidecar = [name for name in columns if name not in score_set_of]
     try:
@@ -315,6 +321,12 @@ def _not_read(masks: ViewMasks, columns: Sequence[str]) -> ValueError | None:
         document = load_document(path, ScoreSetDocument) if disk.exists(path) else None
         for column in columns:
             if document is not None and column in document.columns:
+                if name in masks.document.scores.values():
+                    return ValueError(
+                        f"view {view!r} of {masks.pool} is frozen, and the column {column!r} of "
+                        f"the score set {name} was computed anew from the rows that the pool has "
+                        "now: use a view that is not frozen"
+                    )
                 return ValueError(
                     f"view {view!r} of {masks.pool} does not read the column {column!r}, which is "
                     f"of the score set {name}: name it in a rule of the view, such as "
@@ -328,7 +340,12 @@ def _score_sets(layout: PoolLayout, document: ViewDocument) -> dict[str, str]:
     of_column: dict[str, str] = {}
     for score_set in document.scores.values():
         scores = load_document(layout.score_set_json(score_set), ScoreSetDocument)
-        if scores.fingerprint != document.fingerprint:
+        is_of_rows = scores.fingerprint == document.fingerprint
+        if not is_of_rows and document.frozen:
+            is_of_rows = covers(own_shards(document, committed(layout.root)), scores)
+            if scores.whole_pool:
+                continue  # its values are of the pool as it is now
+        if not is_of_rows:
             raise ValueError(
                 f"{layout.score_set(score_set)} was made of other rows or pictures than the view "
                 f"{document.name!r}; {choose_again(layout.root)}"
@@ -625,7 +642,7 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
         if scores.options.get("tokenizer") == tokenizer
         and (
             scores.fingerprint == masks.document.fingerprint
-            or covers(committed(masks.pool), scores)
+            or covers(own_shards(masks.document, committed(masks.pool)), scores)
         )
     ]
     if not complete:

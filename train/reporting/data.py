@@ -185,8 +185,13 @@ def _open(arm: str, pool: str, view: str, columns: PoolColumns) -> ArmView:
     document = masks.document
     kept, failed = [], []
     outcomes: dict[str, int] = {}
-    for number, size in enumerate(columns.sizes):
-        mask = masks.read(number, size)
+    numbers = {shard: number for number, shard in enumerate(masks.names())}
+    for shard, size in zip(columns.shards, columns.sizes, strict=True):
+        if shard in numbers:
+            mask = masks.read(numbers[shard], size)
+        else:  # the view is frozen, and of other shards
+            rule = pa.chunked_array([pa.repeat(NOT_STORED, size)])
+            mask = pa.table({"kept": np.zeros(size, np.bool_), "rule": rule})
         kept.append(np.asarray(mask["kept"].to_numpy(), dtype=bool))
         failed.append(_codes(mask["rule"].dictionary_encode(), outcomes))
     codes = np.concatenate(failed)

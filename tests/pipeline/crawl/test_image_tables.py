@@ -205,6 +205,17 @@ def test_a_damaged_page_costs_the_rest_of_its_row_group(tmp_path: Path, build: L
     assert all(rows[f"c{n}"] == "missing_file" for n in range(4, 8))
 
 
+def test_a_row_group_that_unpacks_to_too_much_has_that_reason(tmp_path: Path, build: Lines) -> None:
+    images = pa.array([picture(), b"\0" * 40 * 2**20, picture(shade=1), picture(shade=2)])
+    table = pa.table({"image": images, "caption": list("abcd")})
+    options = {"compression": "zstd", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=2, **options)
+    assert build(paths=["a.parquet"])[0] == 0
+    rows = {key[1]: value for key, value in stored(tmp_path / "pool").items()}
+    assert [rows[name] for name in "ab"] == ["too_many_bytes"] * 2
+    assert all(isinstance(rows[name], bytes) for name in "cd")
+
+
 def test_a_file_that_was_replaced_is_noticed(tmp_path: Path, build: Lines) -> None:
     images = [picture(shade=n) for n in range(6)]
     path = tmp_path / "a.parquet"
@@ -239,7 +250,8 @@ def test_rows_of_any_layout_have_their_own_bytes(
         patch.setattr(table_files, "BATCH_BYTES", batch)
         read = {}
         for group, batch_of_images in image_rows(path, "image", asked):
-            for row, data in (batch_of_images or {}).items():
+            assert isinstance(batch_of_images, dict)
+            for row, data in batch_of_images.items():
                 read[f"{path}#{group}/{row}"] = data
     assert read == {addresses[n]: images[n] for n in wanted if n < len(images)}
 
