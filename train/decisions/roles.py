@@ -144,7 +144,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     )
 )  # fmt: skip
 SETTING_PREFIX = re.compile(
-    r"^(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)[./_]", re.I
+    r"^(best_)?(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)[./_]", re.I
 )
 METRIC_PREFIX = re.compile(r"^(metrics?|summary|scores?|results?|eval|test|val|valid)[./]", re.I)
 SPREAD_OF = re.compile(
