@@ -12,7 +12,7 @@ from typing import Any
 
 from train.decisions.frames import Frame, frame_of_records, joined
 from train.decisions.metric_names import is_known, plain_name
-from train.decisions.roles import ARM_WORDS, BASELINES, NAMES, SPLITS
+from train.decisions.roles import ARM_WORDS, BASELINES, NAMES, SPLITS, TWO_LEVELS
 
 Record = dict[str, Any]
 Lists = Mapping[str, Sequence[Any]]
@@ -37,6 +37,7 @@ RUN_LIST = re.compile(
     r"(^|[._/ -])((per|by|all|each)_?)?(seeds?|runs?|folds?|trials?|reps?|values?|scores?|raw|list|"
     r"all|results?)$", re.I
 )  # fmt: skip
+OF_ARMS = {*BASELINES, "naive", "proposed", "ours", "random", "vanilla", "original"}  # keys
 MEANS = re.compile(r"(mean|avg|average)s?([._/ -]|$)", re.I)
 SEED_LIST = re.compile(
     r"((per|by|each|cv)_)?(\w+_)?(seeds?(_\w+)?|folds?|runs?|trials?|repeats?)", re.I
@@ -452,7 +453,9 @@ class _Tree:
                 "count"
             )
         if self.others:
-            frame.notes.append(f"not read: the lists {', '.join(self.others[:5])}")
+            frame.notes.append(
+                f"not read: the lists {', '.join(list(dict.fromkeys(self.others))[:5])}"
+            )
         if self.form.endswith("history'"):
             steps = ("step", "epoch", "iteration")
             frame.history = next((name for name in steps if name in frame.columns), "")
@@ -486,7 +489,9 @@ class _Tree:
         elif path := self.chosen(part, lists, is_top=is_top):
             inner = _at(part, path)
             cells, lists = self.beside(part, {".".join(path): inner}, cells, lists)
-            self.walk(inner, cells, lists, path[-1], depth)
+            is_task = path[-1] in ("metrics", "scores", "results") and not is_top
+            is_task &= not any(_role_of(key) == "task" for key in cells)
+            self.walk(inner, cells, lists, "task" if is_task else path[-1], depth)
         else:
             self.rows += [cells | row for row in _exploded(flat(part), lists)]
         return None
@@ -585,12 +590,20 @@ class _Tree:
         for key, value in rest.items():
             path = key.split(".")
             if isinstance(value, list):
-                lists |= {} if any(isinstance(x, list | dict) for x in value) else {key: value}
-                self.seeds |= {key} if SEED_LIST.fullmatch(key) else set()
+                is_axis = len(path) == 1 and not is_known(key)
+                if is_axis and not any(isinstance(x, list | dict) for x in value):
+                    lists[key] = value
+                    self.seeds |= {key} if SEED_LIST.fullmatch(key) else set()
+                else:
+                    self.others += [path[0]]
                 continue
-            is_own = is_known(path[-1]) and (plain_name(path[-1]) in own or (
-                is_number(value) and any(map(is_known, own))))  # fmt: skip
-            is_summary = is_own or (is_number(value) and any(map(SUMMARY.search, path)))
+            is_other = len(path) > 1 and _role_of(path[-1]) in ("", "metric", "value")
+            is_own = is_known(path[-1]) and (
+                plain_name(path[-1]) in own or (is_number(value) and any(map(is_known, own)))
+            )
+            is_summary = is_own or (
+                is_number(value) and (is_other or any(map(SUMMARY.search, path)))
+            )
             if isinstance(value, dict) or (is_summary and not set(path) & SETTINGS):
                 self.count_out(path[:1])
             else:
@@ -643,18 +656,19 @@ class _Tree:
             frame.roles[arm] = ("arm", below or f"keys below {self.above[arm]!r}")
         if tasks:
             frame.roles[tasks[0]] = ("task", "the second level of keys")
-        has_baseline = any(key.lower() in BASELINES for key in keys.get(arm, ()))
+        has_baseline = any(key.lower() in OF_ARMS for key in keys.get(arm, ()))
         shown = {name: f"{name!r} ({', '.join(keys[name][:4])})" for name in words}
         if is_counted and arm and arm != "key" and not words[arm] and not has_baseline:
             reason = f"{shown[arm]} stands below numbers, the keys of rows or runs"
             frame.roles[arm] = ("open", reason)
         others = [
             name for name in tasks if not words[name] and not (words[arm] or has_baseline) and (
-                name == self.melted or any(key.lower() in BASELINES for key in keys[name]))
+                name == self.melted or any(key.lower() in OF_ARMS for key in keys[name]))
         ] if arm else []  # fmt: skip
         if others:
-            reason = f"two levels of keys could be arms, {shown[arm]} and {shown[others[0]]}"
-            frame.roles[others[0]] = ("open", f"{reason}; {others[0]!r}")
+            reason = f"{TWO_LEVELS}, {shown[arm]} and {shown[others[0]]}"
+            for name in [arm, others[0]] if others[0] != self.melted else others[:1]:
+                frame.roles[name] = ("open", f"{reason}; {name!r}")
 
 
 def _word_role(name: str) -> str:
@@ -663,5 +677,10 @@ def _word_role(name: str) -> str:
     forms = {plain, plain.removesuffix("s")}
     if forms & set(ARM_WORDS) and plain != "data" and not SEED_LIST.fullmatch(plain):
         return "arm"
-    pattern = next(own for role, own, _ in NAMES if role == "task")
-    return "task" if any(map(pattern.fullmatch, forms)) else ""
+    return "task" if "task" in map(_role_of, forms) else ""
+
+
+def _role_of(name: str) -> str:
+    """The first role that a name could have, "" for a name of an arm or a metric."""
+    plain = plain_name(name)
+    return next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain)), "")

@@ -253,7 +253,7 @@ def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
         frames = [frame for n, frame in enumerate(frames) if n not in foreign]
         kept = [file for n, (file, _) in enumerate(read) if n not in foreign]
         read = list(zip(kept, _labels(kept), strict=True))
-        note = f"left out: {len(foreign)} files ({shown}) that share no column with the others"
+        note = f"left out: {len(foreign)} of {len(files)} files, which share no column ({shown})"
         frames[0].notes.append(note)
     for frame, (_, label) in zip(frames, read, strict=True):
         frame.add("file", label)
