@@ -19,7 +19,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import unescape
 from typing import Any
@@ -35,6 +35,7 @@ from train.decisions.frames import (
     joined,
     recoded,
     settle_commas,
+    text_of,
 )
 from train.decisions.json_forms import frame_of_json
 from train.decisions.metric_names import is_known, plain_name
@@ -490,10 +491,22 @@ def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: s
         raise ValueError(refused[0] if len(grids) > 1 else refused[0].partition(": ")[2])
     if not frames:
         raise ValueError(f"it has no table with numbers ({_listed(grids, word)})")
+    if [next(iter(frame.columns)) for frame in frames] == ["Tasks", "Groups"]:
+        return _without_lm_eval_groups(*frames)
     if len(frames) > 1:
         raise ValueError(f"it has {_listed(names, word, grids)}: choose one with --table")
     frames[0].notes += [f"not read: table {each}" for each in refused[:3]]
     return frames[0]
+
+
+def _without_lm_eval_groups(tasks: Frame, groups: Frame) -> Frame:
+    """The first table of lm-eval without the groups that its second one names: their averages."""
+    names = {re.sub(r"^[\s-]*", "", text_of(cell)) for cell in groups.columns["Groups"].values}
+    kept = ~tasks.columns["Tasks"].is_in(names)
+    frame = tasks.taken(kept) if kept.any() else tasks
+    left = tasks.rows - frame.rows + groups.rows
+    frame.left_out = frame.left_out | {"groups of lm-eval, whose tasks count": left}
+    return frame
 
 
 def _blocks(grid: Grid, of: str = "") -> list[Grid]:
@@ -504,13 +517,22 @@ def _blocks(grid: Grid, of: str = "") -> list[Grid]:
     rows = [list(row) for row in grid.rows]
     filled = [[cell for cell in row if not is_empty(cell)] for row in rows]
     starts, headers, gap = [0], list[int](), list[int]()
+    above: list[list[Any]] = []  # the rows of text above the first numbers
     for place, cells in enumerate(filled):
         if not any(isinstance(c, int | float) or read_cell(c).value is not None for c in cells):
             gap.append(place)
             continue
         named = [n for n in gap if len(filled[n]) * 2 > len(cells) and _are_names(filled[n])]
         header = max(named, key=lambda n: len(filled[n]), default=place)
-        if headers and named and header != gap[0]:
+        again = [n for n in gap if len(filled[n]) > 1 and any(map(_ends(filled[n]), above))]
+        banners = [
+            n for n in gap if filled[n] and again and n < again[0] and filled[n] not in above
+        ]
+        above = above or [filled[n] for n in gap if filled[n]]
+        if banners:  # the same names below another title
+            header = again[-1]
+            starts.append(banners[0])
+        elif headers and named and header != gap[0]:
             blank = next((n for n in gap if not filled[n]), gap[0])
             starts.append(next(n for n in gap if n >= blank and filled[n]))
         if len(starts) > len(headers):
@@ -521,16 +543,25 @@ def _blocks(grid: Grid, of: str = "") -> list[Grid]:
     ends = [*starts[1:], len(rows)]
     blocks = []
     for start, header, end in zip(starts, headers, ends, strict=True):
-        words = [str(cell) for row in filled[start:header] if len(row) < 3 for cell in row]
-        title = " ".join(words)[:60] or f"at line {grid.line + start}"
+        words = [dict.fromkeys(map(str, row)) for row in filled[start:header]]
+        title = (
+            " ".join(word.strip() for row in words if len(row) < 3 for word in row)[:60]
+            or f"at line {grid.line + start}"
+        )
         blocks.append(replace(grid, rows=rows[start:end], title=title, line=grid.line + start))
-    if any(rows[header] != rows[headers[0]] for header in headers):
+    is_one = len(headers) < 2 or _are_names(filled[headers[0]])
+    if not is_one or any(rows[header] != rows[headers[0]] for header in headers):
         return [replace(b, title=f"{of}: {b.title}") for b in blocks] if of else blocks
     body: list[list[Any]] = [["table", *rows[headers[0]]]]
     for block, header, end in zip(blocks, headers, ends, strict=True):
         body += [[block.title, *rows[n]] for n in range(header + 1, end) if filled[n]]
     note = f"{len(blocks)} tables of one header are one; the column 'table' has their titles"
     return [replace(grid, rows=body, named=True, notes=(note,))]
+
+
+def _ends(cells: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
+    """Whether a row and these cells are alike, but for a first cell that one of them lacks."""
+    return lambda row: cells in (row, row[1:]) or cells[1:] == row
 
 
 def _are_names(cells: Sequence[Any]) -> bool:
@@ -567,6 +598,8 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
     delimiter = _delimiter(sample)
     if delimiter is None and (ruled := _ruled_grids(text.split("\n"))):
         return _frame_of_grids(ruled, table, "text in columns", "tables")
+    if delimiter is None and (column := _one_column(text)):
+        return _frame_of_rows(Grid(column, "", named=True), "text of one column")
     if delimiter is None:
         raise ValueError("it is text without a table: give a table of CSV, Markdown, LaTeX or JSON")
     if len(delimiter) > 1:
@@ -582,6 +615,15 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
             return _frame_of_grids(grids, table, name, "tables")
         return _frame_of_rows(grids[0], name, delimiter)
     return _frame_of_rows(Grid(_unbroken(lines), ""), name, delimiter)
+
+
+def _one_column(text: str) -> list[list[str]]:
+    """The cells of a name of a metric over numbers alone; [] of another text."""
+    lines = [line.strip().strip('"') for line in text.split("\n") if line.strip()]
+    numbers = [read_cell(line).value for line in lines]
+    if len(lines) < 2 or not is_known(lines[0]) or numbers[0] is not None or None in numbers[1:]:
+        return []
+    return [[line] for line in lines]
 
 
 def _ruled_grids(lines: Sequence[str]) -> list[Grid]:

@@ -7,37 +7,41 @@ results inside of a document, and results keyed by model, seed or task.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from train.decisions.frames import Frame, frame_of_records, joined
 from train.decisions.metric_names import is_known, plain_name
-from train.decisions.roles import BASELINES, SPLITS
+from train.decisions.roles import ARM_WORDS, BASELINES, NAMES, SPLITS, TWO_LEVELS
 
 Record = dict[str, Any]
+Lists = Mapping[str, Sequence[Any]]
+Path = tuple[str, ...]
 SEED_KEY = re.compile(r"(seed|run|rep|repeat|trial|replicate|s)?[-_ ]?\d+", re.I)
-SETTINGS = {"config", "params", "args", "hparams", "hyperparameters", "settings"}
+SETTINGS = {"config", "params", "best_params", "args", "hparams", "hyperparameters", "settings"}
 SECTIONS = {"config", "metrics", "params", "summary", "args", "hparams", "data", "hyperparameters"}
 PER_SAMPLE = {"per_sample", "correct"}
 MATRIX = re.compile(r"(\w+[._])?(results?|times?|timings?|runtimes?)", re.I)  # names of values
-# A part of a key whose values say something of all records together.
-SUMMARY = re.compile(
-    r"(\w+_)?(summary|aggregated?|overall|stats|statistics|mean|avg|average|median|std|stdev|sd|sem|"
-    r"stderr)|min|max|(mean|avg|average|median|std|overall)_\w+", re.I,
-)  # fmt: skip
 LISTS = ("results", "runs", "records", "rows", "data", "scores", "evaluations", "experiments",
          "entries", "models", "trials", "history", "log_history", "metrics")  # fmt: skip
 
 
-# The end of a key that summarises the list of runs beside it, and that of such a list.
+# A key that summarises the runs beside it, that of a list of runs, and that of lists of any kind.
 SUMMARY = re.compile(
     r"(^|[._/ -])(mean|avg|average|median|std|stdev|sd|var|variance|stderr|sem|min|max|ci\w*|n|"
-    r"count|num_?\w*|n_\w+|summary|aggregated?|overall|std_?dev)$", re.I
+    r"count|num_?\w*|n_\w+|summary|aggregated?|overall|std_?dev|stats|statistics)$|"
+    r"^(mean|avg|average|median|std|stdev|stderr|sem|summary|aggregated?|overall|ci\d*)[._/ -]",
+    re.I,
 )  # fmt: skip
 RUN_LIST = re.compile(
     r"(^|[._/ -])((per|by|all|each)_?)?(seeds?|runs?|folds?|trials?|reps?|values?|scores?|raw|list|"
     r"all|results?)$", re.I
 )  # fmt: skip
+OF_ARMS = {*BASELINES, "naive", "proposed", "ours", "random", "vanilla", "original"}  # keys
+MEANS = re.compile(r"(mean|avg|average)s?([._/ -]|$)", re.I)
+SEED_LIST = re.compile(
+    r"((per|by|each|cv)_)?(\w+_)?(seeds?(_\w+)?|folds?|runs?|trials?|repeats?)", re.I
+)
 
 
 def frame_of_json(
@@ -55,26 +59,14 @@ def frame_of_json(
     for reader in (_own, _split, _schema, _lm_eval, _mteb, _helm, _trainer):
         if (frame := reader(document)) is not None:
             return frame
-    if table is not None:
-        return _inner_list(document, table) or frame_of_records([], "JSON")
     inner = list(document.values())
     if all(isinstance(each, list) and not _is_objects(each) for each in inner):
         return _of_lists(document)
-    if all(isinstance(each, dict) for each in inner):
-        if all("0" in each for each in inner) and len(inner[0]) > 0:  # pandas' columns
-            rows = [{name: document[name].get(row) for name in document} for row in inner[0]]
-            return frame_of_records([flat(row) for row in rows], "JSON, pandas' columns")
-        if frame := _keyed(document):
-            return frame
-    if frame := _inner_list(document):
-        return frame
-    for name in ("results", "metrics", "scores"):  # beside settings of the whole
-        part = document.get(name)
-        if isinstance(part, dict) and len(part) > 1 and (frame := _keyed(part)):
-            for key, value in _beside(document, name, part.values(), frame.notes).items():
-                frame.add(key, value)
-            return frame
-    return frame_of_records(_exploded(flat(document)), form or "JSON")
+    is_columns = all(isinstance(each, dict) and "0" in each for each in inner)
+    if is_columns and len(inner[0]) > 0:  # pandas' columns
+        rows = [{name: document[name].get(row) for name in document} for row in inner[0]]
+        return frame_of_records([flat(row) for row in rows], "JSON, pandas' columns")
+    return _Tree(form or "JSON", table).frame(document)
 
 
 def flat(row: Mapping[str, Any]) -> Record:
@@ -90,38 +82,6 @@ def flat(row: Mapping[str, Any]) -> Record:
     return one
 
 
-def _beside(
-    document: Mapping[str, Any], part: str, records: Iterable[Record], notes: list[str]
-) -> Record:
-    """The single values of a document that stand beside a part of it, also of its settings. Numbers
-    that are means of its records, or have the name of one of their values, are left out and noted.
-    """
-    own = set[str]()
-    for row in records:
-        for key, value in flat(row).items():
-            own.update(plain_name(name.split(".")[-1]) for name in (key, *_keys(value)))
-    kept: Record = {}
-    left_out: dict[str, None] = {}
-    for key, value in flat(document).items():
-        path = key.split(".")
-        if isinstance(value, list) or f"{key}.".startswith(f"{part}."):
-            continue
-        is_own = plain_name(path[-1]) in own and is_known(path[-1])
-        is_summary = is_own or (is_number(value) and any(map(SUMMARY.fullmatch, path)))
-        if isinstance(value, dict) or (is_summary and not set(path) & SETTINGS):
-            left_out[path[0]] = None
-        else:
-            kept[key] = value
-    if left_out:
-        shown = ", ".join(list(left_out)[:5])
-        notes.append(f"not read: {shown}, of all records together; their own values count")
-    return kept
-
-
-def _keys(value: Any) -> Iterable[str]:
-    return value if isinstance(value, dict) else ()
-
-
 def _is_objects(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
@@ -135,8 +95,7 @@ def _of_list(document: Sequence[Any], form: str) -> Frame:
         raise ValueError(f"an item is no object: {str(wrong[0])[:40]!r}")
     if document and all(_lm_eval_like(row) for row in document):
         return joined([frame_of_json(row) for row in document])
-    rows = [one for row in document for one in _exploded(flat(row))]
-    return frame_of_records(rows, form)
+    return _Tree(form).frame(document)
 
 
 def _of_rows(rows: Sequence[Sequence[Any]]) -> Frame:
@@ -213,8 +172,9 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _exploded(row: Record) -> list[Record]:
-    """The rows of a record all of whose numbers are lists of one length: a row for each place.
+def _exploded(row: Record, above: Mapping[str, Sequence[Any]] | None = None) -> list[Record]:
+    """The rows of a record all of whose numbers are lists of one length, or of the length of a list
+    of seeds beside or above it: a row for each place. above: {name: a list of cells}.
 
     ValueError where its values are a matrix, whose places say nothing of runs and tasks.
     """
@@ -232,20 +192,26 @@ def _exploded(row: Record) -> list[Record]:
         and len(value) > (RUN_LIST.search(key) is None)
         and key not in PER_SAMPLE
     }  # fmt: skip
-    metrics = row.get("metrics")
+    seeds = {key: cells for key, cells in (above or {}).items() if SEED_LIST.fullmatch(key)}
+    sizes = {len(each) for each in lists.values()}
+    of_seeds = next((len(cells) for cells in seeds.values() if len(cells) in sizes), 0)
+    lists = {key: each for key, each in lists.items() if len(each) == of_seeds or not of_seeds}
     bases = {RUN_LIST.sub("", key) for key in lists}
     summaries = {
         key for key, value in row.items()
-        if is_number(value) and SUMMARY.search(key) and SUMMARY.sub("", key) in bases
+        if is_number(value) and ((SUMMARY.search(key) and SUMMARY.sub("", key) in bases)
+                                 or (of_seeds and is_known(key)))
     }  # fmt: skip
-    if not lists or len({len(each) for each in lists.values()}) > 1 or isinstance(metrics, dict):
+    if not lists or len(set(map(len, lists.values()))) > 1 or isinstance(row.get("metrics"), dict):
         return [row]
     if any(is_number(row[key]) and is_known(key) for key in row.keys() - summaries):
         return [row]  # the lists are something else
     rest = {key: value for key, value in row.items() if key not in lists and key not in summaries}
     count = len(next(iter(lists.values())))
     names = {key: (RUN_LIST.sub("", key) or "value") if len(lists) == 1 else key for key in lists}
-    return [rest | {names[key]: value[n] for key, value in lists.items()} for n in range(count)]
+    columns: dict[str, Sequence[Any]] = {names[key]: each for key, each in lists.items()}
+    columns |= {key: cells for key, cells in (above or {}).items() if len(cells) == count}
+    return [rest | {key: each[n] for key, each in columns.items()} for n in range(count)]
 
 
 # --- evaluation programs --------------------------------------------------------------------------
@@ -391,14 +357,18 @@ def _trainer(document: Record) -> Frame | None:
     return frame
 
 
-# --- keyed by something ---------------------------------------------------------------------------
+# --- trees ----------------------------------------------------------------------------------------
 
 
 def _is_level(value: Any) -> bool:
-    """Whether a dictionary has one entry for each thing, not one for each property."""
+    """Whether a dictionary has one entry for each thing, not one for each property: all of them
+    objects, or lists of objects, that have a key in common.
+    """
     if not isinstance(value, dict) or not value or set(value) & SECTIONS:
         return False
     inner = list(value.values())
+    if all(map(_is_objects, inner)) and len(inner) > 1:
+        return bool(set.intersection(*(set(row) for rows in inner for row in rows)))
     if not all(isinstance(each, dict) and each for each in inner):
         return False
     if len(inner) == 1:
@@ -407,106 +377,310 @@ def _is_level(value: Any) -> bool:
     return bool(shared) or all(_is_level(each) for each in inner)
 
 
-def _keyed(document: Record) -> Frame | None:
-    """Results keyed by model, seed or task, to any depth: each level is a column."""
-    if not _is_level(document):
-        return None
-    rows: list[Record] = []
+def _is_of_runs(value: Any, name: str) -> bool:
+    """Whether a number, or an object, stands below each key that counts runs."""
+    return (
+        isinstance(value, dict) and len(value) > 1 and SEED_LIST.fullmatch(name) is not None
+        and all(map(SEED_KEY.fullmatch, value))
+    )  # fmt: skip
 
-    def walk(part: Record, path: tuple[str, ...]) -> None:
-        if _is_level(part):
-            for key, each in part.items():
-                walk(each, (*path, str(key)))
-        else:
-            keys = {f"key {n}" if n > 1 else "key": key for n, key in enumerate(path, 1)}
-            for row in _exploded(flat(part)):
-                rows.append({**keys, **row})
 
-    walk(document, ())
-    pairs = {row["key"]: tuple(row["key"].split("__")) for row in rows}
-    sets = [set(parts) for parts in zip(*pairs.values(), strict=False)]
-    is_grid = len(sets) == 2 and {len(pair) for pair in pairs.values()} == {2}
-    if is_grid and 1.25 * len(pairs) >= len(sets[0]) * len(sets[1]) > max(map(len, sets)):
-        for row in rows:  # MODEL__TEST, each with each
-            row |= dict(zip(("key", "second part of key"), pairs[row["key"]], strict=True))
-    frame = frame_of_records(rows, "JSON, keyed")
-    if "second part of key" in frame.columns:
-        frame.roles["second part of key"] = ("task", "behind __ in the key, and the same in each")
-    numeric_index = all(str(row.get("key", "")).isdigit() for row in rows)
-    named = 0
-    for name in [each for each in frame.columns if re.fullmatch(r"key( \d+)?", each)]:
-        keys = [str(key) for key in frame.columns[name].present()]
-        keys = [key for key in keys if not SUMMARY.fullmatch(key)] or keys
-        if keys and {key.lower() for key in keys} <= set(SPLITS):
-            frame.roles[name] = ("split", "keys that are splits")
-            continue
-        if keys and all(SEED_KEY.fullmatch(key) for key in keys):
-            if name == "key" and numeric_index and "key 2" not in frame.columns:
-                frame.roles[name] = ("identifier", "the index of pandas")
-                frame.form = "JSON, pandas' index"
-            else:
-                frame.roles[name] = ("seed", "keys that count runs")
-        elif keys and all(is_known(key) for key in keys):
-            frame.roles[name] = ("metric", "keys that are names of metrics")
-        elif named == 0 and numeric_index and name != "key" and not (
-            {key.lower() for key in keys} & set(BASELINES)
-        ):  # fmt: skip
-            named += 1
-            frame.roles[name] = (
-                "open",
-                f"{name!r} ({', '.join(keys[:4])}) stands below numbers, the keys of rows or runs",
+def _holds_runs(value: Any, name: str = "") -> bool:
+    """Whether runs stand below a key: in lists, or each below its seed."""
+    if isinstance(value, list):
+        return _is_objects(value) or (len(value) > 1 and all(map(is_number, value)))
+    if not isinstance(value, dict):
+        return False
+    return _is_of_runs(value, name) or any(_holds_runs(each, key) for key, each in value.items())
+
+
+def _are_runs(value: Any, lists: Lists) -> bool:
+    """Whether an object has a list for each thing, of the length of a list of seeds."""
+    sizes = {len(cells) for key, cells in lists.items() if SEED_LIST.fullmatch(key)}
+    return (
+        isinstance(value, dict) and len(value) > 1 and not any(map(is_known, value))
+        and all(isinstance(each, list) and len(each) in sizes for each in value.values())
+    )  # fmt: skip
+
+
+def _level_name(depth: int) -> str:
+    return f"key {depth + 1}" if depth else "key"
+
+
+def _at(part: Any, path: Sequence[str]) -> Any:
+    return _at(part[path[0]], path[1:]) if path else part
+
+
+def _names_in(value: Any) -> set[str]:
+    """The plain last names of all keys below a place."""
+    if isinstance(value, list):
+        return set().union(*map(_names_in, value))
+    if not isinstance(value, dict):
+        return set()
+    own = {plain_name(key.split(".")[-1]) for key in value}
+    return own.union(*map(_names_in, value.values()))
+
+
+class _Tree:
+    """The rows of a document of any depth. A level whose keys stand over alike objects is a column
+    (`key`, `key 2` …), as is what stands beside a part and holds for all of it; lists of numbers
+    are runs. Means beside the runs are left out and said.
+
+    rows: those found so far. above: {level: the name of the key over it}. melted: the level of keys
+    over single numbers, which may be arms. of_lists: levels over lists of objects. seeds: lists of
+    them. label: of values without a name. left_out: {part: its numbers} that summarise others.
+    others: lists that are not read.
+    """
+
+    def __init__(self, form: str, table: str | None = None) -> None:
+        self.form, self.table = form, table
+        self.rows: list[Record] = []
+        self.above: dict[str, str] = {}
+        self.melted, self.label = "", "values"
+        self.of_lists, self.seeds = set[str](), set[str]()
+        self.left_out: dict[str, int] = {}
+        self.others: list[str] = []
+
+    def frame(self, document: Any) -> Frame:
+        self.walk(document, {}, {}, "", is_top=isinstance(document, dict))
+        frame = frame_of_records(self.rows, "JSON, keyed" if self.above else self.form)
+        self.give_roles(frame)
+        if self.left_out:
+            shown = ", ".join(list(self.left_out)[:5])
+            count = sum(self.left_out.values())
+            frame.notes.append(
+                f"not read: {shown}, of all records together ({count} numbers); their own values "
+                "count"
             )
-        else:
-            named += 1
-            if named == 1:
-                frame.roles[name] = ("arm", "the first level of keys")
-            elif named == 2:
-                frame.roles[name] = ("task", "the second level of keys")
-    return frame
-
-
-def _share_keys(lists: Iterable[Sequence[Record]]) -> bool:
-    """Whether the objects of all lists have a key in common."""
-    keys = [set(row) for rows in lists for row in rows]
-    return bool(set.intersection(*keys))
-
-
-def _inner_list(document: Record, table: str | None = None) -> Frame | None:
-    """A list of objects inside of a document, with the single values beside it. table: its key."""
-    lists = {key: value for key, value in document.items() if _is_objects(value)}
-    if not lists:
-        for key, part in document.items():
-            if isinstance(part, dict) and not _is_level(part):
-                inner = {name: each for name, each in part.items() if _is_objects(each)}
-                lists |= {f"{key}.{name}": each for name, each in inner.items()}
-    if not lists:
-        return None
-    chosen = next((key for key in LISTS if key in lists), None)
-    if table is not None:
-        numbered = dict(zip(map(str, range(1, len(lists) + 1)), lists, strict=True))
-        chosen = table if table in lists else numbered.get(table)
-        if chosen is None:
-            raise ValueError(f"--table {table}: its lists of objects are {', '.join(lists)}")
-        lists = {chosen: lists[chosen]}
-    if len(lists) > 1 and len(lists) == len(document) and _share_keys(lists.values()):
-        rows = [{"key": key, **flat(row)} for key, each in lists.items() for row in each]
-        frame = frame_of_records(rows, "JSON, a list of runs for each key")
-        frame.roles["key"] = ("arm", "the key of a list of runs")
+        if self.others:
+            frame.notes.append(
+                f"not read: the lists {', '.join(list(dict.fromkeys(self.others))[:5])}"
+            )
+        if self.form.endswith("history'"):
+            steps = ("step", "epoch", "iteration")
+            frame.history = next((name for name in steps if name in frame.columns), "")
         return frame
-    if chosen is None:
-        if len(lists) > 1:
-            raise ValueError(
-                f"it holds several lists of objects ({', '.join(list(lists)[:8])}): choose one "
-                "with --table NAME"
+
+    def walk(
+        self, part: Any, cells: Record, lists: Lists, name: str, depth: int = 0, *,
+        is_top: bool = False,
+    ) -> None:  # fmt: skip
+        """Adds the rows of a part below the key `name` and `depth` levels. cells: what all of them
+        have. lists: of cells, beside a part or above it.
+        """
+        if _is_objects(part):
+            for row in part:
+                self.walk(row, cells, lists, name, depth)
+        elif not isinstance(part, dict):
+            self.rows += [cells | one for one in _exploded({self.label: part}, lists)]
+        elif level := self.level(part, lists, name, depth, is_top=is_top):
+            if len(level) < len(part):
+                cells, lists = self.beside(part, level, cells, lists)
+            means = [key for key in level if MEANS.match(key)]
+            if len(means) == 1 < len(level) and all(map(SUMMARY.search, level)):
+                self.count_out(key for key in level if key not in means)
+                return self.walk(level[means[0]], cells, lists, means[0], depth)
+            self.above.setdefault(_level_name(depth), name)
+            if all(map(_is_objects, level.values())):
+                self.of_lists.add(_level_name(depth))
+            for key, each in level.items():
+                own = cells | {_level_name(depth): str(key)}
+                self.walk(each, own, lists, "", depth + 1)
+        elif path := self.chosen(part, lists, is_top=is_top):
+            inner = _at(part, path)
+            cells, lists = self.beside(part, {".".join(path): inner}, cells, lists)
+            is_task = path[-1] in ("metrics", "scores", "results") and not is_top
+            is_task &= not any(_role_of(key) == "task" for key in cells)
+            self.walk(inner, cells, lists, "task" if is_task else path[-1], depth)
+        else:
+            self.rows += [cells | row for row in _exploded(flat(part), lists)]
+        return None
+
+    def count_out(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.left_out[name] = self.left_out.get(name, 0) + 1
+
+    def level(self, part: Record, lists: Lists, name: str, depth: int, *, is_top: bool) -> Record:
+        """The entries of an object that has one for each thing; {} where it has none."""
+        if is_top and self.table and any(self.parts(part, lists)):
+            return {}
+        if _is_level(part) or _is_of_runs(part, name):
+            return part
+        is_below = depth > 0 and SEED_LIST.fullmatch(self.above[_level_name(depth - 1)])
+        are_numbers = len(part) > 1 and all(map(is_number, part.values()))
+        if _are_runs(part, lists) or (is_below and are_numbers and not any(map(is_known, part))):
+            self.melted = _level_name(depth)
+            return part
+        objects = {key: each for key, each in part.items() if isinstance(each, dict)}
+        objects = {key: each for key, each in objects.items() if _holds_runs(each)}
+        rest = [each for key, each in part.items() if key not in objects]
+        is_mixed = len(objects) > 1 and not any(isinstance(x, dict) or _is_objects(x) for x in rest)
+        keys = [set(each) for each in objects.values()]
+        return objects if is_mixed and all(each == keys[0] for each in keys) else {}
+
+    def chosen(self, part: Record, lists: Lists, *, is_top: bool) -> Path:
+        """The path from an object to the part that holds its rows; () where it is a row itself."""
+        found: dict[str, tuple[int, Path]] = {}
+        for path, value in self.parts(part, lists):
+            if not is_top and not (path[-1] in LISTS or RUN_LIST.search(path[-1])):
+                continue
+            depth, is_list = len(path) - 1, _is_objects(value)
+            rank = LISTS.index(path[-1]) if path[-1] in LISTS and is_list else len(LISTS)
+            if not is_list and not (path[-1] in ("results", "metrics", "scores") and len(value) > 1
+                                    ) and not _holds_runs(value, path[-1]):  # fmt: skip
+                continue
+            found[".".join(path)] = (rank + 100 * depth, path)
+        if not found:
+            return ()
+        if is_top and self.table is not None:
+            numbered = dict(zip(map(str, range(1, len(found) + 1)), found, strict=True))
+            name = self.table if self.table in found else numbered.get(self.table)
+            if name is None:
+                raise ValueError(f"--table {self.table}: its parts are {', '.join(found)}")
+        else:
+            best = min(rank for rank, _ in found.values())
+            names = [name for name, (rank, _) in found.items() if rank == best]
+            if len(names) > 1:
+                raise ValueError(
+                    f"it holds several lists of objects ({', '.join(names[:8])}): choose one "
+                    "with --table NAME"
+                )
+            name = names[0]
+        path = found[name][1]
+        if not is_top:
+            own = {key for key, each in part.items() if is_number(each) and is_known(key)}
+            inner = _at(part, path)
+            if any(plain_name(key) not in _names_in(inner) and not SUMMARY.search(key)
+                   for key in own):  # fmt: skip
+                return ()  # a row, with details in lists
+        else:
+            self.others += [each for each in found if each != name]
+            self.form = f"JSON, the list {name!r}"
+            is_generic = path[-1] in LISTS or RUN_LIST.search(path[-1]) or _word_role(path[-1])
+            self.label = "values" if is_generic else path[-1]
+        return path
+
+    def parts(self, part: Record, lists: Lists, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+        """The lists of objects and levels inside of an object, but for settings and, unless one is
+        told, summaries.
+        """
+        lists = {**lists, **{key: each for key, each in part.items() if isinstance(each, list)}}
+        for key, value in part.items():
+            here = (*path, key)
+            is_told = self.table == ".".join(here)
+            if (SUMMARY.search(key) and not is_told) or key in SETTINGS or key in PER_SAMPLE:
+                continue
+            is_level = _is_level(value) or _is_of_runs(value, key) or _are_runs(value, lists)
+            if is_level or _is_objects(value):
+                yield here, value
+            elif isinstance(value, dict):
+                yield from self.parts(value, lists, here)
+
+    def beside(
+        self, part: Record, kept: Record, cells: Record, lists: Lists
+    ) -> tuple[Record, Lists]:
+        """The cells and lists of cells that stand beside some parts, also of its settings. Numbers
+        that summarise, or have the name of a value of these parts, are left out.
+        """
+        rest = flat({key: each for key, each in part.items() if key not in kept})
+        rest = {key: each for key, each in rest.items()
+                if not any(f"{key}.".startswith(f"{own}.") for own in kept)}  # fmt: skip
+        own = set().union(*map(_names_in, kept.values()))
+        cells, lists = dict(cells), dict(lists)
+        for key, value in rest.items():
+            path = key.split(".")
+            if isinstance(value, list):
+                is_axis = len(path) == 1 and not is_known(key)
+                if is_axis and not any(isinstance(x, list | dict) for x in value):
+                    lists[key] = value
+                    self.seeds |= {key} if SEED_LIST.fullmatch(key) else set()
+                else:
+                    self.others += [path[0]]
+                continue
+            is_other = len(path) > 1 and _role_of(path[-1]) in ("", "metric", "value")
+            is_own = is_known(path[-1]) and (
+                plain_name(path[-1]) in own or (is_number(value) and any(map(is_known, own)))
             )
-        chosen = next(iter(lists))
-    notes: list[str] = []
-    beside = _beside(document, chosen, lists[chosen], notes)
-    rows = [beside | one for row in lists[chosen] for one in _exploded(flat(row))]
-    frame = frame_of_records(rows, f"JSON, the list {chosen!r}")
-    frame.notes += notes
-    if others := [key for key in lists if key != chosen]:
-        frame.notes.append(f"not read: the lists {', '.join(others[:5])}")
-    if chosen.endswith("history"):
-        frame.history = next((n for n in ("step", "epoch", "iteration") if n in frame.columns), "")
-    return frame
+            is_summary = is_own or (
+                is_number(value) and (is_other or any(map(SUMMARY.search, path)))
+            )
+            if isinstance(value, dict) or (is_summary and not set(path) & SETTINGS):
+                self.count_out(path[:1])
+            else:
+                cells[key] = value
+        return cells, lists
+
+    def give_roles(self, frame: Frame) -> None:
+        """What each level of keys is, by its keys and the name over it: splits, runs, metrics,
+        else the first one the arms and the second one the tasks.
+        """
+        for name in self.seeds & frame.columns.keys():
+            frame.roles[name] = ("seed", "a list beside the runs")
+        if not self.above:
+            return
+        pairs = {row["key"]: tuple(row["key"].split("__")) for row in self.rows if "key" in row}
+        sets = [set(parts) for parts in zip(*pairs.values(), strict=False)]
+        is_grid = len(sets) == 2 and {len(pair) for pair in pairs.values()} == {2}
+        if is_grid and 1.25 * len(pairs) >= len(sets[0]) * len(sets[1]) > max(map(len, sets)):
+            column = frame.columns["key"]  # MODEL__TEST, each with each
+            frame.columns["second part of key"] = column.mapped(lambda key: pairs[key][1])
+            frame.columns["key"] = column.mapped(lambda key: pairs[key][0])
+            reason = "behind __ in the key, and the same in each"
+            frame.roles["second part of key"] = ("task", reason)
+        is_counted = all(str(row.get("key", "")).isdigit() for row in self.rows)
+        words = dict[str, str]()  # {level: what the name over it says}
+        keys = {name: [str(key) for key in frame.columns[name].present()] for name in self.above}
+        for name, own in keys.items():
+            own = [key for key in own if not SUMMARY.fullmatch(key)] or own
+            if {key.lower() for key in own} <= set(SPLITS):
+                frame.roles[name] = ("split", "keys that are splits")
+            elif name in self.of_lists and not SEED_LIST.fullmatch(self.above[name]):
+                words[name] = "arm"
+            elif all(map(SEED_KEY.fullmatch, own)):
+                is_index = is_counted and name == "key" and len(self.above) == 1
+                if is_index and not SEED_LIST.fullmatch(self.above[name]):
+                    frame.roles[name] = ("identifier", "the index of pandas")
+                    frame.form = "JSON, pandas' index"
+                else:
+                    frame.roles[name] = ("seed", "keys that count runs")
+            elif all(map(is_known, own)):
+                frame.roles[name] = ("metric", "keys that are names of metrics")
+            else:
+                words[name] = _word_role(self.above[name])
+        arm = next((name for name, word in words.items() if word == "arm"), "")
+        arm = arm or next((name for name, word in words.items() if word != "task"), "")
+        first = next(iter(words), "")
+        tasks = [name for name in words if name != arm]
+        if arm:
+            below = "" if words[arm] or arm != first else "the first level of keys"
+            frame.roles[arm] = ("arm", below or f"keys below {self.above[arm]!r}")
+        if tasks:
+            frame.roles[tasks[0]] = ("task", "the second level of keys")
+        has_baseline = any(key.lower() in OF_ARMS for key in keys.get(arm, ()))
+        shown = {name: f"{name!r} ({', '.join(keys[name][:4])})" for name in words}
+        if is_counted and arm and arm != "key" and not words[arm] and not has_baseline:
+            reason = f"{shown[arm]} stands below numbers, the keys of rows or runs"
+            frame.roles[arm] = ("open", reason)
+        others = [
+            name for name in tasks if not words[name] and not (words[arm] or has_baseline) and (
+                name == self.melted or any(key.lower() in OF_ARMS for key in keys[name]))
+        ] if arm else []  # fmt: skip
+        if others:
+            reason = f"{TWO_LEVELS}, {shown[arm]} and {shown[others[0]]}"
+            for name in [arm, others[0]] if others[0] != self.melted else others[:1]:
+                frame.roles[name] = ("open", f"{reason}; {name!r}")
+
+
+def _word_role(name: str) -> str:
+    """`arm` or `task` where the name over a level of keys says that they are; else ""."""
+    plain = re.sub(r"^(per|by|each)_", "", plain_name(name))
+    forms = {plain, plain.removesuffix("s")}
+    if forms & set(ARM_WORDS) and plain != "data" and not SEED_LIST.fullmatch(plain):
+        return "arm"
+    return "task" if "task" in map(_role_of, forms) else ""
+
+
+def _role_of(name: str) -> str:
+    """The first role that a name could have, "" for a name of an arm or a metric."""
+    plain = plain_name(name)
+    return next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain)), "")

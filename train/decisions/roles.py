@@ -144,7 +144,7 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     )
 )  # fmt: skip
 SETTING_PREFIX = re.compile(
-    r"^(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)[./_]", re.I
+    r"^(best_)?(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)[./_]", re.I
 )
 METRIC_PREFIX = re.compile(r"^(metrics?|summary|scores?|results?|eval|test|val|valid)[./]", re.I)
 SPREAD_OF = re.compile(
@@ -181,6 +181,7 @@ STAGES = {"train", "training", "val", "valid", "validation", "dev", "test", "eva
           "final", "mean", "avg", "std", "before", "after", "source", "target"}  # fmt: skip
 PATH = re.compile(r".*[/\\].*\.(?!\d+$)\w{1,6}")
 BASELINES = ("baseline", "raw", "control", "unfiltered", "base", "no_filter", "none", "default")
+TWO_LEVELS = "two levels of keys could be arms"
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
 MOST_DERIVED = 16  # columns among which differences of others are looked for
@@ -661,7 +662,9 @@ def _check_open(frame: Frame, told: Columns, roles: Roles) -> None:
     """ValueError, a question, where a form leaves open whether a column names arms or tasks."""
     for name in roles.of("open"):
         if "arm" in told.names or "task" in told.names:
-            roles.given[name] = ("text", "")
+            role = "task" if "arm" in told.names else "arm"
+            is_level = roles.given[name][1].startswith(TWO_LEVELS)
+            roles.given[name] = (role, "the other level of keys") if is_level else ("text", "")
             continue
         raise ValueError(
             f"{roles.given[name][1]}: is it the arm (--arm '{name}') or the task "

@@ -81,9 +81,11 @@ ENDED = re.compile(
     r"(finished|completed?|success(ful|fully)?|succeeded|done|terminated|ok|okay|passed|ended)",
     re.I,
 )
+PAIRED = {"metric", "value", "score", "result", "measure", "name"}  # of a metric and its value
 RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repeats?|trials?|reps?)")
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
+MOST_FOREIGN = 10  # files for each that has other columns and so is a summary of theirs
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
 TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
@@ -231,7 +233,7 @@ def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
     for file, label in zip(files, labels, strict=True):
         if again[sizes.get(file, "")] > 1:  # something else tells them apart
             sizes[file] += f" {label}" if sizes[file] else ""
-    frames: list[Frame] = []
+    frames, read = list[Frame](), list[tuple[str, str]]()
     skipped = []
     for file, label in zip(files, labels, strict=True):
         try:
@@ -241,12 +243,23 @@ def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
                 skipped.append(f"{label} ({error})")
                 continue
             raise ValueError(f"{file}: {error}") from None
-        frame.add("file", label)
         if samples := sizes.get(file):
             frame.add("samples_seen", samples)
         _see_history(frame)
         frames.append(frame)
+        read.append((file, label))
+    if foreign := _foreign(frames) if set(files) == set(others) else []:
+        shown = ", ".join(read[n][1] for n in foreign[:3])
+        frames = [frame for n, frame in enumerate(frames) if n not in foreign]
+        kept = [file for n, (file, _) in enumerate(read) if n not in foreign]
+        read = list(zip(kept, _labels(kept), strict=True))
+        note = f"left out: {len(foreign)} of {len(files)} files, which share no column ({shown})"
+        frames[0].notes.append(note)
+    for frame, (_, label) in zip(frames, read, strict=True):
+        frame.add("file", label)
     if not frames:
+        if several := next((each for each in skipped if "with --table" in each), ""):
+            raise ValueError(f"{', '.join(paths)}: {several}, which is of all files")
         raise ValueError(f"{', '.join(paths)}: no file holds results: {skipped[0]}")
     if skipped:
         shown = "; ".join(skipped[:3])
@@ -254,6 +267,16 @@ def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
     if not sum(frame.rows for frame in frames):
         raise ValueError(f"{', '.join(paths)}: there is no row")
     return frames
+
+
+def _foreign(frames: Sequence[Frame]) -> list[int]:
+    """The places of few tables that share no column with those of nine in ten others, as a summary
+    in a folder of single results.
+    """
+    alike = Counter(frozenset(frame.columns) for frame in frames).most_common(1)
+    usual, count = alike[0] if alike else (frozenset(), 0)
+    foreign = [n for n, frame in enumerate(frames) if not usual & frame.columns.keys()]
+    return foreign if 0 < len(foreign) * MOST_FOREIGN <= count else []
 
 
 def records_of(paths: Sequence[str], notes: list[str]) -> list[Record]:
@@ -445,6 +468,39 @@ def _with_runs_below(frame: Frame, several: bool) -> Frame:
     return long
 
 
+def _with_pairs_below(frame: Frame) -> Frame:
+    """The table with a row for each metric, where pairs of columns hold its name and its value:
+    `metric_1`, `value_1`, `metric_2`, `value_2`.
+    """
+    pairs: dict[str, list[tuple[bool, str]]] = {}
+    for name in frame.columns:
+        words = re.findall(r"[a-z]+|\d+", plain_name(name))
+        if PAIRED & set(words):
+            stem = "_".join(word for word in words if word not in PAIRED)
+            column = frame.columns[name]
+            texts = list(map(text_of, column.present()))
+            is_name = sum(map(is_known, texts)) * 2 > len(texts)
+            if is_name or not np.isnan(column.numbers()).all():
+                pairs.setdefault(stem, []).append((not is_name, name))
+    whole = {stem: sorted(own) for stem, own in pairs.items()
+             if sorted(is_value for is_value, _ in own) == [False, True]}  # fmt: skip
+    taken = {name for own in whole.values() for _, name in own}
+    if len(whole) < 2 or {"metric", "value"} & (frame.columns.keys() - taken):
+        return frame
+    others = {name: column for name, column in frame.columns.items() if name not in taken}
+    parts = []
+    for (_, metric), (_, value) in whole.values():
+        pair = {"metric": frame.columns[metric], "value": frame.columns[value]}
+        part = Frame({**others, **pair}, frame.rows)
+        parts.append(part.taken(frame.columns[metric].is_there()))
+    long = replace(frame, columns=(rows := joined(parts)).columns, rows=rows.rows)
+    shown = ", ".join(f"{value} of {metric}" for (_, metric), (_, value) in whole.values())
+    long.notes = [*frame.notes, f"header: {shown} are a row each"]
+    why = "pairs of its name and its value"
+    long.roles = frame.roles | {"metric": ("metric", why), "value": ("value", why)}
+    return long
+
+
 def _are_times(words: Sequence[str]) -> bool:
     return all(re.match(r"\d{4}-\d\d-\d\d|\d{1,3}:\d\d", word) for word in words[:50])
 
@@ -495,7 +551,7 @@ class _Reading:
 
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
-        self.frame = _with_runs_below(joined(frames), several)
+        self.frame = _with_runs_below(_with_pairs_below(joined(frames)), several)
         self.notes += self.frame.notes
         self.rows_out.update(self.frame.left_out)
         self.rows = self.frame.rows + sum(self.frame.left_out.values())
@@ -1425,13 +1481,19 @@ def _check_levels(names: Sequence[str], taken: Mapping[str, tuple[str, str]]) ->
     firsts, rests = ({pair[n] for pair in pairs if len(pair) > n} for n in (0, 1))
     if len(pairs) <= max(len(firsts), len(rests)) or min(len(firsts), len(rests)) < 2:
         return
-    end = r"(?P<rest>.+?)[^/\d]*(?P<seed>\d+)" if taken else "(?P<rest>.+)"
+    levels = zip(*(name.split("/") for name in names), strict=False)
+    of_seeds = [n for n, level in enumerate(levels) if all(map(ONLY_SEED.match, level))]
+    parts = ["(?P<{}>[^/]+)", "(?P<{}>.+)"]
+    if taken and of_seeds:
+        parts.insert(of_seeds[0], r"[^/]*?(?P<seed>\d+)")
+    elif taken:
+        parts[1] = r"(?P<{}>.+?)[^/\d]*(?P<seed>\d+)"
+    way = f"--pattern '^{'/'.join(parts)}$'"
     shown = [", ".join(sorted(each)[:SHOWN]) for each in (firsts, rests)]
-    way = "--pattern '^(?P<{}>[^/]+)/{}$'"
     raise ValueError(
         f"are the arms the folders ({shown[0]}) and what is in them ({shown[1]}) the tasks "
-        f"({way.format('arm', end.replace('rest', 'task'))}), or the other way round "
-        f"({way.format('task', end.replace('rest', 'arm'))})? --arm file takes each file for an arm"
+        f"({way.format('arm', 'task')}), or the other way round ({way.format('task', 'arm')})? "
+        "--arm file takes each file for an arm"
     )
 
 
