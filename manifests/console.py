@@ -15,9 +15,11 @@ import logging
 import os
 import select
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -62,6 +64,12 @@ PATH_ERRORS = {
     errno.EROFS,
 }
 DISK_ERRORS = {errno.EIO, errno.ENOSPC}  # also where no file is named
+PARENT = "CLIPMILL_PARENT"  # the process that started this one and is to end with it
+PARENT_S = 0.2  # between two looks whether it is still there
+# Of sh: a watcher kills the process group of a command when standard input ends.
+ATTACHED = """exec 3<&0 </dev/null
+{ read -r _ <&3; kill -9 0; } >/dev/null 2>&1 &
+exec 3<&-; exec "$@" """
 _stopped_by: int = signal.SIGINT  # the signal of the last KeyboardInterrupt
 
 
@@ -126,6 +134,44 @@ def program(words: Sequence[str]) -> list[str]:
     return [sys.executable, str(ROOT / "clipmill" / "__main__.py"), *words]
 
 
+def child_variables(**variables: str) -> dict[str, str]:
+    """The environment of a process of clipmill that ends with this one, by `end_with_parent`."""
+    return {**os.environ, **variables, PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """From now on this process ends when the one that started it has ended, however it ended: a
+    child of a killed command must not go on writing. Nothing happens where nobody asked for it by
+    `child_variables`; what this process starts does not inherit it.
+    """
+    parent = int(os.environ.pop(PARENT, 0))
+
+    def watch() -> None:
+        while os.getppid() == parent:  # also where it ended while this one was loaded
+            time.sleep(PARENT_S)
+        os._exit(EXIT_INCOMPLETE)
+
+    if parent:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def attached(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that is not clipmill's, in a session of its own: it and all that it starts end with
+    the block, and with this process, however that ends. `options` are those of Popen.
+    """
+    words = ["sh", "-c", ATTACHED, "sh", *command]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **options)
+    assert child.stdin is not None
+    try:
+        yield child
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.stdin.close()
+        child.wait()
+
+
 def stop_signals() -> list[signal.Signals]:
     """The STOP_SIGNALS that this process must act on: under nohup, SIGHUP stays ignored."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -139,9 +185,11 @@ def end_on_stop_signals() -> None:
 
     For a command's imports: torch, Ray and PyArrow take seconds, in which Ctrl-C would end the
     process with a traceback and the others without a word. `run_command` then installs its own
-    handlers. Closed standard streams are opened first.
+    handlers. Closed standard streams are opened first, and a process that a command started ends
+    with it (`end_with_parent`).
     """
     open_standard_streams()
+    end_with_parent()
     sys.excepthook = _uncaught
     if sys.version_info < OLDEST_PYTHON:
         version = ".".join(map(str, sys.version_info[:2]))

@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manifests import disk, waits
+from manifests import console, disk, waits
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.disk import content_hash
 from manifests.schema import Blend, TarStream
@@ -145,14 +145,7 @@ def _command(command: str, stack: contextlib.ExitStack) -> Source:
     """
     messages = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
     process = stack.enter_context(
-        subprocess.Popen(
-            command,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            start_new_session=True,
-        )
+        console.attached(["sh", "-c", command], stdout=subprocess.PIPE, stderr=messages)
     )
 
     def stop() -> None:
@@ -170,8 +163,8 @@ def _command(command: str, stack: contextlib.ExitStack) -> Source:
         how = f"with status {status}" if status > 0 else f"by signal {-status}"
         raise BrokenSource(f"the command ended {how}{f': {printable(last)}' if last else ''}")
 
-    stack.callback(stop)
     assert process.stdout is not None
+    stack.enter_context(process.stdout)
     return Source(read=process.stdout.read, check_end=check_end, stop=stop)
 
 
