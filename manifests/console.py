@@ -63,7 +63,8 @@ PATH_ERRORS = {
     errno.EPERM,
     errno.EROFS,
 }
-DISK_ERRORS = {errno.EIO, errno.ENOSPC}  # also where no file is named
+# Also where no file is named. EHOSTDOWN: a store that does not answer.
+DISK_ERRORS = {errno.EHOSTDOWN, errno.EIO, errno.ENOSPC}
 PARENT = "CLIPMILL_PARENT"  # the process that started this one and is to end with it
 PARENT_S = 0.2  # between two looks whether it is still there
 # Of sh: a watcher kills the process group of a command when standard input ends.
@@ -320,6 +321,8 @@ def run_command(
         if not _output_is_closed():
             raise  # of a connection
         return EXIT_OUTPUT_CLOSED
+    except (ConnectionError, TimeoutError) as error:  # a server that is gone
+        return mistake(str(error) or type(error).__name__)
     except OSError as error:
         if error.errno in DISK_ERRORS:  # what is committed stays; no traceback says more
             return mistake(f"{error.filename or 'a file'}: {error.strerror}")

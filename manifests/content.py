@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import xxhash
 
 from manifests import disk
@@ -130,8 +129,8 @@ def _digest_of(stream: Any) -> str:
 
 
 def _remote_stamp(path: str) -> dict[str, Any]:
+    fs, name = disk.filesystem(path)
     try:
-        fs, name = fsspec.core.url_to_fs(path)
         protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
         info = fs.info(name, **({"refresh": True} if protocols & LISTINGS_KEPT else {}))
     except Exception:  # any store, any error: what cannot be asked is read, or fails, later

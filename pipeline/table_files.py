@@ -15,7 +15,6 @@ from contextlib import contextmanager, suppress
 from itertools import chain, count, groupby, islice, repeat
 from typing import IO, Any, AnyStr, TextIO
 
-import fsspec
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -152,7 +151,7 @@ def _unpacked(path: str) -> Iterator[Any]:
     """The bytes of a table. DamagedTable where they cannot be unpacked, in the body too."""
     is_zstd = path.lower().endswith(".zst")
     try:
-        with fsspec.open(path, "rb", compression=None if is_zstd else "infer") as stream:
+        with disk.open_stream(path, compression=None if is_zstd else "infer") as stream:
             if is_zstd:
                 stream = pa.CompressedInputStream(stream, "zstd")
             yield stream if hasattr(stream, "peek") else io.BufferedReader(stream)

@@ -42,6 +42,7 @@ from manifests.disk.files import (
     local_path,
     naming,
     open_file,
+    open_stream,
     output_folder,
     plain_hash,
     publish,

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import fsspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -203,7 +202,7 @@ def rows_between(
     """
     with (
         disk.naming_table(path),
-        fsspec.open(path, "rb") as stream,
+        disk.open_stream(path) as stream,
         pq.ParquetFile(stream, page_checksum_verification=True) as table,
     ):
         groups: list[int] = []

@@ -10,7 +10,6 @@ from itertools import islice
 from pathlib import PurePosixPath
 from typing import Any
 
-import fsspec
 import xxhash
 
 from manifests import disk
@@ -303,7 +302,7 @@ class ImageFolder:
         left out. Links to folders are followed, each folder once; of those that lead outside the
         link itself is listed."""
         if disk.is_url(self.path):
-            fs, root = fsspec.core.url_to_fs(self.path)
+            fs, root = disk.filesystem(self.path)
             paths = [path.removeprefix(root).lstrip("/") for path in fs.find(root)]
         else:
             paths = self._local_names()

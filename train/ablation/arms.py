@@ -746,10 +746,8 @@ def set_aside(run: WorkRun, out: str) -> str:
 
 def _move_folder(source: str, target: str) -> None:
     if disk.is_url(source):
-        import fsspec
-
-        fs, name = fsspec.core.url_to_fs(source)
-        fs.mv(name, fsspec.core.url_to_fs(target)[1], recursive=True)
+        fs, name = disk.filesystem(source)
+        fs.mv(name, disk.filesystem(target)[1], recursive=True)
         return
     disk.local_path(target).parent.mkdir(parents=True, exist_ok=True)
     disk.local_path(source).rename(disk.local_path(target))

@@ -138,9 +138,7 @@ def open_parquet(path: str) -> pq.ParquetFile:
     if not disk.is_url(path):
         disk.check_regular(disk.local_path(path))
         return pq.ParquetFile(disk.local_path(path))
-    import fsspec
-
-    fs, name = fsspec.core.url_to_fs(path, use_listings_cache=False)
+    fs, name = disk.filesystem(path)
     return pq.ParquetFile(fs.open(name, "rb"))
 
 
