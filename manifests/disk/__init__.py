@@ -35,6 +35,7 @@ from manifests.disk.files import (
     expand_braces,
     file_sha256,
     filesystem,
+    is_folder,
     is_transient,
     is_url,
     join,

@@ -602,7 +602,8 @@ def _connections(path: str) -> dict[str, Any]:
 
 
 def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
-    """Bytes of an object. FileNotFoundError where there is none."""
+    """Bytes of an object. FileNotFoundError where there is none; PermissionError where its server
+    answers a range with the whole object."""
     from fsspec import AbstractFileSystem
 
     fs, name = filesystem(path)
@@ -615,7 +616,13 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
         data: bytes = fs.cat_file(name, start=start, end=end, **options)
         return data
 
-    return retried(attempt, path)
+    data = retried(attempt, path)
+    if length is not None and len(data) != length:
+        is_whole = len(data) > length or (start and len(data) == (info(path) or {}).get("size"))
+        if is_whole:
+            text = "its server sends whole files and no ranges; copy it to a disk or a store"
+            raise PermissionError(errno.EACCES, text, str(path))
+    return data
 
 
 def info(path: str | Path) -> dict[str, Any] | None:
@@ -913,6 +920,13 @@ def exists(path: str | Path) -> bool:
     if is_url(path):
         return info(path) is not None
     return local_path(path).exists()
+
+
+def is_folder(path: str | Path) -> bool:
+    """True where a folder lies at `path`, whatever its name ends in."""
+    if is_url(path):
+        return (info(path) or {}).get("type") == "directory"
+    return local_path(path).is_dir()
 
 
 def list_names(folder: str | Path, suffix: str = "") -> list[str]:

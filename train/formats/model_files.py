@@ -50,6 +50,11 @@ FORMATS: dict[str, Callable[[AnyModel, str], object]] = {
 logger = logging.getLogger(__name__)
 
 
+def is_weights_file(path: str) -> bool:
+    """Whether a source is a file of weights, by its name; a run may have such a name too."""
+    return path.endswith(WEIGHTS_SUFFIXES) and not disk.is_folder(path)
+
+
 def load_model(source: str) -> AnyModel:
     """The model of a source, in host memory and in fp32.
 
@@ -59,7 +64,7 @@ def load_model(source: str) -> AnyModel:
     if source.startswith(OPEN_CLIP):
         return _from_open_clip_list(source)
     folder = source.removeprefix(LOCAL_DIR)
-    if folder.endswith(WEIGHTS_SUFFIXES):
+    if is_weights_file(folder):
         raise ValueError(
             f"{folder} is a file of weights, which does not say of what model; write "
             f"{OPEN_CLIP}NAME/{folder}, with a name of open_clip's"
@@ -93,7 +98,7 @@ def source_files(source: str) -> dict[str, str]:
     folder = source.removeprefix(LOCAL_DIR)
     if not disk.exists(folder):
         raise ValueError(f"{folder} does not exist; name a run or a folder with a model")
-    if folder.endswith(WEIGHTS_SUFFIXES):
+    if is_weights_file(folder):
         return {folder.rpartition("/")[2]: disk.sha256_of(folder)}
     export = RunLayout(folder).export
     root = export if disk.exists(export) else folder
@@ -136,7 +141,7 @@ def initial_weights(source: str, config: ModelConfig | OpenClipConfig) -> dict[s
     A logit bias (loss siglip) that the source does not have is left out. ValueError where the
     source is another architecture, with the settings that would fit it.
     """
-    is_file = source.endswith(WEIGHTS_SUFFIXES) and not source.startswith(OPEN_CLIP)
+    is_file = not source.startswith(OPEN_CLIP) and is_weights_file(source.removeprefix(LOCAL_DIR))
     try:
         if is_file:
             weights, has_bias = _weights_of_file(source.removeprefix(LOCAL_DIR), config)
