@@ -250,7 +250,8 @@ def _separator_hint(path: str, name: str, present: Sequence[str]) -> str:
     if first.startswith("#") and name not in first.lstrip("#").split():
         return "; its first line is a comment: remove it"
     for mark, what in SEPARATORS.items():
-        if len(present) == 1 and mark in first and name in re.split(rf'[{mark}" ]', first):
+        is_here = mark == "\t" or name in re.split(rf'[{mark}" ]', first)
+        if len(present) == 1 and mark in first and is_here:
             option = f"write delimiter: {json.dumps(mark)}"
             if kind == ".tsv":
                 option = "name the file .csv" + ("" if mark == "," else f" and {option}")
