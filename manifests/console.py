@@ -27,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from manifests import installation
 from manifests.text import printable, printable_lines
 
 EXIT_MISTAKE = 2
@@ -44,11 +45,7 @@ COMMON_STATUSES = {
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
 IS_CHECKOUT = (ROOT / "Makefile").exists()
-NEXT_TO_PACKAGES = (
-    f"run `make venv` in {ROOT}, then the command with {ROOT / '.venv/bin/python'}"
-    if IS_CHECKOUT
-    else "install clipmill with what the command needs: pip install 'clipmill[build,train,score]'"
-)
+MAKE_VENV = f"run `make venv` in {ROOT}, then the command with {ROOT / '.venv/bin/python'}"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: a closed terminal
 # Errors of the operating system that a person mends: a path, its rights or its disk.
 PATH_ERRORS = {
@@ -194,7 +191,7 @@ def end_on_stop_signals() -> None:
     sys.excepthook = _uncaught
     if sys.version_info < OLDEST_PYTHON:
         version = ".".join(map(str, sys.version_info[:2]))
-        raise SystemExit(mistake(f"Python {version} is too old; {NEXT_TO_PACKAGES}"))
+        raise SystemExit(mistake(f"Python {version} is too old; {how_to_install()}"))
     for number in stop_signals():
         signal.signal(number, _end)
 
@@ -208,8 +205,15 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> No
         print_error(*"".join(traceback.format_exception(kind, error, trace)).splitlines())
         return
     raise SystemExit(
-        mistake(f"{sys.executable} has no package {package!r}; {NEXT_TO_PACKAGES}")
+        mistake(f"{sys.executable} has no package {package!r}; {how_to_install(package)}")
     ) from None
+
+
+def how_to_install(package: str = "") -> str:
+    """What a person does about a package that is missing here."""
+    if IS_CHECKOUT and not installation.is_installed():
+        return MAKE_VENV
+    return f"run {installation.install_command(*installation.extras_of(package))}"
 
 
 def open_standard_streams() -> None:

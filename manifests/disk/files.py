@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from manifests.disk.plain import to_plain
+from manifests.installation import install_command
 
 # --------------------------------------------------------------------------------------------------
 # Local paths and URLs as text; the folder that a command writes to.
@@ -513,8 +514,6 @@ def _short(error: BaseException) -> str:
 
 # What installs the filesystem of a protocol that fsspec does not bring along.
 EXTRAS = {
-    "s3": "the extra `s3` of clipmill (pip install -e '.[s3]')",
-    "s3a": "the extra `s3` of clipmill (pip install -e '.[s3]')",
     "gs": "the package gcsfs",
     "gcs": "the package gcsfs",
     "hf": "the package huggingface_hub (pip install huggingface_hub)",
@@ -548,6 +547,8 @@ def filesystem(path: str | Path) -> tuple[Any, str]:
         fs, name = fsspec.core.url_to_fs(str(path), **options)
     except ImportError as error:
         install = EXTRAS.get(protocol, "the package that the message names")
+        if protocol in ("s3", "s3a"):
+            install = f"the extra `s3` of clipmill ({install_command('s3')})"
         raise ValueError(
             f"{path} cannot be opened: {error}; install {install}, or give a local path"
         ) from None

@@ -164,8 +164,9 @@ class PairTable:
             if self.source.kind != "files":
                 raise
             raise ValueError(
-                f"{missing}: a source of kind files reads the columns {' and '.join(self.columns)}; "
-                "name those of the table as file_column and caption_column"
+                f"{missing}: a source of kind files reads the columns "
+                f"{' and '.join(self.columns)}; name those of the table as file_column and "
+                "caption_column"
             ) from None
 
 

@@ -47,6 +47,7 @@ import numpy as np
 from manifests import console, disk, waits
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.disk import content_hash
+from manifests.installation import install_command
 from manifests.schema import Blend, TarStream
 from manifests.text import printable, valid_text
 from train.config import TrainConfig
@@ -381,7 +382,7 @@ def _webdataset() -> Any:
     except ImportError as error:
         raise ValueError(
             f"tars are streamed by webdataset, which cannot be imported ({error}); "
-            "run pip install -e '.[stream]', or adopt the tars into a pool"
+            f"run {install_command('stream')}, or adopt the tars into a pool"
         ) from error
     return tar_file_expander, group_by_keys
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from manifests import disk
+from manifests.installation import install_command
 from train.formats.hf import CLIP_VOCABULARY
 from train.formats.model_files import weights_sha256
 from train.model.architecture import (
@@ -159,7 +160,7 @@ def require_packages() -> None:
     if missing := missing_packages():
         raise ValueError(
             f"ONNX is written with {' and '.join(missing)}, which this Python does not have:"
-            " pip install -e '.[onnx]'"
+            f" {install_command('onnx')}"
         )
 
 
