@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from typing import Annotated, Any, Literal
@@ -19,7 +20,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Group, Parameter, Token
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
-from manifests import console
+from manifests import console, installation
 
 FIRST = Group("Data to verdict", sort_key=1)
 POOLS = Group("Pools", sort_key=2)
@@ -183,9 +184,12 @@ def main(argv: Sequence[str]) -> int:
     rank = int(os.environ.get("RANK", "0"))  # of torchrun and Ray Train: one rank speaks for all
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
     app = root_app(argv[0] if argv else "")
+    asks_help = not {"--help", "-h"}.isdisjoint(argv)
+    if asks_help:
+        sys.meta_path.append(installation.StandIns())  # type: ignore[arg-type]
     try:
         name, apps, _ = app.parse_commands(argv)
-        if not {"--help", "-h"}.isdisjoint(argv):
+        if asks_help:
             for each in apps[1:]:  # not the root, which would import every command
                 reflow(each)
         function, bound, _ = app.parse_args(argv, print_error=False, exit_on_error=False)

@@ -198,7 +198,7 @@ def mix(
                 "--lower-is-better, --higher-is-better and --rows are for tables; an ablation "
                 "knows them"
             )
-        if Path(runs).suffix in ENDINGS:
+        if Path(runs).suffix in ENDINGS and not disk.is_folder(runs):
             raise ValueError(f"{runs} needs a second table beside it, with the metrics of its runs")
         if len(target or ()) > 1:
             raise ValueError("--target names one metric of an ablation's primary task")

@@ -15,9 +15,11 @@ import logging
 import os
 import select
 import signal
+import subprocess
 import sys
 import textwrap
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +27,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from manifests import installation
 from manifests.text import printable, printable_lines
 
 EXIT_MISTAKE = 2
@@ -42,11 +45,7 @@ COMMON_STATUSES = {
 ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
 IS_CHECKOUT = (ROOT / "Makefile").exists()
-NEXT_TO_PACKAGES = (
-    f"run `make venv` in {ROOT}, then the command with {ROOT / '.venv/bin/python'}"
-    if IS_CHECKOUT
-    else "install clipmill with what the command needs: pip install 'clipmill[build,train,score]'"
-)
+MAKE_VENV = f"run `make venv` in {ROOT}, then the command with {ROOT / '.venv/bin/python'}"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: a closed terminal
 # Errors of the operating system that a person mends: a path, its rights or its disk.
 PATH_ERRORS = {
@@ -61,7 +60,14 @@ PATH_ERRORS = {
     errno.EPERM,
     errno.EROFS,
 }
-DISK_ERRORS = {errno.EIO, errno.ENOSPC}  # also where no file is named
+# Also where no file is named. EHOSTDOWN: a store that does not answer.
+DISK_ERRORS = {errno.EHOSTDOWN, errno.EIO, errno.ENOSPC}
+PARENT = "CLIPMILL_PARENT"  # the process that started this one and is to end with it
+PARENT_S = 0.2  # between two looks whether it is still there
+# Of sh: a watcher kills the process group of a command when standard input ends.
+ATTACHED = """exec 3<&0 </dev/null
+{ read -r _ <&3; kill -9 0; } >/dev/null 2>&1 &
+exec 3<&-; exec "$@" """
 _stopped_by: int = signal.SIGINT  # the signal of the last KeyboardInterrupt
 
 
@@ -126,6 +132,44 @@ def program(words: Sequence[str]) -> list[str]:
     return [sys.executable, str(ROOT / "clipmill" / "__main__.py"), *words]
 
 
+def child_variables(**variables: str) -> dict[str, str]:
+    """The environment of a process of clipmill that ends with this one, by `end_with_parent`."""
+    return {**os.environ, **variables, PARENT: str(os.getpid())}
+
+
+def end_with_parent() -> None:
+    """From now on this process ends when the one that started it has ended, however it ended: a
+    child of a killed command must not go on writing. Nothing happens where nobody asked for it by
+    `child_variables`; what this process starts does not inherit it.
+    """
+    parent = int(os.environ.pop(PARENT, 0))
+
+    def watch() -> None:
+        while os.getppid() == parent:  # also where it ended while this one was loaded
+            time.sleep(PARENT_S)
+        os._exit(EXIT_INCOMPLETE)
+
+    if parent:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def attached(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A program that is not clipmill's, in a session of its own: it and all that it starts end with
+    the block, and with this process, however that ends. `options` are those of Popen.
+    """
+    words = ["sh", "-c", ATTACHED, "sh", *command]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, start_new_session=True, **options)
+    assert child.stdin is not None
+    try:
+        yield child
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.stdin.close()
+        child.wait()
+
+
 def stop_signals() -> list[signal.Signals]:
     """The STOP_SIGNALS that this process must act on: under nohup, SIGHUP stays ignored."""
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -139,13 +183,15 @@ def end_on_stop_signals() -> None:
 
     For a command's imports: torch, Ray and PyArrow take seconds, in which Ctrl-C would end the
     process with a traceback and the others without a word. `run_command` then installs its own
-    handlers. Closed standard streams are opened first.
+    handlers. Closed standard streams are opened first, and a process that a command started ends
+    with it (`end_with_parent`).
     """
     open_standard_streams()
+    end_with_parent()
     sys.excepthook = _uncaught
     if sys.version_info < OLDEST_PYTHON:
         version = ".".join(map(str, sys.version_info[:2]))
-        raise SystemExit(mistake(f"Python {version} is too old; {NEXT_TO_PACKAGES}"))
+        raise SystemExit(mistake(f"Python {version} is too old; {how_to_install()}"))
     for number in stop_signals():
         signal.signal(number, _end)
 
@@ -159,8 +205,15 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> No
         print_error(*"".join(traceback.format_exception(kind, error, trace)).splitlines())
         return
     raise SystemExit(
-        mistake(f"{sys.executable} has no package {package!r}; {NEXT_TO_PACKAGES}")
+        mistake(f"{sys.executable} has no package {package!r}; {how_to_install(package)}")
     ) from None
+
+
+def how_to_install(package: str = "") -> str:
+    """What a person does about a package that is missing here."""
+    if IS_CHECKOUT and not installation.is_installed():
+        return MAKE_VENV
+    return f"run {installation.install_command(*installation.extras_of(package))}"
 
 
 def open_standard_streams() -> None:
@@ -272,6 +325,8 @@ def run_command(
         if not _output_is_closed():
             raise  # of a connection
         return EXIT_OUTPUT_CLOSED
+    except (ConnectionError, TimeoutError) as error:  # a server that is gone
+        return mistake(str(error) or type(error).__name__)
     except OSError as error:
         if error.errno in DISK_ERRORS:  # what is committed stays; no traceback says more
             return mistake(f"{error.filename or 'a file'}: {error.strerror}")

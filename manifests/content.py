@@ -129,8 +129,8 @@ def _digest_of(stream: Any) -> str:
 
 
 def _remote_stamp(path: str) -> dict[str, Any]:
+    fs, name = disk.filesystem(path)
     try:
-        fs, name = disk.stores().core.url_to_fs(path)
         protocols = {fs.protocol} if isinstance(fs.protocol, str) else set(fs.protocol)
         info = fs.info(name, **({"refresh": True} if protocols & LISTINGS_KEPT else {}))
     except Exception:  # any store, any error: what cannot be asked is read, or fails, later

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from manifests.installation import install_command
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 WEIGHTS = (".safetensors", ".bin")
 REACH_S = 5.0  # for one answer of a server; its client would try for half a minute
@@ -165,7 +167,7 @@ def _client(who: str, name: str) -> Any:
     if find_spec("huggingface_hub") is None:
         raise ValueError(
             f"{who}: {name} needs the package huggingface_hub, which is not installed: "
-            "pip install -e '.[score]'"
+            f"{install_command('score')}"
         )
     import huggingface_hub
     import huggingface_hub.constants

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,7 @@ def _start_embedded(ray: Any, settings: dict[str, Any]) -> None:
             with _without_sighup():
                 ray.init(**settings, _temp_dir=folder)
         except Exception as error:  # Ray has no class for it
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_failed(ray, folder)
             message = " ".join(str(error).split())
             logger.warning("Ray did not start in try %d of %d: %s", tries, START_TRIES, message)
             if tries == START_TRIES:
@@ -95,11 +95,25 @@ def _start_embedded(ray: Any, settings: dict[str, Any]) -> None:
                     f"({message}); run the command again later, or without Ray: --engine inline"
                 ) from error
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove_failed(ray, folder)
             raise
         else:
             _embedded_folder = folder
             return
+
+
+def _remove_failed(ray: Any, folder: str) -> None:
+    """Remove what a start that failed has left: its processes, whose words name its folder, and the
+    folder. Ray itself ends them with this process, after other tries have started more.
+    """
+    with suppress(Exception):
+        ray.shutdown()
+    for words in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended, or is another user's
+            if folder.encode() in words.read_bytes():
+                os.kill(int(words.parent.name), signal.SIGKILL)
+                os.waitpid(int(words.parent.name), 0)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager

@@ -261,7 +261,7 @@ PATH_AND_CLASS = re.compile(r"(?s)(.+\.py):([^:/]*)")  # a user's own filter
 LOCAL_DIR = "local-dir:"
 
 
-def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[str, Any]:
+def shape(raw: Mapping[str, Any], kind: type, folder: str, where: str) -> dict[str, Any]:
     """The short forms of a manifest as the fields of its dataclass, its paths as absolute ones."""
     shaped = dict(raw)
     if kind is Recipe:
@@ -277,17 +277,28 @@ def shape(raw: Mapping[str, Any], kind: type, folder: Path, where: str) -> dict[
     return shaped
 
 
-def _absolute(path: Any, folder: Path) -> Any:
-    """A path relative to the manifest as an absolute one without `..`; URLs and other values as
-    they are.
+def _absolute(path: Any, folder: str) -> Any:
+    """A path relative to the folder of the manifest, which may lie in a store, as an absolute one
+    without `..`; URLs and other values as they are.
     """
     if not isinstance(path, str) or "://" in path:
         return path
     end = "/" if path.endswith("/") else ""
-    return os.path.normpath(folder / path).rstrip("/") + end
+    if disk.is_url(folder) and not path.startswith("/"):
+        protocol, _, rest = folder.partition("://")
+        bucket, _, key = rest.partition("/")  # of a server: its name. No `..` leads out of it
+        return f"{protocol}://{bucket}{os.path.normpath(f'/{key}/{path}')}".rstrip("/") + end
+    return os.path.normpath(os.path.join(folder, path)).rstrip("/") + end
 
 
-def _expanded(paths: list[Any], folder: Path) -> list[Any]:
+def _folder_of(path: str) -> str:
+    """The folder of a manifest, absolute; of one at a URL without its query."""
+    if disk.is_url(path):
+        return path.partition("?")[0].rpartition("/")[0]
+    return str(disk.local_path(path).resolve().parent)
+
+
+def _expanded(paths: list[Any], folder: str) -> list[Any]:
     """Absolute paths; one with braces is what they stand for, unless a file has that name."""
     expanded: list[Any] = []
     for path in (_absolute(each, folder) for each in paths):
@@ -296,7 +307,7 @@ def _expanded(paths: list[Any], folder: Path) -> list[Any]:
     return expanded
 
 
-def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
+def _shape_recipe(shaped: dict[str, Any], folder: str, where: str) -> None:
     source = shaped.get("source")
     if isinstance(source, dict) and "paths" in source:
         paths = [source["paths"]] if isinstance(source["paths"], str) else source["paths"]
@@ -324,7 +335,7 @@ def _shape_recipe(shaped: dict[str, Any], folder: Path, where: str) -> None:
         shaped["views"] = views
 
 
-def _shape_blend(shaped: dict[str, Any], folder: Path) -> None:
+def _shape_blend(shaped: dict[str, Any], folder: str) -> None:
     if isinstance(shaped.get("pools"), dict):
         shaped["pools"] = {k: _absolute(v, folder) for k, v in shaped["pools"].items()}
     if "segments" in shaped:
@@ -336,7 +347,7 @@ def _shape_blend(shaped: dict[str, Any], folder: Path) -> None:
         shaped["streams"] = streams
 
 
-def _stream(stream: Any, folder: Path) -> Any:
+def _stream(stream: Any, folder: str) -> Any:
     """The fields of a TarStream from these, from one tar or from a list of tars."""
     fields = dict(stream) if isinstance(stream, dict) else {"tars": stream}
     tars = [fields["tars"]] if isinstance(fields.get("tars"), str) else fields.get("tars")
@@ -349,7 +360,7 @@ def _stream(stream: Any, folder: Path) -> Any:
     return fields
 
 
-def _shape_ablation(shaped: dict[str, Any], folder: Path, where: str) -> None:
+def _shape_ablation(shaped: dict[str, Any], folder: str, where: str) -> None:
     if isinstance(shaped.get("pools"), dict):
         pools = {}
         for name, pool in shaped["pools"].items():
@@ -377,7 +388,7 @@ def _shape_ablation(shaped: dict[str, Any], folder: Path, where: str) -> None:
         shaped["controls"] = {**controls, "null_web": _absolute(controls["null_web"], folder)}
 
 
-def _arm(arm: Any, folder: Path) -> Any:
+def _arm(arm: Any, folder: str) -> Any:
     """POOL/VIEW as text, or the fields of an Arm with absolute paths."""
     if isinstance(arm, str):
         return {"view": arm}
@@ -394,12 +405,12 @@ def _arm(arm: Any, folder: Path) -> Any:
     return fields
 
 
-def _task(task: Any, folder: Path) -> Any:
+def _task(task: Any, folder: str) -> Any:
     """A task of an ablation: its keys, or the path of a file that holds them."""
     if isinstance(task, str) and task.endswith(".yaml"):
         path = _absolute(task, folder)
         raw = expand_variables(pick_scale(read_yaml(path), None, path), path)
-        return shape(raw, TaskSpec, Path(path).parent, path)
+        return shape(raw, TaskSpec, _folder_of(path), path)
     if not isinstance(task, dict):
         return task
     shaped = dict(task)
@@ -407,7 +418,7 @@ def _task(task: Any, folder: Path) -> Any:
     return shaped
 
 
-def _shape_task(shaped: dict[str, Any], folder: Path) -> None:
+def _shape_task(shaped: dict[str, Any], folder: str) -> None:
     """Absolute paths, and `classes: imagenet` or `templates: file.txt` as *_from."""
     for key in ("data", "train_data"):
         if key in shaped:
@@ -423,7 +434,7 @@ def _shape_task(shaped: dict[str, Any], folder: Path) -> None:
 # --- filters and rules in short form -------------------------------------------------------------
 
 
-def filter_fields(entry: Any, folder: Path) -> Any:
+def filter_fields(entry: Any, folder: str) -> Any:
     """`caption`, `{clip_score: {…}}`, `{clip_l14: {clip_score: {…}}}` or
     `{mine: {my_filters.py:Sharpness: {…}}}` as the fields of FilterSpec.
 
@@ -444,7 +455,7 @@ def filter_fields(entry: Any, folder: Path) -> Any:
     return {"name": name, "options": _options(value or {}, folder)}
 
 
-def _options(options: Any, folder: Path) -> Any:
+def _options(options: Any, folder: str) -> Any:
     """Options of a filter, or its kind with options, with the paths of files as absolute ones."""
     if not isinstance(options, dict):
         return options
@@ -463,7 +474,7 @@ def _options(options: Any, folder: Path) -> Any:
     return shaped
 
 
-def _weights(value: Any, folder: Path, *, of_arm: bool = False) -> Any:
+def _weights(value: Any, folder: str, *, of_arm: bool = False) -> Any:
     """The files and folders that an option names as absolute ones; names of models as they are.
 
     of_arm: a text is a folder, as `clipmill evaluate` takes it, unless it is one of open_clip's.
@@ -477,7 +488,7 @@ def _weights(value: Any, folder: Path, *, of_arm: bool = False) -> Any:
     return f"{prefix}{_absolute(value.removeprefix(prefix), folder)}"
 
 
-def _kind(kind: str, folder: Path) -> str:
+def _kind(kind: str, folder: str) -> str:
     """A filter's name as it is; the path of PATH.py:CLASS as an absolute one."""
     match = PATH_AND_CLASS.fullmatch(kind)
     return f"{_absolute(match[1], folder)}:{match[2]}" if match else kind
@@ -623,7 +634,7 @@ def read_manifest(path: str | Path, kind: type[T], *, scale: str | None = None) 
     raw = read_yaml(path)
     _refuse_other_kind(raw, kind, where)
     raw = expand_variables(pick_scale(raw, scale, where), where)
-    shaped = shape(raw, kind, Path(where).resolve().parent, where)
+    shaped = shape(raw, kind, _folder_of(where), where)
     manifest = check_values(shaped, kind, where)
     if isinstance(manifest, Recipe):
         _refuse_unused(manifest, raw["source"], raw.get("fetch") or {}, where)

@@ -61,7 +61,7 @@ def start(words: Sequence[str], log: Path | None = None) -> Child:
             output = stack.enter_context(open(log, "w"))
         return subprocess.Popen(
             console.program(words),
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env=console.child_variables(PYTHONPATH=str(ROOT)),
             stdout=output,
             stderr=subprocess.STDOUT if output else None,
             process_group=0,  # a Ctrl-C of the terminal reaches it through us, once

@@ -244,6 +244,7 @@ def write_shard_folder(
         map_units(len(shards), lambda k: _write_shard(rows, folder, shards[k], check), "export")
     )
     _remove_others(folder, {shard_name(shard) for shard in shards})
+    disk.write_json(disk.join(folder, SIZES), {file.name: count for count, file in copies})
     return tuple(file for _, file in copies), sum(count for count, _ in copies)
 
 
@@ -528,6 +529,7 @@ def _cell(text: str) -> str:
 
 UID = "uid"
 RECORD = "export.json"
+SIZES = "sizes.json"  # samples of each tar, as open_clip and DataComp's resharder read them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

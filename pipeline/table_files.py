@@ -151,7 +151,7 @@ def _unpacked(path: str) -> Iterator[Any]:
     """The bytes of a table. DamagedTable where they cannot be unpacked, in the body too."""
     is_zstd = path.lower().endswith(".zst")
     try:
-        with disk.stores().open(path, "rb", compression=None if is_zstd else "infer") as stream:
+        with disk.open_stream(path, compression=None if is_zstd else "infer") as stream:
             if is_zstd:
                 stream = pa.CompressedInputStream(stream, "zstd")
             yield stream if hasattr(stream, "peek") else io.BufferedReader(stream)
@@ -250,7 +250,8 @@ def _separator_hint(path: str, name: str, present: Sequence[str]) -> str:
     if first.startswith("#") and name not in first.lstrip("#").split():
         return "; its first line is a comment: remove it"
     for mark, what in SEPARATORS.items():
-        if len(present) == 1 and mark in first and name in re.split(rf'[{mark}" ]', first):
+        is_here = mark == "\t" or name in re.split(rf'[{mark}" ]', first)
+        if len(present) == 1 and mark in first and is_here:
             option = f"write delimiter: {json.dumps(mark)}"
             if kind == ".tsv":
                 option = "name the file .csv" + ("" if mark == "," else f" and {option}")

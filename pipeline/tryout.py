@@ -651,7 +651,7 @@ def _open_table(path: str, pictures: PictureNames) -> tuple[tuple[str, ...], Row
     if ending == ".parquet":
         schema = disk.read_with(path, pq.read_schema)
         return tuple(schema.names), lambda own: values(path, own)
-    with disk.stores().open(path, "rb", compression="infer") as stream:
+    with disk.open_stream(path, compression="infer") as stream:
         start = stream.read(len(LFS))
         if start == LFS:
             raise ValueError(LFS_POINTER)
@@ -754,7 +754,7 @@ def _split_rows(
 ) -> Iterator[Sequence[Any] | None]:
     """Rows of a table of lines that no reader of tables knows. Without a header the columns are 1,
     the name in front, and 2, the rest."""
-    with disk.stores().open(path, "rb", compression="infer") as stream:
+    with disk.open_stream(path, compression="infer") as stream:
         text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
         for number, line in enumerate(bounded_lines(text)):
             line = (line or "").strip("\r\n")

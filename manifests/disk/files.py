@@ -26,6 +26,7 @@ from typing import Any, NoReturn, TypeVar
 
 from manifests import tls
 from manifests.disk.plain import to_plain
+from manifests.installation import install_command
 
 # --------------------------------------------------------------------------------------------------
 # Local paths and URLs as text; the folder that a command writes to.
@@ -375,6 +376,8 @@ NETWORK_CLASSES = {
     ("botocore.exceptions", "IncompleteReadError"),
     ("botocore.parsers", "ResponseParserError"),
     ("aiohttp.client_exceptions", "ClientError"),
+    ("httpx", "TransportError"),
+    ("httpx2", "TransportError"),
 }
 # S3 answers 409 with these where two conditional puts of an object meet; its manual says to retry.
 RACES = {"ConditionalRequestConflict", "OperationAborted"}
@@ -383,6 +386,11 @@ NUMBERS = {
     FileExistsError: errno.EEXIST,
     PermissionError: errno.EACCES,
 }
+CREDENTIALS = (
+    "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=true reads "
+    "a public bucket without"
+)
+HINTS = {"NoCredentialsError": CREDENTIALS, "PartialCredentialsError": CREDENTIALS}
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -421,22 +429,24 @@ def is_transient(error: BaseException) -> bool:
     return False
 
 
-def pauses() -> Iterator[float]:
+def pauses(limit_s: float = RETRY_S) -> Iterator[float]:
     """Seconds to wait before the second try, the third and so on: twice as long each, with jitter,
-    until RETRY_S have passed.
+    until `limit_s` have passed.
     """
-    ends = time.monotonic() + RETRY_S
+    ends = time.monotonic() + limit_s
     pause = FIRST_PAUSE_S
     while time.monotonic() + pause <= ends:
         yield pause * random.uniform(0.5, 1.0)
         pause = min(2 * pause, LONGEST_PAUSE_S)
 
 
-def retried(operation: Callable[[], T], path: object, also: int | None = None) -> T:
+def retried(
+    operation: Callable[[], T], path: object, also: int | None = None, limit_s: float = RETRY_S
+) -> T:
     """The result of an operation on a remote store; transient errors are tried again.
 
     `path` is for the log line, and for an OSError that names no file. `also`: one more HTTP status
-    that passes. The last error is raised where RETRY_S did not suffice.
+    that passes. The last error is raised where `limit_s` did not suffice.
     """
     waits: Iterator[float] | None = None
     while True:
@@ -445,7 +455,7 @@ def retried(operation: Callable[[], T], path: object, also: int | None = None) -
         except Exception as error:
             if not is_transient(error) and (also is None or http_status(error) != also):
                 _raise_named(error, path)
-            waits = waits or pauses()
+            waits = waits or pauses(limit_s)
             pause = next(waits, -1.0)
             if pause < 0:
                 _raise_named(error, path)
@@ -454,8 +464,19 @@ def retried(operation: Callable[[], T], path: object, also: int | None = None) -
 
 
 def _raise_named(error: Exception, path: object) -> NoReturn:
-    """Raise an OSError of a store with the path, as those of local files; another one as it is."""
-    if not isinstance(error, OSError) or error.filename is not None:
+    """Raise the error of a store as an OSError with the path, as those of local files; one of our
+    own code as it is. EHOSTDOWN: the store did not answer. EACCES: what a library says.
+    """
+    if getattr(error, "filename", None) is not None:
+        raise error
+    is_of_library = type(error).__module__ != "builtins" and not isinstance(error, ValueError)
+    if is_of_library and http_status(error) is None:
+        if is_transient(error):
+            text = f"the store does not answer ({_short(error)}); check its address and the network"
+            raise OSError(errno.EHOSTDOWN, text, str(path)) from error
+        text = _short(error) + HINTS.get(type(error).__name__, "")
+        raise PermissionError(errno.EACCES, text, str(path)) from error
+    if not isinstance(error, OSError):
         raise error
     for kind, number in NUMBERS.items():
         if isinstance(error, kind):
@@ -494,8 +515,6 @@ def _short(error: BaseException) -> str:
 
 # What installs the filesystem of a protocol that fsspec does not bring along.
 EXTRAS = {
-    "s3": "the extra `s3` of clipmill (pip install -e '.[s3]')",
-    "s3a": "the extra `s3` of clipmill (pip install -e '.[s3]')",
     "gs": "the package gcsfs",
     "gcs": "the package gcsfs",
     "hf": "the package huggingface_hub (pip install huggingface_hub)",
@@ -505,6 +524,11 @@ CONNECTIONS = 64
 PART = 64 * 2**20  # bytes of a part of a multipart upload; s3fs puts less than two parts at once
 BLOCK = 8 * 2**20  # bytes that are read at a time to compare
 MEETINGS = 3  # times that an object may come and go while it is created
+# A store that has not answered this process yet gets less time than RETRY_S: its address may be
+# wrong. ANSWER_S is for one answer.
+FIRST_S, ANSWER_S = 3.0, 10.0
+BUCKETS = {"s3", "s3a", "gs", "gcs"}  # protocols of stores whose addresses begin with a bucket
+_answered: set[str] = set()  # protocol://bucket of stores that have
 _conditional: dict[str, bool] = {}  # bucket -> whether its store has conditional puts
 
 
@@ -520,18 +544,59 @@ def stores() -> Any:
 
 def filesystem(path: str | Path) -> tuple[Any, str]:
     """The filesystem of a URL and the path inside it. Listings are not cached: other processes
-    write too. ValueError where the package of the protocol is not installed.
+    write too.
+
+    ValueError where the package of the protocol is not installed. OSError where its store does not
+    answer the first question of this process, or refuses its credentials, or has no such bucket:
+    here, because behind this libraries wait for minutes, or raise errors of many kinds.
     """
+    protocol, _, rest = str(path).partition("://")
     try:
         options = {"use_listings_cache": False, **_connections(str(path))}
         fs, name = stores().core.url_to_fs(str(path), **options)
     except ImportError as error:
-        protocol = str(path).partition("://")[0]
         install = EXTRAS.get(protocol, "the package that the message names")
+        if protocol in ("s3", "s3a"):
+            install = f"the extra `s3` of clipmill ({install_command('s3')})"
         raise ValueError(
             f"{path} cannot be opened: {error}; install {install}, or give a local path"
         ) from None
+    except ValueError as error:  # of fsspec: an unknown protocol
+        raise ValueError(f"{path} cannot be opened: {error}") from None
+    bucket = f"{protocol}://{rest.partition('/')[0]}"
+    if protocol in {*BUCKETS, "hf"} and bucket not in _answered:
+        _ask_store(fs, bucket if protocol in BUCKETS else str(path), str(path))
+        _answered.add(bucket)
     return fs, name
+
+
+def _ask_store(fs: Any, place: str, path: str) -> None:
+    """The first question to a store: is its bucket there?"""
+
+    def attempt() -> None:
+        from fsspec import asyn
+
+        if fs.async_impl:
+            asyn.sync(fs.loop, fs._info, fs._strip_protocol(place), timeout=ANSWER_S)
+        else:
+            fs.info(fs._strip_protocol(place))
+
+    try:
+        retried(attempt, path, limit_s=FIRST_S)
+    except FileNotFoundError:
+        if place != path:
+            text = f"there is no bucket {place}; make it, or mend the address"
+            raise FileNotFoundError(errno.ENOENT, text, path) from None
+    except OSError as error:  # another answer: what is asked next says whether it matters
+        if error.errno == errno.EHOSTDOWN or not http_status(error):
+            raise
+
+
+def open_stream(path: str | Path, **options: Any) -> Any:
+    """`fsspec.open` of a file to read, local or remote."""
+    if is_url(path):
+        filesystem(path)
+    return stores().open(str(path), "rb", **options)
 
 
 def _connections(path: str) -> dict[str, Any]:
@@ -543,7 +608,8 @@ def _connections(path: str) -> dict[str, Any]:
 
 
 def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
-    """Bytes of an object. FileNotFoundError where there is none."""
+    """Bytes of an object. FileNotFoundError where there is none; PermissionError where its server
+    answers a range with the whole object."""
     from fsspec import AbstractFileSystem
 
     fs, name = filesystem(path)
@@ -556,7 +622,13 @@ def read(path: str | Path, start: int = 0, length: int | None = None) -> bytes:
         data: bytes = fs.cat_file(name, start=start, end=end, **options)
         return data
 
-    return retried(attempt, path)
+    data = retried(attempt, path)
+    if length is not None and len(data) != length:
+        is_whole = len(data) > length or (start and len(data) == (info(path) or {}).get("size"))
+        if is_whole:
+            text = "its server sends whole files and no ranges; copy it to a disk or a store"
+            raise PermissionError(errno.EACCES, text, str(path))
+    return data
 
 
 def info(path: str | Path) -> dict[str, Any] | None:
@@ -854,6 +926,13 @@ def exists(path: str | Path) -> bool:
     if is_url(path):
         return info(path) is not None
     return local_path(path).exists()
+
+
+def is_folder(path: str | Path) -> bool:
+    """True where a folder lies at `path`, whatever its name ends in."""
+    if is_url(path):
+        return (info(path) or {}).get("type") == "directory"
+    return local_path(path).is_dir()
 
 
 def list_names(folder: str | Path, suffix: str = "") -> list[str]:

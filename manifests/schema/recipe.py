@@ -278,10 +278,10 @@ SOURCES: dict[str, SourceKind] = {
         optional=("url_column", "caption_column", *TABLE_KEYS, "extra_columns"),
     ),
     "files": SourceKind(
-        paths="captions lists: tables with the columns file and caption",
+        paths="captions lists: tables with the columns file and caption, or other names",
         images="files",
         required=("paths",),
-        optional=(*TABLE_KEYS, "extra_columns"),
+        optional=("file_column", "caption_column", *TABLE_KEYS, "extra_columns"),
         fetch=LOCAL_FETCH,
     ),
     "image_folder": SourceKind(
@@ -370,7 +370,8 @@ class Source:
     extra_columns: dict[str, str] = field(default_factory=dict)
     # image_folder: a table, by its path from each folder (metadata.csv), `txt`, `class_folders`
     captions: str | None = None
-    file_column: str = "file_name"  # image_folder: column with an image's path inside its folder
+    # image_folder: column with an image's path inside its folder; files: `file` where it is not set
+    file_column: str = "file_name"
     links_outside: bool = False  # image_folder: symbolic links may lead out of the folder
 
     def __post_init__(self) -> None:
@@ -391,6 +392,8 @@ class Source:
             )
         if self.kind == "image_folder":
             self._check_captions()
+        if self.kind == "files" and self.caption_column is None:
+            raise ValueError("caption_column is null; a list of files and captions needs captions")
 
     def _check_captions(self) -> None:
         if self.captions in (CAPTION_FILES, CLASS_FOLDERS):

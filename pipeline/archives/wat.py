@@ -201,7 +201,7 @@ def records(path: str, form: Form[R]) -> Iterator[tuple[int, R | None]]:
     """
     waiting: tuple[int, R] | None = None  # until the next record shows that it ended as it should
     given = 0  # records at the start of the tape that were yielded already
-    with disk.stores().open(path, "rb") as stream:
+    with disk.open_stream(path) as stream:
         tape = Tape(stream)
         beginning = tape.peek(tape.rewind(), len(GZIP))
         try:
@@ -300,7 +300,7 @@ def record_at(path: str, offset: int, form: Form[R]) -> R:
     A record that shares a gzip member with records before it has no place of its own in the file:
     then, and where a server serves no ranges, the file is read from its beginning.
     """
-    with disk.stores().open(path, "rb") as stream, suppress(ValueError):
+    with disk.open_stream(path) as stream, suppress(ValueError):
         stream.seek(offset)
         tape = Tape(stream, offset)
         if tape.peek(tape.rewind(), 5).startswith((GZIP, b"WARC/")):

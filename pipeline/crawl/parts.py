@@ -202,7 +202,7 @@ def rows_between(
     """
     with (
         disk.naming_table(path),
-        disk.stores().open(path, "rb") as stream,
+        disk.open_stream(path) as stream,
         pq.ParquetFile(stream, page_checksum_verification=True) as table,
     ):
         groups: list[int] = []

@@ -330,7 +330,7 @@ READERS: dict[str, SourceReader] = {
             file_table(source, path).rows(path, counts), source
         ),
         check=lambda path, source: file_table(source, path).check(path),
-        keys=TABLE_KEYS,
+        keys=("file_column", "caption_column", *TABLE_KEYS),
     ),
     "image_table": SourceReader(
         parts=_tables,

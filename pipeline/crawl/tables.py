@@ -38,7 +38,7 @@ from pipeline.table_files import (
 
 
 Row = tuple[Any, ...]  # one row of PAIRS and the values of the extra columns
-FILE_COLUMNS = ("file", "caption")  # of a captions list
+FILE_COLUMN = "file"  # of a captions list
 PAGE_COLUMNS = (None,) * (PAIRS.names.index("wat") - 3)  # a table says nothing about the page
 
 
@@ -61,7 +61,6 @@ class PairTable:
         self.source, self.url_of, self.addresses = source, url_of, addresses
         self.caption_column = caption_column
         self.surely_short = source.max_caption_bytes // 4  # characters
-        self.fixed_columns: tuple[str, ...] = ()  # named by the kind, not by the recipe
         self.on_address: Callable[[str], object] = str  # is told every address that can be read
         extra = [extra_column(name, kind) for name, kind in source.extra_columns.items()]
         self.casts = [CASTS[kind] for _, kind in extra]
@@ -162,11 +161,12 @@ class PairTable:
         try:
             yield from values(path, self.columns, self.source.columns, self.source.delimiter)
         except MissingColumn as missing:
-            if not self.fixed_columns:
+            if self.source.kind != "files":
                 raise
             raise ValueError(
                 f"{missing}: a source of kind files reads the columns "
-                f"{' and '.join(self.fixed_columns)}; rename those of the table"
+                f"{' and '.join(self.columns)}; name those of the table as file_column and "
+                "caption_column"
             ) from None
 
 
@@ -205,14 +205,14 @@ def url_table(source: Source) -> PairTable:
 
 
 def file_table(source: Source, path: str) -> PairTable:
-    """Kind files: the columns `file`, relative to the table's folder, and `caption`."""
+    """Kind files: the columns `file`, relative to the table's folder, and `caption`, or those that
+    the source names."""
     if disk.is_url(path):
         folder = path.rpartition("/")[0]
     else:
         folder = str(disk.local_path(path).absolute().parent)
-    table = PairTable(source, *FILE_COLUMNS, lambda name: file_in(folder, name))
-    table.fixed_columns = FILE_COLUMNS
-    return table
+    file = FILE_COLUMN if source.file_column == "file_name" else source.file_column
+    return PairTable(source, file, source.caption_column, lambda name: file_in(folder, name))
 
 
 def image_table(source: Source, path: str) -> PairTable:
@@ -302,7 +302,7 @@ class ImageFolder:
         left out. Links to folders are followed, each folder once; of those that lead outside the
         link itself is listed."""
         if disk.is_url(self.path):
-            fs, root = disk.stores().core.url_to_fs(self.path)
+            fs, root = disk.filesystem(self.path)
             paths = [path.removeprefix(root).lstrip("/") for path in fs.find(root)]
         else:
             paths = self._local_names()

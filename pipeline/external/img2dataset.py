@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -19,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from filters.optout import product
-from manifests import disk
+from manifests import console, disk
 from manifests.columns import PAIRS, SIDECAR
 from manifests.identity import manners_of
 from manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
@@ -359,24 +357,12 @@ def run_bounded(command: Sequence[str], folder: Path, limit_s: float) -> tuple[i
     can tell.
     """
     log = folder / "log.txt"
-    with open(log, "wb") as out:
-        child = subprocess.Popen(
-            command,
-            cwd=folder,
-            env={**os.environ, **QUIET},
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+    options = {"cwd": folder, "env": {**os.environ, **QUIET}, "stderr": subprocess.STDOUT}
+    with open(log, "wb") as out, console.attached(command, stdout=out, **options) as child:
         try:
             status: int | None = child.wait(limit_s)
         except subprocess.TimeoutExpired:
             status = None
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
     lines = [
         line.strip()
         for line in re.split(r"[\r\n]+", log.read_text(errors="replace"))

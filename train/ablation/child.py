@@ -1,6 +1,7 @@
 """A process of runner.py, `python -m train.ablation.child`: it does one run after another.
 
-With the path of a request it is one rank of that run.
+With the path of a request it is one rank of that run. It ends with its parent: it must not go on
+writing to the folder of a run that is tried again.
 """
 
 from __future__ import annotations
@@ -8,6 +9,10 @@ from __future__ import annotations
 import sys
 
 from manifests import console
+
+if __name__ == "__main__":
+    console.end_with_parent()
+
 from train.ablation.runner import serve, train_as_rank
 
 if __name__ == "__main__":

@@ -171,13 +171,7 @@ def _answer_path(request_path: str, rank: int) -> str:
 
 def train_as_rank(path: str) -> int:
     """Train the run of a request file as the rank that the environment names. The exit status.
-
-    The process ends with its parent: a rank must not go on writing to the folder of a run that is
-    tried again.
     """
-    from train.parallel import process_group
-
-    process_group.end_with_parent()
     rank = int(os.environ["RANK"])
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
     try:
@@ -430,7 +424,7 @@ def environment(number: int, jobs: int, gpus: int, ranks: int = 1) -> dict[str, 
     A child has `ranks` of the GPUs. Children that share GPUs, or the processor, share its memory.
     """
     # Threads that wait must not spin beside other work (see clipmill/__main__.py).
-    variables = {"OMP_WAIT_POLICY": "passive", **os.environ}
+    variables = {"OMP_WAIT_POLICY": "passive", **console.child_variables()}
     variables |= {"OMP_NUM_THREADS": str(threads_of(jobs)), "PYTHONPATH": str(ROOT)}
     sets = max(1, gpus // ranks)
     if gpus > 1:

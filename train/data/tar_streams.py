@@ -44,9 +44,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manifests import disk, tls, waits
+from manifests import console, disk, tls, waits
 from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
 from manifests.disk import content_hash
+from manifests.installation import install_command
 from manifests.schema import Blend, TarStream
 from manifests.text import printable, valid_text
 from train.config import TrainConfig
@@ -145,14 +146,7 @@ def _command(command: str, stack: contextlib.ExitStack) -> Source:
     """
     messages = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115
     process = stack.enter_context(
-        subprocess.Popen(
-            command,
-            shell=True,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=messages,
-            start_new_session=True,
-        )
+        console.attached(["sh", "-c", command], stdout=subprocess.PIPE, stderr=messages)
     )
 
     def stop() -> None:
@@ -170,8 +164,8 @@ def _command(command: str, stack: contextlib.ExitStack) -> Source:
         how = f"with status {status}" if status > 0 else f"by signal {-status}"
         raise BrokenSource(f"the command ended {how}{f': {printable(last)}' if last else ''}")
 
-    stack.callback(stop)
     assert process.stdout is not None
+    stack.enter_context(process.stdout)
     return Source(read=process.stdout.read, check_end=check_end, stop=stop)
 
 
@@ -388,7 +382,7 @@ def _webdataset() -> Any:
     except ImportError as error:
         raise ValueError(
             f"tars are streamed by webdataset, which cannot be imported ({error}); "
-            "run pip install -e '.[stream]', or adopt the tars into a pool"
+            f"run {install_command('stream')}, or adopt the tars into a pool"
         ) from error
     return tar_file_expander, group_by_keys
 

@@ -343,7 +343,7 @@ def read_associations(task: TaskSpec) -> Samples:
     if not disk.exists(task.data):
         raise ValueError(f"task {task.name!r}: there is no folder {task.data}")
     files = [task.data]
-    if not task.data.endswith(".parquet"):
+    if disk.is_folder(task.data):
         names = disk.list_names(task.data, ".parquet")
         of_split = [name for name in names if name.startswith(f"{task.split}-")]
         files = [disk.join(task.data, name) for name in of_split or names]
@@ -922,9 +922,10 @@ def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
     """
     if not disk.exists(data):
         raise ValueError(f"task {task.name!r}: there is no folder {data}")
-    if data.endswith(".tar"):
+    is_file = not disk.is_folder(data)
+    if is_file and data.endswith(".tar"):
         return read_tars(task, [data], data, needs)
-    if data.endswith(".parquet"):
+    if is_file and data.endswith(".parquet"):
         return read_tables(task, [data], data, needs)
     if is_benchmark_layout(data, split):
         return read_benchmark(task, data, split, needs)

@@ -88,11 +88,11 @@ def load_model(source: str) -> AnyModel:
 
 
 def is_file(source: str) -> bool:
-    """Whether a source is a file of weights by its ending; a folder may end so too."""
+    """Whether a source is a file of weights by its ending; a run may have such a name too."""
     path = source.removeprefix(LOCAL_DIR)
     if source.startswith(OPEN_CLIP) or not path.endswith(WEIGHTS_SUFFIXES):
         return False
-    return disk.is_url(path) or not os.path.isdir(path)
+    return not disk.is_folder(path)
 
 
 def _configured_file(source: str) -> tuple[str, str] | None:

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from manifests import disk
+from manifests.installation import install_command
 from manifests.preprocess import CHANNELS, Preprocess
 from train.formats.hf import CLIP_VOCABULARY
 from train.formats.model_files import weights_sha256
@@ -157,7 +158,7 @@ def require_packages() -> None:
     if missing := missing_packages():
         raise ValueError(
             f"ONNX is written with {' and '.join(missing)}, which this Python does not have:"
-            " pip install -e '.[onnx]'"
+            f" {install_command('onnx')}"
         )
 
 

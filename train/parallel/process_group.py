@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -42,8 +41,6 @@ TIMEOUT = timedelta(minutes=10)  # after which a rank that waits inside of a ste
 # that has ended is noticed at once.
 HOST_TIMEOUT = timedelta(hours=6)
 STORE = "CLIPMILL_STORE"  # a file through which the ranks of one machine find each other
-PARENT = "CLIPMILL_PARENT"  # the process that has started the ranks
-PARENT_S = 0.2  # between two looks whether it is still there
 MESH = ("dp_replicate", "dp_shard", "tp")
 
 
@@ -245,25 +242,11 @@ def barrier(ranks: Ranks) -> None:
 GRACE_S = 30.0  # for the other ranks to end by themselves once one has failed
 
 
-def end_with_parent() -> None:
-    """From now on this process, a rank of `launch_ranks`, ends when the process that started it has
-    ended, also where that one ended while this one imported torch.
-    """
-    parent = int(os.environ[PARENT])
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(PARENT_S)
-        os._exit(console.EXIT_INCOMPLETE)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def launch_ranks(
     command: Sequence[str], world: int, variables: Mapping[str, str] | None = None
 ) -> int:
-    """Run `command` as `world` ranks on this machine. The exit status of the first that fails, or
-    0. `variables` go over those of this process.
+    """Run `command`, a process of clipmill, as `world` ranks on this machine. The exit status of
+    the first that fails, or 0. `variables` go over those of this process.
 
     The first stop signal is passed on to every rank; the second kills them, unless it is SIGHUP,
     which comes twice of a closed terminal. Ranks have a session of their own, so that Ctrl-C
@@ -290,8 +273,8 @@ def launch_ranks(
         with tempfile.TemporaryDirectory() as folder:
             shared = {"WORLD_SIZE": str(world), STORE: os.path.join(folder, "store")}
             shared |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-            shared[PARENT] = str(os.getpid())
-            shared = {"OMP_NUM_THREADS": threads, **os.environ, **(variables or {}), **shared}
+            shared = console.child_variables(**(variables or {}), **shared)
+            shared.setdefault("OMP_NUM_THREADS", threads)
             for rank in range(world):
                 own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
                 process = subprocess.Popen(command, env={**shared, **own}, start_new_session=True)

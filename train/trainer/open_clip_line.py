@@ -1,12 +1,13 @@
 """A command line of open_clip's training, `--train-data … --model … --batch-size …`, as a run here.
 
 The line means what it means there: what it leaves out has open_clip's default (open_clip_train
-3.x, params.py), not ours. Every flag is a setting, or has no effect here and is named with the
-reason, or is refused. Pure.
+3.3, params.py and main.py), not ours. Every flag is a setting, or has no effect here and is named
+with the reason, or is refused. Pure.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import shlex
@@ -32,6 +33,8 @@ DEFAULTS = {
 }  # fmt: skip
 VIT = {"beta1": "0.9", "beta2": "0.98", "eps": "1e-6"}
 NO_VIT = {"beta1": "0.9", "beta2": "0.999", "eps": "1e-8"}
+# Settings that no flag has: what open_clip 3.3 decays.
+FIXED = {"decay_groups": "open_clip"}
 
 # Flags whose value is that of a setting.
 SAME = {
@@ -43,6 +46,8 @@ SAME = {
     "force-image-size": "model.image_size",
     "force-patch-dropout": "model.drop_patch_rate",
     "grad-clip-norm": "grad_clip",
+    "image-mean": "model.image_mean",
+    "image-std": "model.image_std",
     "lock-image-unlocked-groups": "lock_image_unlocked_groups",
     "lock-text-unlocked-layers": "lock_text_unlocked_layers",
     "log-every-n-steps": "log_every",
@@ -75,11 +80,16 @@ PRECISIONS = {
     "bf16": "bf16", "pure_bf16": "bf16", "fp16": "fp16", "pure_fp16": "fp16",
 }  # fmt: skip
 SCHEDULES = {"cosine": "cosine", "const": "constant", "const-cooldown": "constant_cooldown"}
+LOCKS = (("lock-image", "groups"), ("lock-text", "layers"))
 ALWAYS = "this is always so"
+NOT_COCA = "of the loss of a CoCa alone"
+OF_EVALUATION = "of evaluation there; training crops at random and resizes bicubically, as here"
 LATER = "clipmill evaluate RUN --task TASK.yaml does that after the run, from its checkpoints too"
 PROCESS = "no flag of clipmill: it changes no weight"
 NO_EFFECT = {
     "cache-dir": PROCESS,
+    "coca-caption-loss-weight": NOT_COCA,
+    "coca-contrastive-loss-weight": NOT_COCA,
     "copy-codebase": "run.json has the version of the code",
     "dataset-resampled": "every sample comes once before one comes again",
     "ddp-static-graph": PROCESS,
@@ -88,9 +98,13 @@ NO_EFFECT = {
     "dist-backend": PROCESS,
     "dist-url": PROCESS,
     "gather-with-grad": ALWAYS,
+    "image-interpolation": OF_EVALUATION,
+    "image-resize-mode": OF_EVALUATION,
     "imagenet-v2": LATER,
     "imagenet-val": LATER,
     "local-loss": ALWAYS,
+    "lock-image-freeze-bn-stats": ALWAYS,
+    "lock-text-freeze-layer-norm": ALWAYS,
     "log-local": PROCESS,
     "loss-dist-impl": "the loss has one implementation",
     "no-set-device-rank": PROCESS,
@@ -98,6 +112,7 @@ NO_EFFECT = {
     "remote-sync-frequency": PROCESS,
     "remote-sync-protocol": PROCESS,
     "save-most-recent": ALWAYS,
+    "use-bn-sync": ALWAYS,
     "val-data": LATER,
     "val-frequency": LATER,
     "val-num-samples": LATER,
@@ -108,25 +123,18 @@ NO_EFFECT = {
 }
 NOT_HERE = "clipmill has no such training"
 REFUSED = {
-    "coca-caption-loss-weight": NOT_HERE,
-    "coca-contrastive-loss-weight": NOT_HERE,
     "distill-model": NOT_HERE,
     "distill-pretrained": NOT_HERE,
     "force-custom-text": "it renames weights; load the model from a folder with its configuration",
     "horovod": "start it with torchrun, or with --ranks",
-    "image-interpolation": "images are resized bicubically",
-    "image-mean": "write it as --set model.image_mean=R,G,B",
-    "image-resize-mode": "images are cropped and resized by their shorter side",
-    "image-std": "write it as --set model.image_std=R,G,B",
-    "lock-image-freeze-bn-stats": NOT_HERE,
-    "lock-text-freeze-layer-norm": NOT_HERE,
     "momentum": "AdamW is the one optimizer",
     "pretrained-image": "write weights of the whole model as --set init=FILE",
     "torchscript": NOT_HERE,
     "trace": NOT_HERE,
-    "use-bn-sync": NOT_HERE,
     "use-bnb-linear": NOT_HERE,
 }
+# Where a shell ends the words of a command: its output, the next command.
+OPERATOR = re.compile(r"([0-9&]?>|<|\||;$|&+$)")
 KNOWN = {*SAME, *SWITCHES, *RULES, *NO_EFFECT, *REFUSED}
 USUAL_SCALE = "(0.9,1.0)"  # of open_clip's random crop: crop_min=0.9
 
@@ -158,12 +166,25 @@ def translate(line: str, *, has_data: bool, ranks: int | None = None) -> Transla
     notes = [f"--{flag}: {NO_EFFECT[flag]}" for flag in flags if flag in NO_EFFECT]
     model = flags.get("model", DEFAULTS["model"])
     full = DEFAULTS | (VIT if "vit" in model.lower() else NO_VIT) | flags
-    changes = {SAME[flag]: full[flag] for flag in full if flag in SAME}
+    changes = {SAME[flag]: full[flag].replace(" ", ",") for flag in full if flag in SAME}
+    changes |= FIXED
     changes |= {SWITCHES[flag][0]: SWITCHES[flag][1] for flag in flags if flag in SWITCHES}
     changes["precision"] = _word("precision", full, PRECISIONS)
     if full["precision"] in ("bf16", "pure_bf16", "fp16", "pure_fp16"):
         notes.append(f"--precision {full['precision']}: weights stay fp32, as with --precision amp")
+    blend = None if has_data else _blend(full, notes)
     changes |= _length(full, world, notes)
+    of_cooldown = ("cooldown", "cooldown_end_lr", "cooldown_power")
+    of_locks = [SAME[f"{lock}-unlocked-{part}"] for lock, part in LOCKS if lock not in flags]
+    unused = (*of_locks, *(of_cooldown if changes["schedule"] != "constant_cooldown" else ()))
+    changes = {key: value for key, value in changes.items() if key not in unused}
+    if "lock-image" in flags and "lock-image-freeze-bn-stats" not in flags:
+        notes.append(
+            "--lock-image: BatchNorm of a locked tower keeps its statistics here, which open_clip "
+            "does with --lock-image-freeze-bn-stats alone"
+        )
+    if model.lower().startswith("rn") and "use-bn-sync" not in flags and world > 1:
+        notes.append("BatchNorm has the statistics of all ranks here, as with --use-bn-sync there")
     changes |= _weights(full, model, notes)
     if "report-to" in flags:
         logs = flags["report-to"].replace("all", "tensorboard,wandb")
@@ -178,7 +199,7 @@ def translate(line: str, *, has_data: bool, ranks: int | None = None) -> Transla
             f"settings, or `clipmill train --ray`; the batch is that of {world} ranks"
         )
     return Translation(
-        blend=None if has_data else _blend(full, notes),
+        blend=blend,
         changes=tuple(f"{key}={value}" for key, value in changes.items()),
         ranks=ranks or of_line or 1,
         out=f"{full.get('logs', 'logs').rstrip('/')}/{full['name']}" if "name" in full else None,
@@ -190,7 +211,9 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
     """The flags with their values (of several, as a text with blanks; "" for a switch); `ranks` of
     a machine and `machines`, where the line says so. ValueError for an unknown or refused flag.
     """
-    words = shlex.split(line.replace("\\\n", " "))
+    words = shlex.split(re.sub(r"[\\^][ \t]*(\r?\n|$)", " ", line.strip()))
+    ends = [n for n, word in enumerate(words) if OPERATOR.match(word)]
+    words = words[: ends[0]] if ends else words
     starts = [n for n, word in enumerate(words) if word in MODULES or word.endswith("main.py")]
     launcher, words = (words[: starts[0]], words[starts[0] + 1 :]) if starts else ([], words)
     numbers: dict[str, int] = {}
@@ -204,9 +227,14 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
     flags: dict[str, str] = {}
     flag = ""
     for word in words:
+        if word == "--":  # what is behind it is no flag of the launcher
+            continue
         if word.startswith("--"):
             flag, _, value = word[2:].partition("=")
             flag = flag.replace("_", "-")
+            begin_so = [name for name in KNOWN if name.startswith(flag)]
+            if flag not in KNOWN and len(begin_so) == 1:  # argparse takes it for that one
+                flag = begin_so[0]
             if flag not in KNOWN:
                 near = disk.did_you_mean(flag, sorted(KNOWN))
                 raise ValueError(f"open_clip's training has no flag --{flag}{near}")
@@ -271,6 +299,14 @@ def _length(flags: Mapping[str, str], world: int, notes: list[str]) -> dict[str,
         if "epochs-cooldown" not in flags:
             raise ValueError("--lr-scheduler const-cooldown needs --epochs-cooldown")
         changes["cooldown"] = str(epoch_steps * _number("epochs-cooldown", flags))
+    warmup, steps = int(changes.get("warmup", flags["warmup"])), epoch_steps * epochs
+    if warmup > steps:  # the same learning rates by a shorter rise to a lower one
+        lr = float(flags["lr"]) * steps / warmup
+        changes |= {"schedule": "constant", "warmup": str(steps), "lr": repr(lr)}
+        notes.append(
+            f"--warmup {warmup}: the run ends after {steps} steps, before it has reached --lr "
+            f"{flags['lr']}; it rises to {lr:.3g}, as there"
+        )
     if flags.get("save-frequency"):
         changes["checkpoint_every"] = str(epoch_steps * _number("save-frequency", flags))
     return changes
@@ -306,6 +342,22 @@ def _crop(text: str) -> dict[str, str]:
     return {"crop_min": match[1]}
 
 
+def _table_recipe(data: str, flags: Mapping[str, str]) -> str:
+    """What to do with a table, which is no tar: the recipe that reads it as open_clip does."""
+    if flags.get("dataset-type") == "synthetic":
+        return "--dataset-type synthetic cannot be done here: clipmill trains on images"
+    keys = {"paths": [data], "file_column": flags.get("csv-img-key", "filepath")}
+    keys["caption_column"] = flags.get("csv-caption-key", "title")
+    separator = flags.get("csv-separator", "\t").replace("\\t", "\t")
+    if separator != "," and not data.endswith(".tsv"):
+        keys["delimiter"] = separator
+    return (
+        f"--train-data {data}: only tars are read while a run trains; build a pool of a table first"
+        f" (source: {json.dumps({'kind': 'files', **keys})}), and give --mix POOL/VIEW=1 beside "
+        "the line"
+    )
+
+
 def _blend(flags: Mapping[str, str], notes: list[str]) -> Blend:
     """The tars of --train-data as streams."""
     data = flags.get("train-data", "")
@@ -313,10 +365,7 @@ def _blend(flags: Mapping[str, str], notes: list[str]) -> Blend:
         raise ValueError("the line has no --train-data; add it, or give BLEND, --mix or --stream")
     kind = flags.get("dataset-type", "auto")
     if kind in ("csv", "synthetic") or (kind == "auto" and data.endswith((".csv", ".tsv"))):
-        raise ValueError(
-            f"--train-data {data}: only tars are read while a run trains; build a pool of a table "
-            "first (source: {kind: files}), and give --mix POOL/VIEW=1 beside the line"
-        )
+        raise ValueError(_table_recipe(data, flags))
     sources = data.split("::")
     factors = flags.get("train-data-upsampling-factors", "").split("::")
     if len(factors) != len(sources) and factors != [""]:

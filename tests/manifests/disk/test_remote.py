@@ -177,5 +177,6 @@ def test_a_store_has_as_many_connections_as_a_trainer_has_reads(
     )
     monkeypatch.setattr(s3fs.S3FileSystem, "cachable", False)
     monkeypatch.setitem(fsspec.config.conf, "s3", {"config_kwargs": {"read_timeout": 2.0}})
+    monkeypatch.setattr(files, "_answered", {"s3://bucket"})
     files.filesystem("s3://bucket/key")
     assert created["config_kwargs"] == {"max_pool_connections": 64, "read_timeout": 2.0}

@@ -136,7 +136,7 @@ def test_files_become_absolute_paths_and_nothing_is_downloaded(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        ("file_name,caption", "has no column 'file'.* reads the columns file and caption; rename"),
+        ("file_name,caption", "has no column 'file'.* reads the columns file and caption; name"),
         ("file,captions", "has no column 'caption'; did you mean 'captions'"),
     ],
 )

