@@ -230,9 +230,10 @@ class Layout:
     single group. pairs: seeds pair the runs inside of the blocks. interaction: standard deviation
     of the effect of an arm in a block; its mean over the blocks is 0 for each arm. samples: right
     or wrong on so many test samples; 0: values alone. tasks: of the average, where there are
-    several. models: arms of one run are models without seeds. varied: every table draws its spreads, their
-    logarithms from the standard normal law. law: of a run's noise. felt: the first arm feels a
-    seed so many times as much as the others do, where it has a standard deviation of a run.
+    several. models: arms of one run are models without seeds. varied: every table draws its
+    spreads, their logarithms from the standard normal law. law: of a run's noise. felt: the first
+    arm feels a seed so many times as much as the others do, where it has a standard deviation of a
+    run.
     """
 
     runs: tuple[int, ...]
@@ -362,8 +363,8 @@ class LayoutRow:
     held_seeds: float | None
     by_place: float | None
     interaction: float | None
-    half_width: float
-    median: float
+    half_width: float | None = None
+    median: float | None = None
 
 
 def layout_tables(
@@ -438,9 +439,7 @@ def simulate_layout(name: str, tables: int) -> LayoutRow:
     held, called, seeds, by_place, crossed, widths = [], [], [], [], [], list[float]()
 
     def result_of(given: Mapping[str, TaskScores], of_runs: Mapping[int, int] | None) -> TaskResult:
-        analysis = analyse(
-            given, "a0", arms=arms, band=0.0, groups=of_runs, one_models=models
-        )
+        analysis = analyse(given, "a0", arms=arms, band=0.0, groups=of_runs, one_models=models)
         return analysis.average or analysis.tasks["t0"]
 
     for _ in range(tables):
@@ -695,10 +694,8 @@ def run(args: argparse.Namespace) -> int:
         study["layouts"] = [simulate_layout(name, args.layouts) for name in LAYOUTS]
         print("\n".join(layout_lines(study["layouts"])), flush=True)
     if args.unlike:
-        study["unlike"] = []
-        for name in UNLIKE:
-            study["unlike"].append(simulate_layout(name, args.unlike))
-            print(list(unlike_lines(study["unlike"]))[-1], flush=True)
+        study["unlike"] = [simulate_layout(name, args.unlike) for name in UNLIKE]
+        print("\n".join(unlike_lines(study["unlike"])), flush=True)
         study["agreements"] = [
             simulate_agreement(law, arms, args.unlike)
             for law in AGREEMENTS for arms in (4, 6, 12, 30)

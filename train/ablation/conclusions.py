@@ -279,9 +279,7 @@ def _control_lines(primary: TaskResult) -> list[str]:
     return lines
 
 
-def _at_last_looks(
-    ablation: Ablation, primary: TaskResult, study: Study, looks: int
-) -> TaskResult:
+def _at_last_looks(ablation: Ablation, primary: TaskResult, study: Study, looks: int) -> TaskResult:
     """The analysis with the comparison of each arm from its last look, by the range it had there.
 
     The smallest visible difference is that of one number of seeds, so it is left out.

@@ -1,5 +1,5 @@
-"""Where the scores of a task lie in the range of its metric: at chance, near an end, or with room to
-move, and up to which difference two arms are practically equal there. Pure.
+"""Where the scores of a task lie in the range of its metric: at chance, near an end, or with room
+to move, and up to which difference two arms are practically equal there. Pure.
 """
 
 from __future__ import annotations

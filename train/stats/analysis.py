@@ -626,9 +626,8 @@ def analyse(
     unit of the values; 0: nothing can be called equal. primary: the task that was chosen before the
     runs; its comparisons hold together, and those of all other tasks hold together too. None: those
     of all tasks do. rounds, looks: see `Penalty`.
-    average: whether to average over the tasks; their values must mean the same. Its band is the mean
-    of theirs: a task that can hardly move, with a band of 0, adds nothing to it. Pairs that have too
-    few runs are left out. ValueError for no task, an unknown primary, a band below 0, an arm named
+    average: whether to average over the tasks; their values must mean the same. Its band is the
+    mean of theirs: a task that can hardly move has a band of 0. Pairs that have too few runs are left out. ValueError for no task, an unknown primary, a band below 0, an arm named
     twice or equal to the baseline, samples that do not fit, a run without a group, or `one_models`
     beside `groups`: one model is compared with runs that are seeds.
     """
