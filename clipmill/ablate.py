@@ -174,20 +174,30 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
     complete = not results.failed and not results.incomplete
     history.record_look(ablation, out, metrics, complete=complete)
     console.show(*results.verdict.split("\n"))
-    if decisions := scale_decisions(ablation, out):
+    decisions, without = scale_decisions(ablation, out)
+    if decisions:
         texts = "\n".join(wording.scale_texts(decisions, MOST_SCALES))
         console.show("", *texts.split("\n"))
+    if without:
+        console.show("", *without)
     console.show("", f"results: {layout.results_json}", f"next: clipmill report {out}")
     print_json(results, as_json)
     return console.EXIT_INCOMPLETE if results.failed else 0
 
 
-def scale_decisions(ablation: Ablation, out: str) -> tuple[ScaleDecision, ...]:
-    """How the smaller scales of an ablation's folder decide as its own; () where there are none."""
+def scale_decisions(
+    ablation: Ablation, out: str
+) -> tuple[tuple[ScaleDecision, ...], tuple[str, ...]]:
+    """How the smaller scales of an ablation's folder decide as its own, () where there are none;
+    and a sentence where they cannot be compared.
+    """
     if not disk.exists(AblationLayout(out).scales) or len(ablation.arms) < LEAST_ARMS:
-        return ()
+        return (), ()
     question = Question(task=ablation.primary, metric=deciding_metric(primary_task(ablation)))
-    return decide(read_results([out]), question).scales
+    try:
+        return decide(read_results([out]), question).scales, ()
+    except ValueError as error:  # the runs are done, and their results stand
+        return (), (f"The smaller scales are not compared: {error}",)
 
 
 @ABLATE.command
@@ -364,8 +374,9 @@ def compare(folder: str, other: str, page: str | None, as_json: bool) -> int:
 def read_report(folder: str) -> Report:
     """The report of a folder. ValueError where it is no ablation's."""
     collected = collect_report(folder)
-    scales = scale_decisions(collected.ablation, folder)
-    collected = dataclasses.replace(collected, scales=scales)
+    scales, without = scale_decisions(collected.ablation, folder)
+    gaps = (*collected.gaps, *without)
+    collected = dataclasses.replace(collected, scales=scales, gaps=gaps)
     ablation, results = collected.ablation, collected.results
     if ablation.mixtures is None:
         return collected

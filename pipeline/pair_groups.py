@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,7 +105,8 @@ def _divided(
     """Every group divided into at most `cells`."""
     if key == RULE:
         return _by_values(division, RULE, _mask(commits, rule_view, "rule"), cells)
-    column = _column(commits, "url" if key == HOST else key)
+    view = current_view_of(commits, rule_view)
+    column = _column(commits, "url" if key == HOST else key, view.scores.values())
     if key == HOST:
         hosts = pa.array([host_of(url) for url in column.to_pylist()])
         return _by_values(division, HOST, hosts, cells)
@@ -115,10 +116,16 @@ def _divided(
     many = pa.types.is_integer(kind) and pc.count_distinct(column).as_py() > cells
     if pa.types.is_floating(kind) or many:
         values = column.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-        given = current_view_of(commits, rule_view).thresholds.items()
-        thresholds = [float(one.value) for call, one in given if key in call]
+        thresholds = [
+            float(one.value) for call, one in view.thresholds.items() if _column_of(call) == key
+        ]
         return _by_ranges(division, key, values, cells, thresholds)
     return _by_values(division, key, column, cells)
+
+
+def _column_of(call: str) -> str:
+    """COLUMN of a call top(COLUMN, SHARE), as a rule spells it."""
+    return call.partition("(")[2].rpartition(",")[0].strip().strip('"')
 
 
 def _by_values(division: Division, key: str, column: pa.Array, cells: int) -> Division:
@@ -143,8 +150,9 @@ def _by_ranges(
     cells: int,
     thresholds: Sequence[float],
 ) -> Division:
-    """By ranges of equally many rows inside of each group, the smallest values first. The nearest
-    border moves to each threshold, so that no group has rows on both sides of it.
+    """By ranges of equally many rows inside of each group, the smallest values first. A border
+    moves to each threshold, so that no group has rows on both sides of it. ValueError where there
+    are more thresholds than borders.
     """
     number = np.zeros(len(values), np.int64)
     names = []
@@ -155,12 +163,22 @@ def _by_ranges(
         inner = np.zeros(0)
         if parts > 1 and there.any():
             inner = np.quantile(values[rows][there], np.linspace(0, 1, parts + 1)[1:-1])
-            for threshold in thresholds:
-                inner[np.argmin(abs(inner - threshold))] = threshold
+        if there.any():
+            least, largest = values[rows][there].min(), values[rows][there].max()
+            parting = {one for one in thresholds if least < one <= largest}
+            if len(parting) > len(inner):
+                raise ValueError(
+                    f"{key} has {len(parting)} thresholds, which make more than {cells} groups of "
+                    f"{division.names[group] or 'the rows'}; allow more groups"
+                )
+            free = np.full(len(inner), True)
+            for threshold in sorted(parting):
+                place = np.argmin(np.where(free, abs(inner - threshold), np.inf))
+                inner[place], free[place] = threshold, False
         borders = np.unique(inner)
         number[rows] = np.searchsorted(borders, values[rows], "right")
         number[rows[~there]] = len(borders) + 1
-        ends = ["", *(f"{border:.4g}" for border in borders), ""]
+        ends = ["", *(f"{one:g}" if one in thresholds else f"{one:.4g}" for one in borders), ""]
         of_group = []
         for low, high in itertools.pairwise(ends):
             of_group.append(f"{low or '…'} <= {key} < {high or '…'}")
@@ -208,8 +226,10 @@ def _mask(commits: Commits, view: str, column: str) -> NDArray[np.bool_] | pa.Ar
     return pc.fill_null(array.cast(pa.string()), "kept")
 
 
-def _column(commits: Commits, name: str) -> pa.Array:
-    """A column of the sidecars or of a current score set. ValueError where there is none."""
+def _column(commits: Commits, name: str, preferred: Collection[str] = ()) -> pa.Array:
+    """A column of the sidecars or of a current score set, of a preferred one where several have it.
+    ValueError where there is none, and where it is not known which.
+    """
     known = list(disk.read_schema(commits.sidecar(int(commits.shards[0]))).names)
     sets = {}
     for set_name, document in complete_score_sets(commits.pool).items():
@@ -223,6 +243,14 @@ def _column(commits: Commits, name: str) -> pa.Array:
             f"{commits.pool} has no column {name!r}{near}; clipmill filter columns "
             f"{commits.pool} lists them"
         )
+    if len(sets) > 1:
+        used = {set_name: one for set_name, one in sets.items() if set_name in preferred}
+        if len(used) != 1:
+            raise ValueError(
+                f"the score sets {' and '.join(sorted(sets))} of {commits.pool} have a column "
+                f"{name!r}, and the arm's view does not say which; let a rule of it read the column"
+            )
+        sets = used
     source = JoinedColumns(commits, {name, "uid"}, sets)
     parts = [source.read_shard(position)[name] for position in range(len(commits.shards))]
     chunks = [chunk for part in parts for chunk in part.chunks]

@@ -1,22 +1,28 @@
 #!/usr/bin/env python3
 """How often the verdicts of an ablation are wrong: simulated tables of runs, without training.
 
-example: python benchmarks/studies/verdicts.py --tables 20000 --layouts 2000
+example: python benchmarks/studies/verdicts.py --tables 20000 --layouts 2000 --unlike 1000
+         python benchmarks/studies/verdicts.py --page
 
 Nothing differs in any table: every arm has the baseline's mean. The intervals are those of
 `train.stats.analyse`, written for many tables at once; a test compares both on single tables. A
 design is a number of arms, seeds and extra runs (A/A, controls), and the spread of each. Runs that
-no seed pairs (`--layouts` tables of each) go through `analyse` itself. The designs were fixed
-before the first simulation. Written: benchmarks/results/verdicts.json.
+no seed pairs (`--layouts` tables of each) and runs that are unlike in number, spread or law
+(`--unlike` tables of each, also of the smallest visible difference and of scales) go through
+`analyse` itself. The designs were fixed before the first simulation. A part whose number is 0 stays
+as it is in the result, benchmarks/results/verdicts.json. `--page` simulates nothing: it writes the
+tables of docs/statistics.md from that file.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -26,14 +32,19 @@ sys.path[0] = str(ROOT)
 from manifests import console, disk
 from train.stats.analysis import TaskResult, TaskScores, analyse
 from train.stats.blocks import interaction
-from train.stats.comparison import Family, dunnett_critical
+from train.stats.comparison import Family, StudyNoise, dunnett_critical
+from train.stats.scales import agreement_of, gaps_of
 
+PAGE = ROOT / "docs" / "statistics.md"
 RESULT = ROOT / "benchmarks" / "results" / "verdicts.json"
 TABLES = 20_000
 LAYOUT_TABLES = 2000
+UNLIKE_TABLES = 1000
 SEEDS = (2, 3, 5, 10)
 ARMS = (1, 2, 4, 8)
 LARGEST_DF = 1000.0
+LEAST_HELD = 93.0  # intervals of 95 % that hold less often are marked
+COMMAND = "benchmarks/studies/verdicts.py"
 # Spreads of the baseline, one arm, the other arms, and the extra runs (None: there are none).
 DESIGNS: dict[str, tuple[float, float, float, tuple[float, ...]]] = {
     "equal, A/A and a control": (1, 1, 1, (1, 1)),
@@ -219,7 +230,10 @@ class Layout:
     single group. pairs: seeds pair the runs inside of the blocks. interaction: standard deviation
     of the effect of an arm in a block; its mean over the blocks is 0 for each arm. samples: right
     or wrong on so many test samples; 0: values alone. tasks: of the average, where there are
-    several.
+    several. models: arms of one run are models without seeds. varied: every table draws its
+    spreads, their logarithms from the standard normal law. law: of a run's noise. felt: the first
+    arm feels a seed so many times as much as the others do, where it has a standard deviation of a
+    run.
     """
 
     runs: tuple[int, ...]
@@ -229,6 +243,20 @@ class Layout:
     interaction: float = 0.0
     samples: int = 0
     tasks: int = 1
+    varied: bool = False
+    law: str = "normal"
+    felt: float = 0.0
+    models: bool = False
+
+
+LAWS = {
+    "normal": lambda generator, count: generator.standard_normal(count),
+    "t": lambda generator, count: generator.standard_t(1.5, count),
+    "lognormal": lambda generator, count: np.exp(1.5 * generator.standard_normal(count)),
+    "some low": lambda generator, count: (
+        generator.standard_normal(count) - 10 * (generator.random(count) < 0.1)
+    ),
+}
 
 
 LAYOUTS: dict[str, Layout] = {
@@ -261,6 +289,61 @@ LAYOUTS: dict[str, Layout] = {
 }
 
 
+def _seeds(runs: Sequence[int], spreads: Sequence[float] = (), **more: Any) -> Layout:
+    return Layout(runs=tuple(runs), spreads=tuple(spreads), pairs=True, **more)
+
+
+# Runs that seeds pair, unlike in number, spread or law, and models without seeds.
+UNLIKE: dict[str, Layout] = {
+    **{f"equal, {k} arms x {n}": _seeds([n] * (k + 1)) for k, n in ((1, 3), (4, 3), (4, 5))},
+    **{f"equal, 30 arms x {n}": _seeds([n] * 31) for n in (2, 3, 5)},
+    "4 arms x 3, one feels a seed 3 times as much": _seeds([3] * 5, felt=3.0),
+    **{f"baseline 2 seeds, {k} arms x 10": _seeds([2] + [10] * k) for k in (1, 4, 10)},
+    **{
+        f"baseline 2 seeds and SD 3, {k} arms x 10": _seeds([2] + [10] * k, [3] + [1] * k)
+        for k in (1, 4, 10)
+    },
+    **{
+        f"baseline 3 seeds and SD {sd}, {k} arms x 10": _seeds([3] + [10] * k, [sd] + [1] * k)
+        for k, sd in ((4, 1), (4, 3))
+    },
+    **{
+        f"one arm 2 seeds and SD {sd}, all others 10, {k} arms": _seeds(
+            [10, 2] + [10] * (k - 1), [1, sd] + [1] * (k - 1)
+        )
+        for k, sd in ((1, 3), (4, 1), (4, 3), (10, 3))
+    },
+    "baseline 5 seeds, 6 arms of 2, 3, 4, 6, 8, 10": _seeds([5, 2, 3, 4, 6, 8, 10]),
+    "baseline 2 runs, 4 arms x 10, no seeds": Layout(runs=(2, 10, 10, 10, 10)),
+    "baseline 2 runs and SD 3, 4 arms x 10, no seeds": Layout(
+        runs=(2, 10, 10, 10, 10), spreads=(3, 1, 1, 1, 1)
+    ),
+    "one arm 2 runs and SD 3, all others 10, 4 arms, no seeds": Layout(
+        runs=(10, 2, 10, 10, 10), spreads=(1, 3, 1, 1, 1)
+    ),
+    **{
+        f"baseline 5 x, {k} arms x {n}": _seeds([n] * (k + 1), [5] + [1] * k)
+        for k in (4, 30) for n in (2, 3, 5)
+    },
+    **{
+        f"one arm 10 x, 4 arms x {n}": _seeds([n] * 5, [1, 10, 1, 1, 1]) for n in (2, 3, 5)
+    },
+    **{f"SDs lognormal(1), 8 arms x {n}": _seeds([n] * 9, varied=True) for n in (2, 3, 5)},
+    **{
+        f"half of 30 arms 5 x, x {n}": _seeds([n] * 31, [1] * 16 + [5] * 15) for n in (2, 3)
+    },
+    "t of 1.5 df, 4 arms x 5": _seeds([5] * 5, law="t"),
+    "lognormal 1.5, 4 arms x 5": _seeds([5] * 5, law="lognormal"),
+    "10 % of runs 10 SD low, 4 arms x 3": _seeds([3] * 5, law="some low"),
+    "one model, baseline 5 seeds": _seeds([5, 1], models=True, felt=1.0),
+    "one model and 3 arms, 5 seeds": _seeds([5, 5, 5, 5, 1], models=True, felt=1.0),
+    "4 models, baseline 5 seeds": _seeds([5, 1, 1, 1, 1], models=True, felt=1.0),
+    "4 models that vary 3 x, baseline 5 seeds": _seeds(
+        [5, 1, 1, 1, 1], [1, 3, 3, 3, 3], models=True, felt=1.0
+    ),
+}  # fmt: skip
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutRow:
     """What one layout shows, in % of the tables.
@@ -269,7 +352,8 @@ class LayoutRow:
     is called different. held_seeds: the intervals over runs alone hold the differences on this test
     set; with samples only. by_place: some arm is called different where the rows of each arm are
     sorted by score and paired by their places; single groups of equal numbers only. interaction:
-    the test of arm x block is below 5 %; blocks with several runs only.
+    the test of arm x block is below 5 %; blocks with several runs only. half_width: the mean over
+    arms and tables, in standard deviations of a run; median: of the same.
     """
 
     layout: str
@@ -279,6 +363,8 @@ class LayoutRow:
     held_seeds: float | None
     by_place: float | None
     interaction: float | None
+    half_width: float | None = None
+    median: float | None = None
 
 
 def layout_tables(
@@ -288,6 +374,8 @@ def layout_tables(
     shared = [generator.standard_normal(count) * (layout.tasks > 1) for count in layout.runs]
     of_blocks = 5 * generator.standard_normal(layout.blocks)
     of_seeds = 5 * generator.standard_normal(max(layout.runs)) * layout.pairs
+    if layout.felt:
+        of_seeds /= 5
     effects = layout.interaction * generator.standard_normal((len(layout.runs), layout.blocks))
     effects -= effects.mean(1, keepdims=True)
     easiness = generator.standard_normal(layout.samples)
@@ -296,9 +384,11 @@ def layout_tables(
         values: dict[str, dict[int, float]] = {}
         samples: dict[str, dict[int, Array]] = {}
         for number, count in enumerate(layout.runs):
-            noise = generator.standard_normal(count)
+            noise = LAWS[layout.law](generator, count)
             if layout.spreads:
                 noise = noise * layout.spreads[number]
+            if layout.varied:
+                noise = noise * np.exp(generator.standard_normal())
             name = f"a{number}"
             if layout.samples:
                 from scipy.special import ndtr
@@ -312,7 +402,10 @@ def layout_tables(
                 continue
             block = np.arange(count) * layout.blocks // count
             noise = noise + shared[number] + of_blocks[block] + effects[number, block]
-            values[name] = dict(enumerate((noise + of_seeds[:count]).tolist()))
+            noise = noise + (layout.felt if layout.felt and number == 1 else 1.0) * (
+                generator.standard_normal(1) if layout.models and count == 1 else of_seeds[:count]
+            )
+            values[name] = dict(enumerate(noise.tolist()))
             truth[name] = 0.0
         tasks[f"t{task}"] = TaskScores(values=values, samples=samples or None)
     return tasks, {name: value - truth["a0"] for name, value in truth.items()}
@@ -336,16 +429,17 @@ def sorted_rows(tasks: Mapping[str, TaskScores]) -> dict[str, TaskScores]:
 
 def simulate_layout(name: str, tables: int) -> LayoutRow:
     """One layout. AssertionError if rows that are sorted give another number."""
-    layout = LAYOUTS[name]
+    layout = {**LAYOUTS, **UNLIKE}[name]
     generator = np.random.default_rng([*layout.runs, len(name)])
     block_of = {run: run * layout.blocks // max(layout.runs) for run in range(max(layout.runs))}
     groups = None if layout.pairs else block_of
+    models = [f"a{n}" for n, runs in enumerate(layout.runs) if layout.models and runs == 1]
     arms = [f"a{number}" for number in range(1, len(layout.runs))]
     is_equal = layout.blocks == 1 and len(set(layout.runs)) == 1
-    held, called, seeds, by_place, crossed = [], [], [], [], []
+    held, called, seeds, by_place, crossed, widths = [], [], [], [], [], list[float]()
 
     def result_of(given: Mapping[str, TaskScores], of_runs: Mapping[int, int] | None) -> TaskResult:
-        analysis = analyse(given, "a0", arms=arms, band=0.0, groups=of_runs)
+        analysis = analyse(given, "a0", arms=arms, band=0.0, groups=of_runs, one_models=models)
         return analysis.average or analysis.tasks["t0"]
 
     for _ in range(tables):
@@ -357,13 +451,14 @@ def simulate_layout(name: str, tables: int) -> LayoutRow:
         called.append(any(row.is_clear for row in rows))
         seeds.append(all(_holds(row.low_seeds, truth[row.arm], row.high_seeds) for row in rows))
         assert len(rows) == len(arms)
-        if layout.blocks == 1:
+        widths += [row.high - row.difference for row in rows if row.high is not None]
+        if layout.blocks == 1 and not layout.pairs:
             turned = sorted_rows(tasks)
             assert result == result_of(turned, groups), "the order of the rows changes a number"
             if is_equal:
                 of_places = result_of(turned, None)
                 by_place.append(any(row.is_clear for row in of_places.comparisons))
-        else:
+        elif layout.blocks > 1:
             both = interaction(tasks["t0"].values, block_of, "a0", groups)
             if both is not None and both.p is not None:
                 crossed.append(both.p < 0.05)
@@ -379,11 +474,90 @@ def simulate_layout(name: str, tables: int) -> LayoutRow:
         held_seeds=share(seeds) if layout.samples else None,
         by_place=share(by_place),
         interaction=share(crossed),
+        half_width=float(np.mean(widths)),
+        median=float(np.median(widths)),
     )
 
 
 def _holds(low: float | None, value: float, high: float | None) -> bool:
     return low is not None and high is not None and low <= value <= high
+
+
+# --- the smallest visible difference --------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """One arm differs by the smallest visible difference, that 80 % of such ablations are said to
+    find: the share of the tables, in %, that call it different.
+    """
+
+    arms: int
+    seeds: int
+    tables: int
+    found: float
+
+
+def simulate_found(arms: int, seeds: int, tables: int) -> Found:
+    noise = StudyNoise(run_sd=1.0, seeds=seeds, arms=arms, df=float(arms * (seeds - 1)))
+    values = np.random.default_rng([arms, seeds]).standard_normal((tables, arms + 1, seeds))
+    values[:, 1] += noise.smallest_visible()
+    means = values.mean(2)
+    found = np.abs(means[:, 1] - means[:, 0]) > half_widths(values, arms)[:, 0]
+    return Found(arms=arms, seeds=seeds, tables=tables, found=100 * float(found.mean()))
+
+
+# --- the interval of a share of pairs of arms -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """Arms that are drawn from many, and the share of pairs that two scales order alike: how often,
+    in %, its interval holds the share of all pairs of the many, and how often it is "0 to 1".
+
+    law: how an arm's mean at the large scale follows from that at the small one.
+    """
+
+    law: str
+    arms: int
+    tables: int
+    held: float
+    unknown: float
+
+
+def _at_large(law: str, small: Array, generator: np.random.Generator) -> Array:
+    """The means at the large scale."""
+    if law == "alike, noise of 0.5":
+        return small + 0.5 * generator.standard_normal(len(small))
+    if law == "no order":
+        return generator.standard_normal(len(small))
+    kept = generator.random(len(small)) >= 0.1
+    return np.where(kept, small, -small) + 0.05 * generator.standard_normal(len(small))
+
+
+AGREEMENTS = ("alike, noise of 0.5", "no order", "one arm in ten reverses")
+
+
+def simulate_agreement(law: str, arms: int, tables: int) -> Agreement:
+    generator = np.random.default_rng([arms, len(law)])
+    many = generator.standard_normal(4000)
+    right = gaps_of(many) * gaps_of(_at_large(law, many, generator)) > 0
+    truth = float(right.sum()) / (len(many) * (len(many) - 1))
+    held, unknown = [], []
+    for _ in range(tables):
+        small = generator.standard_normal(arms)
+        order = gaps_of(small) * gaps_of(_at_large(law, small, generator))
+        one = agreement_of(order > 0, order != 0)
+        assert one is not None
+        held.append(one.share.low <= truth <= one.share.high)
+        unknown.append((one.share.low, one.share.high) == (0.0, 1.0))
+    return Agreement(
+        law=law,
+        arms=arms,
+        tables=tables,
+        held=100 * float(np.mean(held)),
+        unknown=100 * float(np.mean(unknown)),
+    )
 
 
 # --- what is shown --------------------------------------------------------------------------------
@@ -425,6 +599,59 @@ def lines(rows: Sequence[Row], looks: Sequence[Looks], tasks: Sequence[Tasks]) -
         )
 
 
+def unlike_lines(rows: Sequence[LayoutRow]) -> Iterator[str]:
+    """A table of Markdown."""
+    yield (
+        "| runs | tables | all intervals hold | an arm is called different | half-width in SDs, "
+        "mean, median |"
+    )
+    yield "|---|---:|---:|---:|---:|"
+    for row in rows:
+        held = f"{row.held:.1f} %" if row.held >= LEAST_HELD else f"**{row.held:.1f} %**"
+        yield (
+            f"| {row.layout} | {row.tables:,} | {held} | {row.called:.1f} % | "
+            f"{row.half_width:.2f}, {row.median:.2f} |"
+        )
+
+
+def found_lines(rows: Sequence[Found]) -> Iterator[str]:
+    """A table of Markdown."""
+    counts = sorted({row.seeds for row in rows})
+    yield f"| arms | {' | '.join(f'{count} seeds' for count in counts)} |"
+    yield "|---:|" + "---:|" * len(counts)
+    for arms in sorted({row.arms for row in rows}):
+        cells = [f"{row.found:.1f} %" for row in rows if row.arms == arms]
+        yield f"| {arms} | {' | '.join(cells)} |"
+
+
+def agreement_lines(rows: Sequence[Agreement]) -> Iterator[str]:
+    """A table of Markdown."""
+    counts = sorted({row.arms for row in rows})
+    yield f"| arms | {' | '.join(f'{count} arms' for count in counts)} |"
+    yield "|---|" + "---:|" * len(counts)
+    for law in AGREEMENTS:
+        cells = [f"{row.held:.1f} %, {row.unknown:.0f} %" for row in rows if row.law == law]
+        yield f"| {law} | {' | '.join(cells)} |"
+
+
+def write_page() -> None:
+    """Put the tables of the result into docs/statistics.md."""
+    study, text = json.loads(RESULT.read_text()), PAGE.read_text()
+    parts = {
+        "spreads": lines([Row(**row) for row in study["rows"]], (), ()),
+        "layouts": layout_lines([LayoutRow(**row) for row in study["layouts"]]),
+        "unlike": unlike_lines([LayoutRow(**row) for row in study["unlike"]]),
+        "found": found_lines([Found(**row) for row in study["found"]]),
+        "agreements": agreement_lines([Agreement(**row) for row in study["agreements"]]),
+    }
+    for name, rows in parts.items():
+        begin, end = f"<!-- {name} of {COMMAND} -->", f"<!-- end of {name} -->"
+        before, after = text.index(begin) + len(begin), text.index(end)
+        text = "\n".join([text[:before], *rows, text[after:]])
+    PAGE.write_text(text)
+    print(f"{PAGE}: its tables are written anew")
+
+
 def options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="benchmarks/studies/verdicts.py",
@@ -435,25 +662,48 @@ def options(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--layouts", type=int, default=LAYOUT_TABLES, help=f"default: {LAYOUT_TABLES}"
     )
+    parser.add_argument(
+        "--unlike", type=int, default=UNLIKE_TABLES, help=f"default: {UNLIKE_TABLES}"
+    )
+    parser.add_argument("--page", action="store_true", help="write the tables of the page")
     return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> int:
     """The exit status."""
-    rows = []
-    for name in DESIGNS:
-        for arms in ARMS:
-            rows += [simulate(name, arms, seeds, args.tables) for seeds in SEEDS]
-    plans = ((1, (3, 12)), (1, (3, 12, 24, 48)), (4, (3, 12)), (4, (3, 12, 24, 48)))
-    plans += ((1, (2, 3, 4, 5, 6, 8, 10)), (4, (2, 3, 4, 5, 6, 8, 10)))
-    looks = [simulate_looks(arms, seeds, args.tables) for arms, seeds in plans]
-    tasks = [simulate_tasks(count, args.tables) for count in (2, 5, 38)]
-    layouts = [simulate_layout(name, args.layouts) for name in LAYOUTS]
-    command = "python benchmarks/studies/verdicts.py"
-    command += f" --tables {args.tables} --layouts {args.layouts}"
-    study = {"command": command, "rows": rows, "looks": looks, "tasks": tasks, "layouts": layouts}
+    if args.page:
+        write_page()
+        return 0
+    study: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
+    if args.tables:
+        study["rows"] = [
+            simulate(name, arms, seeds, args.tables)
+            for name in DESIGNS for arms in ARMS for seeds in SEEDS
+        ]  # fmt: skip
+        plans = ((1, (3, 12)), (1, (3, 12, 24, 48)), (4, (3, 12)), (4, (3, 12, 24, 48)))
+        plans += ((1, (2, 3, 4, 5, 6, 8, 10)), (4, (2, 3, 4, 5, 6, 8, 10)))
+        study["looks"] = [simulate_looks(arms, seeds, args.tables) for arms, seeds in plans]
+        study["tasks"] = [simulate_tasks(count, args.tables) for count in (2, 5, 38)]
+        study["found"] = [
+            simulate_found(arms, seeds, args.tables)
+            for arms in (1, 2, 4, 8, 16, 30, 60) for seeds in (*SEEDS,)
+        ]  # fmt: skip
+        print("\n".join(lines(study["rows"], study["looks"], study["tasks"])))
+        print("\n".join(found_lines(study["found"])), flush=True)
+    if args.layouts:
+        study["layouts"] = [simulate_layout(name, args.layouts) for name in LAYOUTS]
+        print("\n".join(layout_lines(study["layouts"])), flush=True)
+    if args.unlike:
+        study["unlike"] = [simulate_layout(name, args.unlike) for name in UNLIKE]
+        print("\n".join(unlike_lines(study["unlike"])), flush=True)
+        study["agreements"] = [
+            simulate_agreement(law, arms, args.unlike)
+            for law in AGREEMENTS for arms in (4, 6, 12, 30)
+        ]  # fmt: skip
+        print("\n".join(agreement_lines(study["agreements"])), flush=True)
+    command = f"python {COMMAND} --tables {args.tables} --layouts {args.layouts}"
+    study["command"] = f"{command} --unlike {args.unlike}"
     disk.write_json(RESULT, study)
-    print("\n".join([*lines(rows, looks, tasks), *layout_lines(layouts)]))
     return 0
 
 

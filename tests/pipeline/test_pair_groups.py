@@ -122,7 +122,7 @@ def test_embeddings_are_clusters_and_rows_without_one_are_a_group(
     centres = np.eye(3, 8, dtype=np.float32)
     rows = [None if i == 5 else (centres[i % 3] + 0.01).tolist() for i in range(20)]
     column = pa.array(rows, pa.list_(pa.float32(), 8))
-    monkeypatch.setattr(pair_groups, "_column", lambda commits, name: column)
+    monkeypatch.setattr(pair_groups, "_column", lambda commits, name, preferred: column)
     groups = counts(divided(pool, "embedding", most=4))
     assert sorted(groups.values()) == [1, 5, 6, 6]
     assert groups["embedding = no value"] == 1
@@ -131,21 +131,50 @@ def test_embeddings_are_clusters_and_rows_without_one_are_a_group(
 NUMBERS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 4.5, float("nan")]), min_size=20, max_size=20)
 
 
-@given(values=NUMBERS, cells=st.integers(2, 6), thresholds=st.lists(st.floats(0, 5), max_size=2))
-@settings(max_examples=60)
+@given(values=NUMBERS, cells=st.integers(2, 6), thresholds=st.lists(st.floats(0, 5), max_size=3))
+@settings(max_examples=100)
 def test_ranges_part_the_rows_whatever_the_numbers(
     values: list[float], cells: int, thresholds: list[float]
 ) -> None:
     numbers, inside = np.array(values), np.where(np.arange(20) < 15, 0, -1)
-    division = pair_groups._by_ranges(
-        Division(names=("",), of_row=inside), "x", numbers, cells, thresholds
-    )
+    there = numbers[:15][np.isfinite(numbers[:15])]
+    parting = {one for one in thresholds if (there < one).any() and (there >= one).any()}
+    whole = Division(names=("",), of_row=inside)
+    if len(parting) > cells - 1 - (len(there) < 15):
+        with pytest.raises(ValueError, match="thresholds, which make more than"):
+            pair_groups._by_ranges(whole, "x", numbers, cells, thresholds)
+        return
+    division = pair_groups._by_ranges(whole, "x", numbers, cells, thresholds)
     assert ((division.of_row >= 0) == (inside >= 0)).all()
-    assert len(division.names) <= cells + (cells == 1)
+    assert len(division.names) <= cells
     for group in range(len(division.names)):
         members = numbers[division.of_row == group]
         assert len(members)
         assert np.isnan(members).all() or not np.isnan(members).any()
-        for threshold in thresholds[-1:] if cells > 2 else ():
+        for threshold in thresholds:
             if not np.isnan(members).any():
                 assert (members >= threshold).all() or (members < threshold).all()
+
+
+def test_a_threshold_is_of_the_column_that_it_names(pool: str) -> None:
+    rules = (
+        Rule(name="wide", where="original_width >= top(original_width, 0.45)"),
+        Rule(name="tall", where='original_height >= top( "original_height", 0.5)'),
+        Rule(name="less", where="original_width <= top(original_width, 0.4)"),
+    )
+    recipe = Recipe(
+        name="r",
+        source=Source(kind="table", paths=("t.csv",)),
+        views=(*VIEWS, View(name="two", rules=rules)),
+    )
+    choose_views(pool, recipe)
+    division = divide_rows(read_commits(pool), ["raw"], ["original_width"], 4, "two")
+    thresholds = [
+        f"{one.value:g}"
+        for call, one in pair_groups.current_view_of(read_commits(pool), "two").thresholds.items()
+        if "width" in call
+    ]
+    assert len(thresholds) == 2
+    for value in thresholds:
+        assert any(name.startswith(f"{value} <=") for name in division.names)
+    assert [pair_groups._column_of(c) for c in ('top( "a b" ,0.1)', "top(x, 1/3)")] == ["a b", "x"]

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from manifests.schema import Ablation
 from train.ablation import wording
 from train.ablation.names import A_A, controls_of
+from train.ablation.ranges import TaskFacts, is_at_chance, metric_scores, scores_in_range
 from train.ablation.rounds import (
-    DEFAULT_BAND,
     ArmRounds,
     Study,
     arm_rounds,
@@ -28,25 +27,9 @@ from train.evaluation.metrics import (
     chance_of,
     deciding_metric,
 )
-from train.stats.analysis import Analysis, ScorerScore, TaskRange, TaskResult, TaskScores, analyse
+from train.stats.analysis import Analysis, ScorerScore, TaskResult, TaskScores, analyse
 from train.stats.comparison import MOST_SEEDS, Comparison
 from train.stats.signals import MetricSignal, metric_signals
-
-BAND_OF_ROOM = 0.02  # the band of equality is at most this share of the room of the metric
-# Nearer to an end than so many bands, a metric can hardly move: nothing is called equal there.
-NEAR_BANDS = 10
-CHANCE_ERRORS = 2.0  # standard errors of random guesses
-
-
-# --- where the scores of a task lie: at chance, near an end, or with room to move -----------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TaskFacts:
-    """A task's number of samples, and the headline metric of random guesses."""
-
-    samples: int
-    chance: float
 
 
 def scorer_score(view: str, task: str, metric: str, value: float, facts: TaskFacts) -> ScorerScore:
@@ -59,66 +42,7 @@ def scorer_score(view: str, task: str, metric: str, value: float, facts: TaskFac
         unit=METRICS[metric].unit,
         value=value,
         chance=chance,
-        at_chance=_is_at_chance(metric, value, chance, facts.samples),
-    )
-
-
-def _is_at_chance(metric: str, value: float, chance: float | None, samples: int) -> bool:
-    """Whether a share is not above chance by more than CHANCE_ERRORS standard errors of guesses."""
-    kind = METRICS[metric]
-    if kind.unit != "share" or not kind.higher_is_better or chance is None or not samples:
-        return False
-    return value <= chance + CHANCE_ERRORS * math.sqrt(chance * (1 - chance) / samples)
-
-
-def range_of(ablation: Ablation, scores: TaskScores, facts: TaskFacts | None) -> TaskRange | None:
-    """Where the scores of a task lie in the range of its metric; None without a finished run of the
-    baseline. Only shares have ends; for another unit nothing is equal unless the manifest says so.
-    """
-    means = {
-        arm: float(np.mean(list(runs.values()))) for arm, runs in scores.values.items() if runs
-    }
-    if ablation.baseline not in means:
-        return None
-    stated = ablation.equivalence
-    of_baseline = means[ablation.baseline]
-    best = max(means.values()) if scores.higher_is_better else min(means.values())
-    chance = None if facts is None else chance_of(scores.metric, facts.chance)
-    near: Literal["floor", "ceiling"] | None = None
-    band = stated or 0.0
-    at_chance = _is_at_chance(scores.metric, best, chance, facts.samples if facts else 0)
-    if scores.unit == "share":
-        wanted = DEFAULT_BAND if stated is None else stated
-        least = chance or 0.0
-        if scores.higher_is_better:
-            above, below = of_baseline - least, 1 - of_baseline
-            at_floor, at_ceiling = best - least, below
-        else:  # the floor of an error is not known
-            above, below = math.inf, of_baseline
-            at_floor, at_ceiling = math.inf, below
-        if at_floor < NEAR_BANDS * wanted:
-            near = "floor"
-        elif at_ceiling < NEAR_BANDS * wanted:
-            near = "ceiling"
-        room = max(0.0, min(above, below))
-        band = min(wanted, BAND_OF_ROOM * room) if stated is None else stated
-    return TaskRange(
-        best=best,
-        near="floor" if at_chance else near,
-        at_chance=at_chance,
-        band=0.0 if at_chance or near else band,
-    )
-
-
-def metric_scores(metric: str, scores: TaskScores) -> TaskScores:
-    """The scores with what is known of their metric."""
-    kind = METRICS[metric]
-    return replace(
-        scores,
-        metric=metric,
-        unit=kind.unit,
-        higher_is_better=kind.higher_is_better,
-        limit=1.0 if kind.unit == "share" else math.inf,
+        at_chance=is_at_chance(metric, value, chance, facts.samples),
     )
 
 
@@ -218,9 +142,8 @@ def conclude(
     metrics = {task.name: deciding_metric(task) for task in tasks}
     asked, ranges = {}, {}
     for name, metric in metrics.items():
-        of_task = metric_scores(metric, scores[name])
-        where = range_of(ablation, of_task, (facts or {}).get(name))
-        ranges[name], asked[name] = where, replace(of_task, band=where.band if where else 0.0)
+        known_of = (facts or {}).get(name)
+        asked[name], ranges[name] = scores_in_range(ablation, metric, scores[name], known_of)
     looks = 1 + len(earlier)
     analysis = _analyse(
         ablation,
@@ -233,7 +156,7 @@ def conclude(
     )
     if study is not None:
         analysis.tasks[ablation.primary] = _at_last_looks(
-            ablation, analysis.tasks[ablation.primary], study, asked[ablation.primary], looks
+            ablation, analysis.tasks[ablation.primary], study, looks
         )
     results = {}
     for name, one in analysis.tasks.items():
@@ -356,10 +279,8 @@ def _control_lines(primary: TaskResult) -> list[str]:
     return lines
 
 
-def _at_last_looks(
-    ablation: Ablation, primary: TaskResult, study: Study, scores: TaskScores, looks: int
-) -> TaskResult:
-    """The analysis with the comparison of each arm from its last look, by the band of `scores`.
+def _at_last_looks(ablation: Ablation, primary: TaskResult, study: Study, looks: int) -> TaskResult:
+    """The analysis with the comparison of each arm from its last look, by the range it had there.
 
     The smallest visible difference is that of one number of seeds, so it is left out.
     """
@@ -367,8 +288,7 @@ def _at_last_looks(
     for row in primary.comparisons:
         seen = study.scores.get(row.arm)
         if seen is not None:
-            known = replace(scores, values=seen.values, samples=seen.samples)
-            row = compare_in_round(ablation, known, looks)[row.arm]
+            row = compare_in_round(ablation, seen, looks, study.facts)[row.arm]
         rows.append(row)
     return replace(primary, comparisons=tuple(rows), power=None)
 

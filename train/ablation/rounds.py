@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from manifests.schema import Ablation
-from train.ablation.names import controls_of
+from train.ablation.names import controls_of, primary_task
+from train.ablation.ranges import TaskFacts, scores_in_range
+from train.evaluation.metrics import deciding_metric
 from train.stats.analysis import TaskScores, analyse
 from train.stats.comparison import Comparison
 
@@ -28,20 +30,18 @@ if TYPE_CHECKING:
 RunKey = tuple[str, int]  # arm, seed
 Samples = tuple[np.ndarray, ...] | None
 End = Literal["decided", "out of seeds"]
-# Differences up to this are practically equal where the manifest states no equivalence: half a
-# point, but at most a part of the room between the baseline and the ends of the metric.
-DEFAULT_BAND = 0.005
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
     """A finished run on the primary task: the deciding metric, and its values per sample if it is
-    a mean over samples.
+    a mean over samples. facts: of the task; None where they are not known.
     """
 
     value: float
     samples: Samples = None
+    facts: TaskFacts | None = None
 
 
 ReadScore = Callable[[str, int], Score | None]  # None: the run is not finished
@@ -54,7 +54,8 @@ class Study:
     asked: the runs that it has needed so far, with their controls, in the order of the rounds.
     complete: no further round is needed, and the arms' runs are there. seeds: by arm, how many
     seeds it was asked for. scores: what the last look at each arm saw; an arm that no look could
-    compare has none. ends: by arm, why it stopped; empty until the study is complete.
+    compare has none. ends: by arm, why it stopped; empty until the study is complete. facts: of the
+    primary task.
     """
 
     asked: tuple[RunKey, ...]
@@ -62,6 +63,7 @@ class Study:
     seeds: dict[str, int]
     scores: dict[str, TaskScores]
     ends: dict[str, End]
+    facts: TaskFacts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +108,7 @@ def replay(
     asked: list[RunKey] = []
     seen: dict[str, TaskScores] = {}
     ends: dict[str, End] = {}
+    facts: TaskFacts | None = None
     before = 0
     for last in round_sizes(ablation):
         arms = (ablation.baseline, *waiting)
@@ -116,11 +119,18 @@ def replay(
         for arm, seed in keys:
             score = None if (arm, seed) in failed else read(arm, seed)
             if score is not None:
-                scores[arm][seed] = score
+                scores[arm][seed], facts = score, facts or score.facts
             elif (arm, seed) not in failed:
-                return Study(asked=tuple(asked), complete=False, seeds=seeds, scores=seen, ends={})
+                return Study(
+                    asked=tuple(asked),
+                    complete=False,
+                    seeds=seeds,
+                    scores=seen,
+                    ends={},
+                    facts=facts,
+                )
         table = task_scores(scores)
-        compared = compare_in_round(ablation, table, looks)
+        compared = compare_in_round(ablation, table, looks, facts)
         seen |= {arm: table for arm in waiting if arm in compared}
         for arm, one in compared.items():
             if arm in waiting and one.verdict != "not distinguishable":
@@ -129,7 +139,9 @@ def replay(
         if not waiting:
             break
     ends |= dict.fromkeys(waiting, "out of seeds")
-    return Study(asked=tuple(asked), complete=True, seeds=seeds, scores=seen, ends=ends)
+    return Study(
+        asked=tuple(asked), complete=True, seeds=seeds, scores=seen, ends=ends, facts=facts
+    )
 
 
 def task_scores(scores: Mapping[str, Mapping[int, Score]]) -> TaskScores:
@@ -141,14 +153,20 @@ def task_scores(scores: Mapping[str, Mapping[int, Score]]) -> TaskScores:
     return TaskScores(values=values, samples=samples)
 
 
-def compare_in_round(ablation: Ablation, scores: TaskScores, looks: int) -> dict[str, Comparison]:
-    """By arm, the comparison with the baseline on the primary task at one of the looks."""
+def compare_in_round(
+    ablation: Ablation, scores: TaskScores, looks: int, facts: TaskFacts | None = None
+) -> dict[str, Comparison]:
+    """By arm, the comparison with the baseline on the primary task at one of the looks. What is
+    called equal depends on where these scores lie in the range of the metric, as in the verdict.
+    """
+    metric = deciding_metric(primary_task(ablation))
+    known, _ = scores_in_range(ablation, metric, scores, facts)
     arms = [arm for arm in ablation.arms if arm != ablation.baseline]
     analysis = analyse(
-        {ablation.primary: scores},
+        {ablation.primary: known},
         ablation.baseline,
         arms=arms,
-        band=DEFAULT_BAND if ablation.equivalence is None else ablation.equivalence,
+        band=0.0,
         rounds=len(round_sizes(ablation)),
         looks=looks,
     )
@@ -178,7 +196,8 @@ def expected_runs(
         values = noise + np.array(shift)[:, None]
 
         def read(arm: str, seed: int, values: np.ndarray = values) -> Score:
-            return Score(value=float(values[arms.index(arm), ablation.seeds.index(seed)]))
+            noise = float(values[arms.index(arm), ablation.seeds.index(seed)])
+            return Score(value=0.5 + noise)  # in the middle of the range of a share
 
         total += len(replay(ablation, read).asked)
     return total / studies

@@ -373,6 +373,12 @@ def column_name(task: str, metric: str) -> str:
     return task if metric in ("", "value") else f"{task}, {metric}"
 
 
+SHARE_ASSUMES = (
+    "the intervals of shares assume that other arms are like these: one that reverses its order "
+    "is in them only if it is among these"
+)
+
+
 def share_text(one: ScaleAgreement) -> str:
     """`0.87 [0.60, 1.00]`."""
     return f"{one.share.value:.2f} [{one.share.low:.2f}, {one.share.high:.2f}]"
@@ -481,7 +487,9 @@ def _of(one: ScaleAgreement | None) -> str:
 
 
 def price_texts(decisions: Sequence[ScaleDecision]) -> list[str]:
-    """What a decision by the headline metric itself costs, at each small scale."""
+    """What a decision by the headline metric itself costs, at each small scale, and what the
+    intervals of shares assume.
+    """
     headline = headline_of(decisions)
     own = [one for one in decisions if one.truth == headline == (one.task, one.metric)]
-    return [text for one in own if (text := price_text(one))]
+    return [*(text for one in own if (text := price_text(one))), SHARE_ASSUMES]

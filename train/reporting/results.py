@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,14 +31,9 @@ from train.ablation.arms import (
     scorer_run,
     stale_because,
 )
-from train.ablation.conclusions import (
-    FailedRun,
-    Results,
-    TaskFacts,
-    conclude,
-    scorer_score,
-)
+from train.ablation.conclusions import FailedRun, Results, conclude, scorer_score
 from train.ablation.names import primary_task
+from train.ablation.ranges import TaskFacts
 from train.ablation.rounds import ReadScore, Score, Study, replay, task_scores
 from train.evaluation.metrics import (
     DIRECTIONS,
@@ -120,7 +115,7 @@ def collect_results(
     for name, reader in readers.items():
         scores[name] = _scores(runs, by_task[name], reader)
     incomplete = missing_seeds(runs, scores[ablation.primary].values)
-    facts = {task: _facts(predictions) for task, predictions in by_task.items()}
+    facts = {task: _facts(predictions.values()) for task, predictions in by_task.items()}
     results = conclude(
         ablation,
         scores,
@@ -156,8 +151,8 @@ def _scorer(ablation: Ablation, out: str, hashes: FileHashes) -> ScorerScore | N
     if ablation.scorer is None or run is None or finished_metrics(run, [task]) is None:
         return None
     one, metric = TaskReader(task, hashes).read(run), deciding_metric(task)
-    facts = TaskFacts(samples=len(one.correct[0]), chance=one.chance)
-    return scorer_score(ablation.scorer.view, task.name, metric, one.metrics[metric], facts)
+    value = one.metrics[metric]
+    return scorer_score(ablation.scorer.view, task.name, metric, value, _facts([one]))
 
 
 def _missing_files(runs: Sequence[AnyRun]) -> list[FailedRun]:
@@ -201,7 +196,8 @@ class TaskReader:
         """The deciding metric of a run, and its values per sample."""
         one = self.read(run)
         samples = None if one.values is None else tuple(one.values)
-        return Score(value=one.metrics[deciding_metric(self.task)], samples=samples)
+        value = one.metrics[deciding_metric(self.task)]
+        return Score(value=value, samples=samples, facts=_facts([one]))
 
     def read_all(self, runs: Sequence[AnyRun]) -> dict[RunKey, Predictions]:
         """The predictions of all runs, by arm and seed."""
@@ -352,8 +348,8 @@ def _arm_runs(
     return seeds
 
 
-def _facts(predictions: Mapping[RunKey, Predictions]) -> TaskFacts:
-    for one in predictions.values():
+def _facts(predictions: Iterable[Predictions]) -> TaskFacts:
+    for one in predictions:
         return TaskFacts(samples=len(one.correct[0]), chance=one.chance)
     return TaskFacts(samples=0, chance=0.0)
 

@@ -111,6 +111,11 @@ def fewest_runs(values: Values, pair: Pair) -> int:
     return min(len(values.get(arm, {})) for arm in pair)
 
 
+def _runs_of_pair(values: Values, pair: Pair, groups: RunGroups | None) -> int:
+    """The runs that are paired, or the smaller number of runs of the two."""
+    return len(layout_of(values, pair, groups).seeds) or fewest_runs(values, pair)
+
+
 def pair_noise(
     samples: Samples | None,
     pair: Pair,
@@ -147,7 +152,10 @@ def differences(
 ) -> list[Difference]:
     """Each pair's difference and spreads. `limit`: the largest difference that there can be.
 
-    `one_baseline`: the arms of a family; their variances are moderated together. Otherwise (the
+    `one_baseline`: the arms of a family; their variances are moderated together, with fewer degrees
+    of freedom for a pair of fewer runs than some arm has. Where seeds pair the runs, what a pair's
+    own variance has above the shared one may be that of either arm: it counts with the larger
+    weight that one of them has in the estimate. Otherwise (the
     controls, the A/A pair) the spread of the pair's own runs stands beside the shared one, and the
     interval is at least that of a paired t test (Welch's for a single group): a control is there to
     warn, and the spread that quieter arms share calls 8 to 16 % of equal data different where the
@@ -162,8 +170,20 @@ def differences(
     own = [own_spread(values, *pair, groups) for pair in pairs]
     pooled = 2 * noise.variance
     if one_baseline:
-        variances, dfs = [one.variance for one in own], [one.df for one in own]
-        spreads = [[one] for one in moderated_spreads(pooled, noise.df, variances, dfs)]
+        variances, fewest = [], []
+        for pair, one in zip(pairs, own, strict=True):
+            excess = max(0.0, one.variance - pooled) if groups is None else 0.0
+            weight = 2 * noise.fit.largest_weight(*pair) / noise.fit.factor(*pair) if excess else 1
+            variances.append(one.variance + (weight - 1) * excess)
+            fewest.append(_runs_of_pair(values, pair, groups))
+        most = max((len(values[arm]) for pair in pairs for arm in pair), default=0)
+        few = [runs < most for runs in fewest]
+        dfs = [
+            # Welch's are too many where the arm of few runs shows less than its variance
+            min(one.df, runs - 1) if is_few else one.df
+            for one, runs, is_few in zip(own, fewest, few, strict=True)
+        ]
+        spreads = [[one] for one in moderated_spreads(pooled, noise.df, variances, dfs, few)]
     else:
         spreads = [[Spread(variance=pooled, df=noise.df), one] for one in own]
     rows = []
@@ -176,13 +196,12 @@ def differences(
         over_samples = []
         if samples is not None:
             over_samples = [add_drawing(spread, samples) for spread in over_seeds]
-        seeds = layout_of(values, pair, groups).seeds
         rows.append(
             Difference(
                 arm=pair[0],
                 baseline=pair[1],
-                seeds=seeds,
-                runs=len(seeds) or fewest_runs(values, pair),
+                seeds=layout_of(values, pair, groups).seeds,
+                runs=_runs_of_pair(values, pair, groups),
                 difference=noise.fit.estimate(*pair),
                 sd=math.sqrt(max(one.variance for one in of_pair)),
                 over_seeds=tuple(over_seeds),
@@ -607,8 +626,8 @@ def analyse(
     unit of the values; 0: nothing can be called equal. primary: the task that was chosen before the
     runs; its comparisons hold together, and those of all other tasks hold together too. None: those
     of all tasks do. rounds, looks: see `Penalty`.
-    average: whether to average over the tasks; their values must mean the same. Pairs that have too
-    few runs are left out. ValueError for no task, an unknown primary, a band below 0, an arm named
+    average: whether to average over the tasks; their values must mean the same. Its band is the
+    mean of theirs: a task that can hardly move has a band of 0. Pairs that have too few runs are left out. ValueError for no task, an unknown primary, a band below 0, an arm named
     twice or equal to the baseline, samples that do not fit, a run without a group, or `one_models`
     beside `groups`: one model is compared with runs that are seeds.
     """
@@ -668,7 +687,7 @@ def analyse(
         like,
         values=values,
         samples=None,
-        band=band if primary is None else like.band,
+        band=float(np.mean([scores.band for scores in asked.values()])),
         limit=max(scores.limit for scores in asked.values()),
     )
     of_average, known[AVERAGE] = _analyse_table(
@@ -812,7 +831,7 @@ def _analyse_table(
     drawing = _typical_drawing(family, noises)
     alone = (band, Penalty(rounds=design.rounds, looks=design.looks))
     # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
-    correlation = 0.0 if singles else _least_correlation(noise, family, groups)
+    correlation = 0.0 if singles else _least_correlation(noise, family)
     models = [replace(one, limit=scores.limit) for one in singles]
     of_arms = dunnett_family([*in_family, *models], correlation, band, penalty)
     of_a_a = named(single(one, *alone) for one in measured(last, False))
@@ -860,16 +879,13 @@ def _floor(noises: Iterable[SampleNoise | None]) -> float | None:
     return float(np.mean(known)) / 2 if known else None
 
 
-def _least_correlation(
-    noise: Noise | None, family: Sequence[Pair], groups: RunGroups | None
-) -> float:
+def _least_correlation(noise: Noise | None, family: Sequence[Pair]) -> float:
     """The smallest correlation of two estimates of the family; 0.5 for a complete table, and at
-    most that for seeds.
+    most that: a baseline of few runs has more only as far as it varies as the arms do.
     """
     if noise is None or not family:
         return 0.5
-    least = noise.fit.least_correlation(family)
-    return min(0.5, least) if groups is None else least
+    return min(0.5, noise.fit.least_correlation(family))
 
 
 def _study_noise(

@@ -32,7 +32,7 @@ class AdditiveFit:
     variance: that of one run's residual, over df; (arms − 1)(seeds − 1) for a complete table of
     seeds, runs − arms for a single group. None where df is 0.
     effects: the arms' effects, defined up to a constant. covariance: (X'X)⁻ of the arms, a square
-    matrix in the order of `arms`.
+    matrix in the order of `arms`. runs: [arms, groups] numbers of runs.
     """
 
     arms: tuple[str, ...]
@@ -40,6 +40,7 @@ class AdditiveFit:
     df: int
     effects: Array
     covariance: Array
+    runs: Array
 
     def estimate(self, arm: str, baseline: str) -> float:
         """The estimated difference arm − baseline."""
@@ -52,6 +53,16 @@ class AdditiveFit:
         """
         contrast = self._contrast(arm, baseline)
         return float(contrast @ self.covariance @ contrast)
+
+    def largest_weight(self, arm: str, baseline: str) -> float:
+        """What a run's variance of `arm` or of `baseline`, whichever counts for more, is multiplied
+        by in the variance of the estimate: half of `factor` for a complete table, and more for the
+        one of few runs.
+        """
+        contrast = self.covariance @ self._contrast(arm, baseline)
+        of_run = contrast[:, None] - contrast @ (self.runs / self.runs.sum(axis=0))
+        of_arm = (self.runs * of_run**2).sum(axis=1)
+        return float(max(of_arm[self.arms.index(name)] for name in (arm, baseline)))
 
     def least_correlation(self, pairs: Sequence[tuple[str, str]]) -> float:
         """The smallest correlation of two estimates of (arm, baseline) pairs; 1 for one pair."""
@@ -121,6 +132,7 @@ def fit_additive(values: Values, groups: RunGroups | None = None) -> AdditiveFit
         df=df,
         effects=effects,
         covariance=inverse,
+        runs=table,
     )
 
 
@@ -283,32 +295,44 @@ def _own_of_parts(layout: PairLayout, within: Sequence[float], between: float) -
 # share a baseline; `moderated_spreads` therefore has a fixed rule.
 
 
-# Of `typical_raise`: a row for 1, 2, 4 and 8 arms, a column for 2, 3, 4, 5, 8 and 12 seeds.
-_RAISE_ARMS = [math.log(arms) for arms in (1, 2, 4, 8)]
+# Of `typical_raise`: a row for each number of arms, a column for 2, 3, 4, 5, 8 and 12 seeds.
+_RAISE_ARMS = [math.log(arms) for arms in (1, 2, 4, 8, 16, 32, 64)]
 _RAISE_SEEDS = [math.log(seeds - 1) for seeds in (2, 3, 4, 5, 8, 12)]
 _RAISE = (
     (1.0, 1.0, 1.0, 1.0, 1.0, 1.0),
     (1.10, 1.07, 1.05, 1.04, 1.04, 1.03),
     (1.47, 1.20, 1.13, 1.10, 1.06, 1.05),
     (1.89, 1.32, 1.20, 1.15, 1.09, 1.06),
+    (2.21, 1.41, 1.25, 1.18, 1.10, 1.07),
+    (2.44, 1.48, 1.29, 1.21, 1.12, 1.08),
+    (2.68, 1.55, 1.33, 1.23, 1.14, 1.09),
 )
 _RAISE_WITH_OTHERS = (
     (1.14, 1.11, 1.09, 1.08, 1.06, 1.05),
     (1.36, 1.19, 1.14, 1.11, 1.08, 1.06),
     (1.62, 1.26, 1.17, 1.14, 1.09, 1.06),
     (1.92, 1.34, 1.21, 1.16, 1.10, 1.07),
+    (2.20, 1.42, 1.26, 1.19, 1.11, 1.08),
+    (2.39, 1.49, 1.28, 1.21, 1.12, 1.08),
+    (2.63, 1.54, 1.32, 1.23, 1.13, 1.09),
 )
 _RAISE_UNPAIRED = (
     (1.00, 1.00, 1.00, 1.00, 1.00, 1.00),
     (1.07, 1.04, 1.03, 1.03, 1.02, 1.02),
     (1.24, 1.09, 1.06, 1.05, 1.03, 1.02),
     (1.46, 1.17, 1.11, 1.08, 1.05, 1.04),
+    (1.67, 1.24, 1.14, 1.10, 1.06, 1.04),
+    (1.84, 1.28, 1.18, 1.12, 1.07, 1.05),
+    (1.95, 1.32, 1.19, 1.14, 1.08, 1.05),
 )
 _RAISE_UNPAIRED_WITH_OTHERS = (
     (1.10, 1.07, 1.06, 1.05, 1.04, 1.03),
     (1.20, 1.10, 1.08, 1.06, 1.05, 1.04),
     (1.33, 1.14, 1.10, 1.08, 1.05, 1.04),
     (1.50, 1.19, 1.12, 1.09, 1.06, 1.04),
+    (1.67, 1.24, 1.15, 1.11, 1.07, 1.05),
+    (1.81, 1.28, 1.17, 1.13, 1.08, 1.05),
+    (1.94, 1.32, 1.20, 1.14, 1.08, 1.06),
 )
 
 
@@ -331,7 +355,11 @@ def satterthwaite(parts: list[tuple[float, float]]) -> tuple[float, float]:
 
 
 def moderated_spreads(
-    pooled: float, df: float, own: Sequence[float], own_df: Sequence[float]
+    pooled: float,
+    df: float,
+    own: Sequence[float],
+    own_df: Sequence[float],
+    few: Sequence[bool] = (),
 ) -> list[Spread]:
     """The variance of each contrast's single-run difference, from all arms and from its own runs.
 
@@ -342,7 +370,9 @@ def moderated_spreads(
     that is larger. With one contrast of a complete table, `pooled` is `own`, and nothing changes.
 
     A variance that was raised has the degrees of freedom of the sum of its parts (Satterthwaite),
-    never more than `df`. docs/statistics.md has the simulated coverage.
+    never more than `df`. So has that of a contrast of `few` runs, raised or not: the runs that
+    other arms have more tell nothing of its own variance, and few runs may show less than there is.
+    docs/statistics.md has the simulated coverage.
     """
     if not own:
         return []
@@ -351,11 +381,11 @@ def moderated_spreads(
         shared = [(pooled / 2, df), (mean / 2, min(own_df))]
     prior = math.fsum(part for part, _ in shared)
     rows = []
-    for variance, seeds in zip(own, own_df, strict=True):
+    for number, (variance, seeds) in enumerate(zip(own, own_df, strict=True)):
         parts = shared
-        if variance > prior:
+        if variance > prior or (few and few[number]):
             halves = [(part / 2, of_part) for part, of_part in shared]
-            parts = [*halves, (variance / 2, seeds)]
+            parts = [*halves, (max(variance, prior) / 2, seeds)]
         total, sum_df = satterthwaite(parts)
         rows.append(Spread(variance=total, df=min(df, sum_df)))
     return rows

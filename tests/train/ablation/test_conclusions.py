@@ -18,14 +18,12 @@ from train.ablation.conclusions import (
     EarlierLook,
     FailedRun,
     Results,
-    TaskFacts,
     conclude,
-    metric_scores,
     metric_tables,
-    range_of,
     scorer_score,
 )
 from train.ablation.names import NO_SEED
+from train.ablation.ranges import TaskFacts, metric_scores, range_of
 from train.ablation.wording import DASH, MINUS
 from train.stats.analysis import TaskRange, TaskScores, analyse
 from train.stats.comparison import Comparison, Power

@@ -674,7 +674,9 @@ def shaped(size: int, mean: float) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("of_baseline", [2, 3, 8])
-def test_unequal_numbers_of_runs_have_dunnetts_correlation(of_baseline: int) -> None:
+def test_unequal_numbers_of_runs_have_dunnetts_correlation_and_the_df_of_the_few(
+    of_baseline: int,
+) -> None:
     values = {"base": shaped(of_baseline, 0.0), "a": shaped(3, 0.5), "b": shaped(3, 2.0)}
     result = analyse(
         {"t": TaskScores(values=values)},
@@ -685,7 +687,11 @@ def test_unequal_numbers_of_runs_have_dunnetts_correlation(of_baseline: int) -> 
     ).tasks["t"]
     factor = 1 / 3 + 1 / of_baseline
     df = 2 + 2 + of_baseline - 1
-    critical = dunnett_critical(0.05, df, Family(2, round(1 / of_baseline / factor, 9)))
+    fewest = min(3, of_baseline) - 1
+    # half of the variance has the degrees of freedom of the fewer runs
+    of_pair = df if of_baseline == 3 else 4 / (1 / df + 1 / fewest)
+    correlation = min(0.5, round(1 / of_baseline / factor, 9))
+    critical = dunnett_critical(0.05, of_pair, Family(2, correlation))
     for row in result.comparisons:
         assert row.high is not None
         assert row.high - row.difference == pytest.approx(critical * math.sqrt(factor), rel=1e-9)
