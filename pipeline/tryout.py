@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import fsspec
 import numpy as np
-import pyarrow.parquet as pq
 import xxhash
 import yaml
 from PIL import Image
@@ -35,19 +32,21 @@ from manifests import disk
 from manifests.hashes import phash
 from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Fetch, Source
 from manifests.text import printable, valid_text
-from pipeline.crawl.tables import ImageFolder, is_image
+from pipeline.crawl.tables import ImageFolder, is_image, labelled
 from pipeline.external.adopt import TarReader
 from pipeline.fetch.download import read_file
 from pipeline.images.decoders import Decoders
 from pipeline.images.header import RejectedImage
 from pipeline.table_files import (
-    BETWEEN,
-    LARGEST_JSON,
+    HEADERS,
+    PARQUET,
     PROBE,
-    UTF_16,
     as_text,
-    bounded_lines,
+    class_names,
+    column_names,
     is_table,
+    table_ending,
+    text_lines,
     values,
 )
 
@@ -93,9 +92,7 @@ ASKS = re.compile(
     r"what is (in|this)|what.s happening|描述",
     re.IGNORECASE,
 )
-LFS = b"version https://git-lfs.github.com/spec/"
 PROSE = "it is a text, and no table"
-LFS_POINTER = "a pointer of Git LFS: `git lfs pull` fetches the file"
 # Pixels of the shorter side that are stored: the model micro sees 32, a CLIP of others 224.
 SIDE, SIDE_OF_OTHERS = 64, 224
 AT_ONCE = 64  # pictures that are read before the first of them is let go
@@ -396,9 +393,6 @@ def _is_role(folder: str, beside: Iterable[str] = ()) -> bool:
 # --- tables ---------------------------------------------------------------------------------------
 
 Rows = Callable[[Sequence[str]], Iterable[Sequence[Any] | None]]  # of columns; None: a damaged row
-UNREADABLE = (
-    ValueError, OSError, EOFError, zlib.error, csv.Error, RecursionError, AttributeError, TypeError,
-)  # fmt: skip
 
 
 class PictureNames:
@@ -472,7 +466,7 @@ def _table_readings(
     for name in tables:
         try:
             columns, part = _table_reading(inside, name, pictures, named)
-        except UNREADABLE as problem:
+        except (ValueError, OSError, csv.Error) as problem:
             text = str(problem).replace(os.path.join(inside.path, name), "").lstrip(": ")
             if named.captions is not None:
                 raise ValueError(f"--captions is {named.captions!r}: {name}: {text}") from None
@@ -517,11 +511,13 @@ def _table_reading(
 
     head = [row for row in islice(rows(columns), PROBE) if row is not None]
     first = {column: [row[k] for row in head] for k, column in enumerate(columns)}
-    file = named.file_column or _file_column(first, find)
-    own = [named.caption_column] if named.caption_column else _caption_columns(first, file, find)
-    if missing := [column for column in (file, *own) if column not in columns]:
-        raise ValueError(f"it has no column {missing[0]!r} (it has {_listed(columns)})")
-    form = f"{name} (columns {file} and {', '.join(own)})" if file != "1" else name
+    by_name = {column.strip(): column for column in columns}  # Flickr30k's have blanks around them
+    for column in filter(None, (named.file_column, named.caption_column)):
+        if column not in by_name:
+            raise ValueError(f"it has no column {column!r} (it has {_listed(columns)})")
+    file = by_name[named.file_column] if named.file_column else _file_column(first, find)
+    own = [by_name[c] for c in (named.caption_column,) if c] or _caption_columns(first, file, find)
+    form = f"{name} (columns {file.strip()} and {_listed(own)})"
     reading = Reading(option=name, form=form, tables=[name])
     for number, row in enumerate(rows([file, *own]), 1):
         if row is None:
@@ -566,8 +562,8 @@ def _caption_columns(
         return len(texts) > 2 * numbers and not (texts and all(map(find, texts[:SHOWN])))
 
     others = [name for name in first if name != file and has_captions(name)]
-    if file == "1":  # a list without a header
-        return ["2"]
+    if list(first) == ["1", "2"]:  # without a header
+        return [name for name in first if name != file]
     words = {name: _usual(name) for name in others}
     for group in CAPTION_COLUMNS:
         own = [name for name in others if words[name] in group]
@@ -578,6 +574,8 @@ def _caption_columns(
             raise ValueError(f"several columns may be captions: name one, as {options}")
         if own:
             return own
+    if len(others) == 1 and all(map(str.isdecimal, first)):
+        return others
     usual = [name for group in CAPTION_COLUMNS for name in group]
     empty = next((name for name in first if _usual(name) in usual and first[name]), None)
     value = str(first[empty][0]) if empty else ""
@@ -645,127 +643,65 @@ def _is_numbers(text: str) -> bool:
 # --- forms of tables ------------------------------------------------------------------------------
 
 
-def _open_table(path: str, pictures: PictureNames) -> tuple[tuple[str, ...], Rows]:
-    """The columns of a table, and its rows. ValueError where it is none."""
-    disk.check_regular(disk.local_path(path))
-    ending = Path(path.lower().removesuffix(".gz")).suffix
-    if ending == ".parquet":
-        schema = disk.read_with(path, pq.read_schema)
-        return tuple(schema.names), lambda own: values(path, own)
-    with fsspec.open(path, "rb", compression="infer") as stream:
-        start = stream.read(len(LFS))
-        if start == LFS:
-            raise ValueError(LFS_POINTER)
-        if start.startswith(UTF_16):
-            raise ValueError("it is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8")
-        stream.seek(0)
-        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-        if ending in (".json", ".jsonl", ".ndjson"):
-            objects = _json_rows(stream.read(LARGEST_JSON + 1), ending != ".json", pictures)
-            head = [one for one in objects[:PROBE] if isinstance(one, dict)]
-            if not head:
-                raise ValueError("it has no objects, and is no table")
-            columns = tuple(dict.fromkeys(key for one in head for key in one))
-            return columns, lambda own: _picked(objects, own)
-        lines = [line for line in islice(bounded_lines(text), PROBE) if line and line.strip()]
-    separator, header = _separator_of(lines, pictures, ending)
-    if header and (ending, separator) in ((".csv", ","), (".tsv", "\t")):
-        return header, lambda own: values(path, own)
-    return header or ("1", "2"), lambda own: _split_rows(path, separator, header, own)
+def _open_table(path: str, pictures: PictureNames) -> tuple[list[str], Rows]:
+    """The columns of a table, and its rows, as a recipe reads them. ValueError where it is none.
 
-
-def _picked(objects: Iterable[Any], own: Sequence[str]) -> Iterator[Sequence[Any] | None]:
-    for row in objects:
-        yield [row.get(name) for name in own] if isinstance(row, dict) else None
-
-
-def _json_rows(content: bytes, is_lines: bool, pictures: PictureNames) -> list[Any]:
-    """The rows of a JSON file: a list of objects, or one in an object; objects one after the other;
-    COCO's images with their annotations; an object of names of pictures; columns, as of pandas."""
-    if len(content) > LARGEST_JSON:
-        raise ValueError(f"more than {LARGEST_JSON:,} bytes: split it")
-    if b'"bbox"' in content and b"caption" not in content:
-        raise ValueError("boxes of a detector, and no captions")
-    text = content.decode("utf-8-sig", "surrogateescape")
-    if is_lines and any(rows := [_json_line(line) for line in text.split("\n") if line.strip()]):
-        return rows
-    decoded, at = list[Any](), 0
-    while (at := BETWEEN.match(text, at).end()) < len(text):  # type: ignore[union-attr]
-        try:
-            value, at = json.JSONDecoder().raw_decode(text, at)
-        except ValueError:
-            raise ValueError(f"no JSON from its character {at:,} on") from None
-        decoded.append(value)
-    document: Any = decoded
-    if len(decoded) == 1:
-        document = decoded[0]
-    if isinstance(document, list) or not isinstance(document, dict):
-        return document if isinstance(document, list) else []
-    images, notes = document.get("images"), document.get("annotations")
-    if isinstance(images, list) and isinstance(notes, list):
-        captions: dict[str, list[Any]] = {}
-        for note in notes:
-            captions.setdefault(str(note.get("image_id")), []).append(note.get("caption"))
-        return [{**image, "caption": captions.get(str(image.get("id")), [])} for image in images]
-    lists = [v for v in document.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
-    if len(lists) == 1:
-        return lists[0]
-    if any(pictures.find(key) for key in islice(document, PROBE)):
-        rows = list(document.items())
-        return [{"file": k, **(v if isinstance(v, dict) else {"caption": v})} for k, v in rows]
-    named = {k: v for k, v in document.items() if isinstance(v, (dict, list))}
-    columns = {k: v if isinstance(v, dict) else dict(enumerate(v)) for k, v in named.items()}
-    own = dict.fromkeys(row for column in columns.values() for row in column)
-    return [{name: column.get(row) for name, column in columns.items()} for row in own]
-
-
-def _json_line(line: str) -> Any:
-    """The object of a line; None where it has none."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _separator_of(
-    lines: Sequence[str], pictures: PictureNames, ending: str
-) -> tuple[str, tuple[str, ...]]:
-    """What separates the values of a table of lines, and its header; () where it has none.
-
-    A list without a header has a picture in front of each line: NAME: caption, a tab, a comma.
+    Of a table of lines without a header the columns are 1, 2 and so on; where the rows differ in
+    width they are 1, the name in front, and 2, the rest of the line.
     """
-    for separator in ("\t", "|", ";", ",", ": ", " "):
-        names = [line.split(separator)[0] for line in lines if separator in line.strip()]
-        is_name = bool(names) and is_image(names[0].partition("#")[0].strip())
-        if (is_name or (names and pictures.find(names[0]))) and (
-            2 * sum(bool(pictures.find(name)) for name in names) >= len(lines)
+    disk.check_source_file(disk.local_path(path))
+    delimiter, header = ",", list[str]()
+    if (ending := table_ending(path)) in HEADERS:
+        lines = [line for line in islice(text_lines(path), PROBE) if line.strip()]
+        delimiter, width = _separator_of(lines, pictures, ending)
+        header = [str(number + 1) for number in range(width)]
+        if width == 1:
+            return ["1", "2"], lambda own: _named_lines(path, delimiter, own)
+    names = header or column_names(path, delimiter)
+    once = [name for name in names if names.count(name) == 1]
+    labels = {name: class_names(path, name) for name in once if ending == PARQUET}
+
+    def rows(own: Sequence[str]) -> Iterator[Sequence[Any] | None]:
+        for row in values(path, own, header, delimiter):
+            yield row and [labelled(v, labels.get(n)) for n, v in zip(own, row, strict=True)]
+
+    return once, rows
+
+
+def _named_lines(path: str, delimiter: str, own: Sequence[str]) -> Iterator[Sequence[Any] | None]:
+    """The names and the rests of the lines of a list."""
+    for line in text_lines(path):
+        name, *rest = line.split(delimiter, 1)
+        if rest and rest[0].startswith('"'):
+            rest = next(csv.reader(rest))
+        if line.strip():
+            yield [name if c == "1" else rest[0] for c in own] if len(rest) == 1 else None
+
+
+def _separator_of(lines: Sequence[str], pictures: PictureNames, ending: str) -> tuple[str, int]:
+    """What separates the values of a table of lines, and how many each has where the first line is
+    a row, as it names a picture: 1 where they differ. 0: the first line is a header."""
+    for separator in "\t" if ending == ".tsv" else ("\t", "|", ";", ",", ": ", " "):
+        rows = list(csv.reader(lines, delimiter=separator[0]))
+        width = len(rows[0]) if rows else 0
+        if separator.endswith(" ") or {len(row) for row in rows} != {width} or (
+            width > 2 and all(row[-1].startswith(" ") for row in rows)  # commas of the text
         ):
-            return separator, ()
-    header = lines[0].rstrip("\r\n") if lines else ""
-    separator = "\t" if ending == ".tsv" else max(",;\t|", key=header.count)
-    columns = tuple(name.strip() for name in next(csv.reader([header], delimiter=separator), []))
+            rows, width = [line.split(separator)[:1] for line in lines if separator in line], 1
+        for place in range(width if rows else 0):
+            name = rows[0][place].partition("#")[0].strip()
+            if (is_image(name) or (place == 0 and pictures.find(name))) and (
+                2 * sum(bool(pictures.find(row[place])) for row in rows) >= len(lines)
+            ):
+                return "," if ending == ".tsv" else separator, width
+    header = lines[0] if lines else ""
+    if ending == ".tsv":
+        return ",", 0
+    separator = max(",;\t|", key=header.count)
+    columns = next(csv.reader([header], delimiter=separator), [])
     if ending == ".txt" and not any(_place_of(name) < len(FILE_COLUMNS) for name in columns):
         raise ValueError(PROSE)
-    return separator, columns
-
-
-def _split_rows(
-    path: str, separator: str, header: Sequence[str], own: Sequence[str]
-) -> Iterator[Sequence[Any] | None]:
-    """Rows of a table of lines that no reader of tables knows. Without a header the columns are 1,
-    the name in front, and 2, the rest."""
-    with fsspec.open(path, "rb", compression="infer") as stream:
-        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-        for number, line in enumerate(bounded_lines(text)):
-            line = (line or "").strip("\r\n")
-            if not line.strip() or (header and number == 0):
-                continue
-            row = line.split(separator, 1)
-            if header or row[-1].lstrip().startswith('"'):
-                row = next(csv.reader([line], delimiter=separator[0], skipinitialspace=True))
-            names = header or ("1", "2")
-            yield [row[names.index(n)] for n in own] if len(row) == len(names) else None
+    return separator, 0
 
 
 # --- tars and hashes ------------------------------------------------------------------------------
@@ -844,8 +780,6 @@ async def _with_hashes(pairs: Sequence[Pair]) -> tuple[list[Pair], dict[str, str
                 body, reason = fetched.body, fetched.reason
             if body is None:
                 return str(reason)
-            if body.startswith(LFS):
-                return LFS_POINTER
             image = await decoders.decode(body, settings)
             if isinstance(image, RejectedImage):
                 is_named = image.reason == "format" or "Git LFS" in image.detail
@@ -882,7 +816,7 @@ def _some(names: Iterable[str]) -> str:
 
 def _listed(columns: Iterable[str]) -> str:
     """The names of columns, of many the first ones."""
-    listed = [printable(name) for name in columns]
+    listed = [printable(name.strip()) for name in columns]
     return ", ".join(listed[:MOST_NAMES]) + (", …" if len(listed) > MOST_NAMES else "")
 
 

@@ -7,8 +7,11 @@ between which the user chooses, with the captions that each gives; `refuses` wha
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from manifests.schema import Source
+from pipeline.crawl.tables import PairTable
+from pipeline.table_files import column_names, is_table
 from pipeline.tryout import Named, read_pictures
 from tests.support import commands
 
@@ -773,11 +779,15 @@ def write(row: Row, root: Path) -> Path:
     return root / row.folder if row.folder else root
 
 
+def named_by(words: tuple[str, ...]) -> Named:
+    """The options of a command line."""
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    return Named(**{name[2:].replace("-", "_"): value for name, value in options.items()})
+
+
 def read(folder: Path, words: tuple[str, ...]) -> tuple[dict[str, list[str]], dict[str, int]]:
     """The captions of each picture and the counts of what is left out."""
-    options = dict(zip(words[::2], words[1::2], strict=True))
-    named = Named(**{name[2:].replace("-", "_"): value for name, value in options.items()})
-    pictures = read_pictures(str(folder), named, 1000)
+    pictures = read_pictures(str(folder), named_by(words), 1000)
     captions: dict[str, list[str]] = {}
     for pair in pictures.pairs:
         captions.setdefault(str(Path(pair.file).relative_to(folder)), []).append(pair.caption)
@@ -815,3 +825,43 @@ def test_a_folder_is_read_as_its_makers_mean_it(
 def test_every_row_has_its_own_source_and_an_outcome() -> None:
     assert len({row.source for row in ROWS}) == len(ROWS) >= 50
     assert all(row.captions or row.asks or row.refuses for row in ROWS)
+
+
+# Objects and chats are captions for `try` alone, and so are lines of a list without a header.
+ONLY_TRIED = (
+    "dasabir/CS29006_SW_Lab_Spr2023: data/README.md",
+    "xiaoyuan1996/AMFMN: RSITMD/README.md",
+    "clipmill: kind F, a .csv without a header",
+    "huggingface/datasets#7337",
+    "BAAI-DCAI/Bunny#92",
+    "bonjiminium/nanochat-vl: tasks/flickr8k.py",
+)
+OF_A_TABLE = [
+    row
+    for row in (*TABLES, *CHATS)
+    if row.captions and not any(name.endswith(".txt") for name in row.files)
+]
+
+
+@pytest.mark.parametrize("row", OF_A_TABLE, ids=lambda row: row.source)
+def test_a_recipe_reads_the_rows_that_try_reads(row: Row, tmp_path: Path) -> None:
+    """The captions of all rows; a recipe asks for the exact name of each picture."""
+    folder = write(row, tmp_path)
+    tried = read_pictures(str(folder), named_by(row.words), 1000)
+    form = re.search(r"\(columns (\S+) and (\S+)\)", tried.form)
+    assert form is not None
+    rows: list[str] = []
+    for name in (name for name in row.files if is_table(name) and "instances" not in name):
+        marks = [mark for mark in "\t|" if mark in str(row.files[name]).split("\n")[0]]
+        mark = marks[0] if marks and name.endswith(".csv") else ","
+        columns = {column.strip(): column for column in column_names(str(folder / name), mark)}
+        file, caption = (columns.get(column, column) for column in form.groups())
+        table = PairTable(Source(kind="table", paths=("t",), delimiter=mark), file, caption)
+        with contextlib.suppress(ValueError):
+            rows += [each[2].strip() for each in table.rows(str(folder / name), Counter())]
+    read_by_try = sorted(pair.caption for pair in tried.pairs)
+    if row.source in ONLY_TRIED:
+        assert not rows
+    else:
+        assert len(rows) == len(read_by_try) + tried.rejected["missing_file"]
+        assert not Counter(read_by_try) - Counter(rows)
