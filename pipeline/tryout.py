@@ -76,6 +76,7 @@ ROLE = re.compile(
     "parts?|batch(es)?|sets?|all|full|small|large|thumb(nail)?s?|folder|new|(up|down)loads?|dcim"
 )
 WORDNET = re.compile(r"n\d{8}")
+NUMBERED = re.compile(r"^(n\d{8}|\d+)[\W_]+")  # in front of the name of a class
 OF_PICTURES = re.compile("(jpeg)?images?|imgs?|pics?|pictures?|photos?")  # images_part_1 too
 MASK = re.compile(
     "masks?|labels?|annotations?|gt|ground_?truth|segmentation(s|class|object)?|depth",
@@ -84,6 +85,7 @@ MASK = re.compile(
 CAPTION_ENDINGS = (CAPTION_FILES, "caption")  # of text files: Kohya's scripts write the second
 logger = logging.getLogger(__name__)
 MOST_TABLES = 100  # that are looked at
+OUTSIDE = "outside_folder"
 COVERED = 2  # a reading has captions for one in so many of the pictures that the best has, or more
 NUMBER = re.compile(r"[-+]?\.?\d[\d.]*([eE][-+]?\d+)?%?")
 # What asks for a caption, in a chat about a picture.
@@ -231,7 +233,7 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
         return _drawn(_pictures_of_tars(folder, tars, most), most)
     images, outside = _usable(inside, files)
     if not images:
-        raise ValueError(f"{folder} has no pictures (.jpg, .png, .webp …) and no tars with them")
+        raise ValueError(printable(_no_pictures(folder, names, outside)))
     reading, notes = _choose(inside, names, images, named)
     kinds = Counter(os.path.splitext(name)[1].lower() for name in files)
     listed = ", ".join(f"{count:,} {kind or 'links'}" for kind, count in kinds.most_common())
@@ -248,6 +250,19 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
         lines=tuple(map(printable, lines)),
     )
     return _drawn(pictures, most)
+
+
+def _no_pictures(folder: str, names: Sequence[str], outside: Mapping[str, str]) -> str:
+    """Why a folder has no pictures, and what there is in place of them."""
+    problem = f"{folder} has no pictures (.jpg, .png, .webp …) and no tars with them"
+    links = [os.path.join(folder, name) for name, why in outside.items() if why == OUTSIDE]
+    if links:
+        problem += f"; {os.path.basename(links[0])} is a symbolic link that leads out of it: give "
+        problem += os.path.realpath(links[0])
+    if tables := [name for name in names if name.lower().endswith(PARQUET)]:
+        problem += f"; pictures inside of a table ({_some(tables)}) are read by a recipe with "
+        problem += "kind: image_table"
+    return problem
 
 
 def _usable(inside: ImageFolder, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -273,16 +288,19 @@ def _choose(
     """The reading of a folder, and lines on what else there is."""
     notes: list[str] = []
     is_table_named = named.captions not in (None, *CAPTION_ENDINGS, CLASS_FOLDERS)
+    is_table_named |= bool(named.file_column or named.caption_column)
     readings = []
     for ending in CAPTION_ENDINGS:
-        if named.captions in (None, ending):
+        if named.captions == ending or (named.captions is None and not is_table_named):
             readings.append(_text_reading(inside, names, images, ending))
     if named.captions is None or is_table_named:
-        tables = _table_names(inside, names, images, named.captions if is_table_named else None)
+        tables = _table_names(inside, names, images, named.captions)
         readings += _table_readings(inside, tables, images, named, notes)
     usable = [reading for reading in readings if reading.pairs and not reading.problem()]
     most = max((len(reading.images()) for reading in usable), default=0)
-    if named.captions == CLASS_FOLDERS or (named.captions is None and COVERED * most < len(images)):
+    if named.captions == CLASS_FOLDERS or (
+        named.captions is None and not is_table_named and COVERED * most < len(images)
+    ):
         readings.append(classes := _class_reading(images, named.captions is not None))
         usable += [] if classes.problem() or not classes.pairs else [classes]
         most = max((len(reading.images()) for reading in usable), default=0)
@@ -302,10 +320,16 @@ def _choose(
                 f"{' or '.join(options)}"
             )
         )
-    raise ValueError(printable(_nothing(inside, images, named, notes)))
+    raise ValueError(printable(_nothing(inside, names, images, named, notes)))
 
 
-def _nothing(inside: ImageFolder, images: Sequence[str], named: Named, notes: Sequence[str]) -> str:
+def _nothing(
+    inside: ImageFolder,
+    names: Sequence[str],
+    images: Sequence[str],
+    named: Named,
+    notes: Sequence[str],
+) -> str:
     """Why a folder has no captions, and what it would need."""
     there = f"--captions is {named.captions!r}, which gives none. " if named.captions else ""
     there += f"Found: {'; '.join(notes[: 2 * SHOWN])}. " if notes else ""
@@ -314,6 +338,12 @@ def _nothing(inside: ImageFolder, images: Sequence[str], named: Named, notes: Se
         tables = [n for n in sorted(os.listdir(above)) if is_table(n) and not n.startswith(".")]
         if tables:
             there += f"Above the folder is {_some(tables)}: --captions ../{tables[0]} reads it. "
+    stems = {os.path.splitext(image)[0] for image in images}
+    beside = Counter(os.path.splitext(name) for name in names if not is_image(name))
+    endings = Counter(ending for (stem, ending), _ in beside.items() if stem in stems)
+    if endings:
+        listed = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common())
+        there += f"Files beside the pictures: {listed}. "
     return (
         f"{inside.path} has {len(images):,} pictures and captions must come with them, from a text "
         "file beside each (cat.jpg, cat.txt), a folder for each class, or a table (.csv, .json, "
@@ -368,7 +398,7 @@ def _class_reading(images: Sequence[str], is_named: bool) -> Reading:
         ]
         if own or (is_named and parts):
             name = (own or parts)[-1]
-            classes[image] = (re.sub(r"^\d+[\W_]+", "", name) or name).replace("_", " ").strip()
+            classes[image] = (NUMBERED.sub("", name) or name).replace("_", " ").strip()
     folders = sorted(set(classes.values()))
     form = f"the names of {len(folders)} folders ({_some(folders)})"
     reading = Reading(option=CLASS_FOLDERS, form=form)
@@ -412,7 +442,6 @@ class PictureNames:
 
     def find(self, value: Any, folder: str = "") -> str | None:
         """The picture that a value of a table in `folder` names; "" where it may be several."""
-        value = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
         value = value.get("path") if isinstance(value, Mapping) else value
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             return None
@@ -523,20 +552,24 @@ def _table_reading(
         if row is None:
             reading.reject("damaged", f"row {number}")
             continue
-        image = find(row[0])
-        if not image:
-            reason = "missing_file" if image is None else "ambiguous_name"
-            reading.reject(reason, as_text(row[0]) or f"row {number}")
-            continue
         is_text = all(valid_text(v) == v for v in row[1:] if isinstance(v, str))
         reason = "no_caption" if is_text else "damaged"
-        reading.add(image, [text for value in row[1:] for text in _texts(value)], reason)
+        texts = [text for value in row[1:] for text in _texts(value)]
+        for name in _each(row[0]):
+            if image := find(name):
+                reading.add(image, texts, reason)
+            else:
+                missing = "missing_file" if image is None else "ambiguous_name"
+                reading.reject(missing, as_text(name) or f"row {number}")
     return (file, *own), reading
 
 
 def _file_column(first: Mapping[str, Sequence[Any]], find: Callable[[Any], str | None]) -> str:
     """The column whose values name the most pictures that are there."""
-    counts = {name: len({find(v) for v in own} - {None}) for name, own in first.items()}
+    counts = {
+        name: len({find(each) for value in own for each in _each(value)} - {None})
+        for name, own in first.items()
+    }
     best = max(counts.values(), default=0)
     usual = sorted(first, key=_place_of)
     if not best:
@@ -559,7 +592,8 @@ def _caption_columns(
     def has_captions(column: str) -> bool:
         texts = [text for value in first[column] for text in _texts(value)]
         numbers = sum(map(_is_numbers, texts))
-        return len(texts) > 2 * numbers and not (texts and all(map(find, texts[:SHOWN])))
+        named = [text for text in texts if text.endswith(CAPTION_ENDINGS) or find(text)]
+        return len(texts) > 2 * numbers and len(named) < len(texts)
 
     others = [name for name in first if name != file and has_captions(name)]
     if list(first) == ["1", "2"]:  # without a header
@@ -585,6 +619,11 @@ def _caption_columns(
         f"column {file} names pictures, and none of a usual name has captions (it has "
         f"{_listed(first)}){example}: name one by --caption-column"
     )
+
+
+def _each(value: Any) -> Sequence[Any]:
+    """The names in a value: a list has one for each picture."""
+    return value if isinstance(value, (list, tuple)) and value else [value]
 
 
 def _usual(column: str) -> str:
@@ -699,7 +738,8 @@ def _separator_of(lines: Sequence[str], pictures: PictureNames, ending: str) -> 
         return ",", 0
     separator = max(",;\t|", key=header.count)
     columns = next(csv.reader([header], delimiter=separator), [])
-    if ending == ".txt" and not any(_place_of(name) < len(FILE_COLUMNS) for name in columns):
+    is_usual = any(_place_of(name) < len(FILE_COLUMNS) for name in columns)
+    if ending == ".txt" and not is_usual and not all("\t" in line for line in lines):
         raise ValueError(PROSE)
     return separator, 0
 
