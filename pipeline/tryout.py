@@ -85,7 +85,6 @@ MASK = re.compile(
 CAPTION_ENDINGS = (CAPTION_FILES, "caption")  # of text files: Kohya's scripts write the second
 logger = logging.getLogger(__name__)
 MOST_TABLES = 100  # that are looked at
-OUTSIDE = "outside_folder"
 COVERED = 2  # a reading has captions for one in so many of the pictures that the best has, or more
 NUMBER = re.compile(r"[-+]?\.?\d[\d.]*([eE][-+]?\d+)?%?")
 # What asks for a caption, in a chat about a picture.
@@ -236,9 +235,8 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
         raise ValueError(printable(_no_pictures(folder, names, outside)))
     reading, notes = _choose(inside, names, images, named)
     kinds = Counter(os.path.splitext(name)[1].lower() for name in files)
-    listed = ", ".join(f"{count:,} {kind or 'links'}" for kind, count in kinds.most_common())
     lost = Counter([*outside.values(), *reading.lost.values()])
-    lines = (f"{folder} has {len(files):,} pictures ({listed})", reading.words(), *notes)
+    lines = (f"{folder} has {len(files):,} pictures ({_kinds(kinds)})", reading.words(), *notes)
     pictures = Pictures(
         folder=folder,
         form=reading.form,
@@ -255,13 +253,11 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
 def _no_pictures(folder: str, names: Sequence[str], outside: Mapping[str, str]) -> str:
     """Why a folder has no pictures, and what there is in place of them."""
     problem = f"{folder} has no pictures (.jpg, .png, .webp …) and no tars with them"
-    links = [os.path.join(folder, name) for name, why in outside.items() if why == OUTSIDE]
-    if links:
-        problem += f"; {os.path.basename(links[0])} is a symbolic link that leads out of it: give "
-        problem += os.path.realpath(links[0])
+    for link in [name for name, why in outside.items() if why == "outside_folder"][:SHOWN]:
+        real = os.path.realpath(os.path.join(folder, link))
+        problem += f"; {link} is a symbolic link that leads out of it: give {real}"
     if tables := [name for name in names if name.lower().endswith(PARQUET)]:
-        problem += f"; pictures inside of a table ({_some(tables)}) are read by a recipe with "
-        problem += "kind: image_table"
+        problem += f"; a recipe with kind: image_table reads pictures in tables ({_some(tables)})"
     return problem
 
 
@@ -339,11 +335,10 @@ def _nothing(
         if tables:
             there += f"Above the folder is {_some(tables)}: --captions ../{tables[0]} reads it. "
     stems = {os.path.splitext(image)[0] for image in images}
-    beside = Counter(os.path.splitext(name) for name in names if not is_image(name))
-    endings = Counter(ending for (stem, ending), _ in beside.items() if stem in stems)
+    beside = [os.path.splitext(name) for name in names if not is_image(name)]
+    endings = Counter(ending for stem, ending in beside if stem in stems)
     if endings:
-        listed = ", ".join(f"{count:,} {ending}" for ending, count in endings.most_common())
-        there += f"Files beside the pictures: {listed}. "
+        there += f"Files beside the pictures: {_kinds(endings)}. "
     return (
         f"{inside.path} has {len(images):,} pictures and captions must come with them, from a text "
         "file beside each (cat.jpg, cat.txt), a folder for each class, or a table (.csv, .json, "
@@ -723,9 +718,8 @@ def _separator_of(lines: Sequence[str], pictures: PictureNames, ending: str) -> 
     for separator in "\t" if ending == ".tsv" else ("\t", "|", ";", ",", ": ", " "):
         rows = list(csv.reader(lines, delimiter=separator[0]))
         width = len(rows[0]) if rows else 0
-        if separator.endswith(" ") or {len(row) for row in rows} != {width} or (
-            width > 2 and all(row[-1].startswith(" ") for row in rows)  # commas of the text
-        ):
+        is_text = width > 2 and all(row[-1].startswith(" ") for row in rows)  # its commas
+        if separator.endswith(" ") or is_text or {len(row) for row in rows} != {width}:
             rows, width = [line.split(separator)[:1] for line in lines if separator in line], 1
         for place in range(width if rows else 0):
             name = rows[0][place].partition("#")[0].strip()
@@ -846,6 +840,10 @@ async def _with_hashes(pairs: Sequence[Pair]) -> tuple[list[Pair], dict[str, str
 def _draw(text: str) -> int:
     """The place of a name or a hash in an order that has nothing to do with it."""
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
+
+
+def _kinds(endings: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {ending or 'links'}" for ending, count in endings.most_common())
 
 
 def _some(names: Iterable[str]) -> str:

@@ -59,7 +59,7 @@ def plan(
     monkeypatch.setattr(command, "probed_speed", lambda *_: Speed(samples_per_s=617, source="x"))
     monkeypatch.setattr(command, "busy_lines", lambda device: [])
     monkeypatch.setattr(command, "_is_here", lambda name: False)
-    monkeypatch.setattr(command, "carry_out", lambda out, as_json: 0)
+    monkeypatch.setattr(command, "carry_out", lambda out, minutes, as_json: 0)
     monkeypatch.chdir(tmp_path)
 
     def call(*words: object, status: int = 0) -> str:
