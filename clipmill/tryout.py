@@ -140,12 +140,6 @@ def command_of(out: str) -> str:
     return ablation_run.shown(["build", disk.join(out, MANIFEST), "--out", out, "--engine=inline"])
 
 
-def near(path: str) -> str:
-    """A path as a person would type it: relative where it lies below the present folder."""
-    relative = path if disk.is_url(path) else os.path.relpath(path)
-    return path if relative.startswith("..") else relative
-
-
 # --- the plan -------------------------------------------------------------------------------------
 
 
@@ -242,7 +236,7 @@ def _pictures_of_task(task: TaskSpec) -> list[Pair]:
 def _scorer_of(named: str | None, trusted: str | None) -> tuple[dict[str, str] | None, str]:
     """The options of clip_score, or None where a scorer is trained; and which it is, in words."""
     if trusted:
-        return None, f"a CLIP that learns from the pictures of {near(trusted)}"
+        return None, f"a CLIP that learns from the pictures of {os.path.relpath(trusted)}"
     if named is None and _is_here(REPOSITORY):
         named = USUAL_SCORER
     if named is None:
@@ -303,7 +297,10 @@ def _found(pictures: Pictures) -> list[str]:
     """What a folder holds, in lines."""
     used, words = len(pictures.pairs), f"{pictures.drawn_from:,} pictures with captions"
     words += f", {used:,} of them are drawn" if pictures.drawn_from > used else ""
-    lines = [f"{near(pictures.folder)}: {words}, from {pictures.form}", *pictures.lines[1:]]
+    lines = [
+        f"{os.path.relpath(pictures.folder)}: {words}, from {pictures.form}",
+        *pictures.lines[1:],
+    ]
     if len(lines) > MOST_FOUND:
         lines[MOST_FOUND:] = [f"{len(lines) - MOST_FOUND} more files were looked at: --json"]
     if left := tryout.left_out(pictures):
@@ -347,16 +344,17 @@ def carry_out(out: str, minutes: float, as_json: bool) -> int:
     page, recipe = disk.join(out, "pictures.html"), disk.join(out, "heldout.yaml")
     heldout, manifest = disk.join(out, TEST_POOL), disk.join(out, MANIFEST)
     log = disk.local_path(disk.join(out, "logs", "try.log"))
-    console.show("", f"what the stages print is in {near(str(log))}")
+    console.show("", f"what the stages print is in {os.path.relpath(str(log))}")
     tell = progress(minutes)
+    commands = [
+        ["build", manifest, "--out", out, "--engine=inline"],
+        ["look", disk.join(out, "pools", "pictures"), "--out", page],
+    ]
+    if disk.exists(recipe) and not disk.exists(PoolLayout(heldout).pool_json):
+        commands.insert(0, ["build", recipe, "--out", heldout, "--engine=inline"])
     try:
-        if disk.exists(recipe) and not disk.exists(PoolLayout(heldout).pool_json):
-            build = ["build", recipe, "--out", heldout, "--engine=inline"]
-            ablation_run.run_logged(build, log, tell)
-        build = ["build", manifest, "--out", out, "--engine=inline"]
-        ablation_run.run_logged(build, log, tell)
-        look = ["look", disk.join(out, "pools", "pictures"), "--out", page]
-        ablation_run.run_logged(look, log, tell)
+        for words in commands:
+            ablation_run.run_logged(words, log, tell)
     except subprocess.CalledProcessError as error:
         return ended_with(error)
     layout = AblationLayout(out)
@@ -365,13 +363,13 @@ def carry_out(out: str, minutes: float, as_json: bool) -> int:
         "",
         *disk.read_json(layout.results_json)["verdict"].split("\n"),
         "",
-        f"the verdict, with its intervals: {near(report)}",
-        f"the pictures, with a threshold to move: {near(page)}",
+        f"the verdict, with its intervals: {os.path.relpath(report)}",
+        f"the pictures, with a threshold to move: {os.path.relpath(page)}",
         f"the pool has copies of the pictures that are trained on, with a shorter side of at most "
         f"{stored['image_size']} pixels (image_size in pictures.yaml), and so has what is exported "
         "of it; pictures.jsonl lists the originals",
-        f"to go on, change {near(manifest)} (seeds, samples_seen, arms) or pictures.yaml beside it"
-        f" (rules, thresholds), then: {command_of(near(out))}",
+        f"to go on, change {os.path.relpath(manifest)} (seeds, samples_seen, arms) or pictures.yaml"
+        f" beside it (rules, thresholds), then: {command_of(os.path.relpath(out))}",
     )
     print_json({"out": out, "report": report, "page": page, "log": str(log)}, as_json)
     return 0
@@ -380,25 +378,22 @@ def carry_out(out: str, minutes: float, as_json: bool) -> int:
 def progress(minutes: float) -> Callable[[str], None]:
     """What shows of the output of the stages, line by line, which one begins and which runs have
     ended, with the time that is left of `minutes` or, once runs have ended, by their speed."""
-    started = time.monotonic()
-    runs: list[tuple[float, int]] = []  # seconds, and the runs that have ended
+    began = started = time.monotonic()
 
     def tell(line: str) -> None:
-        seconds = time.monotonic() - started
-        left, text = minutes * 60 - seconds, ""
+        nonlocal began
+        now, text = time.monotonic(), ""
+        left = minutes - (now - started) / 60
         if line.startswith("$ clipmill "):
-            words = shlex.split(line)[2:]
+            words, began = shlex.split(line)[2:], now
             text = f"{words[0]} {Path(words[1]).stem}"
-            runs.append((seconds, -1))
         elif ended := re.search(r" ablation: (\d+)/(\d+) (?!runs are done)", line):
-            number, total = int(ended[1]), int(ended[2])
-            first, before = runs[-1] if runs[-1][1] >= 0 else (runs[-1][0], number - 1)
-            runs[-1] = (first, before)
-            left = (seconds - first) * (total - number) / (number - before)
+            number, total = map(int, ended.groups())
+            left = (now - began) / 60 * (total / number - 1)
             if number * SHOWN_RUNS // total > (number - 1) * SHOWN_RUNS // total:
                 text = f"{number} of {total} runs are done"
         if text:
-            rest = f"about {max(1.0, left / 60):.0f} min are left of all stages"
+            rest = f"about {max(1.0, left):.0f} min are left of all stages"
             rest = "it takes longer than was planned" if left < 0 else rest
             console.show(f"{time.strftime('%H:%M:%S')} {text}; {rest}")
 

@@ -60,7 +60,7 @@ def start(words: Sequence[str], output: IO[str] | int | None = None) -> Child:
     """Start a command from the checkout. With `output`, all that it prints goes there, at once."""
     return subprocess.Popen(
         console.program(words),
-        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1" if output else ""},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"},
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
         process_group=0,  # a Ctrl-C of the terminal reaches it through us, once

@@ -168,16 +168,15 @@ class Reading:
         """Why its captions cannot be learned from; "" where they can."""
         reasons = Counter(self.lost.values()) + self.rejected
         if 2 * reasons["numbers"] > len(self.images()) + reasons["numbers"]:
-            return f"numbers (boxes or classes) in place of captions, as {self._example('numbers')}"
+            example = _quoted(self.examples["numbers"])
+            return f"numbers (boxes or classes) in place of captions, as {example}"
         if not self.pairs:
             reason, _ = reasons.most_common(1)[0] if reasons else ("no_caption", 0)
-            return f"{reasons[reason]:,} {reason}, such as {self._example(reason)}"
+            example = _quoted(self.examples.get(reason, ""))
+            return f"{reasons[reason]:,} {reason}, such as {example}"
         if len(self.pairs) > SHOWN and len({text for _, text in self.pairs}) == 1:
             return f"all {len(self.pairs):,} captions are {_quoted(self.pairs[0][1])}"
         return ""
-
-    def _example(self, reason: str) -> str:
-        return _quoted(self.examples.get(reason, ""))
 
     def words(self) -> str:
         """What it gives, with examples."""
@@ -257,7 +256,9 @@ def _no_pictures(folder: str, names: Sequence[str], outside: Mapping[str, str]) 
         real = os.path.realpath(os.path.join(folder, link))
         problem += f"; {link} is a symbolic link that leads out of it: give {real}"
     if tables := [name for name in names if name.lower().endswith(PARQUET)]:
-        problem += f"; a recipe with kind: image_table reads pictures in tables ({_some(tables)})"
+        problem += (
+            f"; a recipe with kind: image_table reads pictures in tables ({_listed(tables, SHOWN)})"
+        )
     return problem
 
 
@@ -333,7 +334,8 @@ def _nothing(
     if not named.captions and os.path.isdir(above):
         tables = [n for n in sorted(os.listdir(above)) if is_table(n) and not n.startswith(".")]
         if tables:
-            there += f"Above the folder is {_some(tables)}: --captions ../{tables[0]} reads it. "
+            there += f"Above the folder is {_listed(tables, SHOWN)}: "
+            there += f"--captions ../{tables[0]} reads it. "
     stems = {os.path.splitext(image)[0] for image in images}
     beside = [os.path.splitext(name) for name in names if not is_image(name)]
     endings = Counter(ending for stem, ending in beside if stem in stems)
@@ -395,7 +397,7 @@ def _class_reading(images: Sequence[str], is_named: bool) -> Reading:
             name = (own or parts)[-1]
             classes[image] = (NUMBERED.sub("", name) or name).replace("_", " ").strip()
     folders = sorted(set(classes.values()))
-    form = f"the names of {len(folders)} folders ({_some(folders)})"
+    form = f"the names of {len(folders)} folders ({_listed(folders, SHOWN)})"
     reading = Reading(option=CLASS_FOLDERS, form=form)
     if is_named or 1 < len(folders) <= len(images) / 2:
         for image, folder in classes.items():
@@ -465,7 +467,7 @@ def _table_names(
     if not found and os.path.isfile(captions):
         found = [os.path.relpath(captions, inside.path)]
     if not found:
-        some = _some(sorted(filter(is_table, names))) or "none"
+        some = _listed(sorted(filter(is_table, names)), SHOWN) or "none"
         raise ValueError(
             f"--captions is {captions!r}, which is no file of {inside.path}; give txt, "
             f"class_folders, or a table by its path from the folder (tables: {some})"
@@ -515,7 +517,7 @@ def _table_readings(
         if len(files) > 1:
             reading.option = ",".join(files)
             reading.form = reading.form.replace(
-                files[0], f"{len(files)} tables ({_some(files)})", 1
+                files[0], f"{len(files)} tables ({_listed(files, SHOWN)})", 1
             )
         if len(files) > SHOWN and len({os.path.basename(file) for file in files}) == 1:
             reading.option = os.path.basename(files[0])
@@ -822,19 +824,15 @@ async def _with_hashes(pairs: Sequence[Pair]) -> tuple[list[Pair], dict[str, str
                 near = phash(stored.convert("RGB"))
             return hashlib.sha256(body).hexdigest(), near
 
-        hashes: dict[str, tuple[str, int]] = {}
-        undecoded: dict[str, str] = {}
+        seen: dict[str, tuple[str, int] | str] = {}
         for start in range(0, len(files), AT_ONCE):
             some = files[start : start + AT_ONCE]
             results = await asyncio.gather(*(look(first[file]) for file in some))
-            for file, result in zip(some, results, strict=True):
-                if isinstance(result, str):
-                    undecoded[file] = result
-                else:
-                    hashes[file] = result
+            seen |= zip(some, results, strict=True)
+    hashes = {file: found for file, found in seen.items() if not isinstance(found, str)}
     kept = [pair for pair in pairs if pair.file in hashes]
     kept = [replace(p, sha256=hashes[p.file][0], phash=hashes[p.file][1]) for p in kept]
-    return kept, undecoded
+    return kept, {file: reason for file, reason in seen.items() if isinstance(reason, str)}
 
 
 def _draw(text: str) -> int:
@@ -846,16 +844,10 @@ def _kinds(endings: Counter[str]) -> str:
     return ", ".join(f"{count:,} {ending or 'links'}" for ending, count in endings.most_common())
 
 
-def _some(names: Iterable[str]) -> str:
-    """The first of some names, for a sentence."""
-    listed = list(names)
-    return printable(", ".join(listed[:SHOWN])) + (", …" if len(listed) > SHOWN else "")
-
-
-def _listed(columns: Iterable[str]) -> str:
-    """The names of columns, of many the first ones."""
-    listed = [printable(name.strip()) for name in columns]
-    return ", ".join(listed[:MOST_NAMES]) + (", …" if len(listed) > MOST_NAMES else "")
+def _listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
+    """Names such as those of columns, of many the first ones."""
+    listed = [printable(name.strip()) for name in names]
+    return ", ".join(listed[:most]) + (", …" if len(listed) > most else "")
 
 
 def _quoted(value: Any) -> str:
@@ -943,8 +935,8 @@ def divide(
     if test and (2 * len(shares.test) < LEAST_TEST or len(texts) == 1):
         raise ValueError(
             f"the test has {len(shares.test):,} pictures with {len(texts):,} different captions "
-            f"({_some(texts)}); {LEAST_TEST // 2} pictures and two captions are needed: name "
-            "others by --test"
+            f"({_listed(texts, SHOWN)}); {LEAST_TEST // 2} pictures and two captions are needed: "
+            "name others by --test"
         )
     return shares
 
@@ -1001,6 +993,7 @@ def write_manifests(
         task = {"name": "heldout", "kind": kind, "data": TEST_POOL, "near_overlap": "refuse"}
         if shares.classes:  # the captions are the classes
             task |= {"columns": {"label": "txt"}, "templates": ["{}"]}
+    size = SIDE if scorer is None else SIDE_OF_OTHERS
     score = {"clip_score": dict(scorer or {"model": "local-dir:${SCORER}"})}
     pools = {
         "heldout": (shares.test, ["tokens"], {"all": []}),
@@ -1017,10 +1010,7 @@ def write_manifests(
         recipe = {
             "name": name,
             "source": {"kind": "files", "paths": [f"{name}.jsonl"]},
-            "fetch": {
-                "image_size": SIDE if scorer is None else SIDE_OF_OTHERS,
-                "resize_mode": "keep_ratio",
-            },
+            "fetch": {"image_size": size, "resize_mode": "keep_ratio"},
             "filters": filters,
             "views": views,
         }
