@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
 from clipmill.ablate import busy_lines
 from clipmill.app import Json, Whole, make_app, print_json
-from clipmill.build import STATUSES, Options, build_ablation, ended_with
+from clipmill.build import STATUSES, ended_with
 from manifests import console, disk, hub, reader
 from manifests.layout import AblationLayout, PoolLayout
-from manifests.schema import Recipe, TaskSpec
+from manifests.schema import TaskSpec
 from manifests.text import printable
 from pipeline import ablation_run, tryout
 from pipeline.tryout import MANIFEST, TEST_POOL, Named, Pair, Pictures, Shares
@@ -64,6 +66,8 @@ WORST_VARIANCE = 0.25  # of right or wrong, where half of the test is right
 # Seconds of a try, a picture, a run, and ViT-B-32's score of a picture, where a core has the speed
 # NOMINAL, in samples/s of micro (benchmarks/results/cpu_micro.json, docs/start/images.md).
 NOMINAL, BASE_S, PICTURE_S, RUN_S, SCORE_S = 617.0, 30.0, 0.005, 2.0, 0.13
+MOST_FOUND = 6  # lines of what a folder holds
+SHOWN_RUNS = 12  # lines of runs that have ended
 LOADING = 0.8  # of the speed of steps alone is left when pictures are decoded beside them
 
 
@@ -107,19 +111,10 @@ def try_folder(
         pairs: Pictures that are used at most.
         plan: Print what would be done, and write nothing.
     """
-    settings: dict[str, Any] = {
-        "folder": os.path.abspath(folder),
-        "captions": captions,
-        "file_column": file_column,
-        "caption_column": caption_column,
-        "scorer": scorer,
-        "trusted": trusted and os.path.abspath(trusted),
-        "test": test and os.path.abspath(test),
-        "seeds": seeds,
-        "minutes": minutes,
-        "samples_seen": samples_seen,
-        "pairs": pairs,
-    }
+    settings: dict[str, Any] = dict(locals())  # the options, but for those of this call
+    del settings["out"], settings["plan"], settings["as_json"]
+    for name in ("folder", "trusted", "test"):
+        settings[name] = settings[name] and os.path.abspath(settings[name])
     if scorer and trusted:
         raise ValueError("--trusted is what a scorer learns from, and --scorer names one: give one")
     if seeds < 2 or not (0 < minutes < 1e6 and pairs > 0 and (samples_seen or 1) > 0):
@@ -132,12 +127,12 @@ def try_folder(
     if Path(target).is_relative_to(path):
         beside = shlex.quote(str(path.parent / "out" / path.name))
         raise ValueError(f"--out {target} lies in FOLDER, which is read: give --out {beside}")
-    lines = earlier_plan(target, settings) or make_plan(target, settings, write=not plan)
-    console.show(*lines)
+    document = earlier_plan(target, settings) or make_plan(target, settings, write=not plan)
+    console.show(*document["lines"])
     if plan:
-        print_json({"plan": lines}, as_json)
+        print_json({"plan": document["lines"], **document["found"]}, as_json)
         return 0
-    return carry_out(target, as_json)
+    return carry_out(target, document["minutes"], as_json)
 
 
 def command_of(out: str) -> str:
@@ -148,8 +143,8 @@ def command_of(out: str) -> str:
 # --- the plan -------------------------------------------------------------------------------------
 
 
-def earlier_plan(out: str, settings: Mapping[str, Any]) -> list[str]:
-    """The lines of the plan that lies in `out`; [] where there is none, or not the whole.
+def earlier_plan(out: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan that lies in `out`; {} where there is none, or not the whole.
 
     ValueError where it is another's: of other options, or no plan at all.
     """
@@ -157,19 +152,20 @@ def earlier_plan(out: str, settings: Mapping[str, Any]) -> list[str]:
     if not disk.exists(path):
         if disk.exists(out) and disk.list_names(out):
             raise ValueError(f"--out {out} is not empty and no try's; name a new folder")
-        return []
-    begun = disk.read_json(path)
+        return {}
+    begun: dict[str, Any] = disk.read_json(path)
     for name, value in settings.items():
         if (before := begun["settings"].get(name)) != value:
             raise ValueError(
                 f"{out} was planned with {name} {before}, and it is {value} now: give another "
                 f"--out, or change {disk.join(out, MANIFEST)} and run `{command_of(out)}`"
             )
-    return list(begun["lines"])
+    return begun if begun["lines"] else {}
 
 
-def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str]:
-    """Look at the folder, plan, and write the manifests; the plan in lines."""
+def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> dict[str, Any]:
+    """Look at the folder, plan, and write the manifests; the plan: its settings, its lines, the
+    minutes that it takes, and all that was found."""
     test, trusted, most = settings["test"], settings["trusted"], settings["pairs"]
     task = settings["task"]
     scorer, whose = _scorer_of(settings["scorer"], trusted)
@@ -181,13 +177,12 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
     of_task = _pictures_of_task(reader.read_manifest(test, TaskSpec)) if task else []
     shown = [] if task.get("allow_overlap") else of_task
     shares = tryout.divide(pictures, [] if task else tested, [] if scorer else learned, shown)
-    training, forecast = _training(settings, shares, scorer)
+    training, forecast, minutes = _training(settings, shares, scorer)
     samples, count = training["train"]["samples_seen"], len(training["seeds"])
     tested_pictures = len(of_task if task else shares.test)
     low, high = visible_effects(tested_pictures, count)
     lines = [
-        *pictures.lines,
-        _found(pictures),
+        *_found(pictures),
         _account(pictures, shares),
         f"test: {'the task ' + task['name'] if task else _tested(shares)}",
         f"scorer: {whose}",
@@ -201,6 +196,9 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
         f"points were measured) and on the {tested_pictures:,} test pictures. More seeds, test "
         "pictures and samples seen show smaller ones",
     ]
+    left = {"left_out": dict(pictures.rejected), "examples": dict(pictures.examples)}
+    found = {"pictures": pictures.files, "read_as": pictures.form, "found": pictures.lines, **left}
+    plan = {"settings": settings, "lines": lines, "minutes": minutes, "found": found}
     if write:
         path = disk.join(out, PLAN)
         disk.write_json(path, {"settings": settings, "lines": []})  # from here the folder is ours
@@ -213,8 +211,8 @@ def make_plan(out: str, settings: Mapping[str, Any], *, write: bool) -> list[str
         )
         training = {"question": question, **training}
         tryout.write_manifests(out, shares, training, scorer=scorer, task=task or None, head=head)
-        disk.write_json(path, {"settings": settings, "lines": lines})
-    return lines
+        disk.write_json(path, plan)
+    return plan
 
 
 def visible_effects(test_pictures: int, seeds: int) -> tuple[float, float]:
@@ -238,7 +236,7 @@ def _pictures_of_task(task: TaskSpec) -> list[Pair]:
 def _scorer_of(named: str | None, trusted: str | None) -> tuple[dict[str, str] | None, str]:
     """The options of clip_score, or None where a scorer is trained; and which it is, in words."""
     if trusted:
-        return None, f"a CLIP that learns from the pictures of {trusted}"
+        return None, f"a CLIP that learns from the pictures of {os.path.relpath(trusted)}"
     if named is None and _is_here(REPOSITORY):
         named = USUAL_SCORER
     if named is None:
@@ -266,9 +264,9 @@ def _is_here(repository: str) -> bool:
 
 def _training(
     settings: Mapping[str, Any], shares: Shares, scorer: Mapping[str, str] | None
-) -> tuple[dict[str, Any], str]:
+) -> tuple[dict[str, Any], str, float]:
     """Seeds and settings of the runs that fit into the minutes at the speed of this machine, and
-    how long they take, in words.
+    how long they take, in words and in minutes.
     """
     cores = usable_cores()
     jobs = 1 if torch.cuda.is_available() else min(MOST_JOBS, cores)
@@ -292,17 +290,22 @@ def _training(
         f"time: about {max(1.0, minutes):.0f} minutes on this machine where nothing else "
         f"runs ({speed.source}; {jobs} at a time)"
     )
-    return {"seeds": list(range(settings["seeds"])), "train": train, "jobs": jobs}, words
+    return {"seeds": list(range(settings["seeds"])), "train": train, "jobs": jobs}, words, minutes
 
 
-def _found(pictures: Pictures) -> str:
-    """What a folder holds, in words."""
+def _found(pictures: Pictures) -> list[str]:
+    """What a folder holds, in lines."""
     used, words = len(pictures.pairs), f"{pictures.drawn_from:,} pictures with captions"
     words += f", {used:,} of them are drawn" if pictures.drawn_from > used else ""
-    words += f", from {pictures.form}"
+    lines = [
+        f"{os.path.relpath(pictures.folder)}: {words}, from {pictures.form}",
+        *pictures.lines[1:],
+    ]
+    if len(lines) > MOST_FOUND:
+        lines[MOST_FOUND:] = [f"{len(lines) - MOST_FOUND} more files were looked at: --json"]
     if left := tryout.left_out(pictures):
-        words += f"; left out: {left} (docs/start/images.md has these reasons)"
-    return printable(f"{pictures.folder}: {words}")
+        lines.append(f"left out: {left} (docs/start/images.md has these reasons)")
+    return list(map(printable, lines))
 
 
 def _account(pictures: Pictures, shares: Shares) -> str:
@@ -336,30 +339,62 @@ def _tested(shares: Shares) -> str:
 # --- carrying it out ------------------------------------------------------------------------------
 
 
-def carry_out(out: str, as_json: bool) -> int:
+def carry_out(out: str, minutes: float, as_json: bool) -> int:
     """Build the test, run the ablation, write the page of its pool; the exit status."""
     page, recipe = disk.join(out, "pictures.html"), disk.join(out, "heldout.yaml")
     heldout, manifest = disk.join(out, TEST_POOL), disk.join(out, MANIFEST)
+    log = disk.local_path(disk.join(out, "logs", "try.log"))
+    console.show("", f"what the stages print is in {os.path.relpath(str(log))}")
+    tell = progress(minutes)
+    commands = [
+        ["build", manifest, "--out", out, "--engine=inline"],
+        ["look", disk.join(out, "pools", "pictures"), "--out", page],
+    ]
+    if disk.exists(recipe) and not disk.exists(PoolLayout(heldout).pool_json):
+        commands.insert(0, ["build", recipe, "--out", heldout, "--engine=inline"])
     try:
-        if disk.exists(recipe) and not disk.exists(PoolLayout(heldout).pool_json):
-            ablation_run.run(["build", recipe, "--out", heldout, "--engine=inline"])
-        status = build_ablation(Options(out=out, manifest=manifest, engine="inline"))
-        if status:
-            return status
-        ablation_run.run(["look", disk.join(out, "pools", "pictures"), "--out", page])
+        for words in commands:
+            ablation_run.run_logged(words, log, tell)
     except subprocess.CalledProcessError as error:
         return ended_with(error)
-    report = AblationLayout(out).report
-    stored = reader.read_manifest(disk.join(out, "pictures.yaml"), Recipe).fetch.image_size
+    layout = AblationLayout(out)
+    report, stored = layout.report, disk.read_json(layout.recipe_json("pictures"))["fetch"]
     console.show(
         "",
-        f"the verdict, with its intervals: {report}",
-        f"the pictures, with a threshold to move: {page}",
+        *disk.read_json(layout.results_json)["verdict"].split("\n"),
+        "",
+        f"the verdict, with its intervals: {os.path.relpath(report)}",
+        f"the pictures, with a threshold to move: {os.path.relpath(page)}",
         f"the pool has copies of the pictures that are trained on, with a shorter side of at most "
-        f"{stored} pixels (image_size in pictures.yaml), and so has what is exported of it; "
-        "pictures.jsonl lists the originals",
-        f"to go on, change {manifest} (seeds, samples_seen, arms) or pictures.yaml beside it "
-        f"(rules, thresholds), then: {command_of(out)}",
+        f"{stored['image_size']} pixels (image_size in pictures.yaml), and so has what is exported "
+        "of it; pictures.jsonl lists the originals",
+        f"to go on, change {os.path.relpath(manifest)} (seeds, samples_seen, arms) or pictures.yaml"
+        f" beside it (rules, thresholds), then: {command_of(os.path.relpath(out))}",
     )
-    print_json({"out": out, "report": report, "page": page}, as_json)
+    print_json({"out": out, "report": report, "page": page, "log": str(log)}, as_json)
     return 0
+
+
+def progress(minutes: float) -> Callable[[str], None]:
+    """What shows of the output of the stages, line by line, which one begins and which runs have
+    ended, with the time that is left of `minutes` or, once runs have ended, by their speed."""
+    began = started = time.monotonic()
+
+    def tell(line: str) -> None:
+        nonlocal began
+        now, text = time.monotonic(), ""
+        left = minutes - (now - started) / 60
+        if line.startswith("$ clipmill "):
+            words, began = shlex.split(line)[2:], now
+            text = f"{words[0]} {Path(words[1]).stem}"
+        elif ended := re.search(r" ablation: (\d+)/(\d+) (?!runs are done)", line):
+            number, total = map(int, ended.groups())
+            left = (now - began) / 60 * (total / number - 1)
+            if number * SHOWN_RUNS // total > (number - 1) * SHOWN_RUNS // total:
+                text = f"{number} of {total} runs are done"
+        if text:
+            rest = f"about {max(1.0, left):.0f} min are left of all stages"
+            rest = "it takes longer than was planned" if left < 0 else rest
+            console.show(f"{time.strftime('%H:%M:%S')} {text}; {rest}")
+
+    return tell

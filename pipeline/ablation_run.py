@@ -11,11 +11,14 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import IO
 
 from manifests import console, disk, ray_runtime, reader
 from manifests.layout import AblationLayout, random_view_name
@@ -27,7 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 Command = list[str]
 Child = subprocess.Popen[bytes]
 NICE = 5  # of a command in the background: downloads have deadlines, it has none
-LAST_LINES = 20  # of the log of a command that failed in the background
+LAST_LINES = 20  # of the log of a command that failed
+LAST_S = 10.0  # for the output of a command that has ended
 TRAIN_STAGE = "train and evaluate"
 SCORER_STAGE = "train scorer"
 FETCH_STAGE = "fetch "  # and the name of a pool: what is done while the scorer is trained
@@ -52,20 +56,42 @@ def run(words: Sequence[str]) -> None:
     wait(start(words), words)
 
 
-def start(words: Sequence[str], log: Path | None = None) -> Child:
-    """Start a command from the checkout. With `log`, its output goes to that file."""
-    with contextlib.ExitStack() as stack:
-        output = None
-        if log is not None:
-            log.parent.mkdir(parents=True, exist_ok=True)
-            output = stack.enter_context(open(log, "w"))
-        return subprocess.Popen(
-            console.program(words),
-            env=console.child_variables(PYTHONPATH=str(ROOT)),
-            stdout=output,
-            stderr=subprocess.STDOUT if output else None,
-            process_group=0,  # a Ctrl-C of the terminal reaches it through us, once
-        )
+def start(words: Sequence[str], output: IO[str] | int | None = None) -> Child:
+    """Start a command from the checkout. With `output`, all that it prints goes there, at once."""
+    return subprocess.Popen(
+        console.program(words),
+        env=console.child_variables(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1"),
+        stdout=output,
+        stderr=subprocess.STDOUT if output else None,
+        process_group=0,  # a Ctrl-C of the terminal reaches it through us, once
+    )
+
+
+def run_logged(words: Sequence[str], log: Path, tell: Callable[[str], None]) -> None:
+    """Run a command as `run` does, with its output at the end of `log`; `tell` gets each line of it
+    in another thread, the command first. Where it fails, the last lines are printed."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    child = start(words, subprocess.PIPE)
+    assert child.stdout is not None
+
+    def copy(output: IO[bytes]) -> None:
+        with open(log, "ab") as file, output:
+            for line in chain([f"$ {shown(words)}\n".encode()], output):
+                file.write(line)
+                tell(line.decode(errors="replace").rstrip())
+
+    thread = threading.Thread(target=copy, args=(child.stdout,), daemon=True)
+    thread.start()
+    try:
+        wait(child, words)
+    finally:
+        thread.join(LAST_S)
+        if child.returncode > 0:
+            _show_end(log)
+
+
+def _show_end(log: Path) -> None:
+    console.print_error(*log.read_text(errors="replace").splitlines()[-LAST_LINES:])
 
 
 def wait(child: Child, words: Sequence[str]) -> None:
@@ -99,7 +125,9 @@ def running_beside(words: Sequence[str], log: Path) -> Iterator[Callable[[], flo
     """
     console.show("", f"$ {shown(words)} > {shlex.quote(str(log))} 2>&1 &")
     started = time.time()
-    child = start(words, log)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "w") as output:
+        child = start(words, output)
     with contextlib.suppress(ProcessLookupError):  # it may have ended
         os.setpriority(os.PRIO_PROCESS, child.pid, NICE)
 
@@ -108,8 +136,7 @@ def running_beside(words: Sequence[str], log: Path) -> Iterator[Callable[[], flo
         try:
             wait(child, words)
         except subprocess.CalledProcessError:
-            lines = log.read_text(errors="replace").splitlines()
-            console.print_error(*lines[-LAST_LINES:])
+            _show_end(log)
             raise
         return log.stat().st_mtime - started
 

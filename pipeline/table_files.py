@@ -59,7 +59,7 @@ def _ends(line: str | bytes) -> bool:
 PARQUET = ".parquet"
 ENDINGS = (PARQUET, ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".txt")
 PACKED = (".gz", ".zst")
-HEADERS = (".tsv", ".csv")  # tables whose first line may be a row
+HEADERS = (".tsv", ".csv", ".txt")  # tables of lines, whose first one may be a row
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 MOST_NAMES = 20  # of columns that a message lists
 ROWS = 10_000  # of a batch
@@ -74,6 +74,8 @@ LARGEST_JSON = 1 << 29  # characters of a .json file
 BETWEEN = re.compile(r"[ \t\r\n,]*")  # values of a .json file
 NOT_TEXT = "\ud800"  # stands for a value that is not valid UTF-8: no column can hold it
 UTF_16 = (b"\xff\xfe", b"\xfe\xff")  # the first bytes of a text, also of one in UTF-32
+PRINTED = re.compile(rb"(\xef\xbb\xbf)?\s*(\[|\{\s*\n)")  # JSON that is no object in each line
+NO_COLUMN = "\0"
 Values = Sequence[Any]
 csv.field_size_limit(1 << 26)
 
@@ -98,52 +100,66 @@ def values(
 ) -> Generator[Values | None]:
     """Some columns of a table, row by row in their order; None for a row that cannot be read.
 
-    A column may be named twice. `header` names the columns of a .tsv or .csv whose first line is a
-    row, `delimiter` separates those of a .csv. A text file of 0 bytes has no rows. ValueError where
-    a column is missing; the message names the nearest one. DamagedTable where the file cannot be
-    unpacked. A value that is not valid text holds a lone surrogate (such as NOT_TEXT).
+    A column may be named twice. `header` names the columns of one of HEADERS whose first line is a
+    row, `delimiter` separates those of a .csv or .txt. One column of a .txt without a header is a
+    list of URLs. A text file of 0 bytes has no rows. ValueError where a column is missing; the
+    message names the nearest one. DamagedTable where the file cannot be unpacked. A value that is
+    not valid text holds a lone surrogate (such as NOT_TEXT).
     """
     kind = table_ending(path)
     if header and kind not in HEADERS:
         raise ValueError(
             f"{path}: columns names those of a table without a header, which only "
-            f"{' and '.join(HEADERS)} can be; leave it out"
+            f"{', '.join(HEADERS)} can be; leave it out"
         )
-    if delimiter != "," and kind != ".csv":
+    if delimiter != "," and kind not in (".csv", ".txt"):
         raise ValueError(f"{path}: delimiter is {delimiter!r}, which only a .csv has; leave it out")
     if kind == PARQUET:
         yield from _parquet_rows(path, columns)
         return
-    if kind == ".txt" and len(columns) > 1:
-        raise ValueError(
-            f"{path} is read as a list of URLs, one per line: it has no captions and no other "
-            "columns. For such a list write caption_column: null and no extra_columns; for a table "
-            f"give it another ending ({', '.join(ENDINGS[:-1])})"
-        )
     with _unpacked(path) as stream:
-        if (start := stream.peek(2)[:2]) in UTF_16:
-            raise ValueError(
-                f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE"
-            )
-        if not start:
+        if not (start := stream.peek(2)):
             return
-        if kind in (".jsonl", ".ndjson"):
+        if kind in (".jsonl", ".ndjson") and not PRINTED.match(start):
             yield from _pick_columns(path, _json_lines(bounded_lines(stream)), columns)
             return
-        # A byte that is not UTF-8 becomes a lone surrogate, by which its value is known as damaged.
-        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-        if kind == ".txt":
+        text = _decoded(stream)
+        if kind == ".txt" and len(columns) == 1 and not header:
             for line in bounded_lines(text):
                 if line is None:
                     yield None
                 elif url := line.strip():
                     yield (url,)
-        elif kind == ".json":
-            yield from _pick_columns(path, _json_rows(path, text), columns)
         elif kind == ".tsv":
             yield from _tsv_rows(path, text, columns, header)
-        else:
+        elif kind in HEADERS:
             yield from _csv_rows(path, text, columns, header, delimiter)
+        else:
+            yield from _pick_columns(path, _json_rows(path, text, columns), columns)
+
+
+def column_names(path: str, delimiter: str = ",") -> list[str]:
+    """The columns of a table, of a JSON table those of its first PROBE rows, sorted; [] where it
+    has no row. Errors as of `values`."""
+    try:
+        for _ in values(path, [NO_COLUMN] * 2, delimiter=delimiter):
+            pass
+    except MissingColumn as missing:
+        return list(missing.present)
+    return []
+
+
+def text_lines(path: str) -> Iterator[str]:
+    """The lines of a text table without their ends; "" for one that is too long."""
+    with _unpacked(path) as stream:
+        text = _decoded(stream)
+        for line in bounded_lines(text):
+            yield (line or "").rstrip("\r\n")
+
+
+def _decoded(stream: Any) -> TextIO:
+    """A byte that is not UTF-8 becomes a lone surrogate, by which its value is known as damaged."""
+    return io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
 
 
 @contextmanager
@@ -154,7 +170,12 @@ def _unpacked(path: str) -> Iterator[Any]:
         with disk.open_stream(path, compression=None if is_zstd else "infer") as stream:
             if is_zstd:
                 stream = pa.CompressedInputStream(stream, "zstd")
-            yield stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+            stream = stream if hasattr(stream, "peek") else io.BufferedReader(stream)
+            if stream.peek(2)[:2] in UTF_16:
+                raise ValueError(
+                    f"{path} is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8 FILE > NEW_FILE"
+                )
+            yield stream
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _cannot_be_unpacked(path, error) from None
     except OSError as error:
@@ -212,7 +233,11 @@ def batch_rows(
 
 
 class MissingColumn(ValueError):
-    """A table lacks a column."""
+    """A table lacks a column. `present`: those that it has."""
+
+    def __init__(self, message: str, present: Sequence[str]) -> None:
+        super().__init__(message)
+        self.present = present
 
 
 def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -> None:
@@ -230,11 +255,16 @@ def require_columns(path: str, columns: Sequence[str], present: Sequence[str]) -
             hint = f"; did you mean {close!r}?" if close else ""
             if not close and table_ending(path) in HEADERS:
                 hint = "; a table without a header needs columns: [NAME, …]"
+        if table_ending(path) == ".txt":
+            hint = (
+                "; a .txt without such a header is read as a list of URLs, one per line: it has no "
+                "other columns, and for it write caption_column: null and no extra_columns"
+            )
         if any(valid_text(other) != other for other in present):
             hint = "; its header is not UTF-8: write the table as UTF-8"
         more = f" and {len(present) - MOST_NAMES:,} more" if len(present) > MOST_NAMES else ""
         names = ", ".join(map(repr, present[:MOST_NAMES])) + more or "none"
-        raise MissingColumn(f"{path} has no column {name!r}{hint} (it has {names})")
+        raise MissingColumn(f"{path} has no column {name!r}{hint} (it has {names})", present)
 
 
 def _separator_hint(path: str, name: str, present: Sequence[str]) -> str:
@@ -404,13 +434,10 @@ def _pick_columns(
         require_columns(path, columns, sorted(seen))
 
 
-def _json_rows(path: str, text: TextIO) -> Iterator[Any]:
-    """The rows of a JSON file: the members of an array, or objects one after the other.
-
-    One object alone is a row. Where its values are lists or objects it is a table by columns (as
-    pandas writes it), and with the lists `images` and `annotations` it is COCO's form: each image
-    is a row, whose `caption` is the list of its annotations' captions. ValueError where the file is
-    no JSON, or a value of it cannot be decoded.
+def _json_rows(path: str, text: TextIO, columns: Sequence[str]) -> Iterator[Any]:
+    """The rows of a JSON file: the members of an array, or objects one after the other; of one
+    object alone those of `_rows_of_object`. ValueError where the file is no JSON, or a value of it
+    cannot be decoded.
     """
     content = text.read(LARGEST_JSON + 1).strip()
     if len(content) > LARGEST_JSON:
@@ -423,13 +450,42 @@ def _json_rows(path: str, text: TextIO) -> Iterator[Any]:
     decoded = _json_values(path, content, is_array)
     head = list(islice(decoded, 2))
     if len(head) == 1 and not is_array and isinstance(head[0], dict) and head[0]:
-        if all(isinstance(head[0].get(name), list) for name in ("images", "annotations")):
-            yield from _coco_rows(head[0])
-            return
-        if all(isinstance(column, (list, dict)) for column in head[0].values()):
-            yield from _rows_by_columns(path, head[0])
-            return
-    yield from chain(head, decoded)
+        yield from _rows_of_object(path, head[0], columns)
+    else:
+        yield from chain(head, decoded)
+
+
+def _rows_of_object(path: str, table: dict[str, Any], columns: Sequence[str]) -> Iterable[Any]:
+    """The rows of an object that is alone in its file. It is a row where it has one of `columns`
+    with a value that is no list and no object. Else it is one of these:
+
+    COCO's form, with the lists `images` and `annotations`: each image is a row, whose `caption` is
+    the list of its annotations' captions; names with their objects or captions: each is a row, with
+    the name as `file`; columns, as pandas writes them; a list of objects, or several with the same
+    keys, as for splits.
+    """
+    if any(isinstance(table.get(name, []), (str, int, float)) for name in columns):
+        return [table]
+    each = list(table.values())
+    if all(isinstance(table.get(name), list) for name in ("images", "annotations")):
+        return _coco_rows(table)
+    inner = {key for value in each if isinstance(value, dict) for key in value}
+    is_by_name = all(map(ADDRESS.fullmatch, islice(table, PROBE)))
+    if all(isinstance(value, dict) for value in each):
+        is_by_name |= len(table) > len(inner) and not all(map(str.isdecimal, inner))
+    is_by_name |= len(table) > MOST_NAMES and all(isinstance(value, str) for value in each)
+    if is_by_name:
+        rows = [value if isinstance(value, dict) else {"caption": value} for value in each]
+        return ({"file": name, **row} for name, row in zip(table, rows, strict=True))
+    lists = [value for value in each if isinstance(value, list) and value]
+    lists = [value for value in lists if all(isinstance(row, dict) for row in value)]
+    if len({frozenset(value[0]) for value in lists}) == 1 and (
+        len(lists) == len(each) or {type(value) for value in each} != {list}
+    ):
+        return chain(*lists)
+    if all(isinstance(value, (list, dict)) for value in each):
+        return _rows_by_columns(path, table)
+    return [table]
 
 
 def _rows_by_columns(path: str, table: dict[str, Any]) -> Iterator[Any]:

@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import re
-import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 import xxhash
 import yaml
 from PIL import Image
@@ -34,19 +32,21 @@ from manifests import disk
 from manifests.hashes import phash
 from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Fetch, Source
 from manifests.text import printable, valid_text
-from pipeline.crawl.tables import ImageFolder, is_image
+from pipeline.crawl.tables import ImageFolder, is_image, labelled
 from pipeline.external.adopt import TarReader
 from pipeline.fetch.download import read_file
 from pipeline.images.decoders import Decoders
 from pipeline.images.header import RejectedImage
 from pipeline.table_files import (
-    BETWEEN,
-    LARGEST_JSON,
+    HEADERS,
+    PARQUET,
     PROBE,
-    UTF_16,
     as_text,
-    bounded_lines,
+    class_names,
+    column_names,
     is_table,
+    table_ending,
+    text_lines,
     values,
 )
 
@@ -76,6 +76,7 @@ ROLE = re.compile(
     "parts?|batch(es)?|sets?|all|full|small|large|thumb(nail)?s?|folder|new|(up|down)loads?|dcim"
 )
 WORDNET = re.compile(r"n\d{8}")
+NUMBERED = re.compile(r"^(n\d{8}|\d+)[\W_]+")  # in front of the name of a class
 OF_PICTURES = re.compile("(jpeg)?images?|imgs?|pics?|pictures?|photos?")  # images_part_1 too
 MASK = re.compile(
     "masks?|labels?|annotations?|gt|ground_?truth|segmentation(s|class|object)?|depth",
@@ -92,9 +93,7 @@ ASKS = re.compile(
     r"what is (in|this)|what.s happening|描述",
     re.IGNORECASE,
 )
-LFS = b"version https://git-lfs.github.com/spec/"
 PROSE = "it is a text, and no table"
-LFS_POINTER = "a pointer of Git LFS: `git lfs pull` fetches the file"
 # Pixels of the shorter side that are stored: the model micro sees 32, a CLIP of others 224.
 SIDE, SIDE_OF_OTHERS = 64, 224
 AT_ONCE = 64  # pictures that are read before the first of them is let go
@@ -169,16 +168,15 @@ class Reading:
         """Why its captions cannot be learned from; "" where they can."""
         reasons = Counter(self.lost.values()) + self.rejected
         if 2 * reasons["numbers"] > len(self.images()) + reasons["numbers"]:
-            return f"numbers (boxes or classes) in place of captions, as {self._example('numbers')}"
+            example = _quoted(self.examples["numbers"])
+            return f"numbers (boxes or classes) in place of captions, as {example}"
         if not self.pairs:
             reason, _ = reasons.most_common(1)[0] if reasons else ("no_caption", 0)
-            return f"{reasons[reason]:,} {reason}, such as {self._example(reason)}"
+            example = _quoted(self.examples.get(reason, ""))
+            return f"{reasons[reason]:,} {reason}, such as {example}"
         if len(self.pairs) > SHOWN and len({text for _, text in self.pairs}) == 1:
             return f"all {len(self.pairs):,} captions are {_quoted(self.pairs[0][1])}"
         return ""
-
-    def _example(self, reason: str) -> str:
-        return _quoted(self.examples.get(reason, ""))
 
     def words(self) -> str:
         """What it gives, with examples."""
@@ -233,12 +231,11 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
         return _drawn(_pictures_of_tars(folder, tars, most), most)
     images, outside = _usable(inside, files)
     if not images:
-        raise ValueError(f"{folder} has no pictures (.jpg, .png, .webp …) and no tars with them")
+        raise ValueError(printable(_no_pictures(folder, names, outside)))
     reading, notes = _choose(inside, names, images, named)
     kinds = Counter(os.path.splitext(name)[1].lower() for name in files)
-    listed = ", ".join(f"{count:,} {kind or 'links'}" for kind, count in kinds.most_common())
     lost = Counter([*outside.values(), *reading.lost.values()])
-    lines = (f"{folder} has {len(files):,} pictures ({listed})", reading.words(), *notes)
+    lines = (f"{folder} has {len(files):,} pictures ({_kinds(kinds)})", reading.words(), *notes)
     pictures = Pictures(
         folder=folder,
         form=reading.form,
@@ -250,6 +247,19 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
         lines=tuple(map(printable, lines)),
     )
     return _drawn(pictures, most)
+
+
+def _no_pictures(folder: str, names: Sequence[str], outside: Mapping[str, str]) -> str:
+    """Why a folder has no pictures, and what there is in place of them."""
+    problem = f"{folder} has no pictures (.jpg, .png, .webp …) and no tars with them"
+    for link in [name for name, why in outside.items() if why == "outside_folder"][:SHOWN]:
+        real = os.path.realpath(os.path.join(folder, link))
+        problem += f"; {link} is a symbolic link that leads out of it: give {real}"
+    if tables := [name for name in names if name.lower().endswith(PARQUET)]:
+        problem += (
+            f"; a recipe with kind: image_table reads pictures in tables ({_listed(tables, SHOWN)})"
+        )
+    return problem
 
 
 def _usable(inside: ImageFolder, files: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -275,16 +285,19 @@ def _choose(
     """The reading of a folder, and lines on what else there is."""
     notes: list[str] = []
     is_table_named = named.captions not in (None, *CAPTION_ENDINGS, CLASS_FOLDERS)
+    is_table_named |= bool(named.file_column or named.caption_column)
     readings = []
     for ending in CAPTION_ENDINGS:
-        if named.captions in (None, ending):
+        if named.captions == ending or (named.captions is None and not is_table_named):
             readings.append(_text_reading(inside, names, images, ending))
     if named.captions is None or is_table_named:
-        tables = _table_names(inside, names, images, named.captions if is_table_named else None)
+        tables = _table_names(inside, names, images, named.captions)
         readings += _table_readings(inside, tables, images, named, notes)
     usable = [reading for reading in readings if reading.pairs and not reading.problem()]
     most = max((len(reading.images()) for reading in usable), default=0)
-    if named.captions == CLASS_FOLDERS or (named.captions is None and COVERED * most < len(images)):
+    if named.captions == CLASS_FOLDERS or (
+        named.captions is None and not is_table_named and COVERED * most < len(images)
+    ):
         readings.append(classes := _class_reading(images, named.captions is not None))
         usable += [] if classes.problem() or not classes.pairs else [classes]
         most = max((len(reading.images()) for reading in usable), default=0)
@@ -304,10 +317,16 @@ def _choose(
                 f"{' or '.join(options)}"
             )
         )
-    raise ValueError(printable(_nothing(inside, images, named, notes)))
+    raise ValueError(printable(_nothing(inside, names, images, named, notes)))
 
 
-def _nothing(inside: ImageFolder, images: Sequence[str], named: Named, notes: Sequence[str]) -> str:
+def _nothing(
+    inside: ImageFolder,
+    names: Sequence[str],
+    images: Sequence[str],
+    named: Named,
+    notes: Sequence[str],
+) -> str:
     """Why a folder has no captions, and what it would need."""
     there = f"--captions is {named.captions!r}, which gives none. " if named.captions else ""
     there += f"Found: {'; '.join(notes[: 2 * SHOWN])}. " if notes else ""
@@ -315,7 +334,13 @@ def _nothing(inside: ImageFolder, images: Sequence[str], named: Named, notes: Se
     if not named.captions and os.path.isdir(above):
         tables = [n for n in sorted(os.listdir(above)) if is_table(n) and not n.startswith(".")]
         if tables:
-            there += f"Above the folder is {_some(tables)}: --captions ../{tables[0]} reads it. "
+            there += f"Above the folder is {_listed(tables, SHOWN)}: "
+            there += f"--captions ../{tables[0]} reads it. "
+    stems = {os.path.splitext(image)[0] for image in images}
+    beside = [os.path.splitext(name) for name in names if not is_image(name)]
+    endings = Counter(ending for stem, ending in beside if stem in stems)
+    if endings:
+        there += f"Files beside the pictures: {_kinds(endings)}. "
     return (
         f"{inside.path} has {len(images):,} pictures and captions must come with them, from a text "
         "file beside each (cat.jpg, cat.txt), a folder for each class, or a table (.csv, .json, "
@@ -370,9 +395,9 @@ def _class_reading(images: Sequence[str], is_named: bool) -> Reading:
         ]
         if own or (is_named and parts):
             name = (own or parts)[-1]
-            classes[image] = (re.sub(r"^\d+[\W_]+", "", name) or name).replace("_", " ").strip()
+            classes[image] = (NUMBERED.sub("", name) or name).replace("_", " ").strip()
     folders = sorted(set(classes.values()))
-    form = f"the names of {len(folders)} folders ({_some(folders)})"
+    form = f"the names of {len(folders)} folders ({_listed(folders, SHOWN)})"
     reading = Reading(option=CLASS_FOLDERS, form=form)
     if is_named or 1 < len(folders) <= len(images) / 2:
         for image, folder in classes.items():
@@ -395,9 +420,6 @@ def _is_role(folder: str, beside: Iterable[str] = ()) -> bool:
 # --- tables ---------------------------------------------------------------------------------------
 
 Rows = Callable[[Sequence[str]], Iterable[Sequence[Any] | None]]  # of columns; None: a damaged row
-UNREADABLE = (
-    ValueError, OSError, EOFError, zlib.error, csv.Error, RecursionError, AttributeError, TypeError,
-)  # fmt: skip
 
 
 class PictureNames:
@@ -417,7 +439,6 @@ class PictureNames:
 
     def find(self, value: Any, folder: str = "") -> str | None:
         """The picture that a value of a table in `folder` names; "" where it may be several."""
-        value = value[0] if isinstance(value, (list, tuple)) and len(value) == 1 else value
         value = value.get("path") if isinstance(value, Mapping) else value
         if isinstance(value, bool) or not isinstance(value, (str, int)):
             return None
@@ -446,7 +467,7 @@ def _table_names(
     if not found and os.path.isfile(captions):
         found = [os.path.relpath(captions, inside.path)]
     if not found:
-        some = _some(sorted(filter(is_table, names))) or "none"
+        some = _listed(sorted(filter(is_table, names)), SHOWN) or "none"
         raise ValueError(
             f"--captions is {captions!r}, which is no file of {inside.path}; give txt, "
             f"class_folders, or a table by its path from the folder (tables: {some})"
@@ -471,7 +492,7 @@ def _table_readings(
     for name in tables:
         try:
             columns, part = _table_reading(inside, name, pictures, named)
-        except UNREADABLE as problem:
+        except (ValueError, OSError, csv.Error) as problem:
             text = str(problem).replace(os.path.join(inside.path, name), "").lstrip(": ")
             if named.captions is not None:
                 raise ValueError(f"--captions is {named.captions!r}: {name}: {text}") from None
@@ -496,7 +517,7 @@ def _table_readings(
         if len(files) > 1:
             reading.option = ",".join(files)
             reading.form = reading.form.replace(
-                files[0], f"{len(files)} tables ({_some(files)})", 1
+                files[0], f"{len(files)} tables ({_listed(files, SHOWN)})", 1
             )
         if len(files) > SHOWN and len({os.path.basename(file) for file in files}) == 1:
             reading.option = os.path.basename(files[0])
@@ -516,30 +537,36 @@ def _table_reading(
 
     head = [row for row in islice(rows(columns), PROBE) if row is not None]
     first = {column: [row[k] for row in head] for k, column in enumerate(columns)}
-    file = named.file_column or _file_column(first, find)
-    own = [named.caption_column] if named.caption_column else _caption_columns(first, file, find)
-    if missing := [column for column in (file, *own) if column not in columns]:
-        raise ValueError(f"it has no column {missing[0]!r} (it has {_listed(columns)})")
-    form = f"{name} (columns {file} and {', '.join(own)})" if file != "1" else name
+    by_name = {column.strip(): column for column in columns}  # Flickr30k's have blanks around them
+    for column in filter(None, (named.file_column, named.caption_column)):
+        if column not in by_name:
+            raise ValueError(f"it has no column {column!r} (it has {_listed(columns)})")
+    file = by_name[named.file_column] if named.file_column else _file_column(first, find)
+    own = [by_name[c] for c in (named.caption_column,) if c] or _caption_columns(first, file, find)
+    form = f"{name} (columns {file.strip()} and {_listed(own)})"
     reading = Reading(option=name, form=form, tables=[name])
     for number, row in enumerate(rows([file, *own]), 1):
         if row is None:
             reading.reject("damaged", f"row {number}")
             continue
-        image = find(row[0])
-        if not image:
-            reason = "missing_file" if image is None else "ambiguous_name"
-            reading.reject(reason, as_text(row[0]) or f"row {number}")
-            continue
         is_text = all(valid_text(v) == v for v in row[1:] if isinstance(v, str))
         reason = "no_caption" if is_text else "damaged"
-        reading.add(image, [text for value in row[1:] for text in _texts(value)], reason)
+        texts = [text for value in row[1:] for text in _texts(value)]
+        for name in _each(row[0]):
+            if image := find(name):
+                reading.add(image, texts, reason)
+            else:
+                missing = "missing_file" if image is None else "ambiguous_name"
+                reading.reject(missing, as_text(name) or f"row {number}")
     return (file, *own), reading
 
 
 def _file_column(first: Mapping[str, Sequence[Any]], find: Callable[[Any], str | None]) -> str:
     """The column whose values name the most pictures that are there."""
-    counts = {name: len({find(v) for v in own} - {None}) for name, own in first.items()}
+    counts = {
+        name: len({find(each) for value in own for each in _each(value)} - {None})
+        for name, own in first.items()
+    }
     best = max(counts.values(), default=0)
     usual = sorted(first, key=_place_of)
     if not best:
@@ -562,11 +589,12 @@ def _caption_columns(
     def has_captions(column: str) -> bool:
         texts = [text for value in first[column] for text in _texts(value)]
         numbers = sum(map(_is_numbers, texts))
-        return len(texts) > 2 * numbers and not (texts and all(map(find, texts[:SHOWN])))
+        named = [text for text in texts if text.endswith(CAPTION_ENDINGS) or find(text)]
+        return len(texts) > 2 * numbers and len(named) < len(texts)
 
     others = [name for name in first if name != file and has_captions(name)]
-    if file == "1":  # a list without a header
-        return ["2"]
+    if list(first) == ["1", "2"]:  # without a header
+        return [name for name in first if name != file]
     words = {name: _usual(name) for name in others}
     for group in CAPTION_COLUMNS:
         own = [name for name in others if words[name] in group]
@@ -577,6 +605,8 @@ def _caption_columns(
             raise ValueError(f"several columns may be captions: name one, as {options}")
         if own:
             return own
+    if len(others) == 1 and all(map(str.isdecimal, first)):
+        return others
     usual = [name for group in CAPTION_COLUMNS for name in group]
     empty = next((name for name in first if _usual(name) in usual and first[name]), None)
     value = str(first[empty][0]) if empty else ""
@@ -586,6 +616,11 @@ def _caption_columns(
         f"column {file} names pictures, and none of a usual name has captions (it has "
         f"{_listed(first)}){example}: name one by --caption-column"
     )
+
+
+def _each(value: Any) -> Sequence[Any]:
+    """The names in a value: a list has one for each picture."""
+    return value if isinstance(value, (list, tuple)) and value else [value]
 
 
 def _usual(column: str) -> str:
@@ -644,127 +679,65 @@ def _is_numbers(text: str) -> bool:
 # --- forms of tables ------------------------------------------------------------------------------
 
 
-def _open_table(path: str, pictures: PictureNames) -> tuple[tuple[str, ...], Rows]:
-    """The columns of a table, and its rows. ValueError where it is none."""
-    disk.check_regular(disk.local_path(path))
-    ending = Path(path.lower().removesuffix(".gz")).suffix
-    if ending == ".parquet":
-        schema = disk.read_with(path, pq.read_schema)
-        return tuple(schema.names), lambda own: values(path, own)
-    with disk.open_stream(path, compression="infer") as stream:
-        start = stream.read(len(LFS))
-        if start == LFS:
-            raise ValueError(LFS_POINTER)
-        if start.startswith(UTF_16):
-            raise ValueError("it is UTF-16; write it as UTF-8: iconv -f UTF-16 -t UTF-8")
-        stream.seek(0)
-        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-        if ending in (".json", ".jsonl", ".ndjson"):
-            objects = _json_rows(stream.read(LARGEST_JSON + 1), ending != ".json", pictures)
-            head = [one for one in objects[:PROBE] if isinstance(one, dict)]
-            if not head:
-                raise ValueError("it has no objects, and is no table")
-            columns = tuple(dict.fromkeys(key for one in head for key in one))
-            return columns, lambda own: _picked(objects, own)
-        lines = [line for line in islice(bounded_lines(text), PROBE) if line and line.strip()]
-    separator, header = _separator_of(lines, pictures, ending)
-    if header and (ending, separator) in ((".csv", ","), (".tsv", "\t")):
-        return header, lambda own: values(path, own)
-    return header or ("1", "2"), lambda own: _split_rows(path, separator, header, own)
+def _open_table(path: str, pictures: PictureNames) -> tuple[list[str], Rows]:
+    """The columns of a table, and its rows, as a recipe reads them. ValueError where it is none.
 
-
-def _picked(objects: Iterable[Any], own: Sequence[str]) -> Iterator[Sequence[Any] | None]:
-    for row in objects:
-        yield [row.get(name) for name in own] if isinstance(row, dict) else None
-
-
-def _json_rows(content: bytes, is_lines: bool, pictures: PictureNames) -> list[Any]:
-    """The rows of a JSON file: a list of objects, or one in an object; objects one after the other;
-    COCO's images with their annotations; an object of names of pictures; columns, as of pandas."""
-    if len(content) > LARGEST_JSON:
-        raise ValueError(f"more than {LARGEST_JSON:,} bytes: split it")
-    if b'"bbox"' in content and b"caption" not in content:
-        raise ValueError("boxes of a detector, and no captions")
-    text = content.decode("utf-8-sig", "surrogateescape")
-    if is_lines and any(rows := [_json_line(line) for line in text.split("\n") if line.strip()]):
-        return rows
-    decoded, at = list[Any](), 0
-    while (at := BETWEEN.match(text, at).end()) < len(text):  # type: ignore[union-attr]
-        try:
-            value, at = json.JSONDecoder().raw_decode(text, at)
-        except ValueError:
-            raise ValueError(f"no JSON from its character {at:,} on") from None
-        decoded.append(value)
-    document: Any = decoded
-    if len(decoded) == 1:
-        document = decoded[0]
-    if isinstance(document, list) or not isinstance(document, dict):
-        return document if isinstance(document, list) else []
-    images, notes = document.get("images"), document.get("annotations")
-    if isinstance(images, list) and isinstance(notes, list):
-        captions: dict[str, list[Any]] = {}
-        for note in notes:
-            captions.setdefault(str(note.get("image_id")), []).append(note.get("caption"))
-        return [{**image, "caption": captions.get(str(image.get("id")), [])} for image in images]
-    lists = [v for v in document.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
-    if len(lists) == 1:
-        return lists[0]
-    if any(pictures.find(key) for key in islice(document, PROBE)):
-        rows = list(document.items())
-        return [{"file": k, **(v if isinstance(v, dict) else {"caption": v})} for k, v in rows]
-    named = {k: v for k, v in document.items() if isinstance(v, (dict, list))}
-    columns = {k: v if isinstance(v, dict) else dict(enumerate(v)) for k, v in named.items()}
-    own = dict.fromkeys(row for column in columns.values() for row in column)
-    return [{name: column.get(row) for name, column in columns.items()} for row in own]
-
-
-def _json_line(line: str) -> Any:
-    """The object of a line; None where it has none."""
-    try:
-        value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _separator_of(
-    lines: Sequence[str], pictures: PictureNames, ending: str
-) -> tuple[str, tuple[str, ...]]:
-    """What separates the values of a table of lines, and its header; () where it has none.
-
-    A list without a header has a picture in front of each line: NAME: caption, a tab, a comma.
+    Of a table of lines without a header the columns are 1, 2 and so on; where the rows differ in
+    width they are 1, the name in front, and 2, the rest of the line.
     """
-    for separator in ("\t", "|", ";", ",", ": ", " "):
-        names = [line.split(separator)[0] for line in lines if separator in line.strip()]
-        is_name = bool(names) and is_image(names[0].partition("#")[0].strip())
-        if (is_name or (names and pictures.find(names[0]))) and (
-            2 * sum(bool(pictures.find(name)) for name in names) >= len(lines)
-        ):
-            return separator, ()
-    header = lines[0].rstrip("\r\n") if lines else ""
-    separator = "\t" if ending == ".tsv" else max(",;\t|", key=header.count)
-    columns = tuple(name.strip() for name in next(csv.reader([header], delimiter=separator), []))
-    if ending == ".txt" and not any(_place_of(name) < len(FILE_COLUMNS) for name in columns):
+    disk.check_source_file(disk.local_path(path))
+    delimiter, header = ",", list[str]()
+    if (ending := table_ending(path)) in HEADERS:
+        lines = [line for line in islice(text_lines(path), PROBE) if line.strip()]
+        delimiter, width = _separator_of(lines, pictures, ending)
+        header = [str(number + 1) for number in range(width)]
+        if width == 1:
+            return ["1", "2"], lambda own: _named_lines(path, delimiter, own)
+    names = header or column_names(path, delimiter)
+    once = [name for name in names if names.count(name) == 1]
+    labels = {name: class_names(path, name) for name in once if ending == PARQUET}
+
+    def rows(own: Sequence[str]) -> Iterator[Sequence[Any] | None]:
+        for row in values(path, own, header, delimiter):
+            yield row and [labelled(v, labels.get(n)) for n, v in zip(own, row, strict=True)]
+
+    return once, rows
+
+
+def _named_lines(path: str, delimiter: str, own: Sequence[str]) -> Iterator[Sequence[Any] | None]:
+    """The names and the rests of the lines of a list."""
+    for line in text_lines(path):
+        name, *rest = line.split(delimiter, 1)
+        if rest and rest[0].startswith('"'):
+            rest = next(csv.reader(rest))
+        if line.strip():
+            yield [name if c == "1" else rest[0] for c in own] if len(rest) == 1 else None
+
+
+def _separator_of(lines: Sequence[str], pictures: PictureNames, ending: str) -> tuple[str, int]:
+    """What separates the values of a table of lines, and how many each has where the first line is
+    a row, as it names a picture: 1 where they differ. 0: the first line is a header."""
+    for separator in "\t" if ending == ".tsv" else ("\t", "|", ";", ",", ": ", " "):
+        rows = list(csv.reader(lines, delimiter=separator[0]))
+        width = len(rows[0]) if rows else 0
+        is_text = width > 2 and all(row[-1].startswith(" ") for row in rows)  # its commas
+        if separator.endswith(" ") or is_text or {len(row) for row in rows} != {width}:
+            rows, width = [line.split(separator)[:1] for line in lines if separator in line], 1
+        for place in range(width if rows else 0):
+            name = rows[0][place].partition("#")[0].strip()
+            if (is_image(name) or (place == 0 and pictures.find(name))) and (
+                2 * sum(bool(pictures.find(row[place])) for row in rows) >= len(lines)
+            ):
+                return "," if ending == ".tsv" else separator, width
+    header = lines[0] if lines else ""
+    if ending == ".tsv":
+        return ",", 0
+    separator = max(",;\t|", key=header.count)
+    columns = next(csv.reader([header], delimiter=separator), [])
+    is_usual = any(_place_of(name) < len(FILE_COLUMNS) for name in columns)
+    if ending == ".txt" and not is_usual and not all("\t" in line for line in lines):
         raise ValueError(PROSE)
-    return separator, columns
-
-
-def _split_rows(
-    path: str, separator: str, header: Sequence[str], own: Sequence[str]
-) -> Iterator[Sequence[Any] | None]:
-    """Rows of a table of lines that no reader of tables knows. Without a header the columns are 1,
-    the name in front, and 2, the rest."""
-    with disk.open_stream(path, compression="infer") as stream:
-        text = io.TextIOWrapper(stream, "utf-8-sig", errors="surrogateescape", newline="")
-        for number, line in enumerate(bounded_lines(text)):
-            line = (line or "").strip("\r\n")
-            if not line.strip() or (header and number == 0):
-                continue
-            row = line.split(separator, 1)
-            if header or row[-1].lstrip().startswith('"'):
-                row = next(csv.reader([line], delimiter=separator[0], skipinitialspace=True))
-            names = header or ("1", "2")
-            yield [row[names.index(n)] for n in own] if len(row) == len(names) else None
+    return separator, 0
 
 
 # --- tars and hashes ------------------------------------------------------------------------------
@@ -843,8 +816,6 @@ async def _with_hashes(pairs: Sequence[Pair]) -> tuple[list[Pair], dict[str, str
                 body, reason = fetched.body, fetched.reason
             if body is None:
                 return str(reason)
-            if body.startswith(LFS):
-                return LFS_POINTER
             image = await decoders.decode(body, settings)
             if isinstance(image, RejectedImage):
                 is_named = image.reason == "format" or "Git LFS" in image.detail
@@ -853,19 +824,15 @@ async def _with_hashes(pairs: Sequence[Pair]) -> tuple[list[Pair], dict[str, str
                 near = phash(stored.convert("RGB"))
             return hashlib.sha256(body).hexdigest(), near
 
-        hashes: dict[str, tuple[str, int]] = {}
-        undecoded: dict[str, str] = {}
+        seen: dict[str, tuple[str, int] | str] = {}
         for start in range(0, len(files), AT_ONCE):
             some = files[start : start + AT_ONCE]
             results = await asyncio.gather(*(look(first[file]) for file in some))
-            for file, result in zip(some, results, strict=True):
-                if isinstance(result, str):
-                    undecoded[file] = result
-                else:
-                    hashes[file] = result
+            seen |= zip(some, results, strict=True)
+    hashes = {file: found for file, found in seen.items() if not isinstance(found, str)}
     kept = [pair for pair in pairs if pair.file in hashes]
     kept = [replace(p, sha256=hashes[p.file][0], phash=hashes[p.file][1]) for p in kept]
-    return kept, undecoded
+    return kept, {file: reason for file, reason in seen.items() if isinstance(reason, str)}
 
 
 def _draw(text: str) -> int:
@@ -873,16 +840,14 @@ def _draw(text: str) -> int:
     return xxhash.xxh3_64_intdigest(text.encode("utf-8", "surrogateescape"))
 
 
-def _some(names: Iterable[str]) -> str:
-    """The first of some names, for a sentence."""
-    listed = list(names)
-    return printable(", ".join(listed[:SHOWN])) + (", …" if len(listed) > SHOWN else "")
+def _kinds(endings: Counter[str]) -> str:
+    return ", ".join(f"{count:,} {ending or 'links'}" for ending, count in endings.most_common())
 
 
-def _listed(columns: Iterable[str]) -> str:
-    """The names of columns, of many the first ones."""
-    listed = [printable(name) for name in columns]
-    return ", ".join(listed[:MOST_NAMES]) + (", …" if len(listed) > MOST_NAMES else "")
+def _listed(names: Iterable[str], most: int = MOST_NAMES) -> str:
+    """Names such as those of columns, of many the first ones."""
+    listed = [printable(name.strip()) for name in names]
+    return ", ".join(listed[:most]) + (", …" if len(listed) > most else "")
 
 
 def _quoted(value: Any) -> str:
@@ -970,8 +935,8 @@ def divide(
     if test and (2 * len(shares.test) < LEAST_TEST or len(texts) == 1):
         raise ValueError(
             f"the test has {len(shares.test):,} pictures with {len(texts):,} different captions "
-            f"({_some(texts)}); {LEAST_TEST // 2} pictures and two captions are needed: name "
-            "others by --test"
+            f"({_listed(texts, SHOWN)}); {LEAST_TEST // 2} pictures and two captions are needed: "
+            "name others by --test"
         )
     return shares
 
@@ -1028,6 +993,7 @@ def write_manifests(
         task = {"name": "heldout", "kind": kind, "data": TEST_POOL, "near_overlap": "refuse"}
         if shares.classes:  # the captions are the classes
             task |= {"columns": {"label": "txt"}, "templates": ["{}"]}
+    size = SIDE if scorer is None else SIDE_OF_OTHERS
     score = {"clip_score": dict(scorer or {"model": "local-dir:${SCORER}"})}
     pools = {
         "heldout": (shares.test, ["tokens"], {"all": []}),
@@ -1044,10 +1010,7 @@ def write_manifests(
         recipe = {
             "name": name,
             "source": {"kind": "files", "paths": [f"{name}.jsonl"]},
-            "fetch": {
-                "image_size": SIDE if scorer is None else SIDE_OF_OTHERS,
-                "resize_mode": "keep_ratio",
-            },
+            "fetch": {"image_size": size, "resize_mode": "keep_ratio"},
             "filters": filters,
             "views": views,
         }

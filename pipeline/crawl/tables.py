@@ -103,10 +103,9 @@ class PairTable:
         value = row[int(self.has_address)] if row is not None and self.has_captions else None
         if isinstance(value, str):
             return [value]
+        value = labelled(value, names)
         if not isinstance(value, list) or _is_nested(value):
-            return [_class_name(value, names)]
-        if names:
-            value = [_class_name(each, names) for each in value]
+            return [value]
         if self.source.caption_list == "first":
             value = [each for each in value if (as_text(each) or "").strip()][:1]
         return value or [None]
@@ -185,8 +184,10 @@ def _is_nested(value: Any) -> bool:
     return isinstance(value, (Mapping, tuple))
 
 
-def _class_name(value: Any, names: Sequence[str]) -> Any:
-    """The name of a label; None for a number that has none."""
+def labelled(value: Any, names: Sequence[str] | None) -> Any:
+    """The name of a label, or those of a list of labels; None for a number that has none."""
+    if names and isinstance(value, list):
+        return [labelled(each, names) for each in value]
     if not names or not isinstance(value, int):
         return value
     return names[value] if 0 <= value < len(names) else None

@@ -59,7 +59,7 @@ def plan(
     monkeypatch.setattr(command, "probed_speed", lambda *_: Speed(samples_per_s=617, source="x"))
     monkeypatch.setattr(command, "busy_lines", lambda device: [])
     monkeypatch.setattr(command, "_is_here", lambda name: False)
-    monkeypatch.setattr(command, "carry_out", lambda out, as_json: 0)
+    monkeypatch.setattr(command, "carry_out", lambda out, minutes, as_json: 0)
     monkeypatch.chdir(tmp_path)
 
     def call(*words: object, status: int = 0) -> str:
@@ -305,6 +305,23 @@ def test_the_smallest_visible_difference_lies_in_the_range_that_is_printed() -> 
         assert inside >= 900, (seeds, inside)
 
 
+def test_the_terminal_has_a_line_for_each_stage_and_twelve_for_all_runs(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tell = command.progress(60.0)
+    tell("$ clipmill build out/heldout.yaml --out out/pools/heldout")
+    tell("12:00:00 ablation: 120 runs, 0 of them are finished already")
+    for number in range(1, 121):
+        tell(f"12:00:01 ablation: {number}/120 raw seed 1: heldout recall@1 0.0200 (18.6 s)")
+    tell("12:00:02 ablation: 120/120 runs are done after 0.5 minutes; raw seed 1: step 20 of 20")
+    lines = capsys.readouterr().out.splitlines()
+    assert "build heldout; about 60 min are left of all stages" in lines[0]
+    assert len(lines) == 13
+    assert "120 of 120 runs are done" in lines[-1]
+    command.progress(0.0)("$ clipmill report out")
+    assert "report out; it takes longer than was planned" in capsys.readouterr().out
+
+
 def test_near_copies_are_on_one_side() -> None:
     rng = np.random.default_rng(0)
     pictures = rng.integers(-(2**63), 2**63, 600)
@@ -343,6 +360,8 @@ def test_the_whole_of_it_and_that_it_goes_on(
     assert commands.try_folder([*words, "--json"]) == 0
     printed = capfd.readouterr().out
     assert json.loads(printed.splitlines()[-1])["report"] == str(out / "report.html")
+    assert len(printed.splitlines()) <= 60
+    assert "rows are stored" in (out / "logs" / "try.log").read_text()
     report = disk.read_json(out / "report.json")
     assert {arm["arm"] for arm in report["arms"]} == {"raw", "clip50", "random_like_clip50", "a_a"}
     assert (out / "pictures.html").exists()

@@ -7,8 +7,11 @@ between which the user chooses, with the captions that each gives; `refuses` wha
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +23,9 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from manifests.schema import Source
+from pipeline.crawl.tables import PairTable
+from pipeline.table_files import column_names, is_table
 from pipeline.tryout import Named, read_pictures
 from tests.support import commands
 
@@ -38,6 +44,7 @@ class Row:
     pictures: tuple[str, ...]
     files: Mapping[str, Any] = field(default_factory=dict)
     words: tuple[str, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
     folder: str = ""
     captions: Captions = field(default_factory=dict)
     lost: Mapping[str, int] = field(default_factory=dict)
@@ -751,7 +758,250 @@ FOLDERS = (
         refuses=("ambiguous_name", "captions.csv"),
     ),
 )
-ROWS = (*TABLES, *CHATS, *TEXTS, *FOLDERS)
+BYTES = [{"image": {"bytes": b"x", "path": None}, "text": text} for text in READ.values()]
+STRANGERS = (
+    Row(
+        source="abdullahkhn77/ImageCaptioning-VLM: data/README.md",
+        why="a table for each split, an entry for each caption, names from a folder beside them",
+        pictures=tuple(under("images")),
+        files={
+            "train.json": [{"image": "1.jpg", "caption": A}, {"image": "1.jpg", "caption": B}],
+            "val.json": [{"image": "2.jpg", "caption": B}],
+            "test.json": [{"image": "3.jpg", "caption": C}],
+        },
+        captions={"images/1.jpg": [A, B], "images/2.jpg": B, "images/3.jpg": C},
+    ),
+    Row(
+        source="PaddlePaddle/PaddleX: docs/data/format/classification.md",
+        why="folders of classes, and lists with a number of the class behind each name",
+        pictures=tuple(f"{c}/{c[0]}{k}.jpg" for c in ("dog", "snake") for k in (1, 2)),
+        files={
+            "train_list.txt": "dog/d1.jpg 0\ndog/d2.jpg 0\nsnake/s1.jpg 1\n",
+            "val_list.txt": "snake/s2.jpg 1\n",
+            "labels.txt": "dog\nsnake\n",
+        },
+        captions={f"{c}/{c[0]}{k}.jpg": of_class(c) for c in ("dog", "snake") for k in (1, 2)},
+    ),
+    Row(
+        source="datasets/miittnnss/captioned-dataset: metadata.jsonl",
+        why="the column text names text files: these have the captions",
+        pictures=THREE,
+        files={
+            "metadata.jsonl": [{"file_name": n, "text": f"{n[0]}.txt"} for n in READ],
+            **{f"{n[0]}.txt": text for n, text in NAMED},
+        },
+        captions=READ,
+    ),
+    Row(
+        source="fi94/News_Dataset: README.md",
+        why="sentences beside boxes, in columns of other names",
+        pictures=tuple(under("images")),
+        files={
+            "train.json": [
+                {
+                    "news_type": "flood",
+                    "object_annotation": [{"coordinate": [1, 2, 3, 4], "object_label": "boat"}],
+                    "sentence_annotation": [text],
+                    "image_name": n,
+                }
+                for n, text in NAMED
+            ]
+        },
+        asks={("--caption-column", "sentence_annotation"): under("images")},
+        refuses=("train.json", "sentence_annotation", "--caption-column"),
+    ),
+    Row(
+        source="X1AOX1A/Datasets: ImageNet_Captions/README.md",
+        why="title and description, of which some are empty, in folders of WordNet ids",
+        pictures=("n03146219/n03146219_1.JPEG", "n03146219/n03146219_2.JPEG"),
+        files={
+            "captions.json": [
+                {
+                    "filename": f"n03146219_{k}.JPEG",
+                    "title": text,
+                    "tags": ["berlin", "museum"],
+                    "description": text if k == 1 else "",
+                    "wnid": "n03146219",
+                }
+                for k, text in ((1, A), (2, B))
+            ]
+        },
+        asks={
+            ("--caption-column", "title"): {
+                "n03146219/n03146219_1.JPEG": A,
+                "n03146219/n03146219_2.JPEG": B,
+            },
+            ("--caption-column", "description"): {"n03146219/n03146219_1.JPEG": A},
+        },
+        refuses=("--caption-column title", "--caption-column description"),
+    ),
+    Row(
+        source="EvelynChee/NUS-QE: data/cub200/README.md",
+        why="CUB: numbered folders of classes, lists of numbers, paths and boxes",
+        pictures=tuple(
+            f"CUB/images/{c}/{c[4:]}_{k}.jpg"
+            for c in ("001.Black_footed_Albatross", "002.Laysan_Albatross")
+            for k in (1, 2)
+        ),
+        files={
+            "CUB/images.txt": "".join(
+                f"{2 * j + k} {c}/{c[4:]}_{k}.jpg\n"
+                for j, c in enumerate(("001.Black_footed_Albatross", "002.Laysan_Albatross"))
+                for k in (1, 2)
+            ),
+            "CUB/image_class_labels.txt": "1 1\n2 1\n3 2\n4 2\n",
+            "CUB/classes.txt": "1 001.Black_footed_Albatross\n2 002.Laysan_Albatross\n",
+            "CUB/bounding_boxes.txt": "1 60.0 27.0 325.0 304.0\n2 1.0 2.0 3.0 4.0\n",
+        },
+        captions={
+            f"CUB/images/{c}/{c[4:]}_{k}.jpg": of_class(c[4:].replace("_", " "))
+            for c in ("001.Black_footed_Albatross", "002.Laysan_Albatross")
+            for k in (1, 2)
+        },
+    ),
+    Row(
+        source="Deep-learners-COEN-691/Multiclass-Dog-Breed-Detection-Classification: data/"
+        "DATA_README.md",
+        why="a WordNet id in front of the class is no part of it",
+        pictures=tuple(
+            f"data/images/{c}/{k}.jpg"
+            for c in ("n02085620-Chihuahua", "n02085782-Japanese_spaniel")
+            for k in (1, 2)
+        ),
+        files={"data/annotations/n02085620-Chihuahua/1.xml": "<annotation/>"},
+        captions={
+            f"data/images/{c}/{k}.jpg": of_class(c[10:].replace("_", " "))
+            for c in ("n02085620-Chihuahua", "n02085782-Japanese_spaniel")
+            for k in (1, 2)
+        },
+    ),
+    Row(
+        source="gauravmishraokok/learningPyTorch: 05_1_Food101/data/README.md",
+        why="Food-101: classes, and in meta lists of paths without endings by class",
+        pictures=tuple(f"images/{c}/{k}.jpg" for c in ("apple_pie", "baklava") for k in (10, 11)),
+        files={
+            "meta/train.json": {c: [f"{c}/10"] for c in ("apple_pie", "baklava")},
+            "meta/test.json": {c: [f"{c}/11"] for c in ("apple_pie", "baklava")},
+            "meta/train.txt": "apple_pie/10\nbaklava/10\n",
+            "meta/classes.txt": "apple_pie\nbaklava\n",
+            "meta/labels.txt": "Apple pie\nBaklava\n",
+        },
+        captions={
+            f"images/{c}/{k}.jpg": of_class(c.replace("_", " "))
+            for c in ("apple_pie", "baklava")
+            for k in (10, 11)
+        },
+    ),
+    Row(
+        source="mattvall1/fyp-video_object_timestamp_finder: model_testing/tests/dataset_retrival/"
+        "text_caps.py",
+        why="TextCaps: rows under data, five captions a picture in one column",
+        pictures=tuple(under("val_images")),
+        files={
+            "TextCaps_0.1_val.json": {
+                "dataset_type": "val",
+                "data": [
+                    {
+                        "image_id": n[0],
+                        "flickr_300k_url": f"http://x.test/{n}",
+                        "reference_strs": [text, f"{text}, again"],
+                    }
+                    for n, text in NAMED
+                ],
+            }
+        },
+        asks={
+            ("--caption-column", "reference_strs"): under(
+                "val_images", {n: [t, f"{t}, again"] for n, t in NAMED}
+            )
+        },
+        refuses=("TextCaps_0.1_val.json", "reference_strs"),
+    ),
+    Row(
+        source="hemakaraveenhansika/R2Gen: modules/datasets.py",
+        why="rows under the names of splits, two pictures with one report",
+        pictures=("images/c1/0.png", "images/c1/1.png", "images/c2/0.png", "images/c2/1.png"),
+        files={
+            "annotation.json": {
+                split: [
+                    {"id": c, "report": text, "image_path": [f"{c}/0.png", f"{c}/1.png"]},
+                ]
+                for split, c, text in (("train", "c1", A), ("val", "c2", B))
+            }
+        },
+        words=("--caption-column", "report"),
+        captions={
+            "images/c1/0.png": A,
+            "images/c1/1.png": A,
+            "images/c2/0.png": B,
+            "images/c2/1.png": B,
+        },
+    ),
+    Row(
+        source="coralexbadeashare/fuselip: scripts/download_rocov2.py",
+        why="the name of the text has the ending of the picture",
+        pictures=("train/r1.jpg", "validation/r2.jpg"),
+        files={"train/r1.jpg.txt": A, "validation/r2.jpg.txt": B},
+        captions={"train/r1.jpg": A, "validation/r2.jpg": B},
+    ),
+    Row(
+        source="razorx89/roco-dataset: data/validation/non-radiology/captions.txt",
+        why="captions by numbers that no picture has: the list is named",
+        pictures=("images/PMC1_a.jpg", "images/PMC2_b.jpg"),
+        files={"captions.txt": f"ROCO_00001\t {A}\nROCO_00002\t {B}\n"},
+        refuses=("captions.txt", "no column names pictures"),
+    ),
+    Row(
+        source="datasets/KARTHIKNADAR1204/ac-caption-dataset: README.md",
+        why="the pictures are inside of the table: the way to them is named",
+        pictures=(),
+        files={"data/train-00000-of-00001.parquet": BYTES},
+        refuses=("has no pictures", "train-00000-of-00001.parquet", "kind: image_table"),
+    ),
+    Row(
+        source="wochenlong/lora-scripts-next#216",
+        why="a JSON beside each picture is no table; it is named",
+        pictures=THREE,
+        files={f"{n[0]}.json": {"caption": text} for n, text in NAMED},
+        refuses=("captions must come with them", "3 .json"),
+    ),
+    Row(
+        source="rskworld/image-classification: dataset/README.md",
+        why="classes below splits of other names",
+        pictures=tuple(
+            f"{s}/{c}/{k}.jpg"
+            for s in ("train", "validation", "test")
+            for c in ("animals", "vehicles")
+            for k in ("a_001", "b_001")
+        ),
+        captions={
+            f"{s}/{c}/{k}.jpg": of_class(c)
+            for s in ("train", "validation", "test")
+            for c in ("animals", "vehicles")
+            for k in ("a_001", "b_001")
+        },
+    ),
+    Row(
+        source="fastai/fastai#2270",
+        why="a folder that several sets link to lies outside: it is named, the others are read",
+        pictures=(*under("set"), "valid/7.jpg"),
+        files={f"set/{n[0]}.txt": text for n, text in NAMED} | {"valid/7.txt": A},
+        links={"set/valid": "../valid"},
+        folder="set",
+        captions=READ,
+        lost={"outside_folder": 1},
+    ),
+    Row(
+        source="huggingface/datasets#6853",
+        why="nothing but a link to another folder: where it leads is named",
+        pictures=("far/1.jpg", "far/2.jpg"),
+        files={"far/1.txt": A, "far/2.txt": B},
+        links={"set/far": "../far"},
+        folder="set",
+        refuses=("has no pictures", "far", "symbolic link"),
+    ),
+)
+ROWS = (*TABLES, *CHATS, *TEXTS, *FOLDERS, *STRANGERS)
 
 
 def write(row: Row, root: Path) -> Path:
@@ -774,14 +1024,21 @@ def write(row: Row, root: Path) -> Path:
             path.write_text("".join(json.dumps(each) + "\n" for each in content))
         else:
             path.write_text(json.dumps(content))
+    for name, target in row.links.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).symlink_to(target)
     return root / row.folder if row.folder else root
+
+
+def named_by(words: tuple[str, ...]) -> Named:
+    """The options of a command line."""
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    return Named(**{name[2:].replace("-", "_"): value for name, value in options.items()})
 
 
 def read(folder: Path, words: tuple[str, ...]) -> tuple[dict[str, list[str]], dict[str, int]]:
     """The captions of each picture and the counts of what is left out."""
-    options = dict(zip(words[::2], words[1::2], strict=True))
-    named = Named(**{name[2:].replace("-", "_"): value for name, value in options.items()})
-    pictures = read_pictures(str(folder), named, 1000)
+    pictures = read_pictures(str(folder), named_by(words), 1000)
     captions: dict[str, list[str]] = {}
     for pair in pictures.pairs:
         captions.setdefault(str(Path(pair.file).relative_to(folder)), []).append(pair.caption)
@@ -817,5 +1074,45 @@ def test_a_folder_is_read_as_its_makers_mean_it(
 
 
 def test_every_row_has_its_own_source_and_an_outcome() -> None:
-    assert len({row.source for row in ROWS}) == len(ROWS) >= 50
+    assert len({row.source for row in ROWS}) == len(ROWS) >= 60
     assert all(row.captions or row.asks or row.refuses for row in ROWS)
+
+
+# Objects and chats are captions for `try` alone, and so are lines of a list without a header.
+ONLY_TRIED = (
+    "dasabir/CS29006_SW_Lab_Spr2023: data/README.md",
+    "xiaoyuan1996/AMFMN: RSITMD/README.md",
+    "clipmill: kind F, a .csv without a header",
+    "huggingface/datasets#7337",
+    "BAAI-DCAI/Bunny#92",
+    "bonjiminium/nanochat-vl: tasks/flickr8k.py",
+)
+OF_A_TABLE = [
+    row
+    for row in (*TABLES, *CHATS)
+    if row.captions and not any(name.endswith(".txt") for name in row.files)
+]
+
+
+@pytest.mark.parametrize("row", OF_A_TABLE, ids=lambda row: row.source)
+def test_a_recipe_reads_the_rows_that_try_reads(row: Row, tmp_path: Path) -> None:
+    """The captions of all rows; a recipe asks for the exact name of each picture."""
+    folder = write(row, tmp_path)
+    tried = read_pictures(str(folder), named_by(row.words), 1000)
+    form = re.search(r"\(columns (\S+) and (\S+)\)", tried.form)
+    assert form is not None
+    rows: list[str] = []
+    for name in (name for name in row.files if is_table(name) and "instances" not in name):
+        marks = [mark for mark in "\t|" if mark in str(row.files[name]).split("\n")[0]]
+        mark = marks[0] if marks and name.endswith(".csv") else ","
+        columns = {column.strip(): column for column in column_names(str(folder / name), mark)}
+        file, caption = (columns.get(column, column) for column in form.groups())
+        table = PairTable(Source(kind="table", paths=("t",), delimiter=mark), file, caption)
+        with contextlib.suppress(ValueError):
+            rows += [each[2].strip() for each in table.rows(str(folder / name), Counter())]
+    read_by_try = sorted(pair.caption for pair in tried.pairs)
+    if row.source in ONLY_TRIED:
+        assert not rows
+    else:
+        assert len(rows) == len(read_by_try) + tried.rejected["missing_file"]
+        assert not Counter(read_by_try) - Counter(rows)

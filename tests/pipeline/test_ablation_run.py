@@ -164,6 +164,21 @@ def stages_of(monkeypatch: pytest.MonkeyPatch, folder: Path, scorer: str, web: s
     return (folder / "lines").read_text().split()
 
 
+def test_a_logged_command_leaves_its_output_and_shows_its_end_where_it_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "end.py").write_text("import sys; print('one'); sys.exit('error: no rows')")
+    scripts_in(tmp_path, monkeypatch)
+    seen: list[str] = []
+    log = tmp_path / "logs" / "try.log"
+    for _ in range(2):
+        with pytest.raises(subprocess.CalledProcessError):
+            ablation_run.run_logged(["end.py"], log, seen.append)
+    lines = ["$ clipmill end.py", "one", "error: no rows"]
+    assert seen == log.read_text().splitlines() == lines * 2
+    assert "error: no rows" in capfd.readouterr().err
+
+
 WEB = """
 import sys, time
 from pathlib import Path

@@ -192,7 +192,7 @@ def test_a_table_without_a_header(tmp_path: Path) -> None:
     assert texts(tmp_path / "t.csv", columns=("url", "caption")) == [("1", 'a, "b\nc'), ("2", "d")]
     for name in ("t.parquet", "t.jsonl"):
         table(tmp_path / name)
-        with pytest.raises(ValueError, match=r"only \.tsv and \.csv can be; leave it out"):
+        with pytest.raises(ValueError, match=r"only \.tsv, \.csv, \.txt can be; leave it out"):
             read(tmp_path / name, columns=("url", "caption"))
 
 

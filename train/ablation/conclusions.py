@@ -245,8 +245,9 @@ def _caution(primary: TaskResult, by_others: Sequence[TaskResult]) -> str:
 # --- looks ----------------------------------------------------------------------------------------
 
 MORE_SEEDS = (
-    "More seeds: a new manifest with `stop` plans the looks at them. Seeds that are added to this "
-    "one count as another look, with wider intervals."
+    "More seeds: in a new manifest, `stop: {at_least: 2}` runs them in rounds and ends with the "
+    "round that decides an arm; all looks are planned. Seeds that are added to this one count as "
+    "another look, with wider intervals."
 )
 
 
