@@ -1012,6 +1012,8 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
     if any(SETTING_PREFIX.match(name) or METRIC_PREFIX.match(name) for name in values):
         return False
     known = [name for name in values if name_facts(name).higher is not None]
+    if known and _have_settings(frame, roles):
+        return False
     if 3 * len(known) > len(values) * bool(roles.task):  # a name may hold a metric's word by chance
         return False
     if not are_of_one_size(frame, roles):
@@ -1021,6 +1023,20 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
     if frame.history:
         return False
     return bool(roles.task or roles.metric or roles.seed)
+
+
+def _have_settings(frame: Frame, roles: Roles) -> bool:
+    """Whether settings vary inside of one seed and task, so that they are what is compared."""
+    groups = group_codes(frame, (*roles.seed, *roles.task))
+    settings = [name for name in roles.of("setting") if len(frame.columns[name].present()) > 1]
+    for name in settings:
+        codes = frame.columns[name].codes.astype(np.int64)
+        pairs = groups * (int(codes.max(initial=0)) + 1) + codes
+        if 2 * len(frame.columns[name].present()) <= frame.rows and (
+            len(np.unique(pairs)) > len(np.unique(groups))
+        ):  # fmt: skip
+            return True
+    return False
 
 
 def are_of_one_size(frame: Frame, roles: Roles) -> bool:

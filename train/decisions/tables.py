@@ -130,7 +130,8 @@ class Results:
     arms, tasks, metrics: the names; arm_N …: the place of each measurement's name. seed_N: run
     numbers. scales: {number: name}. higher_N: 1, 0, or -1 where the file does not say. costs:
     scales are what a run costs, samples or tokens seen. paired: runs of one seed belong together;
-    else the runs of an arm have no order. blocks: names of what crosses the arms. seeds: names of
+    else the runs of an arm have no order. blocks: names of what crosses the arms. block_columns: the columns that
+    these come from. seeds: names of
     seeds that are no whole numbers. shares: tasks or metrics whose cells have percent signs.
     account: what became of rows, columns and cells. one_arm: why there is one
     arm only, with the columns that could name it. named_tasks: tasks are cells of a column, not
@@ -155,6 +156,7 @@ class Results:
     costs: bool = False
     paired: bool = True
     blocks: tuple[str, ...] = ()
+    block_columns: tuple[str, ...] = ()
     seeds: dict[int, str] = field(default_factory=dict)
     shares: frozenset[str] = frozenset()
     account: Account = NO_ACCOUNT
@@ -1069,7 +1071,7 @@ class _Reading:
             notes=tuple(dict.fromkeys(self.notes)), per_sample=lists,
             costs=any(plain_name(name) in COSTS for name in roles.scale),
             paired=has_seeds and roles.paired and not roles.runs,
-            blocks=blocks if roles.block else (), seeds=seeds,
+            blocks=blocks if roles.block else (), block_columns=roles.block, seeds=seeds,
             shares=frozenset(self.shares if not roles.is_long else ()), one_arm=self._one_arm(),
             named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
         )  # fmt: skip
@@ -1129,7 +1131,7 @@ class _Reading:
         value_of[keys_N[order[first]]] = cells.value_N[order[first]]
         differs = cells.value_N != value_of[keys_N]
         several_N = counts[keys_N] > 1
-        if has_seeds:  # rows of one value repeat each other
+        if has_seeds and len(keys_N) < 2 * len(counts):  # few rows of one value repeat others
             several_N &= np.isin(keys_N, np.unique(keys_N[differs]))
         self._ask(keys_N, several_N, "seed" if has_seeds else "", None)
         if has_seeds and differs.any():
@@ -1196,9 +1198,9 @@ class _Reading:
             for each in names
         )
         is_other = not (steps or is_labelled)
-        is_last = not roles.seed and plain in ("epoch", "epochs", "episode")
+        is_last = plain in ("epoch", "epochs", "episode")
         last = tuple(steps[:1] or names[:1])
-        block = (*told.get("block", ()), *names)
+        block = _beside(roles.task, (*told.get("block", ()), *names))
         chosen = self._commonest(names, rows_N)
         alone = [
             each for each in self.frame.columns if roles.given.get(each, ("",))[0] == "identifier"
@@ -1216,7 +1218,7 @@ class _Reading:
                 {"arm": names, "task": (*roles.task, *own)}, "block")),
             (is_other and (is_one or is_finer), Way("the arms", {"arm": names}, "arm")),
             (bool(labels), Way("it names each of them", {"arm": tuple(labels)})),
-            (is_other, Way("what crosses the arms", {"block": block}, "block")),
+            (is_other, Way("what crosses the arms", block, "block" if "block" in block else "task")),
             (not is_labelled and not are_settings,
              Way("what counts runs", {"seed": (*roles.seed, *names)}, "seed")),
             (is_other and bool(own), Way("parts of the arm", {"arm": (*own, *names)}, "arm")),
@@ -1247,9 +1249,9 @@ class _Reading:
         fewest = sorted((name for name in counts if counts[name] > 1), key=counts.__getitem__)
         rest = (*self.told.names.get("block", ()), *own)
         return [
-            Way(f"to compare {name!r}", {
-                "arm": (name,), "block": (*rest, *(each for each in names if each != name))
-            }, "block")
+            Way(f"to compare {name!r}", {"arm": (name,)} | _beside(
+                self.roles.task, (*rest, *(each for each in names if each != name))
+            ), "block")
             for name in fewest[:SHOWN] if 3 * counts[name] <= self.frame.rows
         ]  # fmt: skip
 
@@ -1399,6 +1401,13 @@ class _Reading:
             rows_used=used, rows_left_out=_counts(self.rows_out), cells=self.attempted,
             cells_used=len(self.cells.value_N), cells_left_out=_counts(self.cells_out)
         )  # fmt: skip
+
+
+def _beside(tasks: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Options for what crosses the arms: files are conditions of a test, which is the task."""
+    blocks = tuple(name for name in names if name != "file")
+    found = {"block": blocks} if blocks else {}
+    return found | ({"task": (*tasks, "file")} if "file" in names else {})
 
 
 def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) -> Way | None:

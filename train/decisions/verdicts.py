@@ -34,6 +34,7 @@ from train.stats.signals import MetricSignal, metric_signals
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
 LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
+LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
 LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
 LEAST_PERCENT = 1.5  # a value above it is no share
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
@@ -74,8 +75,9 @@ class Decision:
     no plain seeds. tasks: the results of every task. task_values: their runs. signals: which metric
     of which task separates the arms best. seeds_for_effect: None where no number suffices, or
     nothing was asked or is known. sampling: half of the 95 % interval that the test samples alone
-    leave to a difference of two runs, where nothing else is known. blocks: the names of what
-    crosses the arms. interaction: whether the differences change with the block. refusals: what
+    leave to a difference of two runs, where nothing else is known. over: of what the blocks are a
+    sample where each holds one run of an arm, `8 values of 'lr', one run each`; "" elsewhere.
+    blocks: the names of what crosses the arms. interaction: whether the differences change with the block. refusals: what
     cannot be decided, and why. notes: what was guessed. account: what became of every column, row
     and cell, and how each metric is read.
     """
@@ -96,6 +98,7 @@ class Decision:
     effect: float | None
     seeds_for_effect: int | None
     sampling: float | None
+    over: str
     blocks: tuple[str, ...]
     interaction: Interaction | None
     refusals: tuple[str, ...]
@@ -155,6 +158,7 @@ def decide(results: Results, question: Question) -> Decision:
     if not chosen:
         raise ValueError("no row is left to compare")
     facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
+    facts |= _as_siblings(table, facts)
     _check_one_unit(
         table, facts, {task: name for task, name in chosen.items() if question.task in (None, task)}
     )
@@ -168,7 +172,14 @@ def decide(results: Results, question: Question) -> Decision:
     tables = _scores(table, chosen, largest, facts, arms, question)
     can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
     _check_band(tables, facts, chosen, question)
-    analysis = _analysis(tables, baseline, arms, question, table, average=can_average)
+    over = _over(table, tables)
+    if over and len(set(table.blocks.values())) < LEAST_BLOCKS:
+        refusals.append(f"no verdict: of {over}, and what another block would show is not known")
+        over = ""
+        analysed = {task: _without_runs(scores) for task, scores in tables.items()}
+    else:
+        analysed = tables
+    analysis = _analysis(analysed, baseline, arms, question, table, average=can_average)
     first = next(iter(analysis.tasks)) if results.named_tasks else _first_task(analysis.tasks)
     result = analysis.average or analysis.tasks[first]
     if question.task is not None:
@@ -182,6 +193,11 @@ def decide(results: Results, question: Question) -> Decision:
     notes += _ties(table, chosen, largest, arms)
     samples = _samples_of_task(table, chosen, result)
     notes += _small_test_set(result, values, samples)
+    if question.task is None and result is not analysis.average and len(analysis.tasks) > 1:
+        notes.append(
+            f"the intervals hold for all {len(analysis.tasks)} tasks together, as none was chosen: "
+            f"with --task {result.task!r} they are those of one"
+        )
     noise, effect = analysis.noises[result.task], question.effect
     factors = {task: _factor(facts[task, chosen[task]]) for task in tables}
     if effect is not None:
@@ -213,6 +229,7 @@ def decide(results: Results, question: Question) -> Decision:
         effect=effect,
         seeds_for_effect=noise.seeds_for(effect) if noise and effect is not None else None,
         sampling=None if noise else _sampling(result, values, samples),
+        over=over,
         blocks=results.blocks,
         interaction=both,
         refusals=tuple(refusals),
@@ -443,6 +460,16 @@ def _is_one_run_in_blocks(
     return is_one_run
 
 
+def _over(table: _Table, tables: Mapping[str, TaskScores]) -> str:
+    """What the blocks are, where none has two runs of an arm, so that blocks stand for runs."""
+    places = table.blocks
+    runs = [own for scores in tables.values() for own in scores.values.values()]
+    if not places or any(len({places[run] for run in own}) < len(own) for own in runs):
+        return ""
+    names = " and ".join(map(repr, table.results.block_columns))
+    return f"{len(table.results.blocks)} values of {names}, one run each"
+
+
 def _over_blocks(r: Results, notes: list[str]) -> Results:
     """One measurement for each arm, seed, task, metric and scale: the mean over the blocks. What
     lacks a block that others of its task and metric have is left out.
@@ -529,6 +556,29 @@ def _unit(
         is_percent = high <= 100 and float(np.median(values)) > 1
         return ("percent", "values") if is_percent or not bounded else ("", "values")
     return by_name, "name" if by_name else "guess"
+
+
+def _as_siblings(table: _Table, facts: Mapping[Key, MetricFacts]) -> dict[Key, MetricFacts]:
+    """Columns with names that say nothing, beside one that is known to be in percent: where all lie
+    between 1 and 100 they have its direction and its unit.
+    """
+    r = table.results
+    unknown = [key for key, of in facts.items() if of.direction_from == of.unit_from == "guess"]
+    known = [key for key in facts if key not in unknown]
+    percent = [key for key in known if facts[key].unit == "percent"]
+    if r.named_tasks or len(unknown) < 2 or percent != known or len({k[1] for k in facts}) > 1:
+        return {}
+    values = np.concatenate([r.value_N[p] for key in facts for p in table.by_key[key].values()])
+    if not percent or values.min() < 1 or values.max() > 100:
+        return {}
+    like = facts[percent[0]]
+    source = f"guess: as {like.task}, beside which it stands"
+    return {
+        key: replace(
+            facts[key], unit="percent", higher_is_better=like.higher_is_better, unit_from=source,
+            direction_from=source
+        ) for key in unknown
+    }  # fmt: skip
 
 
 def _check_one_unit(
@@ -680,7 +730,7 @@ def _can_average(
     stems = Counter(task_stem(task) for task, one in singles.items() if one.metric == "value")
     bare = bare or [task for task in singles if stems[task_stem(task)] > 1 and is_known(task)]
     words = {deciding_words(task) for task, one in singles.items() if one.metric == "value"}
-    is_one_metric = named or len(words) < 2
+    is_one_metric = named or len({each - {"score", "scores"} for each in words}) < 2
     if len({scores.higher_is_better for scores in singles.values()}) > 1:
         why = "metrics of both directions"
     elif len(units) > 1 or (units == {""} and len(metrics) > 1):
@@ -863,16 +913,20 @@ def _ties(table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence
     """Notes on arms with equal values in every run and task, which are arms all the same."""
     if len(arms) > MOST_SIGNALS:
         return []
-    values: dict[str, list[tuple[str, int, float]]] = {arm: [] for arm in arms}
-    for task, metric in chosen.items():
-        for arm, own in table.runs((task, metric), scale).items():
+    values: dict[str, list[tuple[Key, int, float]]] = {arm: [] for arm in arms}
+    for key in chosen.items():
+        for arm, own in table.runs(key, scale).items():
             if arm in values:
-                values[arm] += [(task, run, value) for run, value in own.items()]
-    first: dict[frozenset[tuple[str, int, float]], str] = {}
+                values[arm] += [(key, run, value) for run, value in own.items()]
+    others = [key for key in list(table.by_key)[:MOST_SIGNALS] if key not in chosen.items()]
+    first: dict[frozenset[tuple[Key, int, float]], str] = {}
     notes = []
     for arm, of_arm in values.items():
         original = first.setdefault(frozenset(of_arm), arm)
-        if original != arm and len(of_arm) > 2:
+        if original == arm or len(of_arm) < 3:
+            continue
+        runs = (table.runs(key, scale) for key in others)
+        if all(own.get(arm) == own.get(original) for own in runs):
             notes.append(f"{arm} has the same values as {original} in every run: is it a copy?")
     return notes[:5]
 
