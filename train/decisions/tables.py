@@ -1244,7 +1244,8 @@ class _Reading:
             return []
         counts = {
             name: len(self.frame.columns[name].present()) for name in names
-            if not CROSSING.fullmatch(plain_name(name)) and name != "file"
+            if self.roles.given[name][0] != "identifier" and not CROSSING.fullmatch(
+                plain_name(name)) and name != "file"
         }  # fmt: skip
         fewest = sorted((name for name in counts if counts[name] > 1), key=counts.__getitem__)
         rest = (*self.told.names.get("block", ()), *own)

@@ -32,6 +32,7 @@ from train.stats.scales import Column, ScaleDecision, ScaleTables
 from train.stats.signals import MetricSignal, metric_signals
 
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
+COSTS = re.compile(r"(^|_)(latency|memory|vram|ms|fps|throughput|energy|watts|price|cost)(_|$)")
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
 LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
 LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
@@ -787,7 +788,7 @@ def _first_task(tasks: Mapping[str, TaskResult]) -> str:
 
 def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     """The place of a metric among those that could decide: of a test set before a training set, the
-    likeliest headline, a time last, a metric whose name is known, a test set before the one that a
+    likeliest headline, a time or a cost last, a metric whose name is known, a test set before the one that a
     run was chosen on.
     """
     plain = plain_name(name)
@@ -795,7 +796,7 @@ def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     ranks = [n for n, each in enumerate(HEADLINES) if re.search(rf"(^|_){each}$", plain)]
     is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & words)
     is_chosen_on = bool({"val", "valid", "validation", "dev"} & words)
-    is_time = TIMES.search(plain) is not None
+    is_time = TIMES.search(plain) is not None or COSTS.search(plain) is not None
     return is_early, min(ranks, default=99), is_time, not is_known(name), is_chosen_on
 
 
