@@ -152,7 +152,7 @@ class NameFacts:
 @lru_cache(CACHED)
 def plain_name(name: str) -> str:
     """A column's name in lower case, words joined by _, without the prefixes of trackers."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name)
+    text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|((?<=[a-z]{4})|(?<=\d))(?=[A-Z]$)", "_", name)
     text = PREFIXES.sub("", text.lower())
     return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
 

@@ -74,7 +74,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"batch_idx|round|rounds|it)", "by its name: a step of training"),
         ("scale", r"samples_seen|tokens_seen|scale|tokens|compute|(n|num|train\w*)_tokens",
          "by its name: how large a run was"),
-        ("time", r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
+        ("time", r"(\w+_)?(train|test|eval|fit|tune|build|load|predict|inference)_(s|secs?|ms|min)|"
+         r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
          r"steps_per_second|tokens_per_second|jit_compilation_time)|"
          r"_?(\w+_)?(runtime|timestamp|datetime\w*|duration|elapsed\w*|seconds|secs|hours|hrs|"
          r"minutes|mins|created(_at)?|started(_at)?|finished_at|updated(_at)?|ended(_at)?|eta|"
@@ -396,7 +397,7 @@ def _is_numeric(name: str, column: Column) -> bool:
             others += count
     is_metric = is_known(name) and not _is_text_name(name)
     if not numbers:
-        return is_metric and any(re.search(r"\d", str(value)) for value in column.present()[:50])
+        return is_metric and any(re.match(r"\W*\d", str(value)) for value in column.present()[:50])
     return numbers >= others or (is_metric and numbers * 5 >= others)
 
 
@@ -573,6 +574,7 @@ def _spreads_of_others(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) 
         of = next((plain[each] for each in candidates if each != own and each in plain), None)
         if (
             of is not None
+            and base != own
             and roles.given[of][0] in ("metric", "value")
             and not _are_complements(frame.columns[of], frame.columns[name])
         ):

@@ -30,6 +30,7 @@ from train.decisions.metric_names import is_known, name_facts, plain_name
 from train.decisions.roles import (
     ARM_WORDS,
     CROSSING,
+    METRIC_PREFIX,
     NO_ARM,
     SHOWN,
     Columns,
@@ -87,6 +88,7 @@ RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repea
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 MOST_TRIED = 300_000  # cells of a table that is read again for each answer of a question
+MOST_WORDS = 9  # columns of an answer, where another one has fewer
 MOST_CHOICES = 2  # of values for --where
 SOME, LONG_TEXT = 50, 40  # cells of a column, and the letters of a text that names nothing
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
@@ -502,6 +504,8 @@ class _Reading:
             if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
                 tried = (_completed(frames, self.told, way) for way in ways)
                 ways = [way for way in tried if way is not None] or ways
+                short = [way for way in ways if sum(map(len, way.names.values())) <= MOST_WORDS]
+                ways = short or ways
             shown = ", ".join(dict.fromkeys(way.text for way in ways))
             raise ValueError(f"{name}: {question.text}{shown}") from None
         except ValueError as error:
@@ -1202,6 +1206,11 @@ class _Reading:
         last = tuple(steps[:1] or names[:1])
         block = _beside(roles.task, (*told.get("block", ()), *names))
         chosen = self._commonest(names, rows_N)
+        arms_N = arms.codes.astype(np.int64)
+        designed = tuple(
+            each for each in names
+            if is_design(self.frame.columns[each].taken(self.cells.row_N), arms_N)
+        )
         alone = [
             each for each in self.frame.columns if roles.given.get(each, ("",))[0] == "identifier"
             and each != "file" and len(self.frame.columns[each].present()) == self.frame.rows
@@ -1225,7 +1234,8 @@ class _Reading:
             (is_other, Way("parts of the task", {"task": (*roles.task, *names)}, "task")),
             *((is_other, way) for way in self._other_arms(names, own)),
             (are_settings and not roles.seed and bool(alone), Way(
-                "each row is a run", {"seed": tuple(alone[:1])})),
+                "each row is a run", {"block": designed, "seed": tuple(alone[:1])}
+                if designed else {"seed": tuple(alone[:1])})),
             (roles.arm != ("file",) and len(files) > 1 and "file" not in names,
              Way("each file is one", {"arm": ("file",)})),
             *((not is_labelled, Way("", {}, "where", one)) for one in chosen),
@@ -1325,7 +1335,8 @@ class _Reading:
             if name in (*roles.metric, *roles.arm):
                 continue
             column = self.frame.columns[name]
-            if role == "metric" and (roles.is_long or is_known(name) or not are_whole(column)):
+            is_metric = roles.is_long or is_known(name) or METRIC_PREFIX.match(name)
+            if role == "metric" and (is_metric or not are_whole(column)):
                 continue
             if len(self.table["arm"].present()) > 1 and is_design(
                 column.taken(self.cells.row_N), arms_N

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -33,6 +33,7 @@ from train.stats.signals import MetricSignal, metric_signals
 
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 COSTS = re.compile(r"(^|_)(latency|memory|vram|ms|fps|throughput|energy|watts|price|cost)(_|$)")
+NO_RANK, MOST_HEADLINES = 99, 20  # the place of other names; how many are looked at
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
 LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
 LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
@@ -181,7 +182,9 @@ def decide(results: Results, question: Question) -> Decision:
     else:
         analysed = tables
     analysis = _analysis(analysed, baseline, arms, question, table, average=can_average)
-    first = next(iter(analysis.tasks)) if results.named_tasks else _first_task(analysis.tasks)
+    first = next(iter(analysis.tasks)) if results.named_tasks else _first_that_varies(
+        list(analysis.tasks), lambda task: [tables[task].values]
+    )  # fmt: skip
     result = analysis.average or analysis.tasks[first]
     if question.task is not None:
         result = analysis.tasks[question.task]
@@ -194,7 +197,8 @@ def decide(results: Results, question: Question) -> Decision:
     notes += _ties(table, chosen, largest, arms)
     samples = _samples_of_task(table, chosen, result)
     notes += _small_test_set(result, values, samples)
-    if question.task is None and result is not analysis.average and len(analysis.tasks) > 1:
+    several = question.task is None and result is not analysis.average and len(analysis.tasks) > 1
+    if several and result.comparisons:
         notes.append(
             f"the intervals hold for all {len(analysis.tasks)} tasks together, as none was chosen: "
             f"with --task {result.task!r} they are those of one"
@@ -331,8 +335,21 @@ def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
         if question.metric is not None:
             chosen[task] = question.metric
             continue
-        chosen[task] = min(names, key=_headline_place)
+        chosen[task] = _first_that_varies(
+            names, lambda metric, task=task: [  # type: ignore[misc]
+                table.runs((task, metric), scale) for scale in table.by_key[task, metric]]
+        )  # fmt: skip
     return chosen
+
+
+def _first_that_varies(names: Sequence[str], runs_of: Callable[[str], Sequence[Runs]]) -> str:
+    """The likeliest headline; of names that are none, one that differs between runs of an arm."""
+    ordered = sorted(names, key=_headline_place)
+    for name in ordered[:MOST_HEADLINES]:
+        values = [own for runs in runs_of(name) for own in runs.values() if len(own) > 1]
+        if _headline_place(name)[1] < NO_RANK or not values or any(map(_varies, values)):
+            return name
+    return ordered[0]
 
 
 def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
@@ -560,25 +577,25 @@ def _unit(
 
 
 def _as_siblings(table: _Table, facts: Mapping[Key, MetricFacts]) -> dict[Key, MetricFacts]:
-    """Columns with names that say nothing, beside one that is known to be in percent: where all lie
-    between 1 and 100 they have its direction and its unit.
+    """Columns without a unit beside one that is known to be in percent: where all lie between 1 and
+    100 they have its unit, and its direction where their names say none.
     """
     r = table.results
-    unknown = [key for key, of in facts.items() if of.direction_from == of.unit_from == "guess"]
-    known = [key for key in facts if key not in unknown]
-    percent = [key for key in known if facts[key].unit == "percent"]
-    if r.named_tasks or len(unknown) < 2 or percent != known or len({k[1] for k in facts}) > 1:
+    percent = [of for of in facts.values() if of.unit == "percent"]
+    unknown = {key: of for key, of in facts.items() if not of.unit and of.unit_from == "guess"}
+    known = {of.higher_is_better for of in facts.values() if of.direction_from != "guess"}
+    is_open = r.named_tasks or len(percent) + len(unknown) < len(facts) or len(known) > 1
+    if not percent or is_open or len({metric for _, metric in facts}) > 1:
         return {}
     values = np.concatenate([r.value_N[p] for key in facts for p in table.by_key[key].values()])
-    if not percent or values.min() < 1 or values.max() > 100:
+    if values.min() < 1 or values.max() > 100:
         return {}
-    like = facts[percent[0]]
-    source = f"guess: as {like.task}, beside which it stands"
+    like, source = percent[0], f"guess: as {percent[0].task}, beside which it stands"
     return {
         key: replace(
-            facts[key], unit="percent", higher_is_better=like.higher_is_better, unit_from=source,
-            direction_from=source
-        ) for key in unknown
+            of, unit="percent", unit_from=source, higher_is_better=like.higher_is_better,
+            direction_from=source if of.direction_from == "guess" else of.direction_from
+        ) for key, of in unknown.items()
     }  # fmt: skip
 
 
@@ -781,11 +798,6 @@ def _check_band(
         )
 
 
-def _first_task(tasks: Mapping[str, TaskResult]) -> str:
-    """The task that decides where there is no average."""
-    return min(tasks, key=_headline_place)
-
-
 def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     """The place of a metric among those that could decide: of a test set before a training set, the
     likeliest headline, a time or a cost last, a metric whose name is known, a test set before the one that a
@@ -797,7 +809,7 @@ def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & words)
     is_chosen_on = bool({"val", "valid", "validation", "dev"} & words)
     is_time = TIMES.search(plain) is not None or COSTS.search(plain) is not None
-    return is_early, min(ranks, default=99), is_time, not is_known(name), is_chosen_on
+    return is_early, min(ranks, default=NO_RANK), is_time, not is_known(name), is_chosen_on
 
 
 def _analysis(
