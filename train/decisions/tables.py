@@ -504,7 +504,7 @@ class _Reading:
             if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
                 tried = (_completed(frames, self.told, way) for way in ways)
                 ways = [way for way in tried if way is not None] or ways
-                short = [way for way in ways if sum(map(len, way.names.values())) <= MOST_WORDS]
+                short = [way for way in ways if len(way.where) + sum(map(len, way.names.values())) <= MOST_WORDS]
                 ways = short or ways
             shown = ", ".join(dict.fromkeys(way.text for way in ways))
             raise ValueError(f"{name}: {question.text}{shown}") from None
