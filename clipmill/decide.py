@@ -122,7 +122,9 @@ def decide_results(
         effect=effect, band=equivalence, noise=noise
     )  # fmt: skip
     paths = [str(reader.shipped(path)) for path in (results, *more)]
-    columns = Columns(names=names, where=_pairs("--where", where), pattern=pattern, table=table)
+    columns = Columns(
+        names=names, where=_pairs("--where", where), pattern=pattern, table=table, baseline=baseline
+    )
     decision = decide(read_results(paths, columns), question)
     console.show(*decision_lines(decision))
     if page is not None:

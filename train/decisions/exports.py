@@ -26,6 +26,7 @@ from train.decisions.page import (
     seen_texts,
     shown_band,
     task_texts,
+    runs_head,
     title_of,
     unit_mark,
 )
@@ -105,7 +106,7 @@ def _table(d: Decision) -> list[tuple[str, str, str, str, str]]:
     """The head and a row for each arm, as in the terminal."""
     unit = wording.unit_of_difference(d.result.unit) or "difference"
     score_head = f"{title_of(d)}{unit_mark(d.result.unit)}"
-    rows = [("arm", "runs", score_head, f"{unit} to {d.baseline} [95 %]", "verdict")]
+    rows = [("arm", runs_head(d), score_head, f"{unit} to {d.baseline} [95 %]", "verdict")]
     for arm, runs, score, row in arm_rows(d):
         words = ("", BASELINE if arm == d.baseline else NOT_COMPARED)
         if row is not None:

@@ -105,7 +105,8 @@ PERCENT = re.compile(r"%|\b(percent|pct)\b|_(pct|percent)(_|$)", re.I)
 # Where nothing else was measured, less of a time is better.
 TIMES = re.compile(r"(^|_)(time|runtime|duration|elapsed|seconds|secs|walltime|wall|hours)(_|$)")
 AVERAGES = re.compile(
-    r"(^|_)(average|avg|averaged|overall|macro|aggregated?|aggregate)(_|$)|^mean(_(acc|accuracy|score|"
+    r"(^|_)(average|avg|averaged|overall|macro(?!_(f\d|f_?score|precision|recall|auc|ap))|"
+    r"aggregated?|aggregate)(_|$)|^mean(_(acc|accuracy|score|"
     r"scores|perf|performance|result|of_\w+))?$|(_|^)(acc|accuracy|score|performance)_mean$"
 )
 # Data sets whose name holds a word of the table above.
@@ -151,7 +152,7 @@ class NameFacts:
 @lru_cache(CACHED)
 def plain_name(name: str) -> str:
     """A column's name in lower case, words joined by _, without the prefixes of trackers."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", "_", name)
+    text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|((?<=[a-z]{4})|(?<=\d))(?=[A-Z]$)", "_", name)
     text = PREFIXES.sub("", text.lower())
     return re.sub(r"[^a-z0-9]+", "_", text).strip("_")
 
@@ -166,7 +167,8 @@ def name_facts(name: str) -> NameFacts:
     higher = direction_of(name, plain)
     if higher is None and TIMES.search(plain):
         higher = False
-    is_share = SHARES.search(plain) is not None and not _is_loss(plain)
+    is_area = re.search(r"(?<!roc_)(?<!pr_)curve", plain) is not None  # of a curve of any unit
+    is_share = SHARES.search(plain) is not None and not _is_loss(plain) and not is_area
     unit = "percent" if PERCENT.search(name) and higher is not None else "share" * is_share
     if not unit and higher is not None:
         found = next(((one, own) for pattern, own in UNITS if (one := pattern.search(plain))), None)

@@ -40,7 +40,7 @@ def decision_lines(d: Decision, width: int = WIDTH) -> list[str]:
     Nothing in it acts on a terminal. width: the cells of a line; a longer name is not cut.
     """
     rows = arm_rows(d)
-    table = [(title_of(d), "runs", f"mean ± SD{unit_mark(d.result.unit)}", _head(d), "")]
+    table = [(title_of(d), runs_head(d), f"mean ± SD{unit_mark(d.result.unit)}", _head(d), "")]
     for arm, runs, score, row in rows[:MOST_ARMS]:
         words = (wording.difference(row), row.verdict) if row is not None else ("", "")
         table.append((arm, str(runs), score, *words))
@@ -115,7 +115,13 @@ def title_of(d: Decision) -> str:
     """The task and the metric of the headline, and its scale where there are several."""
     name = f"average of {len(d.tasks)} tasks" if d.task == AVERAGE else d.task
     parts = [name] if d.metric == "value" else [name, d.metric]
-    return ", ".join([*parts, d.scale] if d.scale else parts)
+    parts += [d.scale] if d.scale else []
+    return ", ".join([*parts, f"over {d.over}"] if d.over else parts)
+
+
+def runs_head(d: Decision) -> str:
+    """What is counted: blocks, where each holds one run of an arm, or runs."""
+    return "blocks" if d.over else "runs"
 
 
 def headline(d: Decision) -> str:
@@ -150,7 +156,7 @@ def seen_texts(d: Decision) -> list[str]:
     """What these runs can see, and what it takes to see more."""
     unit = d.result.unit
     seeds = [row.n for row in d.result.comparisons if row.n]
-    word = "seeds" if d.paired else "runs"
+    word = "blocks" if d.over else "seeds" if d.paired else "runs"
     texts = guess_texts(d)
     texts += wording.power_texts(d.result, int(np.median(seeds)), word) if seeds else []
     if d.effect is not None and texts:
@@ -199,7 +205,7 @@ def block_texts(d: Decision) -> list[str]:
     if both.p is None:
         first = (
             "Each arm has one run in a block, so what blocks do to the differences is a part of "
-            "their noise."
+            "their noise, and the interval is for blocks like these."
         )
     elif both.p < ALPHA:
         first = (

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,10 @@ from train.decisions.metric_names import (
 )
 
 ARM_WORDS = (
-    "arm", "variant", "treatment", "condition", "recipe", "method", "methods", "approach",
-    "algorithm", "algo", "strategy", "technique", "system", "model", "models", "model_name", "name",
-    "group", "experiment", "experiment_name", "exp", "exp_name", "run_group", "run_name",
-    "display_name", "policy", "agent", "config", "config_name", "configuration", "setup",
+    "arm", "variant", "treatment", "recipe", "method", "methods", "approach", "algorithm", "algo",
+    "strategy", "technique", "system", "model", "models", "model_name", "setup", "condition",
+    "name", "group", "experiment", "experiment_name", "exp", "exp_name", "run_group", "run_name",
+    "display_name", "policy", "agent", "config", "config_name", "configuration",
     "architecture", "arch", "backbone", "network", "net", "encoder", "classifier", "estimator",
     "detector", "learner", "solver", "heuristic", "framework", "baseline", "team", "submission",
     "participant", "ablation", "run", "runs", "pretrained", "checkpoint", "train_data",
@@ -74,7 +74,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"batch_idx|round|rounds|it)", "by its name: a step of training"),
         ("scale", r"samples_seen|tokens_seen|scale|tokens|compute|(n|num|train\w*)_tokens",
          "by its name: how large a run was"),
-        ("time", r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
+        ("time", r"(\w+_)?(train|test|eval|fit|tune|build|load|predict|inference)_(s|secs?|ms|min)|"
+         r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
          r"steps_per_second|tokens_per_second|jit_compilation_time)|"
          r"_?(\w+_)?(runtime|timestamp|datetime\w*|duration|elapsed\w*|seconds|secs|hours|hrs|"
          r"minutes|mins|created(_at)?|started(_at)?|finished_at|updated(_at)?|ended(_at)?|eta|"
@@ -109,11 +110,11 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"upper)_(bound|limit|ci|err(or)?)\w*|variation|(\w+_)?([tzf]_?test|[tzf]_?stat\w*|"
          r"[tzf]_value|p_?val(ue)?s?|[pt]_?adj\w*|wilcoxon\w*|cohens?_d|effect_size|significan\w+)",
          "by its name: a spread, not a value"),
-        ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?(lr|learning_rate|wd|"
+        ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?versions?|(\w+_)?(lr\d*|learning_rate|wd|"
         r"weight_decay|batch_?size|bs|bsz|dropout\w*|"
-         r"momentum|beta\d?|beta_\d|betas|gamma|alpha|lambda|lam|tau|temperature|temp|eps|epsilon|"
+         r"num_\w+_steps|height|momentum|beta\d?|beta_\d|betas|gamma|alpha|lambda|lam|tau|temperature|temp|eps|epsilon|"
          r"warmup|optimizer|optim|scheduler|schedule|hidden\w*|width|depth|layers|n_layers|heads|dim|"
-         r"dims|dimension|embed\w*|params|parameters|mparams|param_count|params_count|n_params|num_params|n_hidden|n_estimators|n_neighbors|n_clusters|bsz|gnorm|clip|loss_scale|ups|gb_free|flops|gflops|macs|gmacs|image_size|"
+         r"dims|dimension|embed\w*|paras?|params|parameters|mparams|param_count|params_count|n_params|num_params|n_hidden|n_estimators|n_neighbors|n_clusters|bsz|gnorm|clip|loss_scale|ups|gb_free|flops|gflops|macs|gmacs|image_size|"
          r"img_size|input_size|resolution|res|patch_size|crop|crop_pct|num_workers|workers|"
          r"world_size|n_gpus|num_gpus|ngpu|precision|dtype|fp16|bf16|amp|ema\w*|clip_grad\w*|grad_\w+|"
          r"max_len\w*|max_seq\w*|seq_len\w*|context\w*|threshold|thr|thresh|top_p|"
@@ -144,8 +145,11 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     )
 )  # fmt: skip
 SETTING_PREFIX = re.compile(
-    r"^(best_)?(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)[./_]", re.I
+    r"^((best_)?(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)|parameters|settings)[./_]",
+    re.I,
 )
+CHOSEN = re.compile(r"^(config|cfg|params?|parameters|hparams?|args|hyperparameters|settings)[./]", re.I)
+STATE = re.compile(r"(sys_)?(crashed|failed|finished|completed)")
 METRIC_PREFIX = re.compile(r"^(metrics?|summary|scores?|results?|eval|test|val|valid)[./]", re.I)
 SPREAD_OF = re.compile(
     r"(_|\b)(std|stdev|stddev|std_?dev|std_?err|stderr|sem|se|sd|var|variance|ci|ci_?\d*|err|error|"
@@ -153,7 +157,10 @@ SPREAD_OF = re.compile(
     r"min|max|lower|upper|low|high|lo|hi|lb|ub|iqr|range|q\d+|p\d+|n|count|num|samples|"
     r"rank|pvalue|p_value|delta|diff|gain|improvement|drop|baseline_delta)$"
 )
-DERIVED = re.compile(r"^[Δ∆δ]|^(delta|diff\w*|improvement|rel\w* (gain|change))\b", re.I)
+DERIVED = re.compile(
+    r"^[Δ∆δ]|^(delta|diff|differences?|improvement|rel\w*[ _](gain|change))(\b|_)", re.I
+)
+FLAGS = re.compile(r"(is|has|use|uses|used|with|no|do|enable|enabled|require)_.*")
 SPREAD_BEFORE = re.compile(
     r"^(std|stdev|stddev|std_?dev|stderr|sem|se|sd|var|variance|ci|err|error|min|max|lower|upper|n|"
     r"num|count|delta|diff)_(of_)?"
@@ -190,6 +197,7 @@ MOST_PATTERN = 10_000_000  # arms times distinct values whose pattern is looked 
 # How many times larger a column of one metric may be than another one, over tasks and over runs.
 LIKE_TASKS, LIKE_RUNS = 1000.0, 20.0
 MOST_NAMED_ARMS = 12  # columns that are arms, of which one may have the name of a metric by chance
+MOST_ANSWERS = 4  # distinct cells of a column of true and false, with blanks
 MOST_STATES = 15  # distinct ones of a column of states
 LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
@@ -202,13 +210,62 @@ class Columns:
     may be `columns` (each numeric column is one) or `file`. where: (column, value) of the rows that
     count; several values of one column are alternatives. pattern: a regular expression with the
     groups arm and, as they are there, arm2 (which is joined to it), seed, scale and task. table:
-    which of several tables of a file.
+    which of several tables of a file. baseline: an arm, which tells the column that has it.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     where: tuple[tuple[str, str], ...] = ()
     pattern: str | None = None
     table: str | None = None
+    baseline: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """An answer to a question: columns of roles, or values that choose rows.
+
+    grows: the role that takes what the answer leaves open, `where` for further values; "": none.
+    """
+
+    what: str
+    names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    grows: str = ""
+    where: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def text(self) -> str:
+        """The options of the command, and what they mean."""
+        words = [
+            " ".join((OPTIONS[role], *map(_quoted, names))) for role, names in self.names.items()
+        ]
+        pairs = (_quoted(f"{name}={value}") for name, value in self.where)
+        words += [" ".join(("--where", *pairs))] if self.where else []
+        return " ".join(words) + (f" ({self.what})" if self.what else "")
+
+    def grown(self, names: Sequence[str], where: tuple[tuple[str, str], ...]) -> Way:
+        """The same answer to a further question."""
+        if self.grows == "where":
+            return replace(self, where=(*self.where, *where))
+        own = self.names.get(self.grows, ())
+        return replace(self, names={**self.names, self.grows: (*own, *names)})
+
+
+class Open(ValueError):
+    """A question that has answers. names: the columns without a role. where: values of them that
+    choose the rows of most arms.
+    """
+
+    def __init__(
+        self, text: str, ways: Sequence[Way], names: Sequence[str],
+        where: tuple[tuple[str, str], ...] = (),
+    ) -> None:  # fmt: skip
+        super().__init__(f"{text}{', '.join(way.text for way in ways)}")
+        self.text, self.ways, self.names, self.where = text, ways, names, where
+
+
+def _quoted(name: str) -> str:
+    """A name as one word of a command."""
+    return name if len(name.split()) == 1 else f"'{name}'"
 
 
 @dataclass(slots=True)
@@ -252,6 +309,7 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
     """The role of every column. ValueError, a question, where the arm cannot be known."""
     _check_told(frame, told)
     roles = Roles()
+    _count_answers(frame)
     _told_roles(frame, told, roles)
     numeric = {name: _is_numeric(name, column) for name, column in frame.columns.items()}
     for name, column in frame.columns.items():
@@ -270,13 +328,23 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
     _settle_settings(frame, roles)
     _settle_arm(frame, told, roles, several_files)
     _settle_rest(frame, told, roles)
-    if not roles.values:  # nothing but times was measured
-        times = [name for name in roles.of("time") if numeric[name]]
-        roles.values = tuple(times)
-        roles.give("metric", times, "the only numbers are times")
+    if not roles.values:
+        _measure_times(frame, roles)
     if not roles.values:
         raise ValueError(_no_values(frame, roles))
     return roles
+
+
+def _measure_times(frame: Frame, roles: Roles) -> bool:
+    """Whether times are the values, since nothing else was measured."""
+    times = [
+        name for name in roles.of("time")
+        if _is_numeric(name, frame.columns[name]) and len(frame.columns[name].present()) > 1
+        and not re.search(r"(start|end|creat|updat|stamp|date|heartbeat)", plain_name(name))
+    ]  # fmt: skip
+    roles.values = tuple(times) or roles.values
+    roles.give("metric", times, "the only numbers are times")
+    return bool(times)
 
 
 # --- by option, name and cells --------------------------------------------------------------------
@@ -303,6 +371,19 @@ def _told_roles(frame: Frame, told: Columns, roles: Roles) -> None:
         )
 
 
+def _count_answers(frame: Frame) -> None:
+    """Makes true and false 1 and 0 in columns with the name of a metric, such as `success`."""
+    for name, column in frame.columns.items():
+        plain = plain_name(name)
+        if len(column.values) <= MOST_ANSWERS and is_known(name) and not FLAGS.fullmatch(plain):
+            words = {text_of(value).lower() for value in column.present()}
+            if words and words <= {"true", "false"} and not STATE.fullmatch(plain):
+                number = {"true": 1, "false": 0}
+                frame.columns[name] = column.mapped(
+                    lambda value, number=number: number.get(text_of(value).lower(), value)
+                )
+
+
 def _is_numeric(name: str, column: Column) -> bool:
     """Whether a column holds numbers: half of its cells that are not missing, or one where the name
     is that of a metric; where it has none, the cells of such a name hold digits.
@@ -318,7 +399,7 @@ def _is_numeric(name: str, column: Column) -> bool:
             others += count
     is_metric = is_known(name) and not _is_text_name(name)
     if not numbers:
-        return is_metric and any(re.search(r"\d", str(value)) for value in column.present()[:50])
+        return is_metric and any(re.match(r"\W*\d", str(value)) for value in column.present()[:50])
     return numbers >= others or (is_metric and numbers * 5 >= others)
 
 
@@ -358,7 +439,7 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     first = next(
         ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
     )
-    known = is_known(name) and is_numeric
+    known = is_known(name) and is_numeric and not CHOSEN.match(name)
     if not is_numeric and len(present) > 1 and all(PATH.fullmatch(str(each)) for each in present):
         return "identifier", "paths of files"
     if not is_numeric and all(str(value).lstrip()[:1] == "{" for value in present):
@@ -369,6 +450,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         return "metric", "by its name"
     if known and first is not None and _is_metric_first(plain, first[0]):
         return "metric", "by its name"
+    if first is not None and first[0] == "setting" and is_numeric and METRIC_PREFIX.match(name):
+        return "metric", "by its prefix: a metric"
     if first is None:
         if SETTING_PREFIX.match(name):
             return "setting", "by its prefix: a setting of the run"
@@ -426,6 +509,8 @@ def _checked(
     if role == "seed" and is_numeric and not are_whole(column):
         return "metric", "numbers"
     if role == "state" and len(column.present()) > MOST_STATES:
+        if plain_name(name).endswith("status"):
+            return "text", ""
         return "task", "its values are names, not states of a run"
     if role == "task" and {str(each).lower() for each in column.present()} <= {"true", "false"}:
         return "text", ""
@@ -491,6 +576,7 @@ def _spreads_of_others(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) 
         of = next((plain[each] for each in candidates if each != own and each in plain), None)
         if (
             of is not None
+            and base != own
             and roles.given[of][0] in ("metric", "value")
             and not _are_complements(frame.columns[of], frame.columns[name])
         ):
@@ -541,6 +627,12 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
         if not is_told and (len(values) > 1 or not is_name):
             names.remove(name)  # one name beside several columns of values says nothing
             roles.given[name] = ("text", "the same in every row")
+    for name in list(names):  # a tag of runs, not of the metrics that stand as columns
+        is_told = frame.roles.get(name) or "metric" in told.names or _are_metrics(
+            frame.columns[name].present())  # fmt: skip
+        if not is_told and sum(map(is_known, values)) > 1:
+            names.remove(name)
+            roles.given[name] = ("text", "")
     listed = list(roles.of("value"))
     if "value" in told.names:
         kept = list(told.names["value"])
@@ -636,6 +728,16 @@ def _same_groups(one: NDArray[np.int64], other: NDArray[np.int64]) -> bool:
     return both == len(np.unique(one)) == len(np.unique(other))
 
 
+def _keep_values(frame: Frame, roles: Roles) -> None:
+    """The values without those that became settings. Where none is left, times were measured; or
+    numbers that nothing changes are values all the same.
+    """
+    kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
+    if not kept and roles.values and not _measure_times(frame, roles):
+        roles.give("metric", roles.values, "numbers")
+    roles.values = kept or roles.values
+
+
 def _settle_settings(frame: Frame, roles: Roles) -> None:
     """Columns of numbers with an unknown name that hold the same in every row, and `file`."""
     for name in roles.values:
@@ -649,10 +751,7 @@ def _settle_settings(frame: Frame, roles: Roles) -> None:
             continue
         if len(column.present()) == 1 and frame.rows > 2 and column.is_there().all():
             roles.given[name] = ("setting", "the same in every row")
-    kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
-    if not kept:  # all are the same in every row: they are values all the same
-        roles.give("metric", roles.values, "numbers")
-    roles.values = kept or roles.values
+    _keep_values(frame, roles)
 
 
 # --- the arm --------------------------------------------------------------------------------------
@@ -683,6 +782,8 @@ def _settle_arm(frame: Frame, told: Columns, roles: Roles, several_files: bool) 
             for name in roles.arm:
                 if name == "file":
                     roles.given["file"] = ("arm", "told by --arm")
+        return
+    if told.baseline is not None and _settle_baseline(frame, told.baseline, roles, several_files):
         return
     if known := roles.of("arm"):
         roles.arm = tuple(known[:1])
@@ -738,6 +839,41 @@ def _settle_arm(frame: Frame, told: Columns, roles: Roles, several_files: bool) 
                 roles.give("arm", [name], f"a part of the arm's name, beside {chosen!r}")
 
 
+def _settle_baseline(frame: Frame, baseline: str, roles: Roles, several_files: bool) -> bool:
+    """Whether the baseline tells the arm: it is a cell of one column, the header of a column of
+    values, or a file.
+    """
+    no_arms = ("value", "direction", "state", "split", "time", "per_sample", "spread")
+    found: list[str] = []
+    for name, (role, _) in roles.given.items():
+        column = frame.columns.get(name)
+        if column is None or role in no_arms or name in (*roles.metric, *roles.seed):
+            continue
+        if is_known(name) and name in roles.values:
+            continue
+        if any(text_of(value) == baseline for value in column.present()):
+            found.append(name)
+    texts = [name for name in found if not _is_numeric(name, frame.columns[name])]
+    found = texts or found
+    codes = [group_codes(frame, (name,)) for name in found]
+    if found and all(_same_groups(codes[0], other) for other in codes[1:]):
+        words = {plain_name(name): name for name in found}
+        name = next((words[word] for word in ARM_WORDS if word in words), found[0])
+        roles.arm = (name,)
+        roles.values = tuple(each for each in roles.values if each != name)
+        roles.task = tuple(each for each in roles.task if each != name)
+        roles.give("arm", [name], "it has the baseline")
+        return True
+    if not found and baseline in roles.values and len(roles.values) > 1 and not roles.is_long:
+        roles.arms_are_columns = True
+        return True
+    if not found and several_files and baseline in map(text_of, frame.columns["file"].values):
+        roles.arm = ("file",)
+        roles.given["file"] = ("arm", "one of the files is the baseline")
+        return True
+    return False
+
+
 def _are_whole_texts(column: Column) -> bool:
     counted = re.compile(r"\D*\d+|[a-z]+(st|nd|rd|th|ond|rst)?")
     return all(counted.fullmatch(text_of(value).lower()) for value in column.present())
@@ -775,10 +911,13 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
         most = 0.25 * (plain_name(name) in words)
         if len(set(map(text_of, column.present()))) < 2 or _files_without(frame, column) > most:
             continue
+        if 2 * int(column.is_there().sum()) < frame.rows:
+            continue  # blank in most rows: a variation of what another column names
         plain, is_number = plain_name(name), _is_numeric(name, column)
         place = words.get(plain)
         if place is None and roles.given[name] == ("text", "") and plain.count("_") == 1:
-            place = next((words[part] + 0.5 for part in plain.split("_") if part in words), None)
+            parts = [words[part] for part in plain.split("_") if part in words and part != "name"]
+            place = parts[0] + 500 if parts else None
         if place is not None and role in ARM_ROLES:
             is_metric = role == "metric" and is_known(name) and is_number
             if not is_metric and (name not in roles.values or are_whole(column)):
@@ -821,7 +960,7 @@ def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
     blank = [name for name in unnamed if not name]
     if blank:
         return blank[0]
-    raise ValueError(_which_arm(frame, unnamed))
+    raise _which_arm(frame, unnamed)
 
 
 def _check_blank(frame: Frame, roles: Roles, name: str) -> None:
@@ -842,9 +981,14 @@ def _check_blank(frame: Frame, roles: Roles, name: str) -> None:
     )
 
 
-def _which_arm(frame: Frame, names: Sequence[str]) -> str:
+def _which_arm(frame: Frame, names: Sequence[str]) -> Open:
     shown = "; ".join(f"{name!r} ({values_of(frame.columns[name])})" for name in names[:6])
-    return f"which column names the arm? --arm COLUMN, or several that name it together: {shown}"
+    ways = [Way("all that differ, together", {"arm": tuple(names)}, "arm")]
+    ways += [Way(f"to compare {name!r}", {"arm": (name,)}, "block") for name in names[:SHOWN]]
+    return Open(
+        f"which column names the arm? --arm COLUMN, or several that name it together: {shown}; ",
+        ways, names,
+    )  # fmt: skip
 
 
 def values_of(column: Column) -> str:
@@ -874,6 +1018,8 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
     if any(SETTING_PREFIX.match(name) or METRIC_PREFIX.match(name) for name in values):
         return False
     known = [name for name in values if name_facts(name).higher is not None]
+    if known and _have_settings(frame, roles):
+        return False
     if 3 * len(known) > len(values) * bool(roles.task):  # a name may hold a metric's word by chance
         return False
     if not are_of_one_size(frame, roles):
@@ -883,6 +1029,20 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
     if frame.history:
         return False
     return bool(roles.task or roles.metric or roles.seed)
+
+
+def _have_settings(frame: Frame, roles: Roles) -> bool:
+    """Whether settings vary inside of one seed and task, so that they are what is compared."""
+    groups = group_codes(frame, (*roles.seed, *roles.task))
+    settings = [name for name in roles.of("setting") if len(frame.columns[name].present()) > 1]
+    for name in settings:
+        codes = frame.columns[name].codes.astype(np.int64)
+        pairs = groups * (int(codes.max(initial=0)) + 1) + codes
+        if 2 * len(frame.columns[name].present()) <= frame.rows and (
+            len(np.unique(pairs)) > len(np.unique(groups))
+        ):  # fmt: skip
+            return True
+    return False
 
 
 def are_of_one_size(frame: Frame, roles: Roles) -> bool:
@@ -909,7 +1069,7 @@ def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
         roles.give("arm", varying, "the only column that tells rows apart")
         return (varying[0],)
     if len(varying) > 1:
-        raise ValueError(_which_arm(frame, varying))
+        raise _which_arm(frame, varying)
     identifiers = [
         name
         for name, (role, _) in roles.given.items()
@@ -1003,10 +1163,7 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
         is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
         if is_few or (len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)):
             roles.given[name] = ("setting", "the same few numbers in every arm")
-    kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
-    if not kept:
-        roles.give("metric", roles.values, "numbers")
-    roles.values = kept or roles.values
+    _keep_values(frame, roles)
 
 
 def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
@@ -1087,11 +1244,7 @@ def _settle_constants(frame: Frame, roles: Roles) -> None:
         pairs = np.unique(groups[several] * (int(codes.max()) + 1) + codes)
         if not is_known(name) and len(pairs) == len(np.unique(groups[several])):
             roles.given[name] = ("setting", "the same in every run of an arm")
-    kept = tuple(name for name in roles.values if roles.given[name][0] != "setting")
-    if kept:
-        roles.values = kept
-    else:
-        roles.give("metric", roles.values, "numbers")
+    _keep_values(frame, roles)
 
 
 def _no_values(frame: Frame, roles: Roles) -> str:

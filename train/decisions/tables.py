@@ -30,10 +30,13 @@ from train.decisions.metric_names import is_known, name_facts, plain_name
 from train.decisions.roles import (
     ARM_WORDS,
     CROSSING,
+    METRIC_PREFIX,
     NO_ARM,
     SHOWN,
     Columns,
+    Open,
     Roles,
+    Way,
     are_of_one_size,
     are_whole,
     group_codes,
@@ -86,6 +89,10 @@ RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repea
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 MOST_FOREIGN = 10  # files for each that has other columns and so is a summary of theirs
+MOST_TRIED = 300_000  # cells of a table that is read again for each answer of a question
+MOST_WORDS = 9  # columns of an answer, where another one has fewer
+MOST_CHOICES = 2  # of values for --where
+SOME, LONG_TEXT = 50, 40  # cells of a column, and the letters of a text that names nothing
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
 TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
@@ -127,7 +134,8 @@ class Results:
     arms, tasks, metrics: the names; arm_N …: the place of each measurement's name. seed_N: run
     numbers. scales: {number: name}. higher_N: 1, 0, or -1 where the file does not say. costs:
     scales are what a run costs, samples or tokens seen. paired: runs of one seed belong together;
-    else the runs of an arm have no order. blocks: names of what crosses the arms. seeds: names of
+    else the runs of an arm have no order. blocks: names of what crosses the arms. block_columns: the columns that
+    these come from. seeds: names of
     seeds that are no whole numbers. shares: tasks or metrics whose cells have percent signs.
     account: what became of rows, columns and cells. one_arm: why there is one
     arm only, with the columns that could name it. named_tasks: tasks are cells of a column, not
@@ -152,6 +160,7 @@ class Results:
     costs: bool = False
     paired: bool = True
     blocks: tuple[str, ...] = ()
+    block_columns: tuple[str, ...] = ()
     seeds: dict[int, str] = field(default_factory=dict)
     shares: frozenset[str] = frozenset()
     account: Account = NO_ACCOUNT
@@ -543,20 +552,31 @@ class _Reading:
 
     def read(self, paths: Sequence[str]) -> Results:
         frames = frames_of(paths, self.told.table)
+        name = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} files"
         try:
             return self._read(frames)
+        except Open as question:
+            ways = list(question.ways)
+            if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
+                tried = (_completed(frames, self.told, way) for way in ways)
+                ways = [way for way in tried if way is not None] or ways
+                short = [way for way in ways if len(way.where) + sum(map(len, way.names.values())) <= MOST_WORDS]
+                ways = short or ways
+            shown = ", ".join(dict.fromkeys(way.text for way in ways))
+            raise ValueError(f"{name}: {question.text}{shown}") from None
         except ValueError as error:
-            name = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} files"
             raise ValueError(f"{name}: {error}") from None
 
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
-        self.frame = _with_runs_below(_with_pairs_below(joined(frames)), several)
+        frame = _with_runs_below(_with_pairs_below(joined(frames)), several)
+        self.frame = replace(frame, columns=dict(frame.columns))  # as it is read again and again
         self.notes += self.frame.notes
         self.rows_out.update(self.frame.left_out)
         self.rows = self.frame.rows + sum(self.frame.left_out.values())
         self._choose()
         self.roles = roles_of(self.frame, self.told, several)
+        self._settle_files()
         self._check_series(series)
         for name in self.roles.of("state"):
             self._leave_out_unended(name)
@@ -616,6 +636,23 @@ class _Reading:
                 f"the rows of each file rise by {self._shown(series)}: are they points of one run "
                 f"(--last {series}) or runs (--seed {series})?"
             )
+
+    def _settle_files(self) -> None:
+        """What the names of files say beside a column of the arm: the seed, or what is asked for
+        where rows of one run stand in several files.
+        """
+        roles, files = self.roles, self.frame.columns["file"].texts()
+        if roles.given["file"][0] != "identifier" or len(files.present()) < 2:
+            return
+        taken = {} if roles.seed or roles.runs else seeds_in_names(files.present())
+        if taken:
+            name, (rest, seed) = next(iter(taken.items()))
+            self.frame.columns["file"] = files.mapped(lambda file: taken[file][0])
+            self.frame.columns["seed of file"] = files.mapped(lambda file: taken[file][1])
+            roles.seed, roles.paired = ("seed of file",), True
+            roles.give("seed", roles.seed, "in the name of the file")
+            self.notes.append(f"seed: in the file's name ({name!r} is {rest!r}, seed {seed})")
+        roles.unsettled.append("file")
 
     def _leave_out_unended(self, name: str) -> None:
         """Leaves out runs that did not end, by a column of their state."""
@@ -1094,7 +1131,7 @@ class _Reading:
             notes=tuple(dict.fromkeys(self.notes)), per_sample=lists,
             costs=any(plain_name(name) in COSTS for name in roles.scale),
             paired=has_seeds and roles.paired and not roles.runs,
-            blocks=blocks if roles.block else (), seeds=seeds,
+            blocks=blocks if roles.block else (), block_columns=roles.block, seeds=seeds,
             shares=frozenset(self.shares if not roles.is_long else ()), one_arm=self._one_arm(),
             named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
         )  # fmt: skip
@@ -1154,7 +1191,7 @@ class _Reading:
         value_of[keys_N[order[first]]] = cells.value_N[order[first]]
         differs = cells.value_N != value_of[keys_N]
         several_N = counts[keys_N] > 1
-        if has_seeds:  # rows of one value repeat each other
+        if has_seeds and len(keys_N) < 2 * len(counts):  # few rows of one value repeat others
             several_N &= np.isin(keys_N, np.unique(keys_N[differs]))
         self._ask(keys_N, several_N, "seed" if has_seeds else "", None)
         if has_seeds and differs.any():
@@ -1192,7 +1229,7 @@ class _Reading:
                 differing += [name] if _varies(groups_N[there], column.codes[there]) else []
         if not differing:
             return
-        names = self._needed(differing, rows_N, groups_N)
+        names = tuple(self._needed(differing, rows_N, groups_N))
         column = self.frame.columns[names[0]].taken(rows_N)
         at = np.flatnonzero(column.is_there())
         pairs = np.unique(np.stack([groups_N[at], column.codes[at]]), axis=1)[0]
@@ -1203,13 +1240,13 @@ class _Reading:
         seed = text_of(self.table["seed"].values[self.table["seed"].codes[n]])
         whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
         labels, is_one = self._labels(names), len(arms.present()) < 2
-        is_step = any(roles.given[each][0] == "step" for each in names)
-        if is_one and not labels and (is_step or all(
+        steps = [each for each in names if roles.given[each][0] == "step"]
+        if is_one and not labels and (steps or all(
             CROSSING.fullmatch(plain_name(each)) for each in names
         )):  # fmt: skip
             raise ValueError(self._one_arm())
-        is_labelled = bool(labels) and len(names) > MOST_NAMED and not is_step
-        words = " ".join(map(_quoted, names[:1] if is_step else names))
+        told = self.told.names
+        is_labelled = bool(labels) and len(names) > MOST_NAMED and not steps
         plain = plain_name(names[0]) if len(names) == 1 else ""
         own = roles.arm if roles.arm != ("file",) and not is_one else ()
         is_finer = bool(own) and not _varies(
@@ -1220,34 +1257,91 @@ class _Reading:
             roles.given[each][0] in ("setting", "count") or plain_name(each) in ARM_WORDS
             for each in names
         )
-        tasks = _told(roles.task, " ".join(map(_quoted, own)))
-        pairs_of = ((each, text_of(self.frame.columns[each].present()[0])) for each in names)
-        where = " ".join(_quoted(f"{each}={value}") for each, value in pairs_of)
-        is_last = is_step or (not roles.seed and plain in ("epoch", "epochs", "episode"))
-        is_other = not (is_step or is_labelled)
-        ways = {
-            f"--last {words} (the last row of each run)": is_last,
-            f"--scale {words} (compare at each)": is_step,
-            f"--arm columns ({', '.join(roles.values[:3])} are the arms)": is_wide and is_other,
-            f"--arm {words} --task-column {tasks} (the arms, and the tasks)": (
-                is_other and bool(own) and plain in ARM_WORDS),
-            f"--arm {words} (the arms)": is_other and (is_one or is_finer),
-            f"--arm {_quoted(labels[0] if labels else '')} (it names each of them)": bool(labels),
-            f"--block {words} (what crosses the arms)": is_other,
-            f"--seed {_told(roles.seed, words)} (what counts runs)": (
-                not is_labelled and not are_settings),
-            f"--arm {_told(own, words)} (parts of the arm)": is_other and bool(own),
-            f"--task-column {_told(roles.task, words)} (parts of the task)": is_other,
-            "--arm file (each file is one)": roles.arm != ("file",) and len(files) > 1,
-            f"--where {where}": not is_labelled,
-        }  # fmt: skip
+        is_other = not (steps or is_labelled)
+        is_last = plain in ("epoch", "epochs", "episode")
+        last = tuple(steps[:1] or names[:1])
+        block = _beside(roles.task, (*told.get("block", ()), *names))
+        chosen = self._commonest(names, rows_N)
+        arms_N = arms.codes.astype(np.int64)
+        designed = tuple(
+            each for each in names
+            if is_design(self.frame.columns[each].taken(self.cells.row_N), arms_N)
+        )
+        alone = [
+            each for each in self.frame.columns if roles.given.get(each, ("",))[0] == "identifier"
+            and each != "file" and len(self.frame.columns[each].present()) == self.frame.rows
+        ]  # fmt: skip
+        ways = [
+            (bool(steps) or is_last,
+             Way("the last row of each run", {"step": last}, "task")),
+            (bool(steps), Way("compare at each", {"scale": last}, "task")),
+            (is_wide and is_other, Way(
+                f"{', '.join(roles.values[:3])} are the arms",
+                {"arm": ("columns",), "block": names}, "block")),
+            (is_other and bool(own) and plain in ARM_WORDS, Way(
+                "the arms, and the tasks",
+                {"arm": names, "task": (*roles.task, *own)}, "block")),
+            (is_other and (is_one or is_finer), Way("the arms", {"arm": names}, "arm")),
+            (bool(labels), Way("it names each of them", {"arm": tuple(labels)})),
+            (is_other, Way("what crosses the arms", block, "block" if "block" in block else "task")),
+            (not is_labelled and not are_settings,
+             Way("what counts runs", {"seed": (*roles.seed, *names)}, "seed")),
+            (is_other and bool(own), Way("parts of the arm", {"arm": (*own, *names)}, "arm")),
+            (is_other, Way("parts of the task", {"task": (*roles.task, *names)}, "task")),
+            *((is_other, way) for way in self._other_arms(names, own)),
+            (are_settings and not roles.seed and bool(alone), Way(
+                "each row is a run", {"block": designed, "seed": tuple(alone[:1])}
+                if designed else {"seed": tuple(alone[:1])})),
+            (roles.arm != ("file",) and len(files) > 1 and "file" not in names,
+             Way("each file is one", {"arm": ("file",)})),
+            *((not is_labelled, Way("", {}, "where", one)) for one in chosen),
+        ]  # fmt: skip
         shown = " and ".join(map(self._shown, names[:6]))
         shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""
-        raise ValueError(
+        raise Open(
             f"rows of {whose if arm else 'one arm'} differ in {shown}: say what "
-            f"{'they are' if len(names) > 1 else 'it is'} with "
-            f"{', '.join(way for way, is_open in ways.items() if is_open)}"
+            f"{'they are' if len(names) > 1 else 'it is'} with ",
+            [way for is_open, way in ways if is_open], names, chosen[0]
+        )  # fmt: skip
+
+    def _other_arms(self, names: Sequence[str], own: Sequence[str]) -> list[Way]:
+        """Comparisons of another one of the columns that differ, inside of all others."""
+        if "arm" in self.told.names or self.told.baseline is not None or not own:
+            return []
+        counts = {
+            name: len(self.frame.columns[name].present()) for name in names
+            if self.roles.given[name][0] != "identifier" and not CROSSING.fullmatch(
+                plain_name(name)) and name != "file"
+        }  # fmt: skip
+        fewest = sorted((name for name in counts if counts[name] > 1), key=counts.__getitem__)
+        rest = (*self.told.names.get("block", ()), *own)
+        return [
+            Way(f"to compare {name!r}", {"arm": (name,)} | _beside(
+                self.roles.task, (*rest, *(each for each in names if each != name))
+            ), "block")
+            for name in fewest[:SHOWN] if 3 * counts[name] <= self.frame.rows
+        ]  # fmt: skip
+
+    def _commonest(self, names: Sequence[str], rows_N: Codes) -> list[tuple[tuple[str, str], ...]]:
+        """Values of the columns that together choose the rows of most runs of several arms; with
+        other values of the first column, those of its next ones.
+        """
+        all_codes = group_codes(self.frame, names)
+        codes = all_codes[self.cells.row_N]
+        arms, runs = (
+            np.bincount(np.unique(np.stack([codes, self._key(*keys)]), axis=1)[0])
+            for keys in (("arm",), ("arm", "seed"))
         )
+        rows = np.bincount(codes)
+        here = np.unique(all_codes[rows_N]).tolist()
+        here.sort(key=lambda code: (arms[code] > 1, runs[code], rows[code]), reverse=True)
+        texts = [self.frame.columns[name].texts() for name in names]
+        found: dict[str, tuple[tuple[str, str], ...]] = {}
+        for code in here[:SOME]:
+            row = int(np.flatnonzero(all_codes == code)[0])
+            values = [text.values[text.codes[row]] for text in texts]
+            found.setdefault(values[0], tuple(zip(names, values, strict=True)))
+        return list(found.values())[: 1 if len(names) == 1 else MOST_CHOICES]
 
     def _needed(self, differing: list[str], rows_N: Codes, groups_N: Codes) -> list[str]:
         """Those of the columns that tell rows apart which do not follow from the others."""
@@ -1275,6 +1369,10 @@ class _Reading:
                 continue
             present, labels_N = frame.columns[name].present(), group_codes(frame, (name,))
             is_text = all(isinstance(value, str) for value in present)
+            if role == "identifier" and len(present) == frame.rows:
+                continue  # a run each, not an arm
+            if is_text and sum(map(len, present[:SOME])) > LONG_TEXT * len(present[:SOME]):
+                continue
             if is_text and runs * len(present) <= frame.rows and not any(
                 _varies(labels_N, frame.columns[each].codes) for each in parts
             ):  # fmt: skip
@@ -1293,7 +1391,8 @@ class _Reading:
             if name in (*roles.metric, *roles.arm):
                 continue
             column = self.frame.columns[name]
-            if role == "metric" and (roles.is_long or is_known(name) or not are_whole(column)):
+            is_metric = roles.is_long or is_known(name) or METRIC_PREFIX.match(name)
+            if role == "metric" and (is_metric or not are_whole(column)):
                 continue
             if len(self.table["arm"].present()) > 1 and is_design(
                 column.taken(self.cells.row_N), arms_N
@@ -1372,13 +1471,27 @@ class _Reading:
         )  # fmt: skip
 
 
-def _quoted(name: str) -> str:
-    """A name as one word of a command."""
-    return name if len(name.split()) == 1 else f"'{name}'"
+def _beside(tasks: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Options for what crosses the arms: files are conditions of a test, which is the task."""
+    blocks = tuple(name for name in names if name != "file")
+    found = {"block": blocks} if blocks else {}
+    return found | ({"task": (*tasks, "file")} if "file" in names else {})
 
 
-def _told(names: Sequence[str], more: str) -> str:
-    return " ".join((*map(_quoted, names), more))
+def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) -> Way | None:
+    """An answer with all that it needs, so that no other question follows; None where it ends in a
+    refusal, or compares nothing.
+    """
+    own = replace(told, names={**told.names, **way.names}, where=(*told.where, *way.where))
+    try:
+        results = _Reading(own)._read(frames)
+    except Open as more:
+        if not (rounds and way.grows):
+            return None
+        return _completed(frames, told, way.grown(more.names, more.where), rounds - 1)
+    except ValueError:
+        return None
+    return None if results.one_arm else way
 
 
 def _has_dictionaries(column: Column) -> bool:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -32,8 +32,11 @@ from train.stats.scales import Column, ScaleDecision, ScaleTables
 from train.stats.signals import MetricSignal, metric_signals
 
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
+COSTS = re.compile(r"(^|_)(latency|memory|vram|ms|fps|throughput|energy|watts|price|cost)(_|$)")
+NO_RANK, MOST_HEADLINES = 99, 20  # the place of other names; how many are looked at
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
 LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
+LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
 LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
 LEAST_PERCENT = 1.5  # a value above it is no share
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
@@ -74,8 +77,9 @@ class Decision:
     no plain seeds. tasks: the results of every task. task_values: their runs. signals: which metric
     of which task separates the arms best. seeds_for_effect: None where no number suffices, or
     nothing was asked or is known. sampling: half of the 95 % interval that the test samples alone
-    leave to a difference of two runs, where nothing else is known. blocks: the names of what
-    crosses the arms. interaction: whether the differences change with the block. refusals: what
+    leave to a difference of two runs, where nothing else is known. over: of what the blocks are a
+    sample where each holds one run of an arm, `8 values of 'lr', one run each`; "" elsewhere.
+    blocks: the names of what crosses the arms. interaction: whether the differences change with the block. refusals: what
     cannot be decided, and why. notes: what was guessed. account: what became of every column, row
     and cell, and how each metric is read.
     """
@@ -96,6 +100,7 @@ class Decision:
     effect: float | None
     seeds_for_effect: int | None
     sampling: float | None
+    over: str
     blocks: tuple[str, ...]
     interaction: Interaction | None
     refusals: tuple[str, ...]
@@ -155,6 +160,7 @@ def decide(results: Results, question: Question) -> Decision:
     if not chosen:
         raise ValueError("no row is left to compare")
     facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
+    facts |= _as_siblings(table, facts)
     _check_one_unit(
         table, facts, {task: name for task, name in chosen.items() if question.task in (None, task)}
     )
@@ -168,8 +174,17 @@ def decide(results: Results, question: Question) -> Decision:
     tables = _scores(table, chosen, largest, facts, arms, question)
     can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
     _check_band(tables, facts, chosen, question)
-    analysis = _analysis(tables, baseline, arms, question, table, average=can_average)
-    first = next(iter(analysis.tasks)) if results.named_tasks else _first_task(analysis.tasks)
+    over = _over(table, tables)
+    if over and len(set(table.blocks.values())) < LEAST_BLOCKS:
+        refusals.append(f"no verdict: of {over}, and what another block would show is not known")
+        over = ""
+        analysed = {task: _without_runs(scores) for task, scores in tables.items()}
+    else:
+        analysed = tables
+    analysis = _analysis(analysed, baseline, arms, question, table, average=can_average)
+    first = next(iter(analysis.tasks)) if results.named_tasks else _first_that_varies(
+        list(analysis.tasks), lambda task: [tables[task].values]
+    )  # fmt: skip
     result = analysis.average or analysis.tasks[first]
     if question.task is not None:
         result = analysis.tasks[question.task]
@@ -182,6 +197,12 @@ def decide(results: Results, question: Question) -> Decision:
     notes += _ties(table, chosen, largest, arms)
     samples = _samples_of_task(table, chosen, result)
     notes += _small_test_set(result, values, samples)
+    several = question.task is None and result is not analysis.average and len(analysis.tasks) > 1
+    if several and result.comparisons:
+        notes.append(
+            f"the intervals hold for all {len(analysis.tasks)} tasks together, as none was chosen: "
+            f"with --task {result.task!r} they are those of one"
+        )
     noise, effect = analysis.noises[result.task], question.effect
     factors = {task: _factor(facts[task, chosen[task]]) for task in tables}
     if effect is not None:
@@ -213,6 +234,7 @@ def decide(results: Results, question: Question) -> Decision:
         effect=effect,
         seeds_for_effect=noise.seeds_for(effect) if noise and effect is not None else None,
         sampling=None if noise else _sampling(result, values, samples),
+        over=over,
         blocks=results.blocks,
         interaction=both,
         refusals=tuple(refusals),
@@ -313,8 +335,21 @@ def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
         if question.metric is not None:
             chosen[task] = question.metric
             continue
-        chosen[task] = min(names, key=_headline_place)
+        chosen[task] = _first_that_varies(
+            names, lambda metric, task=task: [  # type: ignore[misc]
+                table.runs((task, metric), scale) for scale in table.by_key[task, metric]]
+        )  # fmt: skip
     return chosen
+
+
+def _first_that_varies(names: Sequence[str], runs_of: Callable[[str], Sequence[Runs]]) -> str:
+    """The likeliest headline; of names that are none, one that differs between runs of an arm."""
+    ordered = sorted(names, key=_headline_place)
+    for name in ordered[:MOST_HEADLINES]:
+        values = [own for runs in runs_of(name) for own in runs.values() if len(own) > 1]
+        if _headline_place(name)[1] < NO_RANK or not values or any(map(_varies, values)):
+            return name
+    return ordered[0]
 
 
 def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
@@ -443,6 +478,16 @@ def _is_one_run_in_blocks(
     return is_one_run
 
 
+def _over(table: _Table, tables: Mapping[str, TaskScores]) -> str:
+    """What the blocks are, where none has two runs of an arm, so that blocks stand for runs."""
+    places = table.blocks
+    runs = [own for scores in tables.values() for own in scores.values.values()]
+    if not places or any(len({places[run] for run in own}) < len(own) for own in runs):
+        return ""
+    names = " and ".join(map(repr, table.results.block_columns))
+    return f"{len(table.results.blocks)} values of {names}, one run each"
+
+
 def _over_blocks(r: Results, notes: list[str]) -> Results:
     """One measurement for each arm, seed, task, metric and scale: the mean over the blocks. What
     lacks a block that others of its task and metric have is left out.
@@ -529,6 +574,29 @@ def _unit(
         is_percent = high <= 100 and float(np.median(values)) > 1
         return ("percent", "values") if is_percent or not bounded else ("", "values")
     return by_name, "name" if by_name else "guess"
+
+
+def _as_siblings(table: _Table, facts: Mapping[Key, MetricFacts]) -> dict[Key, MetricFacts]:
+    """Columns without a unit beside one that is known to be in percent: where all lie between 1 and
+    100 they have its unit, and its direction where their names say none.
+    """
+    r = table.results
+    percent = [of for of in facts.values() if of.unit == "percent"]
+    unknown = {key: of for key, of in facts.items() if not of.unit and of.unit_from == "guess"}
+    known = {of.higher_is_better for of in facts.values() if of.direction_from != "guess"}
+    is_open = r.named_tasks or len(percent) + len(unknown) < len(facts) or len(known) > 1
+    if not percent or is_open or len({metric for _, metric in facts}) > 1:
+        return {}
+    values = np.concatenate([r.value_N[p] for key in facts for p in table.by_key[key].values()])
+    if values.min() < 1 or values.max() > 100:
+        return {}
+    like, source = percent[0], f"guess: as {percent[0].task}, beside which it stands"
+    return {
+        key: replace(
+            of, unit="percent", unit_from=source, higher_is_better=like.higher_is_better,
+            direction_from=source if of.direction_from == "guess" else of.direction_from
+        ) for key, of in unknown.items()
+    }  # fmt: skip
 
 
 def _check_one_unit(
@@ -680,7 +748,7 @@ def _can_average(
     stems = Counter(task_stem(task) for task, one in singles.items() if one.metric == "value")
     bare = bare or [task for task in singles if stems[task_stem(task)] > 1 and is_known(task)]
     words = {deciding_words(task) for task, one in singles.items() if one.metric == "value"}
-    is_one_metric = named or len(words) < 2
+    is_one_metric = named or len({each - {"score", "scores"} for each in words}) < 2
     if len({scores.higher_is_better for scores in singles.values()}) > 1:
         why = "metrics of both directions"
     elif len(units) > 1 or (units == {""} and len(metrics) > 1):
@@ -730,14 +798,9 @@ def _check_band(
         )
 
 
-def _first_task(tasks: Mapping[str, TaskResult]) -> str:
-    """The task that decides where there is no average."""
-    return min(tasks, key=_headline_place)
-
-
 def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     """The place of a metric among those that could decide: of a test set before a training set, the
-    likeliest headline, a time last, a metric whose name is known, a test set before the one that a
+    likeliest headline, a time or a cost last, a metric whose name is known, a test set before the one that a
     run was chosen on.
     """
     plain = plain_name(name)
@@ -745,8 +808,8 @@ def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     ranks = [n for n, each in enumerate(HEADLINES) if re.search(rf"(^|_){each}$", plain)]
     is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & words)
     is_chosen_on = bool({"val", "valid", "validation", "dev"} & words)
-    is_time = TIMES.search(plain) is not None
-    return is_early, min(ranks, default=99), is_time, not is_known(name), is_chosen_on
+    is_time = TIMES.search(plain) is not None or COSTS.search(plain) is not None
+    return is_early, min(ranks, default=NO_RANK), is_time, not is_known(name), is_chosen_on
 
 
 def _analysis(
@@ -863,16 +926,20 @@ def _ties(table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence
     """Notes on arms with equal values in every run and task, which are arms all the same."""
     if len(arms) > MOST_SIGNALS:
         return []
-    values: dict[str, list[tuple[str, int, float]]] = {arm: [] for arm in arms}
-    for task, metric in chosen.items():
-        for arm, own in table.runs((task, metric), scale).items():
+    values: dict[str, list[tuple[Key, int, float]]] = {arm: [] for arm in arms}
+    for key in chosen.items():
+        for arm, own in table.runs(key, scale).items():
             if arm in values:
-                values[arm] += [(task, run, value) for run, value in own.items()]
-    first: dict[frozenset[tuple[str, int, float]], str] = {}
+                values[arm] += [(key, run, value) for run, value in own.items()]
+    others = [key for key in list(table.by_key)[:MOST_SIGNALS] if key not in chosen.items()]
+    first: dict[frozenset[tuple[Key, int, float]], str] = {}
     notes = []
     for arm, of_arm in values.items():
         original = first.setdefault(frozenset(of_arm), arm)
-        if original != arm and len(of_arm) > 2:
+        if original == arm or len(of_arm) < 3:
+            continue
+        runs = (table.runs(key, scale) for key in others)
+        if all(own.get(arm) == own.get(original) for own in runs):
             notes.append(f"{arm} has the same values as {original} in every run: is it a copy?")
     return notes[:5]
 
