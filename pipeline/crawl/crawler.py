@@ -579,10 +579,11 @@ def _known_parts(pool: str, source: Source) -> tuple[pa.Table, list[str]]:
     if source.kind == "image_folder":
         contents = content_of(final)
         for number in last.values():
-            path = known[number]
-            if path is not None and not is_unchanged((path, contents[number])):
-                _check_grown(pool, source, path, [n for n, old in enumerate(known) if old == path])
-                new.append(path)
+            folder = known[number]
+            if folder is not None and not is_unchanged((folder, contents[number])):
+                numbers = [n for n, path in enumerate(known) if path == folder]
+                _check_grown(pool, source, folder, numbers)
+                new.append(folder)
         return final, [*(path or name for path, name in zip(known, names, strict=True)), *new]
     unchanged = in_threads(is_unchanged, zip(known, content_of(final), strict=True), THREADS)
     changed = [name for name, same in zip(names, unchanged, strict=True) if not same]
