@@ -84,10 +84,12 @@ def run_logged(words: Sequence[str], log: Path, tell: Callable[[str], None]) -> 
     thread.start()
     try:
         wait(child, words)
+    except subprocess.CalledProcessError:
+        thread.join(LAST_S)
+        _show_end(log)
+        raise
     finally:
         thread.join(LAST_S)
-        if child.returncode > 0:
-            _show_end(log)
 
 
 def _show_end(log: Path) -> None:

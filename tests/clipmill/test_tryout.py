@@ -217,7 +217,7 @@ def test_a_scorer_that_exists(drawn: Path, tmp_path: Path, plan: Plan) -> None:
         ("run", {"model": f"local-dir:{model}"}),
     ):
         out = tmp_path / f"by {given.replace('/', '-')}"
-        assert len(plan(folder, "--out", out, "--scorer", given).splitlines()) == 9
+        assert len(plan(folder, "--out", out, "--scorer", given).splitlines()) == 8
         assert reader.read_manifest(out / "ablation.yaml", Ablation).scorer is None
         recipe = reader.read_manifest(out / "pictures.yaml", Recipe)
         assert recipe.filters[-1].options == options
