@@ -216,7 +216,9 @@ def test_a_command_is_not_ended_by_a_variable_that_another_process_inherited() -
     code += "assert console.PARENT not in os.environ;"
     code += "subprocess.run([sys.executable, '-c', 'from manifests import console; "
     code += "console.end_with_parent(); import time; time.sleep(0.5)'], check=True)"
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=console.child_variables(), check=True)
+    subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=console.child_variables(), check=True
+    )
 
 
 def test_the_status_and_output_of_an_attached_command_are_its_own() -> None:

@@ -170,8 +170,7 @@ def _answer_path(request_path: str, rank: int) -> str:
 
 
 def train_as_rank(path: str) -> int:
-    """Train the run of a request file as the rank that the environment names. The exit status.
-    """
+    """Train the run of a request file as the rank that the environment names. The exit status."""
     rank = int(os.environ["RANK"])
     console.start_logging(logging.INFO if rank == 0 else logging.ERROR)
     try:

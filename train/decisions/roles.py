@@ -148,7 +148,9 @@ SETTING_PREFIX = re.compile(
     r"^((best_)?(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)|parameters|settings)[./_]",
     re.I,
 )
-CHOSEN = re.compile(r"^(config|cfg|params?|parameters|hparams?|args|hyperparameters|settings)[./]", re.I)
+CHOSEN = re.compile(
+    r"^(config|cfg|params?|parameters|hparams?|args|hyperparameters|settings)[./]", re.I
+)
 STATE = re.compile(r"(sys_)?(crashed|failed|finished|completed)")
 METRIC_PREFIX = re.compile(r"^(metrics?|summary|scores?|results?|eval|test|val|valid)[./]", re.I)
 SPREAD_OF = re.compile(

@@ -560,7 +560,11 @@ class _Reading:
             if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
                 tried = (_completed(frames, self.told, way) for way in ways)
                 ways = [way for way in tried if way is not None] or ways
-                short = [way for way in ways if len(way.where) + sum(map(len, way.names.values())) <= MOST_WORDS]
+                short = [
+                    way
+                    for way in ways
+                    if len(way.where) + sum(map(len, way.names.values())) <= MOST_WORDS
+                ]
                 ways = short or ways
             shown = ", ".join(dict.fromkeys(way.text for way in ways))
             raise ValueError(f"{name}: {question.text}{shown}") from None
@@ -1264,7 +1268,8 @@ class _Reading:
         chosen = self._commonest(names, rows_N)
         arms_N = arms.codes.astype(np.int64)
         designed = tuple(
-            each for each in names
+            each
+            for each in names
             if is_design(self.frame.columns[each].taken(self.cells.row_N), arms_N)
         )
         alone = [
