@@ -36,7 +36,7 @@ TARS = "--train-data 'tars/{00..03}.tar' --train-num-samples 100000"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line as people write it: settings that it must be, words of its notes, or of its refusal."""
+    """A line as people write it: settings that it must be, words of its notes or its refusal."""
 
     source: str
     why: str
@@ -80,15 +80,16 @@ LINES = (
     Line(
         source="krmayankb/open_clip: scripts/train.sh",
         why="a flag of a fork is no flag of open_clip",
-        line=f"torchrun --nproc_per_node 2 -m training.main {TARS} --model ViT-B-16 --cosinereg 0.1",
+        line=f"torchrun --nproc_per_node 2 -m training.main {TARS} --model RN50 --cosinereg 0.1",
         refusal="no flag --cosinereg",
     ),
     Line(
         source="jaychempan/PriorCLIP: README.md",
         why="the default warm-up of a short run: the rates are those of open_clip, not a refusal; "
         "no blank before the end of a line",
-        line="python -m training.main \\\n --train-data=cc/{0000..0010}.tar \\\n --dataset-resampled "
-        "--train-num-samples 50000 --dataset-type webdataset --warmup 10000 \\\n --batch-size=64\\\n "
+        line="python -m training.main \\\n --train-data=cc/{0000..0010}.tar \\\n "
+        "--dataset-resampled "
+        "--train-num-samples 50000 --dataset-type webdataset --warmup 10000 \\\n --batch-size=64\\\n"
         "--precision amp \\\n --lr=1e-5 --wd=0.5 --epochs=1 --workers=4 \\\n --model=ViT-B-32 \\\n",
         settings={"warmup": 782, "schedule": "constant", "decay_groups": "open_clip"},
         notes=("--warmup 10000: the run ends after 782 steps",),
@@ -307,6 +308,7 @@ def test_a_store_that_cannot_be_asked_is_one_line(
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("localbucket")
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
     with s3_server(tmp_path) as url:
         for name, value in s3_variables(url).items():
             monkeypatch.setenv(name, value)
