@@ -89,7 +89,8 @@ LINES = (
         "no blank before the end of a line",
         line="python -m training.main \\\n --train-data=cc/{0000..0010}.tar \\\n "
         "--dataset-resampled "
-        "--train-num-samples 50000 --dataset-type webdataset --warmup 10000 \\\n --batch-size=64\\\n"
+        "--train-num-samples 50000 --dataset-type webdataset --warmup 10000 \\\n"
+        " --batch-size=64\\\n"
         "--precision amp \\\n --lr=1e-5 --wd=0.5 --epochs=1 --workers=4 \\\n --model=ViT-B-32 \\\n",
         settings={"warmup": 782, "schedule": "constant", "decay_groups": "open_clip"},
         notes=("--warmup 10000: the run ends after 782 steps",),
@@ -336,7 +337,7 @@ views: {all: []}
     recipe = reader.read_manifest(f"{store}/recipes/r.yaml", Recipe)
     assert recipe.source.paths == (f"{store}/recipes/lists/a.csv", f"{store}/b.csv")
     assert recipe.fetch.known_bad == f"{store}/recipes/bad.txt"
-    assert f"{store}/recipes/tests" in str(recipe.filters[0])
+    assert f"{store}/recipes/tests" in str(recipe.filters)
     task = b"{name: t, kind: classification, data: ../../../t/test, classes: names.txt}"
     disk.write_bytes(f"{store}/t.yaml", task)
     read = reader.read_manifest(f"{store}/t.yaml", TaskSpec)
