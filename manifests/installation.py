@@ -14,7 +14,7 @@ import shlex
 import sys
 import tomllib
 import types
-from collections.abc import Sequence
+from collections.abc import MutableSequence
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from pathlib import Path
@@ -121,7 +121,7 @@ class StandIn(metaclass=_Kind):
 
 
 class _Package(types.ModuleType):
-    __path__: Sequence[str] = ()
+    __path__: MutableSequence[str] = []  # noqa: RUF012
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

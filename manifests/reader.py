@@ -287,7 +287,8 @@ def _absolute(path: Any, folder: str) -> Any:
     if disk.is_url(folder) and not path.startswith("/"):
         protocol, _, rest = folder.partition("://")
         bucket, _, key = rest.partition("/")  # of a server: its name. No `..` leads out of it
-        return f"{protocol}://{bucket}{os.path.normpath(f'/{key}/{path}')}".rstrip("/") + end
+        inside = os.path.normpath(os.path.join("/", key, path))
+        return f"{protocol}://{bucket}{inside}".rstrip("/") + end
     return os.path.normpath(os.path.join(folder, path)).rstrip("/") + end
 
 

@@ -79,7 +79,7 @@ def serve_rank(folder: str, plan_kind: type, measure: Callable[[Any, str], Measu
     """Measure as the rank that the environment names, and write the figures or the reason. The exit
     status. The process ends with its parent.
     """
-    process_group.end_with_parent()
+    console.end_with_parent()
     rank = int(os.environ["RANK"])
     console.start_logging(logging.WARNING if rank == 0 else logging.ERROR)
     plan = disk.from_plain(plan_kind, disk.read_json(disk.join(folder, "plan.json")))

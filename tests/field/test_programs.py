@@ -5,14 +5,11 @@ from __future__ import annotations
 
 import functools
 import http.server
-import io
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import tarfile
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -25,7 +22,6 @@ import pytest
 from manifests import console, disk, installation, reader
 from manifests.disk import files
 from manifests.schema import Recipe, TaskSpec
-from tests.support import commands
 from tests.support.s3_server import s3_server, s3_variables
 from train.config import TrainConfig, configure
 from train.step.update import learning_rate
@@ -40,7 +36,7 @@ TARS = "--train-data 'tars/{00..03}.tar' --train-num-samples 100000"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line as people write it: settings that it must be, words of its notes, or of its refusal."""
+    """A line as people write it: settings that it must be, words of its notes or its refusal."""
 
     source: str
     why: str
@@ -84,15 +80,18 @@ LINES = (
     Line(
         source="krmayankb/open_clip: scripts/train.sh",
         why="a flag of a fork is no flag of open_clip",
-        line=f"torchrun --nproc_per_node 2 -m training.main {TARS} --model ViT-B-16 --cosinereg 0.1",
+        line=f"torchrun --nproc_per_node 2 -m training.main {TARS} --model RN50 --cosinereg 0.1",
         refusal="no flag --cosinereg",
     ),
     Line(
-        source="winycg/CLIP-KD#18",
-        why="the default warm-up of a short run: the rates are those of open_clip, not a refusal",
-        line="torchrun -m open_clip_train.main --train-data cc/{0000..0010}.tar "
-        "--train-num-samples 50000 --dataset-type webdataset --batch-size 64 --epochs 1 --lr 1e-3 "
-        "--wd 0.1 --warmup 10000 --model ViT-T-16 --force-image-size 224",
+        source="jaychempan/PriorCLIP: README.md",
+        why="the default warm-up of a short run: the rates are those of open_clip, not a refusal; "
+        "no blank before the end of a line",
+        line="python -m training.main \\\n --train-data=cc/{0000..0010}.tar \\\n "
+        "--dataset-resampled "
+        "--train-num-samples 50000 --dataset-type webdataset --warmup 10000 \\\n"
+        " --batch-size=64\\\n"
+        "--precision amp \\\n --lr=1e-5 --wd=0.5 --epochs=1 --workers=4 \\\n --model=ViT-B-32 \\\n",
         settings={"warmup": 782, "schedule": "constant", "decay_groups": "open_clip"},
         notes=("--warmup 10000: the run ends after 782 steps",),
     ),
@@ -105,13 +104,33 @@ LINES = (
         notes=("--batch-size is of a GPU there: 320 x 4 ranks = 1280", "--use-bn-sync there"),
     ),
     Line(
-        source="mlfoundations/open_clip#37",
-        why="a line for Windows: ^ at the end of its lines",
+        source="PaddlePaddle/PaddleMIX#804",
+        why="the last line ends as the lines before it, here as on Windows",
         line='python -m training.main ^\n  --train-data="pipe:cat {00..02}.tar" ^\n'
-        "  --train-num-samples 3000000 ^\n  --batch-size 256 ^\n  --warmup 2000 ^\n"
-        '  --model "ViT-B-32" ^\n  --lock-text ^\n  --lock-text-unlocked-layers 10 ^\n'
-        "  --pretrained laion2b_e16 ^\n",
-        settings={"lock_text": True, "lock_text_unlocked_layers": 10, "batch_size": 256},
+        "  --train-num-samples 3000000 ^\n  --batch-size 256 --warmup 2000 --model ViT-B-32 \\",
+        settings={"batch_size": 256, "warmup": 2000},
+    ),
+    Line(
+        source="mlfoundations/open_clip#209",
+        why="layers of a caption tower belong to its lock",
+        line=f"python -m training.main {TARS} --model ViT-B-32 --pretrained laion2b_e16 --warmup 5 "
+        "--lock-text --lock-text-unlocked-layers 10",
+        settings={"lock_text": True, "lock_text_unlocked_layers": 10, "lock_image": False},
+    ),
+    Line(
+        source="mlfoundations/open_clip#592",
+        why="a quotation mark that nothing closes",
+        line="python -m training.main --train-data '/d/{00..03}.tar --model ViT-B-32",
+        refusal="has no closing quotation mark",
+    ),
+    Line(
+        source="mlfoundations/open_clip#1070",
+        why="both towers of a SigLIP 2 locked, from a CSV whose columns have names of their own",
+        line="python open_clip_train.main --train-data /d/train.csv --csv-img-key image "
+        "--csv-caption-key text --csv-separator , --val-data /d/test.csv --warmup 1000 "
+        "--batch-size 512 --model ViT-B-32-SigLIP2-256 --pretrained webli --siglip --lock-text "
+        "--lock-text-freeze-layer-norm --lock-image --lock-image-freeze-bn-stats",
+        refusal=r'"file_column": "image", "caption_column": "text"\}',
     ),
     Line(
         source="wusize/CLIPSelf: scripts/train_clipself_cc3m_llava_openai_vitl14.sh",
@@ -129,8 +148,8 @@ LINES = (
         notes=("--image-interpolation: of evaluation there", "--use-bn-sync: this is always so"),
     ),
     Line(
-        source="mlfoundations/open_clip: docs/LiT (lock_image)",
-        why="a locked tower's BatchNorm differs without its own flag, and that is said",
+        source="mlfoundations/open_clip#805",
+        why="BatchNorm of a locked tower differs without its own flag, and that is said",
         line=f"{TARS} --model RN50 --pretrained openai --lock-image --warmup 5",
         settings={"lock_image": True},
         notes=("does with --lock-image-freeze-bn-stats alone",),
@@ -195,7 +214,7 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize(
-    "kind", ["ours", "attached"], ids=["pytorch/pytorch#34154-ranks", "a-shell-and-its-child"]
+    "kind", ["ours", "attached"], ids=["vllm-project/vllm#55510", "sgl-project/sglang-omni#1077"]
 )
 def test_what_a_killed_process_has_started_ends(kind: str) -> None:
     parent = subprocess.Popen(
@@ -261,6 +280,7 @@ def clipmill(words: list[str], tmp_path: Path, **variables: str) -> tuple[int, l
 @pytest.mark.slow
 @pytest.mark.parametrize("words", COMMANDS, ids=[words[0] for words in COMMANDS])
 def test_a_store_without_credentials_is_one_line(words: list[str], tmp_path: Path) -> None:
+    # prefect-archive/prefect-aws#102, fsspec/s3fs#558
     pytest.importorskip("s3fs")
     status, lines = clipmill([word.format("s3://clip") for word in words], tmp_path)
     assert status == 2
@@ -277,7 +297,7 @@ def test_a_store_without_credentials_is_one_line(words: list[str], tmp_path: Pat
         ("gs://clip/x.csv", {}, "install the package gcsfs"),
         ("xyz://clip/x.csv", {}, "Protocol not known: xyz"),
     ],
-    ids=["fsspec/s3fs#dead-endpoint", "fsspec/gcsfs#not-installed", "unknown-protocol"],
+    ids=["pandas-dev/pandas#37892", "a package that is missing", "an unknown protocol"],
 )
 def test_a_store_that_cannot_be_asked_is_one_line(
     address: str, variables: dict[str, str], message: str, tmp_path: Path
@@ -289,6 +309,7 @@ def test_a_store_that_cannot_be_asked_is_one_line(
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     pytest.importorskip("localbucket")
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
     with s3_server(tmp_path) as url:
         for name, value in s3_variables(url).items():
             monkeypatch.setenv(name, value)
@@ -316,7 +337,7 @@ views: {all: []}
     recipe = reader.read_manifest(f"{store}/recipes/r.yaml", Recipe)
     assert recipe.source.paths == (f"{store}/recipes/lists/a.csv", f"{store}/b.csv")
     assert recipe.fetch.known_bad == f"{store}/recipes/bad.txt"
-    assert f"{store}/recipes/tests" in str(recipe.filters[0])
+    assert f"{store}/recipes/tests" in str(recipe.filters)
     task = b"{name: t, kind: classification, data: ../../../t/test, classes: names.txt}"
     disk.write_bytes(f"{store}/t.yaml", task)
     read = reader.read_manifest(f"{store}/t.yaml", TaskSpec)
@@ -422,18 +443,6 @@ def test_a_missing_package_is_named_with_the_command_that_fits(
 
 BLOCKED_HELP = """
 import sys
-class Block:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in sys.argv[1].split(","):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-from manifests import installation
-class Missing(Block):
-    def find_spec(self, name, path=None, target=None):
-        try:
-            return super().find_spec(name)
-        except ModuleNotFoundError:
-            return installation.StandIns().find_spec(name) if INSTALL else None
-INSTALL = False
 import importlib.machinery, importlib.util
 blocked = set(sys.argv[1].split(","))
 class Finder(importlib.machinery.PathFinder):
@@ -444,8 +453,7 @@ sys.meta_path = [each for each in sys.meta_path if each is not importlib.machine
                  and "editable" not in str(each).lower()] + [Finder]
 from clipmill.app import COMMANDS, main, root_app
 for name, *_ in COMMANDS:
-    for words in ([name, "--help"], *[]):
-        assert main(words) == 0, words
+    assert main([name, "--help"]) == 0, name
     app = root_app(name)[name]
     for each in app.subapps:
         word = each.name[0]
@@ -467,10 +475,3 @@ def test_the_help_of_every_command_needs_no_extra() -> None:
     assert done.returncode == 0, done.stderr[-2000:]
     assert "Usage: clipmill train" in done.stdout
     assert "Usage: clipmill audit verify" in done.stdout
-
-
-def test_an_exported_folder_says_how_many_samples_each_tar_has(tmp_path: Path) -> None:
-    with tarfile.open(tmp_path / "a.tar", "w") as tar:
-        tar.addfile(tarfile.TarInfo("0.txt"), io.BytesIO())
-    assert signal.SIGKILL.value == 9
-    assert commands is not None

@@ -211,7 +211,11 @@ def _read(line: str) -> tuple[dict[str, str], dict[str, int]]:
     """The flags with their values (of several, as a text with blanks; "" for a switch); `ranks` of
     a machine and `machines`, where the line says so. ValueError for an unknown or refused flag.
     """
-    words = shlex.split(re.sub(r"[\\^][ \t]*(\r?\n|$)", " ", line.strip()))
+    text = re.sub(r"[\\^][ \t]*(\r?\n|$)", " ", line.strip())
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise ValueError(f"the line has no closing quotation mark ({error})") from None
     ends = [n for n, word in enumerate(words) if OPERATOR.match(word)]
     words = words[: ends[0]] if ends else words
     starts = [n for n, word in enumerate(words) if word in MODULES or word.endswith("main.py")]
