@@ -62,11 +62,11 @@ class Preprocess:
         for name, known in (("resize_mode", RESIZE_MODES), ("interpolation", INTERPOLATIONS)):
             if (value := getattr(self, name)) not in known:
                 raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(known)}")
-        for name, least in (("fill_color", 0), ("resize_to", 1)):
+        for name, least, most in (("fill_color", 0, 255), ("resize_to", 1, 1 << 16)):
             value = getattr(self, name)
-            if (value is None and least) or (type(value) is int and value >= least):
+            if (value is None and least) or (type(value) is int and least <= value <= most):
                 continue
-            raise ValueError(f"{name} is {value!r}; it must be a whole number from {least} on")
+            raise ValueError(f"{name} is {value!r}; it must be a whole number, {least} to {most}")
 
     @property
     def preprocess(self) -> Preprocess:
@@ -147,6 +147,8 @@ def of_open_clip(document: Mapping[str, Any] | None) -> dict[str, Any]:
 
     ValueError for what open_clip does not have.
     """
+    if not isinstance(document or {}, Mapping):
+        raise ValueError(f"preprocess_cfg is {document!r}; it must be an object")
     given = {key: value for key, value in (document or {}).items() if value is not None}
     values: dict[str, Any] = {}
     for ours, theirs in (("image_mean", "mean"), ("image_std", "std")):
@@ -216,6 +218,10 @@ def of_hugging_face(document: Mapping[str, Any], image_size: int) -> dict[str, A
     factor = (
         float(document.get("rescale_factor", 1 / 255)) if document.get("do_rescale", True) else 1.0
     )
+    if not factor > 0:
+        raise ValueError(
+            f"preprocessor_config.json has rescale_factor {factor}; it must be above 0"
+        )
     normalises = document.get("do_normalize", True)
     for name, plain, default in (("image_mean", 0.0, IMAGE_MEAN), ("image_std", 1.0, IMAGE_STD)):
         given = document.get(name) if normalises else plain
@@ -252,7 +258,7 @@ def _scaled(size: Any, image_size: int) -> tuple[str, int]:
         return "shortest", size or image_size
     keys = set(size) if isinstance(size, Mapping) else set()
     if keys == {"shortest_edge"}:
-        return "shortest", int(size["shortest_edge"])
+        return "shortest", size["shortest_edge"]
     if keys == {"height", "width"}:
         return "squash", _square(size, "size")
     raise ValueError(f"preprocessor_config.json has size {size!r}, which is not read here")
