@@ -175,7 +175,7 @@ def _normalised(values: pa.FixedSizeListArray) -> Vectors:
     flat = values.flatten().to_numpy(zero_copy_only=False)
     vectors = np.nan_to_num(np.asarray(flat, np.float32).reshape(-1, width))
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: Vectors = vectors / np.maximum(lengths, np.float32(1e-12))
+    scaled: Vectors = np.divide(vectors, np.maximum(lengths, 1e-12), dtype=np.float32)
     return scaled
 
 
