@@ -680,8 +680,8 @@ def run(args: argparse.Namespace) -> int:
             simulate(name, arms, seeds, args.tables)
             for name in DESIGNS for arms in ARMS for seeds in SEEDS
         ]  # fmt: skip
-        plans = ((1, (3, 12)), (1, (3, 12, 24, 48)), (4, (3, 12)), (4, (3, 12, 24, 48)))
-        plans += ((1, (2, 3, 4, 5, 6, 8, 10)), (4, (2, 3, 4, 5, 6, 8, 10)))
+        counts = (3, 12), (3, 12, 24, 48), (2, 3, 4, 5, 6, 8, 10)
+        plans = [(arms, seeds) for seeds in counts for arms in (1, 4)]
         study["looks"] = [simulate_looks(arms, seeds, args.tables) for arms, seeds in plans]
         study["tasks"] = [simulate_tasks(count, args.tables) for count in (2, 5, 38)]
         study["found"] = [

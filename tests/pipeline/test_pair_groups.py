@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -178,3 +179,26 @@ def test_a_threshold_is_of_the_column_that_it_names(pool: str) -> None:
     for value in thresholds:
         assert any(name.startswith(f"{value} <=") for name in division.names)
     assert [pair_groups._column_of(c) for c in ('top( "a b" ,0.1)', "top(x, 1/3)")] == ["a b", "x"]
+
+
+def test_of_two_score_sets_with_a_column_that_of_the_arm_is_taken(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commits = read_commits(pool)
+    document = SimpleNamespace(fingerprint=commits.fingerprint, columns=("x",))
+    monkeypatch.setattr(
+        pair_groups, "complete_score_sets", lambda _: {"t@1": document, "t@2": document}
+    )
+    taken = []
+
+    def joined(commits: object, columns: object, sets: dict[str, object]) -> object:
+        taken.extend(sets)
+        raise ValueError("enough")
+
+    monkeypatch.setattr(pair_groups, "JoinedColumns", joined)
+    with pytest.raises(ValueError, match="enough"):
+        pair_groups._column(commits, "x", ["t@2", "other@1"])
+    assert taken == ["t@2"]
+    for preferred in ([], ["t@1", "t@2"]):
+        with pytest.raises(ValueError, match=r"the score sets t@1 and t@2 of .* does not say which"):
+            pair_groups._column(commits, "x", preferred)

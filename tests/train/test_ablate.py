@@ -24,7 +24,7 @@ from manifests.folder_lock import locked_folder
 from manifests.layout import AblationLayout
 from manifests.schema import Ablation, Arm
 from tests.support import commands, processes
-from tests.support.ablations import in_process
+from tests.support.ablations import in_process, three_arms
 from tests.support.reports import complete_pool
 from train.ablation import runner
 from train.ablation.arms import Run
@@ -439,3 +439,15 @@ def test_a_plan_of_rounds_says_how_many_runs_are_to_be_expected(
         "stop: about 8 of 9 runs if no arm differs, 7 if every arm differs by 5.00 points "
         "(100 simulated studies)"
     )
+
+
+def test_scales_that_cannot_be_compared_are_a_sentence_and_end_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(paths: list[str]) -> None:
+        raise ValueError("there is one arm")
+
+    (tmp_path / "scales" / "small").mkdir(parents=True)
+    monkeypatch.setattr("clipmill.ablate.read_results", refuse)
+    found = ablate.scale_decisions(three_arms(), str(tmp_path))
+    assert found == ((), ("The smaller scales are not compared: there is one arm",))

@@ -627,9 +627,10 @@ def analyse(
     runs; its comparisons hold together, and those of all other tasks hold together too. None: those
     of all tasks do. rounds, looks: see `Penalty`.
     average: whether to average over the tasks; their values must mean the same. Its band is the
-    mean of theirs: a task that can hardly move has a band of 0. Pairs that have too few runs are left out. ValueError for no task, an unknown primary, a band below 0, an arm named
-    twice or equal to the baseline, samples that do not fit, a run without a group, or `one_models`
-    beside `groups`: one model is compared with runs that are seeds.
+    mean of theirs: a task that can hardly move has a band of 0. Pairs that have too few runs are
+    left out. ValueError for no task, an unknown primary, a band below 0, an arm named twice or
+    equal to the baseline, samples that do not fit, a run without a group, or `one_models` beside
+    `groups`: one model is compared with runs that are seeds.
     """
     if not tasks:
         raise ValueError("there is no task to analyse")

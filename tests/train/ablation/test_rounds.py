@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from manifests.schema import Ablation
 from tests.support.ablations import three_arms, tiny_ablation
 from train.ablation import rounds, runner
 from train.ablation.conclusions import Results, conclude
+from train.ablation.ranges import TaskFacts
 from train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
 from train.ablation.runner import Outcome
 from train.reporting.results import collect_results, saved_scores
@@ -179,6 +181,22 @@ def test_at_most_one_in_twenty_studies_makes_a_false_call(
     assert runs / (15 * studies) <= most_runs
     if least_power is not None:
         assert finds / studies >= least_power
+
+
+def test_a_look_calls_nothing_equal_near_the_floor_and_knows_the_metric() -> None:
+    rows = np.random.default_rng(0).normal(0, 0.0003, (2, 8)) + np.array([[0.002], [0.004]])
+    low = {**dict(zip(("raw", "clip30"), rows.tolist(), strict=True)), "basic": rows[0].tolist()}
+    design = ablation(equivalence=None)
+    ends = replay(design, reader(low)).ends
+    assert ends["basic"] == "out of seeds", "a difference of 0 at the floor is no equality"
+    high = {arm: [0.5 + value for value in row] for arm, row in low.items()}
+    assert rounds.compare_in_round(design, replay(design, reader(high)).scores["clip30"], 1)[
+        "clip30"
+    ].verdict in ("practically equal", "better")
+    chance = Score(value=0.5, facts=TaskFacts(samples=100, chance=0.5))
+    study = replay(design, lambda arm, seed: replace(chance, value=0.5 + 0.0001 * (seed % 3)))
+    assert set(study.ends.values()) == {"out of seeds"}
+    assert study.facts == chance.facts
 
 
 def test_fewer_runs_are_expected_where_every_arm_differs_much() -> None:

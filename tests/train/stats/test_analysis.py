@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from benchmarks.studies import verdicts
 from train.stats.analysis import (
     AVERAGE,
     TaskScores,
@@ -819,3 +820,30 @@ def test_unpaired_intervals_over_runs_and_samples_hold_what_they_promise(
         assert row.high_samples is not None
         hits += row.low_samples <= 0 <= row.high_samples
     assert 0.935 <= hits / 1000 <= 0.985
+
+
+@pytest.mark.parametrize("at_chance", [0, 9])
+def test_tasks_that_cannot_move_make_no_average_practically_equal(at_chance: int) -> None:
+    rng = np.random.default_rng(1)
+    tasks = {}
+    for number in range(10):
+        is_stuck = number < at_chance
+        noise = rng.normal(0, 0.002, (2, 5))
+        rows = {arm: dict(enumerate(noise[i].tolist())) for i, arm in enumerate(("base", "a"))}
+        tasks[f"t{number}"] = TaskScores(values=rows, band=0.0 if is_stuck else 0.005)
+    average = analyse(tasks, "base", arms=["a"], band=0.0, primary="t9").average
+    assert average is not None
+    (row,) = average.comparisons
+    assert row.band == pytest.approx(0.005 * (10 - at_chance) / 10)
+    assert row.low90 is not None
+    assert abs(row.low90) < 0.005
+    assert (row.verdict == "practically equal") == (at_chance == 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name",
+    ["baseline 2 seeds and SD 3, 4 arms x 10", "one arm 2 seeds and SD 3, all others 10, 4 arms"],
+)
+def test_few_seeds_of_a_wide_arm_hold_what_is_stated(name: str) -> None:
+    assert verdicts.simulate_layout(name, 400).held >= 91  # 93 less two standard errors

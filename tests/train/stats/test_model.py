@@ -5,6 +5,8 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy import stats
 
 from train.stats.comparison import Family, dunnett_critical, noncentrality
@@ -145,6 +147,41 @@ def test_a_raised_variance_has_the_degrees_of_freedom_of_its_parts() -> None:
     assert high.df == pytest.approx(6.0**2 / (0.5**2 / 20 + 1.5**2 / 2 + 4.0**2 / 2))
     assert moderated_spreads(2.0, 1.5, [9.0], [2])[0].df == 1.5  # never more than the shared one
     assert moderated_spreads(2.0, 20.0, [], []) == []
+
+
+def test_half_of_the_variance_of_few_runs_has_their_own_degrees_of_freedom() -> None:
+    many, few = moderated_spreads(2.5, 20.0, [0.5, 0.5], [9, 1], [False, True])
+    assert many == Spread(variance=2.5, df=20.0)
+    assert few.variance == 2.5
+    assert few.df == pytest.approx(4 / (1 / 20 + 1 / 1))
+    raised = [moderated_spreads(2.5, 20.0, [9.0], [1], [few])[0] for few in (False, True)]
+    assert raised[0] == raised[1], "a raised variance has them anyway"
+
+
+@given(
+    baseline=st.integers(1, 4),
+    arms=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_the_largest_weight_is_that_of_least_squares(
+    baseline: int, arms: list[int], seed: int
+) -> None:
+    """The estimate is linear in the runs: its coefficients are its changes by one run each."""
+    runs = {"base": baseline, **{f"a{n}": count for n, count in enumerate(arms)}}
+    rng = np.random.default_rng(seed)
+    values = {arm: {s: float(rng.normal()) for s in range(count)} for arm, count in runs.items()}
+    fit = fit_additive(values)
+    before = fit.estimate("a0", "base")
+    squares = dict.fromkeys(runs, 0.0)
+    for arm, of_arm in values.items():
+        for one in of_arm:
+            changed = {name: dict(row) for name, row in values.items()}
+            changed[arm][one] += 1.0
+            squares[arm] += (fit_additive(changed).estimate("a0", "base") - before) ** 2
+    expected = max(squares["a0"], squares["base"])
+    assert fit.largest_weight("a0", "base") == pytest.approx(expected, abs=1e-9)
+    assert sum(squares.values()) == pytest.approx(fit.factor("a0", "base"), abs=1e-9)
 
 
 def test_satterthwaite_is_that_of_welch() -> None:
