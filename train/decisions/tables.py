@@ -481,18 +481,21 @@ def _with_pairs_below(frame: Frame) -> Frame:
     """The table with a row for each metric, where pairs of columns hold its name and its value:
     `metric_1`, `value_1`, `metric_2`, `value_2`.
     """
-    pairs: dict[str, list[tuple[bool, str]]] = {}
+    stems: dict[str, list[str]] = {}
     for name in frame.columns:
         words = re.findall(r"[a-z]+|\d+", plain_name(name))
         if PAIRED & set(words):
             stem = "_".join(word for word in words if word not in PAIRED)
-            column = frame.columns[name]
-            texts = list(map(text_of, column.present()))
-            is_name = sum(map(is_known, texts)) * 2 > len(texts)
-            if is_name or not np.isnan(column.numbers()).all():
-                pairs.setdefault(stem, []).append((not is_name, name))
-    whole = {stem: sorted(own) for stem, own in pairs.items()
-             if sorted(is_value for is_value, _ in own) == [False, True]}  # fmt: skip
+            stems.setdefault(stem, []).append(name)
+    pairs = {stem: own for stem, own in stems.items() if len(own) == 2}
+    if len(pairs) < 2:
+        return frame
+    whole = {}
+    for stem, own in pairs.items():
+        columns = [frame.columns[name] for name in own]
+        are_names = [all(map(is_known, map(text_of, one.present()[:50]))) for one in columns]
+        if are_names.count(True) == 1 and any(~np.isnan(columns[are_names[0]].numbers())):
+            whole[stem] = [(is_value, own[is_value ^ (not are_names[0])]) for is_value in (0, 1)]
     taken = {name for own in whole.values() for _, name in own}
     if len(whole) < 2 or {"metric", "value"} & (frame.columns.keys() - taken):
         return frame
