@@ -23,10 +23,10 @@ from train.decisions.page import (
     arm_lines,
     arm_rows,
     headline,
+    runs_head,
     seen_texts,
     shown_band,
     task_texts,
-    runs_head,
     title_of,
     unit_mark,
 )
