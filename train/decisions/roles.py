@@ -158,7 +158,7 @@ SPREAD_OF = re.compile(
 DERIVED = re.compile(
     r"^[Δ∆δ]|^(delta|diff|differences?|improvement|rel\w*[ _](gain|change))(\b|_)", re.I
 )
-FLAGS = re.compile(r"(is|has|use|uses|used|with|no|do|enable|enabled|require)_.*")
+FLAGS = re.compile(r"(has|use|uses|used|with|no|do|enable|enabled|require)_.*")
 SPREAD_BEFORE = re.compile(
     r"^(std|stdev|stddev|std_?dev|stderr|sem|se|sd|var|variance|ci|err|error|min|max|lower|upper|n|"
     r"num|count|delta|diff)_(of_)?"
