@@ -180,7 +180,7 @@ def decide(results: Results, question: Question) -> Decision:
         over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
     analysis = _analysis(analysed, baseline, arms, question, table, average=can_average)
     first = next(iter(analysis.tasks)) if results.named_tasks else _first_that_varies(
-        list(analysis.tasks), lambda task: [tables[task].values]
+        list(analysis.tasks), lambda task: [_plain_runs(tables[task].values)]
     )  # fmt: skip
     result = analysis.average or analysis.tasks[first]
     if question.task is not None:
