@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.decisions.cells import is_missing
-from train.decisions.frames import Column, Frame, text_of
+from train.decisions.frames import Column, Frame, recoded, text_of
 from train.decisions.metric_names import (
     deciding_words,
     is_bare_metric,
@@ -110,7 +110,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"upper)_(bound|limit|ci|err(or)?)\w*|variation|(\w+_)?([tzf]_?test|[tzf]_?stat\w*|"
          r"[tzf]_value|p_?val(ue)?s?|[pt]_?adj\w*|wilcoxon\w*|cohens?_d|effect_size|significan\w+)",
          "by its name: a spread, not a value"),
-        ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?versions?|(\w+_)?(lr\d*|learning_rate|wd|"
+        ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?versions?|"
+         r"(\w+_)?(lr\d*|learning_rate|wd|"
         r"weight_decay|batch_?size|bs|bsz|dropout\w*|"
          r"num_\w+_steps|height|momentum|beta\d?|beta_\d|betas|gamma|alpha|lambda|lam|tau|temperature|temp|eps|epsilon|"
          r"warmup|optimizer|optim|scheduler|schedule|hidden\w*|width|depth|layers|n_layers|heads|dim|"
@@ -151,7 +152,6 @@ SETTING_PREFIX = re.compile(
 CHOSEN = re.compile(
     r"^(config|cfg|params?|parameters|hparams?|args|hyperparameters|settings)[./]", re.I
 )
-STATE = re.compile(r"(sys_)?(crashed|failed|finished|completed)")
 METRIC_PREFIX = re.compile(r"^(metrics?|summary|scores?|results?|eval|test|val|valid)[./]", re.I)
 SPREAD_OF = re.compile(
     r"(_|\b)(std|stdev|stddev|std_?dev|std_?err|stderr|sem|se|sd|var|variance|ci|ci_?\d*|err|error|"
@@ -162,7 +162,7 @@ SPREAD_OF = re.compile(
 DERIVED = re.compile(
     r"^[Δ∆δ]|^(delta|diff|differences?|improvement|rel\w*[ _](gain|change))(\b|_)", re.I
 )
-FLAGS = re.compile(r"(is|has|use|uses|used|with|no|do|enable|enabled|require)_.*")
+FLAGS = re.compile(r"(has|use|uses|used|with|no|do|enable|enabled|require)_.*")
 SPREAD_BEFORE = re.compile(
     r"^(std|stdev|stddev|std_?dev|stderr|sem|se|sd|var|variance|ci|err|error|min|max|lower|upper|n|"
     r"num|count|delta|diff)_(of_)?"
@@ -222,6 +222,9 @@ class Columns:
     baseline: str | None = None
 
 
+Chosen = tuple[tuple[str, str], ...]  # (column, value) of the rows that count
+
+
 @dataclass(frozen=True, slots=True)
 class Way:
     """An answer to a question: columns of roles, or values that choose rows.
@@ -232,19 +235,22 @@ class Way:
     what: str
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     grows: str = ""
-    where: tuple[tuple[str, str], ...] = ()
+    where: Chosen = ()
 
     @property
     def text(self) -> str:
         """The options of the command, and what they mean."""
-        words = [
-            " ".join((OPTIONS[role], *map(_quoted, names))) for role, names in self.names.items()
-        ]
-        pairs = (_quoted(f"{name}={value}") for name, value in self.where)
-        words += [" ".join(("--where", *pairs))] if self.where else []
-        return " ".join(words) + (f" ({self.what})" if self.what else "")
+        words = [word for role, names in self.names.items() for word in (OPTIONS[role], *names)]
+        words += ["--where"] * bool(self.where)
+        words += [f"{name}={value}" for name, value in self.where]
+        return " ".join(map(_quoted, words)) + (f" ({self.what})" if self.what else "")
 
-    def grown(self, names: Sequence[str], where: tuple[tuple[str, str], ...]) -> Way:
+    @property
+    def size(self) -> int:
+        """How many columns it names."""
+        return len(self.where) + sum(map(len, self.names.values()))
+
+    def grown(self, names: Sequence[str], where: Chosen) -> Way:
         """The same answer to a further question."""
         if self.grows == "where":
             return replace(self, where=(*self.where, *where))
@@ -258,9 +264,8 @@ class Open(ValueError):
     """
 
     def __init__(
-        self, text: str, ways: Sequence[Way], names: Sequence[str],
-        where: tuple[tuple[str, str], ...] = (),
-    ) -> None:  # fmt: skip
+        self, text: str, ways: Sequence[Way], names: Sequence[str], where: Chosen = ()
+    ) -> None:
         super().__init__(f"{text}{', '.join(way.text for way in ways)}")
         self.text, self.ways, self.names, self.where = text, ways, names, where
 
@@ -375,15 +380,14 @@ def _told_roles(frame: Frame, told: Columns, roles: Roles) -> None:
 
 def _count_answers(frame: Frame) -> None:
     """Makes true and false 1 and 0 in columns with the name of a metric, such as `success`."""
+    numbers = {"true": 1, "false": 0}
     for name, column in frame.columns.items():
-        plain = plain_name(name)
-        if len(column.values) <= MOST_ANSWERS and is_known(name) and not FLAGS.fullmatch(plain):
-            words = {text_of(value).lower() for value in column.present()}
-            if words and words <= {"true", "false"} and not STATE.fullmatch(plain):
-                number = {"true": 1, "false": 0}
-                frame.columns[name] = column.mapped(
-                    lambda value, number=number: number.get(text_of(value).lower(), value)
-                )
+        if len(column.values) > MOST_ANSWERS or FLAGS.fullmatch(plain_name(name)):
+            continue
+        words = {text_of(value).lower() for value in column.present()}
+        if words and words <= numbers.keys() and is_known(name):
+            values = [numbers.get(text_of(value).lower(), value) for value in column.values]
+            frame.columns[name] = recoded(values, column.codes)
 
 
 def _is_numeric(name: str, column: Column) -> bool:
@@ -441,7 +445,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     first = next(
         ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
     )
-    known = is_known(name) and is_numeric and not CHOSEN.match(name)
+    prefix = SETTING_PREFIX.match(name)
+    known = is_known(name) and is_numeric and not (prefix and prefix[0][-1] in "./")
     if not is_numeric and len(present) > 1 and all(PATH.fullmatch(str(each)) for each in present):
         return "identifier", "paths of files"
     if not is_numeric and all(str(value).lstrip()[:1] == "{" for value in present):
@@ -455,7 +460,7 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
     if first is not None and first[0] == "setting" and is_numeric and METRIC_PREFIX.match(name):
         return "metric", "by its prefix: a metric"
     if first is None:
-        if SETTING_PREFIX.match(name):
+        if prefix:
             return "setting", "by its prefix: a setting of the run"
         return ("metric", "numbers") if is_numeric else ("text", "")
     return _checked(first, column, is_numeric, name)
@@ -629,12 +634,10 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
         if not is_told and (len(values) > 1 or not is_name):
             names.remove(name)  # one name beside several columns of values says nothing
             roles.given[name] = ("text", "the same in every row")
-    for name in list(names):  # a tag of runs, not of the metrics that stand as columns
-        is_told = frame.roles.get(name) or "metric" in told.names or _are_metrics(
-            frame.columns[name].present())  # fmt: skip
-        if not is_told and sum(map(is_known, values)) > 1:
-            names.remove(name)
-            roles.given[name] = ("text", "")
+    for name in names if "metric" not in told.names and sum(map(is_known, values)) > 1 else ():
+        if name not in frame.roles and not _are_metrics(frame.columns[name].present()):
+            roles.given[name] = ("text", "")  # a tag of runs, not of metrics that stand as columns
+    names = [name for name in names if roles.given[name][0] != "text"]
     listed = list(roles.of("value"))
     if "value" in told.names:
         kept = list(told.names["value"])
@@ -846,15 +849,12 @@ def _settle_baseline(frame: Frame, baseline: str, roles: Roles, several_files: b
     values, or a file.
     """
     no_arms = ("value", "direction", "state", "split", "time", "per_sample", "spread")
-    found: list[str] = []
-    for name, (role, _) in roles.given.items():
-        column = frame.columns.get(name)
-        if column is None or role in no_arms or name in (*roles.metric, *roles.seed):
-            continue
-        if is_known(name) and name in roles.values:
-            continue
-        if any(text_of(value) == baseline for value in column.present()):
-            found.append(name)
+    no_names = (*roles.metric, *roles.seed, *filter(is_known, roles.values))
+    found = [
+        name for name, (role, _) in roles.given.items()
+        if role not in no_arms and name not in no_names and name in frame.columns
+        and any(text_of(value) == baseline for value in frame.columns[name].present())
+    ]  # fmt: skip
     texts = [name for name in found if not _is_numeric(name, frame.columns[name])]
     found = texts or found
     codes = [group_codes(frame, (name,)) for name in found]
@@ -1035,16 +1035,12 @@ def _are_columns_arms(frame: Frame, roles: Roles, several_files: bool) -> bool:
 
 def _have_settings(frame: Frame, roles: Roles) -> bool:
     """Whether settings vary inside of one seed and task, so that they are what is compared."""
-    groups = group_codes(frame, (*roles.seed, *roles.task))
-    settings = [name for name in roles.of("setting") if len(frame.columns[name].present()) > 1]
-    for name in settings:
-        codes = frame.columns[name].codes.astype(np.int64)
-        pairs = groups * (int(codes.max(initial=0)) + 1) + codes
-        if 2 * len(frame.columns[name].present()) <= frame.rows and (
-            len(np.unique(pairs)) > len(np.unique(groups))
-        ):  # fmt: skip
-            return True
-    return False
+    groups = (*roles.seed, *roles.task)
+    return any(
+        2 * len(frame.columns[name].present()) <= frame.rows
+        and group_codes(frame, (*groups, name)).max() > group_codes(frame, groups).max()
+        for name in roles.of("setting")
+    )
 
 
 def are_of_one_size(frame: Frame, roles: Roles) -> bool:

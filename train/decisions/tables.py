@@ -33,6 +33,7 @@ from train.decisions.roles import (
     METRIC_PREFIX,
     NO_ARM,
     SHOWN,
+    Chosen,
     Columns,
     Open,
     Roles,
@@ -134,9 +135,9 @@ class Results:
     arms, tasks, metrics: the names; arm_N …: the place of each measurement's name. seed_N: run
     numbers. scales: {number: name}. higher_N: 1, 0, or -1 where the file does not say. costs:
     scales are what a run costs, samples or tokens seen. paired: runs of one seed belong together;
-    else the runs of an arm have no order. blocks: names of what crosses the arms. block_columns: the columns that
-    these come from. seeds: names of
-    seeds that are no whole numbers. shares: tasks or metrics whose cells have percent signs.
+    else the runs of an arm have no order. blocks: names of what crosses the arms. block_columns:
+    the columns that these come from. seeds: names of seeds that are no whole numbers. shares:
+    tasks or metrics whose cells have percent signs.
     account: what became of rows, columns and cells. one_arm: why there is one
     arm only, with the columns that could name it. named_tasks: tasks are cells of a column, not
     columns of values, and their names say nothing of a metric.
@@ -563,12 +564,7 @@ class _Reading:
             if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
                 tried = (_completed(frames, self.told, way) for way in ways)
                 ways = [way for way in tried if way is not None] or ways
-                short = [
-                    way
-                    for way in ways
-                    if len(way.where) + sum(map(len, way.names.values())) <= MOST_WORDS
-                ]
-                ways = short or ways
+                ways = [way for way in ways if way.size <= MOST_WORDS] or ways
             shown = ", ".join(dict.fromkeys(way.text for way in ways))
             raise ValueError(f"{name}: {question.text}{shown}") from None
         except ValueError as error:
@@ -1265,41 +1261,30 @@ class _Reading:
             for each in names
         )
         is_other = not (steps or is_labelled)
-        is_last = plain in ("epoch", "epochs", "episode")
-        last = tuple(steps[:1] or names[:1])
+        is_last, last = plain in ("epoch", "epochs", "episode"), tuple((steps or names)[:1])
         block = _beside(roles.task, (*told.get("block", ()), *names))
         chosen = self._commonest(names, rows_N)
-        arms_N = arms.codes.astype(np.int64)
-        designed = tuple(
-            each
-            for each in names
-            if is_design(self.frame.columns[each].taken(self.cells.row_N), arms_N)
-        )
         alone = [
             each for each in self.frame.columns if roles.given.get(each, ("",))[0] == "identifier"
             and each != "file" and len(self.frame.columns[each].present()) == self.frame.rows
         ]  # fmt: skip
         ways = [
-            (bool(steps) or is_last,
-             Way("the last row of each run", {"step": last}, "task")),
+            (bool(steps) or is_last, Way("the last row of each run", {"step": last}, "task")),
             (bool(steps), Way("compare at each", {"scale": last}, "task")),
-            (is_wide and is_other, Way(
-                f"{', '.join(roles.values[:3])} are the arms",
-                {"arm": ("columns",), "block": names}, "block")),
-            (is_other and bool(own) and plain in ARM_WORDS, Way(
-                "the arms, and the tasks",
-                {"arm": names, "task": (*roles.task, *own)}, "block")),
+            (is_wide and is_other, Way(f"{', '.join(roles.values[:3])} are the arms", {
+                "arm": ("columns",), "block": names}, "block")),
+            (is_other and bool(own) and plain in ARM_WORDS, Way("the arms, and the tasks", {
+                "arm": names, "task": (*roles.task, *own)}, "block")),
             (is_other and (is_one or is_finer), Way("the arms", {"arm": names}, "arm")),
             (bool(labels), Way("it names each of them", {"arm": tuple(labels)})),
-            (is_other, Way("what crosses the arms", block, "block" if "block" in block else "task")),
+            (is_other, Way("what crosses the arms", block, next(iter(block)))),
             (not is_labelled and not are_settings,
              Way("what counts runs", {"seed": (*roles.seed, *names)}, "seed")),
             (is_other and bool(own), Way("parts of the arm", {"arm": (*own, *names)}, "arm")),
             (is_other, Way("parts of the task", {"task": (*roles.task, *names)}, "task")),
             *((is_other, way) for way in self._other_arms(names, own)),
-            (are_settings and not roles.seed and bool(alone), Way(
-                "each row is a run", {"block": designed, "seed": tuple(alone[:1])}
-                if designed else {"seed": tuple(alone[:1])})),
+            (are_settings and not roles.seed and bool(alone),
+             Way("each row is a run", {"seed": tuple(alone[:1])})),
             (roles.arm != ("file",) and len(files) > 1 and "file" not in names,
              Way("each file is one", {"arm": ("file",)})),
             *((not is_labelled, Way("", {}, "where", one)) for one in chosen),
@@ -1330,7 +1315,7 @@ class _Reading:
             for name in fewest[:SHOWN] if 3 * counts[name] <= self.frame.rows
         ]  # fmt: skip
 
-    def _commonest(self, names: Sequence[str], rows_N: Codes) -> list[tuple[tuple[str, str], ...]]:
+    def _commonest(self, names: Sequence[str], rows_N: Codes) -> list[Chosen]:
         """Values of the columns that together choose the rows of most runs of several arms; with
         other values of the first column, those of its next ones.
         """
@@ -1340,11 +1325,10 @@ class _Reading:
             np.bincount(np.unique(np.stack([codes, self._key(*keys)]), axis=1)[0])
             for keys in (("arm",), ("arm", "seed"))
         )
-        rows = np.bincount(codes)
-        here = np.unique(all_codes[rows_N]).tolist()
+        rows, here = np.bincount(codes), np.unique(all_codes[rows_N]).tolist()
         here.sort(key=lambda code: (arms[code] > 1, runs[code], rows[code]), reverse=True)
         texts = [self.frame.columns[name].texts() for name in names]
-        found: dict[str, tuple[tuple[str, str], ...]] = {}
+        found: dict[str, Chosen] = {}
         for code in here[:SOME]:
             row = int(np.flatnonzero(all_codes == code)[0])
             values = [text.values[text.codes[row]] for text in texts]

@@ -79,9 +79,9 @@ class Decision:
     nothing was asked or is known. sampling: half of the 95 % interval that the test samples alone
     leave to a difference of two runs, where nothing else is known. over: of what the blocks are a
     sample where each holds one run of an arm, `8 values of 'lr', one run each`; "" elsewhere.
-    blocks: the names of what crosses the arms. interaction: whether the differences change with the block. refusals: what
-    cannot be decided, and why. notes: what was guessed. account: what became of every column, row
-    and cell, and how each metric is read.
+    blocks: the names of what crosses the arms. interaction: whether the differences change with the
+    block. refusals: what cannot be decided, and why. notes: what was guessed. account: what became
+    of every column, row and cell, and how each metric is read.
     """
 
     baseline: str
@@ -174,16 +174,13 @@ def decide(results: Results, question: Question) -> Decision:
     tables = _scores(table, chosen, largest, facts, arms, question)
     can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
     _check_band(tables, facts, chosen, question)
-    over = _over(table, tables)
-    if over and len(set(table.blocks.values())) < LEAST_BLOCKS:
+    over, analysed = _over(table, tables), tables
+    if over and len(results.blocks) < LEAST_BLOCKS:
         refusals.append(f"no verdict: of {over}, and what another block would show is not known")
-        over = ""
-        analysed = {task: _without_runs(scores) for task, scores in tables.items()}
-    else:
-        analysed = tables
+        over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
     analysis = _analysis(analysed, baseline, arms, question, table, average=can_average)
     first = next(iter(analysis.tasks)) if results.named_tasks else _first_that_varies(
-        list(analysis.tasks), lambda task: [tables[task].values]
+        list(analysis.tasks), lambda task: [_plain_runs(tables[task].values)]
     )  # fmt: skip
     result = analysis.average or analysis.tasks[first]
     if question.task is not None:
@@ -800,8 +797,8 @@ def _check_band(
 
 def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     """The place of a metric among those that could decide: of a test set before a training set, the
-    likeliest headline, a time or a cost last, a metric whose name is known, a test set before the one that a
-    run was chosen on.
+    likeliest headline, a time or a cost last, a metric whose name is known, a test set before the
+    one that a run was chosen on.
     """
     plain = plain_name(name)
     words = set(re.split(r"[^a-z]+", name.lower()))
