@@ -146,7 +146,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     )
 )  # fmt: skip
 SETTING_PREFIX = re.compile(
-    r"^((best_)?(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)|parameters|settings)[./_]",
+    r"^((best_)?(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)|parameters|settings)"
+    r"[./_]",
     re.I,
 )
 CHOSEN = re.compile(
