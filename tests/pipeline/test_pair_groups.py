@@ -200,7 +200,5 @@ def test_of_two_score_sets_with_a_column_that_of_the_arm_is_taken(
         pair_groups._column(commits, "x", ["t@2", "other@1"])
     assert taken == ["t@2"]
     for preferred in ([], ["t@1", "t@2"]):
-        with pytest.raises(
-            ValueError, match=r"the score sets t@1 and t@2 of .* does not say which"
-        ):
+        with pytest.raises(ValueError, match=r"sets t@1 and t@2 of .* does not say which"):
             pair_groups._column(commits, "x", preferred)
