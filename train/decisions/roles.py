@@ -150,9 +150,6 @@ SETTING_PREFIX = re.compile(
     r"[./_]",
     re.I,
 )
-CHOSEN = re.compile(
-    r"^(config|cfg|params?|parameters|hparams?|args|hyperparameters|settings)[./]", re.I
-)
 METRIC_PREFIX = re.compile(r"^(metrics?|summary|scores?|results?|eval|test|val|valid)[./]", re.I)
 SPREAD_OF = re.compile(
     r"(_|\b)(std|stdev|stddev|std_?dev|std_?err|stderr|sem|se|sd|var|variance|ci|ci_?\d*|err|error|"
