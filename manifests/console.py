@@ -321,12 +321,10 @@ def run_command(
         return status
     except ValueError as error:
         return mistake(str(error))
-    except BrokenPipeError:
-        if not _output_is_closed():
-            raise  # of a connection
-        return EXIT_OUTPUT_CLOSED
-    except (ConnectionError, TimeoutError) as error:  # a server that is gone
-        return mistake(str(error) or type(error).__name__)
+    except (ConnectionError, TimeoutError) as error:
+        if isinstance(error, BrokenPipeError) and _output_is_closed():
+            return EXIT_OUTPUT_CLOSED
+        return mistake(str(error) or type(error).__name__)  # a server that is gone
     except OSError as error:
         if error.errno in DISK_ERRORS:  # what is committed stays; no traceback says more
             return mistake(f"{error.filename or 'a file'}: {error.strerror}")

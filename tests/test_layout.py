@@ -40,7 +40,8 @@ BEYOND = {"clipmill/build.py": "examples", "clipmill/train.py": "benchmarks"} | 
 # it.
 ORDER = {
     "manifests": [
-        "text", "console", "waits", "columns", "schema", "clip_tokenizer", "preprocess", "hub",
+        "text", "installation", "console", "waits", "tls", "columns", "schema", "clip_tokenizer",
+        "preprocess", "hub",
         "ray_runtime", "disk", "content", "web_page", "hashes", "identity", "layout", "commits",
         "records", "aligned", "folder_lock", "reader", "__init__",
     ],

@@ -4,10 +4,10 @@ with a dict: what may have become of each row.
 
 from __future__ import annotations
 
-import atexit
 import functools
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +38,15 @@ numbers = st.integers(1, 250)
 @functools.cache
 def server() -> CommandServer:
     """One for all examples."""
-    started = CommandServer()
-    atexit.register(started.__exit__)
-    return started
+    return CommandServer()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server_ends() -> Iterator[None]:
+    yield
+    if server.cache_info().currsize:
+        server().__exit__()
+        server.cache_clear()
 
 
 class Pool(RuleBasedStateMachine):

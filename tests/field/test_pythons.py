@@ -361,7 +361,7 @@ POOL = {
     "scores": "13d298cf87e56556",
     "views": "b969c3f03b061426",
 }
-VERDICT = "f7c79ea8241c8b2c"
+VERDICT = "0694e1e184094f71"
 
 
 def digest(data: bytes) -> str:

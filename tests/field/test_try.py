@@ -1080,10 +1080,11 @@ def test_every_row_has_its_own_source_and_an_outcome() -> None:
 
 # Objects and chats are captions for `try` alone, and so are lines of a list without a header.
 ONLY_TRIED = (
-    "dasabir/CS29006_SW_Lab_Spr2023: data/README.md",
-    "xiaoyuan1996/AMFMN: RSITMD/README.md",
+    "dasabir/CS29006_SW_Lab_Spr2023: Python_DS_Assignment_Question_02/data/README.md",
+    "201528014227051/RSICD_optimal#9",
     "clipmill: kind F, a .csv without a header",
     "huggingface/datasets#7337",
+    "hiyouga/LLaMA-Factory: data/README.md",
     "BAAI-DCAI/Bunny#92",
     "bonjiminium/nanochat-vl: tasks/flickr8k.py",
 )

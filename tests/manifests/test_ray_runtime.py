@@ -185,5 +185,5 @@ def test_a_ray_that_does_not_start_on_a_busy_machine_is_started_again(
     assert ray_runtime.is_embedded() == starts
     assert [Path(folder).exists() for folder in ray.folders] == [False, False, starts]
     ray_runtime.disconnect()
-    assert ray.was_shut_down == starts
+    assert ray.was_shut_down
     assert not Path(ray.folders[-1]).exists()
