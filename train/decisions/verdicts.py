@@ -32,7 +32,9 @@ from train.stats.scales import Column, ScaleDecision, ScaleTables
 from train.stats.signals import MetricSignal, metric_signals
 
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
-COSTS = re.compile(r"(^|_)(latency|memory|vram|ms|fps|throughput|energy|watts|price|cost)(_|$)")
+COSTS = re.compile(
+    r"(^|_)(latency|memory|vram|ms|fps|throughput|per_s|per_sec|per_second|energy|watts|price|cost)(_|$)"
+)
 NO_RANK, MOST_HEADLINES = 99, 20  # the place of other names; how many are looked at
 MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
 LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
