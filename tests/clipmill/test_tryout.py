@@ -310,7 +310,7 @@ def test_the_terminal_has_a_line_for_each_stage_and_twelve_for_all_runs(
 ) -> None:
     tell = command.progress(60.0)
     tell("$ clipmill build out/heldout.yaml --out out/pools/heldout")
-    tell("12:00:00 ablation: 120 runs, 0 of them are finished already")
+    tell("12:00:00 ablation: 120 runs")
     for number in range(1, 121):
         tell(f"12:00:01 ablation: {number}/120 raw seed 1: heldout recall@1 0.0200 (18.6 s)")
     tell("12:00:02 ablation: 120/120 runs are done after 0.5 minutes; raw seed 1: step 20 of 20")

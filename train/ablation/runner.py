@@ -288,7 +288,8 @@ def run_all(
             outcomes[run.out] = Outcome(run=run, metrics=metrics, reused=True)
     to_do = [run for run in runs if run.out not in outcomes]
     if runs:
-        logger.info("%d runs, %d of them are finished already", len(runs), len(outcomes))
+        finished = f", {len(outcomes)} of them are finished already" if outcomes else ""
+        logger.info("%d runs%s", len(runs), finished)
 
     def report(outcome: Outcome) -> None:
         outcomes[outcome.run.out] = outcome
