@@ -208,12 +208,16 @@ def decide(results: Results, question: Question) -> Decision:
         effect *= factors.get(result.task, max(factors.values()))
     both = None
     if results.blocks:
-        in_blocks = replace(in_blocks, groups=None if table.groups is None else in_blocks.blocks)
-        cells = _scores(in_blocks, chosen, largest, facts, arms, question)
-        both = interaction(
-            average_values([cells[task].values for task in averaged]), in_blocks.blocks, baseline,
-            in_blocks.groups
-        )  # fmt: skip
+        of_blocks = values
+        if table.results is not results:  # a run is a mean over blocks: here each block counts
+            in_blocks = replace(
+                in_blocks, groups=None if table.groups is None else in_blocks.blocks
+            )
+            cells = _scores(in_blocks, chosen, largest, facts, arms, question)
+            of_blocks = average_values([cells[task].values for task in averaged])
+        else:
+            in_blocks = table
+        both = interaction(of_blocks, in_blocks.blocks, baseline, in_blocks.groups)
     return Decision(
         baseline=baseline,
         arms=arms,
