@@ -42,9 +42,9 @@ if not __package__:
 
 from benchmarks import gpu_data
 from benchmarks.gpu_results import Cell, bars, line_of
-from manifests import disk
-from train.model.architecture import MODELS
-from train.sizing.device_fit import peak_flops
+from clipmill.manifests import disk
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.sizing.device_fit import peak_flops
 
 MODELS_MEASURED = ["ViT-B-32", "ViT-L-14", "ViT-H-14", "ViT-g-14"]
 ENOUGH_S = 40.0  # a cell is begun with so much time left, on a GPU

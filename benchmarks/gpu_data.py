@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from benchmarks.trainer.synthetic import draw_captions
-from manifests import disk
-from manifests.aligned import write_bundles, write_view_shards
-from manifests.columns import SIDECAR, VIEW
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
-from manifests.records import ScoreSetDocument, ViewDocument
+from clipmill.bench.synthetic import draw_captions
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import write_bundles, write_view_shards
+from clipmill.manifests.columns import SIDECAR, VIEW
+from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from clipmill.manifests.records import ScoreSetDocument, ViewDocument
 
 SIDE, QUALITY = 256, 90  # of the pool's pictures
 SHARDS, ROWS = 8, 96

@@ -27,20 +27,20 @@ import torch
 from torch import nn
 
 from benchmarks.gpu_kernels import kind_of
-from benchmarks.trainer.synthetic import SyntheticLoader, draw_captions
-from manifests.schema import Blend
-from train.config import TrainConfig, configure, model_config
-from train.data.loader import Loader
-from train.formats.open_clip_files import open_clip_config
-from train.model.clip import CLIP, LOGIT_SCALE
-from train.model.memory import training_flops
-from train.parallel.checkpoint import Saver
-from train.parallel.parallelism import parallelize
-from train.parallel.process_group import Ranks
-from train.step.feed import Feed
-from train.step.update import Update
-from train.trainer.loop import Records, SaveTimer, StepRunner, StopRequest, TrainState
-from train.transforms import fast_jpeg
+from clipmill.bench.synthetic import SyntheticLoader, draw_captions
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, configure, model_config
+from clipmill.train.data.loader import Loader
+from clipmill.train.formats.open_clip_files import open_clip_config
+from clipmill.train.model.clip import CLIP, LOGIT_SCALE
+from clipmill.train.model.memory import training_flops
+from clipmill.train.parallel.checkpoint import Saver
+from clipmill.train.parallel.parallelism import parallelize
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.step.feed import Feed
+from clipmill.train.step.update import Update
+from clipmill.train.trainer.loop import Records, SaveTimer, StepRunner, StopRequest, TrainState
+from clipmill.train.transforms import fast_jpeg
 
 MOST_LANES = 64
 UNIT = 64  # a batch that was searched for is a multiple of it

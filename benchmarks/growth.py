@@ -35,7 +35,7 @@ from benchmarks.peers.rows import machine_kind
 from benchmarks.scaling import growth_fit, growth_page, growth_results, growth_retry, growth_steps
 from benchmarks.scaling.growth_steps import Step
 from benchmarks.scaling.processes import children_cpu_s
-from manifests import disk
+from clipmill.manifests import disk
 
 STEPS = {**growth_steps.STEPS, **growth_retry.STEPS, **growth_results.STEPS}
 RESULTS = ROOT / "benchmarks/results/growth.json"

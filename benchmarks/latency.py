@@ -17,10 +17,10 @@ ROOT = Path(__file__).resolve().parents[1]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from benchmarks.trainer.comparison import replace_block
-from benchmarks.trainer.inference import infer_lines
-from benchmarks.trainer.report_form import Report, read_report
-from manifests import console, disk
+from clipmill.bench.comparison import replace_block
+from clipmill.bench.inference import infer_lines
+from clipmill.bench.report_form import Report, read_report
+from clipmill.manifests import console, disk
 
 RESULTS = ROOT / "benchmarks/results/latency_cpu.json"
 PAGE = ROOT / "docs/inference.md"

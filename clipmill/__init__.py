@@ -1,3 +1,13 @@
-"""The command `clipmill`: its words, its help, its exit statuses. The work is in the packages below
-it. Nothing is imported here, so that a stop signal is handled before anything heavy is.
+"""clipmill: from web crawls to trained CLIP models, and what each dataset choice was worth.
+
+This is the one package that is installed. The folders of the repository (manifests, filters,
+pipeline, train, examples) stand in it as links, and benchmarks/trainer as `bench`; an installation
+has copies in their place. Nothing heavy is imported here, so that a stop signal is handled early.
 """
+
+import os
+
+# Own modules, shipped manifests and examples lie below PACKAGE; ROOT is what a child has on its
+# PYTHONPATH: the checkout, or the site-packages of an installation.
+PACKAGE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(PACKAGE)

@@ -10,12 +10,21 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-ROOT = Path(__file__).resolve().parents[1]
 if __name__ == "__main__" and not __package__:
     # The checkout, not this folder, whose file names could shadow other modules
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
-from manifests import console
+import clipmill
+
+if not os.path.isdir(os.path.join(clipmill.PACKAGE, "manifests")):
+    print(
+        f"error: {clipmill.PACKAGE} was copied without its symbolic links, as some zip tools do: "
+        "clone the repository, or install it with pip",
+        file=sys.stderr,
+    )
+    sys.exit(2)
+
+from clipmill.manifests import console
 
 
 def start(*command: str) -> NoReturn:
@@ -28,7 +37,7 @@ def start(*command: str) -> NoReturn:
         os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
     def run() -> int:
-        from clipmill.app import main
+        from clipmill.commands.app import main
 
         return main(sys.argv[1:])
 

@@ -6,29 +6,29 @@ import logging
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from filters.base import FilterBase, PoolFilter, check_options, options_of
-from filters.caption import Caption
-from filters.captioner import Captioner
-from filters.clip.filters import ClipLoss, ClipScore, Embed, Head
-from filters.columns import RESERVED, Instance, check_instance_name
-from filters.concepts import Balance, Concept, Synset
-from filters.decontaminate import Decontaminate
-from filters.duplicates import Duplicate, survivor_text
-from filters.faces import Faces
-from filters.language import Language
-from filters.optout import Optout
-from filters.page import Page
-from filters.picture import Pdq, Picture
-from filters.ranks import RankMean, SoftCap
-from filters.table import CaptionFile, Table
-from filters.targets import Targets
-from filters.text_overlap import TextOverlap
-from filters.tokens import Tokens
-from filters.user_file import FORM, is_path, load_class, provide_text, text_of
-from manifests import disk
-from manifests.columns import SIDECAR, shared_name
-from manifests.reader import with_numbers
-from manifests.schema import FilterSpec, Recipe
+from clipmill.filters.base import FilterBase, PoolFilter, check_options, options_of
+from clipmill.filters.caption import Caption
+from clipmill.filters.captioner import Captioner
+from clipmill.filters.clip.filters import ClipLoss, ClipScore, Embed, Head
+from clipmill.filters.columns import RESERVED, Instance, check_instance_name
+from clipmill.filters.concepts import Balance, Concept, Synset
+from clipmill.filters.decontaminate import Decontaminate
+from clipmill.filters.duplicates import Duplicate, survivor_text
+from clipmill.filters.faces import Faces
+from clipmill.filters.language import Language
+from clipmill.filters.optout import Optout
+from clipmill.filters.page import Page
+from clipmill.filters.picture import Pdq, Picture
+from clipmill.filters.ranks import RankMean, SoftCap
+from clipmill.filters.table import CaptionFile, Table
+from clipmill.filters.targets import Targets
+from clipmill.filters.text_overlap import TextOverlap
+from clipmill.filters.tokens import Tokens
+from clipmill.filters.user_file import FORM, is_path, load_class, provide_text, text_of
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR, shared_name
+from clipmill.manifests.reader import with_numbers
+from clipmill.manifests.schema import FilterSpec, Recipe
 
 logger = logging.getLogger(__name__)
 

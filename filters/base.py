@@ -23,8 +23,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from manifests import disk
-from manifests.schema import Recipe
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Recipe
 
 # Metadata of an option that is not part of the id: it changes the speed only, or identity() or the
 # ids of the columns that are read cover it.

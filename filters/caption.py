@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from filters.base import FILE, LATER, Batch, Columns, Filter, described, read_text
+from clipmill.filters.base import FILE, LATER, Batch, Columns, Filter, described, read_text
 
 # --------------------------------------------------------------------------------------------------
 # What can be counted in captions, a whole batch at a time. Arrow's own functions count characters

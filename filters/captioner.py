@@ -23,10 +23,10 @@ import xxhash
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters.base import Batch, Columns, described, require
-from filters.clip.model import BATCH, LOCAL, ModelFilter, run_batches
-from manifests import disk
-from manifests.hub import snapshot
+from clipmill.filters.base import Batch, Columns, described, require
+from clipmill.filters.clip.model import BATCH, LOCAL, ModelFilter, run_batches
+from clipmill.manifests import disk
+from clipmill.manifests.hub import snapshot
 
 if TYPE_CHECKING:
     from torch import Tensor

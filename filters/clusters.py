@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from filters.base import require
-from filters.columns import arrow_array, unit_vectors
+from clipmill.filters.base import require
+from clipmill.filters.columns import arrow_array, unit_vectors
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from filters.base import GROUP, FilterBase
-from manifests.columns import DERIVED_NAMES, SIDECAR
+from clipmill.filters.base import GROUP, FilterBase
+from clipmill.manifests.columns import DERIVED_NAMES, SIDECAR
 
 # --------------------------------------------------------------------------------------------------
 # What filters return, as Arrow columns: values of some rows become values of all.

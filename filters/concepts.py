@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from filters.base import (
+from clipmill.filters.base import (
     BETWEEN_0_AND_1,
     FILE,
     FREE,
@@ -46,8 +46,8 @@ from filters.base import (
     read_text,
     require,
 )
-from filters.columns import route_by_uid
-from manifests import disk
+from clipmill.filters.columns import route_by_uid
+from clipmill.manifests import disk
 
 # --------------------------------------------------------------------------------------------------
 # MetaCLIP's balancing as arithmetic: counts of entries, their probabilities, those of rows, and a

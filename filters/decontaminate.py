@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters.base import PLACE, SHARE, Batch, Columns, Filter, described
-from filters.columns import unit_vectors
-from filters.duplicates import EMBEDDING, PERCEPTUAL, RADII, OtherPool
-from filters.near_hashes import content_hash, read_images
-from manifests import disk
-from manifests.hashes import PDQ_QUALITY, Hashes, as_words, pdq, phash
-from manifests.layout import PoolLayout
+from clipmill.filters.base import PLACE, SHARE, Batch, Columns, Filter, described
+from clipmill.filters.columns import unit_vectors
+from clipmill.filters.duplicates import EMBEDDING, PERCEPTUAL, RADII, OtherPool
+from clipmill.filters.near_hashes import content_hash, read_images
+from clipmill.manifests import disk
+from clipmill.manifests.hashes import PDQ_QUALITY, Hashes, as_words, pdq, phash
+from clipmill.manifests.layout import PoolLayout
 
 PIECE = 2048  # references that a batch is compared with at a time: 256 rows take 17 MB
 logger = logging.getLogger(__name__)

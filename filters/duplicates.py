@@ -31,16 +31,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters import clusters
-from filters.base import GROUP, PLACE, SHARE, Columns, PoolFilter, described, options_of
-from filters.columns import mixed, partition_of, unit_vectors
-from filters.near_hashes import LINKS, Numbers, collapse, joined, links_of, near_labels
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits
-from manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, Hashes, as_words, near_pieces
-from manifests.layout import PoolLayout
-from manifests.records import ScoreSetDocument, read_document
+from clipmill.filters import clusters
+from clipmill.filters.base import GROUP, PLACE, SHARE, Columns, PoolFilter, described, options_of
+from clipmill.filters.columns import mixed, partition_of, unit_vectors
+from clipmill.filters.near_hashes import LINKS, Numbers, collapse, joined, links_of, near_labels
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, Hashes, as_words, near_pieces
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ScoreSetDocument, read_document
 
 # --------------------------------------------------------------------------------------------------
 # Columns of another pool, for rows that duplicate one of its rows.

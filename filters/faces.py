@@ -10,7 +10,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters.base import BETWEEN_0_AND_1, FILE, Batch, Columns, Filter, described, require
+from clipmill.filters.base import BETWEEN_0_AND_1, FILE, Batch, Columns, Filter, described, require
 
 Floats = NDArray[np.float32]
 

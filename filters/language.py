@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from filters.base import FILE, Batch, Columns, Filter, described, package_folder
-from manifests import disk
+from clipmill.filters.base import FILE, Batch, Columns, Filter, described, package_folder
+from clipmill.manifests import disk
 
 
 @dataclass(kw_only=True)

@@ -16,8 +16,8 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from PIL import Image
 
-from manifests import disk
-from manifests.hashes import Hashes, balls, dense_pairs, keyed_pieces
+from clipmill.manifests import disk
+from clipmill.manifests.hashes import Hashes, balls, dense_pairs, keyed_pieces
 
 # --------------------------------------------------------------------------------------------------
 # Groups of rows that pairs of near rows connect, in memory, and the links that the engine gets.

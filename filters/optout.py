@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from filters.base import Batch, Columns, Filter, described
-from manifests.schema import OPTOUT_POLICIES, OPTOUT_SIGNALS, Recipe
+from clipmill.filters.base import Batch, Columns, Filter, described
+from clipmill.manifests.schema import OPTOUT_POLICIES, OPTOUT_SIGNALS, Recipe
 
 STRICT = frozenset(OPTOUT_SIGNALS)
 # Not what speaks to others, to readers of copies, or names terms beside a refusal of its own kind.

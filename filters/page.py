@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from filters.base import Batch, Columns, Filter
+from clipmill.filters.base import Batch, Columns, Filter
 
 NAMES = ("title", "anchor", "license", "robots")
 

@@ -10,8 +10,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters.base import LATER, Batch, Columns, Filter, described
-from manifests.hashes import PDQ_BYTES, pdq, phash
+from clipmill.filters.base import LATER, Batch, Columns, Filter, described
+from clipmill.manifests.hashes import PDQ_BYTES, pdq, phash
 
 # --------------------------------------------------------------------------------------------------
 # The 256-bit perceptual hash PDQ of an image, and how much there is to compare in it.

@@ -24,8 +24,8 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from filters.base import Columns, PoolFilter, described
-from filters.columns import mixed, route_by_uid
+from clipmill.filters.base import Columns, PoolFilter, described
+from clipmill.filters.columns import mixed, route_by_uid
 
 logger = logging.getLogger(__name__)
 

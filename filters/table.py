@@ -11,10 +11,10 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from filters.base import FREE, PLACE, FilterBase, described
-from manifests import disk
-from manifests.columns import EXTRA_TYPES
-from manifests.content import content_digest
+from clipmill.filters.base import FREE, PLACE, FilterBase, described
+from clipmill.manifests import disk
+from clipmill.manifests.columns import EXTRA_TYPES
+from clipmill.manifests.content import content_digest
 
 LIST_TYPE = re.compile(r"fp16\[([1-9]\d{0,4})\]")
 COLUMN_NAME = re.compile(r"[a-z][a-z0-9_]{0,59}")

@@ -9,9 +9,17 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from filters.base import FILE, FREE, SHARE, Columns, PoolFilter, described
-from filters.clusters import as_column, assign, centroids_of, check_faiss, drawn, sample_of, train
-from filters.columns import route_by_uid, unit_vectors
+from clipmill.filters.base import FILE, FREE, SHARE, Columns, PoolFilter, described
+from clipmill.filters.clusters import (
+    as_column,
+    assign,
+    centroids_of,
+    check_faiss,
+    drawn,
+    sample_of,
+    train,
+)
+from clipmill.filters.columns import route_by_uid, unit_vectors
 
 Floats = NDArray[np.float32]
 

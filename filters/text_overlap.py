@@ -13,8 +13,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from filters.base import Batch, Columns, Filter, described, package_folder, require
-from manifests import disk
+from clipmill.filters.base import Batch, Columns, Filter, described, package_folder, require
+from clipmill.manifests import disk
 
 WORD = re.compile(r"[^\W_]+")
 WHOLE = 3  # characters; a shorter word counts only if it is read as a word of its own

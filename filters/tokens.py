@@ -8,9 +8,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from filters.base import Batch, Columns, Filter, described, package_folder
-from manifests import disk
-from manifests.clip_tokenizer import simple_tokenizer, with_long_words
+from clipmill.filters.base import Batch, Columns, Filter, described, package_folder
+from clipmill.manifests import disk
+from clipmill.manifests.clip_tokenizer import simple_tokenizer, with_long_words
 
 # The longest caption that is kept, start and end included. A model with a shorter context cuts
 # further.

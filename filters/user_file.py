@@ -23,8 +23,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from filters.base import NEEDS, Batch, Filter, FilterBase, PoolFilter
-from manifests import disk
+from clipmill.filters.base import NEEDS, Batch, Filter, FilterBase, PoolFilter
+from clipmill.manifests import disk
 
 # --------------------------------------------------------------------------------------------------
 # Calls of a user's code: whatever it does ends in one line that names the file and the line.

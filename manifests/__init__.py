@@ -1,5 +1,5 @@
 """What is written down: the nouns of clipmill, and the files that hold them."""
 
-from manifests.schema import Ablation, Blend, Pair, Recipe, Source, TaskSpec, View
+from clipmill.manifests.schema import Ablation, Blend, Pair, Recipe, Source, TaskSpec, View
 
 __all__ = ["Ablation", "Blend", "Pair", "Recipe", "Source", "TaskSpec", "View"]

@@ -33,10 +33,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from manifests import disk
-from manifests.commits import Commits, read_commits
-from manifests.layout import PoolLayout, bundle_name, shard_name
-from manifests.records import ShardTable, ViewDocument, read_document
+from clipmill.manifests import disk
+from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.layout import PoolLayout, bundle_name, shard_name
+from clipmill.manifests.records import ShardTable, ViewDocument, read_document
 
 OPEN_BUNDLES = 16  # footers that stay in memory, about 2 MB each
 # Bytes of a shard that are compared with their checksum whichever columns are read. Of more bytes

@@ -23,12 +23,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from manifests import installation
-from manifests.text import printable, printable_lines
+from clipmill import PACKAGE, ROOT
+from clipmill.manifests import installation
+from clipmill.manifests.text import printable, printable_lines
 
 EXIT_MISTAKE = 2
 EXIT_INCOMPLETE = 3
@@ -42,10 +42,9 @@ COMMON_STATUSES = {
     EXIT_OUTPUT_CLOSED: "the reader of its output has ended",
     128 + signal.SIGTERM: "stopped by SIGTERM",
 }
-ROOT = Path(__file__).resolve().parents[1]
 OLDEST_PYTHON = (3, 11)
-IS_CHECKOUT = (ROOT / "Makefile").exists()
-MAKE_VENV = f"run `make venv` in {ROOT}, then the command with {ROOT / '.venv/bin/python'}"
+IS_CHECKOUT = os.path.islink(os.path.join(PACKAGE, "manifests"))
+MAKE_VENV = f"run `make venv` in {ROOT}, then the command with {ROOT}/.venv/bin/python"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: a closed terminal
 # Errors of the operating system that a person mends: a path, its rights or its disk.
 PATH_ERRORS = {
@@ -83,8 +82,8 @@ class LineFormatter(logging.Formatter):
     """`12:34:56 fetch: message`; a warning or an error says so before its message."""
 
     def format(self, record: logging.LogRecord) -> str:
-        parts = record.name.split(".")
-        unit = parts[1] if len(parts) > 1 else parts[0]
+        parts = record.name.split(".")  # clipmill.pipeline.fetch.download is of `fetch`
+        unit = parts[2] if len(parts) > 2 else parts[-1]
         level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
         time_of_day = self.formatTime(record, "%H:%M:%S")
         line = f"{time_of_day} {unit}: {level}{printable(record.getMessage())}"
@@ -129,7 +128,7 @@ def signal_name(number: int) -> str:
 
 def program(words: Sequence[str]) -> list[str]:
     """The process of `clipmill` and its words: with this interpreter, whatever PATH says."""
-    return [sys.executable, str(ROOT / "clipmill" / "__main__.py"), *words]
+    return [sys.executable, os.path.join(PACKAGE, "__main__.py"), *words]
 
 
 def child_variables(**variables: str) -> dict[str, str]:
@@ -199,7 +198,7 @@ def end_on_stop_signals() -> None:
 def _uncaught(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """sys.excepthook of a command. SystemExit in a hook sets the exit status."""
     package = (getattr(error, "name", None) or "").partition(".")[0]
-    is_ours = not package or (ROOT / package).exists()
+    is_ours = package in ("", "clipmill")
     wants_trace = bool(os.environ.get("CLIPMILL_TRACEBACK"))
     if not isinstance(error, ModuleNotFoundError) or is_ours or wants_trace:
         print_error(*"".join(traceback.format_exception(kind, error, trace)).splitlines())

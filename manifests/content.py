@@ -18,7 +18,7 @@ from typing import Any
 
 import xxhash
 
-from manifests import disk
+from clipmill.manifests import disk
 
 REMEMBERED = 1 << 26  # bytes from which a digest is kept on this machine: reading them takes 20 ms
 # A file that changed so lately may change again within one tick: its times say nothing.

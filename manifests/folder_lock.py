@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-from manifests import disk
+from clipmill.manifests import disk
 
 # What a file system answers that has no locks, such as Lustre that is mounted without `flock`.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from manifests import disk
+from clipmill.manifests import disk
 
 # --------------------------------------------------------------------------------------------------
 # Exact search of near hashes: all pairs of rows whose Hamming distance is at most a radius.

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from manifests.installation import install_command
+from clipmill.manifests.installation import install_command
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 WEIGHTS = (".safetensors", ".bin")

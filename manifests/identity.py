@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from manifests import disk
-from manifests.hashes import KnownBad
-from manifests.schema import (
+from clipmill.manifests import disk
+from clipmill.manifests.hashes import KnownBad
+from clipmill.manifests.schema import (
     ADDED_KEYS,
     ADDED_SETTINGS,
     CAPTION_BYTES,

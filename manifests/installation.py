@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
 
+from clipmill import ROOT
+
 NAME = "clipmill"
 # Modules whose distribution has another name.
 DISTRIBUTIONS = {
@@ -68,7 +70,7 @@ def _requirements() -> list[str]:
     try:
         return metadata.requires(NAME) or []
     except metadata.PackageNotFoundError:
-        project = Path(__file__).parents[1] / "pyproject.toml"
+        project = Path(ROOT, "pyproject.toml")
     if not project.exists():
         return []
     extras = tomllib.loads(project.read_text())["project"]["optional-dependencies"]

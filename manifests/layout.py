@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manifests import disk
+from clipmill.manifests import disk
 
 if TYPE_CHECKING:
     import pyarrow as pa

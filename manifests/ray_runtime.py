@@ -20,7 +20,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from clipmill import ROOT
+
 OBJECT_STORE_BYTES = 128 * 2**20  # what crosses Ray are tickets and answers of a few hundred bytes
 
 # Of an embedded Ray: on a busy machine its processes wait for each other in vain
@@ -145,7 +146,7 @@ def _worker_variables() -> dict[str, str]:
     Ray refuses a variable that both set.
     """
     policy = os.environ.get("OMP_WAIT_POLICY", "passive")
-    variables = {"PYTHONPATH": str(ROOT), "OMP_WAIT_POLICY": policy}
+    variables = {"PYTHONPATH": ROOT, "OMP_WAIT_POLICY": policy}
     job = json.loads(os.environ.get(JOB_CONFIG, "{}"))
     of_job = (job.get("runtime_env") or {}).get("env_vars") or {}
     return {name: value for name, value in variables.items() if name not in of_job}

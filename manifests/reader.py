@@ -23,7 +23,8 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from manifests import console, disk
+from clipmill import PACKAGE
+from clipmill.manifests import console, disk
 
 if TYPE_CHECKING:
     import yaml
@@ -33,10 +34,10 @@ import typing
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from manifests import identity
-from manifests.disk import expand_braces
-from manifests.layout import AblationLayout, PoolLayout
-from manifests.schema import (
+from clipmill.manifests import identity
+from clipmill.manifests.disk import expand_braces
+from clipmill.manifests.layout import AblationLayout, PoolLayout
+from clipmill.manifests.schema import (
     Ablation,
     Blend,
     Fetch,
@@ -612,8 +613,8 @@ def shipped(path: str | Path) -> str | Path:
     `manifests/recipes/laion.yaml` from any folder, also where clipmill was installed as a wheel.
     """
     name = str(path)
-    if name.startswith(SHIPPED) and not disk.exists(name) and (console.ROOT / name).exists():
-        return str(console.ROOT / name)
+    if name.startswith(SHIPPED) and not disk.exists(name) and Path(PACKAGE, name).exists():
+        return str(Path(PACKAGE, name).resolve())
     return path
 
 

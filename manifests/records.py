@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from manifests import disk
+from clipmill.manifests import disk
 
 T = TypeVar("T")
 

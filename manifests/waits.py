@@ -16,12 +16,11 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator
-from pathlib import Path
 from typing import NoReturn
 
-from manifests.text import printable
+from clipmill import PACKAGE
+from clipmill.manifests.text import printable
 
-ROOT = str(Path(__file__).resolve().parents[1])
 LOOK_S = 1.0
 # Of the time between two looks this counts as waited: a process that was stopped and goes on has
 # not waited.
@@ -85,7 +84,7 @@ def where(thread: int | None = None) -> str:
     frame = sys._current_frames().get(thread or threading.main_thread().ident or 0)
     while frame is not None:
         path = frame.f_code.co_filename
-        if path.startswith(ROOT) and "site-packages" not in path:
+        if path.startswith(PACKAGE):
             return f"{os.path.basename(path)}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return "outside of clipmill"

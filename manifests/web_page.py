@@ -24,7 +24,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from manifests import disk
+from clipmill.manifests import disk
 
 # Every page has it: a page replaces only pages.
 MARK = '<meta name="generator" content="clipmill">'

@@ -20,13 +20,13 @@ from itertools import chain
 from pathlib import Path
 from typing import IO
 
-from manifests import console, disk, ray_runtime, reader
-from manifests.layout import AblationLayout, random_view_name
-from manifests.schema import Ablation, Arm, Blend, Controls, Recipe, Scorer
-from pipeline import recipe_run
-from pipeline.executor.stage import Engine
+from clipmill import ROOT
+from clipmill.manifests import console, disk, ray_runtime, reader
+from clipmill.manifests.layout import AblationLayout, random_view_name
+from clipmill.manifests.schema import Ablation, Arm, Blend, Controls, Recipe, Scorer
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.executor.stage import Engine
 
-ROOT = Path(__file__).resolve().parents[1]
 Command = list[str]
 Child = subprocess.Popen[bytes]
 NICE = 5  # of a command in the background: downloads have deadlines, it has none
@@ -60,7 +60,7 @@ def start(words: Sequence[str], output: IO[str] | int | None = None) -> Child:
     """Start a command from the checkout. With `output`, all that it prints goes there, at once."""
     return subprocess.Popen(
         console.program(words),
-        env=console.child_variables(PYTHONPATH=str(ROOT), PYTHONUNBUFFERED="1"),
+        env=console.child_variables(PYTHONPATH=ROOT, PYTHONUNBUFFERED="1"),
         stdout=output,
         stderr=subprocess.STDOUT if output else None,
         process_group=0,  # a Ctrl-C of the terminal reaches it through us, once

@@ -36,21 +36,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters import Instance, instance_of_worker_spec, worker_spec
-from filters.base import GROUP, PoolFilter
-from filters.columns import arrow_array, arrow_columns, mixed, valid_in_all
-from filters.user_file import UserCodeError, error_line
-from manifests import disk
-from manifests.aligned import AlignedFiles, parquet_bytes
-from manifests.columns import hex_bytes
-from manifests.commits import Commits
-from manifests.layout import CommitRecord, PoolLayout, uids_checksum
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
-from pipeline.pool.lease import check_fence
-from pipeline.pool.score_columns import commit_columns
-from pipeline.progress.state import measure_scored
-from pipeline.shuffle import (
+from clipmill.filters import Instance, instance_of_worker_spec, worker_spec
+from clipmill.filters.base import GROUP, PoolFilter
+from clipmill.filters.columns import arrow_array, arrow_columns, mixed, valid_in_all
+from clipmill.filters.user_file import UserCodeError, error_line
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles, parquet_bytes
+from clipmill.manifests.columns import hex_bytes
+from clipmill.manifests.commits import Commits
+from clipmill.manifests.layout import CommitRecord, PoolLayout, uids_checksum
+from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.score_columns import commit_columns
+from clipmill.pipeline.progress.state import measure_scored
+from clipmill.pipeline.shuffle import (
     PLACE,
     UID_BYTES,
     Exchange,

@@ -38,22 +38,22 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import yaml
 
-from manifests import disk
-from manifests.aligned import AlignedFiles, current_view, view_shards
-from manifests.commits import read_commits
-from manifests.folder_lock import locked_folder
-from manifests.layout import shard_name, uids_checksum
-from manifests.records import ScoreSetDocument
-from manifests.schema import SOURCES, Recipe
-from pipeline.audit.counts import recipe_of_pool
-from pipeline.metadata_join import uid_records, write_uid_array
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import staged_file
-from pipeline.pool.tar_copy import copy_tar_with
-from pipeline.scoring.score_sets import complete_score_sets
-from pipeline.shuffle import Bytes
-from pipeline.views.choose import map_units
-from pipeline.views.rules import rule_text
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles, current_view, view_shards
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.folder_lock import locked_folder
+from clipmill.manifests.layout import shard_name, uids_checksum
+from clipmill.manifests.records import ScoreSetDocument
+from clipmill.manifests.schema import SOURCES, Recipe
+from clipmill.pipeline.audit.counts import recipe_of_pool
+from clipmill.pipeline.metadata_join import uid_records, write_uid_array
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import staged_file
+from clipmill.pipeline.pool.tar_copy import copy_tar_with
+from clipmill.pipeline.scoring.score_sets import complete_score_sets
+from clipmill.pipeline.shuffle import Bytes
+from clipmill.pipeline.views.choose import map_units
+from clipmill.pipeline.views.rules import rule_text
 
 # --------------------------------------------------------------------------------------------------
 # The kept rows of a view, shard by shard, with their columns of the sidecar and of the score

@@ -37,14 +37,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from filters.table import TEXT_TABLES, Table, is_array
-from manifests import disk
-from manifests.columns import hex_bytes, refuse_doubled
-from manifests.commits import Commits, in_threads
-from manifests.layout import uids_checksum
-from pipeline.progress.view import counted_stage
-from pipeline.shuffle import BATCH_ROWS, UID_BYTES, Bytes, blobs, database, insert
-from pipeline.table_files import values
+from clipmill.filters.table import TEXT_TABLES, Table, is_array
+from clipmill.manifests import disk
+from clipmill.manifests.columns import hex_bytes, refuse_doubled
+from clipmill.manifests.commits import Commits, in_threads
+from clipmill.manifests.layout import uids_checksum
+from clipmill.pipeline.progress.view import counted_stage
+from clipmill.pipeline.shuffle import BATCH_ROWS, UID_BYTES, Bytes, blobs, database, insert
+from clipmill.pipeline.table_files import values
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

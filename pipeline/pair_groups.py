@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters import clusters
-from filters.columns import unit_vectors
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import Commits
-from pipeline.planning.planner import host_of
-from pipeline.scoring.score_sets import complete_score_sets, shards_with_rows
-from pipeline.views.files import (
+from clipmill.filters import clusters
+from clipmill.filters.columns import unit_vectors
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import Commits
+from clipmill.pipeline.planning.planner import host_of
+from clipmill.pipeline.scoring.score_sets import complete_score_sets, shards_with_rows
+from clipmill.pipeline.views.files import (
     JoinedColumns,
     current_view_of,
     selected_view,

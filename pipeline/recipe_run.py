@@ -14,24 +14,24 @@ from typing import Any
 
 import numpy as np
 
-from filters import make, specs_of_recipe
-from manifests import disk, reader
-from manifests.columns import REASONS
-from manifests.commits import Commits, IndexWriter, read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import SOURCES, FilterSpec, Recipe
-from pipeline.audit.counts import write_pool_json
-from pipeline.audit.row_index import extend_row_index
-from pipeline.crawl import crawler
-from pipeline.crawl.parts import part_totals, read_parts, top_reasons
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Report, Stage
-from pipeline.external.adopt import adopt_tars, check_adopted, tar_tickets
-from pipeline.external.img2dataset import check_img2dataset, img2dataset_stage
-from pipeline.fetch.download import Downloader
-from pipeline.images.transform import limits_of
-from pipeline.lock import rebuild
-from pipeline.lock.rebuild import (
+from clipmill.filters import make, specs_of_recipe
+from clipmill.manifests import disk, reader
+from clipmill.manifests.columns import REASONS
+from clipmill.manifests.commits import Commits, IndexWriter, read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import SOURCES, FilterSpec, Recipe
+from clipmill.pipeline.audit.counts import write_pool_json
+from clipmill.pipeline.audit.row_index import extend_row_index
+from clipmill.pipeline.crawl import crawler
+from clipmill.pipeline.crawl.parts import part_totals, read_parts, top_reasons
+from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.tickets import Report, Stage
+from clipmill.pipeline.external.adopt import adopt_tars, check_adopted, tar_tickets
+from clipmill.pipeline.external.img2dataset import check_img2dataset, img2dataset_stage
+from clipmill.pipeline.fetch.download import Downloader
+from clipmill.pipeline.images.transform import limits_of
+from clipmill.pipeline.lock import rebuild
+from clipmill.pipeline.lock.rebuild import (
     check_locked,
     check_not_locked,
     drift_lines,
@@ -40,14 +40,14 @@ from pipeline.lock.rebuild import (
     write_lock_plan,
     write_locked_views,
 )
-from pipeline.planning.plan_files import is_planned, read_plan
-from pipeline.planning.planner import add_retries, write_plan
-from pipeline.pool.lease import Lease, check_fence, hold_lease, remove_uncommitted
-from pipeline.progress.state import measure_commit
-from pipeline.progress.view import shown_progress
-from pipeline.scoring.score_sets import filter_specs, score_set_names
-from pipeline.scoring.scorer import score
-from pipeline.views.files import check_views, choose_views
+from clipmill.pipeline.planning.plan_files import is_planned, read_plan
+from clipmill.pipeline.planning.planner import add_retries, write_plan
+from clipmill.pipeline.pool.lease import Lease, check_fence, hold_lease, remove_uncommitted
+from clipmill.pipeline.progress.state import measure_commit
+from clipmill.pipeline.progress.view import shown_progress
+from clipmill.pipeline.scoring.score_sets import filter_specs, score_set_names
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import check_views, choose_views
 
 STAGES = ("crawl", "plan", "fetch", "score", "choose")
 # Shards that a worker fetches at a time: some wait for their last rows while the others use the

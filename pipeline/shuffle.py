@@ -32,11 +32,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.columns import hex_bytes
-from manifests.commits import in_threads
-from pipeline.executor.tickets import Ticket, Tickets
-from pipeline.pool.lease import check_fence
+from clipmill.manifests import disk
+from clipmill.manifests.columns import hex_bytes
+from clipmill.manifests.commits import in_threads
+from clipmill.pipeline.executor.tickets import Ticket, Tickets
+from clipmill.pipeline.pool.lease import check_fence
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

@@ -22,9 +22,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.columns import refuse_doubled
-from manifests.text import valid_text
+from clipmill.manifests import disk
+from clipmill.manifests.columns import refuse_doubled
+from clipmill.manifests.text import valid_text
 
 # --------------------------------------------------------------------------------------------------
 # Lines of a text file in bounded memory: a line without end costs itself.

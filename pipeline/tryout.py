@@ -27,17 +27,17 @@ import xxhash
 import yaml
 from PIL import Image
 
-from filters.near_hashes import near_labels
-from manifests import disk
-from manifests.hashes import phash
-from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Fetch, Source
-from manifests.text import printable, valid_text
-from pipeline.crawl.tables import ImageFolder, is_image, labelled
-from pipeline.external.adopt import TarReader
-from pipeline.fetch.download import read_file
-from pipeline.images.decoders import Decoders
-from pipeline.images.header import RejectedImage
-from pipeline.table_files import (
+from clipmill.filters.near_hashes import near_labels
+from clipmill.manifests import disk
+from clipmill.manifests.hashes import phash
+from clipmill.manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Fetch, Source
+from clipmill.manifests.text import printable, valid_text
+from clipmill.pipeline.crawl.tables import ImageFolder, is_image, labelled
+from clipmill.pipeline.external.adopt import TarReader
+from clipmill.pipeline.fetch.download import read_file
+from clipmill.pipeline.images.decoders import Decoders
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.table_files import (
     HEADERS,
     PARQUET,
     PROBE,

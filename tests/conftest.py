@@ -16,7 +16,7 @@ import hypothesis
 import pytest
 from PIL import Image, ImageDraw
 
-from manifests import ray_runtime
+from clipmill.manifests import ray_runtime
 
 TINY = """
 name: tiny

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from manifests.layout import PoolLayout
-from pipeline.pool.lease import read_sidecar
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.pool.lease import read_sidecar
 from tests.filters.test_faces import model
 from tests.support import pages
 from tests.support.web_files import FileServer

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.executor.tickets import Stage
-from pipeline.fetch.download import Downloader
-from pipeline.scoring.worker import ScoreWorker
+from clipmill.pipeline.executor.tickets import Stage
+from clipmill.pipeline.fetch.download import Downloader
+from clipmill.pipeline.scoring.worker import ScoreWorker
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
+from clipmill.manifests import disk
 from tests.support import audited, commands
 
 Main = Callable[[list[str]], int]

@@ -18,9 +18,9 @@ import pytest
 import yaml
 from cyclopts import App, CycloptsError, MissingArgumentError, ValidationError
 
-from clipmill.app import COMMANDS, root_app
-from manifests import console, reader
-from manifests.schema import Ablation, Blend, Recipe, TaskSpec
+from clipmill.commands.app import COMMANDS, root_app
+from clipmill.manifests import console, reader
+from clipmill.manifests.schema import Ablation, Blend, Recipe, TaskSpec
 from tests.support import pages
 
 ROOT = Path(__file__).resolve().parents[1]

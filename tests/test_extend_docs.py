@@ -13,13 +13,13 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from manifests.columns import PAIRS
-from manifests.schema import Source, TaskSpec
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.schema import Source, TaskSpec
+from clipmill.train.evaluation import tasks
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 from tests.support import pages
 from tests.support.photo_folders import make_folder
-from train.evaluation import tasks
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
 
 PAGE = "docs/extend.md"
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from manifests import console
+from clipmill.manifests import console
 from tests.support.clusters import (
     Cluster,
     ray_environment,

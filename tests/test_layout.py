@@ -1,6 +1,4 @@
-"""The layout that the README promises: who imports whom, names that shadow nothing, entry files
-that only call.
-"""
+"""The layout that the README promises: one name, who imports whom, entry files that only call."""
 
 from __future__ import annotations
 
@@ -21,21 +19,24 @@ MAY_IMPORT = {
     "filters": {"manifests", "filters"},
     "pipeline": {"manifests", "filters", "pipeline"},
     "train": {"manifests", "train"},
-    "clipmill": {"manifests", "filters", "pipeline", "train", "clipmill"},
+    "clipmill/commands": {"manifests", "filters", "pipeline", "train", "commands"},
     "examples": {"manifests", "pipeline", "examples"},
-    "benchmarks": {
-        "manifests", "filters", "pipeline", "train", "clipmill", "examples", "benchmarks",
-    },
-}  # fmt: skip
+    "benchmarks/trainer": {"manifests", "train", "bench"},
+}
+# The folders of the repository, and the name of each inside of the package clipmill
+FOLDERS = {
+    folder: {"clipmill/commands": "commands", "benchmarks/trainer": "bench"}.get(folder, folder)
+    for folder in MAY_IMPORT
+}
 # Files that are the command under another name, for torchrun and Ray jobs.
 THIN_ENTRIES = [
     "pipeline/build.py", "pipeline/score.py", "pipeline/filter.py",
     "train/run.py", "train/evaluate.py", "train/ablate.py", "train/report.py",
 ]  # fmt: skip
 # What a command may import beyond its package, inside a function: the demo and the benchmark.
-BEYOND = {"clipmill/build.py": "examples", "clipmill/train.py": "benchmarks"} | dict.fromkeys(
-    THIN_ENTRIES, "clipmill"
-)
+BEYOND = {
+    "clipmill/commands/build.py": "examples", "clipmill/commands/train.py": "bench",
+} | dict.fromkeys(THIN_ENTRIES, "__main__")  # fmt: skip
 # Inside a package a unit (a sub-package, or a module at the top) imports only units listed above
 # it.
 ORDER = {
@@ -63,8 +64,8 @@ ORDER = {
         "trainer", "stats", "influence", "ablation", "reporting", "decisions", "run", "evaluate",
         "ablate", "report",
     ],
-    "clipmill": [
-        "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "why", "__main__",
+    "clipmill/commands": [
+        "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "why",
     ],
     "examples": ["miniweb"],
 }  # fmt: skip
@@ -83,9 +84,10 @@ def unit_of(dotted: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def module_of(path: Path) -> str:
-    """The dotted name of a file, without `__init__`."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
+def module_of(folder: str, path: Path) -> str:
+    """The name of a file below `clipmill.`, without `__init__`."""
+    inside = path.relative_to(ROOT / folder).with_suffix("").parts
+    parts = (FOLDERS[folder], *inside)
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 2 else parts)
 
 
@@ -97,9 +99,7 @@ def tree_of(path: Path) -> ast.Module:
 
 @functools.cache
 def imports(path: Path) -> set[str]:
-    """Dotted names of the project's own modules that a file imports, at its top or inside
-    functions.
-    """
+    """Names below `clipmill.` of the modules that a file imports, at its top or in functions."""
     modules: set[str] = set()
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
@@ -107,7 +107,32 @@ def imports(path: Path) -> set[str]:
             modules |= {f"{node.module}.{name.name}" for name in node.names}
         elif isinstance(node, ast.Import):
             modules |= {name.name for name in node.names}
-    return {name for name in modules if name.split(".")[0] in MAY_IMPORT}
+    inside = {name.partition(".")[2] for name in modules if name.startswith("clipmill.")}
+    return {name for name in inside if not name.isupper()}  # clipmill.ROOT
+
+
+def test_no_short_name_is_imported() -> None:
+    """A package `train` or a module `filters.py` of a user is never read in the place of ours."""
+    for folder in ("clipmill", *MAY_IMPORT, "benchmarks", "docs", "tests"):
+        for path in sources(folder):
+            for node in ast.walk(tree_of(path)):
+                names = []
+                if isinstance(node, ast.ImportFrom):
+                    assert node.level == 0, f"{path} has a relative import"
+                    names = [node.module or ""]
+                elif isinstance(node, ast.Import):
+                    names = [name.name for name in node.names]
+                short = {name.split(".")[0] for name in names} & {*FOLDERS, "bench", "commands"}
+                assert not short, f"{path.relative_to(ROOT)} imports {sorted(short)}"
+
+
+def test_the_package_has_a_link_to_each_folder() -> None:
+    links = {
+        path.name: path.resolve().relative_to(ROOT).as_posix()
+        for path in (ROOT / "clipmill").iterdir()
+        if path.is_symlink()
+    }
+    assert links == {name: folder for folder, name in FOLDERS.items() if name != "commands"}
 
 
 @pytest.mark.parametrize("package", MAY_IMPORT)
@@ -123,16 +148,17 @@ def test_a_package_imports_only_what_lies_before_it(package: str) -> None:
 @pytest.mark.parametrize("package", ORDER)
 def test_a_unit_imports_only_units_listed_above_it(package: str) -> None:
     order = ORDER[package]
-    units = {unit_of(module_of(path)) for path in sources(package)}
+    units = {unit_of(module_of(package, path)) for path in sources(package)}
     assert units - {"__init__"} <= set(order), (
         f"list {sorted(units - set(order))} where they belong"
     )
     for path in sources(package):
-        unit = unit_of(module_of(path))
+        unit = unit_of(module_of(package, path))
         if unit == "__init__":
             continue
         allowed = set(order[: order.index(unit) + 1])
-        used = {unit_of(name) for name in imports(path) if name.startswith(package + ".")} & units
+        own = FOLDERS[package] + "."
+        used = {unit_of(name) for name in imports(path) if name.startswith(own)} & units
         assert used <= allowed, (
             f"{path.relative_to(ROOT)} imports {sorted(used - allowed)}, which is listed below it"
         )
@@ -140,7 +166,8 @@ def test_a_unit_imports_only_units_listed_above_it(package: str) -> None:
 
 @pytest.mark.parametrize("package", ORDER)
 def test_no_two_modules_of_a_unit_import_each_other(package: str) -> None:
-    modules = {module_of(path): path for path in sources(package) if path.stem != "__init__"}
+    files = [path for path in sources(package) if path.stem != "__init__"]
+    modules = {module_of(package, path): path for path in files}
     graph = {
         name: {used for used in imports(path) if used in modules} for name, path in modules.items()
     }
@@ -163,8 +190,9 @@ def test_the_trainer_starts_with_torch_numpy_pyarrow_and_little_else() -> None:
     code = (
         "import sys\n"
         f"for name in {BLOCKED!r}: sys.modules[name] = None\n"
-        "import clipmill.train, clipmill.ablate\n"
-        "import train.trainer.loop, train.evaluation.suite, train.parallel.checkpoint\n"
+        "import clipmill.commands.train, clipmill.commands.ablate\n"
+        "import clipmill.train.trainer.loop, clipmill.train.evaluation.suite\n"
+        "import clipmill.train.parallel.checkpoint\n"
         # each takes a second or more, and few commands need them
         "slow = {'torch._dynamo', 'torch.distributed.tensor', 'torch.distributed.fsdp', 'sympy'}\n"
         "print('started', *slow & set(sys.modules))"
@@ -187,23 +215,24 @@ def test_a_report_starts_without_what_builds_and_trains() -> None:
     )
     assert_prints_started(
         f"import sys\nfor name in {blocked}: sys.modules[name] = None\n"
-        "import clipmill.app, clipmill.ablate; print('started')"
+        "import clipmill.commands.app, clipmill.commands.ablate; print('started')"
     )
 
 
 def test_the_command_starts_without_numpy_and_the_modules_of_its_commands() -> None:
     assert_prints_started(
-        "import sys, clipmill.app\n"
-        "clipmill.app.root_app()\n"
-        "others = {'numpy', 'pyarrow', 'torch', 'ray', 'manifests.disk', 'clipmill.train'}\n"
+        "import sys, clipmill.commands.app\n"
+        "clipmill.commands.app.root_app()\n"
+        "others = {'numpy', 'pyarrow', 'torch', 'ray', 'clipmill.manifests.disk'}\n"
+        "others.add('clipmill.commands.train')\n"
         "print('started', *others & set(sys.modules))"
     )
 
 
 def test_the_product_starts_without_the_examples_and_the_benchmarks() -> None:
-    modules = "clipmill.build, clipmill.pool, clipmill.audit, clipmill.train, clipmill.ablate"
+    modules = ", ".join(f"clipmill.commands.{x}" for x in ORDER["clipmill/commands"])
     assert_prints_started(
-        "import sys; sys.modules['examples'] = sys.modules['benchmarks'] = None\n"
+        "import sys; sys.modules['clipmill.examples'] = sys.modules['clipmill.bench'] = None\n"
         f"import {modules}; print('started')"
     )
 
@@ -211,7 +240,7 @@ def test_the_product_starts_without_the_examples_and_the_benchmarks() -> None:
 def test_scores_and_views_start_without_what_other_commands_need() -> None:
     code = (
         "import sys\n"
-        "import clipmill.pool\n"
+        "import clipmill.commands.pool\n"
         "others = {'aiohttp', 'faiss', 'fastwarc', 'onnxruntime', 'ray', 'scipy', 'torch'}\n"
         "print('started', *others & set(sys.modules))"
     )
@@ -229,6 +258,7 @@ def test_the_readme_of_a_package_is_the_map_of_its_files(package: str) -> None:
     tree = (ROOT / package / "README.md").read_text().split("```")[1]
     names = {line.split()[0] for line in tree.splitlines() if line.strip()}
     files = {path.name for path in sources(package)} - {"__init__.py"}
-    rooms = {f"{path.parent.name}/" for path in (ROOT / package).glob("*/**/__init__.py")}
+    inits = [path.parent for path in sources(package) if path.name == "__init__.py"]
+    rooms = {f"{folder.name}/" for folder in inits if folder != ROOT / package}
     webs = {path.name for path in (ROOT / package).glob("webs/*.yaml")}
     assert names == files | rooms | webs | ({"webs/"} if webs else set())

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from filters import make, normalised
-from manifests import reader
-from manifests.reader import VARIABLES
-from manifests.schema import SOURCES, Ablation, Blend, Recipe, Suite, TaskSpec
-from pipeline import ablation_run
-from train.config import configure
-from train.evaluation.metrics import METRICS, deciding_metric
+from clipmill.filters import make, normalised
+from clipmill.manifests import reader
+from clipmill.manifests.reader import VARIABLES
+from clipmill.manifests.schema import SOURCES, Ablation, Blend, Recipe, Suite, TaskSpec
+from clipmill.pipeline import ablation_run
+from clipmill.train.config import configure
+from clipmill.train.evaluation.metrics import METRICS, deciding_metric
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "manifests"

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from manifests import console
+from clipmill.manifests import console
 from tests.support.clusters import BIN, Cluster, Store, free_port, running_cluster, start_store
 from tests.support.machines import Machine, laboratory
 from tests.support.processes import MARK, marked, new_mark
@@ -187,7 +187,8 @@ def test_the_documented_commands_build_and_train_on_two_nodes(lab: Lab) -> None:
 
 
 def read_json(lab: Lab, path: str, on: Machine | None = None) -> Any:
-    code = "import sys; from manifests import disk; print(disk.read_bytes(sys.argv[1]).decode())"
+    code = "import sys; from clipmill.manifests import disk;"
+    code += "print(disk.read_bytes(sys.argv[1]).decode())"
     machine = on or lab.cluster.head
     done = lab.on_machine(machine, PYTHON, "-W", "ignore", "-c", code, path)
     assert done.returncode == 0, done.stderr
@@ -213,9 +214,9 @@ def nodes_of_actors(lab: Lab, class_name: str) -> set[str]:
 
 def test_a_gpu_that_these_nodes_do_not_have_is_refused_in_one_line(lab: Lab) -> None:
     code = (
-        "from manifests import console\n"
-        "from pipeline.executor.stage import execute\n"
-        "from pipeline.executor.tickets import Stage, Ticket\n"
+        "from clipmill.manifests import console\n"
+        "from clipmill.pipeline.executor.stage import execute\n"
+        "from clipmill.pipeline.executor.tickets import Stage, Ticket\n"
         "from tests.support.bombs import hungry\n"
         "stage = Stage(name='score', work=hungry, gpus=1)\n"
         "execute_all = lambda: execute(stage, [Ticket(id='t', group='g')], engine='ray').failures\n"

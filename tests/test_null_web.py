@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import console
+from clipmill.manifests import console
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from benchmarks.trainer import bench
-from clipmill.app import COMMANDS
+from clipmill.bench import bench
+from clipmill.commands.app import COMMANDS
+from clipmill.manifests.columns import CRAWL_REASONS, REASONS
 from docs.tools import code_tables
-from manifests.columns import CRAWL_REASONS, REASONS
 from tests.support import pages
 from tests.support.s3_server import s3_server, s3_variables
 

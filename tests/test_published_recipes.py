@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import reader
-from manifests.schema import Recipe
-from pipeline.views.files import check_views
+from clipmill.manifests import reader
+from clipmill.manifests.schema import Recipe
+from clipmill.pipeline.views.files import check_views
 from tests.support.chosen import choose
 
 RECIPES = Path(__file__).resolve().parents[1] / "manifests" / "recipes"

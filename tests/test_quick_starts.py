@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from manifests import console, disk
+from clipmill.manifests import console, disk
 from tests.support import commands, pages
 from tests.support.datacomp import write_metadata
 from tests.support.other_tars import pack

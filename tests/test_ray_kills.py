@@ -27,8 +27,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from manifests import disk
-from manifests.layout import PoolLayout
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
 from tests.support import commands
 from tests.support.commit_records import read_commit_records
 from tests.support.loopback_server import serving
@@ -276,10 +276,10 @@ def test_a_build_whose_terminal_is_closed_ends_with_its_ray(recipe: Path, tmp_pa
 
 BOMB = """
 import json, pathlib, sys
-from manifests import console, ray_runtime
-from pipeline.executor import tickets as outcomes
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage, Ticket
+from clipmill.manifests import console, ray_runtime
+from clipmill.pipeline.executor import tickets as outcomes
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket
 from tests.support.bombs import hungry
 
 def main():

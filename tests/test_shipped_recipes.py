@@ -22,13 +22,13 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from examples.miniweb import small_web
-from examples.miniweb.settings import Miniweb
-from manifests import disk, reader
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import Ablation, Recipe
+from clipmill.examples.miniweb import small_web
+from clipmill.examples.miniweb.settings import Miniweb
+from clipmill.manifests import disk, reader
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Ablation, Recipe
 from tests.filters.conftest import clip_folder as clip_folder
 from tests.support import commands
 from tests.support.other_tars import pack

@@ -53,7 +53,8 @@ def test_a_stop_signal_during_an_import_has_the_documented_status(
 
 
 def test_nothing_heavy_is_imported_before_stop_signals_are_handled() -> None:
-    code = "import sys, manifests.console; print(*{'pyarrow', 'numpy', 'torch'} & {*sys.modules})"
+    code = "import sys, clipmill.manifests.console;"
+    code += "print(*{'pyarrow', 'numpy', 'torch'} & {*sys.modules})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, timeout=300, capture_output=True, text=True
     )
@@ -84,10 +85,18 @@ def test_a_python_that_is_too_old_and_a_module_of_ours_that_is_gone() -> None:
     old = "import sys; sys.version_info = (3, 10); "
     for code, status, line in (
         (old, 2, "error: Python 3.10 is too old; run `make venv`"),
-        ("import signal; from manifests import gone", 1, "ImportError: cannot import name 'gone'"),
-        ("import train.gone", 1, "ModuleNotFoundError: No module named 'train.gone'"),
+        (
+            "import signal; from clipmill.manifests import gone",
+            1,
+            "ImportError: cannot import name 'gone'",
+        ),
+        (
+            "import clipmill.train.gone",
+            1,
+            "ModuleNotFoundError: No module named 'clipmill.train.gone'",
+        ),
     ):
-        early = "import sys; from manifests import console; "
+        early = "import sys; from clipmill.manifests import console; "
         start = "console.end_on_stop_signals(); "
         program = early + (code + start if status == 2 else start + code)
         done = subprocess.run(

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from manifests import console
+from clipmill.manifests import console
 from tests.support.terminals import terminal
 
 pytestmark = pytest.mark.slow

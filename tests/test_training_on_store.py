@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from manifests import disk
-from manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.train.parallel import checkpoint
 from tests.conftest import TINY, draw
 from tests.support import commands
 from tests.support.ablations import TRAIN, two_classes
 from tests.support.s3_server import s3_server, s3_variables
-from train.parallel import checkpoint
 
 pytest.importorskip("localbucket")
 pytest.importorskip("s3fs")

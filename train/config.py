@@ -26,11 +26,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from manifests import waits
-from manifests.disk import did_you_mean
-from manifests.reader import QUANTITY, UNITS
-from manifests.schema import SEEDS
-from train.model.architecture import (
+from clipmill.manifests import waits
+from clipmill.manifests.disk import did_you_mean
+from clipmill.manifests.reader import QUANTITY, UNITS
+from clipmill.manifests.schema import SEEDS
+from clipmill.train.model.architecture import (
     ModelConfig,
     OpenClipConfig,
     group_count,

@@ -13,19 +13,19 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from manifests import disk
-from manifests.layout import PoolLayout, RunLayout
-from manifests.preprocess import Preprocess
-from manifests.records import RunRecord
-from manifests.schema import Blend
-from train import transforms
-from train.config import TrainConfig, model_config
-from train.data.view_rows import token_set
-from train.mixture.order import ORDER_VERSION
-from train.model.architecture import MODELS
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout, RunLayout
+from clipmill.manifests.preprocess import Preprocess
+from clipmill.manifests.records import RunRecord
+from clipmill.manifests.schema import Blend
+from clipmill.train import transforms
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.data.view_rows import token_set
+from clipmill.train.mixture.order import ORDER_VERSION
+from clipmill.train.model.architecture import MODELS
 
 if TYPE_CHECKING:
-    from train.data.loader import Loader
+    from clipmill.train.data.loader import Loader
 
 # Settings that change the weights by rounding at most: device, speed, memory, and what is written.
 # A run may be resumed with other values of these.
@@ -94,7 +94,7 @@ def settings_identity(config: TrainConfig) -> dict[str, Any]:
             if key.startswith("image_") or key not in usual or value != usual[key]
         }
     if config.init is not None:
-        from train.formats import model_files  # with torch
+        from clipmill.train.formats import model_files  # with torch
 
         with contextlib.suppress(ValueError):  # the model is gone
             identity["initial_files"] = model_files.source_files(config.init)
@@ -124,7 +124,7 @@ def run_identity(blend: Blend, config: TrainConfig, loader: Loader | None = None
         if getattr(model, "tokenizer", None) is None:
             identity["tokens"] = _token_sets(blend, config.tokenizer, hashes)
         else:
-            from train.model.open_clip_model import own_tokenizer  # with torch
+            from clipmill.train.model.open_clip_model import own_tokenizer  # with torch
 
             own = own_tokenizer(model)
             assert own is not None

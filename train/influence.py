@@ -32,21 +32,21 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from manifests import disk
-from manifests.layout import RunLayout
-from manifests.records import RunRecord, read_document
-from manifests.schema import Blend, TaskSpec
-from train.config import TrainConfig
-from train.data.loader import Loader
-from train.eval_data.images import BATCH_SIZE, batch_rows, decoded_batches
-from train.eval_data.samples import Samples
-from train.evaluation.tasks import read_samples
-from train.formats.model_files import load_model
-from train.model.clip import l2_normalise
-from train.model.open_clip_model import AnyModel, text_tokenizer
-from train.stats.groups import LinearFit
-from train.trainer.loop import lock_towers
-from train.transforms import normalise
+from clipmill.manifests import disk
+from clipmill.manifests.layout import RunLayout
+from clipmill.manifests.records import RunRecord, read_document
+from clipmill.manifests.schema import Blend, TaskSpec
+from clipmill.train.config import TrainConfig
+from clipmill.train.data.loader import Loader
+from clipmill.train.eval_data.images import BATCH_SIZE, batch_rows, decoded_batches
+from clipmill.train.eval_data.samples import Samples
+from clipmill.train.evaluation.tasks import read_samples
+from clipmill.train.formats.model_files import load_model
+from clipmill.train.model.clip import l2_normalise
+from clipmill.train.model.open_clip_model import AnyModel, text_tokenizer
+from clipmill.train.stats.groups import LinearFit
+from clipmill.train.trainer.loop import lock_towers
+from clipmill.train.transforms import normalise
 
 FloatArray = NDArray[np.float64]
 BATCH = 1024  # most pairs whose loss is computed together: more negatives change little

@@ -11,8 +11,8 @@ Invariants:
   cache off (tests/train/test_store.py).
 * A range is read whole, or read by s3fs (tests/train/test_store.py).
 
-To extend: a store that is not read through `manifests.disk` needs nothing here; the callers pass
-the function that reads.
+To extend: a store that is not read through `clipmill.manifests.disk` needs nothing here; the
+callers pass the function that reads.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from urllib.parse import urlsplit
 import numpy as np
 from numpy.typing import NDArray
 
-from manifests import disk, tls
-from manifests.disk import files
+from clipmill.manifests import disk, tls
+from clipmill.manifests.disk import files
 
 # --------------------------------------------------------------------------------------------------
 # Bytes of rows of one tar as few ranged reads. Pure NumPy.

@@ -1,7 +1,7 @@
 """Bytes of an image to the pixels that a model takes: decode, crop, resize, normalise.
 
 Bytes of a stored image to the pixels that a model takes: for training a random crop. Those of
-evaluation are `manifests.preprocess`'s.
+evaluation are `clipmill.manifests.preprocess`'s.
 
 It reads and writes no file.
 
@@ -30,9 +30,9 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from manifests.preprocess import IMAGE_MEAN, IMAGE_STD
-from train.late_torch import torch
-from train.rng import derive_key, uniforms
+from clipmill.manifests.preprocess import IMAGE_MEAN, IMAGE_STD
+from clipmill.train.late_torch import torch
+from clipmill.train.rng import derive_key, uniforms
 
 if TYPE_CHECKING:
     from torch import Tensor

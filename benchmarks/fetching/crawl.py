@@ -293,10 +293,10 @@ def parser() -> tuple[Callable[[bytes], Any], str]:
 
 def ours(wat: str, out: str) -> dict[str, Any]:
     """The stage's own work, as a pool's crawl calls it."""
-    from manifests import disk
-    from manifests.schema import Source
-    from pipeline.crawl.crawler import extract
-    from pipeline.executor.tickets import Ticket
+    from clipmill.manifests import disk
+    from clipmill.manifests.schema import Source
+    from clipmill.pipeline.crawl.crawler import extract
+    from clipmill.pipeline.executor.tickets import Ticket
 
     work = extract({"pool": out, "source": disk.to_plain(Source(kind="wat", paths=(wat,)))})
     ticket = Ticket(

@@ -47,9 +47,9 @@ from benchmarks.fetching.fetch_programs import (
     Run,
     program,
 )
-from manifests.schema import Fetch
-from pipeline.external.img2dataset import version_of
-from pipeline.images.transform import check_and_resize
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.external.img2dataset import version_of
+from clipmill.pipeline.images.transform import check_and_resize
 
 FLOOR_PICTURES = {"small": 200, "large": 24}
 FIDELITY_PICTURES = {"small": 200, "large": 24}

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.fetching import static_web
-from manifests import console
-from pipeline.external.img2dataset import DRIVER, QUIET
+from clipmill.manifests import console
+from clipmill.pipeline.external.img2dataset import DRIVER, QUIET
 
 # With its defaults it reads EXIF, which ours does only when asked: for comparison, no bar.
 DEFAULTS = "img2dataset, its defaults"

@@ -37,12 +37,12 @@ import pyarrow as pa
 import xxhash
 from PIL import Image
 
-from filters.base import Batch, Filter
-from filters.caption import Caption
-from filters.concepts import SPACED_MARKS, Balance, Concept, Synset, pattern_of, spaced
-from filters.picture import Picture
-from filters.targets import Targets
-from filters.text_overlap import TextOverlap
+from clipmill.filters.base import Batch, Filter
+from clipmill.filters.caption import Caption
+from clipmill.filters.concepts import SPACED_MARKS, Balance, Concept, Synset, pattern_of, spaced
+from clipmill.filters.picture import Picture
+from clipmill.filters.targets import Targets
+from clipmill.filters.text_overlap import TextOverlap
 
 ROWS_PER_SHARD = 10_000
 MARKS = frozenset(SPACED_MARKS)

@@ -33,9 +33,9 @@ from PIL import Image, ImageDraw, ImageOps
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from filters.near_hashes import collapse, near_labels
-from manifests import disk
-from manifests.hashes import PDQ_QUALITY, as_words, distances, near_pieces, pdq, phash
+from clipmill.filters.near_hashes import collapse, near_labels
+from clipmill.manifests import disk
+from clipmill.manifests.hashes import PDQ_QUALITY, as_words, distances, near_pieces, pdq, phash
 
 RESULT = ROOT / "benchmarks" / "results" / "duplicates.json"
 BAR = 0.95  # precision and recall of copies of another quality or size

@@ -31,16 +31,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from filters import FILTERS
-from filters.base import Columns, PoolFilter
-from filters.columns import partition_of
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.columns import SIDECAR
-from manifests.commits import read_commits
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
-from manifests.schema import FilterSpec
-from pipeline.scoring.scorer import score
+from clipmill.filters import FILTERS
+from clipmill.filters.base import Columns, PoolFilter
+from clipmill.filters.columns import partition_of
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.scoring.scorer import score
 
 SHARD_ROWS = 10_000
 COPIES = 0.2

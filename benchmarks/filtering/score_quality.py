@@ -33,7 +33,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from manifests import disk
+from clipmill.manifests import disk
 
 RESULTS = ROOT / "benchmarks/results/score_quality.json"
 PAGE = ROOT / "docs/score_quality.md"

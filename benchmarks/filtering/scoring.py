@@ -42,7 +42,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.filtering.scoring_page import BARS, PAGE, STEPS, bars_of, page
-from manifests import console, disk
+from clipmill.manifests import console, disk
 
 RESULTS = ROOT / "benchmarks/results/scoring.json"
 SIDE, QUALITY, SIZE, BATCH = 256, 95, 224, 32
@@ -146,8 +146,8 @@ def programs(transform: Any) -> dict[str, Callable[[Sequence[bytes]], Any]]:
     """JPEGs to a batch of normalised tensors, by each way."""
     import torch
 
-    from filters.clip.model import Preprocess
-    from pipeline.scoring.worker import decode
+    from clipmill.filters.clip.model import Preprocess
+    from clipmill.pipeline.scoring.worker import decode
 
     def by_open_clip(jpegs: Sequence[bytes]) -> Any:
         tensors = []
@@ -197,8 +197,8 @@ def time_of_steps(transform: Any, jpegs: Sequence[bytes], turns: int) -> dict[st
     """Milliseconds for an image of each step of open_clip's way and of ours."""
     import simplejpeg
 
-    from filters.clip.model import Preprocess
-    from pipeline.scoring.worker import decode
+    from clipmill.filters.clip.model import Preprocess
+    from clipmill.pipeline.scoring.worker import decode
 
     exact, fast = Preprocess(transform), Preprocess(transform, fast=True)
     resize, crop, _, to_tensor, normalize = transform.transforms
@@ -236,7 +236,7 @@ def measure_parity(transform: Any, source: Path | None, count: int) -> Result:
     import torch
     import torch.nn.functional as F
 
-    from filters.clip.model import Preprocess
+    from clipmill.filters.clip.model import Preprocess
 
     ways = {"exact": Preprocess(transform), "fast": Preprocess(transform, fast=True)}
     images = []
@@ -280,7 +280,7 @@ def measure_parity(transform: Any, source: Path | None, count: int) -> Result:
 
 def worker_of(pool: Path, model: Path, kind: str = "clip_score") -> Any:
     """A worker of pipeline.scoring with one filter, loaded."""
-    from pipeline.scoring.worker import ScoreWorker
+    from clipmill.pipeline.scoring.worker import ScoreWorker
 
     options = {"model": f"local-dir:{model}", "device": "cpu", "precision": "fp32"}
     spec = {"name": kind, "kind": kind, "options": options, "texts": {}}
@@ -289,8 +289,8 @@ def worker_of(pool: Path, model: Path, kind: str = "clip_score") -> Any:
 
 def run_pass(worker: Any) -> int:
     """Score every shard; the number of rows scored."""
-    from manifests.commits import read_commits
-    from pipeline.executor.tickets import Ticket
+    from clipmill.manifests.commits import read_commits
+    from clipmill.pipeline.executor.tickets import Ticket
 
     name = next(iter(worker.filters))
     rows = 0
@@ -302,7 +302,7 @@ def run_pass(worker: Any) -> int:
 
 def cut_tokens(model: Any, captions: Sequence[str]) -> list[Any]:
     """Tokens of captions by their context, as a pass runs them: without most of the padding."""
-    from filters.clip import model as text_tower
+    from clipmill.filters.clip import model as text_tower
 
     tokens_BT = model.tokenizer(list(captions))
     contexts_B = text_tower.contexts(model.network, tokens_BT)
@@ -315,7 +315,7 @@ def cut_tokens(model: Any, captions: Sequence[str]) -> list[Any]:
 def measure_pass(work: Path, source: Path | None, count: int, turns: int) -> Result:
     import torch
 
-    from filters.clip import model as text_tower
+    from clipmill.filters.clip import model as text_tower
 
     jpegs = jpegs_of(source, count)
     pool = build_pool(work, jpegs, len(jpegs))

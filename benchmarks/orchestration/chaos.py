@@ -41,9 +41,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from manifests import console
-from pipeline.external.img2dataset import DRIVER, QUIET, version_of
-from pipeline.pool.tars import index_tar
+from clipmill.manifests import console
+from clipmill.pipeline.external.img2dataset import DRIVER, QUIET, version_of
+from clipmill.pipeline.pool.tars import index_tar
 from tests.support import chaos_pools, damages, malformed_tars, strict_readers
 from tests.support.loopback_server import serving
 

@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from manifests.ray_runtime import connect, disconnect
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage, Ticket
+from clipmill.manifests.ray_runtime import connect, disconnect
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket
 
 WAYS = {
     "actors": "our actors",
@@ -106,7 +106,7 @@ class DataWorker:
 
 
 def with_actors(tickets: list[Ticket], log: str) -> dict[str, int]:
-    """pipeline.executor.execute."""
+    """clipmill.pipeline.executor.execute."""
     # this script itself is __main__
     from benchmarks.orchestration.engine import work as importable_work
 

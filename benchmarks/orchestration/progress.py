@@ -28,11 +28,11 @@ if not __package__:
 
 import numpy as np
 
-from pipeline.executor import stage as stage_module
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage, Ticket, Tickets
-from pipeline.progress.state import StageCounter, WorkerReport, measure_commit
-from pipeline.progress.view import Bars, View, shown_progress, write_state
+from clipmill.pipeline.executor import stage as stage_module
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
+from clipmill.pipeline.progress.state import StageCounter, WorkerReport, measure_commit
+from clipmill.pipeline.progress.view import Bars, View, shown_progress, write_state
 
 RESULT = {
     "count": 10_000,

@@ -24,9 +24,9 @@ if not __package__:
 
 import numpy as np
 
-from manifests import ray_runtime
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from clipmill.manifests import ray_runtime
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 
 BEGIN, END = "<!-- written by benchmarks/orchestration/tickets.py -->", "<!-- end -->"
 TICKETS_PER_GROUP = 10

@@ -19,8 +19,8 @@ if not __package__:
 from PIL import Image
 
 from benchmarks.filtering.duplicates import drawn_column
-from filters.near_hashes import collapse, near_labels
-from manifests.hashes import as_words, phash
+from clipmill.filters.near_hashes import collapse, near_labels
+from clipmill.manifests.hashes import as_words, phash
 
 RADIUS = 10  # imagededup's default
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.peers.rows import RESULTS, ROOT, Row, StageResults, checked, read_stage
-from manifests import disk
-from manifests.text import printable
+from clipmill.manifests import disk
+from clipmill.manifests.text import printable
 
 PAGE = ROOT / "docs/benchmarks.md"
 STAGES = ("crawl", "fetch", "loader", "scoring", "choose", "dedup", "training")

@@ -99,7 +99,7 @@ def tensors(work: Path) -> dict[str, float]:
     """The model's two towers on tensors and tokens that lie ready, cut as the pass cuts them."""
     import torch
 
-    from filters.clip import model as text_tower
+    from clipmill.filters.clip import model as text_tower
 
     worker = scoring.worker_of(work / "pool", work / "model")
     loaded = next(iter(worker.filters.columns())).filter.loaded

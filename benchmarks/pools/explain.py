@@ -28,12 +28,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.columns import SIDECAR
-from manifests.commits import Commits, update_index
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
-from pipeline.audit.explain import explain_row
-from pipeline.audit.row_index import extend_row_index
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.commits import Commits, update_index
+from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from clipmill.pipeline.audit.explain import explain_row
+from clipmill.pipeline.audit.row_index import extend_row_index
 
 ROWS_PER_SHARD = 10_000
 LOOKUPS = 20

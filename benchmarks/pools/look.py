@@ -31,14 +31,14 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from manifests import disk
-from manifests.columns import SIDECAR
-from manifests.layout import PoolLayout
-from manifests.schema import Recipe, Rule, Source, View
-from pipeline.look.page import Bounds, page_data, render
-from pipeline.look.server import Answers, make_server
-from pipeline.look.survey import survey_pool
-from pipeline.views.files import choose_views
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Recipe, Rule, Source, View
+from clipmill.pipeline.look.page import Bounds, page_data, render
+from clipmill.pipeline.look.server import Answers, make_server
+from clipmill.pipeline.look.survey import survey_pool
+from clipmill.pipeline.views.files import choose_views
 from tests.support.browser import Tab, browser
 from tests.support.commit_records import write_record
 

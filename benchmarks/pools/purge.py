@@ -29,19 +29,19 @@ if not __package__:
 import numpy as np
 import pyarrow as pa
 
-from manifests import console, disk
-from manifests.columns import PAIRS, SIDECAR
-from manifests.commits import IndexWriter, read_commits
-from manifests.layout import PoolLayout, shard_name
-from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
-from pipeline.audit.counts import write_pool_json
-from pipeline.audit.row_index import extend_row_index
-from pipeline.crawl.parts import UidsDigest, write_parts
-from pipeline.planning.plan_files import PlannedShard, read_plan, read_shard
-from pipeline.planning.planner import write_plan
-from pipeline.pool.shard_writer import TarFile, member_block, publish_shard, staged_file
-from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views
+from clipmill.manifests import console, disk
+from clipmill.manifests.columns import PAIRS, SIDECAR
+from clipmill.manifests.commits import IndexWriter, read_commits
+from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.audit.counts import write_pool_json
+from clipmill.pipeline.audit.row_index import extend_row_index
+from clipmill.pipeline.crawl.parts import UidsDigest, write_parts
+from clipmill.pipeline.planning.plan_files import PlannedShard, read_plan, read_shard
+from clipmill.pipeline.planning.planner import write_plan
+from clipmill.pipeline.pool.shard_writer import TarFile, member_block, publish_shard, staged_file
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import choose_views
 
 PART_ROWS = 10_000
 HOSTS = 10_000  # so a host has about a hundred rows of a million

@@ -32,17 +32,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.scaling.views import sidecar
-from filters import make
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits, update_index
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.scoring.scorer import score
-from pipeline.views import choose as choose_module
-from pipeline.views import files as files_module
-from pipeline.views.files import choose_views
-from pipeline.views.rules import columns_of
+from clipmill.filters import make
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits, update_index
+from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views import choose as choose_module
+from clipmill.pipeline.views import files as files_module
+from clipmill.pipeline.views.files import choose_views
+from clipmill.pipeline.views.rules import columns_of
 
 SHARD_ROWS = 10_000
 FILE_ROWS = 50_000  # of a metadata file, about as DataComp's

@@ -32,22 +32,22 @@ import pyarrow as pa
 from PIL import Image
 
 from benchmarks.scaling.index import write_index
-from manifests import disk
-from manifests.aligned import BundleWriter, write_view_shards
-from manifests.columns import VIEW
-from manifests.layout import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import BundleWriter, write_view_shards
+from clipmill.manifests.columns import VIEW
+from clipmill.manifests.layout import (
     BUNDLE_SHARDS,
     PoolLayout,
     bundle_number,
     shard_name,
     uids_checksum,
 )
-from manifests.records import ScoreSetDocument, ViewDocument
-from manifests.schema import Blend
+from clipmill.manifests.records import ScoreSetDocument, ViewDocument
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.data.loader import Loader
 from tests.support import slow_store
 from tests.support.slow_store import SlowStore
-from train.config import TrainConfig, model_config
-from train.data.loader import Loader
 
 SHARDS, ROWS, BATCH = 1_000_000, 8, 256
 TOKENS = "tokens@0"

@@ -37,8 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path[0] = str(ROOT)
 
-from manifests import console, disk
-from manifests.commits import read_commits
+from clipmill.manifests import console, disk
+from clipmill.manifests.commits import read_commits
 from tests.support.s3_server import s3_variables
 
 SIDE, QUALITY, SIZE, BATCH = 256, 95, 224, 256
@@ -99,7 +99,7 @@ def build_pool(folder: Path, work: Path) -> Path:
 def _bare(pool: str, threads: int, samples: int) -> Iterator[int]:
     import simplejpeg
 
-    from train.data.view_rows import open_view
+    from clipmill.train.data.view_rows import open_view
 
     view = open_view(pool, "raw")
     done = 0
@@ -112,9 +112,9 @@ def _bare(pool: str, threads: int, samples: int) -> Iterator[int]:
 
 
 def _ours(pool: str, threads: int, samples: int, cache: str | None = None) -> Iterator[int]:
-    from manifests.schema import Blend
-    from train.config import TrainConfig, model_config
-    from train.data.loader import Loader
+    from clipmill.manifests.schema import Blend
+    from clipmill.train.config import TrainConfig, model_config
+    from clipmill.train.data.loader import Loader
 
     blend = Blend(name="bench", pools={"p": pool}, views={"p/raw": 1.0})
     config = TrainConfig(
@@ -191,7 +191,7 @@ def run_program(name: str, pool: str, threads: int, samples: int) -> Result:
 
 def timed_waits() -> list[float]:
     """The seconds that decoding threads of this process wait for bytes of a store, from now on."""
-    from train.data.read_ahead import StepReads
+    from clipmill.train.data.read_ahead import StepReads
 
     waits: list[float] = []
     image = StepReads.image
@@ -250,12 +250,12 @@ def time_of_parts(pool: str, samples: int) -> dict[str, float]:
     import numpy as np
     import torch
 
-    from train.config import TrainConfig
-    from train.data.loader import copy_tokens
-    from train.data.view_rows import open_view
-    from train.mixture.order import Order
-    from train.mixture.schedule import SourceRows
-    from train.transforms import crop_numbers, decode_image, random_crop_into
+    from clipmill.train.config import TrainConfig
+    from clipmill.train.data.loader import copy_tokens
+    from clipmill.train.data.view_rows import open_view
+    from clipmill.train.mixture.order import Order
+    from clipmill.train.mixture.schedule import SourceRows
+    from clipmill.train.transforms import crop_numbers, decode_image, random_crop_into
 
     torch.set_num_threads(1)
     view = open_view(pool, "raw")

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 
 from benchmarks.scaling.plan import HOSTS, ROWS_PER_PART, pairs_of
-from manifests import console, disk
+from clipmill.manifests import console, disk
 
 BASE, UNIT = 1_125_000, "rows"
 STEPS = ("build_until_plan", "build_again")

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.scaling import processes, web
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.schema import Fetch, Recipe, Source
-from pipeline import recipe_run
-from pipeline.audit.integrity import audit_pool
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.audit.integrity import audit_pool
 
 BASE, UNIT = 25_000, "images"
 STEPS = ("fetch", "fetch_again", "verify")

@@ -10,8 +10,8 @@ from typing import Any
 
 from benchmarks.peers.rows import MachineKind, checked
 from benchmarks.scaling.growth_fit import LARGEST_EXPONENT, verdict
-from manifests import disk
-from manifests.text import printable
+from clipmill.manifests import disk
+from clipmill.manifests.text import printable
 
 TEXT = f"""\
 `make bench-growth` runs each step at 1x, 2x, 4x and 8x of its work. A cell is the median of

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from benchmarks.scaling.growth_steps import Step, make_photos
-from manifests.layout import PoolLayout
-from pipeline.audit.repair import repair_pool
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.audit.repair import repair_pool
+from clipmill.train.evaluation.tasks import classify, ranks
+from clipmill.train.reporting.page import render
 from tests.support import reports
-from train.evaluation.tasks import classify, ranks
-from train.reporting.page import render
 
 CLASSES, QUERIES, WIDTH = 100, 500, 256
 

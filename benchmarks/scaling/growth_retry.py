@@ -17,10 +17,10 @@ import pyarrow.parquet as pq
 
 from benchmarks.scaling import web
 from benchmarks.scaling.growth_steps import Step
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.schema import Fetch, Recipe, Source
-from pipeline import recipe_run
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline import recipe_run
 
 HOSTS = 20
 

@@ -15,20 +15,20 @@ from benchmarks.filtering import pool_scores
 from benchmarks.filtering import scoring as scorers
 from benchmarks.pools import explain, look
 from benchmarks.scaling import index as indexes
-from manifests.commits import Commits, read_commits, update_index
-from manifests.layout import PoolLayout
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.audit import row_index
-from pipeline.audit.integrity import audit_pool
-from pipeline.export import export_view
-from pipeline.look.page import Bounds, page_data, render
-from pipeline.look.survey import survey_pool
-from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views
-from train.mixture.order import Order
-from train.mixture.schedule import SourceRows
-from train.stats import comparison
-from train.stats.analysis import TaskScores, analyse
+from clipmill.manifests.commits import Commits, read_commits, update_index
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.audit import row_index
+from clipmill.pipeline.audit.integrity import audit_pool
+from clipmill.pipeline.export import export_view
+from clipmill.pipeline.look.page import Bounds, page_data, render
+from clipmill.pipeline.look.survey import survey_pool
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import choose_views
+from clipmill.train.mixture.order import Order
+from clipmill.train.mixture.schedule import SourceRows
+from clipmill.train.stats import comparison
+from clipmill.train.stats.analysis import TaskScores, analyse
 
 Run = Callable[[Path, int], object]
 SIZES = (1, 2, 4, 8)

@@ -12,19 +12,24 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from manifests import disk
-from manifests.aligned import write_view_shards
-from manifests.commits import Commits, IndexWriter, read_commits, read_index_document
-from manifests.commits.commits import schema
-from manifests.commits.index import INDEX_VERSION, IndexDocument, write_document, write_file
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
-from manifests.records import ScoreSetDocument, ViewDocument
-from manifests.schema import Recipe, Source
-from pipeline.audit.counts import write_pool_json
-from pipeline.audit.integrity import audit_pool
-from train.data.view_rows import open_view as open_rows
-from train.mixture.order import Order
-from train.mixture.schedule import SourceRows
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import write_view_shards
+from clipmill.manifests.commits import Commits, IndexWriter, read_commits, read_index_document
+from clipmill.manifests.commits.commits import schema
+from clipmill.manifests.commits.index import (
+    INDEX_VERSION,
+    IndexDocument,
+    write_document,
+    write_file,
+)
+from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from clipmill.manifests.records import ScoreSetDocument, ViewDocument
+from clipmill.manifests.schema import Recipe, Source
+from clipmill.pipeline.audit.counts import write_pool_json
+from clipmill.pipeline.audit.integrity import audit_pool
+from clipmill.train.data.view_rows import open_view as open_rows
+from clipmill.train.mixture.order import Order
+from clipmill.train.mixture.schedule import SourceRows
 
 BASE, UNIT = 125_000, "shards"
 STEPS = ["read_index", "update_index", "pool_json", "audit", "open_view", "order"]

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.columns import PAIRS
-from manifests.schema import Fetch, Recipe, Source
-from pipeline.crawl import crawler
-from pipeline.crawl.parts import write_parts
-from pipeline.planning.plan_files import read_plan
-from pipeline.planning.planner import write_plan
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline.crawl import crawler
+from clipmill.pipeline.crawl.parts import write_parts
+from clipmill.pipeline.planning.plan_files import read_plan
+from clipmill.pipeline.planning.planner import write_plan
 
 ROWS_PER_PART = 1000
 BASE, UNIT = 1_125_000, "rows"  # 8x is 9,000 parts

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from benchmarks.scaling import plan as planned
-from manifests import disk, ray_runtime
-from pipeline.planning.planner import host_hashes, order_keys
+from clipmill.manifests import disk, ray_runtime
+from clipmill.pipeline.planning.planner import host_hashes, order_keys
 
 BASE, UNIT = 1_125_000, "rows"
 STEPS = ("plan", "plan_on_ray", "keys", "duckdb_sort", "ray_data_sort", "ray_data_hash_shuffle")

@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 
 from benchmarks.scaling.index import write_index
-from manifests import disk
-from manifests.columns import SIDECAR
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import Recipe, Rule, Source, View
-from pipeline.views.files import choose_views, random_like
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Recipe, Rule, Source, View
+from clipmill.pipeline.views.files import choose_views, random_like
 
 BASE, UNIT = 6_250_000, "rows"
 STEPS = ["three_views", "random_view"]

@@ -47,11 +47,11 @@ from benchmarks.studies.curve_numbers import (
     table,
     window_means,
 )
-from clipmill.train import settings
-from manifests import console, disk
-from train.config import TrainConfig, model_config
-from train.formats import open_clip_files
-from train.model.clip import CLIP
+from clipmill.commands.train import settings
+from clipmill.manifests import console, disk
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.formats import open_clip_files
+from clipmill.train.model.clip import CLIP
 
 # Changes to the preset that both programs get
 COMMON = ["decay_groups=open_clip", "log_every=1", "device=cpu"]

@@ -33,12 +33,12 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
-from manifests import console, disk
-from manifests.schema import Ablation
-from train.ablation.arms import expand_runs
-from train.reporting import charts
-from train.stats.analysis import TaskScores, analyse
-from train.stats.comparison import (
+from clipmill.manifests import console, disk
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation.arms import expand_runs
+from clipmill.train.reporting import charts
+from clipmill.train.stats.analysis import TaskScores, analyse
+from clipmill.train.stats.comparison import (
     Comparison,
     Family,
     dunnett_critical,

@@ -30,9 +30,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.peers.rows import machine_kind
-from manifests import disk
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.manifests import disk
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 
 RESULT = ROOT / "benchmarks" / "results" / "loss_precision.json"
 ROWS = 256

@@ -30,14 +30,14 @@ import pyarrow.parquet as pq
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
-from clipmill.app import main as clipmill
-from manifests import disk, reader
-from manifests.layout import AblationLayout, RunLayout
-from manifests.schema import Ablation
-from train.ablation import wording
-from train.decisions.tables import read_results
-from train.decisions.verdicts import Question, decide
-from train.stats.scales import ScaleDecision
+from clipmill.commands.app import main as clipmill
+from clipmill.manifests import disk, reader
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import wording
+from clipmill.train.decisions.tables import read_results
+from clipmill.train.decisions.verdicts import Question, decide
+from clipmill.train.stats.scales import ScaleDecision
 
 MANIFEST = ROOT / "manifests" / "ablations" / "cifar10_scales.yaml"
 DATA = ROOT / "examples" / "cifar10_scales.parquet"

@@ -5,10 +5,10 @@ example: python benchmarks/studies/verdicts.py --tables 20000 --layouts 2000 --u
          python benchmarks/studies/verdicts.py --page
 
 Nothing differs in any table: every arm has the baseline's mean. The intervals are those of
-`train.stats.analyse`, written for many tables at once; a test compares both on single tables. A
-design is a number of arms, seeds and extra runs (A/A, controls), and the spread of each. Runs that
-no seed pairs (`--layouts` tables of each) and runs that are unlike in number, spread or law
-(`--unlike` tables of each, also of the smallest visible difference and of scales) go through
+`clipmill.train.stats.analyse`, written for many tables at once; a test compares both on single
+tables. A design is a number of arms, seeds and extra runs (A/A, controls), and the spread of each.
+Runs that no seed pairs (`--layouts` tables of each) and runs that are unlike in number, spread or
+law (`--unlike` tables of each, also of the smallest visible difference and of scales) go through
 `analyse` itself. The designs were fixed before the first simulation. A part whose number is 0 stays
 as it is in the result, benchmarks/results/verdicts.json. `--page` simulates nothing: it writes the
 tables of docs/statistics.md from that file.
@@ -29,11 +29,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
-from manifests import console, disk
-from train.stats.analysis import TaskResult, TaskScores, analyse
-from train.stats.blocks import interaction
-from train.stats.comparison import Family, StudyNoise, dunnett_critical
-from train.stats.scales import agreement_of, gaps_of
+from clipmill.manifests import console, disk
+from clipmill.train.stats.analysis import TaskResult, TaskScores, analyse
+from clipmill.train.stats.blocks import interaction
+from clipmill.train.stats.comparison import Family, StudyNoise, dunnett_critical
+from clipmill.train.stats.scales import agreement_of, gaps_of
 
 PAGE = ROOT / "docs" / "statistics.md"
 RESULT = ROOT / "benchmarks" / "results" / "verdicts.json"

@@ -25,9 +25,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifests import disk
-from train.config import TrainConfig
-from train.formats.onnx_export import (
+from clipmill.manifests import disk
+from clipmill.train.config import TrainConfig
+from clipmill.train.formats.onnx_export import (
     CONFIG_FILE,
     FORMAT,
     IMAGE_FILE,
@@ -38,9 +38,9 @@ from train.formats.onnx_export import (
     missing_packages,
     write_graphs,
 )
-from train.model.clip import CLIP, to_device
-from train.step.update import matmul_precision, precision_context
-from train.transforms import normalise
+from clipmill.train.model.clip import CLIP, to_device
+from clipmill.train.step.update import matmul_precision, precision_context
+from clipmill.train.transforms import normalise
 
 GRAPH_WARMUP = 3  # calls before a capture: libraries allocate their workspaces in the first ones
 

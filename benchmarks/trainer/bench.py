@@ -6,13 +6,12 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
-    sys.path[0] = str(ROOT)
+    sys.path[0] = str(Path(__file__).resolve().parents[2])
 
 import os
 
-from manifests import console
+from clipmill.manifests import console
 
 if __name__ == "__main__":
     console.end_on_stop_signals()
@@ -26,16 +25,16 @@ import shlex
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from benchmarks.trainer import options
-from benchmarks.trainer.comparison import (
+from clipmill.bench import options
+from clipmill.bench.comparison import (
     compare_reports,
     comparison_document,
     comparison_lines,
     replace_block,
 )
-from benchmarks.trainer.inference import INFER
-from benchmarks.trainer.options import BenchOptions, Mode
-from benchmarks.trainer.report import (
+from clipmill.bench.inference import INFER
+from clipmill.bench.options import BenchOptions, Mode
+from clipmill.bench.report import (
     check_target,
     commit,
     this_machine,
@@ -43,11 +42,11 @@ from benchmarks.trainer.report import (
     without_folders,
     write_report,
 )
-from benchmarks.trainer.report_form import Cell, Report, read_report
-from benchmarks.trainer.tables import check_plot, write_plot
-from benchmarks.trainer.training import LOADER, SCORE, TRAIN
-from manifests import disk
-from manifests.text import printable
+from clipmill.bench.report_form import Cell, Report, read_report
+from clipmill.bench.tables import check_plot, write_plot
+from clipmill.bench.training import LOADER, SCORE, TRAIN
+from clipmill.manifests import disk
+from clipmill.manifests.text import printable
 
 EXAMPLE = """example:
   clipmill bench --mode train --model ViT-B-32 -n 1,2,4,8 -b 512 --dtype bf16 \\
@@ -61,7 +60,7 @@ EXIT_STATUS = console.exit_help(
     {0: "it is measured", console.EXIT_INCOMPLETE: "a part could not be measured; the rest is"}
 )
 MODES = {"infer": INFER, "loader": LOADER, "score": SCORE, "train": TRAIN}
-logger = logging.getLogger("benchmarks.trainer")
+logger = logging.getLogger("clipmill.bench")
 
 
 def parser() -> argparse.ArgumentParser:

@@ -11,19 +11,19 @@ from typing import Any
 
 import torch
 
-from benchmarks.trainer.options import SYNTHETIC, BenchOptions
-from benchmarks.trainer.ranks import MeasurementFailed, measure_in_ranks
-from benchmarks.trainer.report import torch_device
-from benchmarks.trainer.report_form import Cell, Layout
-from benchmarks.trainer.steps import StepPlan, steps_of
-from benchmarks.trainer.timing import Measurement
-from manifests import disk
-from manifests.schema import Blend
-from train.config import TrainConfig, check_layout
-from train.sizing.device_fit import device_of, fit, unfit_message, usable_cores
-from train.trainer.mix import blend_of, count_rows, is_pool, read_blend, stream_of
+from clipmill.bench.options import SYNTHETIC, BenchOptions
+from clipmill.bench.ranks import MeasurementFailed, measure_in_ranks
+from clipmill.bench.report import torch_device
+from clipmill.bench.report_form import Cell, Layout
+from clipmill.bench.steps import StepPlan, steps_of
+from clipmill.bench.timing import Measurement
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, check_layout
+from clipmill.train.sizing.device_fit import device_of, fit, unfit_message, usable_cores
+from clipmill.train.trainer.mix import blend_of, count_rows, is_pool, read_blend, stream_of
 
-STEPS = "benchmarks.trainer.steps"  # the module that a rank runs
+STEPS = "clipmill.bench.steps"  # the module that a rank runs
 RANKS_PER_CORE = 4  # of a processor; more measure the system's switching between processes
 FEWEST_MOST = 8  # ranks that are tried on any processor
 logger = logging.getLogger(__name__)

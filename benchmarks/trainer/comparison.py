@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.trainer.report_form import Cell, Report
-from benchmarks.trainer.tables import NONE, short, text_table
-from benchmarks.trainer.timing import spread_of
-from manifests import disk
+from clipmill.bench.report_form import Cell, Report
+from clipmill.bench.tables import NONE, short, text_table
+from clipmill.bench.timing import spread_of
+from clipmill.manifests import disk
 
 # Figure -> heading, and whether more is better. Those that no cell has are left out.
 COMPARED = {

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.trainer.backends import (
+from clipmill.bench.backends import (
     BACKENDS,
     Backend,
     Eager,
@@ -33,19 +33,19 @@ from benchmarks.trainer.backends import (
     Unavailable,
     read_graphs,
 )
-from benchmarks.trainer.options import SYNTHETIC, BenchOptions, Mode, is_source, source_label
-from benchmarks.trainer.report import torch_device
-from benchmarks.trainer.report_form import Cell
-from benchmarks.trainer.tables import text_table
-from benchmarks.trainer.timing import percentile_figures, spread_figures
-from manifests.disk import did_you_mean
-from train.config import TrainConfig, model_config
-from train.formats import model_files
-from train.formats.model_files import load_model
-from train.formats.onnx_export import TOLERANCES, example_inputs
-from train.model.architecture import ModelConfig
-from train.model.clip import CLIP
-from train.transforms import decode_image
+from clipmill.bench.options import SYNTHETIC, BenchOptions, Mode, is_source, source_label
+from clipmill.bench.report import torch_device
+from clipmill.bench.report_form import Cell
+from clipmill.bench.tables import text_table
+from clipmill.bench.timing import percentile_figures, spread_figures
+from clipmill.manifests.disk import did_you_mean
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.formats import model_files
+from clipmill.train.formats.model_files import load_model
+from clipmill.train.formats.onnx_export import TOLERANCES, example_inputs
+from clipmill.train.model.architecture import ModelConfig
+from clipmill.train.model.clip import CLIP
+from clipmill.train.transforms import decode_image
 
 EAGER = "eager"
 logger = logging.getLogger(__name__)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.trainer.report import torch_device, without_folders
-from benchmarks.trainer.report_form import Cell, Layout, parse_layout
-from manifests import console
-from manifests.disk import did_you_mean
-from train.config import TrainConfig, configure
-from train.formats.onnx_export import source_name
-from train.model.architecture import MODELS, read_model
+from clipmill.bench.report import torch_device, without_folders
+from clipmill.bench.report_form import Cell, Layout, parse_layout
+from clipmill.manifests import console
+from clipmill.manifests.disk import did_you_mean
+from clipmill.train.config import TrainConfig, configure
+from clipmill.train.formats.onnx_export import source_name
+from clipmill.train.model.architecture import MODELS, read_model
 
 # --dtype -> the setting `precision`, in the words of other benchmarks too
 DTYPES = {

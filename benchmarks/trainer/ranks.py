@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trainer.timing import Measurement
-from manifests import console, disk
-from manifests.text import printable
-from train.parallel import process_group
+from clipmill import ROOT
+from clipmill.bench.timing import Measurement
+from clipmill.manifests import console, disk
+from clipmill.manifests.text import printable
+from clipmill.train.parallel import process_group
 
-ROOT = Path(__file__).resolve().parents[2]
 LONGEST_REASON = 300
 # Parts of the messages of a rank whose connection to another one is lost
 LOST = ("gloo/transport", "Connection closed by peer", "ncclRemoteError", "NCCL communicator")
@@ -35,7 +35,7 @@ def measure_in_ranks(program: Sequence[str], plan: Any, ranks: int) -> Measureme
     """
     with tempfile.TemporaryDirectory(prefix="clipmill-bench-") as folder:
         disk.write_json(disk.join(folder, "plan.json"), plan)
-        variables = {"PYTHONPATH": str(ROOT)}
+        variables = {"PYTHONPATH": ROOT}
         status = process_group.launch_ranks(
             [sys.executable, "-m", *program, folder], ranks, variables
         )

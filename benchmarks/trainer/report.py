@@ -15,11 +15,11 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.trainer.report_form import Machine, Report, read_report
-from manifests import disk
-from train.sizing.device_fit import usable_cores
+from clipmill import ROOT
+from clipmill.bench.report_form import Machine, Report, read_report
+from clipmill.manifests import disk
+from clipmill.train.sizing.device_fit import usable_cores
 
-ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("numpy", "pyarrow", "pillow", "simplejpeg", "triton")
 
 
@@ -88,7 +88,7 @@ def versions() -> dict[str, str]:
     return values
 
 
-def commit(folder: Path = ROOT) -> str | None:
+def commit(folder: Path = Path(ROOT)) -> str | None:
     """The commit of the checkout, with -dirty where files differ from it; None outside git."""
     if not (folder / ".git").exists():
         return None

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from manifests import disk
-from manifests.records import read_document
+from clipmill.manifests import disk
+from clipmill.manifests.records import read_document
 
 FORMAT = "clipmill bench report"
 VERSION = 1

@@ -5,7 +5,7 @@ The model, its layout, the optimizer, the feed, the step and the log are those o
 time is that between two events of the device; the host runs ahead of them. On a processor it is the
 time between the ends of two steps.
 
-`python -m benchmarks.trainer.steps train FOLDER` (or `score`) is one rank: see ranks.py. A
+`python -m clipmill.bench.steps train FOLDER` (or `score`) is one rank: see ranks.py. A
 measurement is a function of a plan and a folder, and an entry in `MEASUREMENTS`.
 """
 
@@ -22,10 +22,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from benchmarks.trainer.ranks import serve_rank
-from benchmarks.trainer.report_form import Figures
-from benchmarks.trainer.synthetic import SyntheticLoader
-from benchmarks.trainer.timing import (
+from clipmill.bench.ranks import serve_rank
+from clipmill.bench.report_form import Figures
+from clipmill.bench.synthetic import SyntheticLoader
+from clipmill.bench.timing import (
     Measurement,
     RankCounts,
     Telemetry,
@@ -34,18 +34,18 @@ from benchmarks.trainer.timing import (
     summary,
     synchronize,
 )
-from manifests import console
-from manifests.schema import Blend
-from train.config import TrainConfig, model_config, trained_groups
-from train.data.loader import Loader
-from train.model.memory import training_flops
-from train.model.open_clip_model import AnyModel, build_model
-from train.parallel import process_group
-from train.parallel.process_group import Ranks
-from train.sizing.device_fit import resolve_micro_batch
-from train.step.feed import Feed, ReadyBatch
-from train.step.update import matmul_precision, precision_context
-from train.trainer.loop import (
+from clipmill.manifests import console
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, model_config, trained_groups
+from clipmill.train.data.loader import Loader
+from clipmill.train.model.memory import training_flops
+from clipmill.train.model.open_clip_model import AnyModel, build_model
+from clipmill.train.parallel import process_group
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.sizing.device_fit import resolve_micro_batch
+from clipmill.train.step.feed import Feed, ReadyBatch
+from clipmill.train.step.update import matmul_precision, precision_context
+from clipmill.train.trainer.loop import (
     LaunchedStep,
     Records,
     SaveTimer,
@@ -55,7 +55,7 @@ from train.trainer.loop import (
     TrainState,
     prepare,
 )
-from train.transforms import normalise
+from clipmill.train.transforms import normalise
 
 AHEAD = 8  # batches after the last: as many are read ahead at the end as at the start
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.config import TrainConfig, check_world
-from train.data.loader import Batch
-from train.model.architecture import ModelConfig, OpenClipConfig
+from clipmill.train.config import TrainConfig, check_world
+from clipmill.train.data.loader import Batch
+from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
 
 MEDIAN, SPREAD, SHORTEST = 16.5, 0.6, 4
 VARIETY = 4  # batches of captions in turn, so that packed ones differ in size

@@ -15,10 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from benchmarks.trainer.report_form import Cell
-from manifests import disk
-from manifests.web_page import line_at, number, svg, text_at, ticks
-from train.config import PRESETS
+from clipmill.bench.report_form import Cell
+from clipmill.manifests import disk
+from clipmill.manifests.web_page import line_at, number, svg, text_at, ticks
+from clipmill.train.config import PRESETS
 
 NONE = "-"
 

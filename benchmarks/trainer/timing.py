@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.trainer.report_form import Figures
-from manifests import disk
-from train.config import PRESETS
-from train.parallel import process_group
-from train.parallel.process_group import Ranks
-from train.sizing.device_fit import peak_flops
-from train.trainer.logbook import peak_memory
+from clipmill.bench.report_form import Figures
+from clipmill.manifests import disk
+from clipmill.train.config import PRESETS
+from clipmill.train.parallel import process_group
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.sizing.device_fit import peak_flops
+from clipmill.train.trainer.logbook import peak_memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

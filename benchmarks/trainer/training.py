@@ -13,16 +13,16 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.trainer.cells import measured_cells, read_data
-from benchmarks.trainer.options import SYNTHETIC, BenchOptions, Mode
-from benchmarks.trainer.report_form import Cell, Layout
-from benchmarks.trainer.steps import AHEAD
-from benchmarks.trainer.tables import figure_lines, scaling_lines
-from manifests.schema import Blend
-from train.config import TrainConfig, model_config
-from train.data.damage import StageTimes
-from train.data.loader import Loader
-from train.data.view_rows import ReadFailed
+from clipmill.bench.cells import measured_cells, read_data
+from clipmill.bench.options import SYNTHETIC, BenchOptions, Mode
+from clipmill.bench.report_form import Cell, Layout
+from clipmill.bench.steps import AHEAD
+from clipmill.bench.tables import figure_lines, scaling_lines
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.data.damage import StageTimes
+from clipmill.train.data.loader import Loader
+from clipmill.train.data.view_rows import ReadFailed
 
 # --- training -------------------------------------------------------------------------------------
 

@@ -25,9 +25,9 @@ if not __package__:
 
 import torch
 
+from clipmill.train.config import TrainConfig, configure, model_config
+from clipmill.train.model.memory import StepMemory, step_memory
 from tests.support.saved_tensors import Step, step_peak, step_shape_of
-from train.config import TrainConfig, configure, model_config
-from train.model.memory import StepMemory, step_memory
 
 RESULT = ROOT / "benchmarks" / "results" / "step_memory.json"
 PAGE = ROOT / "docs" / "sizing.md"

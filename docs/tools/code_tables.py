@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from cyclopts import App, Parameter
 from cyclopts.argument import Argument
 
-from benchmarks.trainer import bench
-from clipmill.app import COMMANDS
+from clipmill.bench import bench
+from clipmill.commands.app import COMMANDS
+from clipmill.filters import FILTERS
+from clipmill.filters.base import FilterBase, PoolFilter
+from clipmill.manifests import disk
+from clipmill.train.config import PRESETS, Setting, TrainConfig, list_settings
 from docs.tools.schema_tables import table, type_text
-from filters import FILTERS
-from filters.base import FilterBase, PoolFilter
-from manifests import disk
-from train.config import PRESETS, Setting, TrainConfig, list_settings
 
 
 def as_text(docstring: str | None) -> str:
@@ -191,7 +191,7 @@ def app_of(name: str) -> App:
     """The App of a command of clipmill."""
     (target,) = [target for command, target, _, _ in COMMANDS if command == name]
     module, app = target.split(":")
-    return typing.cast("App", getattr(importlib.import_module(f"clipmill.{module}"), app))
+    return typing.cast("App", getattr(importlib.import_module(f"clipmill.commands.{module}"), app))
 
 
 def command_sections() -> str:

@@ -12,11 +12,11 @@ from typing import Any
 import pyarrow as pa
 import yaml
 
-from filters import FILTERS
-from manifests import disk
-from manifests.columns import PAIRS, SIDECAR
-from manifests.reader import VARIABLES
-from manifests.schema import (
+from clipmill.filters import FILTERS
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, SIDECAR
+from clipmill.manifests.reader import VARIABLES
+from clipmill.manifests.schema import (
     MANNERS,
     SOURCES,
     Ablation,
@@ -34,9 +34,9 @@ from manifests.schema import (
     TarStream,
     TaskSpec,
 )
-from manifests.schema.ablation import Arm
-from pipeline.views.files import MEANINGS as SIDECAR_MEANINGS
-from pipeline.views.rules import DERIVED
+from clipmill.manifests.schema.ablation import Arm
+from clipmill.pipeline.views.files import MEANINGS as SIDECAR_MEANINGS
+from clipmill.pipeline.views.rules import DERIVED
 
 MEANINGS = yaml.safe_load((Path(__file__).parent / "meanings.yaml").read_text())
 CLASSES: dict[str, type] = {

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from examples.miniweb.links import CDN
-from examples.miniweb.scenes import Scene, draw
-from manifests import disk
+from clipmill.examples.miniweb.links import CDN
+from clipmill.examples.miniweb.scenes import Scene, draw
+from clipmill.manifests import disk
 
 HANG_S = 60.0  # a link that hangs is closed after so long
 DRIP_S, DRIP_BYTES = 0.25, 240  # a link that drips sends a byte so often, and so many bytes

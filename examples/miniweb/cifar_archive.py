@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from examples.miniweb.labelled_photos import read_photos
+from clipmill.examples.miniweb.labelled_photos import read_photos
 
 SIDE = 32  # pixels
 CAPTIONED = 200  # first test photographs of each class, with captions as the small web has them

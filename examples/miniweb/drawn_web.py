@@ -11,14 +11,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from examples.miniweb import web_plan
-from examples.miniweb.links import hosts_of
-from examples.miniweb.scenes import CLASSES, draw, scene
-from examples.miniweb.settings import Miniweb
-from examples.miniweb.wat_file import Page, pages_of
-from examples.miniweb.web_files import write_pages, write_site
-from examples.miniweb.web_plan import Item
-from manifests import disk
+from clipmill.examples.miniweb import web_plan
+from clipmill.examples.miniweb.links import hosts_of
+from clipmill.examples.miniweb.scenes import CLASSES, draw, scene
+from clipmill.examples.miniweb.settings import Miniweb
+from clipmill.examples.miniweb.wat_file import Page, pages_of
+from clipmill.examples.miniweb.web_files import write_pages, write_site
+from clipmill.examples.miniweb.web_plan import Item
+from clipmill.manifests import disk
 
 OBJECTS_PER_CLASS = 16  # × 64 classes: a standard error of 1.5 points at 60 %
 RETRIEVAL = 256  # images, each with a caption of its own

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
-from examples.miniweb.labelled_photos import LabelledPhoto
-from examples.miniweb.links import CDN, ROBOTS_HOST, TRUSTED, Link, hosts_of
-from examples.miniweb.settings import Miniweb
+from clipmill.examples.miniweb.labelled_photos import LabelledPhoto
+from clipmill.examples.miniweb.links import CDN, ROBOTS_HOST, TRUSTED, Link, hosts_of
+from clipmill.examples.miniweb.settings import Miniweb
 
 FAULTS = (
     "dead_link", "error500", "flaky503", "redirect", "redirect_loop", "html", "truncated",

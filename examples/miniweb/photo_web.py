@@ -10,14 +10,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from examples.miniweb import photo_plan
-from examples.miniweb.labelled_photos import read_photos
-from examples.miniweb.links import hosts_of
-from examples.miniweb.photo_plan import PhotoLink
-from examples.miniweb.settings import Miniweb
-from examples.miniweb.wat_file import Page, pages_of
-from examples.miniweb.web_files import write_pages, write_site
-from manifests import disk
+from clipmill.examples.miniweb import photo_plan
+from clipmill.examples.miniweb.labelled_photos import read_photos
+from clipmill.examples.miniweb.links import hosts_of
+from clipmill.examples.miniweb.photo_plan import PhotoLink
+from clipmill.examples.miniweb.settings import Miniweb
+from clipmill.examples.miniweb.wat_file import Page, pages_of
+from clipmill.examples.miniweb.web_files import write_pages, write_site
+from clipmill.manifests import disk
 
 TRUTH = pa.schema(
     [

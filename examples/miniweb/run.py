@@ -12,11 +12,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from examples.miniweb import small_web
-from examples.miniweb.server import running
-from examples.miniweb.settings import Miniweb
-from manifests import disk
-from pipeline import ablation_run
+from clipmill.examples.miniweb import small_web
+from clipmill.examples.miniweb.server import running
+from clipmill.examples.miniweb.settings import Miniweb
+from clipmill.manifests import disk
+from clipmill.pipeline import ablation_run
 
 WEB_VARIABLES = ("MINIWEB", "MINIWEB_PORT")
 SMALL_WEB = "examples/miniweb/small_web.py"

@@ -17,7 +17,7 @@ from functools import cache
 import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
-from examples.miniweb.shapes import F32, SHAPES, least
+from clipmill.examples.miniweb.shapes import F32, SHAPES, least
 
 DRAW_VERSION = 1  # raised whenever an image or a caption of the same seed changes
 STREAMS = {"crawl": 0, "trusted": 1, "objects": 2, "retrieval": 3}  # no two streams share an image

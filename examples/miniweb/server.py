@@ -19,7 +19,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from examples.miniweb.answers import (
+from clipmill import PACKAGE
+from clipmill.examples.miniweb.answers import (
     DRIP_S,
     Answer,
     answer_of,
@@ -27,11 +28,10 @@ from examples.miniweb.answers import (
     photo_body,
     reply,
 )
-from examples.miniweb.links import ROBOTS_HOST
-from examples.miniweb.scenes import DRAW_VERSION
-from manifests import disk
+from clipmill.examples.miniweb.links import ROBOTS_HOST
+from clipmill.examples.miniweb.scenes import DRAW_VERSION
+from clipmill.manifests import disk
 
-ROOT = Path(__file__).resolve().parents[2]
 CACHE = 8192  # answers kept, about 2 KB each
 DELAY_S = 0.002  # before each answer: so that requests to one host overlap, as they do on a web
 LONGEST_HEAD = 16_384
@@ -254,7 +254,7 @@ def start(out: str | Path, port: int = 0) -> tuple[subprocess.Popen[str], int]:
     load(out)
     command = [
         sys.executable,
-        str(ROOT / "examples/miniweb/small_web.py"),
+        os.path.join(PACKAGE, "examples/miniweb/small_web.py"),
         "serve",
         "--out",
         str(out),

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from manifests import reader
-from manifests.schema.recipe import MANY, STRICT, Ranges, check_ranges
+from clipmill.manifests import reader
+from clipmill.manifests.schema.recipe import MANY, STRICT, Ranges, check_ranges
 
 # What a link of the small web may suffer from; examples/miniweb/__init__.py says what each one does
 MINIWEB_FAULTS = (

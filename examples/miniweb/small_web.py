@@ -18,17 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
-    # The checkout, not pipeline/, whose file names could shadow other modules.
-    sys.path[0] = str(ROOT)
+    # The folder of the package clipmill, not this one: of a checkout, of a wheel, or of the link
+    sys.path[0] = next(
+        str(p) for p in Path(__file__).resolve().parents if (p / "clipmill").is_dir()
+    )
 
-from examples.miniweb import cifar_archive, labelled_photos
-from examples.miniweb.drawn_web import write_drawn
-from examples.miniweb.photo_web import write_photos
-from examples.miniweb.server import load, running, serve, start, stop
-from examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
-from manifests import console
+from clipmill.examples.miniweb import cifar_archive, labelled_photos
+from clipmill.examples.miniweb.drawn_web import write_drawn
+from clipmill.examples.miniweb.photo_web import write_photos
+from clipmill.examples.miniweb.server import load, running, serve, start, stop
+from clipmill.examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
+from clipmill.manifests import console
 
 __all__ = ["main", "running", "start", "stop", "write"]
 
@@ -41,7 +42,7 @@ EXAMPLE = """example:
   python examples/miniweb/small_web.py write --photos data/cifar/train --out out/web \\
       --pairs 50000 --trusted-pairs 5000 --noise 0.4 --near-duplicates 0.2 --faults 0.1 --serve
 """
-logger = logging.getLogger("examples.miniweb.small_web")
+logger = logging.getLogger("clipmill.examples.miniweb.small_web")
 
 
 def write(out: str | Path, settings: Miniweb) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from examples.miniweb.links import CDN, HOSTS, TRUSTED, Link
+from clipmill.examples.miniweb.links import CDN, HOSTS, TRUSTED, Link
 
 DATE = "2026-02-01T00:00:00Z"
 LANGUAGE_NAMES = {

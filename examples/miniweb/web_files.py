@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from examples.miniweb import wat_file
-from examples.miniweb.links import CDN, Link
-from examples.miniweb.scenes import DRAW_VERSION
-from examples.miniweb.settings import Miniweb
-from examples.miniweb.wat_file import Page
-from manifests import disk
+from clipmill.examples.miniweb import wat_file
+from clipmill.examples.miniweb.links import CDN, Link
+from clipmill.examples.miniweb.scenes import DRAW_VERSION
+from clipmill.examples.miniweb.settings import Miniweb
+from clipmill.examples.miniweb.wat_file import Page
+from clipmill.manifests import disk
 
 L = TypeVar("L", bound=Link)
 Entry = dict[str, Any]

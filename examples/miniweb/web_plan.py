@@ -12,10 +12,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from examples.miniweb.links import CDN, ROBOTS_HOST, TRUSTED, Link, hosts_of
-from examples.miniweb.scenes import COLOURS, Scene, scene
-from examples.miniweb.settings import Miniweb
-from examples.miniweb.shapes import SHAPES
+from clipmill.examples.miniweb.links import CDN, ROBOTS_HOST, TRUSTED, Link, hosts_of
+from clipmill.examples.miniweb.scenes import COLOURS, Scene, scene
+from clipmill.examples.miniweb.settings import Miniweb
+from clipmill.examples.miniweb.shapes import SHAPES
 
 FAULTS = (
     "dead_link", "error500", "flaky503", "redirect", "redirect_loop", "truncated", "html",

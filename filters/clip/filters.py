@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from filters.base import FILE, FREE, Batch, Columns, Filter, PoolFilter, described
-from filters.clip.model import ClipFilter, model_config
-from filters.columns import unit_vectors
-from manifests import disk
+from clipmill.filters.base import FILE, FREE, Batch, Columns, Filter, PoolFilter, described
+from clipmill.filters.clip.model import ClipFilter, model_config
+from clipmill.filters.columns import unit_vectors
+from clipmill.manifests import disk
 
 # --------------------------------------------------------------------------------------------------
 # Embeddings of images and captions under a CLIP, stored once for everything that reads them.

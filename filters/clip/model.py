@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters.base import FREE, Filter, package_folder, with_options
-from filters.picture import PIXELS
-from manifests import disk, preprocess
-from manifests.clip_tokenizer import with_long_words
-from manifests.hub import check_open_clip, check_repository, pinned, snapshot
+from clipmill.filters.base import FREE, Filter, package_folder, with_options
+from clipmill.filters.picture import PIXELS
+from clipmill.manifests import disk, preprocess
+from clipmill.manifests.clip_tokenizer import with_long_words
+from clipmill.manifests.hub import check_open_clip, check_repository, pinned, snapshot
 
 # --------------------------------------------------------------------------------------------------
 # Rows through a model in batches that fit in the memory of a GPU.

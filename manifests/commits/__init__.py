@@ -24,8 +24,8 @@ and `add` after.
 
 from __future__ import annotations
 
-from manifests.commits.commits import Commits, CommitTotals, in_threads
-from manifests.commits.index import (
+from clipmill.manifests.commits.commits import Commits, CommitTotals, in_threads
+from clipmill.manifests.commits.index import (
     IndexDocument,
     IndexWriter,
     ShardFiles,

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from manifests import disk
-from manifests.layout import CommitRecord, PoolLayout, shard_name
+from clipmill.manifests import disk
+from clipmill.manifests.layout import CommitRecord, PoolLayout, shard_name
 
 # --------------------------------------------------------------------------------------------------
 # Commit records as columns: one row a shard, hashes as bytes, and back again.

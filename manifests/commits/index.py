@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.commits.commits import (
+from clipmill.manifests import disk
+from clipmill.manifests.commits.commits import (
     KEYS,
     REPEATED_FIELDS,
     Commits,
@@ -27,7 +27,7 @@ from manifests.commits.commits import (
     schema,
     to_table,
 )
-from manifests.layout import (
+from clipmill.manifests.layout import (
     COMMIT_SUFFIX,
     CommitRecord,
     PoolLayout,

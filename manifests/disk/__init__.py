@@ -20,7 +20,7 @@ A protocol of fsspec works by itself; its package goes into `EXTRAS` of `remote.
 
 from __future__ import annotations
 
-from manifests.disk.files import (
+from clipmill.manifests.disk.files import (
     CountedFile,
     NotRegular,
     absolute_path,
@@ -58,14 +58,14 @@ from manifests.disk.files import (
     uid_of,
     write_bytes,
 )
-from manifests.disk.plain import (
+from clipmill.manifests.disk.plain import (
     OPTIONAL,
     closest,
     did_you_mean,
     from_plain,
     to_plain,
 )
-from manifests.disk.tables import (
+from clipmill.manifests.disk.tables import (
     SEAL,
     DamagedTable,
     create_json,

@@ -24,9 +24,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from manifests import tls
-from manifests.disk.plain import to_plain
-from manifests.installation import install_command
+from clipmill.manifests import tls
+from clipmill.manifests.disk.plain import to_plain
+from clipmill.manifests.installation import install_command
 
 # --------------------------------------------------------------------------------------------------
 # Local paths and URLs as text; the folder that a command writes to.

@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.disk.files import (
+from clipmill.manifests.disk.files import (
     CountedFile,
     content_hash,
     create_bytes,
@@ -26,8 +26,8 @@ from manifests.disk.files import (
     retried,
     write_bytes,
 )
-from manifests.disk.plain import to_plain
-from manifests.text import valid_text
+from clipmill.manifests.disk.plain import to_plain
+from clipmill.manifests.text import valid_text
 
 SEAL = "document_sha256"  # key of a sealed document: the hash of all else in it
 ARROW_PREFIX = re.compile(r"^Could not open Parquet input source '.*?': ")

@@ -23,7 +23,7 @@ identity of a pool by itself; a manner is named in `fetch.py`.
 
 from __future__ import annotations
 
-from manifests.schema.ablation import (
+from clipmill.manifests.schema.ablation import (
     SEEDS,
     STORED_ROWS,
     Ablation,
@@ -39,7 +39,7 @@ from manifests.schema.ablation import (
     TarStream,
     TaskSpec,
 )
-from manifests.schema.recipe import (
+from clipmill.manifests.schema.recipe import (
     ADDED_KEYS,
     ADDED_SETTINGS,
     CAPTION_BYTES,

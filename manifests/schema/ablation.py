@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any, ClassVar, Literal
 
-from manifests.schema.recipe import MANY, STRICT, Ranges, check_ranges
+from clipmill.manifests.schema.recipe import MANY, STRICT, Ranges, check_ranges
 
 # --------------------------------------------------------------------------------------------------
 # What a run trains on: views of pools with their weights.

@@ -429,7 +429,7 @@ def check_extra(columns: dict[str, str], kind: str) -> None:
     if not columns:
         return
     # Imported here: a command installs its stop signals before PyArrow is imported.
-    from manifests.columns import (
+    from clipmill.manifests.columns import (
         DERIVED_NAMES,
         EXTRA_TYPES,
         LOCKED,

@@ -18,8 +18,8 @@ from urllib.parse import urljoin
 from charset_normalizer import from_bytes
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
-from pipeline.archives.urls import SPACE, resolve
-from pipeline.archives.wat import LICENSES, RSL
+from clipmill.pipeline.archives.urls import SPACE, resolve
+from clipmill.pipeline.archives.wat import LICENSES, RSL
 
 Attributes = Mapping[str, str | None]
 # Where an image's address may be, the first that is no placeholder: OBELICS' order, with the lazy

@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from yarl import URL
 
-from manifests.text import printable
+from clipmill.manifests.text import printable
 
 # --------------------------------------------------------------------------------------------------
 # Counts of the rows of a part that are no pairs: by reason, each with the first as an example.

@@ -16,9 +16,9 @@ import msgspec
 from fastwarc.stream_io import BrotliReader, ZstdReader
 from fastwarc.warc import WarcRecordType
 
-from manifests import disk
-from manifests.text import valid_text
-from pipeline.archives.codings import (
+from clipmill.manifests import disk
+from clipmill.manifests.text import valid_text
+from clipmill.pipeline.archives.codings import (
     CHUNK_SIZE,
     INFLATED,
     PACKED,
@@ -26,9 +26,9 @@ from pipeline.archives.codings import (
     Inflater,
     coding_names,
 )
-from pipeline.archives.page_images import Image, Page, charset_in, page_of, text_of
-from pipeline.archives.urls import reject
-from pipeline.archives.wat import (
+from clipmill.pipeline.archives.page_images import Image, Page, charset_in, page_of, text_of
+from clipmill.pipeline.archives.urls import reject
+from clipmill.pipeline.archives.wat import (
     END_OF_HEAD,
     Form,
     RecordPair,

@@ -20,9 +20,9 @@ import pyarrow as pa
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 from xxhash import xxh3_128_digest  # as disk.uid_of has it, which imports at every call
 
-from manifests import disk
-from manifests.columns import PAIRS
-from pipeline.archives.urls import SPACE, reject_images, resolve, resolver
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS
+from clipmill.pipeline.archives.urls import SPACE, reject_images, resolve, resolver
 
 # --------------------------------------------------------------------------------------------------
 # Reading archives that may be damaged: a stream that can be wound back, and gzip members whole or

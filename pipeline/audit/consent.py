@@ -23,16 +23,16 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import uvloop
 
-from filters.optout import refusing_signals, statements
-from manifests import disk
-from manifests.commits import Commits, in_threads, read_commits
-from manifests.layout import CommitRecord
-from manifests.schema import Fetch, Pair, Recipe
-from pipeline.audit.counts import recipe_of_pool
-from pipeline.audit.purge import Purge, purge_lines, purge_rows
-from pipeline.fetch.fetcher import Fetcher
-from pipeline.fetch.request import Answer, Requests, signals
-from pipeline.pool.shard_writer import staged_file
+from clipmill.filters.optout import refusing_signals, statements
+from clipmill.manifests import disk
+from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.layout import CommitRecord
+from clipmill.manifests.schema import Fetch, Pair, Recipe
+from clipmill.pipeline.audit.counts import recipe_of_pool
+from clipmill.pipeline.audit.purge import Purge, purge_lines, purge_rows
+from clipmill.pipeline.fetch.fetcher import Fetcher
+from clipmill.pipeline.fetch.request import Answer, Requests, signals
+from clipmill.pipeline.pool.shard_writer import staged_file
 
 LET_IN = {
     "not_looked_for": "nobody was asked: files, tars that were there before",

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from manifests import disk, identity, reader
-from manifests.aligned import view_names
-from manifests.columns import REASONS
-from manifests.commits import Commits, read_commits
-from manifests.layout import PoolLayout, shard_name
-from manifests.records import (
+from clipmill.manifests import disk, identity, reader
+from clipmill.manifests.aligned import view_names
+from clipmill.manifests.columns import REASONS
+from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.records import (
     CrawlCounts,
     FetchCounts,
     FinalCounts,
@@ -33,12 +33,12 @@ from manifests.records import (
     ViewDocument,
     read_document,
 )
-from manifests.schema import ROWS_PER_SHARD_LIMIT, Recipe
-from pipeline.crawl.parts import dropped_rows, part_totals, read_parts
-from pipeline.external.adopt import tar_tickets
-from pipeline.planning import plan_files
-from pipeline.planning.plan_files import read_plan
-from pipeline.scoring.score_sets import score_set_names
+from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT, Recipe
+from clipmill.pipeline.crawl.parts import dropped_rows, part_totals, read_parts
+from clipmill.pipeline.external.adopt import tar_tickets
+from clipmill.pipeline.planning import plan_files
+from clipmill.pipeline.planning.plan_files import read_plan
+from clipmill.pipeline.scoring.score_sets import score_set_names
 
 # What rows and bytes depend on.
 LIBRARIES = ("aiohttp", "duckdb", "fastwarc", "numpy", "pillow", "pyarrow", "simplejpeg")

@@ -16,21 +16,21 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests import disk
-from manifests.aligned import AlignedFiles, view_names
-from manifests.commits import Commits, in_threads, read_commits
-from manifests.layout import NOT_STORED, PoolLayout, shard_name
-from manifests.records import ViewDocument, read_document
-from manifests.schema import Source
-from manifests.text import printable
-from pipeline.audit.consent import judge_of
-from pipeline.audit.counts import recipe_of_pool
-from pipeline.audit.purge import PURGED, purge_line, purges_of_name, purges_of_uid
-from pipeline.audit.row_index import locate
-from pipeline.crawl.sources import pairs_of_record, reads_records, source_files
-from pipeline.planning.plan_files import is_planned, rows_of_shard
-from pipeline.scoring.score_sets import complete_score_sets
-from pipeline.views.choose import rule_outcomes, with_derived
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles, view_names
+from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.layout import NOT_STORED, PoolLayout, shard_name
+from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.schema import Source
+from clipmill.manifests.text import printable
+from clipmill.pipeline.audit.consent import judge_of
+from clipmill.pipeline.audit.counts import recipe_of_pool
+from clipmill.pipeline.audit.purge import PURGED, purge_line, purges_of_name, purges_of_uid
+from clipmill.pipeline.audit.row_index import locate
+from clipmill.pipeline.crawl.sources import pairs_of_record, reads_records, source_files
+from clipmill.pipeline.planning.plan_files import is_planned, rows_of_shard
+from clipmill.pipeline.scoring.score_sets import complete_score_sets
+from clipmill.pipeline.views.choose import rule_outcomes, with_derived
 
 # --------------------------------------------------------------------------------------------------
 # From a member of a tar back to the record of the WAT or WARC that its link was read from.

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.aligned import AlignedFiles, is_current, view_names, view_shards
-from manifests.columns import PAIRS, REASONS, SIDECAR, VIEW, hex_bytes
-from manifests.commits import Commits, in_threads, read_commits
-from manifests.layout import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles, is_current, view_names, view_shards
+from clipmill.manifests.columns import PAIRS, REASONS, SIDECAR, VIEW, hex_bytes
+from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.layout import (
     COMMIT_SUFFIX,
     NOT_STORED,
     SHARD_VERSION,
@@ -29,25 +29,25 @@ from manifests.layout import (
     shard_name,
     uids_checksum,
 )
-from manifests.records import (
+from clipmill.manifests.records import (
     PoolCounts,
     ScoreSetDocument,
     ViewDocument,
     ViewRulesDocument,
     read_document,
 )
-from manifests.text import printable
-from pipeline.audit import counts as counting
-from pipeline.audit.counts import recipe_of_pool
-from pipeline.crawl.parts import check_stored_table
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Stage, Ticket, Tickets
-from pipeline.external.adopt import tar_changed
-from pipeline.pool.shard_writer import sidecar_hash
-from pipeline.pool.tars import index_tar, local_copy
-from pipeline.scoring.score_sets import example_row
-from pipeline.shuffle import UID_BYTES, blobs, database, insert
-from pipeline.views.files import differing_views, unlisted_views_line, views_not_in
+from clipmill.manifests.text import printable
+from clipmill.pipeline.audit import counts as counting
+from clipmill.pipeline.audit.counts import recipe_of_pool
+from clipmill.pipeline.crawl.parts import check_stored_table
+from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
+from clipmill.pipeline.external.adopt import tar_changed
+from clipmill.pipeline.pool.shard_writer import sidecar_hash
+from clipmill.pipeline.pool.tars import index_tar, local_copy
+from clipmill.pipeline.scoring.score_sets import example_row
+from clipmill.pipeline.shuffle import UID_BYTES, blobs, database, insert
+from clipmill.pipeline.views.files import differing_views, unlisted_views_line, views_not_in
 
 # --------------------------------------------------------------------------------------------------
 # Checks the files of one shard against its commit record: hashes, offsets and alignment.

@@ -25,8 +25,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.aligned import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import (
     AlignedFiles,
     Bundle,
     Change,
@@ -39,26 +39,26 @@ from manifests.aligned import (
     write_changed,
     write_view_shards,
 )
-from manifests.columns import REASONS
-from manifests.commits import Commits, IndexWriter, in_threads, read_commits
-from manifests.layout import (
+from clipmill.manifests.columns import REASONS
+from clipmill.manifests.commits import Commits, IndexWriter, in_threads, read_commits
+from clipmill.manifests.layout import (
     NOT_STORED,
     AblationLayout,
     CommitRecord,
     PoolLayout,
     shard_name,
 )
-from manifests.records import ScoreSetDocument, ViewDocument, read_document
-from pipeline.archives.urls import ascii_host, resolve, trimmed
-from pipeline.audit.counts import recipe_of_pool, write_pool_json
-from pipeline.audit.row_index import locate
-from pipeline.crawl.parts import read_parts, write_parts
-from pipeline.cross_row import remove_transient
-from pipeline.planning.plan_files import is_planned, read_plan
-from pipeline.pool.lease import check_fence, remove_uncommitted
-from pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
-from pipeline.pool.tar_copy import copy_tar_without
-from pipeline.scoring.score_sets import complete_score_sets
+from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
+from clipmill.pipeline.archives.urls import ascii_host, resolve, trimmed
+from clipmill.pipeline.audit.counts import recipe_of_pool, write_pool_json
+from clipmill.pipeline.audit.row_index import locate
+from clipmill.pipeline.crawl.parts import read_parts, write_parts
+from clipmill.pipeline.cross_row import remove_transient
+from clipmill.pipeline.planning.plan_files import is_planned, read_plan
+from clipmill.pipeline.pool.lease import check_fence, remove_uncommitted
+from clipmill.pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
+from clipmill.pipeline.pool.tar_copy import copy_tar_without
+from clipmill.pipeline.scoring.score_sets import complete_score_sets
 
 # --------------------------------------------------------------------------------------------------
 # Removes rows from the files of a pool. What stays of a row is its uid and its key, as a

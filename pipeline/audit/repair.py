@@ -10,35 +10,35 @@ from typing import Any
 
 import pyarrow as pa
 
-from manifests import disk
-from manifests.aligned import Bundle, BundleWriter
-from manifests.columns import SIDECAR, with_extra
-from manifests.commits import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import Bundle, BundleWriter
+from clipmill.manifests.columns import SIDECAR, with_extra
+from clipmill.manifests.commits import (
     Commits,
     IndexWriter,
     read_files,
     read_index_document,
     rebuild_index,
 )
-from manifests.layout import (
+from clipmill.manifests.layout import (
     CommitRecord,
     PoolLayout,
     shard_name,
 )
-from manifests.schema import SOURCES, Pair, Recipe
-from pipeline.audit.counts import recipe_of_pool, write_pool_json
-from pipeline.audit.integrity import Damage, find_damages
-from pipeline.audit.purge import PURGED
-from pipeline.audit.row_index import write_row_index
-from pipeline.crawl.crawler import contents_of_rows
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Stage, Ticket
-from pipeline.fetch.download import Downloader
-from pipeline.planning.plan_files import is_planned, read_plan, read_shard
-from pipeline.pool.lease import check_fence, read_commit_record, remove_uncommitted
-from pipeline.pool.shard_writer import outcome_row, replace_shard, row_key, staged_file
-from pipeline.pool.tars import index_tar, local_copy
-from pipeline.progress.state import measure_commit
+from clipmill.manifests.schema import SOURCES, Pair, Recipe
+from clipmill.pipeline.audit.counts import recipe_of_pool, write_pool_json
+from clipmill.pipeline.audit.integrity import Damage, find_damages
+from clipmill.pipeline.audit.purge import PURGED
+from clipmill.pipeline.audit.row_index import write_row_index
+from clipmill.pipeline.crawl.crawler import contents_of_rows
+from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket
+from clipmill.pipeline.fetch.download import Downloader
+from clipmill.pipeline.planning.plan_files import is_planned, read_plan, read_shard
+from clipmill.pipeline.pool.lease import check_fence, read_commit_record, remove_uncommitted
+from clipmill.pipeline.pool.shard_writer import outcome_row, replace_shard, row_key, staged_file
+from clipmill.pipeline.pool.tars import index_tar, local_copy
+from clipmill.pipeline.progress.state import measure_commit
 
 # --------------------------------------------------------------------------------------------------
 # Makes the index of a pool anew.

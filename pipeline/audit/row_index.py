@@ -21,13 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import xxhash
 
-from manifests import disk
-from manifests.columns import hex_bytes
-from manifests.commits import Commits, in_threads
-from manifests.layout import PoolLayout
-from pipeline.pool.lease import check_fence
-from pipeline.progress.view import counted_stage
-from pipeline.shuffle import select, stream
+from clipmill.manifests import disk
+from clipmill.manifests.columns import hex_bytes
+from clipmill.manifests.commits import Commits, in_threads
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.progress.view import counted_stage
+from clipmill.pipeline.shuffle import select, stream
 
 VERSION = 3
 MIN_ROWS = 100_000  # below, reading every sidecar takes less than a second

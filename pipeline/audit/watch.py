@@ -8,9 +8,9 @@ import time
 from collections.abc import Iterator
 from typing import Literal
 
-from pipeline.pool.lease import LeaseOwner, LeaseWatch
-from pipeline.progress.state import CommandState
-from pipeline.progress.view import LogLines, read_state, screen_for, stage_line
+from clipmill.pipeline.pool.lease import LeaseOwner, LeaseWatch
+from clipmill.pipeline.progress.state import CommandState
+from clipmill.pipeline.progress.view import LogLines, read_state, screen_for, stage_line
 
 LOOK_EVERY_S = 2.0
 Ending = Literal["idle", "finished", "failed", "killed"]

@@ -26,13 +26,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests import disk
-from manifests.columns import PAIRS, hex_bytes, with_extra
-from manifests.commits import in_threads
-from manifests.layout import PoolLayout
-from manifests.schema import Source
-from pipeline.archives.urls import PartCounts, shortened
-from pipeline.crawl.parts import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, hex_bytes, with_extra
+from clipmill.manifests.commits import in_threads
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.archives.urls import PartCounts, shortened
+from clipmill.pipeline.crawl.parts import (
     PART_NAME,
     PARTS,
     UidsDigest,
@@ -45,13 +45,13 @@ from pipeline.crawl.parts import (
     top_reasons,
     write_parts,
 )
-from pipeline.crawl.sources import parts, reader_of, source_id
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
-from pipeline.pool.lease import check_fence
-from pipeline.pool.shard_writer import publish_new
-from pipeline.progress.state import measure_links
-from pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
+from clipmill.pipeline.crawl.sources import parts, reader_of, source_id
+from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.shard_writer import publish_new
+from clipmill.pipeline.progress.state import measure_links
+from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
 
 # --------------------------------------------------------------------------------------------------
 # Which pairs of a whole job come first: exact, by hash partition, in memory that does not grow

@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import xxhash
 
-from manifests import disk
-from manifests.commits import Commits, in_threads, read_commits
-from manifests.layout import PoolLayout
-from pipeline.archives.urls import shortened
-from pipeline.shuffle import THREADS
-from pipeline.table_files import batch_rows
+from clipmill.manifests import disk
+from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.archives.urls import shortened
+from clipmill.pipeline.shuffle import THREADS
+from clipmill.pipeline.table_files import batch_rows
 
 # --------------------------------------------------------------------------------------------------
 # The table of a pool's parts, POOL/parts.parquet: what the footer of each part of the pairs says.

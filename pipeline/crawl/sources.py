@@ -19,15 +19,21 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from manifests import disk
-from manifests.columns import PAIRS, with_extra
-from manifests.content import file_content, is_unchanged
-from manifests.schema import SOURCES, TABLE_KEYS, Source
-from pipeline.archives.warc import pairs_of_warc_record, rows_of_warc
-from pipeline.archives.wat import RecordPair, batches_of_wat, pairs_of_wat_record
-from pipeline.crawl import tables as image_folders
-from pipeline.crawl.tables import Row, check_image_table, file_table, image_table, url_table
-from pipeline.table_files import BATCH_BYTES, ENDINGS, PARQUET, is_table, table_ending
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, with_extra
+from clipmill.manifests.content import file_content, is_unchanged
+from clipmill.manifests.schema import SOURCES, TABLE_KEYS, Source
+from clipmill.pipeline.archives.warc import pairs_of_warc_record, rows_of_warc
+from clipmill.pipeline.archives.wat import RecordPair, batches_of_wat, pairs_of_wat_record
+from clipmill.pipeline.crawl import tables as image_folders
+from clipmill.pipeline.crawl.tables import (
+    Row,
+    check_image_table,
+    file_table,
+    image_table,
+    url_table,
+)
+from clipmill.pipeline.table_files import BATCH_BYTES, ENDINGS, PARQUET, is_table, table_ending
 
 ROWS = 10_000  # of a batch
 PIECE = 50  # rows after which the bytes of a batch are counted

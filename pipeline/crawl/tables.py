@@ -12,12 +12,12 @@ from typing import Any
 
 import xxhash
 
-from manifests import disk
-from manifests.columns import PAIRS, extra_column
-from manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Source
-from manifests.text import valid_text
-from pipeline.archives.urls import SPACE, reject, resolve, shortened
-from pipeline.table_files import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, extra_column
+from clipmill.manifests.schema import CAPTION_FILES, CLASS_FOLDERS, Source
+from clipmill.manifests.text import valid_text
+from clipmill.pipeline.archives.urls import SPACE, reject, resolve, shortened
+from clipmill.pipeline.table_files import (
     CASTS,
     PARQUET,
     PROBE,

@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal
 
-from manifests import ray_runtime, waits
-from pipeline.executor.tickets import (
+from clipmill.manifests import ray_runtime, waits
+from clipmill.pipeline.executor.tickets import (
     Outcomes,
     Report,
     Stage,
@@ -28,7 +28,7 @@ from pipeline.executor.tickets import (
     seconds_until,
     ticket_json,
 )
-from pipeline.progress.view import counted_stage
+from clipmill.pipeline.progress.view import counted_stage
 
 # --------------------------------------------------------------------------------------------------
 # A stage on Ray: a pool of actors, each with a worker, and the loop that assigns tickets.

@@ -20,8 +20,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from manifests import waits
-from pipeline.progress.state import Measurer, StageCounter
+from clipmill import PACKAGE
+from clipmill.manifests import waits
+from clipmill.pipeline.progress.state import Measurer, StageCounter
 
 # --------------------------------------------------------------------------------------------------
 # Which worker gets which ticket next.
@@ -359,9 +360,7 @@ class Outcomes:
 # answer is a kind and a text.
 
 
-ROOT = Path(__file__).resolve().parents[2]
 BETWEEN_ASKS_S = 300.0  # 1,024 workers are asked every 160 s
-OUR_PACKAGES = ("manifests", "filters", "pipeline")
 Work = Callable[[Ticket], dict[str, Any]]
 WorkFactory = Callable[[dict[str, Any]], Work]
 
@@ -487,7 +486,7 @@ def error_line(error: Exception) -> str:
         return str(error)
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(ROOT)]
+    own_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
     last = own_frames[-1]
     return f"{text} ({Path(last.filename).name}:{last.lineno})"
 
@@ -495,7 +494,7 @@ def error_line(error: Exception) -> str:
 def _explains_itself(error: Exception) -> bool:
     """True for a ValueError of ours. ArrowInvalid is one too, of another library."""
     package = type(error).__module__.partition(".")[0]
-    is_ours = type(error) is ValueError or package in OUR_PACKAGES
+    is_ours = type(error) is ValueError or package == "clipmill"
     return isinstance(error, ValueError) and is_ours
 
 

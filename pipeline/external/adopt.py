@@ -13,23 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from manifests import disk
-from manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
-from manifests.commits import in_threads, read_commits
-from manifests.content import file_stamp, has_stamp
-from manifests.layout import CommitRecord, PoolLayout
-from manifests.schema import CAPTION_BYTES, Fetch, Source
-from manifests.text import valid_text
-from pipeline.crawl.sources import paths_at
-from pipeline.executor.tickets import Ticket
-from pipeline.images import header
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import limits_of
-from pipeline.pool.lease import read_commit_record
-from pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
-from pipeline.pool.tars import Member, index_tar, local_copy
-from pipeline.shuffle import THREADS
-from pipeline.table_files import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import REASONS, SIDECAR, extra_column, refuse_doubled, with_extra
+from clipmill.manifests.commits import in_threads, read_commits
+from clipmill.manifests.content import file_stamp, has_stamp
+from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.schema import CAPTION_BYTES, Fetch, Source
+from clipmill.manifests.text import valid_text
+from clipmill.pipeline.crawl.sources import paths_at
+from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.images import header
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import limits_of
+from clipmill.pipeline.pool.lease import read_commit_record
+from clipmill.pipeline.pool.shard_writer import TarFile, outcome_row, publish_shard
+from clipmill.pipeline.pool.tars import Member, index_tar, local_copy
+from clipmill.pipeline.shuffle import THREADS
+from clipmill.pipeline.table_files import (
     MOST_NAMES,
     as_int,
     cast_value,

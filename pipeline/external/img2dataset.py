@@ -16,22 +16,22 @@ from typing import Any
 
 import pyarrow as pa
 
-from filters.optout import product
-from manifests import console, disk
-from manifests.columns import PAIRS, SIDECAR
-from manifests.identity import manners_of
-from manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
-from pipeline.executor.tickets import Stage, Ticket, Work
-from pipeline.external.adopt import group_samples, reason_of
-from pipeline.fetch import guard
-from pipeline.fetch.fetcher import user_agent
-from pipeline.fetch.request import OptoutPolicy, signals
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import as_it_is, boxes_of, limits_of
-from pipeline.planning.plan_files import read_ticket
-from pipeline.pool.shard_writer import ShardWriter
-from pipeline.pool.tars import index_tar
-from pipeline.progress.state import measure_commit
+from clipmill.filters.optout import product
+from clipmill.manifests import console, disk
+from clipmill.manifests.columns import PAIRS, SIDECAR
+from clipmill.manifests.identity import manners_of
+from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT, SOURCES, Fetch, Pair, Recipe
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Work
+from clipmill.pipeline.external.adopt import group_samples, reason_of
+from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.fetch.fetcher import user_agent
+from clipmill.pipeline.fetch.request import OptoutPolicy, signals
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import as_it_is, boxes_of, limits_of
+from clipmill.pipeline.planning.plan_files import read_ticket
+from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.pool.tars import index_tar
+from clipmill.pipeline.progress.state import measure_commit
 
 # --------------------------------------------------------------------------------------------------
 # What a run of img2dataset left, as outcomes of the rows that it was asked for.

@@ -4,7 +4,7 @@ Planned shards to committed shards: the requests, and one outcome for every row.
 
 A row goes `fetcher > guard > hosts > resolver > sites > request > body > download`.
 
-Read: `POOL/plan/` through `pipeline.planning`. Written: shards through `pipeline.pool`.
+Read: `POOL/plan/` through `pipeline/planning`. Written: shards through `pipeline/pool`.
 
 Invariants:
 

@@ -20,30 +20,30 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from manifests import disk
-from manifests.columns import STORED
-from manifests.content import is_unchanged
-from manifests.hashes import KnownBad
-from manifests.identity import manners_of
-from manifests.layout import PoolLayout
-from manifests.schema import SOURCES, Fetch, Pair
-from pipeline.executor.tickets import Ticket
-from pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
-from pipeline.fetch.request import Budget
-from pipeline.images.decoders import Decoders
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import STORED
+from clipmill.manifests.content import is_unchanged
+from clipmill.manifests.hashes import KnownBad
+from clipmill.manifests.identity import manners_of
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import SOURCES, Fetch, Pair
+from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.fetch.fetcher import Fetched, Fetcher, user_agent
+from clipmill.pipeline.fetch.request import Budget
+from clipmill.pipeline.images.decoders import Decoders
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import (
     DecodedImage,
     boxes_of,
     check_hash,
     content_hashes,
     limits_of,
 )
-from pipeline.planning.plan_files import read_ticket
-from pipeline.pool.lease import read_commit_record
-from pipeline.pool.shard_writer import ShardWriter
-from pipeline.progress.state import Measure, WorkerReport
-from pipeline.table_files import image_rows, row_of_address
+from clipmill.pipeline.planning.plan_files import read_ticket
+from clipmill.pipeline.pool.lease import read_commit_record
+from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.progress.state import Measure, WorkerReport
+from clipmill.pipeline.table_files import image_rows, row_of_address
 
 READ_AT_ONCE = 32  # local or remote files
 # For one of them: a mount whose server is gone never answers. A store is tried again for a minute.

@@ -15,15 +15,22 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from manifests.columns import REASONS
-from manifests.schema import Fetch, Pair
-from manifests.text import printable, valid_text
-from pipeline.fetch import guard
-from pipeline.fetch.guard import AddressSource, Refused, Target
-from pipeline.fetch.hosts import Host, Queues
-from pipeline.fetch.request import Answer, OptoutPolicy, Requests, backoff_s, budget_bytes, signals
-from pipeline.fetch.sites import SiteFileClient, Sites
-from pipeline.progress.state import HostLosses
+from clipmill.manifests.columns import REASONS
+from clipmill.manifests.schema import Fetch, Pair
+from clipmill.manifests.text import printable, valid_text
+from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.fetch.guard import AddressSource, Refused, Target
+from clipmill.pipeline.fetch.hosts import Host, Queues
+from clipmill.pipeline.fetch.request import (
+    Answer,
+    OptoutPolicy,
+    Requests,
+    backoff_s,
+    budget_bytes,
+    signals,
+)
+from clipmill.pipeline.fetch.sites import SiteFileClient, Sites
+from clipmill.pipeline.progress.state import HostLosses
 
 # Reasons that are repeated. A timeout is not: it has used its time.
 REPEATED = frozenset({"http_429", "http_5xx", "reset", "connect", "truncated"})

@@ -20,10 +20,10 @@ import aiodns
 from aiodns import error as dns_errors
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from manifests.schema import Fetch
-from manifests.text import printable
-from pipeline.archives import urls
-from pipeline.archives.urls import LONGEST_URL, ascii_host, split, trimmed, without_dots
+from clipmill.manifests.schema import Fetch
+from clipmill.manifests.text import printable
+from clipmill.pipeline.archives import urls
+from clipmill.pipeline.archives.urls import LONGEST_URL, ascii_host, split, trimmed, without_dots
 
 # --------------------------------------------------------------------------------------------------
 # URLs and addresses that may be requested: http and https, some ports, no private network.

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from manifests.schema import Fetch
+from clipmill.manifests.schema import Fetch
 
 GIVE_UP = 10  # unanswered rows in a row after which the waiting rows of a host are not requested
 GIVE_UP_FIRST = 4  # the same for a host that never answered: 40 s at a deadline of 20 s

@@ -23,13 +23,13 @@ import xxhash
 from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
-from filters.optout import LIKE_US, product, refusal
-from manifests import tls
-from manifests.schema import Fetch
-from manifests.text import valid_text
-from pipeline.archives.codings import INFLATED, PACKED, Dechunker, Inflater, coding_names
-from pipeline.fetch import guard
-from pipeline.fetch.guard import AddressSource, Refused, Resolver
+from clipmill.filters.optout import LIKE_US, product, refusal
+from clipmill.manifests import tls
+from clipmill.manifests.schema import Fetch
+from clipmill.manifests.text import valid_text
+from clipmill.pipeline.archives.codings import INFLATED, PACKED, Dechunker, Inflater, coding_names
+from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.fetch.guard import AddressSource, Refused, Resolver
 
 # --------------------------------------------------------------------------------------------------
 # The body of one response as it arrives: bytes counted on the wire and unpacked, memory, rate.

@@ -18,15 +18,15 @@ from typing import Any, Protocol
 
 from protego import Protego
 
-from filters.optout import plain, reserves, usages
-from manifests.columns import REASONS
-from manifests.schema import Fetch
-from pipeline.archives.codings import GZIP, INFLATED, PACKED, Inflater, coding_names
-from pipeline.archives.urls import split
-from pipeline.fetch import guard
-from pipeline.fetch.guard import Refused
-from pipeline.fetch.hosts import Queues
-from pipeline.fetch.request import FileAnswer, OptoutPolicy, Requests, retry_after_s
+from clipmill.filters.optout import plain, reserves, usages
+from clipmill.manifests.columns import REASONS
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.archives.codings import GZIP, INFLATED, PACKED, Inflater, coding_names
+from clipmill.pipeline.archives.urls import split
+from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.fetch.guard import Refused
+from clipmill.pipeline.fetch.hosts import Queues
+from clipmill.pipeline.fetch.request import FileAnswer, OptoutPolicy, Requests, retry_after_s
 
 # --------------------------------------------------------------------------------------------------
 # What the files of a site say about one URL: robots.txt, /.well-known/tdmrep.json and /ai.txt.

@@ -14,7 +14,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
-from pipeline.images.decoders import serve
+from clipmill.pipeline.images.decoders import serve
 
 if __name__ == "__main__":
     serve(int(sys.argv[1]), float(sys.argv[2]))

@@ -18,20 +18,19 @@ import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image, features
 
-from pipeline.images.header import Limits, RejectedImage
-from pipeline.images.transform import Box, DecodedImage, contained, limits_of
+from clipmill import ROOT
+from clipmill.pipeline.images.header import Limits, RejectedImage
+from clipmill.pipeline.images.transform import Box, DecodedImage, contained, limits_of
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from manifests.schema import Fetch
+    from clipmill.manifests.schema import Fetch
 
-ROOT = Path(__file__).resolve().parents[2]
 # Address space per child: 33 MP cost 400 MB, numpy and Pillow 300 MB.
 MEMORY_BYTES = 1536 * 2**20
 OPEN_FILES = 32
@@ -41,7 +40,7 @@ DEADLINE_S = 2.5
 PATIENCE = 4  # times the deadline in wall-clock time, for a child that sleeps
 START_S = 60.0  # for a child to import its libraries, on a busy machine
 IN_FLIGHT = 4  # images that a child has at once, so that it never waits for the next one
-CHILD = ("-m", "pipeline.images.child")
+CHILD = ("-m", "clipmill.pipeline.images.child")
 # Environment variables of a child: no others, so that it holds no secrets.
 INHERITED = ("PATH", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 # The C library keeps what an image has freed for the next one. Else the kernel hands out and clears
@@ -359,7 +358,7 @@ def _environment() -> dict[str, str]:
     return {
         **environment,
         **MALLOC,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": ROOT,
         "OPENBLAS_NUM_THREADS": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
     }

@@ -20,13 +20,13 @@ from cykooz_resizer import CropBox, FilterType, ImageData, PixelType, ResizeAlg,
 from cykooz_resizer import Resizer as Kernels
 from PIL import Image, ImageChops, ImageFilter
 
-from pipeline.images import header
-from pipeline.images.header import Extension, Limits, RejectedImage
+from clipmill.pipeline.images import header
+from clipmill.pipeline.images.header import Extension, Limits, RejectedImage
 
 if TYPE_CHECKING:
     from PIL.ImageCms import ImageCmsTransform
 
-    from manifests.schema import Fetch
+    from clipmill.manifests.schema import Fetch
 
 # --------------------------------------------------------------------------------------------------
 # Colours of an image, from those of its ICC profile to sRGB.
@@ -349,7 +349,10 @@ def _add_hash(hashes: list[int] | None, raster: Raster, orientation: int) -> Non
     """Append the perceptual hash of an image, turned upright, where hashes are asked for."""
     if hashes is None:
         return
-    from manifests.hashes import SIDE, phash  # only where it is needed: a child starts faster
+    from clipmill.manifests.hashes import (  # only where it is needed: a child starts faster
+        SIDE,
+        phash,
+    )
 
     image = _as_image(raster)
     if orientation != 1:  # of a small copy: the hash sees no more of it

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from filters.optout import refuses
-from manifests import disk
-from manifests.columns import PAIRS, with_extra
-from manifests.records import Threshold
-from manifests.schema import ROWS_PER_SHARD_LIMIT
+from clipmill.filters.optout import refuses
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, with_extra
+from clipmill.manifests.records import Threshold
+from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT
 
 # --------------------------------------------------------------------------------------------------
 # A lock on disk: one Parquet file with a row per row of a pool, and in its footer the head, which

@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from filters.optout import RESPECT, refusing_signals
-from manifests import disk, identity
-from manifests.aligned import AlignedFiles, current_view, view_names
-from manifests.columns import STORED, WITHHELD
-from manifests.commits import Commits, in_threads, read_commits
-from manifests.layout import shard_name
-from manifests.records import ViewDocument
-from manifests.schema import SOURCES, Recipe
-from pipeline.audit.counts import count_pool, recipe_of_pool
-from pipeline.lock import lock_file
-from pipeline.lock.lock_file import (
+from clipmill.filters.optout import RESPECT, refusing_signals
+from clipmill.manifests import disk, identity
+from clipmill.manifests.aligned import AlignedFiles, current_view, view_names
+from clipmill.manifests.columns import STORED, WITHHELD
+from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.layout import shard_name
+from clipmill.manifests.records import ViewDocument
+from clipmill.manifests.schema import SOURCES, Recipe
+from clipmill.pipeline.audit.counts import count_pool, recipe_of_pool
+from clipmill.pipeline.lock import lock_file
+from clipmill.pipeline.lock.lock_file import (
     FORM,
     ROWS,
     VIEW_PREFIX,
@@ -38,9 +38,9 @@ from pipeline.lock.lock_file import (
     LockHead,
     lock_schema,
 )
-from pipeline.planning.plan_files import group_count, is_planned, read_plan, read_row_group
-from pipeline.pool.shard_writer import staged_file
-from pipeline.shuffle import (
+from clipmill.pipeline.planning.plan_files import group_count, is_planned, read_plan, read_row_group
+from clipmill.pipeline.pool.shard_writer import staged_file
+from clipmill.pipeline.shuffle import (
     create_keyed,
     database,
     hash_flagged,

@@ -14,17 +14,24 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from manifests import disk, identity, reader
-from manifests.columns import STORED, WITHHELD
-from manifests.commits import Commits, in_threads, read_commits
-from manifests.layout import PoolLayout
-from manifests.records import DriftDocument, ViewDocument
-from manifests.schema import SOURCES, STORED_IMAGE_SETTINGS, Fetch, Recipe, Source, refuse_unused
-from pipeline.lock.lock_file import SHOWN_ID, VIEW_PREFIX, LockFile
-from pipeline.planning.plan_files import is_planned, lock_of_plan
-from pipeline.planning.planner import write_given_plan
-from pipeline.pool.lease import check_fence
-from pipeline.shuffle import (
+from clipmill.manifests import disk, identity, reader
+from clipmill.manifests.columns import STORED, WITHHELD
+from clipmill.manifests.commits import Commits, in_threads, read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import DriftDocument, ViewDocument
+from clipmill.manifests.schema import (
+    SOURCES,
+    STORED_IMAGE_SETTINGS,
+    Fetch,
+    Recipe,
+    Source,
+    refuse_unused,
+)
+from clipmill.pipeline.lock.lock_file import SHOWN_ID, VIEW_PREFIX, LockFile
+from clipmill.pipeline.planning.plan_files import is_planned, lock_of_plan
+from clipmill.pipeline.planning.planner import write_given_plan
+from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.shuffle import (
     BATCH_ROWS,
     KEY,
     Bytes,
@@ -36,7 +43,7 @@ from pipeline.shuffle import (
     of_flags,
     row_keys,
 )
-from pipeline.views.files import selected_view, write_selected_view
+from clipmill.pipeline.views.files import selected_view, write_selected_view
 
 if TYPE_CHECKING:
     from duckdb import DuckDBPyConnection

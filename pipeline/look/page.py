@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from filters import survivor_text
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.text import printable
-from manifests.web_page import page_templates
-from pipeline.look.survey import (
+from clipmill.filters import survivor_text
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.text import printable
+from clipmill.manifests.web_page import page_templates
+from clipmill.pipeline.look.survey import (
     Group,
     NumberColumn,
     PoolRows,

@@ -19,14 +19,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters import make
-from filters.clip.model import ClipFilter, ClipModel, shared_model
-from manifests.aligned import AlignedFiles
-from manifests.records import ScoreSetDocument
-from manifests.schema import FilterSpec
-from pipeline.look.page import NoImage, are_current, image_bytes, image_records, thumbnail
-from pipeline.look.survey import NumberColumn, Survey, nearest
-from pipeline.scoring.score_sets import complete_score_sets
+from clipmill.filters import make
+from clipmill.filters.clip.model import ClipFilter, ClipModel, shared_model
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.records import ScoreSetDocument
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.look.page import NoImage, are_current, image_bytes, image_records, thumbnail
+from clipmill.pipeline.look.survey import NumberColumn, Survey, nearest
+from clipmill.pipeline.scoring.score_sets import complete_score_sets
 
 # --------------------------------------------------------------------------------------------------
 # The model that made the embeddings of a score set, for the embedding of a text.

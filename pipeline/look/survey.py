@@ -17,18 +17,18 @@ import pyarrow.compute as pc
 import xxhash
 from numpy.typing import NDArray
 
-from manifests import disk
-from manifests.aligned import AlignedFiles, view_names
-from manifests.columns import REASONS, SIDECAR
-from manifests.commits import Commits, read_commits
-from manifests.layout import PoolLayout, shard_name
-from manifests.records import PoolCounts, ScoreSetDocument, ViewDocument, read_document
-from manifests.text import printable
-from pipeline.audit.counts import count_pool
-from pipeline.scoring.score_sets import complete_score_sets
-from pipeline.views.choose import rule_outcomes, with_derived
-from pipeline.views.files import JoinedColumns, list_columns
-from pipeline.views.rules import DERIVED, columns_on_disk, parse, quoted, step_of
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles, view_names
+from clipmill.manifests.columns import REASONS, SIDECAR
+from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.records import PoolCounts, ScoreSetDocument, ViewDocument, read_document
+from clipmill.manifests.text import printable
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.scoring.score_sets import complete_score_sets
+from clipmill.pipeline.views.choose import rule_outcomes, with_derived
+from clipmill.pipeline.views.files import JoinedColumns, list_columns
+from clipmill.pipeline.views.rules import DERIVED, columns_on_disk, parse, quoted, step_of
 
 # --------------------------------------------------------------------------------------------------
 # The rows of a pool in memory: the columns that the page shows, of all shards or of a sample.

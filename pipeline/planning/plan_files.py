@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from manifests import disk, identity
-from manifests.columns import LOCKED, PAIRS, PLAN
-from manifests.layout import PoolLayout
-from manifests.schema import Pair, Recipe
-from pipeline.crawl.parts import UidsDigest
-from pipeline.executor.tickets import Ticket, Tickets
+from clipmill.manifests import disk, identity
+from clipmill.manifests.columns import LOCKED, PAIRS, PLAN
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Pair, Recipe
+from clipmill.pipeline.crawl.parts import UidsDigest
+from clipmill.pipeline.executor.tickets import Ticket, Tickets
 
 # --------------------------------------------------------------------------------------------------
 # How many host groups a pool has, and what one planned shard is.

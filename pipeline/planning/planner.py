@@ -18,17 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from manifests import disk, identity
-from manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
-from manifests.commits import in_threads, read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import SOURCES, Fetch, Recipe
-from pipeline.archives.urls import ascii_host, split
-from pipeline.crawl.crawler import ranges_of
-from pipeline.crawl.parts import read_parts, rows_between
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Stage, Ticket, Tickets, Work
-from pipeline.planning.plan_files import (
+from clipmill.manifests import disk, identity
+from clipmill.manifests.columns import LOCKED, PAIRS, PLAN, REASONS, with_extra
+from clipmill.manifests.commits import in_threads, read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import SOURCES, Fetch, Recipe
+from clipmill.pipeline.archives.urls import ascii_host, split
+from clipmill.pipeline.crawl.crawler import ranges_of
+from clipmill.pipeline.crawl.parts import read_parts, rows_between
+from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
+from clipmill.pipeline.planning.plan_files import (
     PLAN_VERSION,
     SHARDS,
     Round,
@@ -43,10 +43,10 @@ from pipeline.planning.plan_files import (
     shard_id,
     shards_file,
 )
-from pipeline.pool.lease import check_fence, read_sidecar
-from pipeline.pool.shard_writer import publish_new
-from pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
-from pipeline.table_files import row_of_address
+from clipmill.pipeline.pool.lease import check_fence, read_sidecar
+from clipmill.pipeline.pool.shard_writer import publish_new
+from clipmill.pipeline.shuffle import PLACE, THREADS, Exchange, numbered_tickets, select, stream
+from clipmill.pipeline.table_files import row_of_address
 
 # --------------------------------------------------------------------------------------------------
 # Rows of each group to shards, and shards to the files of the plan. Pure.

@@ -30,17 +30,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from manifests import disk
-from manifests.columns import SIDECAR
-from manifests.commits import Commits, read_commits
-from manifests.layout import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.layout import (
     COMMIT_SUFFIX,
     CommitRecord,
     PoolLayout,
     revised_name,
     shard_name,
 )
-from pipeline.pool.tars import BLOCK
+from clipmill.pipeline.pool.tars import BLOCK
 
 # --------------------------------------------------------------------------------------------------
 # Which shards are committed: a shard is visible from the moment that its commit record is there.

@@ -7,9 +7,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from pipeline.pool.lease import check_fence
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.pool.lease import check_fence
 
 SAME_ROWS = ("uids", "sidecar", "rows", "stored", "pool")  # metadata of columns of the same rows
 

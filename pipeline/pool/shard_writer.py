@@ -21,13 +21,25 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests import disk
-from manifests.columns import DECODE_REASONS, REASONS, SIDECAR, VOLATILE_COLUMNS, with_extra
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, revised_name, shard_name
-from manifests.schema import ROWS_PER_SHARD_LIMIT
-from manifests.text import valid_text
-from pipeline.pool.lease import check_fence, publication_lock, read_commit_record
-from pipeline.pool.tars import BLOCK
+from clipmill.manifests import disk
+from clipmill.manifests.columns import (
+    DECODE_REASONS,
+    REASONS,
+    SIDECAR,
+    VOLATILE_COLUMNS,
+    with_extra,
+)
+from clipmill.manifests.layout import (
+    SHARD_VERSION,
+    CommitRecord,
+    PoolLayout,
+    revised_name,
+    shard_name,
+)
+from clipmill.manifests.schema import ROWS_PER_SHARD_LIMIT
+from clipmill.manifests.text import valid_text
+from clipmill.pipeline.pool.lease import check_fence, publication_lock, read_commit_record
+from clipmill.pipeline.pool.tars import BLOCK
 
 # --------------------------------------------------------------------------------------------------
 # A column of a table as the JSON array that `json.dumps` writes, made by Arrow and not row by
@@ -487,7 +499,7 @@ class ShardWriter:
         A shard that is committed already is not written again: its record is returned. With
         `replace` it gets these rows instead, see `replace_shard`. `engine` and
         `engine_version` name another program that fetched the images. `manners`: how they were
-        asked for, see `manifests.identity.manners_of`.
+        asked for, see `clipmill.manifests.identity.manners_of`.
         """
         assert sorted(self._rows) == list(range(count)), (
             f"shard {self.shard}: {len(self._rows)} of {count} outcomes"

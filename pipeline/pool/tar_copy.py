@@ -18,10 +18,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from manifests import disk
-from manifests.text import is_printable, valid_text
-from pipeline.pool.shard_writer import end_mark, member_block
-from pipeline.pool.tars import BLOCK, CHUNK, Member, index_tar, local_copy
+from clipmill.manifests import disk
+from clipmill.manifests.text import is_printable, valid_text
+from clipmill.pipeline.pool.shard_writer import end_mark, member_block
+from clipmill.pipeline.pool.tars import BLOCK, CHUNK, Member, index_tar, local_copy
 
 PARTS = ("image", "text", "json")  # members of a sample
 UNSAFE = re.compile(r"\\|^[A-Za-z]:")  # what other systems read as a folder or a drive

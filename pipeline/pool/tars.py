@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from manifests import disk
+from clipmill.manifests import disk
 
 BLOCK = 512  # of a tar
 CHUNK = 2**20

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from manifests import disk
-from manifests.columns import REASONS
+from clipmill.manifests import disk
+from clipmill.manifests.columns import REASONS
 
 # --------------------------------------------------------------------------------------------------
 # What a ticket did, in rows and bytes, from what its worker returned.

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from manifests import console, disk, waits
-from manifests.layout import PoolLayout
-from manifests.text import printable
-from pipeline.progress.state import (
+from clipmill.manifests import console, disk, waits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.text import printable
+from clipmill.pipeline.progress.state import (
     CommandPhase,
     CommandState,
     Measurer,
@@ -113,7 +113,7 @@ def read_state(pool: str) -> CommandState | None:
 LINE_EVERY_S = 10.0
 SHOWN_STAGES = 12
 SHOWN_REASONS, SHOWN_HOSTS = 8, 5
-logger = logging.getLogger("pipeline.progress")
+logger = logging.getLogger("clipmill.pipeline.progress")
 
 
 class LogLines:

@@ -16,19 +16,25 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from filters import FILTERS, instances_of, specs_of_recipe
-from filters.base import FilterBase, PoolFilter, set_id
-from manifests import disk
-from manifests.aligned import Bundle, BundleWriter
-from manifests.commits import Commits, read_commits
-from manifests.layout import BUNDLE_SHARDS, PoolLayout, bundle_name, bundle_number, shard_name
-from manifests.records import ScoreSetDocument, read_document
-from manifests.schema import FilterSpec, Recipe
-from manifests.text import printable
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Stage, Ticket
-from pipeline.pool.lease import check_fence
-from pipeline.pool.shard_writer import staged_file
+from clipmill.filters import FILTERS, instances_of, specs_of_recipe
+from clipmill.filters.base import FilterBase, PoolFilter, set_id
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import Bundle, BundleWriter
+from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.layout import (
+    BUNDLE_SHARDS,
+    PoolLayout,
+    bundle_name,
+    bundle_number,
+    shard_name,
+)
+from clipmill.manifests.records import ScoreSetDocument, read_document
+from clipmill.manifests.schema import FilterSpec, Recipe
+from clipmill.manifests.text import printable
+from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket
+from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.shard_writer import staged_file
 
 # --------------------------------------------------------------------------------------------------
 # Score sets of a pool: their names, their documents, and the filters that a command asks for.

@@ -10,24 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from filters import FILTERS, Instance, specs_of_recipe, worker_spec
-from filters.base import Filter, FilterBase, PoolFilter, options_of
-from filters.columns import valid_in_all
-from filters.table import Table
-from manifests import disk, ray_runtime
-from manifests.aligned import parquet_bytes
-from manifests.commits import Commits
-from manifests.layout import PoolLayout, shard_name
-from manifests.records import ScoreSetDocument
-from manifests.schema import FilterSpec, Recipe
-from pipeline.cross_row import compute, plan_job, remove_transient
-from pipeline.executor.stage import Engine, execute
-from pipeline.executor.tickets import Stage, Ticket, Tickets
-from pipeline.metadata_join import MatchCounts, TableJoin
-from pipeline.pool.lease import check_fence
-from pipeline.pool.score_columns import commit_columns
-from pipeline.progress.state import measure_scored
-from pipeline.scoring.score_sets import (
+from clipmill.filters import FILTERS, Instance, specs_of_recipe, worker_spec
+from clipmill.filters.base import Filter, FilterBase, PoolFilter, options_of
+from clipmill.filters.columns import valid_in_all
+from clipmill.filters.table import Table
+from clipmill.manifests import disk, ray_runtime
+from clipmill.manifests.aligned import parquet_bytes
+from clipmill.manifests.commits import Commits
+from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.records import ScoreSetDocument
+from clipmill.manifests.schema import FilterSpec, Recipe
+from clipmill.pipeline.cross_row import compute, plan_job, remove_transient
+from clipmill.pipeline.executor.stage import Engine, execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets
+from clipmill.pipeline.metadata_join import MatchCounts, TableJoin
+from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.pool.score_columns import commit_columns
+from clipmill.pipeline.progress.state import measure_scored
+from clipmill.pipeline.scoring.score_sets import (
     PoolSets,
     count_scores,
     make_bundles,
@@ -35,7 +35,7 @@ from pipeline.scoring.score_sets import (
     scored_shards,
     shards_with_rows,
 )
-from pipeline.scoring.worker import ScoreWorker
+from clipmill.pipeline.scoring.worker import ScoreWorker
 
 logger = logging.getLogger(__name__)
 

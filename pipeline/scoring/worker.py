@@ -20,16 +20,16 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image
 
-from filters import Instance, instance_of_worker_spec
-from filters.base import Batch, Filter
-from filters.columns import WrongColumns, aligned, arrow_columns, valid_in_all
-from filters.picture import FRAMES, PIXELS
-from filters.user_file import error_line
-from manifests import disk
-from manifests.aligned import AlignedFiles, parquet_bytes
-from manifests.layout import CommitRecord, PoolLayout, uids_checksum
-from pipeline.executor.tickets import Ticket
-from pipeline.pool.score_columns import commit_columns
+from clipmill.filters import Instance, instance_of_worker_spec
+from clipmill.filters.base import Batch, Filter
+from clipmill.filters.columns import WrongColumns, aligned, arrow_columns, valid_in_all
+from clipmill.filters.picture import FRAMES, PIXELS
+from clipmill.filters.user_file import error_line
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles, parquet_bytes
+from clipmill.manifests.layout import CommitRecord, PoolLayout, uids_checksum
+from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.pool.score_columns import commit_columns
 
 # --------------------------------------------------------------------------------------------------
 # The stored rows of a shard in chunks with their images, decoded once for all filters.

@@ -39,13 +39,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from manifests import disk
-from manifests.columns import VIEW
-from manifests.layout import NOT_STORED
-from manifests.records import RuleEffect, Threshold, ViewDocument
-from manifests.schema import View
-from pipeline.progress.view import counted_stage
-from pipeline.views.rules import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import VIEW
+from clipmill.manifests.layout import NOT_STORED
+from clipmill.manifests.records import RuleEffect, Threshold, ViewDocument
+from clipmill.manifests.schema import View
+from clipmill.pipeline.progress.view import counted_stage
+from clipmill.pipeline.views.rules import (
     DERIVED,
     TABLE,
     TOO_DEEP,

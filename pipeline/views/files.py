@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from filters import FILTERS, Instance, check_filters, instances_of, specs_of_recipe
-from filters.columns import instance_column
-from manifests import disk
-from manifests.aligned import (
+from clipmill.filters import FILTERS, Instance, check_filters, instances_of, specs_of_recipe
+from clipmill.filters.columns import instance_column
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import (
     AlignedFiles,
     BundlesWriter,
     is_current,
@@ -31,9 +31,9 @@ from manifests.aligned import (
     view_shards,
     write_view_shards,
 )
-from manifests.columns import SIDECAR, VIEW, shared_name, with_extra
-from manifests.commits import Commits, read_commits
-from manifests.layout import (
+from clipmill.manifests.columns import SIDECAR, VIEW, shared_name, with_extra
+from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.layout import (
     NOT_STORED,
     PoolLayout,
     bundle_name,
@@ -41,16 +41,21 @@ from manifests.layout import (
     random_view_name,
     shard_name,
 )
-from manifests.records import ScoreSetDocument, ViewDocument, ViewRulesDocument, read_document
-from manifests.schema import Recipe, Rule, View
-from pipeline.pool.lease import check_fence
-from pipeline.scoring.score_sets import (
+from clipmill.manifests.records import (
+    ScoreSetDocument,
+    ViewDocument,
+    ViewRulesDocument,
+    read_document,
+)
+from clipmill.manifests.schema import Recipe, Rule, View
+from clipmill.pipeline.pool.lease import check_fence
+from clipmill.pipeline.scoring.score_sets import (
     PoolSets,
     bundle_runs,
     complete_score_sets,
     shards_with_rows,
 )
-from pipeline.shuffle import (
+from clipmill.pipeline.shuffle import (
     KEY_BYTES,
     Bytes,
     create_keyed,
@@ -61,7 +66,7 @@ from pipeline.shuffle import (
     of_flags,
     row_keys,
 )
-from pipeline.views.choose import (
+from clipmill.pipeline.views.choose import (
     Part,
     Selection,
     check,
@@ -70,7 +75,7 @@ from pipeline.views.choose import (
     sample_limit,
     uid_hashes,
 )
-from pipeline.views.rules import (
+from clipmill.pipeline.views.rules import (
     DERIVED,
     SELECTED,
     columns_of,

@@ -18,12 +18,12 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from filters import FILTERS
-from manifests import disk
-from manifests.columns import PAIRS, SIDECAR
-from manifests.layout import NOT_STORED
-from manifests.schema import View
-from pipeline.shuffle import connect
+from clipmill.filters import FILTERS
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, SIDECAR
+from clipmill.manifests.layout import NOT_STORED
+from clipmill.manifests.schema import View
+from clipmill.pipeline.shuffle import connect
 
 # --------------------------------------------------------------------------------------------------
 # The database in memory that rules are evaluated in.

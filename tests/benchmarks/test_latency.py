@@ -1,8 +1,8 @@
 from __future__ import annotations
 
 from benchmarks import latency
-from benchmarks.trainer.report_form import Report
-from manifests import disk
+from clipmill.bench.report_form import Report
+from clipmill.manifests import disk
 
 
 def stored():

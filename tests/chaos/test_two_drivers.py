@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from manifests import console
-from pipeline.audit.counts import count_pool
-from pipeline.audit.integrity import verify
+from clipmill.manifests import console
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.audit.integrity import verify
 from tests.support import chaos_pools
 from tests.support.commit_records import read_commit_records
 from tests.support.trials import EVERYWHERE

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clipmill import app
-from manifests import console
+from clipmill.commands import app
+from clipmill.manifests import console
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clipmill import tryout as command
-from manifests import disk, reader
-from manifests.schema import Ablation, Recipe
-from pipeline import tryout
-from pipeline.tryout import Pair, Pictures
+from clipmill.commands import tryout as command
+from clipmill.manifests import disk, reader
+from clipmill.manifests.schema import Ablation, Recipe
+from clipmill.pipeline import tryout
+from clipmill.pipeline.tryout import Pair, Pictures
+from clipmill.train.sizing.device_fit import Speed
+from clipmill.train.stats.comparison import StudyNoise
 from tests.support import commands
 from tests.support.other_tars import pack
-from train.sizing.device_fit import Speed
-from train.stats.comparison import StudyNoise
 
 PICTURES = 420
 KINDS = ("circle", "stripe", "field of noise")

@@ -10,16 +10,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from manifests import disk, reader
-from manifests.layout import AblationLayout, PoolLayout
-from manifests.records import Threshold, ViewDocument, read_document
-from manifests.schema import Ablation
+from clipmill.manifests import disk, reader
+from clipmill.manifests.layout import AblationLayout, PoolLayout
+from clipmill.manifests.records import Threshold, ViewDocument, read_document
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import runner
 from tests.support import ablations, commands
 from tests.support.reports import complete_pool
 from tests.train.conftest import data as data
 from tests.train.conftest import tiny_pool as tiny_pool
 from tests.train.conftest import write_view
-from train.ablation import runner
 
 pytestmark = pytest.mark.slow
 

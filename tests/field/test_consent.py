@@ -18,14 +18,14 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from filters.optout import statements
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from pipeline.audit import purge
-from pipeline.audit.purge import purge_rows, read_criteria
-from pipeline.crawl.parts import read_parts, write_parts
-from pipeline.pool.shard_writer import ShardWriter
+from clipmill.filters.optout import statements
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.audit import purge
+from clipmill.pipeline.audit.purge import purge_rows, read_criteria
+from clipmill.pipeline.crawl.parts import read_parts, write_parts
+from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support import audited, commands
 from tests.support.loopback_server import serving
 

@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from manifests import disk
-from manifests.commits import read_commits
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
 from tests.support import commands
 
 
@@ -182,7 +182,7 @@ def test_a_repair_reads_rows_of_the_file_that_was_crawled(
 def test_an_image_table_that_changes_during_the_fetch_ends_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from pipeline import recipe_run
+    from clipmill.pipeline import recipe_run
 
     plan = recipe_run.write_plan
 

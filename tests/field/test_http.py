@@ -22,7 +22,7 @@ import brotli
 import pytest
 from PIL import Image
 
-from manifests import disk
+from clipmill.manifests import disk
 from tests.support import commands, warcs
 
 STORED = "stored"

@@ -25,7 +25,7 @@ import pytest
 import torch
 from PIL import Image
 
-from manifests.preprocess import Preprocess, of_hugging_face
+from clipmill.manifests.preprocess import Preprocess, of_hugging_face
 from tests.support import commands
 
 open_clip = pytest.importorskip("open_clip")

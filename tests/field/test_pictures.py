@@ -23,7 +23,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from manifests import disk
+from clipmill.manifests import disk
 from tests.support import commands
 
 STORED = "stored"

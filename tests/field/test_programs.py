@@ -19,13 +19,13 @@ from typing import Any
 
 import pytest
 
-from manifests import console, disk, installation, reader
-from manifests.disk import files
-from manifests.schema import Recipe, TaskSpec
+from clipmill.manifests import console, disk, installation, reader
+from clipmill.manifests.disk import files
+from clipmill.manifests.schema import Recipe, TaskSpec
+from clipmill.train.config import TrainConfig, configure
+from clipmill.train.step.update import learning_rate
+from clipmill.train.trainer.open_clip_line import translate
 from tests.support.s3_server import s3_server, s3_variables
-from train.config import TrainConfig, configure
-from train.step.update import learning_rate
-from train.trainer.open_clip_line import translate
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -191,10 +191,10 @@ def test_the_learning_rates_of_a_run_that_ends_in_its_warm_up_are_those_of_open_
 
 PARENT = """
 import subprocess, sys, time
-from manifests import console
+from clipmill.manifests import console
 if sys.argv[1] == "ours":
-    code = "from manifests import console; console.end_with_parent(); print(1, flush=True);"
-    code += "import time; time.sleep(600)"
+    code = "from clipmill.manifests import console; console.end_with_parent();"
+    code += "print(1, flush=True); import time; time.sleep(600)"
     child = subprocess.Popen([sys.executable, "-c", code], env=console.child_variables(),
                              stdout=subprocess.PIPE, start_new_session=True)
     child.stdout.readline()
@@ -231,9 +231,9 @@ def test_what_a_killed_process_has_started_ends(kind: str) -> None:
 
 
 def test_a_command_is_not_ended_by_a_variable_that_another_process_inherited() -> None:
-    code = "from manifests import console; console.end_with_parent(); import os, subprocess, sys;"
-    code += "assert console.PARENT not in os.environ;"
-    code += "subprocess.run([sys.executable, '-c', 'from manifests import console; "
+    code = "from clipmill.manifests import console; console.end_with_parent();"
+    code += "import os, subprocess, sys; assert console.PARENT not in os.environ;"
+    code += "subprocess.run([sys.executable, '-c', 'from clipmill.manifests import console; "
     code += "console.end_with_parent(); import time; time.sleep(0.5)'], check=True)"
     subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, env=console.child_variables(), check=True
@@ -451,7 +451,7 @@ class Finder(importlib.machinery.PathFinder):
         return None if name.partition(".")[0] in blocked else super().find_spec(name, path, target)
 sys.meta_path = [each for each in sys.meta_path if each is not importlib.machinery.PathFinder
                  and "editable" not in str(each).lower()] + [Finder]
-from clipmill.app import COMMANDS, main, root_app
+from clipmill.commands.app import COMMANDS, main, root_app
 for name, *_ in COMMANDS:
     assert main([name, "--help"]) == 0, name
     app = root_app(name)[name]

@@ -23,22 +23,22 @@ from typing import Any
 import pytest
 import uvloop
 
-from examples.miniweb import wat_file
-from manifests import disk, tls
-from manifests.schema import Fetch, Mixtures, Pair
-from manifests.text import printable
-from pipeline.archives import urls
-from pipeline.archives.urls import ascii_host
-from pipeline.fetch import guard
-from pipeline.planning.planner import host_of
+from clipmill.examples.miniweb import wat_file
+from clipmill.manifests import disk, tls
+from clipmill.manifests.schema import Fetch, Mixtures, Pair
+from clipmill.manifests.text import printable
+from clipmill.pipeline.archives import urls
+from clipmill.pipeline.archives.urls import ascii_host
+from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.planning.planner import host_of
+from clipmill.train import store
+from clipmill.train.data import tar_streams
+from clipmill.train.decisions import exports, forms
+from clipmill.train.stats.model import satterthwaite
 from tests.conftest import draw
 from tests.support import commands, hostile_server
 from tests.support.dns import fake_dns
 from tests.support.fetched import fetch_all
-from train import store
-from train.data import tar_streams
-from train.decisions import exports, forms
-from train.stats.model import satterthwaite
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -165,7 +165,7 @@ def test_a_certificate_is_judged_alike_by_all_clients(
     for name in store.CERTIFICATES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(tar_streams, "WEB_TIMEOUT_S", 300.0)
-    monkeypatch.setattr("manifests.disk.files.RETRY_S", 0.0)
+    monkeypatch.setattr("clipmill.manifests.disk.files.RETRY_S", 0.0)
     fake_dns(monkeypatch, lambda name: ["127.0.0.1"])
     tls.context.cache_clear()
     disk.stores().filesystem("https").clear_instance_cache()

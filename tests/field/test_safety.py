@@ -26,15 +26,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from filters import ranks
-from filters.ranks import SoftCap, ring_times
-from manifests import console, disk
-from manifests.schema import Rule, View
-from pipeline import cross_row
-from pipeline.scoring import scorer
-from pipeline.views import rules
-from pipeline.views.choose import check
-from pipeline.views.rules import Step
+from clipmill.filters import ranks
+from clipmill.filters.ranks import SoftCap, ring_times
+from clipmill.manifests import console, disk
+from clipmill.manifests.schema import Rule, View
+from clipmill.pipeline import cross_row
+from clipmill.pipeline.scoring import scorer
+from clipmill.pipeline.views import rules
+from clipmill.pipeline.views.choose import check
+from clipmill.pipeline.views.rules import Step
 from tests.support import commands
 from tests.support.chosen import choose, view
 from tests.support.pool_filters import run_inline
@@ -255,7 +255,7 @@ def is_plain(output: str) -> bool:
 
 @ALL_TEXTS
 def test_lines_errors_logs_and_json_are_plain(row: Text, capsys: Any) -> None:
-    from clipmill.app import print_json
+    from clipmill.commands.app import print_json
 
     console.show(row.text)
     console.print_error(row.text)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from pipeline.crawl.parts import examples, part_totals, read_parts
+from clipmill.manifests import disk
+from clipmill.pipeline.crawl.parts import examples, part_totals, read_parts
 from tests.support import commands
 
 CSV = "url,caption\n"

@@ -23,10 +23,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from manifests.schema import Source
-from pipeline.crawl.tables import PairTable
-from pipeline.table_files import column_names, is_table
-from pipeline.tryout import Named, read_pictures
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.crawl.tables import PairTable
+from clipmill.pipeline.table_files import column_names, is_table
+from clipmill.pipeline.tryout import Named, read_pictures
 from tests.support import commands
 
 Captions = Mapping[str, str | list[str]]

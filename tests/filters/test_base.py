@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from filters import FILTERS, check_filters, make, specs_of_recipe
-from filters.base import options_of, set_id
-from manifests.columns import SIDECAR
-from manifests.schema import Fetch, FilterSpec, Recipe, Source
+from clipmill.filters import FILTERS, check_filters, make, specs_of_recipe
+from clipmill.filters.base import options_of, set_id
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Source
 
 WEIGHTS = {"model": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filters import check_filters
-from filters.base import Batch
-from filters.caption import Caption, WordList, as_word_runs, boilerplate, fasttext_words
-from manifests.schema import FilterSpec
+from clipmill.filters import check_filters
+from clipmill.filters.base import Batch
+from clipmill.filters.caption import Caption, WordList, as_word_runs, boilerplate, fasttext_words
+from clipmill.manifests.schema import FilterSpec
 
 
 def column(*captions: str) -> pa.Array:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from filters.base import set_id
-from filters.captioner import Captioner, TransformersWriter, draw, row_uniforms
+from clipmill.filters.base import set_id
+from clipmill.filters.captioner import Captioner, TransformersWriter, draw, row_uniforms
 from tests.support import commands
 from tests.support.caption_models import images, make_blip, make_encoder_decoder, written
 from tests.support.small_pool import Row, make_pool

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters.columns import (
+from clipmill.filters.columns import (
     WrongColumns,
     arrow_array,
     arrow_columns,

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from filters.base import Batch
-from filters.faces import Faces
-from manifests.schema import Fetch
-from pipeline.images.transform import boxes_of
+from clipmill.filters.base import Batch
+from clipmill.filters.faces import Faces
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images.transform import boxes_of
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")

@@ -16,9 +16,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from pipeline.executor import tickets
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.executor import tickets
 from tests.support import commands
 from tests.support.commit_records import read_commit_records
 from tests.support.small_pool import Row, jpeg, make_pool
@@ -175,7 +175,7 @@ import os, sys, time
 from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
-from filters.base import Filter
+from clipmill.filters.base import Filter
 
 @dataclass(kw_only=True)
 class Mine(Filter):

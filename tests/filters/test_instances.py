@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from filters import FILTERS, check_filters, instances_of
-from filters.columns import instance_column
-from manifests.schema import FilterSpec
+from clipmill.filters import FILTERS, check_filters, instances_of
+from clipmill.filters.columns import instance_column
+from clipmill.manifests.schema import FilterSpec
 
 CLIP = {"model": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 

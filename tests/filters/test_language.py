@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from filters.base import Batch, Columns, package_folder, set_id
-from filters.language import Language
+from clipmill.filters.base import Batch, Columns, package_folder, set_id
+from clipmill.filters.language import Language
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from filters import FILTERS, make
-from filters.base import BETWEEN_0_AND_1, PLACE, SHARE, FilterBase, set_id
-from manifests.schema import FilterSpec
+from clipmill.filters import FILTERS, make
+from clipmill.filters.base import BETWEEN_0_AND_1, PLACE, SHARE, FilterBase, set_id
+from clipmill.manifests.schema import FilterSpec
 
 CLIP = {"model": "ViT-B-32", "pretrained": "laion2b_s34b_b79k"}
 HF = {"model": "hf:a/b"}

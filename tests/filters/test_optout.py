@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filters.base import Batch
-from filters.optout import (
+from clipmill.filters.base import Batch
+from clipmill.filters.optout import (
     RESPECT,
     STRICT,
     Optout,
@@ -21,8 +21,8 @@ from filters.optout import (
     statements,
     usages,
 )
-from manifests import disk
-from manifests.schema import OPTOUT_SIGNALS, Fetch
+from clipmill.manifests import disk
+from clipmill.manifests.schema import OPTOUT_SIGNALS, Fetch
 from tests.support import commands
 from tests.support.bundles import mask_of
 from tests.support.small_pool import Row, make_pool

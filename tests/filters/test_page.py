@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from filters.base import Batch
-from filters.page import Page
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views
+from clipmill.filters.base import Batch
+from clipmill.filters.page import Page
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import choose_views
 from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool
 

@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 from PIL import Image, ImageDraw, ImageFilter
 
-from filters import make
-from filters.base import Batch, set_id
-from filters.picture import FRAMES, Picture, laplacian_variance, measure
-from manifests.hashes import pdq, phash
-from manifests.schema import FilterSpec
+from clipmill.filters import make
+from clipmill.filters.base import Batch, set_id
+from clipmill.filters.picture import FRAMES, Picture, laplacian_variance, measure
+from clipmill.manifests.hashes import pdq, phash
+from clipmill.manifests.schema import FilterSpec
 from tests.support.late import fft
 
 

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filters.base import PoolFilter
-from filters.ranks import GRAIN, RankMean, SoftCap, numbers_of, ring_times
+from clipmill.filters.base import PoolFilter
+from clipmill.filters.ranks import GRAIN, RankMean, SoftCap, numbers_of, ring_times
 from tests.support.pool_filters import run_inline
 
 VALUES = st.none() | st.sampled_from([-1.5, -0.0, 0.0, 0.25, 3.0, math.nan, math.inf, -math.inf])

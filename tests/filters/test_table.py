@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from filters import instances_of, make
-from filters.base import set_id
-from filters.table import Table
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits
-from manifests.schema import FilterSpec
+from clipmill.filters import instances_of, make
+from clipmill.filters.base import set_id
+from clipmill.filters.table import Table
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.schema import FilterSpec
 from tests.support import commands
 from tests.support.small_pool import Row, jpeg, make_pool
 

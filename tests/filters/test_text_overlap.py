@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 from PIL import Image, ImageDraw, ImageFont
 
-from filters.base import Batch
-from filters.text_overlap import TextOverlap, covered_share, overlap
+from clipmill.filters.base import Batch
+from clipmill.filters.text_overlap import TextOverlap, covered_share, overlap
 
 
 @pytest.mark.parametrize(

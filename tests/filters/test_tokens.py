@@ -8,9 +8,9 @@ import time
 import pyarrow as pa
 import pytest
 
-from filters import tokens
-from filters.base import Batch
-from filters.tokens import Tokens
+from clipmill.filters import tokens
+from clipmill.filters.base import Batch
+from clipmill.filters.tokens import Tokens
 from tests.support.late import open_clip
 
 

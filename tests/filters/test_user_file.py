@@ -9,13 +9,13 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from filters import check_filters, instances_of, make, user_file
-from filters.base import Batch, Filter, set_id
-from manifests import reader
-from manifests.schema import FilterSpec, Recipe
-from pipeline.audit.explain import explain_lines, explain_row
-from pipeline.scoring.score_sets import score_set_names
-from pipeline.views.files import choose_views, column_lines, list_columns
+from clipmill.filters import check_filters, instances_of, make, user_file
+from clipmill.filters.base import Batch, Filter, set_id
+from clipmill.manifests import reader
+from clipmill.manifests.schema import FilterSpec, Recipe
+from clipmill.pipeline.audit.explain import explain_lines, explain_row
+from clipmill.pipeline.scoring.score_sets import score_set_names
+from clipmill.pipeline.views.files import choose_views, column_lines, list_columns
 from tests.support import commands
 from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool
@@ -24,7 +24,7 @@ GOOD = """
 from __future__ import annotations
 from dataclasses import dataclass
 import pyarrow as pa
-from filters.base import Batch, Columns, Filter
+from clipmill.filters.base import Batch, Columns, Filter
 
 @dataclass(kw_only=True)
 class Shout(Filter):
@@ -110,7 +110,7 @@ def test_files_that_hold_no_filter(tmp_path: Path, text: str, name: str, message
 THUMB = """
 from dataclasses import dataclass
 import pyarrow as pa
-from filters.base import Filter
+from clipmill.filters.base import Filter
 
 @dataclass(kw_only=True)
 class Thumb(Filter):

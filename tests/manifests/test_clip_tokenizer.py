@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from manifests.clip_tokenizer import LONG_WORD, merged, simple_tokenizer, with_long_words
+from clipmill.manifests.clip_tokenizer import LONG_WORD, merged, simple_tokenizer, with_long_words
 
 ROOT = Path(__file__).resolve().parents[2]
 CODE = """
 import json, sys
-from manifests.clip_tokenizer import simple_tokenizer
+from clipmill.manifests.clip_tokenizer import simple_tokenizer
 captions = ["", "a photo of a dog", "Ünïcode &amp; 🐱 <end_of_text>", "word " * 200]
 alone = simple_tokenizer()(context_length=77)(captions)
 assert not {"open_clip", "timm", "torchvision"} & set(sys.modules)

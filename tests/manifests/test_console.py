@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from manifests import console
+from clipmill.manifests import console
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -105,8 +105,8 @@ def test_log_lines_name_the_unit_and_the_level() -> None:
         record = logging.LogRecord(name, level, "x.py", 1, "%d shards", (3,), None)
         return console.LineFormatter().format(record)[9:]
 
-    assert line("pipeline.fetch.plan", logging.INFO) == "fetch: 3 shards"
-    assert line("train.trainer.loop", logging.WARNING) == "trainer: warning: 3 shards"
+    assert line("clipmill.pipeline.fetch.plan", logging.INFO) == "fetch: 3 shards"
+    assert line("clipmill.train.trainer.loop", logging.WARNING) == "trainer: warning: 3 shards"
     assert line("__main__", logging.ERROR) == "__main__: error: 3 shards"
 
 
@@ -115,7 +115,7 @@ def test_log_lines_name_the_unit_and_the_level() -> None:
 LATE_READER = """
 import atexit, io, sys, threading, time
 import pyarrow, pyarrow.csv
-from manifests import console
+from clipmill.manifests import console
 
 class Slow(io.BytesIO):
     def read(self, *size):
@@ -150,7 +150,7 @@ def test_a_thread_of_arrow_that_is_late_does_not_abort_the_end(end: str, status:
     assert done.stderr == b"" or end.startswith("sys")
 
 
-IMPORTS = "import os, signal, sys, time; from manifests import console\n"
+IMPORTS = "import os, signal, sys, time; from clipmill.manifests import console\n"
 # A body that gets a signal, and another one while it puts its work away.
 TWICE = """
 def body():
@@ -195,7 +195,7 @@ def test_how_a_process_ends(code: str, status: int, output: str, error: str) -> 
 
 CLOSED_STREAMS = """
 import os, sys
-from manifests import console
+from clipmill.manifests import console
 console.end_on_stop_signals()
 with open(sys.argv[1], "wb") as f:
     f.write(b"a tar")
@@ -229,7 +229,7 @@ def test_a_reader_that_ends_before_the_command_is_no_traceback(
 ) -> None:
     code = (
         "import sys\n"
-        "from manifests import console\n"
+        "from clipmill.manifests import console\n"
         f"def body():\n  for _ in range({lines}): print('x' * 100)\n  return 3\n"
         "sys.stdin.readline()\n"
         "sys.exit(console.run_command(body))\n"
@@ -255,7 +255,7 @@ def test_a_reader_that_ends_before_the_command_is_no_traceback(
 @pytest.mark.parametrize("end", ["sys.exit(main())", "console.end_process(main)"])
 def test_output_that_a_full_disk_cuts_is_a_mistake(end: str) -> None:
     code = (
-        "import sys; from manifests import console\n"
+        "import sys; from clipmill.manifests import console\n"
         f"main = lambda: console.run_command(lambda: print('result') or 0)\n{end}"
     )
     with open("/dev/full", "wb") as full:

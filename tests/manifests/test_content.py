@@ -9,8 +9,14 @@ from typing import Any
 import fsspec
 import pytest
 
-from manifests import content
-from manifests.content import content_digest, file_content, file_stamp, has_stamp, is_unchanged
+from clipmill.manifests import content
+from clipmill.manifests.content import (
+    content_digest,
+    file_content,
+    file_stamp,
+    has_stamp,
+    is_unchanged,
+)
 
 
 @pytest.fixture

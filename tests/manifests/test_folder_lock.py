@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from manifests.folder_lock import locked_folder
+from clipmill.manifests.folder_lock import locked_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from manifests.folder_lock import locked_folder
+from clipmill.manifests.folder_lock import locked_folder
 with locked_folder(sys.argv[2], "the first command"):
     print("held", flush=True)
     time.sleep(600)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import hashes as hamming
-from manifests.hashes import as_words, distances, near_pairs_between, near_pieces
+from clipmill.manifests import hashes as hamming
+from clipmill.manifests.hashes import as_words, distances, near_pairs_between, near_pieces
 
 
 def drawn_hashes(rows: int, words: int, radius: int, seed: int = 0) -> hamming.Hashes:

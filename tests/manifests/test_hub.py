@@ -11,9 +11,9 @@ import huggingface_hub.constants
 import huggingface_hub.errors
 import pytest
 
-from filters.clip.filters import ClipScore
-from manifests import hub
-from manifests.hub import pinned
+from clipmill.filters.clip.filters import ClipScore
+from clipmill.manifests import hub
+from clipmill.manifests.hub import pinned
 from tests.support import commands
 from tests.support.small_pool import make_pool, rows
 
@@ -64,7 +64,7 @@ def test_weights_out_of_reach_are_one_line_before_anything_starts(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipeline.scoring.scorer._has_gpu", unreachable)  # it starts Ray
+    monkeypatch.setattr("clipmill.pipeline.scoring.scorer._has_gpu", unreachable)  # it starts Ray
     pool = make_pool(tmp_path / "pool", rows(3))
     words = [word for change in changes for word in ("--set", change)]
     filter_name = changes[0].partition(".")[0]

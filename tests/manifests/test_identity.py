@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.identity import (
+from clipmill.manifests import disk
+from clipmill.manifests.identity import (
     ablation_hash,
     fetch_identity,
     recipe_changes,
     recipe_hash,
     recipe_identity,
 )
-from manifests.schema import (
+from clipmill.manifests.schema import (
     MANNERS,
     Ablation,
     Arm,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests.hashes import KnownBad
+from clipmill.manifests.hashes import KnownBad
 
 BODY = b"a body"
 DIGEST = hashlib.sha256(BODY).hexdigest()

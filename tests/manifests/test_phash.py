@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from filters import picture
-from manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, pdq, phash
+from clipmill.filters import picture
+from clipmill.manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, pdq, phash
 from tests.support.late import fft
 
 

@@ -10,9 +10,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, shard_name, uids_checksum
-from manifests.records import PoolDocument, ViewDocument, read_document
+from clipmill.manifests import disk
+from clipmill.manifests.layout import (
+    SHARD_VERSION,
+    CommitRecord,
+    PoolLayout,
+    shard_name,
+    uids_checksum,
+)
+from clipmill.manifests.records import PoolDocument, ViewDocument, read_document
 from tests.support.commit_records import pool_fingerprint, read_commit_records
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from manifests import ray_runtime
+from clipmill.manifests import ray_runtime
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,7 +83,7 @@ def test_the_embedded_ray_listens_on_loopback_and_leaves_no_folder(
         f"{imported}\n"
         + """
 import os
-from manifests import ray_runtime
+from clipmill.manifests import ray_runtime
 ray_runtime.connect(cpus=1)
 import ray
 assert ray_runtime.is_embedded()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk, reader
-from manifests.schema import Ablation, Arm, Blend, Recipe, Scorer, Suite, TaskSpec
+from clipmill.manifests import disk, reader
+from clipmill.manifests.schema import Ablation, Arm, Blend, Recipe, Scorer, Suite, TaskSpec
 
 RECIPE = """
 name: small

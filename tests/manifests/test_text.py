@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from manifests.columns import EXTRA_TYPES
-from manifests.text import is_printable, printable, valid_text
-from pipeline.table_files import cast_value
+from clipmill.manifests.columns import EXTRA_TYPES
+from clipmill.manifests.text import is_printable, printable, valid_text
+from clipmill.pipeline.table_files import cast_value
 
 
 @pytest.mark.parametrize(

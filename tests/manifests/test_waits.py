@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
-from manifests import waits
-from manifests.waits import Life, Stillness
+from clipmill.manifests import waits
+from clipmill.manifests.waits import Life, Stillness
 
 
 class Clock:
@@ -59,7 +60,9 @@ def test_a_process_that_was_stopped_and_a_machine_that_slept_have_not_waited() -
     assert still.seconds == pytest.approx(1 + waits.MOST_S + 1)
 
 
-def test_what_threads_do_is_named_the_longest_first() -> None:
+def test_what_threads_do_is_named_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    # this file is in no package of ours
+    monkeypatch.setattr(waits, "PACKAGE", str(Path(__file__).parent))
     release, inside = threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -156,7 +159,7 @@ def test_a_look_that_raises_ends_the_watch_and_not_the_work(
 def test_a_process_ends_whatever_its_threads_wait_for() -> None:
     code = """
 import threading
-from manifests import waits
+from clipmill.manifests import waits
 threading.Thread(target=threading.Event().wait).start()
 waits.end_now(3, "rank 0 has waited")
 """

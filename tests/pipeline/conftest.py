@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from manifests.schema import Fetch, Pair
+from clipmill.manifests.schema import Fetch, Pair
 
 Writer = asyncio.StreamWriter
 AGENT = "clipmilltest/1.0 (+http://clipmill.example/bot)"
@@ -240,4 +240,4 @@ def web() -> Iterator[PictureServer]:
 @pytest.fixture(autouse=True)
 def no_pause_before_a_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests do not wait before a failed ticket is tried again."""
-    monkeypatch.setattr("pipeline.executor.tickets.RETRY_PAUSE_S", 0.0)
+    monkeypatch.setattr("clipmill.pipeline.executor.tickets.RETRY_PAUSE_S", 0.0)

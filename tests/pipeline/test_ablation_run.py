@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from manifests import console, disk, ray_runtime, reader
-from manifests.layout import AblationLayout
-from manifests.schema import (
+from clipmill.manifests import console, disk, ray_runtime, reader
+from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.schema import (
     Ablation,
     Arm,
     Controls,
@@ -33,7 +33,7 @@ from manifests.schema import (
     TaskSpec,
     View,
 )
-from pipeline import ablation_run
+from clipmill.pipeline import ablation_run
 from tests.support import commands
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -432,8 +432,8 @@ except KeyboardInterrupt:
 """
 PARENT = """
 import sys
-from manifests import console
-from pipeline import ablation_run
+from clipmill.manifests import console
+from clipmill.pipeline import ablation_run
 console.program = lambda words: [sys.executable, sys.argv[1] + "/" + words[0]]
 def body():
     ablation_run.run(["slow.py"])

@@ -19,10 +19,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from clipmill import build as entry
-from pipeline import recipe_run
-from pipeline.executor.tickets import Report
-from pipeline.pool.lease import read_commit_record
+from clipmill.commands import build as entry
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.executor.tickets import Report
+from clipmill.pipeline.pool.lease import read_commit_record
 from tests.support import commands
 from tests.support.other_tars import pack, picture
 from tests.support.wats import INFO, zipped
@@ -78,7 +78,7 @@ def test_a_ray_job_without_a_recipe_builds_the_demo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = options_of_builds(monkeypatch, status=3)
-    monkeypatch.setattr("examples.miniweb.run.variables", contextlib.nullcontext)
+    monkeypatch.setattr("clipmill.examples.miniweb.run.variables", contextlib.nullcontext)
     monkeypatch.setenv(entry.RAY_JOB, "{}")
     monkeypatch.delenv("CLIPMILL_RECIPE", raising=False)
     monkeypatch.chdir(tmp_path)

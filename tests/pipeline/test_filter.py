@@ -22,22 +22,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clipmill import pool as entry
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import Blend, FilterSpec, Recipe, Source, View
-from pipeline import recipe_run
-from pipeline.pool import lease
-from pipeline.pool.lease import hold_lease, read_sidecar
-from pipeline.pool.shard_writer import ShardWriter
-from pipeline.scoring import scorer
+from clipmill.commands import pool as entry
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Blend, FilterSpec, Recipe, Source, View
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.pool import lease
+from clipmill.pipeline.pool.lease import hold_lease, read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.scoring import scorer
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.data.loader import Loader
 from tests.support import commands
 from tests.support.audited import image_bytes
 from tests.support.bundles import scores_of
 from tests.support.small_pool import make_pool, rows
-from train.config import TrainConfig, model_config
-from train.data.loader import Loader
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = """
@@ -193,7 +193,7 @@ views:
 ONE_COMMAND = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from pipeline.views import choose as unit_threads
+from clipmill.pipeline.views import choose as unit_threads
 from tests.support import commands
 unit_threads.THREADS = int(sys.argv[2])
 pool, recipe, *views = sys.argv[3:]

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.aligned import view_names
-from manifests.commits import read_commits
-from manifests.records import RunRecord, ViewDocument, read_document
-from pipeline.crawl.parts import read_parts
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import view_names
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.records import RunRecord, ViewDocument, read_document
+from clipmill.pipeline.crawl.parts import read_parts
 from tests.support import commands
 from tests.support.other_tars import pack, picture
 

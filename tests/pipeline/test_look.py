@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from clipmill import pool as entry
+from clipmill.commands import pool as entry
 from tests.support import commands, small_pool
 
 

@@ -12,29 +12,29 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import Recipe, Rule, Source, View
-from pipeline import recipe_run
-from pipeline.audit.integrity import verify
-from pipeline.crawl.crawler import crawl
-from pipeline.pool.lease import LeaseLost, LeaseRecord, hold_lease
-from pipeline.pool.shard_writer import publish_new
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Recipe, Rule, Source, View
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.pool.lease import LeaseLost, LeaseRecord, hold_lease
+from clipmill.pipeline.pool.shard_writer import publish_new
 from tests.support import audited
 
 # Stage, module and name of what does the work of a ticket, or all work of the stage.
 PLACES = (
-    ("crawl", "pipeline.crawl.crawler", "extract"),
-    ("crawl", "pipeline.crawl.crawler", "scatter"),
-    ("crawl", "pipeline.crawl.crawler", "gather"),
-    ("crawl", "pipeline.crawl.crawler", "write"),
-    ("plan", "pipeline.planning.planner", "sort_pairs"),
-    ("plan", "pipeline.planning.planner", "merge_runs"),
-    ("fetch", "pipeline.recipe_run", "Downloader"),
-    ("score", "pipeline.scoring.scorer", "ScoreWorker"),
-    ("choose", "pipeline.views.files", "choose_parts"),
+    ("crawl", "clipmill.pipeline.crawl.crawler", "extract"),
+    ("crawl", "clipmill.pipeline.crawl.crawler", "scatter"),
+    ("crawl", "clipmill.pipeline.crawl.crawler", "gather"),
+    ("crawl", "clipmill.pipeline.crawl.crawler", "write"),
+    ("plan", "clipmill.pipeline.planning.planner", "sort_pairs"),
+    ("plan", "clipmill.pipeline.planning.planner", "merge_runs"),
+    ("fetch", "clipmill.pipeline.recipe_run", "Downloader"),
+    ("score", "clipmill.pipeline.scoring.scorer", "ScoreWorker"),
+    ("choose", "clipmill.pipeline.views.files", "choose_parts"),
 )
 
 

@@ -14,12 +14,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from filters.table import CaptionFile, Table
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.layout import uids_checksum
-from pipeline import metadata_join
-from pipeline.metadata_join import (
+from clipmill.filters.table import CaptionFile, Table
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import uids_checksum
+from clipmill.pipeline import metadata_join
+from clipmill.pipeline.metadata_join import (
     TableFile,
     TableJoin,
     key_records,

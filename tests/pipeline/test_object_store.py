@@ -11,12 +11,12 @@ from typing import Any
 import fsspec
 import pytest
 
-from manifests import disk
-from manifests.disk import files
-from manifests.layout import PoolLayout
-from pipeline.pool.lease import read_commit_record, read_sidecar, remove_uncommitted
-from pipeline.pool.shard_writer import replace_shard
-from pipeline.pool.tars import index_tar
+from clipmill.manifests import disk
+from clipmill.manifests.disk import files
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.pool.lease import read_commit_record, read_sidecar, remove_uncommitted
+from clipmill.pipeline.pool.shard_writer import replace_shard
+from clipmill.pipeline.pool.tars import index_tar
 from tests.support import commands
 from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import five_rows, write_five

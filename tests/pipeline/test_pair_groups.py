@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.commits import read_commits
-from manifests.schema import Recipe, Rule, Source, View
-from pipeline import pair_groups
-from pipeline.pair_groups import Division, divide_rows, group_views
-from pipeline.views.files import choose_views
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.schema import Recipe, Rule, Source, View
+from clipmill.pipeline import pair_groups
+from clipmill.pipeline.pair_groups import Division, divide_rows, group_views
+from clipmill.pipeline.views.files import choose_views
 from tests.support.small_pool import Row, make_pool
 
 VIEWS = (

@@ -18,11 +18,11 @@ import pytest
 import webdataset as wds
 from PIL import Image
 
-from examples.miniweb import small_web
-from examples.miniweb.settings import Miniweb
-from manifests import disk
-from pipeline.audit.counts import count_pool
-from pipeline.pool.lease import read_sidecar
+from clipmill.examples.miniweb import small_web
+from clipmill.examples.miniweb.settings import Miniweb
+from clipmill.manifests import disk
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support import commands
 from tests.support.commit_records import read_commit_records
 
@@ -174,7 +174,7 @@ def test_a_retry_asks_only_for_what_was_transient(web: tuple[Path, int], tmp_pat
 
 KILLED_AFTER_TWO_COMMITS = """
 import os, signal, sys, threading
-from manifests import disk
+from clipmill.manifests import disk
 from tests.support import commands
 commits, create_json, one_at_a_time = [], disk.create_json, threading.Lock()
 def killing(path, value, **options):

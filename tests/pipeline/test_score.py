@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
+from clipmill.manifests import disk
 from tests.support import commands
 from tests.support.small_pool import make_pool, rows
 

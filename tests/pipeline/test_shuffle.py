@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import disk
-from pipeline import shuffle
-from pipeline.pool.lease import LeaseLost
-from pipeline.shuffle import (
+from clipmill.manifests import disk
+from clipmill.pipeline import shuffle
+from clipmill.pipeline.pool.lease import LeaseLost
+from clipmill.pipeline.shuffle import (
     PLACE,
     Exchange,
     create_keyed,

@@ -14,12 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from manifests.schema import Source
-from pipeline import table_files as tables
-from pipeline.crawl.crawler import crawl
-from pipeline.crawl.parts import read_parts, reason_totals
-from pipeline.table_files import bounded_lines
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Source
+from clipmill.pipeline import table_files as tables
+from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.crawl.parts import read_parts, reason_totals
+from clipmill.pipeline.table_files import bounded_lines
 from tests.support import commands
 from tests.support.url_tables import read, table, texts
 

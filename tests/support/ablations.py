@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from manifests import disk
-from manifests.schema import Ablation
-from train.ablation.runner import Outcome, request_of, train_and_evaluate
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation.runner import Outcome, request_of, train_and_evaluate
 
 Ran = tuple[Ablation, str, list[Outcome]]  # what the fixture `ran` gives
 TRAIN = {

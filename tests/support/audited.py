@@ -11,15 +11,15 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from manifests import disk
-from manifests.columns import PAIRS
-from manifests.layout import CommitRecord
-from manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
-from pipeline.planning.plan_files import PlannedShard, read_shard, rows_of_shard
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import ShardWriter
-from pipeline.scoring import scorer
-from pipeline.views import files
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.layout import CommitRecord
+from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.planning.plan_files import PlannedShard, read_shard, rows_of_shard
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.scoring import scorer
+from clipmill.pipeline.views import files
 from tests.support import plans
 from tests.support.commit_records import read_commit_records
 from tests.support.pairs import write_part

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from pipeline.executor.tickets import Ticket, Work
+from clipmill.pipeline.executor.tickets import Ticket, Work
 
 BLOCK = 32 * 2**20
 

@@ -10,18 +10,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests import disk
-from manifests.aligned import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import (
     AlignedFiles,
     Bundle,
     write_bundles,
     write_changed,
     write_view_shards,
 )
-from manifests.columns import VIEW
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout, shard_name
-from manifests.records import ShardTable
+from clipmill.manifests.columns import VIEW
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.records import ShardTable
 
 
 def scores_of(pool: str | Path, name: str, shard: int | str) -> pa.Table:

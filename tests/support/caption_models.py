@@ -11,8 +11,8 @@ import pyarrow as pa
 import torch
 from PIL import Image
 
-from filters.base import Batch
-from filters.captioner import Captioner
+from clipmill.filters.base import Batch
+from clipmill.filters.captioner import Captioner
 
 WORDS = ["[PAD]", "[CLS]", "[SEP]", "[UNK]", "[DEC]", *(f"word{i}" for i in range(40))]
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from pipeline.audit.counts import count_pool
-from pipeline.audit.integrity import verify
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.audit.integrity import verify
 from tests.support.chaos_pools import RECIPE, command, flip, visible_problems
 
 ROWS = 8

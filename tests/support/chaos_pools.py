@@ -16,19 +16,19 @@ from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
-from manifests import disk
-from manifests.commits import IndexWriter, read_commits
-from manifests.disk import files as retry
-from manifests.layout import PoolLayout
-from manifests.schema import Pair
-from pipeline.audit.counts import count_pool
-from pipeline.audit.integrity import verify
-from pipeline.fetch import download
-from pipeline.fetch.fetcher import Fetched
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import contained, limits_of
-from pipeline.lock.lock_writer import write_lock
-from pipeline.pool.lease import hold_lease, read_sidecar
+from clipmill.manifests import disk
+from clipmill.manifests.commits import IndexWriter, read_commits
+from clipmill.manifests.disk import files as retry
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Pair
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.fetch import download
+from clipmill.pipeline.fetch.fetcher import Fetched
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import contained, limits_of
+from clipmill.pipeline.lock.lock_writer import write_lock
+from clipmill.pipeline.pool.lease import hold_lease, read_sidecar
 from tests.conftest import draw
 from tests.support import commands, locked_pools, small_pool
 from tests.support.bundles import damage_shard
@@ -58,9 +58,10 @@ NOW = 1_800_000_000.0
 VOLATILE = ("lease.json", "progress.json")
 # Modules whose durations are written down.
 CLOCKS = (
-    "pipeline.audit.purge",
-    "pipeline.recipe_run", "pipeline.fetch.download", "pipeline.pool.shard_writer",
-    "pipeline.scoring.scorer", "pipeline.scoring.worker",
+    "clipmill.pipeline.audit.purge",
+    "clipmill.pipeline.recipe_run",
+    "clipmill.pipeline.fetch.download", "clipmill.pipeline.pool.shard_writer",
+    "clipmill.pipeline.scoring.scorer", "clipmill.pipeline.scoring.worker",
 )  # fmt: skip
 
 
@@ -118,7 +119,7 @@ def make_comparable() -> None:
     download.Fetcher = FetcherHere  # type: ignore[misc, assignment]
     download.read_file = read_file  # type: ignore[assignment]
     retry.FIRST_PAUSE_S = 0.01
-    outcomes = importlib.import_module("pipeline.executor.tickets")
+    outcomes = importlib.import_module("clipmill.pipeline.executor.tickets")
     outcomes.RETRY_PAUSE_S = 0.0  # type: ignore[attr-defined]
 
 
@@ -170,7 +171,7 @@ def score(inputs: str, pool: str) -> int:
 
 
 def score_pool(inputs: str, pool: str) -> int:
-    job = importlib.import_module("pipeline.cross_row")
+    job = importlib.import_module("clipmill.pipeline.cross_row")
     job.PARTITION_BYTES = PARTITION_BYTES  # type: ignore[attr-defined]
     return command("score", pool, "--recipe", f"{inputs}/whole_pool.yaml", "--engine", "inline")
 

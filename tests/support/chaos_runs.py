@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from manifests import disk
-from manifests.records import CheckpointRecord, DamagedSamples
+from clipmill.manifests import disk
+from clipmill.manifests.records import CheckpointRecord, DamagedSamples
+from clipmill.train.parallel import checkpoint
+from clipmill.train.parallel.checkpoint import Saver
+from clipmill.train.parallel.process_group import Ranks
 from tests.support import commands
 from tests.support.chaos_pools import Scenario
 from tests.train.conftest import build_pool
-from train.parallel import checkpoint
-from train.parallel.checkpoint import Saver
-from train.parallel.process_group import Ranks
 
 ALONE = Ranks(rank=0, world=1, device=torch.device("cpu"), owns_group=False)
 SHARDED = dataclasses.replace(ALONE, mesh="a mesh of one")

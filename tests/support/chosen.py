@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from manifests.records import RuleEffect, Threshold
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.views import choose as choosing
+from clipmill.manifests.records import RuleEffect, Threshold
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.views import choose as choosing
 
 
 def view(name: str, *rules: tuple[str, str] | Rule) -> View:

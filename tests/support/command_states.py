@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pipeline.progress.state import CommandState, HostState, StageState
+from clipmill.pipeline.progress.state import CommandState, HostState, StageState
 
 
 def stage_state(**changes: Any) -> StageState:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from clipmill.app import main
+from clipmill.commands.app import main
 
 Command = Callable[[Sequence[str]], int]
 

@@ -9,8 +9,14 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from manifests import disk
-from manifests.layout import COMMIT_SUFFIX, SHARD_VERSION, CommitRecord, PoolLayout, shard_name
+from clipmill.manifests import disk
+from clipmill.manifests.layout import (
+    COMMIT_SUFFIX,
+    SHARD_VERSION,
+    CommitRecord,
+    PoolLayout,
+    shard_name,
+)
 
 
 def sha256(text: str) -> str:

@@ -20,21 +20,21 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.records import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import (
     PoolDocument,
     ScoreSetDocument,
     ViewDocument,
     ViewRulesDocument,
     read_document,
 )
-from pipeline.audit.counts import recipe_of_pool
-from pipeline.audit.integrity import audit_pool
-from pipeline.planning.plan_files import is_planned, read_plan, read_shard
-from pipeline.pool.tars import index_tar
+from clipmill.pipeline.audit.counts import recipe_of_pool
+from clipmill.pipeline.audit.integrity import audit_pool
+from clipmill.pipeline.planning.plan_files import is_planned, read_plan, read_shard
+from clipmill.pipeline.pool.tars import index_tar
 
 DAMAGES = ("flip", "cut", "zeros", "swap", "append")
 PAGE = 4096

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.fetch import guard
+from clipmill.pipeline.fetch import guard
 
 
 def fake_dns(patch: pytest.MonkeyPatch, look_up: Callable[[str], list[str]]) -> None:

@@ -14,14 +14,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
-from manifests import disk
-from manifests.schema import TaskSpec
+from clipmill.manifests import disk
+from clipmill.manifests.schema import TaskSpec
+from clipmill.train.eval_data import images
+from clipmill.train.evaluation.tasks import evaluate
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from clipmill.train.parallel import process_group
 from tests.support.forked_ranks import fork_ranks
-from train.eval_data import images
-from train.evaluation.tasks import evaluate
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.parallel import process_group
 
 BATCH = 5  # of 18 images: three batches of 5 and one of 3
 

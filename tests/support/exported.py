@@ -7,13 +7,13 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from filters.caption import Caption
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views
+from clipmill.filters.caption import Caption
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import choose_views
 from tests.support.small_pool import Row, make_pool, rows
 
 COLUMNS = set(Caption.adds)

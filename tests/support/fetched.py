@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
-from manifests.schema import Fetch, Pair
-from pipeline.fetch.fetcher import Fetched, Fetcher
-from pipeline.fetch.guard import AddressSource
+from clipmill.manifests.schema import Fetch, Pair
+from clipmill.pipeline.fetch.fetcher import Fetched, Fetcher
+from clipmill.pipeline.fetch.guard import AddressSource
 
 
 async def fetch_all(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from manifests.layout import CommitRecord
-from pipeline.pool.shard_writer import ShardWriter
+from clipmill.manifests.layout import CommitRecord
+from clipmill.pipeline.pool.shard_writer import ShardWriter
 
 Row = tuple[dict[str, Any], bytes | None, dict[str, Any]]
 

@@ -26,10 +26,10 @@ from tests.support.file_calls import HANG_S, Watched
 
 ROOT = Path(__file__).resolve().parents[2]
 IMPORTED = (
-    "clipmill.build",
-    "clipmill.pool",
-    "clipmill.audit",
-    "train.parallel.checkpoint",
+    "clipmill.commands.build",
+    "clipmill.commands.pool",
+    "clipmill.commands.audit",
+    "clipmill.train.parallel.checkpoint",
     "PIL.JpegImagePlugin",
     "tests.support.chaos_pools",
     "tests.support.chaos_runs",

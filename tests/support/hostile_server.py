@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 from PIL import Image
 
-from manifests import tls
+from clipmill.manifests import tls
 
 Reader = asyncio.StreamReader
 Writer = asyncio.StreamWriter

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.trainer.backends import Setup
-from train.config import configure
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.bench.backends import Setup
+from clipmill.train.config import configure
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 
 
 def small_setup(folder: Path, precision: str = "fp32", device: str = "cpu") -> Setup:

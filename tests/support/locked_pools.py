@@ -13,19 +13,19 @@ from typing import Any
 import pyarrow as pa
 from PIL import Image
 
-from manifests import disk
-from manifests.columns import PAIRS
-from manifests.commits import read_commits, rebuild_index
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, Recipe, Rule, Source, View
-from pipeline import recipe_run
-from pipeline.fetch.download import row_not_asked, row_of
-from pipeline.fetch.fetcher import Fetched
-from pipeline.lock.rebuild import recipe_of_lock, write_lock_plan
-from pipeline.planning.plan_files import read_plan, read_shard
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import ShardWriter
-from pipeline.views.files import choose_views
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.commits import read_commits, rebuild_index
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, Recipe, Rule, Source, View
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.fetch.download import row_not_asked, row_of
+from clipmill.pipeline.fetch.fetcher import Fetched
+from clipmill.pipeline.lock.rebuild import recipe_of_lock, write_lock_plan
+from clipmill.pipeline.planning.plan_files import read_plan, read_shard
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.views.files import choose_views
 from tests.support import plans
 from tests.support.pairs import write_part
 from tests.support.web_files import FileServer

@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.records import ViewDocument
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline.scoring import scorer
-from pipeline.views.files import choose_views
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.records import ViewDocument
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline.scoring import scorer
+from clipmill.pipeline.views.files import choose_views
 from tests.support import small_pool
 
 HOSTILE = '</script><img src=x onerror="document.title=1"> a\nnew line \u202eright to left <b>'

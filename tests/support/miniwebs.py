@@ -11,7 +11,7 @@ from urllib.parse import urljoin, urlsplit
 import pyarrow.parquet as pq
 from fastwarc.warc import ArchiveIterator, WarcRecordType
 
-from examples.miniweb.settings import Miniweb
+from clipmill.examples.miniweb.settings import Miniweb
 
 SETTINGS = Miniweb(pairs=240, trusted_pairs=24, faults=0.25, seed=5)
 

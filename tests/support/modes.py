@@ -21,20 +21,20 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from manifests.records import CheckpointRecord, DamagedSamples
+from clipmill.manifests.records import CheckpointRecord, DamagedSamples
+from clipmill.train.config import configure
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP, pack_captions
+from clipmill.train.parallel import checkpoint as saver
+from clipmill.train.parallel import checkpoint as sharded_checkpoint
+from clipmill.train.parallel import process_group
+from clipmill.train.parallel.parallelism import parallelize
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.step import accumulate
+from clipmill.train.step.loss import DataParallel, contrastive
+from clipmill.train.step.update import Update, precision_context
+from clipmill.train.trainer.loop import lock_towers
 from tests.support.forked_ranks import fork_ranks
-from train.config import configure
-from train.model.architecture import MODELS
-from train.model.clip import CLIP, pack_captions
-from train.parallel import checkpoint as saver
-from train.parallel import checkpoint as sharded_checkpoint
-from train.parallel import process_group
-from train.parallel.parallelism import parallelize
-from train.parallel.process_group import Ranks
-from train.step import accumulate
-from train.step.loss import DataParallel, contrastive
-from train.step.update import Update, precision_context
-from train.trainer.loop import lock_towers
 
 B = 16
 BF16 = "bf16"  # in 32 bits with autocast, where all other modes compute in 64 bits

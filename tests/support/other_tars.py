@@ -8,11 +8,11 @@ from typing import Any
 
 from PIL import Image
 
-from manifests import disk
-from manifests.columns import SIDECAR
-from manifests.schema import Source
-from pipeline.external.adopt import adopt_tars, tar_tickets
-from pipeline.pool.lease import read_sidecar
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
+from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support.commit_records import read_commit_records
 
 Members = list[tuple[str, bytes]]

@@ -6,10 +6,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from manifests import disk
-from manifests.columns import PAIRS
-from manifests.layout import PoolLayout
-from pipeline.crawl.parts import UidsDigest
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.crawl.parts import UidsDigest
 
 
 def pairs(urls: list[str]) -> pa.Table:

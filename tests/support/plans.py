@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from manifests.schema import Recipe
-from pipeline.executor.tickets import Ticket
-from pipeline.planning import planner
-from pipeline.planning.plan_files import PlannedShard, read_plan, read_rounds
-from pipeline.planning.planner import write_plan
+from clipmill.manifests.schema import Recipe
+from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.planning import planner
+from clipmill.pipeline.planning.plan_files import PlannedShard, read_plan, read_rounds
+from clipmill.pipeline.planning.planner import write_plan
 
 
 def planned(pool: str, recipe: Recipe) -> list[PlannedShard]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from filters.base import GROUP, PoolFilter
+from clipmill.filters.base import GROUP, PoolFilter
 
 
 def run_inline(

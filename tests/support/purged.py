@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
 from tests.support import audited, plans
 
 

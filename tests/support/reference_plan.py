@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 import pyarrow as pa
 import xxhash
 
-from pipeline.archives.urls import ascii_host
-from pipeline.planning.plan_files import PLAN_VERSION, PlannedShard, host_groups
+from clipmill.pipeline.archives.urls import ascii_host
+from clipmill.pipeline.planning.plan_files import PLAN_VERSION, PlannedShard, host_groups
 
 ORDER_SEED = 20240229
 

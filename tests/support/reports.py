@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import yaml
 
-from manifests import disk
-from manifests.commits import Commits, read_commits
-from manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, uids_checksum
-from manifests.records import (
+from clipmill.manifests import disk
+from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.layout import SHARD_VERSION, CommitRecord, PoolLayout, uids_checksum
+from clipmill.manifests.records import (
     FetchCounts,
     FinalCounts,
     PoolDocument,
@@ -22,11 +22,11 @@ from manifests.records import (
     ViewDocument,
     read_document,
 )
+from clipmill.train.ablation.names import Role
+from clipmill.train.reporting import schema
+from clipmill.train.reporting.data import KEPT, ArmView, PoolColumns
+from clipmill.train.stats.comparison import Comparison, Verdict
 from tests.support.bundles import write_scores
-from train.ablation.names import Role
-from train.reporting import schema
-from train.reporting.data import KEPT, ArmView, PoolColumns
-from train.stats.comparison import Comparison, Verdict
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="
 

@@ -8,15 +8,15 @@ import gc
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from train.config import model_config
-from train.model.clip import CLIP, pack_captions
-from train.parallel.parallelism import parallelize
-from train.parallel.process_group import Ranks
-from train.sizing.device_fit import step_shape
-from train.step import accumulate
-from train.step.loss import contrastive
-from train.step.update import Update, precision_context
-from train.trainer.loop import lock_towers
+from clipmill.train.config import model_config
+from clipmill.train.model.clip import CLIP, pack_captions
+from clipmill.train.parallel.parallelism import parallelize
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.sizing.device_fit import step_shape
+from clipmill.train.step import accumulate
+from clipmill.train.step.loss import contrastive
+from clipmill.train.step.update import Update, precision_context
+from clipmill.train.trainer.loop import lock_towers
 
 END = 49407
 

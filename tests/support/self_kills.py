@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline import cross_row, shuffle
-from pipeline.executor.tickets import Stage, Ticket
+from clipmill.pipeline import cross_row, shuffle
+from clipmill.pipeline.executor.tickets import Stage, Ticket
 
 METHODS = ("summarise", "combine", "route", "judge", "links", "judge_groups")
 # Before a ticket of a phase has written anything; before and behind a file of an exchange; before

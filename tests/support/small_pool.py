@@ -11,12 +11,12 @@ from typing import Any
 
 from PIL import Image
 
-from filters import make
-from manifests import disk
-from manifests.layout import CommitRecord
-from manifests.schema import FilterSpec
-from pipeline.pool.shard_writer import ShardWriter
-from pipeline.scoring.score_sets import name_of_filter
+from clipmill.filters import make
+from clipmill.manifests import disk
+from clipmill.manifests.layout import CommitRecord
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.scoring.score_sets import name_of_filter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

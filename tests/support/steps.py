@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
-from train.config import configure
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.train.config import configure
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 
 SETTINGS = {
     "model": "test",

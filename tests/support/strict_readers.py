@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from manifests.schema import Source
-from pipeline.audit.integrity import audit_pool
-from pipeline.external.adopt import adopt_tars, tar_tickets
-from pipeline.pool.tars import index_tar
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.audit.integrity import audit_pool
+from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
+from clipmill.pipeline.pool.tars import index_tar
 from tests.support import malformed_tars
 from tests.support.other_tars import Members, pack
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import tarfile
 
-from manifests import disk
-from manifests.schema import TaskSpec
+from clipmill.manifests import disk
+from clipmill.manifests.schema import TaskSpec
 
 
 def images_of(samples):

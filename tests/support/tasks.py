@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from manifests import disk
-from manifests.hashes import phash
-from manifests.layout import PoolLayout, uids_checksum
-from manifests.records import ScoreSetDocument
-from manifests.schema import TaskSpec
+from clipmill.manifests import disk
+from clipmill.manifests.hashes import phash
+from clipmill.manifests.layout import PoolLayout, uids_checksum
+from clipmill.manifests.records import ScoreSetDocument
+from clipmill.manifests.schema import TaskSpec
 from tests.support.bundles import write_scores
 from tests.support.commit_records import write_record
 

@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from filters.base import Columns, PoolFilter
-from filters.columns import partition_of
+from clipmill.filters.base import Columns, PoolFilter
+from clipmill.filters.columns import partition_of
 
 
 @dataclass(kw_only=True)

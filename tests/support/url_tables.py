@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from manifests.columns import PAIRS, with_extra
-from manifests.schema import Source
-from pipeline.crawl.tables import url_table
+from clipmill.manifests.columns import PAIRS, with_extra
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.crawl.tables import url_table
 
 ROWS = [
     ("http://p.test/a.jpg", "plain"),

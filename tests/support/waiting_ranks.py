@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from manifests import console
-from manifests.folder_lock import FolderInUse
-from train.evaluation.tasks import in_batches, on_rank_0
-from train.parallel import checkpoint, process_group
-from train.trainer import loop
+from clipmill.manifests import console
+from clipmill.manifests.folder_lock import FolderInUse
+from clipmill.train.evaluation.tasks import in_batches, on_rank_0
+from clipmill.train.parallel import checkpoint, process_group
+from clipmill.train.trainer import loop
 
 SLOW_S = loop.LOCK_WAIT_S = 2.6
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from manifests.columns import PAIRS
-from pipeline.archives.warc import rows_of_warc
+from clipmill.manifests.columns import PAIRS
+from clipmill.pipeline.archives.warc import rows_of_warc
 
 PAGE = "http://p.test/a/page.html"
 HTML = b"<html lang=en><img src=/%d.jpg alt='caption %d'></html>"

@@ -10,8 +10,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from manifests.schema import Pair
-from pipeline.archives.wat import batches_of_wat
+from clipmill.manifests.schema import Pair
+from clipmill.pipeline.archives.wat import batches_of_wat
 
 PAGE = "http://page.test/deep/er/page.html"
 

@@ -15,18 +15,18 @@ import pytest
 import torch
 from PIL import Image
 
-from manifests import disk
-from manifests.columns import SIDECAR, VIEW
-from manifests.layout import PoolLayout
-from manifests.records import ViewDocument
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR, VIEW
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ViewDocument
+from clipmill.train.ablation.runner import run_all
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 from tests.support import ablations
 from tests.support.bundles import write_masks, write_scores
 from tests.support.commit_records import write_record
 from tests.support.once import once
 from tests.support.tasks import captions_folder, class_folders, write_score_set
-from train.ablation.runner import run_all
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
 
 START, END = 49_406, 49_407  # of a text, in CLIP's vocabulary
 COLOURS = {

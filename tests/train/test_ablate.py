@@ -18,17 +18,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clipmill import ablate
-from manifests import console, disk
-from manifests.folder_lock import locked_folder
-from manifests.layout import AblationLayout
-from manifests.schema import Ablation, Arm
+from clipmill.commands import ablate
+from clipmill.manifests import console, disk
+from clipmill.manifests.folder_lock import locked_folder
+from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.schema import Ablation, Arm
+from clipmill.train.ablation import runner
+from clipmill.train.ablation.arms import Run
+from clipmill.train.ablation.runner import Outcome
 from tests.support import commands, processes
 from tests.support.ablations import in_process, three_arms
 from tests.support.reports import complete_pool
-from train.ablation import runner
-from train.ablation.arms import Run
-from train.ablation.runner import Outcome
 
 TRAIN = """{model: test, samples_seen: 64, batch_size: 16, lanes: 4, threads: 0, precision: fp32,
         device: cpu, warmup: 1, lr: 1e-3}"""
@@ -337,7 +337,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
         process.kill()
         process.communicate()
         raise
-    assert len(processes.marked(mark, "train.ablation.child")) == 1
+    assert len(processes.marked(mark, "clipmill.train.ablation.child")) == 1
     process.send_signal(number)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == status
@@ -448,6 +448,6 @@ def test_scales_that_cannot_be_compared_are_a_sentence_and_end_nothing(
         raise ValueError("there is one arm")
 
     (tmp_path / "scales" / "small").mkdir(parents=True)
-    monkeypatch.setattr("clipmill.ablate.read_results", refuse)
+    monkeypatch.setattr("clipmill.commands.ablate.read_results", refuse)
     found = ablate.scale_decisions(three_arms(), str(tmp_path))
     assert found == ((), ("The smaller scales are not compared: there is one arm",))

@@ -7,12 +7,19 @@ import typing
 
 import pytest
 
-from manifests import disk
+from clipmill.manifests import disk
+from clipmill.train.config import (
+    PRESETS,
+    TrainConfig,
+    check_world,
+    configure,
+    list_settings,
+    model_config,
+)
+from clipmill.train.model.architecture import MODELS, ModelConfig
+from clipmill.train.model.clip import CLIP
+from clipmill.train.step.update import learning_rate
 from tests.support import commands
-from train.config import PRESETS, TrainConfig, check_world, configure, list_settings, model_config
-from train.model.architecture import MODELS, ModelConfig
-from train.model.clip import CLIP
-from train.step.update import learning_rate
 
 
 @pytest.mark.parametrize(

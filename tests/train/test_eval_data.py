@@ -11,13 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from tests.support.task_data import images_of, tar_members, task_of, write_tar
-from tests.support.tasks import changed, class_folders, draw
-from train.eval_data import images
-from train.eval_data import samples as benchmark_layout
-from train.eval_data.images import ImageFiles, batch_rows, decoded_batches, map_images
-from train.eval_data.samples import (
+from clipmill.manifests import disk
+from clipmill.train.eval_data import images
+from clipmill.train.eval_data import samples as benchmark_layout
+from clipmill.train.eval_data.images import ImageFiles, batch_rows, decoded_batches, map_images
+from clipmill.train.eval_data.samples import (
     RawSamples,
     captioned_samples,
     labelled_samples,
@@ -29,7 +27,9 @@ from train.eval_data.samples import (
     read_templates,
     write_benchmark,
 )
-from train.model.architecture import MODELS
+from clipmill.train.model.architecture import MODELS
+from tests.support.task_data import images_of, tar_members, task_of, write_tar
+from tests.support.tasks import changed, class_folders, draw
 
 
 @pytest.fixture

@@ -6,14 +6,14 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from manifests import disk
-from manifests.schema import Blend
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import configure
+from clipmill.train.formats import open_clip_files
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from clipmill.train.trainer import loop
 from tests.support import commands
-from train.config import configure
-from train.formats import open_clip_files
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.trainer import loop
 
 
 @pytest.fixture

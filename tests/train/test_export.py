@@ -4,12 +4,12 @@ import logging
 import pytest
 import torch
 
+from clipmill.train.formats.model_files import load_model, weights_sha256
+from clipmill.train.formats.open_clip_files import save_export
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 from tests.support import commands
 from tests.support.late import open_clip
-from train.formats.model_files import load_model, weights_sha256
-from train.formats.open_clip_files import save_export
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
 
 
 @pytest.fixture

@@ -11,14 +11,14 @@ import json
 import pytest
 import torch
 
-from manifests.schema import Blend
-from train.config import configure
-from train.model.architecture import MODELS
-from train.model.clip import CLIP, pack_captions
-from train.parallel.parallelism import parallelize
-from train.parallel.process_group import Ranks
-from train.step.loss import contrastive
-from train.trainer.loop import train
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import configure
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP, pack_captions
+from clipmill.train.parallel.parallelism import parallelize
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.step.loss import contrastive
+from clipmill.train.trainer.loop import train
 
 pytestmark = [
     pytest.mark.gpu,

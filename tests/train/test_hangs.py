@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from manifests import console
+from clipmill.manifests import console
+from clipmill.train.config import configure, model_config
+from clipmill.train.data.loader import Loader
+from clipmill.train.parallel import checkpoint
+from clipmill.train.trainer.mix import blend_of
 from tests.support.steps import RUN_SETTINGS
-from train.config import configure, model_config
-from train.data.loader import Loader
-from train.parallel import checkpoint
-from train.trainer.mix import blend_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,20 +12,20 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import disk
-from manifests.clip_tokenizer import CaptionTokenizer
-from manifests.layout import uids_checksum
+from clipmill.manifests import disk
+from clipmill.manifests.clip_tokenizer import CaptionTokenizer
+from clipmill.manifests.layout import uids_checksum
+from clipmill.train import influence
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.evaluation.tasks import evaluate, read_samples
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from clipmill.train.model.open_clip_model import build_model
+from clipmill.train.step.loss import contrastive
 from tests.support import ablations, commands, open_clip_configs
 from tests.support.bundles import write_scores
 from tests.support.tasks import draw
 from tests.train.conftest import COLOURS, picture, sidecars, write_shard, write_tokens, write_view
-from train import influence
-from train.config import TrainConfig, model_config
-from train.evaluation.tasks import evaluate, read_samples
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.model.open_clip_model import build_model
-from train.step.loss import contrastive
 
 CPU = torch.device("cpu")
 BIAS = {"clip": (), "siglip": (torch.tensor(-2.0),)}

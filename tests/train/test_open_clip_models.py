@@ -11,15 +11,15 @@ import pytest
 import torch
 from PIL import Image
 
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.layout import PoolLayout
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.layout import PoolLayout
+from clipmill.train.config import configure
+from clipmill.train.sizing.advice import advise
+from clipmill.train.sizing.device_fit import Device, fit, largest_micro_batch, remedies
 from tests.support import commands, open_clip_configs
 from tests.support.late import open_clip
 from tests.support.tasks import class_folders
-from train.config import configure
-from train.sizing.advice import advise
-from train.sizing.device_fit import Device, fit, largest_micro_batch, remedies
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 SETTINGS = {
@@ -84,7 +84,7 @@ def test_a_run_is_resumed_to_the_bit_and_open_clip_loads_what_it_exports(name, t
     state = theirs.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in ours.items())
     tokens = open_clip.get_tokenizer(f"local-dir:{one / 'export'}")(["a photo of something red"])
-    from train.formats.model_files import load_model
+    from clipmill.train.formats.model_files import load_model
 
     read = load_model(str(one)).eval()
     with torch.no_grad():
@@ -174,12 +174,12 @@ def test_losses_and_weights_are_those_of_open_clips_own_loop(name, tiny_pool, tm
     from open_clip.loss import ClipLoss, SigLipLoss
     from open_clip_train.train import train_one_epoch
 
-    from train.config import configure, model_config
-    from train.data.loader import Loader
-    from train.model.open_clip_model import build_model
-    from train.step.update import learning_rate
-    from train.trainer.mix import read_blend
-    from train.transforms import normalise
+    from clipmill.train.config import configure, model_config
+    from clipmill.train.data.loader import Loader
+    from clipmill.train.model.open_clip_model import build_model
+    from clipmill.train.step.update import learning_rate
+    from clipmill.train.trainer.mix import read_blend
+    from clipmill.train.transforms import normalise
 
     loss = "siglip" if name == "siglip" else "clip"
     model = MODELS[name](tmp_path)

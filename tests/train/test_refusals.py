@@ -3,12 +3,12 @@
 import pytest
 import yaml
 
-from clipmill import ablate, train
-from manifests import disk
+from clipmill.commands import ablate, train
+from clipmill.manifests import disk
+from clipmill.train.formats import model_files
+from clipmill.train.parallel import checkpoint
 from tests.support import commands
 from tests.support.ablations import TRAIN
-from train.formats import model_files
-from train.parallel import checkpoint
 
 SETTINGS = ["--set", *(f"{key}={value}" for key, value in TRAIN.items())]
 

@@ -4,7 +4,7 @@ import datetime
 
 import pytest
 
-from clipmill.ablate import date_of
+from clipmill.commands.ablate import date_of
 from tests.support import commands
 
 

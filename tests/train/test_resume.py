@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from manifests import disk
-from manifests.schema import Blend
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import configure
+from clipmill.train.parallel import checkpoint
+from clipmill.train.trainer import loop
+from clipmill.train.trainer.loop import StepRunner
 from tests.support import commands
 from tests.support.forked_commands import CommandServer
 from tests.support.steps import RUN_SETTINGS
 from tests.support.trials import some
-from train.config import configure
-from train.parallel import checkpoint
-from train.trainer import loop
-from train.trainer.loop import StepRunner
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 ROOT = Path(__file__).resolve().parents[2]
@@ -189,9 +189,9 @@ def test_a_resume_that_is_required_starts_no_other_run(mix, tmp_path, capsys):
 LOST = """
 import os, signal, sys
 sys.path.insert(0, {root!r})
-from clipmill.app import main
-from train.trainer import loop
-from train.trainer.loop import StepRunner
+from clipmill.commands.app import main
+from clipmill.train.trainer import loop
+from clipmill.train.trainer.loop import StepRunner
 real = StepRunner.step
 def step(runner, ready, waited):
     first = os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from train.rng import derive_key, permutation, uniforms
+from clipmill.train.rng import derive_key, permutation, uniforms
 
 
 def test_a_permutation_holds_each_number_once_and_depends_on_its_key():

@@ -13,13 +13,13 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
-from manifests import console, disk
-from manifests.folder_lock import locked_folder
-from manifests.layout import RunLayout
+from clipmill.manifests import console, disk
+from clipmill.manifests.folder_lock import locked_folder
+from clipmill.manifests.layout import RunLayout
+from clipmill.train.formats.open_clip_files import load_export
+from clipmill.train.trainer import loop
 from tests.support import commands
 from tests.support.blocked import BLOCKED
-from train.formats.open_clip_files import load_export
-from train.trainer import loop
 
 SETTINGS = {
     "model": "test",
@@ -164,8 +164,8 @@ NAN = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import os, torch
-from clipmill.app import main
-from train.trainer import loop
+from clipmill.commands.app import main
+from clipmill.train.trainer import loop
 real = loop.normalise
 def normalise(*args):
     image = real(*args).contiguous()
@@ -235,8 +235,8 @@ def test_a_stop_signal_ends_with_status_75_and_the_run_is_saved(blend, tmp_path,
 SLOW = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
-from clipmill.app import main
-from train.trainer.loop import StepRunner
+from clipmill.commands.app import main
+from clipmill.train.trainer.loop import StepRunner
 real = StepRunner.step
 def step(runner, ready, waited):
     if ready.batch.step == 2:
@@ -365,12 +365,12 @@ ray.init(address="local", num_cpus=2, include_dashboard=False,
          runtime_env={"env_vars": {"PYTHONPATH": sys.argv[1], "GLOO_SOCKET_IFNAME": "lo",
                                    "OMP_NUM_THREADS": "1"},
                       "py_executable": shlex.quote(sys.executable)})
-from clipmill import app
+from clipmill.commands import app
 marker, main = sys.argv[3], app.main
 
 def main_of_worker(argv):
     import os, signal
-    from train.trainer.loop import StepRunner
+    from clipmill.train.trainer.loop import StepRunner
     real = StepRunner.step
 
     def step(runner, ready, waited):
@@ -425,7 +425,7 @@ def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tin
         f"        if name.partition('.')[0] in {BLOCKED!r}:\n"
         "            raise ModuleNotFoundError(f'{name} is blocked', name=name)\n"
         "sys.meta_path.insert(0, Missing)\n"
-        "from clipmill.app import main\n"
+        "from clipmill.commands.app import main\n"
         f"status = main({['train', *arguments]!r})\n"
         "assert 'torch._dynamo' not in sys.modules, 'its import costs 1.5 s'\n"
         "raise SystemExit(status)\n"

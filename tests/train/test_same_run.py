@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from manifests import disk
-from manifests.layout import RunLayout
+from clipmill.manifests import disk
+from clipmill.manifests.layout import RunLayout
+from clipmill.train.ablation import runner
+from clipmill.train.ablation.runner import Outcome, request_of, train_and_evaluate
+from clipmill.train.eval_data.samples import write_benchmark
+from clipmill.train.evaluation.tasks import read_samples
 from tests.support import commands
 from tests.support.ablations import TRAIN, changed
 from tests.train.conftest import build_pool, write_tokens, write_view
-from train.ablation import runner
-from train.ablation.runner import Outcome, request_of, train_and_evaluate
-from train.eval_data.samples import write_benchmark
-from train.evaluation.tasks import read_samples
 
 WEIGHTS = "export/open_clip_model.safetensors"
 

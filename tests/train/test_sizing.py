@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from manifests import console, disk
-from manifests.schema import Blend
-from tests.support import commands
-from tests.support.ablations import TRAIN, three_arms
-from train.ablation.plan import Hardware, plan_ablation
-from train.config import configure
-from train.identity import deciding_settings
-from train.model.architecture import MODELS
-from train.model.memory import StepMemory, training_flops
-from train.parallel.process_group import Ranks
-from train.sizing import device_fit
-from train.sizing.advice import advise, parallel_name, requirement_lines, requirements
-from train.sizing.device_fit import (
+from clipmill.manifests import console, disk
+from clipmill.manifests.schema import Blend
+from clipmill.train.ablation.plan import Hardware, plan_ablation
+from clipmill.train.config import configure
+from clipmill.train.identity import deciding_settings
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.memory import StepMemory, training_flops
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.sizing import device_fit
+from clipmill.train.sizing.advice import advise, parallel_name, requirement_lines, requirements
+from clipmill.train.sizing.device_fit import (
     DEVICE_SHARE,
     GIB,
     Device,
@@ -43,7 +41,9 @@ from train.sizing.device_fit import (
     sheet_of,
     utilisation,
 )
-from train.trainer.loop import train
+from clipmill.train.trainer.loop import train
+from tests.support import commands
+from tests.support.ablations import TRAIN, three_arms
 
 
 def test_a_published_speed_is_below_the_peak_of_its_device():

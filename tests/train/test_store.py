@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from train import store as store_module
-from train.store import HEAD, PartCache, RangeClient, ShardCache, coalesce
+from clipmill.train import store as store_module
+from clipmill.train.store import HEAD, PartCache, RangeClient, ShardCache, coalesce
 
 
 def ranges(rows, gap, part=1000):

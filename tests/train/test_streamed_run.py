@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from manifests import console, disk
+from clipmill.manifests import console, disk
+from clipmill.train.trainer.loop import StepRunner
 from tests.support import commands
 from tests.support.other_tars import Members, pack, picture
 from tests.support.steps import RUN_SETTINGS
-from train.trainer.loop import StepRunner
 
 SETTINGS = ["--set", *(f"{key}={value}" for key, value in RUN_SETTINGS.items())]
 

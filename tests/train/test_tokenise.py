@@ -5,8 +5,8 @@ import sys
 import pyarrow as pa
 import pytest
 
-from filters.tokens import Tokens
-from manifests.clip_tokenizer import CaptionTokenizer
+from clipmill.filters.tokens import Tokens
+from clipmill.manifests.clip_tokenizer import CaptionTokenizer
 
 TEXTS = ["a red dog", "Café  & co. — 3x4!", "", None, "  ", "word " * 200, "日本 🦊"]
 

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from manifests.preprocess import Preprocess
-from train import transforms as decode_module
-from train.transforms import (
+from clipmill.manifests.preprocess import Preprocess
+from clipmill.train import transforms as decode_module
+from clipmill.train.transforms import (
     NUMBERS,
     ThreadBuffer,
     crop_box,

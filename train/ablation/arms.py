@@ -13,22 +13,22 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from manifests import disk, reader
-from manifests.layout import (
+from clipmill.manifests import disk, reader
+from clipmill.manifests.layout import (
     AblationLayout,
     PoolLayout,
     RunLayout,
     part_view_name,
     random_view_name,
 )
-from manifests.records import ViewDocument, read_document
-from manifests.schema import Ablation, Arm, Blend, TaskSpec
-from train.ablation.names import A_A, NO_SEED, RANDOM_LIKE, controls_of
-from train.config import TrainConfig, configure, model_config, plain_changes
-from train.evaluation.metrics import BoolArray, Metrics
-from train.evaluation.tasks import saved_metrics
-from train.identity import changes_since, differences, run_identity
-from train.model.architecture import OPEN_CLIP
+from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.schema import Ablation, Arm, Blend, TaskSpec
+from clipmill.train.ablation.names import A_A, NO_SEED, RANDOM_LIKE, controls_of
+from clipmill.train.config import TrainConfig, configure, model_config, plain_changes
+from clipmill.train.evaluation.metrics import BoolArray, Metrics
+from clipmill.train.evaluation.tasks import saved_metrics
+from clipmill.train.identity import changes_since, differences, run_identity
+from clipmill.train.model.architecture import OPEN_CLIP
 
 # --------------------------------------------------------------------------------------------------
 # What differs between the arms: data, or one declared setting of training; all else is equal.
@@ -361,7 +361,7 @@ def model_identity(source: str) -> Json:
 
     ValueError for a folder that does not exist.
     """
-    from train.formats import model_files  # with torch
+    from clipmill.train.formats import model_files  # with torch
 
     return {"source": source, "files": model_files.source_files(source, alone=False)}
 
@@ -721,7 +721,7 @@ def _evaluated_weights(run: WorkRun) -> dict[str, str] | None:
     """The hashes of the weights that are to be evaluated; None where they are gone."""
     if isinstance(run, Run):
         return _export(run)
-    from train.parallel import checkpoint  # with torch
+    from clipmill.train.parallel import checkpoint  # with torch
 
     try:
         return checkpoint.hashes_of(run.source)

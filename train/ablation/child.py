@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import sys
 
-from manifests import console
+from clipmill.manifests import console
 
 if __name__ == "__main__":
     console.end_with_parent()
 
-from train.ablation.runner import serve, train_as_rank
+from clipmill.train.ablation.runner import serve, train_as_rank
 
 if __name__ == "__main__":
     console.end_process(lambda: train_as_rank(sys.argv[1]) if len(sys.argv) > 1 else serve())

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from manifests.schema import Ablation
-from train.ablation import wording
-from train.ablation.names import A_A, controls_of
-from train.ablation.ranges import TaskFacts, is_at_chance, metric_scores, scores_in_range
-from train.ablation.rounds import (
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import wording
+from clipmill.train.ablation.names import A_A, controls_of
+from clipmill.train.ablation.ranges import TaskFacts, is_at_chance, metric_scores, scores_in_range
+from clipmill.train.ablation.rounds import (
     ArmRounds,
     Study,
     arm_rounds,
@@ -20,16 +20,16 @@ from train.ablation.rounds import (
     round_sizes,
     rounds_note,
 )
-from train.evaluation.metrics import (
+from clipmill.train.evaluation.metrics import (
     METRICS,
     Metrics,
     can_be_averaged,
     chance_of,
     deciding_metric,
 )
-from train.stats.analysis import Analysis, ScorerScore, TaskResult, TaskScores, analyse
-from train.stats.comparison import MOST_SEEDS, Comparison
-from train.stats.signals import MetricSignal, metric_signals
+from clipmill.train.stats.analysis import Analysis, ScorerScore, TaskResult, TaskScores, analyse
+from clipmill.train.stats.comparison import MOST_SEEDS, Comparison
+from clipmill.train.stats.signals import MetricSignal, metric_signals
 
 
 def scorer_score(view: str, task: str, metric: str, value: float, facts: TaskFacts) -> ScorerScore:

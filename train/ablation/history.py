@@ -14,16 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from manifests import disk
-from manifests.layout import AblationLayout, RunLayout
-from manifests.schema import Ablation
-from train.ablation.arms import expand_runs, given_runs
-from train.ablation.conclusions import EarlierLook
-from train.ablation.names import NO_SEED, primary_task
-from train.config import configure
-from train.evaluation.metrics import deciding_metric
-from train.evaluation.tasks import data_hash, read_samples
-from train.identity import differences, run_identity, settings_identity, shared_part
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation.arms import expand_runs, given_runs
+from clipmill.train.ablation.conclusions import EarlierLook
+from clipmill.train.ablation.names import NO_SEED, primary_task
+from clipmill.train.config import configure
+from clipmill.train.evaluation.metrics import deciding_metric
+from clipmill.train.evaluation.tasks import data_hash, read_samples
+from clipmill.train.identity import differences, run_identity, settings_identity, shared_part
 
 ALPHA = 0.05
 logger = logging.getLogger(__name__)

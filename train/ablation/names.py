@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from manifests.schema import Ablation, TaskSpec
+from clipmill.manifests.schema import Ablation, TaskSpec
 
 NO_SEED = -1  # the seed of an arm that is one model: no other run has it, so nothing is paired
 A_A = "a_a"

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from manifests import disk
-from manifests.layout import AblationLayout, PoolLayout, RunLayout
-from manifests.records import RunRecord, ScoreSetDocument, read_document
-from manifests.schema import Ablation
-from train.ablation.arms import (
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout, PoolLayout, RunLayout
+from clipmill.manifests.records import RunRecord, ScoreSetDocument, read_document
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation.arms import (
     Run,
     check_models,
     check_views,
@@ -26,10 +26,10 @@ from train.ablation.arms import (
     stale_because,
     trained_on,
 )
-from train.ablation.names import primary_task, role_of
-from train.config import TrainConfig, configure, model_config
-from train.evaluation.metrics import METRICS, deciding_metric
-from train.evaluation.overlap import (
+from clipmill.train.ablation.names import primary_task, role_of
+from clipmill.train.config import TrainConfig, configure, model_config
+from clipmill.train.evaluation.metrics import METRICS, deciding_metric
+from clipmill.train.evaluation.overlap import (
     SharedImages,
     count_in_arms,
     find_shared_images,
@@ -37,9 +37,9 @@ from train.evaluation.overlap import (
     refuse_identical,
     refuse_near,
 )
-from train.evaluation.tasks import read_samples
-from train.late_torch import torch
-from train.sizing.device_fit import (
+from clipmill.train.evaluation.tasks import read_samples
+from clipmill.train.late_torch import torch
+from clipmill.train.sizing.device_fit import (
     GIB,
     Device,
     Fit,
@@ -53,10 +53,10 @@ from train.sizing.device_fit import (
     unfit_message,
     usable_cores,
 )
-from train.stats.analysis import TaskScores, analyse
-from train.stats.comparison import StudyNoise
-from train.stats.groups import RUNS_PER_GROUP
-from train.stats.mixing import SPARE_RUNS
+from clipmill.train.stats.analysis import TaskScores, analyse
+from clipmill.train.stats.comparison import StudyNoise
+from clipmill.train.stats.groups import RUNS_PER_GROUP
+from clipmill.train.stats.mixing import SPARE_RUNS
 
 # --------------------------------------------------------------------------------------------------
 # What can be known before anything is trained: settings, arms, the tasks' data, the pools.
@@ -94,7 +94,7 @@ def check_ablation(ablation: Ablation, out: str) -> None:
     sources = {run.config.init for run in new if run.config.init}
     sources |= {run.source for run in models if saved_model(run) is None}
     if sources:
-        from train.formats import model_files  # with torch
+        from clipmill.train.formats import model_files  # with torch
 
         for source in sorted(sources):
             model_files.check_reach(source)
@@ -172,7 +172,7 @@ def _check_rows(runs: Sequence[Run]) -> None:
     """
     if not runs:
         return
-    from train.data.loader import Loader  # with torch
+    from clipmill.train.data.loader import Loader  # with torch
 
     versions: dict[int, tuple[str, str]] = {}  # version -> the first arm and pool that have it
     for run in {run.blend_name: run for run in runs}.values():

@@ -10,9 +10,9 @@ from typing import Literal
 
 import numpy as np
 
-from manifests.schema import Ablation
-from train.evaluation.metrics import METRICS, chance_of
-from train.stats.analysis import TaskRange, TaskScores
+from clipmill.manifests.schema import Ablation
+from clipmill.train.evaluation.metrics import METRICS, chance_of
+from clipmill.train.stats.analysis import TaskRange, TaskScores
 
 # Differences up to this are practically equal where the manifest states no equivalence: half a
 # point, but at most a part of the room between the baseline and the ends of the metric.

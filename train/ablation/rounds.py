@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from manifests.schema import Ablation
-from train.ablation.names import controls_of, primary_task
-from train.ablation.ranges import TaskFacts, scores_in_range
-from train.evaluation.metrics import deciding_metric
-from train.stats.analysis import TaskScores, analyse
-from train.stats.comparison import Comparison
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation.names import controls_of, primary_task
+from clipmill.train.ablation.ranges import TaskFacts, scores_in_range
+from clipmill.train.evaluation.metrics import deciding_metric
+from clipmill.train.stats.analysis import TaskScores, analyse
+from clipmill.train.stats.comparison import Comparison
 
 if TYPE_CHECKING:
-    from train.ablation.runner import Engine, Outcome
+    from clipmill.train.ablation.runner import Engine, Outcome
 
 RunKey = tuple[str, int]  # arm, seed
 Samples = tuple[np.ndarray, ...] | None
@@ -99,8 +99,8 @@ def replay(
     """All rounds up to the first that lacks a run.
 
     read: the score of a run. failed: runs that ended without a result; the rounds go on without
-    them. looks: see `train.stats.comparison.Penalty`. An arm that is decided stays so, whatever
-    later rounds would say of it.
+    them. looks: see `clipmill.train.stats.comparison.Penalty`. An arm that is decided stays so,
+    whatever later rounds would say of it.
     """
     waiting = [arm for arm in ablation.arms if arm != ablation.baseline]
     seeds = dict.fromkeys(ablation.arms, 0)
@@ -211,8 +211,8 @@ def run_rounds(
     read: the score of a run that is finished and not stale. looks: as in `replay`.
     The children are kept from round to round: a start costs seconds of imports.
     """
-    from train.ablation.arms import evaluated_runs
-    from train.ablation.runner import run_all, warm_children
+    from clipmill.train.ablation.arms import evaluated_runs
+    from clipmill.train.ablation.runner import run_all, warm_children
 
     outcomes: dict[RunKey, Outcome] = {}
     failed: set[RunKey] = set()

@@ -20,22 +20,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from manifests import console, disk, ray_runtime
-from manifests.layout import AblationLayout, RunLayout
-from manifests.schema import Ablation, Blend, TaskSpec
-from train.ablation import arms, wording
-from train.ablation.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
-from train.ablation.names import primary_task
-from train.config import TrainConfig
-from train.evaluation.metrics import Metrics, deciding_metric
-from train.evaluation.tasks import evaluate
-from train.sizing.device_fit import DEVICE_SHARE, usable_cores
+from clipmill import ROOT
+from clipmill.manifests import console, disk, ray_runtime
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests.schema import Ablation, Blend, TaskSpec
+from clipmill.train.ablation import arms, wording
+from clipmill.train.ablation.arms import ModelRun, Run, WorkRun, model_identity, scorer_run
+from clipmill.train.ablation.names import primary_task
+from clipmill.train.config import TrainConfig
+from clipmill.train.evaluation.metrics import Metrics, deciding_metric
+from clipmill.train.evaluation.tasks import evaluate
+from clipmill.train.sizing.device_fit import DEVICE_SHARE, usable_cores
 
 # --------------------------------------------------------------------------------------------------
 # One run: train it on one rank or several, and evaluate it; in a child process or a Ray task.
 
 
-ROOT = Path(__file__).resolve().parents[2]
 Json = dict[str, Any]
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ def _error(error: Exception) -> Json:
 
 
 def _train(request: Json) -> None:
-    from train.trainer import loop
+    from clipmill.train.trainer import loop
 
     config: TrainConfig = disk.from_plain(TrainConfig, request["config"])
     loop.train(disk.from_plain(Blend, request["blend"]), config, request["out"])
@@ -107,7 +107,7 @@ def evaluate_it(request: Json) -> Json:
     """The metrics of a trained run or of a model that exists, by task. Its predictions are written,
     and model.json of a model.
     """
-    from train.parallel import checkpoint, process_group
+    from clipmill.train.parallel import checkpoint, process_group
 
     tasks = [disk.from_plain(TaskSpec, task) for task in request["tasks"]]
     layout, identity = RunLayout(request["out"]), None
@@ -137,15 +137,15 @@ def evaluate_it(request: Json) -> Json:
 
 def _train_on_ranks(request: Json) -> None:
     """Train as processes of this machine. ValueError or RankFailed with the message of a rank."""
-    from train.parallel import process_group
+    from clipmill.train.parallel import process_group
 
     ranks = request["ranks"]
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "request.json")
         disk.write_json(path, request)
-        command = [sys.executable, "-m", "train.ablation.child", path]
+        command = [sys.executable, "-m", "clipmill.train.ablation.child", path]
         threads = str(max(1, request["threads"] // ranks))
-        variables = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": threads}
+        variables = {"PYTHONPATH": ROOT, "OMP_NUM_THREADS": threads}
         variables["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
         status = process_group.launch_ranks(command, ranks, variables)
         if status == 0:
@@ -184,7 +184,7 @@ def train_as_rank(path: str) -> int:
 
 def _train_on_cluster(request: Json) -> None:
     """Train as workers of Ray Train, inside a task of the same cluster."""
-    from train.parallel import ray_train
+    from clipmill.train.parallel import ray_train
 
     status = ray_train.start(
         _train_as_ray_worker, [json.dumps(request)], request["out"], request["ranks"]
@@ -425,7 +425,7 @@ def environment(number: int, jobs: int, gpus: int, ranks: int = 1) -> dict[str, 
     """
     # Threads that wait must not spin beside other work (see clipmill/__main__.py).
     variables = {"OMP_WAIT_POLICY": "passive", **console.child_variables()}
-    variables |= {"OMP_NUM_THREADS": str(threads_of(jobs)), "PYTHONPATH": str(ROOT)}
+    variables |= {"OMP_NUM_THREADS": str(threads_of(jobs)), "PYTHONPATH": ROOT}
     sets = max(1, gpus // ranks)
     if gpus > 1:
         every = ",".join(map(str, range(gpus)))
@@ -471,7 +471,7 @@ class Child:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with open(self.log, "a") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "train.ablation.child"],
+                [sys.executable, "-m", "clipmill.train.ablation.child"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,

@@ -11,12 +11,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from manifests.text import printable
-from train.ablation.names import NO_SEED
-from train.stats.analysis import ScorerScore, TaskResult
-from train.stats.comparison import MOST_SEEDS, Comparison, Power, Verdict
-from train.stats.groups import Attribution
-from train.stats.scales import SURE, ScaleAgreement, ScaleDecision
+from clipmill.manifests.text import printable
+from clipmill.train.ablation.names import NO_SEED
+from clipmill.train.stats.analysis import ScorerScore, TaskResult
+from clipmill.train.stats.comparison import MOST_SEEDS, Comparison, Power, Verdict
+from clipmill.train.stats.groups import Attribution
+from clipmill.train.stats.scales import SURE, ScaleAgreement, ScaleDecision
 
 MINUS = "\N{MINUS SIGN}"  # as wide as "+"
 DASH = "\N{EN DASH}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
-from manifests.clip_tokenizer import TokenArray
+from clipmill.manifests.clip_tokenizer import TokenArray
 
 FREE, SHARE = 10, 0.001  # more damaged samples than both of these end the run
 LISTED = 1000  # damaged samples that are kept by name

@@ -18,24 +18,24 @@ from typing import TYPE_CHECKING
 
 import pyarrow.compute as pc
 
-from manifests import disk, waits
-from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout, RunLayout, shard_name
-from manifests.records import PoolDocument, SegmentDocument, read_document
-from manifests.schema import STORED_ROWS, Blend
-from train.config import TrainConfig
-from train.data.view_rows import (
+from clipmill.manifests import disk, waits
+from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout, RunLayout, shard_name
+from clipmill.manifests.records import PoolDocument, SegmentDocument, read_document
+from clipmill.manifests.schema import STORED_ROWS, Blend
+from clipmill.train.config import TrainConfig
+from clipmill.train.data.view_rows import (
     RowReader,
     ShardRows,
     load_columns,
     one_array,
     read_with_retries,
 )
-from train.mixture.order import Segment, SegmentOrder, next_segment
+from clipmill.train.mixture.order import Segment, SegmentOrder, next_segment
 
 if TYPE_CHECKING:
-    from train.model.open_clip_model import ModelTokenizer
+    from clipmill.train.model.open_clip_model import ModelTokenizer
 
 POLL_S = 1.0  # between two looks for a shard, or for a segment of rank 0
 REMIND_S = 60.0

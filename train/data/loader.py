@@ -23,19 +23,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from manifests.schema import Blend
-from train.config import TrainConfig, check_world
-from train.data.damage import DamagedSample, Sample, StageTimes
-from train.data.live_rows import open_live
-from train.data.read_ahead import GROUP_STEPS, ReadAhead, RunRows, cache_fits
-from train.data.tar_streams import StreamOrder, TarSteps, open_streams
-from train.data.view_rows import RowReader, ViewChances, ViewNumbers, ViewRows, open_view
-from train.mixture.order import Order, RunOrder
-from train.mixture.schedule import blend_sources
-from train.model.architecture import ModelConfig, OpenClipConfig
-from train.model.open_clip_model import ModelTokenizer, own_tokenizer
-from train.store import PartCache
-from train.transforms import (
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, check_world
+from clipmill.train.data.damage import DamagedSample, Sample, StageTimes
+from clipmill.train.data.live_rows import open_live
+from clipmill.train.data.read_ahead import GROUP_STEPS, ReadAhead, RunRows, cache_fits
+from clipmill.train.data.tar_streams import StreamOrder, TarSteps, open_streams
+from clipmill.train.data.view_rows import RowReader, ViewChances, ViewNumbers, ViewRows, open_view
+from clipmill.train.mixture.order import Order, RunOrder
+from clipmill.train.mixture.schedule import blend_sources
+from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
+from clipmill.train.model.open_clip_model import ModelTokenizer, own_tokenizer
+from clipmill.train.store import PartCache
+from clipmill.train.transforms import (
     ThreadBuffer,
     crop_numbers,
     decode_image,

@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from manifests import disk
-from train.data.damage import Sample, StageTimes
-from train.data.view_rows import RowReader, ShardRows, ViewRows
-from train.mixture.order import RunOrder
-from train.rng import Ints
-from train.store import PartCache, coalesce
+from clipmill.manifests import disk
+from clipmill.train.data.damage import Sample, StageTimes
+from clipmill.train.data.view_rows import RowReader, ShardRows, ViewRows
+from clipmill.train.mixture.order import RunOrder
+from clipmill.train.rng import Ints
+from clipmill.train.store import PartCache, coalesce
 
 ShardKey = tuple[int, int]  # source of the blend, shard of its view
 

@@ -44,20 +44,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manifests import console, disk, tls, waits
-from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
-from manifests.disk import content_hash
-from manifests.installation import install_command
-from manifests.schema import Blend, TarStream
-from manifests.text import printable, valid_text
-from train.config import TrainConfig
-from train.data.damage import Sample, StageTimes
-from train.data.view_rows import ReadFailed, read_with_retries
-from train.mixture.schedule import Schedule, SourceRows
-from train.rng import Ints, derive_key, permutation
+from clipmill.manifests import console, disk, tls, waits
+from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer
+from clipmill.manifests.disk import content_hash
+from clipmill.manifests.installation import install_command
+from clipmill.manifests.schema import Blend, TarStream
+from clipmill.manifests.text import printable, valid_text
+from clipmill.train.config import TrainConfig
+from clipmill.train.data.damage import Sample, StageTimes
+from clipmill.train.data.view_rows import ReadFailed, read_with_retries
+from clipmill.train.mixture.schedule import Schedule, SourceRows
+from clipmill.train.rng import Ints, derive_key, permutation
 
 if TYPE_CHECKING:
-    from train.model.open_clip_model import ModelTokenizer
+    from clipmill.train.model.open_clip_model import ModelTokenizer
 
 # --------------------------------------------------------------------------------------------------
 # The bytes of a tar from its beginning to its end: a file, a store, a web server or a command.

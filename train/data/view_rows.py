@@ -17,20 +17,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from manifests import disk, waits
-from manifests.aligned import AlignedFiles, current_view, own_shards, view_shards
-from manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer, TokenArray
-from manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
-from manifests.disk import to_plain
-from manifests.layout import NOT_STORED, PoolLayout, shard_name, uids_checksum
-from manifests.records import ScoreSetDocument, ViewDocument, read_document
-from manifests.schema import Balance
-from train.mixture.order import Chances, candidates_for, expected_unique
-from train.rng import Ints
-from train.store import ByteRanges, RangeClient, ShardCache, coalesce
+from clipmill.manifests import disk, waits
+from clipmill.manifests.aligned import AlignedFiles, current_view, own_shards, view_shards
+from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer, TokenArray
+from clipmill.manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
+from clipmill.manifests.disk import to_plain
+from clipmill.manifests.layout import NOT_STORED, PoolLayout, shard_name, uids_checksum
+from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
+from clipmill.manifests.schema import Balance
+from clipmill.train.mixture.order import Chances, candidates_for, expected_unique
+from clipmill.train.rng import Ints
+from clipmill.train.store import ByteRanges, RangeClient, ShardCache, coalesce
 
 if TYPE_CHECKING:
-    from train.model.open_clip_model import ModelTokenizer
+    from clipmill.train.model.open_clip_model import ModelTokenizer
 
 # --------------------------------------------------------------------------------------------------
 # Reads that may fail for a moment: repeated with back-off, then reported as a failure of the run.
@@ -676,7 +676,7 @@ NO_VALUE = 1 << 62
 
 
 class ViewNumbers:
-    """Numbers of the kept rows of views; `train.mixture.order.RowNumbers`.
+    """Numbers of the kept rows of views; `clipmill.train.mixture.order.RowNumbers`.
 
     column: `uid`, or any column of the sidecars and of the score sets that a view's rules read.
     cached: shards of a view whose numbers stay in memory.
@@ -758,7 +758,7 @@ SAMPLED_SHARDS = 16
 
 
 class ViewChances:
-    """The chances of kept rows of balanced views; `train.mixture.RowChances`.
+    """The chances of kept rows of balanced views; `clipmill.train.mixture.RowChances`.
 
     rules: view -> its rule. cached: shards of a view whose chances stay in memory. ValueError for a
     column that is missing, or has no number above 0 in a kept row.

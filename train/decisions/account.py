@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from train.ablation import wording
+from clipmill.train.ablation import wording
 
 MOST_NAMES = 6  # of one role or direction, in the terminal
 MOST_ROLES = 7  # lines of roles; those after them share the last one

@@ -14,19 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.records import ViewDocument, read_document
-from manifests.schema import Ablation, Arm
-from train.decisions.metric_names import name_facts
-from train.decisions.roles import name_role
-from train.decisions.tables import Record, records_of
-from train.stats import mixing
-from train.stats.comparison import ALPHA
-from train.stats.mixing import BlendChoice, FloatArray
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.schema import Ablation, Arm
+from clipmill.train.decisions.metric_names import name_facts
+from clipmill.train.decisions.roles import name_role
+from clipmill.train.decisions.tables import Record, records_of
+from clipmill.train.stats import mixing
+from clipmill.train.stats.comparison import ALPHA
+from clipmill.train.stats.mixing import BlendChoice, FloatArray
 
 if TYPE_CHECKING:
-    from train.ablation.conclusions import Results
+    from clipmill.train.ablation.conclusions import Results
 
 ID_COLUMNS = ("run", "run_id", "index", "name")
 NO_SOURCES = {*ID_COLUMNS, "", "file"}
@@ -221,7 +221,7 @@ def swarm_of_ablation(
     task. The sources are those of `mixtures`, without it all views of arms. ValueError for an
     ablation without such arms, and for a view of `folder` whose rows are needed and not known.
     """
-    from train.evaluation.metrics import METRICS
+    from clipmill.train.evaluation.metrics import METRICS
 
     metric = metric or results.tasks[ablation.primary].metric
     weights = {name: arm.view_weights for name, arm in ablation.arms.items()}

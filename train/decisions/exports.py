@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from manifests import disk
-from manifests.text import printable
-from manifests.web_page import ticks
-from train.ablation import wording
-from train.decisions.account import account_of
-from train.decisions.page import (
+from clipmill.manifests import disk
+from clipmill.manifests.text import printable
+from clipmill.manifests.web_page import ticks
+from clipmill.train.ablation import wording
+from clipmill.train.decisions.account import account_of
+from clipmill.train.decisions.page import (
     ARMS_CAPTION,
     BASELINE,
     NOT_COMPARED,
@@ -30,11 +30,11 @@ from train.decisions.page import (
     title_of,
     unit_mark,
 )
-from train.decisions.verdicts import Decision
-from train.reporting import charts
-from train.reporting.page import Line
-from train.stats.analysis import AVERAGE, mean_sd
-from train.stats.comparison import Verdict
+from clipmill.train.decisions.verdicts import Decision
+from clipmill.train.reporting import charts
+from clipmill.train.reporting.page import Line
+from clipmill.train.stats.analysis import AVERAGE, mean_sd
+from clipmill.train.stats.comparison import Verdict
 
 # Words of --fail-on, and the verdicts that each is for; None: the arm is not compared.
 FAILURES: dict[str, tuple[Verdict | None, ...]] = {

@@ -26,8 +26,8 @@ from typing import Any
 
 import numpy as np
 
-from train.decisions.cells import is_empty, is_missing, read_cell
-from train.decisions.frames import (
+from clipmill.train.decisions.cells import is_empty, is_missing, read_cell
+from clipmill.train.decisions.frames import (
     Column,
     Frame,
     column_of,
@@ -37,9 +37,9 @@ from train.decisions.frames import (
     settle_commas,
     text_of,
 )
-from train.decisions.json_forms import frame_of_json
-from train.decisions.metric_names import is_known, plain_name
-from train.decisions.roles import ARM_WORDS, CROSSING, NAMES, group_codes
+from clipmill.train.decisions.json_forms import frame_of_json
+from clipmill.train.decisions.metric_names import is_known, plain_name
+from clipmill.train.decisions.roles import ARM_WORDS, CROSSING, NAMES, group_codes
 
 HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once

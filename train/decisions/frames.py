@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from manifests.text import is_printable
-from train.decisions.cells import Cell, comma_use, is_empty, read_cell
+from clipmill.manifests.text import is_printable
+from clipmill.train.decisions.cells import Cell, comma_use, is_empty, read_cell
 
 Codes = NDArray[np.int32]
 Numbers = NDArray[np.float64]

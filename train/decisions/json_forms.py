@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from train.decisions.frames import Frame, frame_of_records, joined
-from train.decisions.metric_names import is_known, plain_name
-from train.decisions.roles import ARM_WORDS, BASELINES, NAMES, SPLITS, TWO_LEVELS
+from clipmill.train.decisions.frames import Frame, frame_of_records, joined
+from clipmill.train.decisions.metric_names import is_known, plain_name
+from clipmill.train.decisions.roles import ARM_WORDS, BASELINES, NAMES, SPLITS, TWO_LEVELS
 
 Record = dict[str, Any]
 Lists = Mapping[str, Sequence[Any]]

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
-from train.evaluation.metrics import METRICS
+from clipmill.train.evaluation.metrics import METRICS
 
 CACHED = 65_536  # names that each step of the reading asks for again
 PREFIXES = re.compile(r"^(config|cfg|summary|params?|metrics?|hparams?|args|data|attributes)[./]+")

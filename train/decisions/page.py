@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from manifests.text import printable
-from manifests.web_page import colour, page_templates
-from train.ablation import wording
-from train.decisions.account import (
+from clipmill.manifests.text import printable
+from clipmill.manifests.web_page import colour, page_templates
+from clipmill.train.ablation import wording
+from clipmill.train.decisions.account import (
     account_of,
     account_texts,
     direction_text,
@@ -17,11 +17,11 @@ from train.decisions.account import (
     source_text,
     unit_text,
 )
-from train.decisions.verdicts import Decision
-from train.reporting import charts
-from train.reporting.page import TEMPLATES, Line, scale_of
-from train.stats.analysis import AVERAGE, mean_sd
-from train.stats.comparison import ALPHA, Comparison
+from clipmill.train.decisions.verdicts import Decision
+from clipmill.train.reporting import charts
+from clipmill.train.reporting.page import TEMPLATES, Line, scale_of
+from clipmill.train.stats.analysis import AVERAGE, mean_sd
+from clipmill.train.stats.comparison import ALPHA, Comparison
 
 MOST_TASKS = 40  # of other tasks, in the terminal
 MOST_ARMS = 60

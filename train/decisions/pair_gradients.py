@@ -10,17 +10,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from manifests import disk
-from manifests.layout import RunLayout
-from manifests.schema import Ablation, Blend
-from train.ablation.arms import Run, all_runs
-from train.ablation.conclusions import Results
-from train.ablation.names import primary_task
-from train.decisions.pair_groups import PairGroup, group_shares, read_groups
-from train.evaluation.metrics import METRICS, deciding_metric
-from train.influence import group_influence
-from train.stats.groups import Estimate, FloatArray, parts_of_gain, spearman
-from train.stats.model import fit_additive
+from clipmill.manifests import disk
+from clipmill.manifests.layout import RunLayout
+from clipmill.manifests.schema import Ablation, Blend
+from clipmill.train.ablation.arms import Run, all_runs
+from clipmill.train.ablation.conclusions import Results
+from clipmill.train.ablation.names import primary_task
+from clipmill.train.decisions.pair_groups import PairGroup, group_shares, read_groups
+from clipmill.train.evaluation.metrics import METRICS, deciding_metric
+from clipmill.train.influence import group_influence
+from clipmill.train.stats.groups import Estimate, FloatArray, parts_of_gain, spearman
+from clipmill.train.stats.model import fit_additive
 
 METRIC = "logprob"  # of the right class: the metric that is differentiated
 FEWEST = 5  # arms whose order says something

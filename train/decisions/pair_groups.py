@@ -14,18 +14,18 @@ from typing import Any
 
 import numpy as np
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.records import ViewDocument, read_document
-from manifests.schema import Ablation, Blend
-from train.ablation.arms import Run, all_runs
-from train.ablation.conclusions import Results
-from train.ablation.names import primary_task
-from train.data.view_rows import open_masks, shard_files
-from train.decisions.blends import kept_settings
-from train.evaluation.metrics import METRICS, deciding_metric
-from train.reporting.results import read_folder
-from train.stats.groups import (
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.schema import Ablation, Blend
+from clipmill.train.ablation.arms import Run, all_runs
+from clipmill.train.ablation.conclusions import Results
+from clipmill.train.ablation.names import primary_task
+from clipmill.train.data.view_rows import open_masks, shard_files
+from clipmill.train.decisions.blends import kept_settings
+from clipmill.train.evaluation.metrics import METRICS, deciding_metric
+from clipmill.train.reporting.results import read_folder
+from clipmill.train.stats.groups import (
     RUNS_PER_GROUP,
     ArmCheck,
     Attribution,
@@ -37,9 +37,9 @@ from train.stats.groups import (
     parts_of_gain,
     spearman,
 )
-from train.stats.groups import PairGroup as PairGroup
-from train.stats.mixing import p_of_weights
-from train.stats.model import AdditiveFit, fit_additive
+from clipmill.train.stats.groups import PairGroup as PairGroup
+from clipmill.train.stats.mixing import p_of_weights
+from clipmill.train.stats.model import AdditiveFit, fit_additive
 
 JUDGES = 3  # one mixture of so many is held out
 CONFIRMING_SEEDS = 8

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from train.decisions.cells import is_missing
-from train.decisions.frames import Column, Frame, recoded, text_of
-from train.decisions.metric_names import (
+from clipmill.train.decisions.cells import is_missing
+from clipmill.train.decisions.frames import Column, Frame, recoded, text_of
+from clipmill.train.decisions.metric_names import (
     deciding_words,
     is_bare_metric,
     is_known,

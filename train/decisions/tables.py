@@ -19,15 +19,22 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from manifests import disk
-from manifests.layout import AblationLayout
-from train.config import configure
-from train.decisions.account import Account, ColumnRole, Count
-from train.decisions.cells import PERCENT_NOTE, SIZES, SPREAD_NOTE, is_empty, is_missing, read_cell
-from train.decisions.forms import ERRORS, frame_of_bytes
-from train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
-from train.decisions.metric_names import is_known, name_facts, plain_name
-from train.decisions.roles import (
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout
+from clipmill.train.config import configure
+from clipmill.train.decisions.account import Account, ColumnRole, Count
+from clipmill.train.decisions.cells import (
+    PERCENT_NOTE,
+    SIZES,
+    SPREAD_NOTE,
+    is_empty,
+    is_missing,
+    read_cell,
+)
+from clipmill.train.decisions.forms import ERRORS, frame_of_bytes
+from clipmill.train.decisions.frames import Column, Frame, Mask, joined, recoded, text_of
+from clipmill.train.decisions.metric_names import is_known, name_facts, plain_name
+from clipmill.train.decisions.roles import (
     ARM_WORDS,
     CROSSING,
     METRIC_PREFIX,

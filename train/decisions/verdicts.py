@@ -12,8 +12,8 @@ from functools import partial
 
 import numpy as np
 
-from train.decisions.account import Account, MetricFacts, some
-from train.decisions.metric_names import (
+from clipmill.train.decisions.account import Account, MetricFacts, some
+from clipmill.train.decisions.metric_names import (
     HEADLINES,
     TIMES,
     deciding_words,
@@ -24,12 +24,19 @@ from train.decisions.metric_names import (
     plain_name,
     task_stem,
 )
-from train.decisions.roles import BASELINES
-from train.decisions.tables import Codes, Results
-from train.stats.analysis import AVERAGE, Analysis, TaskResult, TaskScores, analyse, average_values
-from train.stats.blocks import POOLING_P, Interaction, interaction, seed_effect
-from train.stats.scales import Column, ScaleDecision, ScaleTables
-from train.stats.signals import MetricSignal, metric_signals
+from clipmill.train.decisions.roles import BASELINES
+from clipmill.train.decisions.tables import Codes, Results
+from clipmill.train.stats.analysis import (
+    AVERAGE,
+    Analysis,
+    TaskResult,
+    TaskScores,
+    analyse,
+    average_values,
+)
+from clipmill.train.stats.blocks import POOLING_P, Interaction, interaction, seed_effect
+from clipmill.train.stats.scales import Column, ScaleDecision, ScaleTables
+from clipmill.train.stats.signals import MetricSignal, metric_signals
 
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 COSTS = re.compile(

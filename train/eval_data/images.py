@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from manifests import disk
-from manifests.preprocess import Preprocess
-from train.late_torch import torch
-from train.model.architecture import ModelConfig, OpenClipConfig
-from train.transforms import decode_image
+from clipmill.manifests import disk
+from clipmill.manifests.preprocess import Preprocess
+from clipmill.train.late_torch import torch
+from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
+from clipmill.train.transforms import decode_image
 
 BATCH_SIZE = 256  # images, prompts or queries that are computed together
 # Decoded images that a process keeps for its next run; 10,000 images of 224 pixels are 1.5e9 bytes.

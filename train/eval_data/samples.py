@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from manifests import disk
-from manifests.schema import TaskSpec
-from train.eval_data.images import (
+from clipmill.manifests import disk
+from clipmill.manifests.schema import TaskSpec
+from clipmill.train.eval_data.images import (
     ImageFiles,
     ImageSource,
     TableImages,

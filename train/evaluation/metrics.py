@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from manifests import disk
-from manifests.schema import TaskSpec
+from clipmill.manifests import disk
+from clipmill.manifests.schema import TaskSpec
 
 RECALLS = (1, 5, 10)
 DIRECTIONS = ("image_to_text", "text_to_image")

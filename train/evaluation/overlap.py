@@ -12,19 +12,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image
 
-from manifests import disk
-from manifests.aligned import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import (
     AlignedFiles,
 )
-from manifests.commits import read_commits
-from manifests.hashes import near_pairs_between, phash
-from manifests.layout import PoolLayout
-from manifests.records import ScoreSetDocument, read_document
-from manifests.schema import TaskSpec
-from train.data.view_rows import covers, read_columns
-from train.eval_data.images import ImageSource, image_hashes, map_images
-from train.evaluation.tasks import read_samples
-from train.transforms import decode_image
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.hashes import near_pairs_between, phash
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ScoreSetDocument, read_document
+from clipmill.manifests.schema import TaskSpec
+from clipmill.train.data.view_rows import covers, read_columns
+from clipmill.train.eval_data.images import ImageSource, image_hashes, map_images
+from clipmill.train.evaluation.tasks import read_samples
+from clipmill.train.transforms import decode_image
 
 # --------------------------------------------------------------------------------------------------
 # Evaluation images that a training pool stores too: byte-identical ones and near duplicates.

@@ -8,16 +8,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from manifests import disk
-from manifests.schema import Suite, TaskSpec
-from train.evaluation.metrics import Metrics, can_be_averaged, deciding_metric
-from train.evaluation.tasks import alone, evaluate, read_samples
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Suite, TaskSpec
+from clipmill.train.evaluation.metrics import Metrics, can_be_averaged, deciding_metric
+from clipmill.train.evaluation.tasks import alone, evaluate, read_samples
 
 if TYPE_CHECKING:
     import torch
 
-    from train.model.open_clip_model import AnyModel
-    from train.parallel.process_group import Ranks
+    from clipmill.train.model.open_clip_model import AnyModel
+    from clipmill.train.parallel.process_group import Ranks
 
 logger = logging.getLogger(__name__)
 

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from manifests import disk
-from manifests.schema import TaskSpec
-from train import transforms
-from train.eval_data.images import ImageSource, batch_rows, decoded_batches, image_hashes
-from train.eval_data.samples import (
+from clipmill.manifests import disk
+from clipmill.manifests.schema import TaskSpec
+from clipmill.train import transforms
+from clipmill.train.eval_data.images import ImageSource, batch_rows, decoded_batches, image_hashes
+from clipmill.train.eval_data.samples import (
     Samples,
     read_associations,
     read_captioned,
     read_labelled,
     read_probe,
 )
-from train.evaluation.metrics import (
+from clipmill.train.evaluation.metrics import (
     DIRECTIONS,
     METRICS,
     TEMPERATURES,
@@ -37,13 +37,13 @@ from train.evaluation.metrics import (
     metric_values,
     worst_group,
 )
-from train.late_torch import torch
+from clipmill.train.late_torch import torch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from train.model.open_clip_model import AnyModel
-    from train.parallel.process_group import Ranks
+    from clipmill.train.model.open_clip_model import AnyModel
+    from clipmill.train.parallel.process_group import Ranks
 
 # --------------------------------------------------------------------------------------------------
 # Batches shared over the ranks of a process group, and their results gathered in order.
@@ -57,7 +57,7 @@ Arrays = dict[str, np.ndarray]
 
 def alone() -> Ranks:
     """The ranks of a process that shares its work with no other one."""
-    from train.parallel.process_group import ALONE
+    from clipmill.train.parallel.process_group import ALONE
 
     return ALONE
 
@@ -77,7 +77,7 @@ def on_rank_0(ranks: Ranks, do: Callable[[], None]) -> None:
 
 def _raise_anywhere(ranks: Ranks, error: str | None) -> None:
     if ranks.world > 1:
-        from train.parallel import process_group
+        from clipmill.train.parallel import process_group
 
         errors = [each for each in process_group.all_gather_json(error, ranks) if each is not None]
         if errors:
@@ -112,7 +112,7 @@ def gather(
     kinds: dict[str, Any] = {}
     for name, values in parts.items():
         kinds[name] = [values.dtype.str, list(values.shape[1:])]
-    from train.parallel import process_group
+    from clipmill.train.parallel import process_group
 
     of_rank_0 = process_group.all_gather_json(kinds, ranks)[0]  # rank 0 has the first batch
     joined = {}
@@ -221,7 +221,7 @@ class Encoder:
         """
         if self.tokenizer != "clip":
             raise ValueError(f"there is no tokenizer {self.tokenizer!r}; evaluation knows 'clip'")
-        from train.model.open_clip_model import text_tokenizer
+        from clipmill.train.model.open_clip_model import text_tokenizer
 
         tokenize = text_tokenizer(self.model.config)
 
@@ -242,7 +242,7 @@ class Encoder:
         for name in classes:
             prompts += [template.replace("{}", name) for template in templates]
         vectors_NE = self.texts(prompts, task)
-        from train.model.clip import l2_normalise
+        from clipmill.train.model.clip import l2_normalise
 
         return l2_normalise(vectors_NE.view(len(classes), len(templates), -1).mean(dim=1))
 
@@ -905,7 +905,7 @@ def _check_replaceable(path: str) -> None:
 
 def used_of(model: AnyModel) -> dict[str, Any]:
     """What pictures and captions go through before a model: as settings, and in words."""
-    from train.model.open_clip_model import tokenizer_words
+    from clipmill.train.model.open_clip_model import tokenizer_words
 
     config = model.config
     preprocess: dict[str, Any] = disk.to_plain(config.preprocess)
@@ -935,7 +935,7 @@ def _evaluate(encoder: Encoder, task: TaskSpec, out: str, weights: Mapping[str, 
             logger.info("%s: %s", task.name, note)
         path = disk.join(out, f"{task.name}.parquet")
         disk.write_parquet(path, pa.table(predicted.columns), metadata)
-    from train.parallel import process_group
+    from clipmill.train.parallel import process_group
 
     process_group.barrier(encoder.ranks)
     return predicted.metrics

@@ -14,10 +14,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from manifests import disk
-from manifests.clip_tokenizer import simple_tokenizer
-from manifests.preprocess import CHANNELS, Preprocess, of_hugging_face, to_hugging_face
-from train.formats.open_clip_files import (
+from clipmill.manifests import disk
+from clipmill.manifests.clip_tokenizer import simple_tokenizer
+from clipmill.manifests.preprocess import CHANNELS, Preprocess, of_hugging_face, to_hugging_face
+from clipmill.train.formats.open_clip_files import (
     INDEX,
     TOKENIZER_FILES,
     from_open_clip,
@@ -28,9 +28,9 @@ from train.formats.open_clip_files import (
     stored_shape,
     to_open_clip_names,
 )
-from train.model.architecture import ModelConfig, OpenClipConfig
-from train.model.clip import CLIP, LOGIT_SCALE
-from train.model.open_clip_model import AnyModel, build_model, hf_tokenizer, text_tokenizer
+from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
+from clipmill.train.model.clip import CLIP, LOGIT_SCALE
+from clipmill.train.model.open_clip_model import AnyModel, build_model, hf_tokenizer, text_tokenizer
 
 # --------------------------------------------------------------------------------------------------
 # CLIP's tokenizer as the files that Hugging Face's CLIPTokenizer reads, written from open_clip's

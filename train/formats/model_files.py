@@ -28,18 +28,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from manifests import disk, hub
-from manifests.layout import RunLayout
-from manifests.preprocess import Preprocess
-from train.formats import hf, open_clip_files
-from train.model.architecture import (
+from clipmill.manifests import disk, hub
+from clipmill.manifests.layout import RunLayout
+from clipmill.manifests.preprocess import Preprocess
+from clipmill.train.formats import hf, open_clip_files
+from clipmill.train.model.architecture import (
     OPEN_CLIP,
     ModelConfig,
     OpenClipConfig,
     model_of_settings,
     read_settings,
 )
-from train.model.open_clip_model import AnyModel, build_model, without_wrappers
+from clipmill.train.model.open_clip_model import AnyModel, build_model, without_wrappers
 
 LOCAL_DIR = "local-dir:"
 MODEL_ENDINGS = (".json", ".safetensors", ".bin", ".pt")

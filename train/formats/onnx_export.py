@@ -21,18 +21,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from manifests import disk
-from manifests.installation import install_command
-from manifests.preprocess import CHANNELS, Preprocess
-from train.formats.hf import CLIP_VOCABULARY
-from train.formats.model_files import weights_sha256
-from train.model.architecture import (
+from clipmill.manifests import disk
+from clipmill.manifests.installation import install_command
+from clipmill.manifests.preprocess import CHANNELS, Preprocess
+from clipmill.train.formats.hf import CLIP_VOCABULARY
+from clipmill.train.formats.model_files import weights_sha256
+from clipmill.train.model.architecture import (
     MODELS,
     OPEN_CLIP,
     ModelConfig,
 )
-from train.model.clip import CLIP, l2_normalise
-from train.model.open_clip_model import AnyModel
+from clipmill.train.model.clip import CLIP, l2_normalise
+from clipmill.train.model.open_clip_model import AnyModel
 
 # --------------------------------------------------------------------------------------------------
 # The two towers of a model as ONNX graphs.

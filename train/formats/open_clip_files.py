@@ -16,17 +16,17 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from manifests import disk
-from manifests.preprocess import CHANNELS
-from manifests.preprocess import to_open_clip as to_open_clip_preprocess
-from train.model.architecture import (
+from clipmill.manifests import disk
+from clipmill.manifests.preprocess import CHANNELS
+from clipmill.manifests.preprocess import to_open_clip as to_open_clip_preprocess
+from clipmill.train.model.architecture import (
     OPTIONAL_VISION_KEYS,
     ModelConfig,
     OpenClipConfig,
     model_of_settings,
 )
-from train.model.clip import CLIP
-from train.model.open_clip_model import (
+from clipmill.train.model.clip import CLIP
+from clipmill.train.model.open_clip_model import (
     AnyModel,
     build_model,
     from_their_names,

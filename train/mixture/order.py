@@ -12,9 +12,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from manifests.disk import content_hash, to_plain
-from train.mixture.schedule import Schedule, SourceRows, wheel_sequence, wheel_slots
-from train.rng import Ints, derive_key, permutation, uniforms
+from clipmill.manifests.disk import content_hash, to_plain
+from clipmill.train.mixture.schedule import Schedule, SourceRows, wheel_sequence, wheel_slots
+from clipmill.train.rng import Ints, derive_key, permutation, uniforms
 
 # --------------------------------------------------------------------------------------------------
 # Rows that are drawn by chance: min(1, limit / count), as MetaCLIP balances its entries. Pure.
@@ -360,8 +360,8 @@ class RunOrder(Protocol):
 # * the row that replaces a damaged one is none of its batch (`Order.substitute`).
 # * world size does not occur here: it only decides which rows of a batch a rank asks for.
 #
-# Random numbers come from `train.rng`. A change of any of this bumps ORDER_VERSION and the golden
-# test; of substitutes, which only damaged rows have, it changes the golden test alone.
+# Random numbers come from `clipmill.train.rng`. A change of any of this bumps ORDER_VERSION and the
+# golden test; of substitutes, which only damaged rows have, it changes the golden test alone.
 
 
 ORDER_VERSION = 2

@@ -10,8 +10,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from manifests.schema import Blend
-from train.rng import Ints
+from clipmill.manifests.schema import Blend
+from clipmill.train.rng import Ints
 
 # --------------------------------------------------------------------------------------------------
 # The wheel: which source each position of a run belongs to. Pure NumPy.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from manifests import disk
-from manifests.preprocess import PREPROCESS_FIELDS, Preprocess, of_open_clip
+from clipmill.manifests import disk
+from clipmill.manifests.preprocess import PREPROCESS_FIELDS, Preprocess, of_open_clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from manifests.preprocess import CHANNELS
-from train.model.architecture import (
+from clipmill.manifests.preprocess import CHANNELS
+from clipmill.train.model.architecture import (
     SIGLIP_BIAS,
     SIGLIP_SCALE,
     ModelConfig,
     group_count,
 )
-from train.rng import derive_key
+from clipmill.train.rng import derive_key
 
 # --------------------------------------------------------------------------------------------------
 # Towers that are locked: their weights stay as they are, but for the last groups of layers.

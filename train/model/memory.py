@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from manifests.preprocess import CHANNELS
-from train.model.architecture import (
+from clipmill.manifests.preprocess import CHANNELS
+from clipmill.train.model.architecture import (
     ModelConfig,
     OpenClipConfig,
     group_count,
@@ -17,7 +17,7 @@ from train.model.architecture import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from train.model.open_clip_model import Counts
+    from clipmill.train.model.open_clip_model import Counts
 
 # --------------------------------------------------------------------------------------------------
 # Floating-point operations of training.
@@ -312,7 +312,7 @@ def mixes_samples(
 
 
 def _counts_of(config: OpenClipConfig, trained: tuple[int | None, int | None]) -> Counts:
-    from train.model.open_clip_model import counts_of  # with torch
+    from clipmill.train.model.open_clip_model import counts_of  # with torch
 
     return counts_of(config, trained)
 

@@ -31,11 +31,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from manifests import disk
-from manifests.clip_tokenizer import simple_tokenizer, tokenizers
-from train.model.architecture import ModelConfig, OpenClipConfig
-from train.model.clip import CLIP, Attention, l2_normalise
-from train.rng import derive_key
+from clipmill.manifests import disk
+from clipmill.manifests.clip_tokenizer import simple_tokenizer, tokenizers
+from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
+from clipmill.train.model.clip import CLIP, Attention, l2_normalise
+from clipmill.train.rng import derive_key
 
 NOISE = 6  # what the random numbers are for (clip.py has 5)
 PREFIX = "open_clip."  # of the parameters' names, before open_clip's own

@@ -24,19 +24,19 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from manifests import disk, waits
-from manifests.layout import RunLayout
-from manifests.records import CheckpointRecord, read_document
-from train.config import TrainConfig, model_config
-from train.formats import model_files
-from train.formats.model_files import load_model
-from train.formats.open_clip_files import from_open_clip
-from train.model.architecture import ModelConfig, OpenClipConfig
-from train.model.clip import CLIP
-from train.model.open_clip_model import AnyModel, OpenClipModel, build_model
-from train.parallel import process_group
-from train.parallel.process_group import ALONE, Ranks
-from train.step.update import Update
+from clipmill.manifests import disk, waits
+from clipmill.manifests.layout import RunLayout
+from clipmill.manifests.records import CheckpointRecord, read_document
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.formats import model_files
+from clipmill.train.formats.model_files import load_model
+from clipmill.train.formats.open_clip_files import from_open_clip
+from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
+from clipmill.train.model.clip import CLIP
+from clipmill.train.model.open_clip_model import AnyModel, OpenClipModel, build_model
+from clipmill.train.parallel import process_group
+from clipmill.train.parallel.process_group import ALONE, Ranks
+from clipmill.train.step.update import Update
 
 # --------------------------------------------------------------------------------------------------
 # Checkpoints of a run: RUN/checkpoints/step-N/{model.safetensors, optimizer.pt, state.json}.

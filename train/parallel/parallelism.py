@@ -22,11 +22,11 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from train.config import TrainConfig, recompute_interval
-from train.model.clip import CLIP, Block, PackedCaptions
-from train.model.open_clip_model import AnyModel, OpenClipModel
-from train.parallel.process_group import Ranks
-from train.step.loss import DataParallel, gather_with_gradient
+from clipmill.train.config import TrainConfig, recompute_interval
+from clipmill.train.model.clip import CLIP, Block, PackedCaptions
+from clipmill.train.model.open_clip_model import AnyModel, OpenClipModel
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.step.loss import DataParallel, gather_with_gradient
 
 # Layers of a block, and the dimension of the weight that is split.
 SPLIT = {"qkv": 0, "fc1": 0, "out": 1, "fc2": 1}

@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from manifests import console
-from train.config import TrainConfig, check_layout
-from train.step.loss import DataParallel
+from clipmill.manifests import console
+from clipmill.train.config import TrainConfig, check_layout
+from clipmill.train.step.loss import DataParallel
 
 # --------------------------------------------------------------------------------------------------
 # The processes of a run (gloo on CPUs, nccl on GPUs), and the mesh of a model over them.

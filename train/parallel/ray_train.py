@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from manifests import console, disk, ray_runtime
+from clipmill.manifests import console, disk, ray_runtime
 
 SIOCGIFADDR = 0x8915  # of Linux: the address of an interface
 RESTARTS = 3  # of a run, after workers were lost

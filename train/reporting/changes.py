@@ -2,8 +2,8 @@
 
 A part of the test samples is a class, a group of the task's column `group`, or a cluster. Their
 intervals hold for all parts and all arms together: every part is a task of its own to the
-statistics of `train.stats`, with Bonferroni over the parts and Dunnett over the arms. Shown samples
-are drawn at random with a fixed seed, never picked.
+statistics of `clipmill.train.stats`, with Bonferroni over the parts and Dunnett over the arms.
+Shown samples are drawn at random with a fixed seed, never picked.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from manifests import disk
-from manifests.schema import TaskSpec
-from train.ablation.arms import AnyRun, GivenRun, GivenTask
-from train.ablation.conclusions import Results
-from train.eval_data.samples import Samples
-from train.evaluation.metrics import BoolArray
-from train.evaluation.tasks import read_samples
-from train.reporting.data import data_uri
-from train.reporting.schema import ArmChanges, ConfusionChange, Disagreement, PartChange
-from train.stats.analysis import comparable, differences, pair_noise, shared_noise
-from train.stats.comparison import NO_PENALTY, Comparison, Penalty, dunnett_family
-from train.stats.model import common_seeds
+from clipmill.manifests import disk
+from clipmill.manifests.schema import TaskSpec
+from clipmill.train.ablation.arms import AnyRun, GivenRun, GivenTask
+from clipmill.train.ablation.conclusions import Results
+from clipmill.train.eval_data.samples import Samples
+from clipmill.train.evaluation.metrics import BoolArray
+from clipmill.train.evaluation.tasks import read_samples
+from clipmill.train.reporting.data import data_uri
+from clipmill.train.reporting.schema import ArmChanges, ConfusionChange, Disagreement, PartChange
+from clipmill.train.stats.analysis import comparable, differences, pair_noise, shared_noise
+from clipmill.train.stats.comparison import NO_PENALTY, Comparison, Penalty, dunnett_family
+from clipmill.train.stats.model import common_seeds
 
 EXTREMES = 8  # classes with the largest gains, and as many with the largest losses
 CONFUSIONS = 10
@@ -223,9 +223,9 @@ def cluster_samples(answers: TaskAnswers, task: TaskSpec, model: str, clusters: 
     """
     from scipy.cluster.vq import kmeans2
 
-    from train.evaluation.tasks import Encoder
-    from train.formats.model_files import load_model
-    from train.late_torch import torch
+    from clipmill.train.evaluation.tasks import Encoder
+    from clipmill.train.formats.model_files import load_model
+    from clipmill.train.late_torch import torch
 
     images: Samples = read_samples(task)
     if not 2 <= clusters <= len(answers.label):

@@ -9,9 +9,9 @@ from math import fsum, isfinite
 
 from markupsafe import Markup
 
-from manifests.text import printable
-from manifests.web_page import colour, line_at, number, svg, text_at, ticks
-from train.ablation import wording
+from clipmill.manifests.text import printable
+from clipmill.manifests.web_page import colour, line_at, number, svg, text_at, ticks
+from clipmill.train.ablation import wording
 
 LETTER = 6.6  # width of a letter of a label, for labels that must not overlap
 ROW, EDGE = (320, 34), 22  # size of a picture in a row of a table, and the room left and right

@@ -7,31 +7,31 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from manifests import disk
-from manifests.layout import AblationLayout, RunLayout
-from manifests.records import RunRecord, read_document
-from manifests.schema import Ablation, Blend, TaskSpec
-from train.ablation import history, wording
-from train.ablation.arms import (
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests.records import RunRecord, read_document
+from clipmill.manifests.schema import Ablation, Blend, TaskSpec
+from clipmill.train.ablation import history, wording
+from clipmill.train.ablation.arms import (
     AnyRun,
     Run,
     all_runs,
     arm_names,
     missing_views,
 )
-from train.ablation.conclusions import (
+from clipmill.train.ablation.conclusions import (
     Results,
     looks_line,
     metric_tables,
 )
-from train.ablation.names import primary_task, role_of
-from train.evaluation.metrics import deciding_metric
-from train.identity import SEEDS, shared_part
-from train.reporting import data
-from train.reporting.changes import collect_changes, penalty_of
-from train.reporting.data import ArmView, open_views
-from train.reporting.results import FileHashes, read_folder
-from train.reporting.schema import (
+from clipmill.train.ablation.names import primary_task, role_of
+from clipmill.train.evaluation.metrics import deciding_metric
+from clipmill.train.identity import SEEDS, shared_part
+from clipmill.train.reporting import data
+from clipmill.train.reporting.changes import collect_changes, penalty_of
+from clipmill.train.reporting.data import ArmView, open_views
+from clipmill.train.reporting.results import FileHashes, read_folder
+from clipmill.train.reporting.schema import (
     ArmReport,
     Contract,
     ContractRow,
@@ -41,7 +41,7 @@ from train.reporting.schema import (
     RunRow,
     SeedValues,
 )
-from train.stats.analysis import mean_sd
+from clipmill.train.stats.analysis import mean_sd
 
 # --------------------------------------------------------------------------------------------------
 # What all runs of an ablation share: settings, model, device, versions. And what they do not.

@@ -9,20 +9,20 @@ from dataclasses import dataclass
 
 from markupsafe import Markup
 
-from manifests.web_page import colour, page_templates
-from train.ablation import wording
-from train.config import configure
-from train.reporting import charts
-from train.reporting.page import (
+from clipmill.manifests.web_page import colour, page_templates
+from clipmill.train.ablation import wording
+from clipmill.train.config import configure
+from clipmill.train.reporting import charts
+from clipmill.train.reporting.page import (
     TEMPLATES,
     difference_point,
     level_of,
     scale_of,
 )
-from train.reporting.schema import ArmReport, Report
-from train.stats.analysis import TaskResult
-from train.stats.comparison import Comparison
-from train.stats.scales import ScaleAgreement, scale_agreement
+from clipmill.train.reporting.schema import ArmReport, Report
+from clipmill.train.stats.analysis import TaskResult
+from clipmill.train.stats.comparison import Comparison
+from clipmill.train.stats.scales import ScaleAgreement, scale_agreement
 
 HASH_DIGITS = 12  # of a hash in a message
 

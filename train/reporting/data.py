@@ -14,21 +14,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import Commits, read_commits
-from manifests.layout import NOT_STORED, PoolLayout
-from manifests.records import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import Commits, read_commits
+from clipmill.manifests.layout import NOT_STORED, PoolLayout
+from clipmill.manifests.records import (
     PoolDocument,
     ScoreSetDocument,
     ViewDocument,
     ViewRulesDocument,
     read_document,
 )
-from manifests.schema import Blend
-from train.data.view_rows import covers, open_masks, read_with_retries
-from train.evaluation.metrics import BoolArray
-from train.reporting.schema import (
+from clipmill.manifests.schema import Blend
+from clipmill.train.data.view_rows import covers, open_masks, read_with_retries
+from clipmill.train.evaluation.metrics import BoolArray
+from clipmill.train.reporting.schema import (
     Categories,
     DuplicateGroups,
     Example,

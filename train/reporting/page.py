@@ -17,15 +17,15 @@ from pathlib import Path
 
 from markupsafe import Markup
 
-from manifests.layout import random_view_name
-from manifests.web_page import colour, page_templates
-from train.ablation import wording
-from train.ablation.conclusions import MORE_SEEDS
-from train.ablation.names import Role
-from train.evaluation.metrics import METRICS
-from train.reporting import charts
-from train.reporting.schema import ArmReport, Categories, Histogram, Report
-from train.stats.comparison import Comparison
+from clipmill.manifests.layout import random_view_name
+from clipmill.manifests.web_page import colour, page_templates
+from clipmill.train.ablation import wording
+from clipmill.train.ablation.conclusions import MORE_SEEDS
+from clipmill.train.ablation.names import Role
+from clipmill.train.evaluation.metrics import METRICS
+from clipmill.train.reporting import charts
+from clipmill.train.reporting.schema import ArmReport, Categories, Histogram, Report
+from clipmill.train.stats.comparison import Comparison
 
 TEMPLATES = Path(__file__).parent / "templates"
 OUTLINES = 7  # views in a histogram beside the stored rows; more cannot be told apart

@@ -14,12 +14,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from manifests import disk, identity
-from manifests.layout import AblationLayout, RunLayout
-from manifests.records import read_document
-from manifests.schema import Ablation, TaskSpec
-from train.ablation import history
-from train.ablation.arms import (
+from clipmill.manifests import disk, identity
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests.records import read_document
+from clipmill.manifests.schema import Ablation, TaskSpec
+from clipmill.train.ablation import history
+from clipmill.train.ablation.arms import (
     AnyRun,
     GivenRun,
     GivenTask,
@@ -31,11 +31,11 @@ from train.ablation.arms import (
     scorer_run,
     stale_because,
 )
-from train.ablation.conclusions import FailedRun, Results, conclude, scorer_score
-from train.ablation.names import primary_task
-from train.ablation.ranges import TaskFacts
-from train.ablation.rounds import ReadScore, Score, Study, replay, task_scores
-from train.evaluation.metrics import (
+from clipmill.train.ablation.conclusions import FailedRun, Results, conclude, scorer_score
+from clipmill.train.ablation.names import primary_task
+from clipmill.train.ablation.ranges import TaskFacts
+from clipmill.train.ablation.rounds import ReadScore, Score, Study, replay, task_scores
+from clipmill.train.evaluation.metrics import (
     DIRECTIONS,
     HEADLINES,
     METRICS,
@@ -44,9 +44,9 @@ from train.evaluation.metrics import (
     deciding_metric,
     metric_values,
 )
-from train.evaluation.overlap import SharedImages
-from train.evaluation.tasks import TASKS, headline
-from train.stats.analysis import ScorerScore, TaskScores, mcnemar
+from clipmill.train.evaluation.overlap import SharedImages
+from clipmill.train.evaluation.tasks import TASKS, headline
+from clipmill.train.stats.analysis import ScorerScore, TaskScores, mcnemar
 
 RunKey = tuple[str, int]  # arm, seed
 ROUNDING = 1e-6  # metrics are means of up to a million float64 values

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from manifests.schema import Ablation
-from train.ablation.conclusions import Results, TaskSignals
-from train.ablation.names import Role
-from train.stats.analysis import TaskResult
-from train.stats.comparison import Comparison, Verdict
-from train.stats.groups import Attribution
-from train.stats.mixing import BlendChoice
-from train.stats.scales import ScaleDecision
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation.conclusions import Results, TaskSignals
+from clipmill.train.ablation.names import Role
+from clipmill.train.stats.analysis import TaskResult
+from clipmill.train.stats.comparison import Comparison, Verdict
+from clipmill.train.stats.groups import Attribution
+from clipmill.train.stats.mixing import BlendChoice
+from clipmill.train.stats.scales import ScaleDecision
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

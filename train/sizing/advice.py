@@ -7,10 +7,10 @@ import itertools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from manifests import disk
-from train.config import TrainConfig, check_world, model_config
-from train.model.memory import parameter_count, step_memory, training_flops
-from train.sizing.device_fit import (
+from clipmill.manifests import disk
+from clipmill.train.config import TrainConfig, check_world, model_config
+from clipmill.train.model.memory import parameter_count, step_memory, training_flops
+from clipmill.train.sizing.device_fit import (
     GIB,
     MARGIN,
     Device,

@@ -14,18 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from manifests import disk
-from manifests.disk import did_you_mean
-from train.config import (
+from clipmill.manifests import disk
+from clipmill.manifests.disk import did_you_mean
+from clipmill.train.config import (
     TrainConfig,
     check_layout,
     model_config,
     recompute_interval,
     trained_groups,
 )
-from train.late_torch import torch
-from train.model.architecture import MODELS, ModelConfig, OpenClipConfig
-from train.model.memory import (
+from clipmill.train.late_torch import torch
+from clipmill.train.model.architecture import MODELS, ModelConfig, OpenClipConfig
+from clipmill.train.model.memory import (
     StepMemory,
     StepShape,
     mixes_samples,
@@ -34,7 +34,7 @@ from train.model.memory import (
 )
 
 if TYPE_CHECKING:
-    from train.parallel.process_group import Ranks
+    from clipmill.train.parallel.process_group import Ranks
 
 # --------------------------------------------------------------------------------------------------
 # Speeds of CLIP training that others published, in `published.json`: samples/s of one device.
@@ -298,7 +298,7 @@ def step_shape(config: TrainConfig, ranks: int, kind: str) -> StepShape:
     Captions count as long as the context, which is the most that they can need. ValueError where
     the ranks do not fill the layout.
     """
-    from train.step.loss import loss_tile  # with torch
+    from clipmill.train.step.loss import loss_tile  # with torch
 
     data_parallel = check_layout(config, ranks)
     samples = math.ceil(config.batch_size / data_parallel)
@@ -482,7 +482,7 @@ def resolve_micro_batch(config: TrainConfig, ranks: Ranks) -> TrainConfig:
         return config
     local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
     memory = free_memory(ranks.device, local)
-    from train.parallel import process_group
+    from clipmill.train.parallel import process_group
 
     memory = min(process_group.all_gather_int(memory, ranks))
     name = f"{ranks.device.type} (what is free on it)"
@@ -627,8 +627,8 @@ def probed_speed(config: TrainConfig, threads: int, steps: int = 8) -> Speed:
     """The speed of some steps on this machine where nothing else runs: of a processor its time
     counts. Pixels and captions are drawn; nothing is read or decoded.
     """
-    from train.model.clip import CLIP  # with torch
-    from train.step.loss import contrastive
+    from clipmill.train.model.clip import CLIP  # with torch
+    from clipmill.train.step.loss import contrastive
 
     gpu, before = torch.cuda.is_available(), torch.get_num_threads()
     sizes, batch = model_config(config), config.batch_size

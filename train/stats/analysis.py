@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from train.stats.comparison import (
+from clipmill.train.stats.comparison import (
     ALPHA,
     OPPOSITE,
     Comparison,
@@ -22,7 +22,7 @@ from train.stats.comparison import (
     holm_family,
     single,
 )
-from train.stats.model import (
+from clipmill.train.stats.model import (
     AdditiveFit,
     Groups,
     PairLayout,

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from train.stats.comparison import ALPHA
-from train.stats.model import RunGroups, Values, fit_additive, group_of, pair_layout
+from clipmill.train.stats.comparison import ALPHA
+from clipmill.train.stats.model import RunGroups, Values, fit_additive, group_of, pair_layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from train.stats.model import Spread, satterthwaite, typical_raise
+from clipmill.train.stats.model import Spread, satterthwaite, typical_raise
 
 # --------------------------------------------------------------------------------------------------
 # Many arms against one baseline: critical values and adjusted p values after Dunnett. Pure.

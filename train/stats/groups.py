@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from train.stats.comparison import ALPHA, Family, dunnett_critical
+from clipmill.train.stats.comparison import ALPHA, Family, dunnett_critical
 
 FloatArray = NDArray[np.float64]
 

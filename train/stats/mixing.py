@@ -35,7 +35,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from train.stats.comparison import ALPHA
+from clipmill.train.stats.comparison import ALPHA
 
 FloatArray = NDArray[np.float64]
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from train.stats.model import AdditiveFit, RunGroups, Values, fit_additive
-from train.stats.signals import LIMITS, Interval
+from clipmill.train.stats.model import AdditiveFit, RunGroups, Values, fit_additive
+from clipmill.train.stats.signals import LIMITS, Interval
 
 Column = tuple[str, str]  # task, metric
 Array = np.ndarray

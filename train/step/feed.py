@@ -14,15 +14,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from train.config import TrainConfig
-from train.data.loader import Batch
-from train.model.clip import (
+from clipmill.train.config import TrainConfig
+from clipmill.train.data.loader import Batch
+from clipmill.train.model.clip import (
     PackedCaptions,
     pack_captions,
     to_device,
 )
-from train.model.memory import AHEAD_BYTES
-from train.step import accumulate
+from clipmill.train.model.memory import AHEAD_BYTES
+from clipmill.train.step import accumulate
 
 # --------------------------------------------------------------------------------------------------
 # Images on their way to a GPU: reused buffers, a stream for the copies, and events.

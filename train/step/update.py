@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.utils import get_total_norm
 
-from train.config import TrainConfig
-from train.model.open_clip_model import AnyModel
+from clipmill.train.config import TrainConfig
+from clipmill.train.model.open_clip_model import AnyModel
 
 # --------------------------------------------------------------------------------------------------
 # The norm of gradients that are plain tensors or DTensors on several meshes.

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from manifests import disk
-from manifests.layout import RunLayout
-from train.config import TrainConfig, trained_groups
-from train.data.tar_streams import StreamDraws
-from train.mixture.order import Repeats
-from train.model.memory import training_flops
-from train.model.open_clip_model import AnyModel
-from train.sizing.device_fit import peak_flops
+from clipmill.manifests import disk
+from clipmill.manifests.layout import RunLayout
+from clipmill.train.config import TrainConfig, trained_groups
+from clipmill.train.data.tar_streams import StreamDraws
+from clipmill.train.mixture.order import Repeats
+from clipmill.train.model.memory import training_flops
+from clipmill.train.model.open_clip_model import AnyModel
+from clipmill.train.sizing.device_fit import peak_flops
 
 Values = Mapping[str, float | None]
 

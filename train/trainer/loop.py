@@ -21,33 +21,33 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from manifests import console, disk, waits
-from manifests.folder_lock import FolderInUse, locked_folder
-from manifests.layout import RunLayout
-from manifests.records import (
+from clipmill.manifests import console, disk, waits
+from clipmill.manifests.folder_lock import FolderInUse, locked_folder
+from clipmill.manifests.layout import RunLayout
+from clipmill.manifests.records import (
     CheckpointRecord,
     DamagedSamples,
     RunRecord,
     read_document,
 )
-from manifests.schema import Blend
-from train.config import TrainConfig, model_config, trained_groups
-from train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
-from train.data.loader import Batch, Loader
-from train.data.tar_streams import sum_counts
-from train.formats import model_files, open_clip_files
-from train.identity import check_same_run, run_identity
-from train.model.clip import CLIP, ReducedTokenTable, lock_tower
-from train.model.open_clip_model import AnyModel, OpenClipModel, build_model
-from train.parallel import checkpoint, process_group
-from train.parallel.checkpoint import Saver
-from train.parallel.parallelism import parallelize
-from train.parallel.process_group import Ranks
-from train.sizing.device_fit import resolve_micro_batch
-from train.step import accumulate
-from train.step.feed import Captions, Feed, ReadyBatch
-from train.step.loss import contrastive
-from train.step.update import (
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, model_config, trained_groups
+from clipmill.train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
+from clipmill.train.data.loader import Batch, Loader
+from clipmill.train.data.tar_streams import sum_counts
+from clipmill.train.formats import model_files, open_clip_files
+from clipmill.train.identity import check_same_run, run_identity
+from clipmill.train.model.clip import CLIP, ReducedTokenTable, lock_tower
+from clipmill.train.model.open_clip_model import AnyModel, OpenClipModel, build_model
+from clipmill.train.parallel import checkpoint, process_group
+from clipmill.train.parallel.checkpoint import Saver
+from clipmill.train.parallel.parallelism import parallelize
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.sizing.device_fit import resolve_micro_batch
+from clipmill.train.step import accumulate
+from clipmill.train.step.feed import Captions, Feed, ReadyBatch
+from clipmill.train.step.loss import contrastive
+from clipmill.train.step.update import (
     Update,
     decay_factor,
     learning_rate,
@@ -55,10 +55,10 @@ from train.step.update import (
     parameter_groups,
     precision_context,
 )
-from train.trainer.logbook import Logbook, kept_lines, peak_memory, progress_text
-from train.trainer.mix import plan_lines
-from train.trainer.watch import BATCH, LATER_S, SAVE, STEP, Watch
-from train.transforms import normalise
+from clipmill.train.trainer.logbook import Logbook, kept_lines, peak_memory, progress_text
+from clipmill.train.trainer.mix import plan_lines
+from clipmill.train.trainer.watch import BATCH, LATER_S, SAVE, STEP, Watch
+from clipmill.train.transforms import normalise
 
 # --------------------------------------------------------------------------------------------------
 # A loss or gradient that is NaN or infinite: a report of where it appeared, and the error that

@@ -7,12 +7,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
-from manifests import disk, reader
-from manifests.layout import PoolLayout
-from manifests.records import ViewDocument, read_document
-from manifests.schema import Blend, TarStream
-from train.data.tar_streams import COMMAND, StreamDraws
-from train.mixture.order import Repeats
+from clipmill.manifests import disk, reader
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.schema import Blend, TarStream
+from clipmill.train.data.tar_streams import COMMAND, StreamDraws
+from clipmill.train.mixture.order import Repeats
 
 
 def read_blend(path: str) -> Blend:

@@ -14,9 +14,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from manifests import disk
-from manifests.schema import Blend
-from train.trainer.mix import stream_of
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Blend
+from clipmill.train.trainer.mix import stream_of
 
 MODULES = ("open_clip_train.main", "training.main")
 LAUNCHERS = {  # of torchrun and srun

@@ -16,8 +16,8 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from manifests import console, waits
-from train.parallel.process_group import Ranks
+from clipmill.manifests import console, waits
+from clipmill.train.parallel.process_group import Ranks
 
 START, BATCH, STEP, SAVE, END = "the start", "the batch", "step", "the checkpoint", "the end"
 # For a batch, after a stop signal: the system often kills a process 30 s after it

@@ -14,11 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.filtering import concepts, duplicates, score_quality, scoring, scoring_page
-from filters import instances_of, specs_of_recipe
-from manifests import disk, reader
-from manifests.reader import read_manifest
-from manifests.schema import Recipe
-from pipeline.views.files import check_views
+from clipmill.filters import instances_of, specs_of_recipe
+from clipmill.manifests import disk, reader
+from clipmill.manifests.reader import read_manifest
+from clipmill.manifests.schema import Recipe
+from clipmill.pipeline.views.files import check_views
 from tests.manifests.test_phash import photograph
 
 ROOT = Path(__file__).resolve().parents[3]

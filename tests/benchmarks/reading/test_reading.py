@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.reading import first_batch
-from manifests import disk
+from clipmill.manifests import disk
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from benchmarks.studies import loss_precision
-from manifests import disk
+from clipmill.manifests import disk
 
 
 def test_the_gradients_are_those_of_cross_entropy():

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from benchmarks.trainer import bench
-from benchmarks.trainer.report_form import read_report
-from benchmarks.trainer.training import STAGES
-from manifests import disk
+from clipmill.bench import bench
+from clipmill.bench.report_form import read_report
+from clipmill.bench.training import STAGES
+from clipmill.manifests import disk
 from tests.support.other_tars import Members, pack, picture
 
 SMALL = ["--model", "test", "-b", "8", "--threads", "1", "-w", "1", "-i", "3"]

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.trainer import timing as module
-from benchmarks.trainer.comparison import (
+from clipmill.bench import timing as module
+from clipmill.bench.comparison import (
     compare_reports,
     comparison_document,
     comparison_lines,
 )
-from benchmarks.trainer.report_form import (
+from clipmill.bench.report_form import (
     Cell,
     Layout,
     Machine,
@@ -24,11 +24,11 @@ from benchmarks.trainer.report_form import (
     parse_layout,
     read_report,
 )
-from benchmarks.trainer.tables import scaling_lines, scaling_series
-from benchmarks.trainer.timing import Measurement, RankCounts, summary
-from manifests import disk
-from train.parallel import process_group
-from train.parallel.process_group import Ranks
+from clipmill.bench.tables import scaling_lines, scaling_series
+from clipmill.bench.timing import Measurement, RankCounts, summary
+from clipmill.manifests import disk
+from clipmill.train.parallel import process_group
+from clipmill.train.parallel.process_group import Ranks
 
 
 def cell(ranks: int, rate: float | None, **changes: Any) -> Cell:

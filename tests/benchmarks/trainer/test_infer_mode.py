@@ -5,15 +5,15 @@ import dataclasses
 
 import pytest
 
-from benchmarks.trainer import bench, inference
-from benchmarks.trainer.backends import BACKENDS, Eager, OnnxRuntime, Unavailable
-from benchmarks.trainer.options import BenchOptions
-from benchmarks.trainer.report_form import read_report
-from manifests.layout import RunLayout
-from train.formats.onnx_export import OnnxOptions, save_onnx
-from train.formats.open_clip_files import save_export
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.bench import bench, inference
+from clipmill.bench.backends import BACKENDS, Eager, OnnxRuntime, Unavailable
+from clipmill.bench.options import BenchOptions
+from clipmill.bench.report_form import read_report
+from clipmill.manifests.layout import RunLayout
+from clipmill.train.formats.onnx_export import OnnxOptions, save_onnx
+from clipmill.train.formats.open_clip_files import save_export
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 
 GIVEN = BenchOptions(
     mode="infer", models=("test",), batches=(1, 2), iterations=3, repeats=2, warmup=1

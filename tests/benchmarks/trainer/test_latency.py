@@ -4,17 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.trainer.backends import Compiled, CudaGraph, Eager, Outputs
-from benchmarks.trainer.inference import (
+from clipmill.bench.backends import Compiled, CudaGraph, Eager, Outputs
+from clipmill.bench.inference import (
     Schedule,
     difference,
     measure_batch,
     reference,
     synthetic_inputs,
 )
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.transforms import normalise
 from tests.support.inference import small_setup
-from train.model.architecture import MODELS
-from train.transforms import normalise
 
 
 class Scripted(Eager):

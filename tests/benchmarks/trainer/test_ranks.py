@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from benchmarks.trainer.ranks import (
+from clipmill.bench.ranks import (
     MeasurementFailed,
     measure_in_ranks,
 )
-from manifests import console
+from clipmill.manifests import console
 
 RANK = ["tests.support.bench_rank"]
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from benchmarks.trainer import cells
-from benchmarks.trainer.options import BenchOptions
-from benchmarks.trainer.ranks import MeasurementFailed
-from benchmarks.trainer.steps import StepPlan
-from benchmarks.trainer.timing import Measurement
-from benchmarks.trainer.training import train_cells, train_lines
+from clipmill.bench import cells
+from clipmill.bench.options import BenchOptions
+from clipmill.bench.ranks import MeasurementFailed
+from clipmill.bench.steps import StepPlan
+from clipmill.bench.timing import Measurement
+from clipmill.bench.training import train_cells, train_lines
 
 NONE = argparse.Namespace()
 
@@ -22,7 +22,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     calls: list[tuple[int, int, int]] = []
 
     def measure(program: Sequence[str], plan: StepPlan, ranks: int) -> Measurement:
-        assert program == ("benchmarks.trainer.steps", "train")
+        assert program == ("clipmill.bench.steps", "train")
         assert plan.config.steps == plan.steps
         assert plan.config.model == "test"
         calls.append((ranks, plan.config.batch_size, plan.iterations))

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.trainer.steps import AHEAD, StepPlan, measure_training
-from manifests.schema import Blend
+from clipmill.bench.steps import AHEAD, StepPlan, measure_training
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, configure
+from clipmill.train.trainer.loop import train
 from tests.support.steps import MEASURED, RUN_SETTINGS
-from train.config import TrainConfig, configure
-from train.trainer.loop import train
 
 
 def config_of(steps: int, **changes: Any) -> TrainConfig:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clipmill.app import COMMANDS
+from clipmill.commands.app import COMMANDS
+from clipmill.filters import FILTERS
+from clipmill.train.config import PRESETS
 from docs.tools import code_tables, reference
-from filters import FILTERS
-from train.config import PRESETS
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))

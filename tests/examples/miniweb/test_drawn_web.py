@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from examples.miniweb import answers, scenes, server, small_web, web_plan
-from examples.miniweb.scenes import CLASSES, draw, scene
-from examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
-from manifests import disk
+from clipmill.examples.miniweb import answers, scenes, server, small_web, web_plan
+from clipmill.examples.miniweb.scenes import CLASSES, draw, scene
+from clipmill.examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
+from clipmill.manifests import disk
 from tests.support.miniwebs import SETTINGS, get, image_links, truth
 
 

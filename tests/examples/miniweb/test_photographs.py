@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from examples.miniweb import cifar_archive, labelled_photos, photo_plan, small_web
-from examples.miniweb.labelled_photos import LabelledPhoto
-from examples.miniweb.links import TRUSTED
-from examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
+from clipmill.examples.miniweb import cifar_archive, labelled_photos, photo_plan, small_web
+from clipmill.examples.miniweb.labelled_photos import LabelledPhoto
+from clipmill.examples.miniweb.links import TRUSTED
+from clipmill.examples.miniweb.settings import MINIWEB_FAULTS, Miniweb
 from tests.support.miniwebs import get, truth
 from tests.support.photo_folders import make_archive, make_folder
 

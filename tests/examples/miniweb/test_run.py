@@ -9,10 +9,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from examples.miniweb import run
-from examples.miniweb.settings import WEBS, Miniweb, read_web, web_of
-from manifests import disk, reader
-from pipeline import ablation_run
+from clipmill.examples.miniweb import run
+from clipmill.examples.miniweb.settings import WEBS, Miniweb, read_web, web_of
+from clipmill.manifests import disk, reader
+from clipmill.pipeline import ablation_run
 from tests.support import commands
 
 

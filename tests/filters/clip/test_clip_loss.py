@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters.clip.filters import ClipLoss, fixed_lists, pair_losses, stored_embeddings
+from clipmill.filters.clip.filters import ClipLoss, fixed_lists, pair_losses, stored_embeddings
 from tests.support.pool_filters import run_inline
 
 ROWS, WIDTH = 60, 16
@@ -46,7 +46,7 @@ def computed(filter_: ClipLoss, rows: pa.Table, partitions: int, shards: int = 1
 
 
 def test_one_batch_is_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("filters.clip.filters.STRIPE", 7 * ROWS)  # stripes of 7 rows
+    monkeypatch.setattr("clipmill.filters.clip.filters.STRIPE", 7 * ROWS)  # stripes of 7 rows
     image_BE, text_BE = embeddings(pool())
     for temperature in (0.01, 0.5):
         exact = by_definition(image_BE, text_BE, temperature)

@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from filters.base import Batch, set_id
-from filters.clip.filters import ClipScore, Embed, fixed_lists, stored_embeddings
+from clipmill.filters.base import Batch, set_id
+from clipmill.filters.clip.filters import ClipScore, Embed, fixed_lists, stored_embeddings
 from tests.support.late import open_clip
 
 CAPTIONS = [f"picture {'of something ' * i}number {i}" for i in range(11)]
@@ -126,7 +126,7 @@ def test_weights_that_fit_pass() -> None:
 
 
 def test_a_machine_without_open_clip_may_crawl(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("filters.clip.model.find_spec", lambda name: None)
+    monkeypatch.setattr("clipmill.filters.clip.model.find_spec", lambda name: None)
     ClipScore(model="ViT-B-33", pretrained="openai").check()
 
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from filters.clip import model as models
-from manifests.schema import FilterSpec
-from pipeline.scoring.scorer import score
+from clipmill.filters.clip import model as models
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.scoring.scorer import score
 from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool, rows
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from filters.base import Batch
-from filters.clip.filters import Head, fixed_lists, read_layers
+from clipmill.filters.base import Batch
+from clipmill.filters.clip.filters import Head, fixed_lists, read_layers
 
 WIDTH = 8
 

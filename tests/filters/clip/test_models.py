@@ -20,12 +20,12 @@ from PIL import Image
 from PIL import __version__ as PILLOW
 from torch import Tensor
 
-from filters.base import Batch, set_id
-from filters.clip import model
-from filters.clip import model as models
-from filters.clip.filters import ClipScore, Embed
-from filters.clip.model import Preprocess, run_batches
-from manifests import hub
+from clipmill.filters.base import Batch, set_id
+from clipmill.filters.clip import model
+from clipmill.filters.clip import model as models
+from clipmill.filters.clip.filters import ClipScore, Embed
+from clipmill.filters.clip.model import Preprocess, run_batches
+from clipmill.manifests import hub
 from tests.support.late import open_clip
 
 
@@ -162,7 +162,7 @@ def test_the_id_of_embeddings_follows_the_configuration(
     embed = Embed(model="ViT-B-32", pretrained="laion2b_s34b_b79k", precision="fp32")
     before = set_id(embed)
     config = {**models.model_config("embed", "ViT-B-32"), "quick_gelu": True}
-    monkeypatch.setattr("filters.clip.filters.model_config", lambda kind, model: config)
+    monkeypatch.setattr("clipmill.filters.clip.filters.model_config", lambda kind, model: config)
     assert set_id(embed) != before
 
 

@@ -11,7 +11,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from filters.concepts import (
+from clipmill.filters.concepts import (
     Balance,
     count_entries,
     draws,

@@ -10,10 +10,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from filters import check_filters
-from filters.base import Batch
-from filters.concepts import Concept, Matcher, Rule, can_occur, pattern_of, read_entries, spaced
-from manifests.schema import FilterSpec
+from clipmill.filters import check_filters
+from clipmill.filters.base import Batch
+from clipmill.filters.concepts import (
+    Concept,
+    Matcher,
+    Rule,
+    can_occur,
+    pattern_of,
+    read_entries,
+    spaced,
+)
+from clipmill.manifests.schema import FilterSpec
 
 RULES: tuple[Rule, ...] = ("spaces", "scripts")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from filters import check_filters, concepts
-from filters.base import Batch, set_id
-from filters.concepts import Nouns, Synset
-from manifests.schema import FilterSpec
+from clipmill.filters import check_filters, concepts
+from clipmill.filters.base import Batch, set_id
+from clipmill.filters.concepts import Nouns, Synset
+from clipmill.manifests.schema import FilterSpec
 
 # The form of WordNet's files; the numbers are ours.
 INDEX = """\

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from filters import check_filters
-from filters.clusters import centroids_of
-from filters.targets import Targets, read_embeddings
-from manifests.schema import FilterSpec
+from clipmill.filters import check_filters
+from clipmill.filters.clusters import centroids_of
+from clipmill.filters.targets import Targets, read_embeddings
+from clipmill.manifests.schema import FilterSpec
 from tests.support.pool_filters import run_inline
 
 pytest.importorskip("faiss")

@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters import clusters
-from filters.columns import unit_vectors
+from clipmill.filters import clusters
+from clipmill.filters.columns import unit_vectors
 
 
 def directions(rows: int, width: int, seed: int = 0) -> clusters.Floats:

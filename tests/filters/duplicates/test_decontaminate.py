@@ -14,15 +14,15 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from filters import decontaminate as module
-from filters import make
-from filters.base import Batch
-from filters.decontaminate import Decontaminate
-from filters.duplicates import OtherPool
-from filters.near_hashes import content_hash, read_images
-from manifests.hashes import pdq, phash
-from manifests.schema import FilterSpec
-from pipeline.scoring.scorer import score
+from clipmill.filters import decontaminate as module
+from clipmill.filters import make
+from clipmill.filters.base import Batch
+from clipmill.filters.decontaminate import Decontaminate
+from clipmill.filters.duplicates import OtherPool
+from clipmill.filters.near_hashes import content_hash, read_images
+from clipmill.manifests.hashes import pdq, phash
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.scoring.scorer import score
 from tests.manifests.test_phash import photograph
 from tests.support.pool_filters import run_inline
 from tests.support.small_pool import make_pool, rows

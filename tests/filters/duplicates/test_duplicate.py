@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters import make
-from filters.base import PoolFilter
-from filters.duplicates import Duplicate, as_score, sizes, survivors
-from manifests.schema import FilterSpec
+from clipmill.filters import make
+from clipmill.filters.base import PoolFilter
+from clipmill.filters.duplicates import Duplicate, as_score, sizes, survivors
+from clipmill.manifests.schema import FilterSpec
 from tests.support.pool_filters import run_inline
 
 BASES = np.random.default_rng(7).integers(0, 2**64, (40, 4), dtype=np.uint64)

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from filters import near_hashes
-from filters.duplicates import route_near
-from filters.near_hashes import LINKS, Components, collapse, joined, links_of, near_labels
-from manifests import hashes as hamming
-from manifests.hashes import Hashes
+from clipmill.filters import near_hashes
+from clipmill.filters.duplicates import route_near
+from clipmill.filters.near_hashes import LINKS, Components, collapse, joined, links_of, near_labels
+from clipmill.manifests import hashes as hamming
+from clipmill.manifests.hashes import Hashes
 from tests.manifests.test_hamming import drawn_hashes, near_pairs
 
 

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import aligned, disk
-from manifests.aligned import (
+from clipmill.manifests import aligned, disk
+from clipmill.manifests.aligned import (
     AlignedFiles,
     Bundle,
     BundleWriter,
@@ -25,8 +25,8 @@ from manifests.aligned import (
     write_changed,
     write_view_shards,
 )
-from manifests.layout import PoolLayout, shard_name
-from manifests.records import ShardTable, ViewDocument
+from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.records import ShardTable, ViewDocument
 
 SCHEMA = pa.schema([("kept", pa.bool_()), ("rule", pa.string())])
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from manifests.commits import Commits
-from manifests.commits.commits import conform, schema, to_records, to_table
-from manifests.layout import SHARD_VERSION
+from clipmill.manifests import disk
+from clipmill.manifests.commits import Commits
+from clipmill.manifests.commits.commits import conform, schema, to_records, to_table
+from clipmill.manifests.layout import SHARD_VERSION
 from tests.support.commit_records import commit_record
 
 NUMBERS = [0, 1, 2, 2999, 3000, 99_998, 99_999, 100_000, 100_001, 1_000_000]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.commits import (
+from clipmill.manifests import disk
+from clipmill.manifests.commits import (
     Commits,
     IndexWriter,
     ShardFiles,
@@ -22,15 +22,15 @@ from manifests.commits import (
     rebuild_index,
     update_index,
 )
-from manifests.commits.commits import to_table
-from manifests.commits.index import (
+from clipmill.manifests.commits.commits import to_table
+from clipmill.manifests.commits.index import (
     IndexDocument,
     newest_rows,
     read_files,
     write_document,
     write_file,
 )
-from manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.layout import CommitRecord, PoolLayout
 from tests.support.commit_records import commit_record, write_record
 
 REINDEX = r"run clipmill audit reindex "

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from manifests import disk
+from clipmill.manifests import disk
 
 
 @pytest.mark.parametrize("root", ["local", "memory://pool"])

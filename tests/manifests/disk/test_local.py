@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.disk import files
+from clipmill.manifests import disk
+from clipmill.manifests.disk import files
 
 
 def test_a_file_is_created_once(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import pytest
 
-from manifests import disk
-from manifests.schema import Blend, FilterSpec
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Blend, FilterSpec
 
 
 @pytest.mark.parametrize(

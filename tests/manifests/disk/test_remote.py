@@ -12,8 +12,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from manifests import disk
-from manifests.disk import files
+from clipmill.manifests import disk
+from clipmill.manifests.disk import files
 
 
 class FaultyFileSystem(MemoryFileSystem):

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from manifests import disk
-from manifests.disk import files
+from clipmill.manifests import disk
+from clipmill.manifests.disk import files
 
 
 def answered(status: int, code: str = "") -> OSError:

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from manifests.disk import scratch_folder
-from manifests.disk.files import NEW_S, remove_abandoned
+from clipmill.manifests.disk import scratch_folder
+from clipmill.manifests.disk.files import NEW_S, remove_abandoned
 
 # Holds a folder until it is killed; the lock ends with it.
 CHILD = """
 import sys, time
-from manifests.disk.files import scratch_folder
+from clipmill.manifests.disk.files import scratch_folder
 with scratch_folder("work-", sys.argv[1]) as folder:
     (folder / "large").write_bytes(b"x")
     print(folder, flush=True)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
+from clipmill.manifests import disk
 
 
 def test_text_from_the_web_never_fails_a_document(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from manifests.reader import read_manifest
-from manifests.schema import Ablation, Stop
+from clipmill.manifests.reader import read_manifest
+from clipmill.manifests.schema import Ablation, Stop
 
 MANIFEST = """
 name: n

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from manifests import disk, schema
-from manifests.reader import read_manifest
-from manifests.schema import (
+from clipmill.manifests import disk, schema
+from clipmill.manifests.reader import read_manifest
+from clipmill.manifests.schema import (
     Balance,
     Blend,
     Fetch,
@@ -22,7 +22,7 @@ from manifests.schema import (
     TaskSpec,
     View,
 )
-from manifests.schema.recipe import check_ranges
+from clipmill.manifests.schema.recipe import check_ranges
 
 
 def test_a_blend_names_views_of_its_pools() -> None:

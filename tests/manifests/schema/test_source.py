@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from manifests import disk, reader
-from manifests.schema import SOURCES, Fetch, Recipe, Source
+from clipmill.manifests import disk, reader
+from clipmill.manifests.schema import SOURCES, Fetch, Recipe, Source
 
 SMALLEST: dict[str, dict[str, Any]] = {
     "wat": {"paths": ["a.warc.wat.gz"]},

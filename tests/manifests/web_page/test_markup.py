@@ -7,7 +7,7 @@ import pytest
 from jinja2 import UndefinedError
 from markupsafe import Markup
 
-from manifests import web_page
+from clipmill.manifests import web_page
 
 
 def rendered(source: str, **values: object) -> str:

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk, reader
-from manifests.reader import cross_arms
-from manifests.schema import Ablation, Arm, FilterSpec, Recipe
+from clipmill.manifests import disk, reader
+from clipmill.manifests.reader import cross_arms
+from clipmill.manifests.schema import Ablation, Arm, FilterSpec, Recipe
 
 MANIFEST = """
 name: a

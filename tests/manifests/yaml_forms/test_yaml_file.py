@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from manifests.reader import VARIABLES, expand_variables, merge, pick_scale, read_yaml
+from clipmill.manifests.reader import VARIABLES, expand_variables, merge, pick_scale, read_yaml
 
 
 def read(folder: Path, text: str | bytes) -> dict[str, Any]:

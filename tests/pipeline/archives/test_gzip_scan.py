@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.archives.wat import CHUNK, Tape, chunks
+from clipmill.pipeline.archives.wat import CHUNK, Tape, chunks
 
 NOISE = [random.Random(k).randbytes(3 * CHUNK) for k in range(3)]
 MEMBERS = [gzip.compress(data, mtime=0) for data in NOISE]

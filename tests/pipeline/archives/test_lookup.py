@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from pipeline.archives.warc import pairs_of_warc_record
-from pipeline.archives.wat import pairs_of_wat_record
+from clipmill.manifests import disk
+from clipmill.pipeline.archives.warc import pairs_of_warc_record
+from clipmill.pipeline.archives.wat import pairs_of_wat_record
 from tests.support import warcs, wats
 from tests.support.wats import pairs_of_wat
 from tests.support.web_files import FileServer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.archives import page_images
+from clipmill.pipeline.archives import page_images
 from tests.support.tables import table
 from tests.support.warcs import captions, one
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from pipeline.archives.urls import LONGEST_EXAMPLE, PartCounts, reject, reject_images
+from clipmill.pipeline.archives.urls import LONGEST_EXAMPLE, PartCounts, reject, reject_images
 
 
 def test_the_first_row_of_a_reason_is_its_example() -> None:

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.schema import Fetch
-from pipeline.archives import urls
-from pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver
-from pipeline.fetch import guard
-from pipeline.planning.planner import host_of
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.archives import urls
+from clipmill.pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver
+from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.planning.planner import host_of
 
 PAGE = "http://page.test/deep/er/page.html"
 

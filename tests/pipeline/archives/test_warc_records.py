@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from manifests.schema import Source
-from pipeline.archives.warc import PAGE_RECORDS
-from pipeline.archives.wat import Tape, records
-from pipeline.crawl.crawler import crawl
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.archives.warc import PAGE_RECORDS
+from clipmill.pipeline.archives.wat import Tape, records
+from clipmill.pipeline.crawl.crawler import crawl
 from tests.support.warcs import HTML, block, captions, pages, read, record, zipped, zstd
 
 

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import disk
-from pipeline.archives.urls import resolve
+from clipmill.manifests import disk
+from clipmill.pipeline.archives.urls import resolve
 from tests.support.wats import (
     PAGE,
     image,

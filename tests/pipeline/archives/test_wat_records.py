@@ -16,7 +16,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.archives.wat import JSON_RECORDS, KINDS, Image, Reader, Tape, decode, records, scan
+from clipmill.pipeline.archives.wat import (
+    JSON_RECORDS,
+    KINDS,
+    Image,
+    Reader,
+    Tape,
+    decode,
+    records,
+    scan,
+)
 from tests.support.wats import (
     INFO,
     PAGE,

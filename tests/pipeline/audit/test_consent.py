@@ -16,10 +16,10 @@ import pyarrow.csv as pa_csv
 import pytest
 from PIL import Image
 
-from manifests import disk
-from manifests.columns import REASONS
-from pipeline.audit import consent
-from pipeline.audit.consent import LET_IN, TABLE, read_consent
+from clipmill.manifests import disk
+from clipmill.manifests.columns import REASONS
+from clipmill.pipeline.audit import consent
+from clipmill.pipeline.audit.consent import LET_IN, TABLE, read_consent
 from tests.support import commands
 from tests.support.loopback_server import serving
 

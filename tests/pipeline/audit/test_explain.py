@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.schema import Recipe, Rule, View
-from pipeline.audit.explain import explain_lines, explain_row
-from pipeline.pool.lease import read_sidecar
-from pipeline.views.files import choose_views
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.schema import Recipe, Rule, View
+from clipmill.pipeline.audit.explain import explain_lines, explain_row
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.views.files import choose_views
 from tests.support import audited, commands
 from tests.support.commit_records import read_commit_records
 from tests.support.exported import FILTERS, RECIPE, exported_pool

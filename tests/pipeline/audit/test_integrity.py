@@ -13,15 +13,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.aligned import Bundle
-from manifests.commits import IndexWriter, read_commits, update_index
-from manifests.layout import PoolLayout
-from pipeline.audit import counts, integrity
-from pipeline.audit.integrity import verify
-from pipeline.audit.purge import purge_shard
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import sidecar_hash
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import Bundle
+from clipmill.manifests.commits import IndexWriter, read_commits, update_index
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.audit import counts, integrity
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.audit.purge import purge_shard
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import sidecar_hash
 from tests.support import audited
 from tests.support.bundles import change_shard
 

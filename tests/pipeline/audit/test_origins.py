@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, Recipe, Source
-from pipeline.audit.explain import explain_row, trace_images, trace_lines
-from pipeline.crawl import crawler
-from pipeline.planning.plan_files import rows_of_shard
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline.audit.explain import explain_row, trace_images, trace_lines
+from clipmill.pipeline.crawl import crawler
+from clipmill.pipeline.planning.plan_files import rows_of_shard
 from tests.support import audited, commands, plans, wats
 
 PAGES = 60

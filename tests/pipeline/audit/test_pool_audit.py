@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk, identity
-from manifests.columns import PAIRS
-from manifests.layout import SHARD_VERSION, PoolLayout
-from manifests.records import CrawlCounts, FinalCounts, ScoreCounts
-from manifests.schema import Recipe, Rule, Source, View
-from pipeline.audit.counts import count_pool, write_pool_json
-from pipeline.audit.integrity import audit_lines, audit_pool
-from pipeline.external.adopt import adopt_tars, tar_tickets
-from pipeline.pool.shard_writer import member_block
-from pipeline.views.files import choose_views
+from clipmill.manifests import disk, identity
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.layout import SHARD_VERSION, PoolLayout
+from clipmill.manifests.records import CrawlCounts, FinalCounts, ScoreCounts
+from clipmill.manifests.schema import Recipe, Rule, Source, View
+from clipmill.pipeline.audit.counts import count_pool, write_pool_json
+from clipmill.pipeline.audit.integrity import audit_lines, audit_pool
+from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
+from clipmill.pipeline.pool.shard_writer import member_block
+from clipmill.pipeline.views.files import choose_views
 from tests.support import audited, commands, plans
 from tests.support.commit_records import pool_fingerprint, read_commit_records
 from tests.support.pairs import write_part

@@ -12,19 +12,24 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from filters import FILTERS
-from manifests import disk
-from manifests.aligned import AlignedFiles, view_shards
-from manifests.commits import open_shard_files, read_commits, read_index_document, update_index
-from manifests.layout import PoolLayout
-from manifests.records import ScoreSetDocument, ShardTable, ViewDocument, read_document
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline import recipe_run
-from pipeline.audit import purge as purge_module
-from pipeline.audit.counts import count_pool
-from pipeline.audit.explain import explain_lines, explain_row
-from pipeline.audit.integrity import verify
-from pipeline.audit.purge import (
+from clipmill.filters import FILTERS
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles, view_shards
+from clipmill.manifests.commits import (
+    open_shard_files,
+    read_commits,
+    read_index_document,
+    update_index,
+)
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ScoreSetDocument, ShardTable, ViewDocument, read_document
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.audit import purge as purge_module
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.audit.explain import explain_lines, explain_row
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.audit.purge import (
     find_users,
     minus,
     purge_lines,
@@ -33,11 +38,11 @@ from pipeline.audit.purge import (
     purges_of_uid,
     read_criteria,
 )
-from pipeline.pool.lease import hold_lease, read_sidecar
-from pipeline.pool.shard_writer import ShardWriter
-from pipeline.pool.tars import index_tar
-from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views, write_selected_view
+from clipmill.pipeline.pool.lease import hold_lease, read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.pool.tars import index_tar
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import choose_views, write_selected_view
 from tests.support import audited, commands
 from tests.support.bundles import scores_of
 from tests.support.commit_records import pool_fingerprint, read_commit_records

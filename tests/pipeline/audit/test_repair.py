@@ -9,18 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from manifests.aligned import Bundle
-from manifests.commits import read_index_document, update_index
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, Recipe
-from pipeline import recipe_run
-from pipeline.audit import repair
-from pipeline.audit.counts import count_pool
-from pipeline.audit.integrity import verify
-from pipeline.audit.purge import purge_rows
-from pipeline.audit.repair import LOST, repair_lines, repair_pool
-from pipeline.pool.lease import read_commit_record, read_sidecar
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import Bundle
+from clipmill.manifests.commits import read_index_document, update_index
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, Recipe
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.audit import repair
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.audit.purge import purge_rows
+from clipmill.pipeline.audit.repair import LOST, repair_lines, repair_pool
+from clipmill.pipeline.pool.lease import read_commit_record, read_sidecar
 from tests.support import audited
 from tests.support.bundles import damage_shard
 

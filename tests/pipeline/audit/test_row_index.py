@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.commits import Commits, read_commits, update_index
-from pipeline.audit import explain, row_index
-from pipeline.audit.explain import explain_row
-from pipeline.audit.purge import find_rows
-from pipeline.audit.row_index import extend_row_index, locate, write_row_index
-from pipeline.pool.lease import LeaseLost, read_sidecar
+from clipmill.manifests import disk
+from clipmill.manifests.commits import Commits, read_commits, update_index
+from clipmill.pipeline.audit import explain, row_index
+from clipmill.pipeline.audit.explain import explain_row
+from clipmill.pipeline.audit.purge import find_rows
+from clipmill.pipeline.audit.row_index import extend_row_index, locate, write_row_index
+from clipmill.pipeline.pool.lease import LeaseLost, read_sidecar
 from tests.support.small_pool import make_pool, rows
 
 

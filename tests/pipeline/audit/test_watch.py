@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from pipeline.audit import watch
-from pipeline.audit.watch import watch_pool, watched_lines
-from pipeline.pool.lease import LeaseWatch, hold_lease
-from pipeline.progress.state import CommandState, StageState
-from pipeline.progress.view import LogLines, write_state
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.audit import watch
+from clipmill.pipeline.audit.watch import watch_pool, watched_lines
+from clipmill.pipeline.pool.lease import LeaseWatch, hold_lease
+from clipmill.pipeline.progress.state import CommandState, StageState
+from clipmill.pipeline.progress.view import LogLines, write_state
 from tests.support.command_states import command_state, stage_state
 
 

@@ -12,11 +12,11 @@ from typing import Any
 import fsspec
 import pytest
 
-from manifests import disk
-from manifests.schema import Source
-from pipeline.crawl import sources
-from pipeline.crawl.crawler import crawl
-from pipeline.crawl.sources import parts
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.crawl import sources
+from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.crawl.sources import parts
 from tests.support.warcs import block, record
 from tests.support.wats import INFO, image, page, zipped
 from tests.support.web_files import FileServer

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.columns import PAIRS
-from manifests.layout import PoolLayout
-from manifests.schema import Source
-from pipeline.crawl.crawler import crawl
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.crawl.crawler import crawl
 from tests.support.wats import captioned as wat
 
 

@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.columns import PAIRS
-from manifests.layout import PoolLayout
-from manifests.schema import Source
-from pipeline.crawl import crawler
-from pipeline.crawl.crawler import crawl
-from pipeline.executor import tickets
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.crawl import crawler
+from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.executor import tickets
 from tests.support import self_kills
 
 
@@ -122,7 +122,7 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker dies at a ticket of each step: it is replaced, and the ticket runs again."""
-    from manifests import ray_runtime
+    from clipmill.manifests import ray_runtime
 
     monkeypatch.setattr(crawler, "ROWS_PER_PARTITION", 300)
     monkeypatch.setattr(crawler, "FEW", 0)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.schema import Source
-from pipeline.crawl.crawler import crawl
-from pipeline.crawl.sources import parts
-from pipeline.crawl.tables import ImageFolder
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.crawl.sources import parts
+from clipmill.pipeline.crawl.tables import ImageFolder
 
 ODD_NAMES = ("a b.jpg", "c#1.PNG", "50%25.jpeg", "line\nbreak.webp", "東京/é.jpg", "deep/er/x.JPG")
 

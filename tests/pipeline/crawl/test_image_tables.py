@@ -19,11 +19,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import disk
-from manifests.commits import read_commits
-from pipeline import table_files
-from pipeline.planning.planner import row_keys
-from pipeline.table_files import image_rows, row_addresses, row_of_address
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.pipeline import table_files
+from clipmill.pipeline.planning.planner import row_keys
+from clipmill.pipeline.table_files import image_rows, row_addresses, row_of_address
 from tests.support import commands
 from tests.support.hub_server import hub_of
 from tests.support.other_tars import picture as picture_of

@@ -12,12 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from manifests.columns import PAIRS, SIDECAR
-from manifests.layout import PoolLayout
-from manifests.schema import Source
-from pipeline.crawl.crawler import crawl
-from pipeline.crawl.parts import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, SIDECAR
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.crawl.parts import (
     PARTS,
     Loss,
     UidsDigest,
@@ -34,7 +34,7 @@ from pipeline.crawl.parts import (
     top_reasons,
     write_parts,
 )
-from pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.wats import image, page, zipped
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.schema import Source
-from pipeline.crawl import sources
-from pipeline.crawl.crawler import crawl
-from pipeline.crawl.sources import parts
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.crawl import sources
+from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.crawl.sources import parts
 from tests.support.wats import INFO, zipped
 from tests.support.wats import captioned as wat
 

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.columns import PAIRS, with_extra
-from manifests.schema import Source
-from pipeline.archives.urls import PartCounts
-from pipeline.crawl.crawler import crawl
-from pipeline.crawl.sources import parts
-from pipeline.crawl.tables import url_table
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, with_extra
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.archives.urls import PartCounts
+from clipmill.pipeline.crawl.crawler import crawl
+from clipmill.pipeline.crawl.sources import parts
+from clipmill.pipeline.crawl.tables import url_table
 from tests.support.url_tables import FORMATS, left, read, table, texts, write
 
 

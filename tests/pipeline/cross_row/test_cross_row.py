@@ -14,24 +14,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from filters import FILTERS, instances_of
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout, uids_checksum
-from manifests.schema import FilterSpec, Recipe, Rule, Source, View
-from pipeline import cross_row
-from pipeline.audit.integrity import verify
-from pipeline.executor.tickets import Ticket
-from pipeline.pool.lease import read_sidecar
-from pipeline.scoring.score_sets import complete_score_sets, read_score_set
-from pipeline.scoring.scorer import score
-from pipeline.shuffle import stream
-from pipeline.views.files import choose_views
+from clipmill.filters import FILTERS, instances_of
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout, uids_checksum
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
+from clipmill.pipeline import cross_row
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.scoring.score_sets import complete_score_sets, read_score_set
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.shuffle import stream
+from clipmill.pipeline.views.files import choose_views
+from clipmill.train.data.view_rows import covers
 from tests.support.bundles import scores_of
 from tests.support.folders import make_bundles_small
 from tests.support.small_pool import Row, make_pool, rows, set_name, write_shard
 from tests.support.toy_pool_filters import Near, Often, components
-from train.data.view_rows import covers
 
 OFTEN, NEAR = FilterSpec(name="often"), FilterSpec(name="near")
 WORDS = ["red", "green", "blue", "one", "two", "three", "four", "five", "six", "seven", "eight"]

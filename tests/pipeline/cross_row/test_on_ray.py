@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk, ray_runtime
-from manifests.layout import PoolLayout
-from manifests.schema import FilterSpec
-from pipeline import cross_row
-from pipeline.executor import tickets
-from pipeline.scoring.scorer import score
+from clipmill.manifests import disk, ray_runtime
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline import cross_row
+from clipmill.pipeline.executor import tickets
+from clipmill.pipeline.scoring.scorer import score
 from tests.support import self_kills, toy_pool_filters
 from tests.support.small_pool import make_pool, rows
 from tests.support.trials import EVERYWHERE

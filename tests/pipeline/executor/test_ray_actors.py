@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from manifests import ray_runtime
-from pipeline.executor import stage as executor
-from pipeline.executor import tickets as outcomes
-from pipeline.executor.stage import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
-from pipeline.executor.tickets import (
+from clipmill.manifests import ray_runtime
+from clipmill.pipeline.executor import stage as executor
+from clipmill.pipeline.executor import tickets as outcomes
+from clipmill.pipeline.executor.stage import MAX_FAILED_STARTS, ActorPool, how_it_died, pool_size
+from clipmill.pipeline.executor.tickets import (
     Outcomes,
     Report,
     Stage,
@@ -26,7 +26,7 @@ from pipeline.executor.tickets import (
     Work,
     Worker,
 )
-from pipeline.progress.state import Measure, StageCounter, WorkerReport
+from clipmill.pipeline.progress.state import Measure, StageCounter, WorkerReport
 
 
 class RayError(Exception):

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from manifests import ray_runtime, waits
-from pipeline.executor import stage
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import ROOT, Outcomes, Report, Stage, Ticket, Work
+from clipmill.manifests import ray_runtime, waits
+from clipmill.pipeline.executor import stage
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import ROOT, Outcomes, Report, Stage, Ticket, Work
 from tests.support.small_pool import make_pool, rows
 
 pytestmark = pytest.mark.slow
@@ -285,9 +285,9 @@ def test_a_ticket_that_hangs_is_named_and_ended_with_its_worker(
 
 SHORT = """
 import sys
-from manifests import waits
+from clipmill.manifests import waits
 waits.LINE_S, waits.LIMIT_S = 1.0, 6.0
-from clipmill.app import main
+from clipmill.commands.app import main
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -327,12 +327,12 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
 
     script = (
         "import json, sys\nfrom pipeline.executor.stage import *\n"
-        "from pipeline.executor.tickets import *\n"
+        "from clipmill.pipeline.executor.tickets import *\n"
         "from tests.pipeline.executor.test_stage import obedient\n"
         "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
         "work = Stage(name='s', work=obedient, config={'log': sys.argv[1]})\n"
         "print(execute(work, tickets, engine='ray').done)\n"
-        "from manifests.ray_runtime import disconnect; disconnect()"
+        "from clipmill.manifests.ray_runtime import disconnect; disconnect()"
     )
     environment = {
         **os.environ,

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.executor import tickets as executor
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import (
+from clipmill.pipeline.executor import tickets as executor
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import (
     Outcomes,
     Report,
     Stage,
@@ -27,7 +27,7 @@ from pipeline.executor.tickets import (
     error_line,
     ticket_json,
 )
-from pipeline.progress.state import StageCounter
+from clipmill.pipeline.progress.state import StageCounter
 
 
 def tickets(*groups: str) -> list[Ticket]:

@@ -17,16 +17,16 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from manifests import disk
-from manifests.columns import SIDECAR
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import Recipe, Source, View
-from pipeline import export
-from pipeline.audit.purge import purge_rows
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage
-from pipeline.export import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Recipe, Source, View
+from clipmill.pipeline import export
+from clipmill.pipeline.audit.purge import purge_rows
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage
+from clipmill.pipeline.export import (
     KeptRows,
     Target,
     dataset_card,
@@ -35,9 +35,9 @@ from pipeline.export import (
     target_of,
     write_shard_folder,
 )
-from pipeline.external.adopt import adopt_tars, tar_tickets
-from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views
+from clipmill.pipeline.external.adopt import adopt_tars, tar_tickets
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import choose_views
 from tests.support import commands
 from tests.support.bundles import change_shard
 from tests.support.exported import (
@@ -169,7 +169,7 @@ def test_a_kill_leaves_no_file_under_the_name(
 ) -> None:
     to = tmp_path / "out" / f"x.{kind}"
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.export.disk.publish", _stopped)
+        patch.setattr("clipmill.pipeline.export.disk.publish", _stopped)
         with pytest.raises(KeyboardInterrupt):
             export_view(pool, "wide", str(to))
     assert not to.exists()
@@ -195,7 +195,7 @@ def test_a_killed_folder_is_finished(
         copied.append(tar)
         return copy(tar, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("pipeline.views.choose.THREADS", 1)
+    monkeypatch.setattr("clipmill.pipeline.views.choose.THREADS", 1)
     to = tmp_path / "out"
     with monkeypatch.context() as patch:
         patch.setattr(export, "copy_tar_with", until_third)

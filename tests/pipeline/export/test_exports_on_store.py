@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from pipeline import export
-from pipeline.export import export_view
+from clipmill.manifests import disk
+from clipmill.pipeline import export
+from clipmill.pipeline.export import export_view
 from tests.support.exported import exported_pool
 from tests.support.s3_server import BUCKET, FaultyProxy, s3_server, s3_variables
 
@@ -24,7 +24,7 @@ COMMAND = """
     import os, sys
     from pathlib import Path
     Path(sys.argv[3]).write_text(str(os.getpid()))
-    from pipeline.export import export_view
+    from clipmill.pipeline.export import export_view
     export_view(sys.argv[1], "wide", sys.argv[2])
 """
 

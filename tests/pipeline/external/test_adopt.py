@@ -15,15 +15,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from manifests.columns import SIDECAR, with_extra
-from manifests.layout import CommitRecord, PoolLayout
-from manifests.schema import Source
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage, Ticket
-from pipeline.external.adopt import adopt_tars, changed_tars, group_samples, tar_tickets
-from pipeline.pool.lease import read_sidecar, remove_uncommitted
-from pipeline.pool.tars import Member
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR, with_extra
+from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.schema import Source
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket
+from clipmill.pipeline.external.adopt import adopt_tars, changed_tars, group_samples, tar_tickets
+from clipmill.pipeline.pool.lease import read_sidecar, remove_uncommitted
+from clipmill.pipeline.pool.tars import Member
 from tests.support import commands
 from tests.support.commit_records import read_commit_records
 from tests.support.other_tars import Members, pack, picture, rows, take

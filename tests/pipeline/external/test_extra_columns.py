@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from manifests import disk
-from manifests.columns import SIDECAR, with_extra
-from manifests.layout import PoolLayout
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import ShardWriter
-from pipeline.pool.tars import index_tar
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR, with_extra
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.pool.tars import index_tar
 from tests.support.commit_records import read_commit_records
 
 

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from manifests import disk
-from manifests.schema import Fetch, Recipe, Source
-from pipeline import recipe_run
-from pipeline.external import img2dataset
-from pipeline.external.img2dataset import outcomes, success
-from pipeline.pool.lease import read_sidecar
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.external import img2dataset
+from clipmill.pipeline.external.img2dataset import outcomes, success
+from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support.commit_records import read_commit_records
 from tests.support.loopback_server import serving
 from tests.support.other_tars import pack, picture, rows, take

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.fetch.request import FREE_BYTES, Body, Budget, budget_bytes
+from clipmill.pipeline.fetch.request import FREE_BYTES, Body, Budget, budget_bytes
 
 
 class Content:

@@ -16,23 +16,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk, ray_runtime
-from manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
-from manifests.schema import Fetch, Pair, Recipe, Source
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage, Ticket
-from pipeline.fetch import download
-from pipeline.fetch.download import (
+from clipmill.manifests import disk, ray_runtime
+from clipmill.manifests.columns import PAIRS, REASONS, SIDECAR, VOLATILE_COLUMNS
+from clipmill.manifests.schema import Fetch, Pair, Recipe, Source
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket
+from clipmill.pipeline.fetch import download
+from clipmill.pipeline.fetch.download import (
     Downloader,
     check_locked,
     read_file,
     row_not_asked,
 )
-from pipeline.fetch.fetcher import Fetched, Fetcher
-from pipeline.images.header import RejectedImage
-from pipeline.planning.plan_files import rows_of_shard
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import ShardWriter
+from clipmill.pipeline.fetch.fetcher import Fetched, Fetcher
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.planning.plan_files import rows_of_shard
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
 from tests.support.commit_records import read_commit_records
 from tests.support.pairs import write_part

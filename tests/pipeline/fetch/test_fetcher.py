@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from manifests import tls
-from manifests.columns import REASONS
-from manifests.schema import Fetch, Pair
-from pipeline.fetch import request
-from pipeline.fetch.fetcher import Fetched, Fetcher
+from clipmill.manifests import tls
+from clipmill.manifests.columns import REASONS
+from clipmill.manifests.schema import Fetch, Pair
+from clipmill.pipeline.fetch import request
+from clipmill.pipeline.fetch.fetcher import Fetched, Fetcher
 from tests.support.fetched import fetch_all
 
 # Every address that this process asked a socket to connect to

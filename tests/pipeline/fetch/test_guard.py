@@ -15,11 +15,11 @@ import pytest
 import uvloop
 from aiohttp.abc import ResolveResult
 
-from manifests import tls
-from manifests.schema import Fetch, Pair
-from pipeline.fetch import guard, request
-from pipeline.fetch.fetcher import Fetched
-from pipeline.fetch.guard import Refused, check_address, target
+from clipmill.manifests import tls
+from clipmill.manifests.schema import Fetch, Pair
+from clipmill.pipeline.fetch import guard, request
+from clipmill.pipeline.fetch.fetcher import Fetched
+from clipmill.pipeline.fetch.guard import Refused, check_address, target
 from tests.support import hostile_server
 from tests.support.dns import fake_dns
 from tests.support.fetched import fetch_all

@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk, tls
-from manifests.columns import PAIRS
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, Recipe, Source
-from pipeline.executor.tickets import Ticket
-from pipeline.fetch import guard, request, sites
-from pipeline.fetch.download import Downloader
+from clipmill.manifests import disk, tls
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.fetch import guard, request, sites
+from clipmill.pipeline.fetch.download import Downloader
 from tests.support import plans
 from tests.support.dns import fake_dns
 from tests.support.hostile_server import SITE_FILES, HostileServer, certificates

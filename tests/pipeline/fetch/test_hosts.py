@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from manifests.schema import Fetch
-from pipeline.fetch import hosts
-from pipeline.fetch.hosts import (
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.fetch import hosts
+from clipmill.pipeline.fetch.hosts import (
     GIVE_UP,
     GIVE_UP_FIRST,
     LONGEST_PAUSE_S,

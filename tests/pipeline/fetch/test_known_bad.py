@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from manifests import disk
-from manifests.hashes import phash
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, Recipe, Source
-from pipeline import recipe_run
-from pipeline.planning.plan_files import plan_json
-from pipeline.pool.lease import read_sidecar
+from clipmill.manifests import disk
+from clipmill.manifests.hashes import phash
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.planning.plan_files import plan_json
+from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support.commit_records import read_commit_records
 
 BAD, GOOD = 50, 12

@@ -12,9 +12,9 @@ import pytest
 import uvloop
 from aiohttp.client_reqrep import ConnectionKey
 
-from manifests.schema import Fetch
-from pipeline.fetch import request
-from pipeline.fetch.request import (
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.fetch import request
+from clipmill.pipeline.fetch.request import (
     Answer,
     FileAnswer,
     OptoutPolicy,

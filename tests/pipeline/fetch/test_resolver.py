@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import uvloop
 
-from manifests.schema import Fetch
-from pipeline.fetch import guard
-from pipeline.fetch.guard import Dns, Refused, Resolver
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.fetch import guard
+from clipmill.pipeline.fetch.guard import Dns, Refused, Resolver
 from tests.support.dns import NameServer
 from tests.support.fetched import fetch_all
 

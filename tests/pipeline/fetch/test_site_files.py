@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.fetch import sites
-from pipeline.fetch.sites import (
+from clipmill.pipeline.fetch import sites
+from clipmill.pipeline.fetch.sites import (
     FILE_BYTES,
     MOST_RULES,
     Unreadable,

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from filters.optout import refusal, refuses
-from manifests.schema import Fetch, Pair
-from pipeline.fetch import sites
-from pipeline.fetch.fetcher import Fetched
-from pipeline.fetch.request import FileAnswer, OptoutPolicy, signals
-from pipeline.fetch.sites import Sites, Verdict
+from clipmill.filters.optout import refusal, refuses
+from clipmill.manifests.schema import Fetch, Pair
+from clipmill.pipeline.fetch import sites
+from clipmill.pipeline.fetch.fetcher import Fetched
+from clipmill.pipeline.fetch.request import FileAnswer, OptoutPolicy, signals
+from clipmill.pipeline.fetch.sites import Sites, Verdict
 from tests.support.fetched import fetch_all
 from tests.support.tables import table
 

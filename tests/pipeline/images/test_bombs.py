@@ -16,10 +16,10 @@ import simplejpeg
 import uvloop
 from PIL import Image
 
-from manifests.schema import Fetch
-from pipeline.images.decoders import Decoders
-from pipeline.images.header import SCAN_MARKER
-from pipeline.images.transform import DecodedImage
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images.decoders import Decoders
+from clipmill.pipeline.images.header import SCAN_MARKER
+from clipmill.pipeline.images.transform import DecodedImage
 
 MOST_BYTES = 256 * 2**20  # that a bomb may cost its child
 

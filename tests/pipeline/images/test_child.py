@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from manifests.schema import Fetch
-from pipeline.images.decoders import ROOT
-from pipeline.images.header import Limits
-from pipeline.images.transform import limits_of
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images.decoders import ROOT
+from clipmill.pipeline.images.header import Limits
+from clipmill.pipeline.images.transform import limits_of
 
 MEMORY_BYTES = 1536 * 2**20
 
 
 def start(*arguments: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "pipeline.images.child", *arguments]
+    command = [sys.executable, "-m", "clipmill.pipeline.images.child", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, cwd=ROOT)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image, ImageCms
 
-from pipeline.images.transform import apply_transform, to_srgb
+from clipmill.pipeline.images.transform import apply_transform, to_srgb
 from tests.support.profiles import srgb_profile, swapped_profile
 
 

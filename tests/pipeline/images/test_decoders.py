@@ -13,11 +13,11 @@ import pytest
 import uvloop
 from PIL import Image
 
-from manifests.schema import Fetch
-from pipeline.images import decoders
-from pipeline.images.decoders import Decoders
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import DecodedImage, check_and_resize
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images import decoders
+from clipmill.pipeline.images.decoders import Decoders
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import DecodedImage, check_and_resize
 
 
 def drawn(width: int = 80, height: int = 48) -> Image.Image:
@@ -37,7 +37,7 @@ def stall(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
     script = (
         "import os, signal, sys, time\n"
         "import simplejpeg\n"
-        "from pipeline.images import decoders\n"
+        "from clipmill.pipeline.images import decoders\n"
         "decode = simplejpeg.decode_jpeg\n"
         "def bewitched(body, **options):\n"
         f"    {code}\n"
@@ -236,7 +236,9 @@ def test_a_child_knows_no_secrets_and_imports_little(
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "x")
     out = tmp_path / "seen"
     seen = "repr([sorted(os.environ), sorted(sys.modules)])"
-    code = f"import os, sys, pipeline.images.decoders; open({str(out)!r}, 'w').write({seen})"
+    code = (
+        f"import os, sys, clipmill.pipeline.images.decoders; open({str(out)!r}, 'w').write({seen})"
+    )
     monkeypatch.setattr(decoders, "CHILD", ("-c", code))
 
     async def go() -> None:

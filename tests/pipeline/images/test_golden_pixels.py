@@ -12,10 +12,10 @@ import pytest
 import simplejpeg
 from PIL import Image, features
 
-from manifests.schema import Fetch
-from pipeline.images import transform
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import check_and_resize
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images import transform
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import check_and_resize
 
 Array = np.ndarray[Any, Any]
 PLAIN = Fetch(encode_format="png", encode_quality=1, skip_reencode=False)

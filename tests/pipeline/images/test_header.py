@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from PIL import Image, features
 
-from manifests.schema import Fetch
-from pipeline.images import header
-from pipeline.images.decoders import DEADLINE_S
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import check_and_resize, limits_of
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images import header
+from clipmill.pipeline.images.decoders import DEADLINE_S
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import check_and_resize, limits_of
 from tests.support.image_files import noise, saved
 
 KINDS = ["JPEG", "PNG", "WEBP", "GIF", *(["AVIF"] if features.check("avif") else [])]

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from manifests.columns import REASONS
-from manifests.schema import Fetch
-from pipeline.images import transform
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import (
+from clipmill.manifests.columns import REASONS
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images import transform
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import (
     as_it_is,
     boxes_of,
     check_and_resize,

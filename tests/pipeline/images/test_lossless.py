@@ -13,14 +13,14 @@ import pytest
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
 
-from manifests.schema import Fetch
-from pipeline.images.header import (
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images.header import (
     BYTES_PER_PIXEL,
     SPARE_BYTES,
     RejectedImage,
     without_metadata,
 )
-from pipeline.images.transform import DecodedImage, check_and_resize
+from clipmill.pipeline.images.transform import DecodedImage, check_and_resize
 
 SECRET = b"4 Privet Drive"
 TAIL = b"PK\x03\x04" + SECRET * 100

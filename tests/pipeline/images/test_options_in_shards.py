@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.columns import PAIRS, with_extra
-from manifests.schema import Fetch, Recipe, Source
-from pipeline.fetch.download import Downloader
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import ShardWriter
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, with_extra
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline.fetch.download import Downloader
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter
 from tests.support import plans
 from tests.support.image_files import noise, saved
 from tests.support.pairs import write_part

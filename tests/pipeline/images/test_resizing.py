@@ -10,8 +10,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.fetching.fidelity import area, psnr_db
-from pipeline.images import transform
-from pipeline.images.transform import FILTERS, Pixels, resized
+from clipmill.pipeline.images import transform
+from clipmill.pipeline.images.transform import FILTERS, Pixels, resized
 
 INTERPOLATIONS = ["area", "nearest", *FILTERS]
 

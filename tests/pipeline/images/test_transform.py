@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image, features
 
-from manifests.columns import DECODE_REASONS
-from manifests.schema import Fetch
-from pipeline.images import header, transform
-from pipeline.images.header import RejectedImage
-from pipeline.images.transform import DecodedImage, check_and_resize
+from clipmill.manifests.columns import DECODE_REASONS
+from clipmill.manifests.schema import Fetch
+from clipmill.pipeline.images import header, transform
+from clipmill.pipeline.images.header import RejectedImage
+from clipmill.pipeline.images.transform import DecodedImage, check_and_resize
 
 # Corners: top left, right, bottom left, right
 COLOURS = [(220, 30, 40), (30, 200, 50), (40, 60, 210), (230, 210, 40)]

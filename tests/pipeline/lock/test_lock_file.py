@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from pipeline.lock import lock_file
-from pipeline.lock.lock_file import LockFile, head_id
-from pipeline.lock.lock_writer import write_lock
+from clipmill.manifests import disk
+from clipmill.pipeline.lock import lock_file
+from clipmill.pipeline.lock.lock_file import LockFile, head_id
+from clipmill.pipeline.lock.lock_writer import write_lock
 from tests.support import locked_pools
 
 

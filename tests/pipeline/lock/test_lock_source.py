@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from manifests import disk, reader
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, Recipe, Source
-from pipeline.lock import rebuild
-from pipeline.lock.lock_writer import write_lock
-from pipeline.lock.rebuild import (
+from clipmill.manifests import disk, reader
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline.lock import rebuild
+from clipmill.pipeline.lock.lock_writer import write_lock
+from clipmill.pipeline.lock.rebuild import (
     check_locked,
     check_not_locked,
     is_locked,
@@ -21,7 +21,7 @@ from pipeline.lock.rebuild import (
     recipe_of_lock,
     write_lock_plan,
 )
-from pipeline.planning.plan_files import (
+from clipmill.pipeline.planning.plan_files import (
     group_count,
     is_planned,
     lock_of_plan,

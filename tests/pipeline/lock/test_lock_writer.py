@@ -9,16 +9,16 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from manifests.commits import read_commits, rebuild_index
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, Recipe, Source
-from pipeline import recipe_run
-from pipeline.audit.purge import purge_rows
-from pipeline.audit.repair import rebuild_sidecar
-from pipeline.lock import lock_writer
-from pipeline.lock.lock_writer import lock_lines, write_lock
-from pipeline.planning.plan_files import read_plan
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits, rebuild_index
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline import recipe_run
+from clipmill.pipeline.audit.purge import purge_rows
+from clipmill.pipeline.audit.repair import rebuild_sidecar
+from clipmill.pipeline.lock import lock_writer
+from clipmill.pipeline.lock.lock_writer import lock_lines, write_lock
+from clipmill.pipeline.planning.plan_files import read_plan
 from tests.support import locked_pools, plans
 
 

@@ -13,13 +13,13 @@ from typing import Any
 
 import pytest
 
-from manifests import console, disk
-from manifests.commits import read_commits
-from manifests.disk import files
-from manifests.layout import PoolLayout
-from pipeline.audit.counts import count_pool
-from pipeline.audit.integrity import verify
-from pipeline.lock.lock_writer import write_lock
+from clipmill.manifests import console, disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.disk import files
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.lock.lock_writer import write_lock
 from tests.support import commands, locked_pools
 from tests.support.locked_pools import image, rebuild, rows_of, tars, words
 from tests.support.s3_server import s3_server, s3_variables

@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.commits import read_commits, rebuild_index
-from manifests.layout import PoolLayout
-from manifests.records import DriftDocument, ViewDocument, read_document
-from pipeline.audit.integrity import verify
-from pipeline.audit.purge import purge_rows
-from pipeline.lock import rebuild
-from pipeline.lock.lock_file import LockFile
-from pipeline.lock.lock_writer import write_lock
-from pipeline.lock.rebuild import (
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits, rebuild_index
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import DriftDocument, ViewDocument, read_document
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.audit.purge import purge_rows
+from clipmill.pipeline.lock import rebuild
+from clipmill.pipeline.lock.lock_file import LockFile
+from clipmill.pipeline.lock.lock_writer import write_lock
+from clipmill.pipeline.lock.rebuild import (
     count_drift,
     drift_lines,
     same_rows_lines,
@@ -26,8 +26,8 @@ from pipeline.lock.rebuild import (
     write_locked_views,
     write_same_rows,
 )
-from pipeline.planning.plan_files import read_plan
-from pipeline.pool.lease import LeaseLost
+from clipmill.pipeline.planning.plan_files import read_plan
+from clipmill.pipeline.pool.lease import LeaseLost
 from tests.support import locked_pools, plans
 from tests.support.bundles import mask_of
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.look.survey import Survey, survey_pool
+from clipmill.pipeline.look.survey import Survey, survey_pool
 from tests.support import looked
 
 

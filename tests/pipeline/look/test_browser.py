@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.look.page import Bounds, page_data, render
-from pipeline.look.server import Answers, make_server
-from pipeline.look.survey import Survey
+from clipmill.pipeline.look.page import Bounds, page_data, render
+from clipmill.pipeline.look.server import Answers, make_server
+from clipmill.pipeline.look.survey import Survey
 from tests.support import looked
 from tests.support.browser import CHROMIUM, Tab, browser
 from tests.train.reporting.page.test_browser import CONTRAST, TOO_WIDE

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.look.survey import (
+from clipmill.pipeline.look.survey import (
     NumberColumn,
     bin_counts,
     counts_below,

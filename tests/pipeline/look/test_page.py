@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.schema import FilterSpec
-from pipeline.look.page import (
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.look.page import (
     Bounds,
     NoImage,
     are_current,
@@ -27,10 +27,10 @@ from pipeline.look.page import (
     render,
     thumbnail,
 )
-from pipeline.look.server import Answers
-from pipeline.look.survey import Survey, survey_pool
-from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views
+from clipmill.pipeline.look.server import Answers
+from clipmill.pipeline.look.survey import Survey, survey_pool
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import choose_views
 from tests.support import audited, looked, plans, s3_server, small_pool
 from tests.support.chosen import recipe, view
 from tests.support.looked import cells, number

@@ -14,15 +14,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.layout import PoolLayout
-from manifests.records import ScoreSetDocument, read_document
-from pipeline.audit.purge import purge_rows, read_criteria
-from pipeline.look.page import NoImage, page_data, render
-from pipeline.look.server import Alike, Answers, Changed, make_server
-from pipeline.look.survey import Survey, survey_pool
-from pipeline.scoring.score_sets import score_set_names
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ScoreSetDocument, read_document
+from clipmill.pipeline.audit.purge import purge_rows, read_criteria
+from clipmill.pipeline.look.page import NoImage, page_data, render
+from clipmill.pipeline.look.server import Alike, Answers, Changed, make_server
+from clipmill.pipeline.look.survey import Survey, survey_pool
+from clipmill.pipeline.scoring.score_sets import score_set_names
 from tests.support import looked, purged
 from tests.support.bundles import write_scores
 

@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.records import CrawlCounts, ViewRulesDocument, read_document
-from pipeline.audit.counts import count_pool
-from pipeline.look.survey import (
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import CrawlCounts, ViewRulesDocument, read_document
+from clipmill.pipeline.audit.counts import count_pool
+from clipmill.pipeline.look.survey import (
     DETAILED_VIEWS,
     SHOWN_VALUES,
     RowDraw,

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from filters.clip import model as models
-from manifests.schema import FilterSpec
-from pipeline.look import server
-from pipeline.look.server import Answers
-from pipeline.look.survey import survey_pool
-from pipeline.scoring.scorer import score
+from clipmill.filters.clip import model as models
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.look import server
+from clipmill.pipeline.look.server import Answers
+from clipmill.pipeline.look.survey import survey_pool
+from clipmill.pipeline.scoring.scorer import score
 from tests.filters.conftest import clip_folder as clip_folder
 from tests.support import looked
 from tests.support.late import open_clip

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests import disk
-from pipeline.planning.plan_files import PLAN_VERSION, host_groups, shard_id
-from pipeline.planning.planner import (
+from clipmill.manifests import disk
+from clipmill.pipeline.planning.plan_files import PLAN_VERSION, host_groups, shard_id
+from clipmill.pipeline.planning.planner import (
     KEY_BITS,
     SHARDS_PER_FILE,
     cell_bounds,

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.columns import LOCKED, PLAN
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, Recipe, Source
-from pipeline.planning import planner
-from pipeline.planning.plan_files import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import LOCKED, PLAN
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline.planning import planner
+from clipmill.pipeline.planning.plan_files import (
     group_count,
     is_planned,
     lock_of_plan,
@@ -26,8 +26,8 @@ from pipeline.planning.plan_files import (
     read_ticket,
     rows_of_shard,
 )
-from pipeline.planning.planner import settings_hash, write_given_plan, write_plan
-from pipeline.pool.lease import LeaseLost
+from clipmill.pipeline.planning.planner import settings_hash, write_given_plan, write_plan
+from clipmill.pipeline.pool.lease import LeaseLost
 from tests.support import audited
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried

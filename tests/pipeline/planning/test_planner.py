@@ -11,21 +11,21 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.columns import PAIRS, with_extra
-from manifests.schema import Fetch, Recipe, Source
-from pipeline.executor import tickets
-from pipeline.executor.tickets import Ticket
-from pipeline.planning import planner
-from pipeline.planning.plan_files import read_plan, read_rounds, read_shard, rows_of_shard
-from pipeline.planning.planner import (
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, with_extra
+from clipmill.manifests.schema import Fetch, Recipe, Source
+from clipmill.pipeline.executor import tickets
+from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.planning import planner
+from clipmill.pipeline.planning.plan_files import read_plan, read_rounds, read_shard, rows_of_shard
+from clipmill.pipeline.planning.planner import (
     add_retries,
     retried_keys,
     settings_hash,
     sort_pairs,
     write_plan,
 )
-from pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.lease import read_sidecar
 from tests.support import audited, self_kills
 from tests.support.pairs import pairs, urls, write_part
 from tests.support.plans import planned, retried
@@ -270,7 +270,7 @@ def test_workers_and_killed_workers_leave_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker dies at a ticket of each step: it is replaced, and the ticket runs again."""
-    from manifests import ray_runtime
+    from clipmill.manifests import ray_runtime
 
     monkeypatch.setattr(planner, "ROWS_PER_TICKET", 20)
     monkeypatch.setattr(planner, "FEW", 0)

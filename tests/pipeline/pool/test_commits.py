@@ -14,22 +14,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.columns import SIDECAR
-from manifests.commits import read_commits, update_index
-from manifests.layout import CommitRecord, PoolLayout
-from manifests.schema import FilterSpec
-from pipeline.pool.lease import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.commits import read_commits, update_index
+from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.pool.lease import (
     LeaseLost,
     hold_lease,
     read_commit_record,
     read_sidecar,
     remove_uncommitted,
 )
-from pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
-from pipeline.scoring.score_sets import complete_score_sets
-from pipeline.scoring.scorer import score
+from clipmill.pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
+from clipmill.pipeline.scoring.score_sets import complete_score_sets
+from clipmill.pipeline.scoring.scorer import score
 from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import files_of, five_rows, write_five
 from tests.support.small_pool import make_pool, rows, write_shard
@@ -92,7 +92,7 @@ def test_a_kill_while_a_file_is_written_leaves_only_what_clean_removes(
         def full(*_: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        patch.setattr("manifests.disk.files.os.link", full)
+        patch.setattr("clipmill.manifests.disk.files.os.link", full)
         with pytest.raises(OSError, match="No space left"):
             write_five(str(tmp_path))
     assert [name for name in files_of(tmp_path) if not name.startswith(".")] == []

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from pipeline.pool import lease
-from pipeline.pool.lease import (
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.pool import lease
+from clipmill.pipeline.pool.lease import (
     LeaseHeld,
     LeaseLost,
     LeaseOwner,

@@ -17,13 +17,13 @@ import webdataset
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from manifests import disk
-from manifests.columns import SIDECAR, with_extra
-from manifests.layout import SHARD_VERSION, PoolLayout
-from manifests.text import valid_text
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import ShardWriter, json_array, outcome_row
-from pipeline.pool.tars import index_tar
+from clipmill.manifests import disk
+from clipmill.manifests.columns import SIDECAR, with_extra
+from clipmill.manifests.layout import SHARD_VERSION, PoolLayout
+from clipmill.manifests.text import valid_text
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter, json_array, outcome_row
+from clipmill.pipeline.pool.tars import index_tar
 from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import Row, five_rows, write_five
 

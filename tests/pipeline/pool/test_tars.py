@@ -12,12 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from pipeline.pool.lease import read_sidecar
-from pipeline.pool.shard_writer import ShardWriter, member_block
-from pipeline.pool.tar_copy import copy_tar_without
-from pipeline.pool.tars import index_tar
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.pool.shard_writer import ShardWriter, member_block
+from clipmill.pipeline.pool.tar_copy import copy_tar_without
+from clipmill.pipeline.pool.tars import index_tar
 from tests.support.five_rows import write_five
 from tests.support.small_pool import make_pool, rows
 

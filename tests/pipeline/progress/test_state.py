@@ -6,8 +6,8 @@ from collections import Counter
 
 import pytest
 
-from manifests import disk
-from pipeline.progress.state import (
+from clipmill.manifests import disk
+from clipmill.pipeline.progress.state import (
     MAX_HOSTS,
     MIN_LOST_S,
     SAMPLES,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.executor.stage import execute
-from pipeline.executor.tickets import Stage, Ticket, Work
-from pipeline.progress import view
-from pipeline.progress.state import CommandState, Measure, StageState
-from pipeline.progress.view import (
+from clipmill.pipeline.executor.stage import execute
+from clipmill.pipeline.executor.tickets import Stage, Ticket, Work
+from clipmill.pipeline.progress import view
+from clipmill.pipeline.progress.state import CommandState, Measure, StageState
+from clipmill.pipeline.progress.view import (
     Bars,
     LogLines,
     View,

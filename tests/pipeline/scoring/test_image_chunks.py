@@ -14,10 +14,10 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from filters.picture import FRAMES, PIXELS, measure
-from manifests.layout import CommitRecord, PoolLayout
-from pipeline.pool.lease import read_sidecar
-from pipeline.scoring import worker
+from clipmill.filters.picture import FRAMES, PIXELS, measure
+from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.scoring import worker
 from tests.support.small_pool import Row, make_pool, rows
 
 

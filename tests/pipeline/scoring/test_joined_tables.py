@@ -8,14 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from filters.table import Table
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits
-from manifests.schema import FilterSpec
-from pipeline.metadata_join import MatchCounts
-from pipeline.scoring.scorer import match_line, score
-from pipeline.views.files import choose_views
+from clipmill.filters.table import Table
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.metadata_join import MatchCounts
+from clipmill.pipeline.scoring.scorer import match_line, score
+from clipmill.pipeline.views.files import choose_views
 from tests.support.chosen import recipe, view
 from tests.support.datacomp import write_metadata
 from tests.support.small_pool import make_pool, rows, write_shard

@@ -11,19 +11,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from filters import FILTERS
-from filters.base import Batch, Columns, Filter
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import FilterSpec, Recipe
-from pipeline.scoring.score_sets import PoolSets, read_score_set
-from pipeline.scoring.scorer import score
-from pipeline.views.files import choose_views, column_lines, list_columns
+from clipmill.filters import FILTERS
+from clipmill.filters.base import Batch, Columns, Filter
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import FilterSpec, Recipe
+from clipmill.pipeline.scoring.score_sets import PoolSets, read_score_set
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views.files import choose_views, column_lines, list_columns
+from clipmill.train.data.view_rows import open_masks
 from tests.support import chosen
 from tests.support.bundles import scores_of
 from tests.support.small_pool import make_pool, rows
-from train.data.view_rows import open_masks
 
 
 @dataclass(kw_only=True)

@@ -9,17 +9,22 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.aligned import AlignedFiles, parquet_bytes
-from manifests.columns import PAIRS
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import Fetch, FilterSpec, Recipe, Source
-from pipeline.pool.score_columns import commit_columns
-from pipeline.scoring import score_sets
-from pipeline.scoring.score_sets import filter_specs, reasons_text, scored_shards, shards_with_rows
-from pipeline.scoring.scorer import score
-from pipeline.views import files
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles, parquet_bytes
+from clipmill.manifests.columns import PAIRS
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Source
+from clipmill.pipeline.pool.score_columns import commit_columns
+from clipmill.pipeline.scoring import score_sets
+from clipmill.pipeline.scoring.score_sets import (
+    filter_specs,
+    reasons_text,
+    scored_shards,
+    shards_with_rows,
+)
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.views import files
 from tests.support import chosen
 from tests.support.folders import make_bundles_small
 from tests.support.pairs import write_part
@@ -157,7 +162,7 @@ def test_a_kill_while_a_bundle_is_made_costs_no_score(
 
     for target in ("publish", "remove"):
         with monkeypatch.context() as patch:
-            patch.setattr("pipeline.scoring.score_sets.disk." + target, killed)
+            patch.setattr("clipmill.pipeline.scoring.score_sets.disk." + target, killed)
             with pytest.raises(KeyboardInterrupt):
                 score(pool, [CAPTION], engine="inline")
         assert scored_shards(read_commits(pool), NAME).all()

@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters import FILTERS, instances_of, worker_spec
-from filters.base import Batch, Columns, Filter
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.schema import FilterSpec
-from pipeline.executor.tickets import Ticket
-from pipeline.scoring.scorer import score
-from pipeline.scoring.worker import ScoreWorker
+from clipmill.filters import FILTERS, instances_of, worker_spec
+from clipmill.filters.base import Batch, Columns, Filter
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.executor.tickets import Ticket
+from clipmill.pipeline.scoring.scorer import score
+from clipmill.pipeline.scoring.worker import ScoreWorker
 from tests.support.bundles import scores_of
 from tests.support.small_pool import Row, make_pool, rows
 
@@ -83,7 +83,7 @@ def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_filter_without_images_gets_all_rows_of_a_shard_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipeline.scoring.worker.CHUNK", 2)
+    monkeypatch.setattr("clipmill.pipeline.scoring.worker.CHUNK", 2)
     pool = make_pool(tmp_path, [Row(caption="x") for _ in range(7)])
     specs = [FilterSpec(name="batch_size"), FilterSpec(name="picture")]
     report = score(pool, specs, engine="inline")

@@ -14,16 +14,16 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from filters import FILTERS
-from filters.base import FREE, Batch, Columns, Filter, with_options
-from manifests import disk, ray_runtime
-from manifests.aligned import AlignedFiles
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout, uids_checksum
-from manifests.schema import FilterSpec
-from pipeline.executor.tickets import Tickets
-from pipeline.pool.lease import read_sidecar
-from pipeline.scoring import score_sets, scorer, worker
+from clipmill.filters import FILTERS
+from clipmill.filters.base import FREE, Batch, Columns, Filter, with_options
+from clipmill.manifests import disk, ray_runtime
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout, uids_checksum
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.executor.tickets import Tickets
+from clipmill.pipeline.pool.lease import read_sidecar
+from clipmill.pipeline.scoring import score_sets, scorer, worker
 from tests.support.bundles import scores_of
 from tests.support.commit_records import read_commit_records
 from tests.support.small_pool import Row, jpeg, make_pool, rows, set_name, write_shard

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.views.choose import (
+from clipmill.pipeline.views.choose import (
     FIRST_STEP,
     KEPT,
     UNSTORED,
@@ -24,7 +24,7 @@ from pipeline.views.choose import (
     compile_views,
     outcomes,
 )
-from pipeline.views.rules import Step, borrowed_connection
+from clipmill.pipeline.views.rules import Step, borrowed_connection
 
 Row = Mapping[str, Any]
 OPERATORS: dict[str, Callable[[Any, Any], bool]] = {

@@ -16,11 +16,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.columns import VIEW
-from manifests.records import Threshold
-from manifests.schema import Rule, View
-from pipeline.views import choose as choosing
-from pipeline.views.choose import Part, map_units, uid_hashes
+from clipmill.manifests.columns import VIEW
+from clipmill.manifests.records import Threshold
+from clipmill.manifests.schema import Rule, View
+from clipmill.pipeline.views import choose as choosing
+from clipmill.pipeline.views.choose import Part, map_units, uid_hashes
 from tests.support.chosen import choose, view
 
 SCHEMA = pa.schema(

@@ -9,15 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from filters import FILTERS, instances_of, make
-from manifests import disk
-from manifests.columns import PAIRS, SIDECAR
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.schema import FilterSpec
-from pipeline.scoring import scorer
-from pipeline.views import files
-from pipeline.views.files import (
+from clipmill.filters import FILTERS, instances_of, make
+from clipmill.manifests import disk
+from clipmill.manifests.columns import PAIRS, SIDECAR
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import FilterSpec
+from clipmill.pipeline.scoring import scorer
+from clipmill.pipeline.views import files
+from clipmill.pipeline.views.files import (
     MEANINGS,
     JoinedColumns,
     ScoredColumns,
@@ -26,7 +26,7 @@ from pipeline.views.files import (
     column_lines,
     list_columns,
 )
-from pipeline.views.rules import DERIVED
+from clipmill.pipeline.views.rules import DERIVED
 from tests.support.chosen import recipe, view
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
 

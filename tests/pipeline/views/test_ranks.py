@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.views import choose as choosing
-from pipeline.views.choose import Ranks
+from clipmill.pipeline.views import choose as choosing
+from clipmill.pipeline.views.choose import Ranks
 
 RNG = np.random.default_rng(0)
 CASES = {

@@ -8,12 +8,12 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests.layout import PoolLayout
-from manifests.records import ViewDocument, ViewRulesDocument, read_document
-from manifests.schema import Rule
-from pipeline.views.choose import rule_outcomes, with_derived
-from pipeline.views.files import choose_views
-from pipeline.views.rules import selected_rules
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ViewDocument, ViewRulesDocument, read_document
+from clipmill.manifests.schema import Rule
+from clipmill.pipeline.views.choose import rule_outcomes, with_derived
+from clipmill.pipeline.views.files import choose_views
+from clipmill.pipeline.views.rules import selected_rules
 from tests.support import small_pool
 from tests.support.chosen import recipe, view
 

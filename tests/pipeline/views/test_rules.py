@@ -10,11 +10,18 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from manifests.columns import SIDECAR
-from manifests.schema import Rule, View
-from pipeline.views import rules
-from pipeline.views.choose import check
-from pipeline.views.rules import TABLE, Step, borrowed_connection, rule_text, rules_of, steps_of
+from clipmill.manifests.columns import SIDECAR
+from clipmill.manifests.schema import Rule, View
+from clipmill.pipeline.views import rules
+from clipmill.pipeline.views.choose import check
+from clipmill.pipeline.views.rules import (
+    TABLE,
+    Step,
+    borrowed_connection,
+    rule_text,
+    rules_of,
+    steps_of,
+)
 from tests.support.chosen import choose, view
 
 COLUMNS = [

@@ -11,24 +11,24 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.aligned import view_shards
-from manifests.columns import VIEW
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.records import ViewDocument, read_document
-from manifests.schema import FilterSpec, Recipe, Rule, View
-from pipeline.audit.integrity import verify
-from pipeline.scoring import scorer
-from pipeline.views import choose as choosing
-from pipeline.views import files
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import view_shards
+from clipmill.manifests.columns import VIEW
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.schema import FilterSpec, Recipe, Rule, View
+from clipmill.pipeline.audit.integrity import verify
+from clipmill.pipeline.scoring import scorer
+from clipmill.pipeline.views import choose as choosing
+from clipmill.pipeline.views import files
+from clipmill.train.data.view_rows import read_columns
 from tests.support import chosen
 from tests.support.bundles import change_shard, mask_of
 from tests.support.chosen import view
 from tests.support.commit_records import pool_fingerprint, read_commit_records
 from tests.support.folders import make_bundles_small
 from tests.support.small_pool import make_pool, rows, set_name, write_shard
-from train.data.view_rows import read_columns
 
 FILTERS = (FilterSpec(name="caption"), FilterSpec(name="picture"))
 RAW = view("raw")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from manifests.commits import read_commits
-from manifests.layout import PoolLayout
-from manifests.records import ViewDocument, read_document
-from pipeline.audit.purge import purge_rows, read_criteria
-from pipeline.views import choose as choosing
-from pipeline.views import files
-from pipeline.views.files import choose_views, hash_view, random_like
+from clipmill.manifests import disk
+from clipmill.manifests.commits import read_commits
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.pipeline.audit.purge import purge_rows, read_criteria
+from clipmill.pipeline.views import choose as choosing
+from clipmill.pipeline.views import files
+from clipmill.pipeline.views.files import choose_views, hash_view, random_like
 from tests.support import commands
 from tests.support.bundles import mask_of
 from tests.support.chosen import recipe, view

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.records import ViewDocument, read_document
-from manifests.schema import Ablation, Blend
-from pipeline.views.files import parts_of_views
-from tests.support.ablations import TRAIN, Ran, changed, three_arms, tiny_ablation
-from train.ablation import arms, runner
-from train.ablation.arms import (
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ViewDocument, read_document
+from clipmill.manifests.schema import Ablation, Blend
+from clipmill.pipeline.views.files import parts_of_views
+from clipmill.train.ablation import arms, runner
+from clipmill.train.ablation.arms import (
     check_factors,
     expand_runs,
     finished_metrics,
     stale_because,
 )
-from train.ablation.runner import Outcome
+from clipmill.train.ablation.runner import Outcome
+from tests.support.ablations import TRAIN, Ran, changed, three_arms, tiny_ablation
 
 RECIPE = """
 name: web

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manifests import disk
-from manifests.schema import Ablation
-from tests.support.ablations import by_seed, three_arms
-from train.ablation import wording
-from train.ablation.conclusions import (
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import wording
+from clipmill.train.ablation.conclusions import (
     EarlierLook,
     FailedRun,
     Results,
@@ -22,11 +21,12 @@ from train.ablation.conclusions import (
     metric_tables,
     scorer_score,
 )
-from train.ablation.names import NO_SEED
-from train.ablation.ranges import TaskFacts, metric_scores, range_of
-from train.ablation.wording import DASH, MINUS
-from train.stats.analysis import TaskRange, TaskScores, analyse
-from train.stats.comparison import Comparison, Power
+from clipmill.train.ablation.names import NO_SEED
+from clipmill.train.ablation.ranges import TaskFacts, metric_scores, range_of
+from clipmill.train.ablation.wording import DASH, MINUS
+from clipmill.train.stats.analysis import TaskRange, TaskScores, analyse
+from clipmill.train.stats.comparison import Comparison, Power
+from tests.support.ablations import by_seed, three_arms
 
 VALUES: dict[str, list[float]] = {
     "raw": [0.300, 0.310, 0.305],

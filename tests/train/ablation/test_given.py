@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk
-from manifests.schema import Ablation
-from train.ablation.arms import GivenTask, all_runs, given_runs
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation.arms import GivenTask, all_runs, given_runs
 
 COLUMNS: dict[str, list[Any]] = {
     "sample": ["a", "b", "c"],

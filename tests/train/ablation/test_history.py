@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from manifests.records import read_document
-from manifests.schema import Ablation
+from clipmill.manifests import disk
+from clipmill.manifests.records import read_document
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import history, runner
+from clipmill.train.reporting.schema import Results
 from tests.support import commands
 from tests.support.ablations import Ran, changed, in_process
-from train.ablation import history, runner
-from train.reporting.schema import Results
 
 
 def run(ablation: Ablation, folder: Path) -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from manifests.layout import AblationLayout
-from manifests.schema import Ablation
-from tests.support.ablations import Ran, changed, in_process
-from train.ablation import runner, wording
-from train.ablation.arms import (
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import runner, wording
+from clipmill.train.ablation.arms import (
     ModelRun,
     all_runs,
     check_models,
@@ -21,11 +20,12 @@ from train.ablation.arms import (
     stale_because,
     trained_on,
 )
-from train.ablation.names import NO_SEED
-from train.ablation.plan import check_ablation, check_pools
-from train.ablation.runner import run_all
-from train.reporting.collect import collect_report
-from train.reporting.results import collect_results
+from clipmill.train.ablation.names import NO_SEED
+from clipmill.train.ablation.plan import check_ablation, check_pools
+from clipmill.train.ablation.runner import run_all
+from clipmill.train.reporting.collect import collect_report
+from clipmill.train.reporting.results import collect_results
+from tests.support.ablations import Ran, changed, in_process
 
 
 def with_models(ran: Ran, **models: str) -> Ablation:

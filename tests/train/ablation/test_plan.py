@@ -9,14 +9,13 @@ import huggingface_hub.constants
 import pytest
 import torch
 
-from manifests import disk, reader
-from manifests.layout import RunLayout
-from manifests.records import RunRecord, read_document
-from manifests.schema import Ablation
-from tests.support.ablations import TRAIN, Ran, changed, three_arms, tiny_ablation, two_classes
-from train.ablation import plan
-from train.ablation.arms import expand_runs
-from train.ablation.plan import (
+from clipmill.manifests import disk, reader
+from clipmill.manifests.layout import RunLayout
+from clipmill.manifests.records import RunRecord, read_document
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import plan
+from clipmill.train.ablation.arms import expand_runs
+from clipmill.train.ablation.plan import (
     Hardware,
     Plan,
     check_ablation,
@@ -25,9 +24,10 @@ from train.ablation.plan import (
     plan_ablation,
     plan_lines,
 )
-from train.config import configure
-from train.sizing.device_fit import GIB, sample_flops
-from train.stats.comparison import StudyNoise
+from clipmill.train.config import configure
+from clipmill.train.sizing.device_fit import GIB, sample_flops
+from clipmill.train.stats.comparison import StudyNoise
+from tests.support.ablations import TRAIN, Ran, changed, three_arms, tiny_ablation, two_classes
 
 SHIPPED = Path(__file__).resolve().parents[3] / "manifests" / "ablations"
 A100 = Hardware(name="a100-80gb", utilisation=0.2)
@@ -161,7 +161,7 @@ def test_on_a_machine_without_gpus_the_flagship_is_refused_with_numbers(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("train.ablation.plan.usable_cores", lambda: 2)
+    monkeypatch.setattr("clipmill.train.ablation.plan.usable_cores", lambda: 2)
     ablation = shipped("nvidia_question", monkeypatch)
     with pytest.raises(ValueError, match="cannot run") as refused:
         check_plan(ablation, "/out", Hardware(here=True))

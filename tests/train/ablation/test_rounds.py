@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from manifests import disk
-from manifests.layout import AblationLayout
-from manifests.schema import Ablation
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import rounds, runner
+from clipmill.train.ablation.conclusions import Results, conclude
+from clipmill.train.ablation.ranges import TaskFacts
+from clipmill.train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
+from clipmill.train.ablation.runner import Outcome
+from clipmill.train.reporting.results import collect_results, saved_scores
+from clipmill.train.stats.analysis import TaskScores
 from tests.support.ablations import three_arms, tiny_ablation
-from train.ablation import rounds, runner
-from train.ablation.conclusions import Results, conclude
-from train.ablation.ranges import TaskFacts
-from train.ablation.rounds import ReadScore, Score, Study, replay, run_rounds
-from train.ablation.runner import Outcome
-from train.reporting.results import collect_results, saved_scores
-from train.stats.analysis import TaskScores
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 # clip30 is far better at once; basic is decided after 4 seeds.
@@ -251,7 +251,7 @@ def test_the_shipped_example_in_rounds_runs_as_shipped_in_the_base_installation(
         "        if name in ('torch', 'ray', 'duckdb', 'safetensors', 'tqdm', 'open_clip'):\n"
         "            raise ModuleNotFoundError(f'{name} is of an extra')\n"
         "sys.meta_path.insert(0, Extras())\n"
-        "from clipmill.app import main\n"
+        "from clipmill.commands.app import main\n"
         f"given, out = {given!r}, {out!r}\n"
         "for words in (['check', given], ['plan', given], [given]):\n"
         "    assert main(['ablate', *words, '--out', out]) == 0\n"

@@ -17,16 +17,16 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from manifests import disk
-from manifests.schema import Ablation, Blend
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Ablation, Blend
+from clipmill.train.ablation import runner
+from clipmill.train.ablation.arms import Run, expand_runs
+from clipmill.train.ablation.runner import Child, Outcome, request_of, train_and_evaluate
+from clipmill.train.formats import model_files, open_clip_files
+from clipmill.train.model.clip import CLIP
+from clipmill.train.sizing.device_fit import DEVICE_SHARE
 from tests.support import processes
 from tests.support.ablations import TRAIN, Ran, changed, tiny_ablation
-from train.ablation import runner
-from train.ablation.arms import Run, expand_runs
-from train.ablation.runner import Child, Outcome, request_of, train_and_evaluate
-from train.formats import model_files, open_clip_files
-from train.model.clip import CLIP
-from train.sizing.device_fit import DEVICE_SHARE
 
 
 def test_every_run_ends_with_metrics_in_its_folder(ran: Ran) -> None:
@@ -290,7 +290,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def start() -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "train.ablation.child"],
+        [sys.executable, "-m", "clipmill.train.ablation.child"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT, text=True,
     )  # fmt: skip
 
@@ -369,7 +369,9 @@ def test_two_ranks_train_what_one_does_though_one_is_killed(
         args=(runs[:1], two.evaluate, 1, str(tmp_path), ended.append),
     )
     work.start()
-    first, second = processes.wait_for(mark, "train.ablation.child", "request.json", count=2)
+    first, second = processes.wait_for(
+        mark, "clipmill.train.ablation.child", "request.json", count=2
+    )
     os.kill(second, signal.SIGKILL)
     work.join(timeout=300)
     answer = {key: answers[0][key] for key in ("error", "refused")}
@@ -395,7 +397,7 @@ def test_ranks_end_with_the_process_that_started_them(
     answers: list[runner.Json] = []
     asking = threading.Thread(target=lambda: answers.append(child.ask(request)))
     asking.start()
-    ranks = processes.wait_for(mark, "train.ablation.child", "request.json", count=2)
+    ranks = processes.wait_for(mark, "clipmill.train.ablation.child", "request.json", count=2)
     assert child.process is not None
     child.process.kill()
     asking.join(timeout=300)
@@ -425,7 +427,7 @@ def test_on_ray_a_worker_that_is_killed_costs_an_attempt_and_not_the_run(
     killed: list[int] = []
 
     def kill() -> None:
-        ranks = processes.wait_for(mark, "train.ablation.child", "request.json", count=2)
+        ranks = processes.wait_for(mark, "clipmill.train.ablation.child", "request.json", count=2)
         killed.append(processes.parent_of(ranks[0]))
         os.kill(killed[0], signal.SIGKILL)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.ablation import wording
-from train.ablation.wording import MINUS
+from clipmill.train.ablation import wording
+from clipmill.train.ablation.wording import MINUS
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from manifests import disk
-from manifests.layout import PoolLayout, RunLayout
-from manifests.schema import Blend
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout, RunLayout
+from clipmill.manifests.schema import Blend
+from clipmill.train.data import live_rows
+from clipmill.train.data.live_rows import FoundShard, LivePool, committed_shards
+from clipmill.train.data.loader import Loader
+from clipmill.train.mixture.order import SegmentOrder
 from tests.train.data.test_loader import model, settings
-from train.data import live_rows
-from train.data.live_rows import FoundShard, LivePool, committed_shards
-from train.data.loader import Loader
-from train.mixture.order import SegmentOrder
 
 BATCH = 2048  # the order works out one step at a time
 

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 import torch
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.schema import Blend
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.data import loader as loader_module
+from clipmill.train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
+from clipmill.train.data.loader import Loader, copy_tokens
 from tests.support.bundles import change_shard
-from train.config import TrainConfig, model_config
-from train.data import loader as loader_module
-from train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
-from train.data.loader import Loader, copy_tokens
 
 
 def settings(**changes):
@@ -298,7 +298,7 @@ def damaged_sample(step, position):
 
 
 def test_ranks_add_up_in_the_order_of_the_run_and_the_first_are_listed(monkeypatch):
-    monkeypatch.setattr("train.data.damage.LISTED", 3)
+    monkeypatch.setattr("clipmill.train.data.damage.LISTED", 3)
     ranks = [DamageCounts(), DamageCounts()]
     ranks[0].add([damaged_sample(0, 1), damaged_sample(4, 0)])
     ranks[1].add([damaged_sample(0, 0)])

@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from manifests import disk
-from manifests.schema import Blend
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, model_config
+from clipmill.train.data import read_ahead, view_rows
+from clipmill.train.data.loader import Loader
+from clipmill.train.data.read_ahead import ReadAhead
+from clipmill.train.data.view_rows import ReadFailed
+from clipmill.train.store import PartCache
 from tests.support import slow_store
 from tests.support.slow_store import SlowStore
-from train.config import TrainConfig, model_config
-from train.data import read_ahead, view_rows
-from train.data.loader import Loader
-from train.data.read_ahead import ReadAhead
-from train.data.view_rows import ReadFailed
-from train.store import PartCache
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_step_larger_than_the_bound_is_read_alone(many_shards, store, monkeypa
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_time_outs_change_nothing(many_shards, store, monkeypatch, threads):
-    monkeypatch.setattr("manifests.disk.files.FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("clipmill.manifests.disk.files.FIRST_PAUSE_S", 0.001)
     expected = list(loader_of(many_shards))
     loader = loader_of(f"slow://{many_shards}", threads=threads)
     store.failures = 9
@@ -112,7 +112,7 @@ def test_time_outs_change_nothing(many_shards, store, monkeypatch, threads):
 
 @pytest.mark.parametrize("threads", [0, 2])
 def test_a_silent_store_ends_the_run_with_shard_and_key(many_shards, store, monkeypatch, threads):
-    monkeypatch.setattr("manifests.disk.files.RETRY_S", 0.0)
+    monkeypatch.setattr("clipmill.manifests.disk.files.RETRY_S", 0.0)
     monkeypatch.setattr(view_rows, "WAITS_S", (0.0,))
     loader = loader_of(f"slow://{many_shards}", threads=threads)
     for shard in range(16):
@@ -224,7 +224,7 @@ def test_a_damaged_part_of_a_silent_store_ends_as_a_read_does(pool, store, tmp_p
     list(loader_of(f"slow://{pool}", STEPS, read_cache=cache))
     for path in (tmp_path / "cache").rglob("*.part"):
         path.write_bytes(path.read_bytes() + b"x")
-    monkeypatch.setattr("manifests.disk.files.RETRY_S", 0.0)
+    monkeypatch.setattr("clipmill.manifests.disk.files.RETRY_S", 0.0)
     monkeypatch.setattr(view_rows, "WAITS_S", ())
     loader = loader_of(f"slow://{pool}", STEPS, read_cache=cache)
     for shard in range(SHARDS):

@@ -12,15 +12,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 import torch
 
-from manifests.schema import Blend, TarStream
-from tests.support.malformed_tars import cut_in_member, flipped, whole
-from tests.support.other_tars import Members, pack, picture
-from tests.support.steps import config_of
-from train.config import model_config
-from train.data import tar_streams, view_rows
-from train.data.damage import StageTimes
-from train.data.loader import Loader
-from train.data.tar_streams import (
+from clipmill.manifests.schema import Blend, TarStream
+from clipmill.train.config import model_config
+from clipmill.train.data import tar_streams, view_rows
+from clipmill.train.data.damage import StageTimes
+from clipmill.train.data.loader import Loader
+from clipmill.train.data.tar_streams import (
     LISTED,
     BrokenSource,
     Share,
@@ -36,7 +33,10 @@ from train.data.tar_streams import (
     sum_counts,
     tars_of_reader,
 )
-from train.data.view_rows import ReadFailed
+from clipmill.train.data.view_rows import ReadFailed
+from tests.support.malformed_tars import cut_in_member, flipped, whole
+from tests.support.other_tars import Members, pack, picture
+from tests.support.steps import config_of
 
 ROWS = 6
 

@@ -18,16 +18,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from filters.tokens import Tokens
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.records import ScoreSetDocument, ViewDocument, read_document
-from manifests.schema import Balance, Blend
-from tests.support.bundles import change_shard, mask_of, scores_of, write_masks, write_scores
-from tests.train.data.test_loader import model, settings
-from train.data import view_rows
-from train.data.loader import Loader
-from train.data.view_rows import (
+from clipmill.filters.tokens import Tokens
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
+from clipmill.manifests.schema import Balance, Blend
+from clipmill.train.data import view_rows
+from clipmill.train.data.loader import Loader
+from clipmill.train.data.view_rows import (
     ReadFailed,
     ViewChances,
     ViewNumbers,
@@ -36,6 +34,8 @@ from train.data.view_rows import (
     read_columns,
     read_with_retries,
 )
+from tests.support.bundles import change_shard, mask_of, scores_of, write_masks, write_scores
+from tests.train.data.test_loader import model, settings
 
 
 def members(pool, shard):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from train.decisions.account import Account, ColumnRole, Count, MetricFacts, account_texts
+from clipmill.train.decisions.account import Account, ColumnRole, Count, MetricFacts, account_texts
 
 
 def column(name: str, role: str, reason: str = "its name") -> ColumnRole:

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import yaml
 
-from manifests import console, disk, reader
-from manifests.schema import Ablation, Mixtures
+from clipmill.manifests import console, disk, reader
+from clipmill.manifests.schema import Ablation, Mixtures
+from clipmill.train.reporting import results
 from tests.support import commands
 from tests.support.ablations import TRAIN, two_classes
 from tests.support.reports import complete_pool
-from train.reporting import results
 
 SOURCES = ("books", "code", "web")
 

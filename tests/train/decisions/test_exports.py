@@ -14,16 +14,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from manifests.text import is_printable, printable
+from clipmill.manifests.text import is_printable, printable
+from clipmill.train.ablation import wording
+from clipmill.train.decisions.account import Account
+from clipmill.train.decisions.exports import COLUMNS, failed, to_csv, to_latex, to_markdown, to_svg
+from clipmill.train.decisions.page import arm_rows, decision_lines, headline
+from clipmill.train.decisions.tables import Measurement, Results
+from clipmill.train.decisions.verdicts import Decision, Question, Runs, decide
+from clipmill.train.stats.analysis import mean_sd
 from tests.train.decisions.test_account import ACCOUNT, facts
 from tests.train.decisions.test_page import Read, decided, in_unit, with_account
-from train.ablation import wording
-from train.decisions.account import Account
-from train.decisions.exports import COLUMNS, failed, to_csv, to_latex, to_markdown, to_svg
-from train.decisions.page import arm_rows, decision_lines, headline
-from train.decisions.tables import Measurement, Results
-from train.decisions.verdicts import Decision, Question, Runs, decide
-from train.stats.analysis import mean_sd
 
 HOSTILE = (
     "raw & base_line $5 100%",

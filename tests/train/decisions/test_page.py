@@ -8,13 +8,13 @@ import re
 import numpy as np
 import pytest
 
-from manifests.text import is_printable
+from clipmill.manifests.text import is_printable
+from clipmill.train.ablation.wording import MINUS
+from clipmill.train.decisions.account import Account, account_texts
+from clipmill.train.decisions.page import decision_lines, render_decision
+from clipmill.train.decisions.tables import Measurement, Results
+from clipmill.train.decisions.verdicts import Decision, Question, decide
 from tests.train.decisions.test_account import ACCOUNT
-from train.ablation.wording import MINUS
-from train.decisions.account import Account, account_texts
-from train.decisions.page import decision_lines, render_decision
-from train.decisions.tables import Measurement, Results
-from train.decisions.verdicts import Decision, Question, decide
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from train.decisions.account import Count
-from train.decisions.roles import Columns
-from train.decisions.tables import Measurement, Results, read_results
+from clipmill.train.decisions.account import Count
+from clipmill.train.decisions.roles import Columns
+from clipmill.train.decisions.tables import Measurement, Results, read_results
 
 LONG = [
     {"arm": arm, "seed": seed, "task": task, "metric": "accuracy", "value": base + seed / 100}

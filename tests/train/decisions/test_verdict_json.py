@@ -9,13 +9,13 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from manifests import disk
+from clipmill.manifests import disk
+from clipmill.train.decisions.exports import COLUMNS, FAILURES
+from clipmill.train.decisions.roles import Columns
+from clipmill.train.decisions.tables import read_results
+from clipmill.train.decisions.verdicts import Question, decide
 from tests.train.decisions.test_exports import two_tasks
 from tests.train.decisions.test_page import with_account
-from train.decisions.exports import COLUMNS, FAILURES
-from train.decisions.roles import Columns
-from train.decisions.tables import read_results
-from train.decisions.verdicts import Question, decide
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/verdict_json.md").read_text()

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from clipmill.train.decisions.page import decision_lines
+from clipmill.train.decisions.roles import Columns
+from clipmill.train.decisions.tables import Measurement, Results, read_results
+from clipmill.train.decisions.verdicts import Question, decide
+from clipmill.train.stats.analysis import TaskScores, analyse
 from tests.support import commands
-from train.decisions.page import decision_lines
-from train.decisions.roles import Columns
-from train.decisions.tables import Measurement, Results, read_results
-from train.decisions.verdicts import Question, decide
-from train.stats.analysis import TaskScores, analyse
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RUNS = EXAMPLES / "cifar10_120_runs.parquet"

@@ -7,16 +7,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.aligned import AlignedFiles
-from manifests.layout import PoolLayout
-from manifests.records import ScoreSetDocument, read_document
-from tests.support import commands
-from tests.support.bundles import write_scores
-from tests.support.tasks import changed, pool_with, recompress
-from train.data.view_rows import ShardColumns
-from train.evaluation import overlap
-from train.evaluation.overlap import (
+from clipmill.manifests import disk
+from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import ScoreSetDocument, read_document
+from clipmill.train.data.view_rows import ShardColumns
+from clipmill.train.evaluation import overlap
+from clipmill.train.evaluation.overlap import (
     SharedImage,
     SharedImages,
     count_in_arms,
@@ -25,7 +22,10 @@ from train.evaluation.overlap import (
     refuse_identical,
     refuse_near,
 )
-from train.formats import open_clip_files
+from clipmill.train.formats import open_clip_files
+from tests.support import commands
+from tests.support.bundles import write_scores
+from tests.support.tasks import changed, pool_with, recompress
 
 
 def data_of(task, file):

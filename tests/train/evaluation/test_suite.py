@@ -7,11 +7,9 @@ import pyarrow as pa
 import pytest
 import torch
 
-from manifests import disk
-from manifests.schema import Suite
-from tests.support.late import optimize, special
-from tests.support.tasks import changed, draw
-from train.evaluation.metrics import (
+from clipmill.manifests import disk
+from clipmill.manifests.schema import Suite
+from clipmill.train.evaluation.metrics import (
     METRICS,
     TEMPERATURES,
     at_best_temperature,
@@ -21,10 +19,12 @@ from train.evaluation.metrics import (
     metric_values,
     worst_group,
 )
-from train.evaluation.suite import evaluate_suite, group_averages, readable_tasks
-from train.evaluation.tasks import TASKS, Encoder, evaluate, read_samples, saved_metrics
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.train.evaluation.suite import evaluate_suite, group_averages, readable_tasks
+from clipmill.train.evaluation.tasks import TASKS, Encoder, evaluate, read_samples, saved_metrics
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from tests.support.late import optimize, special
+from tests.support.tasks import changed, draw
 
 
 def suite_of(*tasks, **groups):

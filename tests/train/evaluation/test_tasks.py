@@ -14,17 +14,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from manifests import disk
-from tests.support import evaluation_ranks
-from tests.support.late import optimize, special
-from tests.support.task_data import images_of, task_of, write_tar
-from tests.support.tasks import changed, class_folders
-from train.eval_data import images
-from train.eval_data.images import ImageFiles
-from train.eval_data.samples import Samples
-from train.evaluation import tasks
-from train.evaluation.metrics import metric_values
-from train.evaluation.tasks import (
+from clipmill.manifests import disk
+from clipmill.train.eval_data import images
+from clipmill.train.eval_data.images import ImageFiles
+from clipmill.train.eval_data.samples import Samples
+from clipmill.train.evaluation import tasks
+from clipmill.train.evaluation.metrics import metric_values
+from clipmill.train.evaluation.tasks import (
     ASSOCIATION,
     choose_strength,
     evaluate,
@@ -33,10 +29,14 @@ from train.evaluation.tasks import (
     jaccard_indices,
     read_samples,
 )
-from train.formats import open_clip_files
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.parallel import process_group
+from clipmill.train.formats import open_clip_files
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from clipmill.train.parallel import process_group
+from tests.support import evaluation_ranks
+from tests.support.late import optimize, special
+from tests.support.task_data import images_of, task_of, write_tar
+from tests.support.tasks import changed, class_folders
 
 
 def test_it_agrees_with_open_clip_on_every_image(colours, model, tmp_path):

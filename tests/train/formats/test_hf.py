@@ -8,9 +8,8 @@ import pytest
 import torch
 import transformers
 
-from tests.support.late import open_clip
-from train.formats import hf
-from train.formats.hf import (
+from clipmill.train.formats import hf
+from clipmill.train.formats.hf import (
     from_hf,
     hf_config,
     load_hf,
@@ -19,8 +18,9 @@ from train.formats.hf import (
     save_tokenizer,
     to_hf,
 )
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from tests.support.late import open_clip
 
 SMALL = dataclasses.replace(
     MODELS["test"], vocab_size=60, embed_dim=24, vision_layers=1, text_layers=1, text_mlp=96

@@ -4,19 +4,19 @@ import json
 import pytest
 import torch
 
-from manifests import disk
-from tests.support.late import open_clip
-from train.formats import model_files
-from train.formats.model_files import (
+from clipmill.manifests import disk
+from clipmill.train.formats import model_files
+from clipmill.train.formats.model_files import (
     initial_weights,
     load_model,
     save_model,
     source_files,
     weights_sha256,
 )
-from train.formats.open_clip_files import open_clip_config, save_export, to_open_clip
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.train.formats.open_clip_files import open_clip_config, save_export, to_open_clip
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from tests.support.late import open_clip
 
 SMALL = dataclasses.replace(
     MODELS["test"], vocab_size=60, embed_dim=24, vision_layers=1, text_layers=1

@@ -10,11 +10,11 @@ import onnxruntime
 import pytest
 import torch
 
-from manifests import disk
-from train import transforms
-from train.formats import onnx_export
-from train.formats.model_files import weights_sha256
-from train.formats.onnx_export import (
+from clipmill.manifests import disk
+from clipmill.train import transforms
+from clipmill.train.formats import onnx_export
+from clipmill.train.formats.model_files import weights_sha256
+from clipmill.train.formats.onnx_export import (
     TOLERANCES,
     OnnxOptions,
     example_inputs,
@@ -22,8 +22,8 @@ from train.formats.onnx_export import (
     save_onnx,
     write_graphs,
 )
-from train.model.architecture import MODELS
-from train.model.clip import CLIP, l2_normalise
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP, l2_normalise
 
 
 def tiny(name, **changes):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from train.formats.open_clip_files import (
+from clipmill.train.formats.open_clip_files import (
     from_open_clip,
     load_export,
     open_clip_config,
@@ -16,8 +16,8 @@ from train.formats.open_clip_files import (
     save_export,
     to_open_clip,
 )
-from train.model.architecture import MODELS, model_config_of
-from train.model.clip import CLIP
+from clipmill.train.model.architecture import MODELS, model_config_of
+from clipmill.train.model.clip import CLIP
 
 SMALL = dataclasses.replace(MODELS["test"], vocab_size=300)
 

@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from train.formats.open_clip_files import (
+from clipmill.train.formats.open_clip_files import (
     from_open_clip,
     open_clip_config,
     open_clip_name,
     to_open_clip_names,
 )
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 
 WORDS, CONTEXT = 300, 16
 # Widths, heads, MLPs and patches are the models' own; pictures have 2 x 2 patches and towers two

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from train.mixture.order import (
+from clipmill.train.mixture.order import (
     CANDIDATES,
     REPEATED_STEPS,
     UNDECIDED,

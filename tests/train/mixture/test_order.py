@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from train.identity import differences
-from train.mixture.order import ORDER_VERSION, Order
-from train.mixture.schedule import SourceRows, most_in_a_batch, wheel_sequence, wheel_slots
-from train.rng import Ints
+from clipmill.train.identity import differences
+from clipmill.train.mixture.order import ORDER_VERSION, Order
+from clipmill.train.mixture.schedule import SourceRows, most_in_a_batch, wheel_sequence, wheel_slots
+from clipmill.train.rng import Ints
 
 
 def source(name, weight, *rows):

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.schema import Blend
-from train.mixture.schedule import (
+from clipmill.manifests.schema import Blend
+from clipmill.train.mixture.schedule import (
     Schedule,
     SourceRows,
     blend_sources,

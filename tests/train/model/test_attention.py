@@ -4,10 +4,10 @@ from itertools import pairwise
 import pytest
 import torch
 
+from clipmill.train.model import clip
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP, attend, caption_lengths, pack_captions
 from tests.support.captions import captions
-from train.model import clip
-from train.model.architecture import MODELS
-from train.model.clip import CLIP, attend, caption_lengths, pack_captions
 
 CONFIG = dataclasses.replace(MODELS["test"], vocab_size=50, text_layers=3)
 

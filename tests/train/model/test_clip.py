@@ -7,13 +7,21 @@ import math
 import pytest
 import torch
 
-from manifests import disk
+from clipmill.manifests import disk
+from clipmill.train.formats.open_clip_files import to_open_clip
+from clipmill.train.model.architecture import MODELS, ModelConfig
+from clipmill.train.model.clip import (
+    CLIP,
+    Block,
+    LayerNorm,
+    ReducedTokenTable,
+    Vision,
+    lock_tower,
+    trim,
+)
+from clipmill.train.model.memory import block_parameters, parameter_count
 from tests.support.captions import captions
 from tests.support.late import open_clip
-from train.formats.open_clip_files import to_open_clip
-from train.model.architecture import MODELS, ModelConfig
-from train.model.clip import CLIP, Block, LayerNorm, ReducedTokenTable, Vision, lock_tower, trim
-from train.model.memory import block_parameters, parameter_count
 
 
 def test_impossible_models_are_refused():
@@ -176,7 +184,7 @@ def test_the_start_is_open_clip_s():
     torch.manual_seed(0)
     from open_clip.model import CLIP as Theirs
 
-    from train.formats.open_clip_files import from_open_clip, open_clip_config
+    from clipmill.train.formats.open_clip_files import from_open_clip, open_clip_config
 
     config = dataclasses.replace(
         TINY, vision_width=128, text_width=128, embed_dim=64, vocab_size=500

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from train.config import configure, model_config
-from train.model import clip
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
+from clipmill.train.config import configure, model_config
+from clipmill.train.model import clip
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
 
 TEST = dataclasses.replace(MODELS["test"], vocab_size=50, vision_layers=3, text_layers=3)
 ROWS = torch.arange(6)

@@ -15,11 +15,11 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from clipmill.train.config import configure, model_config
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP, lock_tower
+from clipmill.train.model.memory import StepShape, parameter_count, step_memory, training_flops
 from tests.support.saved_tensors import Step, retained, step_peak, step_shape_of
-from train.config import configure, model_config
-from train.model.architecture import MODELS
-from train.model.clip import CLIP, lock_tower
-from train.model.memory import StepShape, parameter_count, step_memory, training_flops
 
 MIXED = [5, 9, 16, 3] * 4
 LONG = [16] * 16

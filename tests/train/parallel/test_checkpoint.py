@@ -12,17 +12,17 @@ import pytest
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 
-from manifests import disk
-from manifests.disk import files
-from manifests.layout import RunLayout
-from manifests.records import CheckpointRecord, DamagedSamples
-from train.config import configure
-from train.formats.open_clip_files import to_open_clip
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.parallel import checkpoint, process_group
-from train.parallel.checkpoint import Saver
-from train.parallel.process_group import Ranks
+from clipmill.manifests import disk
+from clipmill.manifests.disk import files
+from clipmill.manifests.layout import RunLayout
+from clipmill.manifests.records import CheckpointRecord, DamagedSamples
+from clipmill.train.config import configure
+from clipmill.train.formats.open_clip_files import to_open_clip
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from clipmill.train.parallel import checkpoint, process_group
+from clipmill.train.parallel.checkpoint import Saver
+from clipmill.train.parallel.process_group import Ranks
 
 # Said by torch where there is no group.
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

@@ -16,13 +16,13 @@ import sys
 import pytest
 import torch
 
+from clipmill.train.config import configure
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from clipmill.train.parallel import parallelism
+from clipmill.train.step import accumulate, feed
+from clipmill.train.step.loss import contrastive
 from tests.support import modes
-from train.config import configure
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.parallel import parallelism
-from train.step import accumulate, feed
-from train.step.loss import contrastive
 
 
 @pytest.fixture(scope="module")

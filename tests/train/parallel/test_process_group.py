@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from manifests import disk
-from manifests.folder_lock import locked_folder
-from manifests.layout import RunLayout
+from clipmill.manifests import disk
+from clipmill.manifests.folder_lock import locked_folder
+from clipmill.manifests.layout import RunLayout
+from clipmill.train.config import configure
+from clipmill.train.parallel import process_group, ray_train
+from clipmill.train.parallel.process_group import Ranks
 from tests.support.s3_server import s3_server, s3_variables
-from train.config import configure
-from train.parallel import process_group, ray_train
-from train.parallel.process_group import Ranks
 
 
 def test_the_mesh_says_who_sees_which_samples_and_who_averages():

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from manifests import disk
-from manifests.layout import AblationLayout
-from manifests.schema import Ablation
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation.arms import expand_runs
+from clipmill.train.config import TrainConfig
+from clipmill.train.identity import run_identity
+from clipmill.train.reporting.data import ArmView, open_views
+from clipmill.train.reporting.results import collect_results
 from tests.support.ablations import Ran, changed
 from tests.support.reports import complete_pool
-from train.ablation.arms import expand_runs
-from train.config import TrainConfig
-from train.identity import run_identity
-from train.reporting.data import ArmView, open_views
-from train.reporting.results import collect_results
 
 
 @pytest.fixture(scope="session")

@@ -8,14 +8,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.schema import TaskSpec
+from clipmill.manifests import disk
+from clipmill.manifests.schema import TaskSpec
+from clipmill.train.ablation.arms import GivenRun
+from clipmill.train.reporting import changes
+from clipmill.train.reporting.changes import Answers, PartDifferences, TaskAnswers
+from clipmill.train.reporting.schema import PartChange
+from clipmill.train.stats.comparison import Penalty
 from tests.support import commands
-from train.ablation.arms import GivenRun
-from train.reporting import changes
-from train.reporting.changes import Answers, PartDifferences, TaskAnswers
-from train.reporting.schema import PartChange
-from train.stats.comparison import Penalty
 
 TASK = TaskSpec(name="t", kind="classification", data="")
 

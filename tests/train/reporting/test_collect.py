@@ -11,20 +11,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.layout import AblationLayout, RunLayout
-from manifests.schema import Ablation, TaskSpec
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests.schema import Ablation, TaskSpec
+from clipmill.train.ablation import history
+from clipmill.train.ablation.arms import GivenRun, Run, all_runs, expand_runs
+from clipmill.train.ablation.conclusions import FailedRun
+from clipmill.train.reporting import changes, collect
+from clipmill.train.reporting.collect import collect_report
+from clipmill.train.reporting.page import render
+from clipmill.train.reporting.results import FileHashes, collect_results, read_results
+from clipmill.train.reporting.schema import Contract, Report
 from tests.support import commands
 from tests.support.ablations import changed, two_classes
 from tests.support.reports import empty_report, sample_report
-from train.ablation import history
-from train.ablation.arms import GivenRun, Run, all_runs, expand_runs
-from train.ablation.conclusions import FailedRun
-from train.reporting import changes, collect
-from train.reporting.collect import collect_report
-from train.reporting.page import render
-from train.reporting.results import FileHashes, collect_results, read_results
-from train.reporting.schema import Contract, Report
 
 
 def test_the_report_shows_what_results_json_says(concluded: str) -> None:

@@ -7,7 +7,17 @@ import math
 
 import pytest
 
-from manifests import disk
+from clipmill.manifests import disk
+from clipmill.train.ablation.wording import DASH, MINUS
+from clipmill.train.reporting import compare, schema
+from clipmill.train.reporting.compare import (
+    compare_reports,
+    comparison_lines,
+    render_comparison,
+    report_lines,
+    report_markdown,
+)
+from clipmill.train.reporting.schema import Report
 from tests.support.reports import (
     arm_report,
     comparison,
@@ -16,16 +26,6 @@ from tests.support.reports import (
     with_results,
     with_task,
 )
-from train.ablation.wording import DASH, MINUS
-from train.reporting import compare, schema
-from train.reporting.compare import (
-    compare_reports,
-    comparison_lines,
-    render_comparison,
-    report_lines,
-    report_markdown,
-)
-from train.reporting.schema import Report
 
 
 def larger(mean: float, half: float, **changes: object) -> Report:

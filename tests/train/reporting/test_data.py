@@ -9,14 +9,19 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from manifests import disk
-from manifests.layout import PoolLayout
-from manifests.records import RuleEffect, ScoreSetDocument, ViewRulesDocument, read_document
-from manifests.schema import Blend
+from clipmill.manifests import disk
+from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.records import (
+    RuleEffect,
+    ScoreSetDocument,
+    ViewRulesDocument,
+    read_document,
+)
+from clipmill.manifests.schema import Blend
+from clipmill.train.reporting import data
+from clipmill.train.reporting.data import ArmView, open_views
 from tests.support.bundles import change_shard
 from tests.support.reports import view_by_hand
-from train.reporting import data
-from train.reporting.data import ArmView, open_views
 
 
 @pytest.fixture

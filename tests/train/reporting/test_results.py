@@ -10,16 +10,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from manifests import disk, identity
-from manifests.layout import AblationLayout
-from manifests.schema import Ablation
+from clipmill.manifests import disk, identity
+from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import runner
+from clipmill.train.ablation.conclusions import FailedRun
+from clipmill.train.reporting.collect import collect_report
+from clipmill.train.reporting.page import render
+from clipmill.train.reporting.results import collect_results, read_results
 from tests.support import commands
 from tests.support.ablations import Ran, changed
-from train.ablation import runner
-from train.ablation.conclusions import FailedRun
-from train.reporting.collect import collect_report
-from train.reporting.page import render
-from train.reporting.results import collect_results, read_results
 
 pytestmark = pytest.mark.slow
 

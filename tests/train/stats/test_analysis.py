@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from benchmarks.studies import verdicts
-from train.stats.analysis import (
+from clipmill.train.stats.analysis import (
     AVERAGE,
     TaskScores,
     add_drawing,
@@ -24,14 +24,14 @@ from train.stats.analysis import (
     run_spread,
     shared_noise,
 )
-from train.stats.comparison import (
+from clipmill.train.stats.comparison import (
     Comparison,
     Difference,
     Family,
     StudyNoise,
     dunnett_critical,
 )
-from train.stats.model import SampleNoise, Spread, sample_noise
+from clipmill.train.stats.model import SampleNoise, Spread, sample_noise
 
 ARMS = ("base", "a", "b", "control", "again")
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from train.stats.blocks import interaction, seed_effect
+from clipmill.train.stats.blocks import interaction, seed_effect
 
 BLOCKS = {run: run // 4 for run in range(12)}  # three blocks of four runs
 

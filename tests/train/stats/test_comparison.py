@@ -6,8 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.late import special, stats
-from train.stats.comparison import (
+from clipmill.train.stats.comparison import (
     Comparison,
     Difference,
     Family,
@@ -23,7 +22,8 @@ from train.stats.comparison import (
     noncentrality,
     single,
 )
-from train.stats.model import Spread
+from clipmill.train.stats.model import Spread
+from tests.support.late import special, stats
 
 
 def smallest_visible(run_sd: float, **known: object) -> float:

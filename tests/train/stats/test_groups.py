@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from manifests.schema import Ablation, Arm, Mixtures, TaskSpec
-from train.ablation.wording import missed_gain
-from train.decisions.pair_groups import GroupRuns, explain_gain
-from train.stats.groups import (
+from clipmill.manifests.schema import Ablation, Arm, Mixtures, TaskSpec
+from clipmill.train.ablation.wording import missed_gain
+from clipmill.train.decisions.pair_groups import GroupRuns, explain_gain
+from clipmill.train.stats.groups import (
     LinearFit,
     PairGroup,
     changed_shares,

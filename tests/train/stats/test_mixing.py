@@ -7,9 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
+from clipmill.train.stats import mixing
+from clipmill.train.stats.mixing import FloatArray
 from tests.support.late import stats
-from train.stats import mixing
-from train.stats.mixing import FloatArray
 
 
 def planted(

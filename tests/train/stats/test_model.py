@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from train.stats.comparison import Family, dunnett_critical, noncentrality
-from train.stats.model import (
+from clipmill.train.stats.comparison import Family, dunnett_critical, noncentrality
+from clipmill.train.stats.model import (
     Spread,
     fit_additive,
     moderated_spreads,

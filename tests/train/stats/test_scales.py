@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from train.stats.scales import (
+from clipmill.train.stats.scales import (
     NO_SHIFT,
     SHIFTS,
     ScaleTables,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from train.stats.signals import metric_signals
+from clipmill.train.stats.signals import metric_signals
 
 
 def table(

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from train.step import accumulate
-from train.step.loss import contrastive
+from clipmill.train.step import accumulate
+from clipmill.train.step.loss import contrastive
 
 COUNT, WIDE = 24, 12
 

@@ -7,11 +7,11 @@ import threading
 import pytest
 import torch
 
+from clipmill.train.config import configure
+from clipmill.train.data.loader import Batch
+from clipmill.train.step import accumulate, feed
+from clipmill.train.step.feed import DeviceImages, Feed
 from tests.support.streams import FakeStreams, Race
-from train.config import configure
-from train.data.loader import Batch
-from train.step import accumulate, feed
-from train.step.feed import DeviceImages, Feed
 
 CPU = torch.device("cpu")
 

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from train.step import loss as loss_module
-from train.step.loss import WHOLE, DataParallel, contrastive
+from clipmill.train.step import loss as loss_module
+from clipmill.train.step.loss import WHOLE, DataParallel, contrastive
 
 B, E = 8, 6
 

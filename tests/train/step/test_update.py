@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.support.steps import config_of, model_of
-from train.config import configure
-from train.formats.open_clip_files import to_open_clip
-from train.step.update import (
+from clipmill.train.config import configure
+from clipmill.train.formats.open_clip_files import to_open_clip
+from clipmill.train.step.update import (
     OVERFLOWS,
     Scaler,
     Update,
@@ -24,6 +23,7 @@ from train.step.update import (
     step_eagerly,
     total_norm,
 )
+from tests.support.steps import config_of, model_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

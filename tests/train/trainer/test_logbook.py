@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from manifests import disk
+from clipmill.manifests import disk
+from clipmill.train.config import configure, model_config
+from clipmill.train.mixture.order import Order
+from clipmill.train.mixture.schedule import SourceRows
+from clipmill.train.model.clip import CLIP
+from clipmill.train.model.memory import training_flops
+from clipmill.train.trainer import logbook
+from clipmill.train.trainer.logbook import Logbook, kept_lines
 from tests.support.steps import MEASURED
-from train.config import configure, model_config
-from train.mixture.order import Order
-from train.mixture.schedule import SourceRows
-from train.model.clip import CLIP
-from train.model.memory import training_flops
-from train.trainer import logbook
-from train.trainer.logbook import Logbook, kept_lines
 
 NUMBERS = {"loss": 4.5, "accuracy": 0.25, "lr": 1e-3, "grad_norm": None}
 

@@ -9,17 +9,17 @@ import signal
 import pytest
 import torch
 
-from manifests import disk
-from manifests.records import DamagedSamples
-from manifests.schema import Blend
+from clipmill.manifests import disk
+from clipmill.manifests.records import DamagedSamples
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import configure, model_config
+from clipmill.train.formats.open_clip_files import load_export, to_open_clip
+from clipmill.train.model.clip import CLIP, QKV, PackedCaptions
+from clipmill.train.parallel import checkpoint
+from clipmill.train.step.update import Update, decay_factor
+from clipmill.train.trainer import loop
+from clipmill.train.trainer.loop import NonFinite, StepRunner
 from tests.support.steps import MEASURED, RUN_SETTINGS
-from train.config import configure, model_config
-from train.formats.open_clip_files import load_export, to_open_clip
-from train.model.clip import CLIP, QKV, PackedCaptions
-from train.parallel import checkpoint
-from train.step.update import Update, decay_factor
-from train.trainer import loop
-from train.trainer.loop import NonFinite, StepRunner
 
 SETTINGS = {**RUN_SETTINGS, "log_every": 2}
 CONFIG = configure(SETTINGS)

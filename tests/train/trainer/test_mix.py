@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from clipmill.train.trainer.mix import blend_of, count_rows, list_views
 from tests.support import commands
-from train.trainer.mix import blend_of, count_rows, list_views
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import json
 
 import pytest
 
+from clipmill.train.config import TrainConfig, configure
+from clipmill.train.trainer.open_clip_line import DEFAULTS, KNOWN, NO_VIT, SAME, VIT, translate
 from tests.support import commands
 from tests.support.other_tars import pack, picture
 from tests.support.steps import RUN_SETTINGS
-from train.config import TrainConfig, configure
-from train.trainer.open_clip_line import DEFAULTS, KNOWN, NO_VIT, SAME, VIT, translate
 
 TARS = "--train-data tars/{0..3}.tar --train-num-samples 100000"
 

@@ -8,27 +8,24 @@ import math
 import pytest
 import torch
 
-from benchmarks.trainer.synthetic import SyntheticLoader
-from manifests import disk
-from manifests.records import DamagedSamples
-from manifests.schema import Blend
-from tests.support import no_numbers
-from tests.support.steps import MEASURED, RUN_SETTINGS
-from tests.support.streams import FakeStreams
-from train.config import TrainConfig, configure, model_config
-from train.data.damage import DamagedSample
-from train.data.loader import Batch, Loader
-from train.formats.model_files import weights_sha256
-from train.formats.open_clip_files import save_export
-from train.identity import INCIDENTAL, check_same_run, deciding_settings, view_hashes
-from train.model.architecture import MODELS
-from train.model.clip import CLIP
-from train.parallel import checkpoint, process_group
-from train.parallel.process_group import Ranks
-from train.step import accumulate, feed
-from train.step.feed import Feed
-from train.trainer import loop
-from train.trainer.loop import (
+from clipmill.bench.synthetic import SyntheticLoader
+from clipmill.manifests import disk
+from clipmill.manifests.records import DamagedSamples
+from clipmill.manifests.schema import Blend
+from clipmill.train.config import TrainConfig, configure, model_config
+from clipmill.train.data.damage import DamagedSample
+from clipmill.train.data.loader import Batch, Loader
+from clipmill.train.formats.model_files import weights_sha256
+from clipmill.train.formats.open_clip_files import save_export
+from clipmill.train.identity import INCIDENTAL, check_same_run, deciding_settings, view_hashes
+from clipmill.train.model.architecture import MODELS
+from clipmill.train.model.clip import CLIP
+from clipmill.train.parallel import checkpoint, process_group
+from clipmill.train.parallel.process_group import Ranks
+from clipmill.train.step import accumulate, feed
+from clipmill.train.step.feed import Feed
+from clipmill.train.trainer import loop
+from clipmill.train.trainer.loop import (
     SaveTimer,
     StepNumbers,
     StepRunner,
@@ -38,6 +35,9 @@ from train.trainer.loop import (
     report_nonfinite,
     run_identity,
 )
+from tests.support import no_numbers
+from tests.support.steps import MEASURED, RUN_SETTINGS
+from tests.support.streams import FakeStreams
 
 SETTINGS = RUN_SETTINGS
 

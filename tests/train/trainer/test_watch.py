@@ -9,10 +9,10 @@ import signal
 
 import pytest
 
-from manifests import waits
-from train.parallel.process_group import ALONE
-from train.trainer import watch as watching
-from train.trainer.watch import BATCH, SAVE, START, STEP, Watch
+from clipmill.manifests import waits
+from clipmill.train.parallel.process_group import ALONE
+from clipmill.train.trainer import watch as watching
+from clipmill.train.trainer.watch import BATCH, SAVE, START, STEP, Watch
 
 LIMIT_S = 1800.0
 

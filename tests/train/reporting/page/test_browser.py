@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from clipmill.train.reporting.page import render
+from clipmill.train.reporting.schema import Report
 from tests.support import commands
 from tests.support.browser import CHROMIUM, Tab, browser
 from tests.support.reports import comparison, sample_report, with_task
-from train.reporting.page import render
-from train.reporting.schema import Report
 
 pytestmark = [
     pytest.mark.slow,

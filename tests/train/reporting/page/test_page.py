@@ -10,6 +10,12 @@ from typing import Any
 
 import pytest
 
+from clipmill.train.ablation import wording
+from clipmill.train.ablation.rounds import ArmRounds
+from clipmill.train.ablation.wording import MINUS
+from clipmill.train.reporting import charts, page, schema
+from clipmill.train.reporting.charts import ForestRow
+from clipmill.train.reporting.page import render
 from tests.support.reports import (
     comparison,
     empty_report,
@@ -18,12 +24,6 @@ from tests.support.reports import (
     with_results,
     with_task,
 )
-from train.ablation import wording
-from train.ablation.rounds import ArmRounds
-from train.ablation.wording import MINUS
-from train.reporting import charts, page, schema
-from train.reporting.charts import ForestRow
-from train.reporting.page import render
 
 PART = re.compile('<details class="part"><summary>(.*?)</summary>')
 LINK = re.compile(r'<a href="#(s\d+)">(.*?)</a>')

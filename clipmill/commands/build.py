@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import Parameter
 from rich.console import Console
 
-from clipmill.app import (
+from clipmill.commands.app import (
     MORE,
     Engine,
     Json,
@@ -27,12 +27,12 @@ from clipmill.app import (
     print_result,
     root_app,
 )
-from manifests import console, disk, reader
-from manifests.layout import AblationLayout
-from manifests.records import DriftDocument
-from manifests.schema import Recipe
-from pipeline import ablation_run, recipe_run
-from pipeline.lock.rebuild import drift_lines, recipe_of_lock
+from clipmill.manifests import console, disk, reader
+from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.records import DriftDocument
+from clipmill.manifests.schema import Recipe
+from clipmill.pipeline import ablation_run, recipe_run
+from clipmill.pipeline.lock.rebuild import drift_lines, recipe_of_lock
 
 DEMO_MANIFEST = "manifests/ablations/demo.yaml"
 RAY_JOB = "RAY_JOB_CONFIG_JSON_ENV_VAR"  # set by Ray in the entry of a job, and nowhere else
@@ -171,8 +171,8 @@ def demo(
         web: The settings of the web (default: those that are shipped for the manifest's name).
     """
     # The one place where the product imports an example.
-    from examples.miniweb.run import served, variables
-    from examples.miniweb.settings import read_web, web_of
+    from clipmill.examples.miniweb.run import served, variables
+    from clipmill.examples.miniweb.settings import read_web, web_of
 
     if manifest is None:
         manifest = str(reader.shipped(DEMO_MANIFEST))

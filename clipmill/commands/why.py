@@ -5,31 +5,31 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
-from clipmill.app import Json, Whole, Words, make_app, print_result
-from manifests import disk, reader
-from manifests.layout import AblationLayout, RunLayout
-from manifests.schema import Ablation
-from train.ablation import wording
-from train.ablation.arms import all_runs
-from train.decisions.blends import kept_settings
-from train.decisions.pair_groups import (
+from clipmill.commands.app import Json, Whole, Words, make_app, print_result
+from clipmill.manifests import disk, reader
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests.schema import Ablation
+from clipmill.train.ablation import wording
+from clipmill.train.ablation.arms import all_runs
+from clipmill.train.decisions.blends import kept_settings
+from clipmill.train.decisions.pair_groups import (
     best_arm,
     confirming_ablation,
     explain_folder,
 )
-from train.reporting.changes import (
+from clipmill.train.reporting.changes import (
     PartDifferences,
     arm_changes,
     cluster_samples,
     penalty_of,
     read_answers,
 )
-from train.reporting.results import read_folder
-from train.reporting.schema import ArmChanges
-from train.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
+from clipmill.train.reporting.results import read_folder
+from clipmill.train.reporting.schema import ArmChanges
+from clipmill.train.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
 
 if TYPE_CHECKING:
-    from train.decisions.pair_gradients import GradientAnswer
+    from clipmill.train.decisions.pair_gradients import GradientAnswer
 
 RULE = 70  # characters of a rule beside its group
 OUTSIDE = 5e-4  # of an arm's samples; less is not mentioned
@@ -152,8 +152,8 @@ def gradients(
         pairs: Are drawn for each run of the baseline.
         device: auto, cpu, cuda or cuda:N.
     """
-    from train.decisions.pair_gradients import explain_by_gradients
-    from train.parallel.process_group import init_distributed
+    from clipmill.train.decisions.pair_gradients import explain_by_gradients
+    from clipmill.train.parallel.process_group import init_distributed
 
     ablation, results = read_folder(folder)
     answer = explain_by_gradients(
@@ -352,10 +352,10 @@ def plan(
         seeds: Runs of each.
         samples_seen: Of a run (default: that of the ablation).
     """
-    from clipmill.pool import WAIT_S
-    from pipeline.pair_groups import group_views
-    from pipeline.pool.lease import hold_lease
-    from train.ablation.plan import Hardware, plan_ablation, plan_lines
+    from clipmill.commands.pool import WAIT_S
+    from clipmill.pipeline.pair_groups import group_views
+    from clipmill.pipeline.pool.lease import hold_lease
+    from clipmill.train.ablation.plan import Hardware, plan_ablation, plan_lines
 
     ablation, results = read_folder(folder)
     arm = arm or best_arm(ablation, results, list(results.runs))

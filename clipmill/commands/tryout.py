@@ -13,22 +13,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
-from clipmill.ablate import busy_lines
-from clipmill.app import Json, Whole, make_app, print_json
-from clipmill.build import STATUSES, ended_with
-from manifests import console, disk, hub, reader
-from manifests.layout import AblationLayout, PoolLayout
-from manifests.schema import TaskSpec
-from manifests.text import printable
-from pipeline import ablation_run, tryout
-from pipeline.tryout import MANIFEST, TEST_POOL, Named, Pair, Pictures, Shares
-from train.config import configure
-from train.eval_data.images import image_hashes
-from train.evaluation.overlap import perceptual_hashes
-from train.evaluation.tasks import read_samples
-from train.late_torch import torch
-from train.sizing.device_fit import probed_speed, usable_cores
-from train.stats.comparison import StudyNoise
+from clipmill.commands.ablate import busy_lines
+from clipmill.commands.app import Json, Whole, make_app, print_json
+from clipmill.commands.build import STATUSES, ended_with
+from clipmill.manifests import console, disk, hub, reader
+from clipmill.manifests.layout import AblationLayout, PoolLayout
+from clipmill.manifests.schema import TaskSpec
+from clipmill.manifests.text import printable
+from clipmill.pipeline import ablation_run, tryout
+from clipmill.pipeline.tryout import MANIFEST, TEST_POOL, Named, Pair, Pictures, Shares
+from clipmill.train.config import configure
+from clipmill.train.eval_data.images import image_hashes
+from clipmill.train.evaluation.overlap import perceptual_hashes
+from clipmill.train.evaluation.tasks import read_samples
+from clipmill.train.late_torch import torch
+from clipmill.train.sizing.device_fit import probed_speed, usable_cores
+from clipmill.train.stats.comparison import StudyNoise
 
 TRY = make_app(
     "try",

@@ -7,19 +7,25 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from clipmill.app import Engine, Json, Whole, Words, make_app, print_json
-from manifests import console, disk
-from pipeline.audit import repair as repair_module
-from pipeline.audit.consent import Consent, Refresh, consent_lines, read_consent, refresh_consent
-from pipeline.audit.explain import explain_lines, explain_row, trace_images, trace_lines
-from pipeline.audit.integrity import audit_lines, audit_plain, audit_pool
-from pipeline.audit.purge import purge_lines, purge_rows, read_criteria
-from pipeline.audit.repair import repair_lines, repair_pool
-from pipeline.audit.watch import watch_pool, watched_lines
-from pipeline.lock.lock_writer import lock_lines, write_lock
-from pipeline.lock.rebuild import same_rows_lines, write_same_rows
-from pipeline.pool.lease import Lease, hold_lease
-from pipeline.progress.view import shown_progress
+from clipmill.commands.app import Engine, Json, Whole, Words, make_app, print_json
+from clipmill.manifests import console, disk
+from clipmill.pipeline.audit import repair as repair_module
+from clipmill.pipeline.audit.consent import (
+    Consent,
+    Refresh,
+    consent_lines,
+    read_consent,
+    refresh_consent,
+)
+from clipmill.pipeline.audit.explain import explain_lines, explain_row, trace_images, trace_lines
+from clipmill.pipeline.audit.integrity import audit_lines, audit_plain, audit_pool
+from clipmill.pipeline.audit.purge import purge_lines, purge_rows, read_criteria
+from clipmill.pipeline.audit.repair import repair_lines, repair_pool
+from clipmill.pipeline.audit.watch import watch_pool, watched_lines
+from clipmill.pipeline.lock.lock_writer import lock_lines, write_lock
+from clipmill.pipeline.lock.rebuild import same_rows_lines, write_same_rows
+from clipmill.pipeline.pool.lease import Lease, hold_lease
+from clipmill.pipeline.progress.view import shown_progress
 
 AUDIT = make_app(
     "audit",

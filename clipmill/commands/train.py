@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, Group, Parameter
 from cyclopts.validators import LimitedChoice, MutuallyExclusive
 
-from clipmill.app import MORE, Json, Whole, Words, make_app, print_json
-from manifests import console, disk, reader
-from manifests.folder_lock import FolderInUse, locked_folder
-from manifests.layout import PoolLayout, RunLayout
-from manifests.records import RunRecord, read_document
-from manifests.schema import Blend, Suite, TaskSpec
-from train.config import (
+from clipmill.commands.app import MORE, Json, Whole, Words, make_app, print_json
+from clipmill.manifests import console, disk, reader
+from clipmill.manifests.folder_lock import FolderInUse, locked_folder
+from clipmill.manifests.layout import PoolLayout, RunLayout
+from clipmill.manifests.records import RunRecord, read_document
+from clipmill.manifests.schema import Blend, Suite, TaskSpec
+from clipmill.train.config import (
     PRESETS,
     TrainConfig,
     check_layout,
@@ -31,14 +31,14 @@ from train.config import (
     model_config,
     plain_changes,
 )
-from train.data.loader import Loader
-from train.data.view_rows import ReadFailed
-from train.formats import model_files
-from train.formats.onnx_export import OnnxOptions, save_onnx
-from train.parallel import process_group, ray_train
-from train.trainer import loop
-from train.trainer.loop import NonFinite, train
-from train.trainer.mix import (
+from clipmill.train.data.loader import Loader
+from clipmill.train.data.view_rows import ReadFailed
+from clipmill.train.formats import model_files
+from clipmill.train.formats.onnx_export import OnnxOptions, save_onnx
+from clipmill.train.parallel import process_group, ray_train
+from clipmill.train.trainer import loop
+from clipmill.train.trainer.loop import NonFinite, train
+from clipmill.train.trainer.mix import (
     blend_of,
     count_rows,
     is_pool,
@@ -46,9 +46,9 @@ from train.trainer.mix import (
     read_blend,
     stream_of,
 )
-from train.trainer.open_clip_line import Translation, translate
+from clipmill.train.trainer.open_clip_line import Translation, translate
 
-logger = logging.getLogger("clipmill.train")
+logger = logging.getLogger("clipmill.commands.train")
 
 # --- train ----------------------------------------------------------------------------------------
 
@@ -252,7 +252,7 @@ def start_ranks(options: RunOptions, config: TrainConfig, out: str) -> int:
     words += ["--set", *options.changes] if options.changes else []
     words += ["--restart"] if options.resume == "never" else ["--resume", options.resume]
     if options.ray:
-        from clipmill.app import main
+        from clipmill.commands.app import main
 
         status = ray_train.start(main, words, out, options.ranks)
     else:
@@ -336,10 +336,10 @@ def evaluate(
         average_last: The mean of the weights of its last N checkpoints.
         device: cpu or cuda (default: the best there is).
     """
-    from train.evaluation import tasks as evaluating
-    from train.evaluation.suite import evaluate_suite, readable_tasks
-    from train.evaluation.tasks import on_rank_0
-    from train.parallel import checkpoint
+    from clipmill.train.evaluation import tasks as evaluating
+    from clipmill.train.evaluation.suite import evaluate_suite, readable_tasks
+    from clipmill.train.evaluation.tasks import on_rank_0
+    from clipmill.train.parallel import checkpoint
 
     if average_last is not None and average_last < 1:
         raise ValueError(f"--average-last is {average_last}; it must be at least 1")
@@ -395,7 +395,7 @@ def check_overlap(run: str, tasks: Sequence[TaskSpec], out: str) -> None:
     in a view of the run where the task refuses these. A model that is no run of ours has no known
     pools, so nothing is searched.
     """
-    from train.evaluation.overlap import (
+    from clipmill.train.evaluation.overlap import (
         find_shared_images,
         overlap_lines,
         refuse_identical,
@@ -434,8 +434,8 @@ def benchmark(tasks: Annotated[list[str], Parameter(required=True)], /, *, to: s
         tasks: Files with the name, kind, data … of a task each.
         to: The folder.
     """
-    from train.eval_data.samples import write_benchmark
-    from train.evaluation.tasks import read_samples
+    from clipmill.train.eval_data.samples import write_benchmark
+    from clipmill.train.evaluation.tasks import read_samples
 
     for task in [reader.read_manifest(path, TaskSpec) for path in tasks]:
         out = disk.join(to, task.name)
@@ -525,7 +525,7 @@ def _print_written(clip: Any, written: dict[str, Any], as_json: bool) -> int:
     """Say what was written and how it is loaded; the exit status 0."""
     values = clip.state_dict()
     written["parameters"] = sum(value.numel() for value in values.values())
-    from train.evaluation.tasks import used_of
+    from clipmill.train.evaluation.tasks import used_of
 
     written |= used_of(clip)
     written["weights_sha256"] = model_files.weights_sha256(values)
@@ -593,8 +593,8 @@ def size(
         utilisation: Of the device's peak (default: of published runs of the nearest model).
     """
 
-    from train.sizing.advice import advise, requirement_lines, requirements
-    from train.sizing.device_fit import device_of, estimated_speed
+    from clipmill.train.sizing.advice import advise, requirement_lines, requirements
+    from clipmill.train.sizing.device_fit import device_of, estimated_speed
 
     if not 1 <= ranks <= MOST_RANKS:
         raise ValueError(f"--ranks is {ranks}; it must be at least 1, at most {MOST_RANKS:,}")
@@ -649,6 +649,6 @@ def bench(*words: Annotated[str, Parameter(allow_leading_hyphen=True)]) -> int:
     Args:
         words: The options of benchmarks/trainer/bench.py.
     """
-    from benchmarks.trainer.bench import main
+    from clipmill.bench.bench import main
 
     return main(list(words))

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from clipmill.app import (
+from clipmill.commands.app import (
     MORE,
     Engine,
     Json,
@@ -23,16 +23,16 @@ from clipmill.app import (
     print_json,
     print_result,
 )
-from manifests import console, disk, identity, reader
-from manifests.folder_lock import locked_folder
-from manifests.layout import AblationLayout
-from manifests.schema import Ablation
-from manifests.web_page import MARK, pages_beside
-from train.ablation import history, wording
-from train.ablation.arms import ModelRun, all_runs
-from train.ablation.conclusions import FailedRun
-from train.ablation.names import primary_task
-from train.ablation.plan import (
+from clipmill.manifests import console, disk, identity, reader
+from clipmill.manifests.folder_lock import locked_folder
+from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.schema import Ablation
+from clipmill.manifests.web_page import MARK, pages_beside
+from clipmill.train.ablation import history, wording
+from clipmill.train.ablation.arms import ModelRun, all_runs
+from clipmill.train.ablation.conclusions import FailedRun
+from clipmill.train.ablation.names import primary_task
+from clipmill.train.ablation.plan import (
     Hardware,
     Plan,
     check_ablation,
@@ -41,28 +41,28 @@ from train.ablation.plan import (
     plan_ablation,
     plan_lines,
 )
-from train.ablation.rounds import expected_runs, run_rounds
-from train.ablation.runner import evaluate_scorer, run_all
-from train.decisions.blends import choose_blend, swarm_of_ablation
-from train.decisions.page import MOST_SCALES
-from train.decisions.pair_groups import best_arm, explain_folder
-from train.decisions.tables import read_results
-from train.decisions.verdicts import Question, decide
-from train.evaluation.metrics import deciding_metric
-from train.reporting.collect import collect_report
-from train.reporting.compare import MARK as MARKDOWN_MARK
-from train.reporting.compare import (
+from clipmill.train.ablation.rounds import expected_runs, run_rounds
+from clipmill.train.ablation.runner import evaluate_scorer, run_all
+from clipmill.train.decisions.blends import choose_blend, swarm_of_ablation
+from clipmill.train.decisions.page import MOST_SCALES
+from clipmill.train.decisions.pair_groups import best_arm, explain_folder
+from clipmill.train.decisions.tables import read_results
+from clipmill.train.decisions.verdicts import Question, decide
+from clipmill.train.evaluation.metrics import deciding_metric
+from clipmill.train.reporting.collect import collect_report
+from clipmill.train.reporting.compare import MARK as MARKDOWN_MARK
+from clipmill.train.reporting.compare import (
     compare_reports,
     comparison_lines,
     render_comparison,
     report_lines,
     report_markdown,
 )
-from train.reporting.page import render
-from train.reporting.results import collect_results, saved_scores
-from train.reporting.schema import Report
-from train.sizing.device_fit import usable_cores
-from train.stats.scales import LEAST_ARMS, ScaleDecision
+from clipmill.train.reporting.page import render
+from clipmill.train.reporting.results import collect_results, saved_scores
+from clipmill.train.reporting.schema import Report
+from clipmill.train.sizing.device_fit import usable_cores
+from clipmill.train.stats.scales import LEAST_ARMS, ScaleDecision
 
 # --- ablate ---------------------------------------------------------------------------------------
 

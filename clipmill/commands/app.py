@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 from cyclopts import App, CycloptsError, Group, Parameter, Token
 from cyclopts.exceptions import MissingArgumentError, UnusedCliTokensError
 
-from manifests import console, installation
+from clipmill.manifests import console, installation
 
 FIRST = Group("Data to verdict", sort_key=1)
 POOLS = Group("Pools", sort_key=2)
@@ -104,7 +104,7 @@ Words = Parameter(consume_multiple=(1, None), negative=(), show_default=False)
 def print_json(value: Any, as_json: bool) -> None:
     """The line of --json: a dataclass or plain value."""
     if as_json:
-        from manifests import disk
+        from clipmill.manifests import disk
 
         line = json.dumps(disk.to_plain(value), default=str, sort_keys=True)
         console.show(line.replace("\x7f", "\\u007f"))  # the only character that it leaves as it is
@@ -167,7 +167,9 @@ def root_app(called: str = "") -> App:
     )
     for place, (name, target, group, text) in enumerate(COMMANDS):
         line = None if name == called else text
-        app.command(f"clipmill.{target}", name=name, group=group, help=line, sort_key=place)
+        app.command(
+            f"clipmill.commands.{target}", name=name, group=group, help=line, sort_key=place
+        )
     return app
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from cyclopts import Group, Parameter
 from cyclopts.validators import MutuallyExclusive
 
-from clipmill.app import (
+from clipmill.commands.app import (
     MORE,
     Engine,
     Json,
@@ -20,15 +20,21 @@ from clipmill.app import (
     print_result,
     wholes,
 )
-from manifests import console, disk, reader
-from manifests.schema import Recipe
-from manifests.web_page import MARK, pages_beside
-from pipeline.pool.lease import hold_lease
-from pipeline.progress.view import shown_progress
-from pipeline.scoring import scorer
-from pipeline.scoring.score_sets import filter_specs
-from pipeline.views import files as view_files
-from pipeline.views.files import choose_views, column_lines, funnel_lines, hash_view, list_columns
+from clipmill.manifests import console, disk, reader
+from clipmill.manifests.schema import Recipe
+from clipmill.manifests.web_page import MARK, pages_beside
+from clipmill.pipeline.pool.lease import hold_lease
+from clipmill.pipeline.progress.view import shown_progress
+from clipmill.pipeline.scoring import scorer
+from clipmill.pipeline.scoring.score_sets import filter_specs
+from clipmill.pipeline.views import files as view_files
+from clipmill.pipeline.views.files import (
+    choose_views,
+    column_lines,
+    funnel_lines,
+    hash_view,
+    list_columns,
+)
 
 WAIT_S = 60.0  # for another command that writes into the pool
 PAGE = "pool.html"
@@ -256,7 +262,7 @@ def export(
         uid_column: Of a .npy: the column whose uids are written.
     """
     # It loads the crawler and the fetcher, which take longer than all of the rest.
-    from pipeline.export import export_line, export_view
+    from clipmill.pipeline.export import export_line, export_view
 
     written = export_view(pool, view, to, uid_column)
     return print_result([export_line(written)], written, as_json)
@@ -304,8 +310,8 @@ def look(
         megabytes: Of all images of the file together.
     """
 
-    from pipeline.look.page import Bounds, page_data, render
-    from pipeline.look.survey import survey_pool
+    from clipmill.pipeline.look.page import Bounds, page_data, render
+    from clipmill.pipeline.look.survey import survey_pool
 
     if not 0 <= images <= MOST_IMAGES:
         raise ValueError(f"--images is {images}; it must lie in 0..{MOST_IMAGES}")
@@ -332,8 +338,8 @@ def look(
 
 def _serve(survey: Any, port: int, as_json: bool) -> int:
     """Answer until the process is stopped."""
-    from pipeline.look.page import page_data, render
-    from pipeline.look.server import Answers, make_server
+    from clipmill.pipeline.look.page import page_data, render
+    from clipmill.pipeline.look.server import Answers, make_server
 
     answers = Answers(survey)
     data = page_data(survey, similar=answers.alike is not None)
