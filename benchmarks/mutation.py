@@ -41,8 +41,8 @@ KERNELS = {
     "order": ("train/mixture/order.py", "tests/train/mixture"),
     "wheel": ("train/mixture/schedule.py", "tests/train/mixture"),
     "loss": ("train/step/loss.py", "tests/train/step"),
-    "comparison": ("train/stats/comparison.py", "tests/train/stats"),
-    "model": ("train/stats/model.py", "tests/train/stats"),
+    "comparison": ("verdict/stats/comparison.py", "tests/verdict/stats"),
+    "model": ("verdict/stats/model.py", "tests/verdict/stats"),
     "rules": ("pipeline/views/rules.py", "tests/pipeline/views"),
     "tars": ("pipeline/pool/tars.py", "tests/pipeline/pool"),
     "guard": (

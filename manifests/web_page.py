@@ -7,7 +7,7 @@ Invariants:
 
 * Text is escaped by the templates, and here in drawings; colours have enough contrast in both
   schemes (`tests/manifests/web_page/`).
-* A page asks for nothing outside itself (`tests/train/reporting/page/test_browser.py`).
+* A page asks for nothing outside itself (`tests/study/reporting/page/test_browser.py`).
 
 To extend: a chart or a template of one page lies with that page; what two pages use lies here.
 """

@@ -48,7 +48,7 @@ LONGEST_FIRST = (
     "tests/test_layout.py",
     "tests/pipeline/fetch/test_fetcher.py",
     "tests/test_extras.py",
-    "tests/train/ablation/test_runner.py",
+    "tests/study/ablation/test_runner.py",
     "tests/pipeline/crawl/test_dedup.py",
     "tests/pipeline/external/test_img2dataset.py",
 )

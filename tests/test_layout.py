@@ -19,10 +19,14 @@ MAY_IMPORT = {
     "filters": {"manifests", "filters"},
     "pipeline": {"manifests", "filters", "pipeline"},
     "train": {"manifests", "train"},
-    "clipmill/commands": {"manifests", "filters", "pipeline", "train", "commands"},
+    "verdict": {"manifests", "verdict"},
+    "study": {"manifests", "train", "verdict", "study"},
+    "clipmill/commands": {
+        "manifests", "filters", "pipeline", "train", "verdict", "study", "commands",
+    },
     "examples": {"manifests", "pipeline", "examples"},
     "benchmarks/trainer": {"manifests", "train", "bench"},
-}
+}  # fmt: skip
 # The folders of the repository, and the name of each inside of the package clipmill
 FOLDERS = {
     folder: {"clipmill/commands": "commands", "benchmarks/trainer": "bench"}.get(folder, folder)
@@ -42,9 +46,8 @@ BEYOND = {
 ORDER = {
     "manifests": [
         "text", "installation", "console", "waits", "tls", "columns", "schema", "clip_tokenizer",
-        "preprocess", "hub",
-        "ray_runtime", "disk", "content", "web_page", "hashes", "identity", "layout", "commits",
-        "records", "aligned", "folder_lock", "reader", "__init__",
+        "preprocess", "hub", "ray_runtime", "disk", "metrics", "content", "web_page", "hashes",
+        "identity", "layout", "commits", "records", "aligned", "folder_lock", "reader", "__init__",
     ],
     "filters": [
         "base", "columns", "user_file", "text_overlap", "caption",
@@ -61,8 +64,14 @@ ORDER = {
     "train": [
         "rng", "late_torch", "mixture", "model", "store", "config", "transforms",
         "data", "step", "formats", "parallel", "identity", "sizing", "eval_data", "evaluation",
-        "trainer", "stats", "influence", "ablation", "reporting", "decisions", "run", "evaluate",
-        "ablate", "report",
+        "trainer", "run", "evaluate", "ablate", "report",
+    ],
+    "verdict": [
+        "names", "stats", "ranges", "rounds", "wording", "conclusions", "tables", "pages", "decide",
+    ],
+    "study": [
+        "influence", "arms", "runner", "data", "changes", "history", "plan", "results",
+        "pair_groups", "pair_gradients", "collect", "compare", "child",
     ],
     "clipmill/commands": [
         "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "why",
@@ -250,7 +259,8 @@ def test_scores_and_views_start_without_what_other_commands_need() -> None:
 @pytest.mark.parametrize(
     "package",
     [
-        "clipmill", "manifests", "filters", "pipeline", "train", "examples/miniweb",
+        "clipmill", "manifests", "filters", "pipeline", "train", "verdict", "study",
+        "examples/miniweb",
         "benchmarks/trainer",
     ],
 )  # fmt: skip

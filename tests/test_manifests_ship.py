@@ -12,11 +12,11 @@ import pytest
 
 from clipmill.filters import make, normalised
 from clipmill.manifests import reader
+from clipmill.manifests.metrics import METRICS, deciding_metric
 from clipmill.manifests.reader import VARIABLES
 from clipmill.manifests.schema import SOURCES, Ablation, Blend, Recipe, Suite, TaskSpec
 from clipmill.pipeline import ablation_run
 from clipmill.train.config import configure
-from clipmill.train.evaluation.metrics import METRICS, deciding_metric
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "manifests"

@@ -12,7 +12,7 @@ from benchmarks.scaling.growth_steps import Step, make_photos
 from clipmill.manifests.layout import PoolLayout
 from clipmill.pipeline.audit.repair import repair_pool
 from clipmill.train.evaluation.tasks import classify, ranks
-from clipmill.train.reporting.page import render
+from clipmill.verdict.pages.page import render
 from tests.support import reports
 
 CLASSES, QUERIES, WIDTH = 100, 500, 256

@@ -27,8 +27,8 @@ from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import choose_views
 from clipmill.train.mixture.order import Order
 from clipmill.train.mixture.schedule import SourceRows
-from clipmill.train.stats import comparison
-from clipmill.train.stats.analysis import TaskScores, analyse
+from clipmill.verdict.stats import comparison
+from clipmill.verdict.stats.analysis import TaskScores, analyse
 
 Run = Callable[[Path, int], object]
 SIZES = (1, 2, 4, 8)

@@ -35,10 +35,10 @@ sys.path[0] = str(ROOT)
 
 from clipmill.manifests import console, disk
 from clipmill.manifests.schema import Ablation
-from clipmill.train.ablation.arms import expand_runs
-from clipmill.train.reporting import charts
-from clipmill.train.stats.analysis import TaskScores, analyse
-from clipmill.train.stats.comparison import (
+from clipmill.study.arms import expand_runs
+from clipmill.verdict.pages import charts
+from clipmill.verdict.stats.analysis import TaskScores, analyse
+from clipmill.verdict.stats.comparison import (
     Comparison,
     Family,
     dunnett_critical,

@@ -34,10 +34,10 @@ from clipmill.commands.app import main as clipmill
 from clipmill.manifests import disk, reader
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.schema import Ablation
-from clipmill.train.ablation import wording
-from clipmill.train.decisions.tables import read_results
-from clipmill.train.decisions.verdicts import Question, decide
-from clipmill.train.stats.scales import ScaleDecision
+from clipmill.verdict import wording
+from clipmill.verdict.decide.verdicts import Question, decide
+from clipmill.verdict.stats.scales import ScaleDecision
+from clipmill.verdict.tables.reader import read_results
 
 MANIFEST = ROOT / "manifests" / "ablations" / "cifar10_scales.yaml"
 DATA = ROOT / "examples" / "cifar10_scales.parquet"

@@ -5,7 +5,7 @@ example: python benchmarks/studies/verdicts.py --tables 20000 --layouts 2000 --u
          python benchmarks/studies/verdicts.py --page
 
 Nothing differs in any table: every arm has the baseline's mean. The intervals are those of
-`clipmill.train.stats.analyse`, written for many tables at once; a test compares both on single
+`clipmill.verdict.stats.analyse`, written for many tables at once; a test compares both on single
 tables. A design is a number of arms, seeds and extra runs (A/A, controls), and the spread of each.
 Runs that no seed pairs (`--layouts` tables of each) and runs that are unlike in number, spread or
 law (`--unlike` tables of each, also of the smallest visible difference and of scales) go through
@@ -30,10 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[0] = str(ROOT)
 
 from clipmill.manifests import console, disk
-from clipmill.train.stats.analysis import TaskResult, TaskScores, analyse
-from clipmill.train.stats.blocks import interaction
-from clipmill.train.stats.comparison import Family, StudyNoise, dunnett_critical
-from clipmill.train.stats.scales import agreement_of, gaps_of
+from clipmill.verdict.stats.analysis import TaskResult, TaskScores, analyse
+from clipmill.verdict.stats.blocks import interaction
+from clipmill.verdict.stats.comparison import Family, StudyNoise, dunnett_critical
+from clipmill.verdict.stats.scales import agreement_of, gaps_of
 
 PAGE = ROOT / "docs" / "statistics.md"
 RESULT = ROOT / "benchmarks" / "results" / "verdicts.json"

@@ -26,13 +26,22 @@ from clipmill.commands.app import (
 from clipmill.manifests import console, disk, identity, reader
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import AblationLayout
+from clipmill.manifests.metrics import deciding_metric
 from clipmill.manifests.schema import Ablation
 from clipmill.manifests.web_page import MARK, pages_beside
-from clipmill.train.ablation import history, wording
-from clipmill.train.ablation.arms import ModelRun, all_runs
-from clipmill.train.ablation.conclusions import FailedRun
-from clipmill.train.ablation.names import primary_task
-from clipmill.train.ablation.plan import (
+from clipmill.study import history
+from clipmill.study.arms import ModelRun, all_runs
+from clipmill.study.collect import collect_report
+from clipmill.study.compare import MARK as MARKDOWN_MARK
+from clipmill.study.compare import (
+    compare_reports,
+    comparison_lines,
+    render_comparison,
+    report_lines,
+    report_markdown,
+)
+from clipmill.study.pair_groups import best_arm, explain_folder
+from clipmill.study.plan import (
     Hardware,
     Plan,
     check_ablation,
@@ -41,28 +50,20 @@ from clipmill.train.ablation.plan import (
     plan_ablation,
     plan_lines,
 )
-from clipmill.train.ablation.rounds import expected_runs, run_rounds
-from clipmill.train.ablation.runner import evaluate_scorer, run_all
-from clipmill.train.decisions.blends import choose_blend, swarm_of_ablation
-from clipmill.train.decisions.page import MOST_SCALES
-from clipmill.train.decisions.pair_groups import best_arm, explain_folder
-from clipmill.train.decisions.tables import read_results
-from clipmill.train.decisions.verdicts import Question, decide
-from clipmill.train.evaluation.metrics import deciding_metric
-from clipmill.train.reporting.collect import collect_report
-from clipmill.train.reporting.compare import MARK as MARKDOWN_MARK
-from clipmill.train.reporting.compare import (
-    compare_reports,
-    comparison_lines,
-    render_comparison,
-    report_lines,
-    report_markdown,
-)
-from clipmill.train.reporting.page import render
-from clipmill.train.reporting.results import collect_results, saved_scores
-from clipmill.train.reporting.schema import Report
+from clipmill.study.results import collect_results, saved_scores
+from clipmill.study.runner import evaluate_scorer, run_all, run_rounds
 from clipmill.train.sizing.device_fit import usable_cores
-from clipmill.train.stats.scales import LEAST_ARMS, ScaleDecision
+from clipmill.verdict import wording
+from clipmill.verdict.conclusions import FailedRun
+from clipmill.verdict.decide.blends import choose_blend, swarm_of_ablation
+from clipmill.verdict.decide.page import MOST_SCALES
+from clipmill.verdict.decide.verdicts import Question, decide
+from clipmill.verdict.names import primary_task
+from clipmill.verdict.pages.page import render
+from clipmill.verdict.pages.schema import Report
+from clipmill.verdict.rounds import expected_runs
+from clipmill.verdict.stats.scales import LEAST_ARMS, ScaleDecision
+from clipmill.verdict.tables.reader import read_results
 
 # --- ablate ---------------------------------------------------------------------------------------
 

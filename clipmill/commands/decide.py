@@ -11,13 +11,13 @@ from cyclopts import Parameter
 from clipmill.commands.app import MORE, Json, Words, make_app, print_json
 from clipmill.manifests import console, disk, reader
 from clipmill.manifests.web_page import MARK, pages_beside
-from clipmill.train.decisions.blends import (
+from clipmill.verdict.decide.blends import (
     choose_blend,
     swarm_of_ablation,
     swarm_of_tables,
     write_blend,
 )
-from clipmill.train.decisions.exports import (
+from clipmill.verdict.decide.exports import (
     check_words,
     failed,
     to_csv,
@@ -25,11 +25,11 @@ from clipmill.train.decisions.exports import (
     to_markdown,
     to_svg,
 )
-from clipmill.train.decisions.page import decision_lines, render_decision
-from clipmill.train.decisions.roles import Columns
-from clipmill.train.decisions.tables import ENDINGS, read_results
-from clipmill.train.decisions.verdicts import Question, decide
-from clipmill.train.stats.mixing import BlendChoice
+from clipmill.verdict.decide.page import decision_lines, render_decision
+from clipmill.verdict.decide.verdicts import Question, decide
+from clipmill.verdict.stats.mixing import BlendChoice
+from clipmill.verdict.tables.reader import ENDINGS, read_results
+from clipmill.verdict.tables.roles import Columns
 
 FAILED_ON = 4  # the exit status of --fail-on
 DECIDE = make_app(
@@ -216,7 +216,7 @@ def mix(
             raise ValueError(f"{runs} needs a second table beside it, with the metrics of its runs")
         if len(target or ()) > 1:
             raise ValueError("--target names one metric of an ablation's primary task")
-        from clipmill.train.reporting.results import read_folder
+        from clipmill.study.results import read_folder
 
         swarm = swarm_of_ablation(*read_folder(runs), runs, target[0] if target else None)
     else:

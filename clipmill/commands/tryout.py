@@ -28,7 +28,7 @@ from clipmill.train.evaluation.overlap import perceptual_hashes
 from clipmill.train.evaluation.tasks import read_samples
 from clipmill.train.late_torch import torch
 from clipmill.train.sizing.device_fit import probed_speed, usable_cores
-from clipmill.train.stats.comparison import StudyNoise
+from clipmill.verdict.stats.comparison import StudyNoise
 
 TRY = make_app(
     "try",

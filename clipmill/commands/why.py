@@ -9,27 +9,27 @@ from clipmill.commands.app import Json, Whole, Words, make_app, print_result
 from clipmill.manifests import disk, reader
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.schema import Ablation
-from clipmill.train.ablation import wording
-from clipmill.train.ablation.arms import all_runs
-from clipmill.train.decisions.blends import kept_settings
-from clipmill.train.decisions.pair_groups import (
-    best_arm,
-    confirming_ablation,
-    explain_folder,
-)
-from clipmill.train.reporting.changes import (
+from clipmill.study.arms import all_runs
+from clipmill.study.changes import (
     PartDifferences,
     arm_changes,
     cluster_samples,
     penalty_of,
     read_answers,
 )
-from clipmill.train.reporting.results import read_folder
-from clipmill.train.reporting.schema import ArmChanges
-from clipmill.train.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
+from clipmill.study.pair_groups import (
+    best_arm,
+    confirming_ablation,
+    explain_folder,
+)
+from clipmill.study.results import read_folder
+from clipmill.verdict import wording
+from clipmill.verdict.decide.blends import kept_settings
+from clipmill.verdict.pages.schema import ArmChanges
+from clipmill.verdict.stats.groups import RUNS_PER_GROUP, Attribution, Estimate
 
 if TYPE_CHECKING:
-    from clipmill.train.decisions.pair_gradients import GradientAnswer
+    from clipmill.study.pair_gradients import GradientAnswer
 
 RULE = 70  # characters of a rule beside its group
 OUTSIDE = 5e-4  # of an arm's samples; less is not mentioned
@@ -152,7 +152,7 @@ def gradients(
         pairs: Are drawn for each run of the baseline.
         device: auto, cpu, cuda or cuda:N.
     """
-    from clipmill.train.decisions.pair_gradients import explain_by_gradients
+    from clipmill.study.pair_gradients import explain_by_gradients
     from clipmill.train.parallel.process_group import init_distributed
 
     ablation, results = read_folder(folder)
@@ -355,7 +355,7 @@ def plan(
     from clipmill.commands.pool import WAIT_S
     from clipmill.pipeline.pair_groups import group_views
     from clipmill.pipeline.pool.lease import hold_lease
-    from clipmill.train.ablation.plan import Hardware, plan_ablation, plan_lines
+    from clipmill.study.plan import Hardware, plan_ablation, plan_lines
 
     ablation, results = read_folder(folder)
     arm = arm or best_arm(ablation, results, list(results.runs))

@@ -19,7 +19,7 @@ from clipmill.manifests.schema import Ablation, Recipe
 from clipmill.pipeline import tryout
 from clipmill.pipeline.tryout import Pair, Pictures
 from clipmill.train.sizing.device_fit import Speed
-from clipmill.train.stats.comparison import StudyNoise
+from clipmill.verdict.stats.comparison import StudyNoise
 from tests.support import commands
 from tests.support.other_tars import pack
 

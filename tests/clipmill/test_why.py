@@ -14,7 +14,7 @@ from clipmill.manifests import disk, reader
 from clipmill.manifests.layout import AblationLayout, PoolLayout
 from clipmill.manifests.records import Threshold, ViewDocument, read_document
 from clipmill.manifests.schema import Ablation
-from clipmill.train.ablation import runner
+from clipmill.study import runner
 from tests.support import ablations, commands
 from tests.support.reports import complete_pool
 from tests.train.conftest import data as data

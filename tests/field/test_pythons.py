@@ -33,8 +33,9 @@ from clipmill.pipeline.fetch import guard
 from clipmill.pipeline.planning.planner import host_of
 from clipmill.train import store
 from clipmill.train.data import tar_streams
-from clipmill.train.decisions import exports, forms
-from clipmill.train.stats.model import satterthwaite
+from clipmill.verdict.decide import exports
+from clipmill.verdict.stats.model import satterthwaite
+from clipmill.verdict.tables import forms
 from tests.conftest import draw
 from tests.support import commands, hostile_server
 from tests.support.dns import fake_dns

@@ -11,7 +11,7 @@ from PIL import Image
 
 from clipmill.manifests import disk
 from clipmill.manifests.schema import Ablation
-from clipmill.train.ablation.runner import Outcome, request_of, train_and_evaluate
+from clipmill.study.runner import Outcome, request_of, train_and_evaluate
 
 Ran = tuple[Ablation, str, list[Outcome]]  # what the fixture `ran` gives
 TRAIN = {

@@ -22,10 +22,10 @@ from clipmill.manifests.records import (
     ViewDocument,
     read_document,
 )
-from clipmill.train.ablation.names import Role
-from clipmill.train.reporting import schema
-from clipmill.train.reporting.data import KEPT, ArmView, PoolColumns
-from clipmill.train.stats.comparison import Comparison, Verdict
+from clipmill.study.data import KEPT, ArmView, PoolColumns
+from clipmill.verdict.names import Role
+from clipmill.verdict.pages import schema
+from clipmill.verdict.stats.comparison import Comparison, Verdict
 from tests.support.bundles import write_scores
 
 PIXEL = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAA="

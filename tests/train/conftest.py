@@ -19,7 +19,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.columns import SIDECAR, VIEW
 from clipmill.manifests.layout import PoolLayout
 from clipmill.manifests.records import ViewDocument
-from clipmill.train.ablation.runner import run_all
+from clipmill.study.runner import run_all
 from clipmill.train.model.architecture import MODELS
 from clipmill.train.model.clip import CLIP
 from tests.support import ablations

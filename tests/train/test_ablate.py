@@ -23,9 +23,9 @@ from clipmill.manifests import console, disk
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import AblationLayout
 from clipmill.manifests.schema import Ablation, Arm
-from clipmill.train.ablation import runner
-from clipmill.train.ablation.arms import Run
-from clipmill.train.ablation.runner import Outcome
+from clipmill.study import runner
+from clipmill.study.arms import Run
+from clipmill.study.runner import Outcome
 from tests.support import commands, processes
 from tests.support.ablations import in_process, three_arms
 from tests.support.reports import complete_pool
@@ -337,7 +337,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
         process.kill()
         process.communicate()
         raise
-    assert len(processes.marked(mark, "clipmill.train.ablation.child")) == 1
+    assert len(processes.marked(mark, "clipmill.study.child")) == 1
     process.send_signal(number)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == status

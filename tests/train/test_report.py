@@ -1,4 +1,4 @@
-"""clipmill report. What a report holds is tested in tests/train/reporting/."""
+"""clipmill report. What a report holds is tested in tests/study/reporting/."""
 
 import datetime
 

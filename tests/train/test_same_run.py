@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from clipmill.manifests import disk
 from clipmill.manifests.layout import RunLayout
-from clipmill.train.ablation import runner
-from clipmill.train.ablation.runner import Outcome, request_of, train_and_evaluate
+from clipmill.study import runner
+from clipmill.study.runner import Outcome, request_of, train_and_evaluate
 from clipmill.train.eval_data.samples import write_benchmark
 from clipmill.train.evaluation.tasks import read_samples
 from tests.support import commands

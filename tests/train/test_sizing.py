@@ -14,7 +14,7 @@ import torch
 
 from clipmill.manifests import console, disk
 from clipmill.manifests.schema import Blend
-from clipmill.train.ablation.plan import Hardware, plan_ablation
+from clipmill.study.plan import Hardware, plan_ablation
 from clipmill.train.config import configure
 from clipmill.train.identity import deciding_settings
 from clipmill.train.model.architecture import MODELS

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from clipmill.manifests import disk
+from clipmill.manifests.metrics import Metrics, can_be_averaged, deciding_metric
 from clipmill.manifests.schema import Suite, TaskSpec
-from clipmill.train.evaluation.metrics import Metrics, can_be_averaged, deciding_metric
 from clipmill.train.evaluation.tasks import alone, evaluate, read_samples
 
 if TYPE_CHECKING:

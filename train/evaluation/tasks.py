@@ -13,17 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from clipmill.manifests import disk
-from clipmill.manifests.schema import TaskSpec
-from clipmill.train import transforms
-from clipmill.train.eval_data.images import ImageSource, batch_rows, decoded_batches, image_hashes
-from clipmill.train.eval_data.samples import (
-    Samples,
-    read_associations,
-    read_captioned,
-    read_labelled,
-    read_probe,
-)
-from clipmill.train.evaluation.metrics import (
+from clipmill.manifests.metrics import (
     DIRECTIONS,
     METRICS,
     TEMPERATURES,
@@ -36,6 +26,16 @@ from clipmill.train.evaluation.metrics import (
     mean_of_directions,
     metric_values,
     worst_group,
+)
+from clipmill.manifests.schema import TaskSpec
+from clipmill.train import transforms
+from clipmill.train.eval_data.images import ImageSource, batch_rows, decoded_batches, image_hashes
+from clipmill.train.eval_data.samples import (
+    Samples,
+    read_associations,
+    read_captioned,
+    read_labelled,
+    read_probe,
 )
 from clipmill.train.late_torch import torch
 

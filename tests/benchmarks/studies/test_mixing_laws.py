@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies import mixing_laws
-from clipmill.train.ablation.wording import MINUS
+from clipmill.verdict.wording import MINUS
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.studies import verdicts
-from clipmill.train.stats.analysis import TaskScores, analyse
+from clipmill.verdict.stats.analysis import TaskScores, analyse
 
 
 @pytest.mark.parametrize(("arms", "extra", "seeds"), [(1, 2, 3), (3, 0, 2), (2, 1, 5)])

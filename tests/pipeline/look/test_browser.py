@@ -13,9 +13,9 @@ import pytest
 from clipmill.pipeline.look.page import Bounds, page_data, render
 from clipmill.pipeline.look.server import Answers, make_server
 from clipmill.pipeline.look.survey import Survey
+from tests.study.reporting.page.test_browser import CONTRAST, TOO_WIDE
 from tests.support import looked
 from tests.support.browser import CHROMIUM, Tab, browser
-from tests.train.reporting.page.test_browser import CONTRAST, TOO_WIDE
 
 pytestmark = [
     pytest.mark.slow,

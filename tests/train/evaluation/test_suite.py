@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from clipmill.manifests import disk
-from clipmill.manifests.schema import Suite
-from clipmill.train.evaluation.metrics import (
+from clipmill.manifests.metrics import (
     METRICS,
     TEMPERATURES,
     at_best_temperature,
@@ -19,6 +18,7 @@ from clipmill.train.evaluation.metrics import (
     metric_values,
     worst_group,
 )
+from clipmill.manifests.schema import Suite
 from clipmill.train.evaluation.suite import evaluate_suite, group_averages, readable_tasks
 from clipmill.train.evaluation.tasks import TASKS, Encoder, evaluate, read_samples, saved_metrics
 from clipmill.train.model.architecture import MODELS

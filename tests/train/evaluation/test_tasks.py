@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from PIL import Image
 
 from clipmill.manifests import disk
+from clipmill.manifests.metrics import metric_values
 from clipmill.train.eval_data import images
 from clipmill.train.eval_data.images import ImageFiles
 from clipmill.train.eval_data.samples import Samples
 from clipmill.train.evaluation import tasks
-from clipmill.train.evaluation.metrics import metric_values
 from clipmill.train.evaluation.tasks import (
     ASSOCIATION,
     choose_strength,

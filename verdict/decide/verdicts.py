@@ -1,0 +1,1026 @@
+"""What a table of results decides: arms against a baseline, metrics, and small scales. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+
+from clipmill.verdict.stats.analysis import (
+    AVERAGE,
+    Analysis,
+    TaskResult,
+    TaskScores,
+    analyse,
+    average_values,
+)
+from clipmill.verdict.stats.blocks import POOLING_P, Interaction, interaction, seed_effect
+from clipmill.verdict.stats.scales import Column, ScaleDecision, ScaleTables
+from clipmill.verdict.stats.signals import MetricSignal, metric_signals
+from clipmill.verdict.tables.account import Account, MetricFacts, some
+from clipmill.verdict.tables.metric_names import (
+    HEADLINES,
+    TIMES,
+    deciding_words,
+    is_average,
+    is_bare_metric,
+    is_known,
+    name_facts,
+    plain_name,
+    task_stem,
+)
+from clipmill.verdict.tables.reader import Codes, Results
+from clipmill.verdict.tables.roles import BASELINES
+
+MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
+COSTS = re.compile(
+    r"(^|_)(latency|memory|vram|ms|fps|throughput|per_s|per_sec|per_second|energy|watts|price|cost)(_|$)"
+)
+NO_RANK, MOST_HEADLINES = 99, 20  # the place of other names; how many are looked at
+MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smaller scales are read
+LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
+LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
+LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
+LEAST_PERCENT = 1.5  # a value above it is no share
+OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
+_some = partial(some, most=3)  # names in a sentence
+Runs = dict[str, dict[int, float]]  # {arm: {run: value}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked of a table. None: it is chosen, and said.
+
+    task: the one that decides. metric: of every task; a column of a wide table is a task. lower,
+    higher: metrics or tasks of which less or more is better. units: {metric or task: `share`,
+    `percent` or `none`}. without: tasks that are left out. effect: the difference whose price is
+    asked, in the unit of the values. band: differences inside ± it are practically equal; 0: none
+    is. noise: a published standard deviation of one run, for scales with one run of each arm.
+    """
+
+    baseline: str | None = None
+    task: str | None = None
+    metric: str | None = None
+    lower: tuple[str, ...] = ()
+    higher: tuple[str, ...] = ()
+    units: Mapping[str, str] | None = None
+    without: tuple[str, ...] = ()
+    effect: float | None = None
+    band: float = 0.0
+    noise: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The verdicts on a table.
+
+    task: what the headline is of, a task or the average. scale: the name of the largest scale,
+    whose runs are compared. result: the comparisons on it. values: its runs, {arm: {run: value}}.
+    paired: runs of one seed belong together; else runs have no order. runs: names of runs that are
+    no plain seeds. tasks: the results of every task. task_values: their runs. signals: which metric
+    of which task separates the arms best. seeds_for_effect: None where no number suffices, or
+    nothing was asked or is known. sampling: half of the 95 % interval that the test samples alone
+    leave to a difference of two runs, where nothing else is known. over: of what the blocks are a
+    sample where each holds one run of an arm, `8 values of 'lr', one run each`; "" elsewhere.
+    blocks: the names of what crosses the arms. interaction: whether the differences change with the
+    block. refusals: what cannot be decided, and why. notes: what was guessed. account: what became
+    of every column, row and cell, and how each metric is read.
+    """
+
+    baseline: str
+    arms: tuple[str, ...]
+    task: str
+    metric: str
+    scale: str
+    result: TaskResult
+    values: Runs
+    paired: bool
+    runs: dict[int, str]
+    tasks: dict[str, TaskResult]
+    task_values: dict[str, Runs]
+    signals: tuple[MetricSignal, ...]
+    scales: tuple[ScaleDecision, ...]
+    effect: float | None
+    seeds_for_effect: int | None
+    sampling: float | None
+    over: str
+    blocks: tuple[str, ...]
+    interaction: Interaction | None
+    refusals: tuple[str, ...]
+    notes: tuple[str, ...]
+    account: Account
+
+
+Key = tuple[str, str]  # task, metric
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """Measurements by task, metric and scale: the places of each group, and how runs are numbered.
+
+    groups: {run: its group} of a layout that is not paired by seed; None where it is. blocks:
+    {run: the name of its block}.
+    """
+
+    results: Results
+    by_key: Mapping[Key, Mapping[float, Codes]]
+    run_N: Codes
+    groups: Mapping[int, int] | None
+    blocks: Mapping[int, int]
+    names: Mapping[int, str]
+
+    def runs(self, key: Key, scale: float) -> Runs:
+        """{arm: {run: value}} of a metric at a scale."""
+        places = self.by_key.get(key, {}).get(scale)
+        runs: Runs = {}
+        if places is None:
+            return runs
+        r = self.results
+        arms, numbers = r.arm_N[places].tolist(), self.run_N[places].tolist()
+        for arm, run, value in zip(arms, numbers, r.value_N[places].tolist(), strict=True):
+            runs.setdefault(r.arms[arm], {})[run] = value
+        return runs
+
+
+def decide(results: Results, question: Question) -> Decision:
+    """The verdicts on the largest scale of a table, and how the smaller ones agree with it.
+
+    ValueError for an unknown arm, task or metric, fewer than two arms, a metric that the table
+    gives two directions, arms in percent beside arms in shares, or a band of several units.
+    """
+    notes, refusals = list(results.notes), list[str]()
+    if results.one_arm:
+        raise ValueError(results.one_arm)
+    if question.metric in results.tasks and question.metric not in results.metrics:
+        question = replace(question, metric=None, task=question.task or question.metric)
+    _check_names(results, question)
+    table = _table(results, question)
+    arms_out = _copies(results, question, notes)
+    chosen = {
+        task: metric for task, metric in _headline_metrics(table, question).items()
+        if (task, metric) in table.by_key
+    }  # fmt: skip
+    if not chosen:
+        raise ValueError("no row is left to compare")
+    facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
+    facts |= _as_siblings(table, facts)
+    _check_one_unit(
+        table, facts, {task: name for task, name in chosen.items() if question.task in (None, task)}
+    )
+    largest = _largest_scale(table, chosen, arms_out, notes)
+    arms = _arms_at(table, chosen, largest, arms_out)
+    baseline = _baseline(arms, question, notes)
+    in_blocks = table
+    if results.blocks and _is_one_run_in_blocks(table, chosen, largest, arms, notes):
+        table = _table(_over_blocks(results, notes), question)
+    table = _layout(table, chosen, largest, baseline, arms, notes)
+    tables = _scores(table, chosen, largest, facts, arms, question)
+    can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
+    _check_band(tables, facts, chosen, question)
+    over, analysed = _over(table, tables), tables
+    if over and len(results.blocks) < LEAST_BLOCKS:
+        refusals.append(f"no verdict: of {over}, and what another block would show is not known")
+        over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
+    analysis = _analysis(analysed, baseline, arms, question, table, average=can_average)
+    first = next(iter(analysis.tasks)) if results.named_tasks else _first_that_varies(
+        list(analysis.tasks), lambda task: [_plain_runs(tables[task].values)]
+    )  # fmt: skip
+    result = analysis.average or analysis.tasks[first]
+    if question.task is not None:
+        result = analysis.tasks[question.task]
+    averaged = list(analysis.tasks) if result is analysis.average else [result.task]
+    of_tasks = [tables[task] for task in averaged]
+    values = average_values([scores.values for scores in of_tasks])
+    notes += _runs_without_a_task(of_tasks, values)
+    metrics = {scores.metric for scores in of_tasks}
+    refusals += _refusals(values, result, baseline, arms)
+    notes += _ties(table, chosen, largest, arms)
+    samples = _samples_of_task(table, chosen, result)
+    notes += _small_test_set(result, values, samples)
+    several = question.task is None and result is not analysis.average and len(analysis.tasks) > 1
+    if several and result.comparisons:
+        notes.append(
+            f"the intervals hold for all {len(analysis.tasks)} tasks together, as none was chosen: "
+            f"with --task {result.task!r} they are those of one"
+        )
+    noise, effect = analysis.noises[result.task], question.effect
+    factors = {task: _factor(facts[task, chosen[task]]) for task in tables}
+    if effect is not None:
+        effect *= factors.get(result.task, max(factors.values()))
+    both = None
+    if results.blocks:
+        of_blocks = values
+        if table.results is not results:  # a run is a mean over blocks: here each block counts
+            in_blocks = replace(
+                in_blocks, groups=None if table.groups is None else in_blocks.blocks
+            )
+            cells = _scores(in_blocks, chosen, largest, facts, arms, question)
+            of_blocks = average_values([cells[task].values for task in averaged])
+        else:
+            in_blocks = table
+        both = interaction(of_blocks, in_blocks.blocks, baseline, in_blocks.groups)
+    return Decision(
+        baseline=baseline,
+        arms=arms,
+        task=result.task,
+        metric=result.metric if len(metrics) == 1 else f"{len(metrics)} metrics",
+        scale=results.scales[largest],
+        result=result,
+        values=values,
+        paired=table.groups is None,
+        runs=dict(table.names),
+        tasks=analysis.tasks,
+        task_values={task: _plain_runs(tables[task].values) for task in analysis.tasks},
+        signals=_signals(table, largest, facts, arms_out, question),
+        scales=_scale_decisions(
+            table, chosen, largest, facts, question, result.task, can_average, arms_out
+        ),
+        effect=effect,
+        seeds_for_effect=noise.seeds_for(effect) if noise and effect is not None else None,
+        sampling=None if noise else _sampling(result, values, samples),
+        over=over,
+        blocks=results.blocks,
+        interaction=both,
+        refusals=tuple(refusals),
+        notes=tuple(dict.fromkeys(notes)),
+        account=replace(results.account, metrics=tuple(facts.values())),
+    )
+
+
+# --- what is compared -----------------------------------------------------------------------------
+
+
+def _check_names(results: Results, question: Question) -> None:
+    """ValueError for a name that the table does not have."""
+    tasks, metrics = set(results.tasks), set(results.metrics)
+    told = [(name, "task", tasks) for name in (question.task, *question.without) if name]
+    told += [(question.metric, "metric", metrics)] if question.metric else []
+    for name in (*question.lower, *question.higher, *(question.units or {})):
+        told.append((name, "metric or task", metrics | tasks))
+    for name, what, there in told:
+        if name not in there:
+            raise ValueError(f"there is no {what} {name!r} (of {', '.join(sorted(there)[:40])})")
+    if question.task in question.without:
+        raise ValueError(f"the task {question.task!r} decides and is left out")
+    if both := set(question.lower) & set(question.higher):
+        raise ValueError(f"{both.pop()!r} is told to be better both ways")
+
+
+def _table(results: Results, question: Question) -> _Table:
+    """The places of each task, metric and scale, without tasks that are left out."""
+    r = results
+    scales, scale_N = np.unique(r.scale_N, return_inverse=True)
+    code_N = (r.task_N * len(r.metrics) + r.metric_N) * len(scales) + scale_N
+    order = np.argsort(code_N, kind="stable")
+    starts = np.flatnonzero(np.append(True, code_N[order][1:] != code_N[order][:-1]))
+    groups: dict[Key, dict[float, Codes]] = {}
+    parts = np.split(order, starts[1:])
+    for places in sorted(parts, key=lambda part: int(part[0])):
+        first = int(places[0])
+        key = (r.tasks[r.task_N[first]], r.metrics[r.metric_N[first]])
+        if key[0] not in question.without:
+            groups.setdefault(key, {})[float(r.scale_N[first])] = places
+    run_N, names = r.seed_N, dict(r.seeds)
+    blocks: dict[int, int] = {}
+    if r.blocks:
+        pairs = np.stack([r.block_N, r.seed_N], axis=1)
+        distinct, run_N = np.unique(pairs, axis=0, return_inverse=True)
+        run_N = run_N.reshape(-1)
+        for run, (block, seed) in enumerate(distinct.tolist()):
+            blocks[run] = block
+            own = r.seeds.get(seed, str(seed)) if r.paired else str(seed)
+            names[run] = f"{r.blocks[block]}, {own}" if r.paired else r.blocks[block]
+    layout = None
+    if not r.paired:
+        layout = dict(blocks) if blocks else dict.fromkeys(np.unique(run_N).tolist(), 0)
+    return _Table(r, groups, run_N, layout, blocks, names)
+
+
+def _copies(results: Results, question: Question, notes: list[str]) -> set[str]:
+    """Arms that repeat another one: equal in all values per sample of all runs. Without such values
+    nothing is a copy, and the baseline never is.
+    """
+    r = results
+    if r.per_sample is None:
+        return set()
+    by_arm: dict[int, dict[tuple[int, ...], bytes]] = defaultdict(dict)
+    lacking = set()
+    for n, samples in enumerate(r.per_sample):
+        arm = int(r.arm_N[n])
+        if samples is None or len(samples) < 2:
+            lacking.add(arm)
+            continue
+        key = (int(r.task_N[n]), int(r.metric_N[n]), int(r.seed_N[n]), int(r.block_N[n]),
+               hash(float(r.scale_N[n])))  # fmt: skip
+        by_arm[arm][key] = hashlib.blake2b(np.asarray(samples).tobytes()).digest()
+    first: dict[frozenset[tuple[tuple[int, ...], bytes]], str] = {}
+    copies = set()
+    order = sorted(by_arm, key=lambda arm: r.arms[arm] != question.baseline and (
+        plain_name(r.arms[arm]) not in BASELINES))  # fmt: skip
+    for arm in order:
+        if arm in lacking:
+            continue
+        original = first.setdefault(frozenset(by_arm[arm].items()), r.arms[arm])
+        if original != r.arms[arm]:
+            copies.add(r.arms[arm])
+            notes.append(
+                f"left out: {r.arms[arm]}, whose answers to every sample are those of {original}"
+            )
+    return copies
+
+
+def _headline_metrics(table: _Table, question: Question) -> dict[str, str]:
+    """One metric for each task: the metric asked for, or the likeliest headline."""
+    metrics: dict[str, list[str]] = defaultdict(list)
+    for task, metric in table.by_key:
+        metrics[task].append(metric)
+    chosen = {}
+    for task, names in metrics.items():
+        if question.metric is not None:
+            chosen[task] = question.metric
+            continue
+        chosen[task] = _first_that_varies(
+            names, lambda metric, task=task: [  # type: ignore[misc]
+                table.runs((task, metric), scale) for scale in table.by_key[task, metric]]
+        )  # fmt: skip
+    return chosen
+
+
+def _first_that_varies(names: Sequence[str], runs_of: Callable[[str], Sequence[Runs]]) -> str:
+    """The likeliest headline; of names that are none, one that differs between runs of an arm."""
+    ordered = sorted(names, key=_headline_place)
+    for name in ordered[:MOST_HEADLINES]:
+        values = [own for runs in runs_of(name) for own in runs.values() if len(own) > 1]
+        if _headline_place(name)[1] < NO_RANK or not values or any(map(_varies, values)):
+            return name
+    return ordered[0]
+
+
+def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
+    """The metrics of tasks that are read: those that decide, and the first of the others."""
+    return list(dict.fromkeys([*chosen.items(), *list(table.by_key)[:MOST_FACTS]]))
+
+
+def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
+    if question.baseline is not None:
+        if question.baseline not in arms:
+            shown = ", ".join(arms[:40])
+            raise ValueError(f"there is no arm {question.baseline!r} (of {shown})")
+        return question.baseline
+    plain = {plain_name(arm): arm for arm in reversed(arms)}
+    baseline = next((plain[name] for name in BASELINES if name in plain), None)
+    if baseline is None:
+        last = {name.split("_")[-1]: arm for name, arm in plain.items()}
+        baseline = next((last[name] for name in BASELINES[:4] if name in last), arms[0])
+    notes.append(f"baseline: {baseline}")
+    return baseline
+
+
+def _arms_at(
+    table: _Table, chosen: Mapping[str, str], scale: float, without: set[str]
+) -> tuple[str, ...]:
+    """The arms of a scale, in the order of the file."""
+    r = table.results
+    first: dict[int, int] = {}
+    for key in chosen.items():
+        places = table.by_key.get(key, {}).get(scale)
+        if places is None:
+            continue
+        arms, at = np.unique(r.arm_N[places], return_index=True)
+        for arm, n in zip(arms.tolist(), places[at].tolist(), strict=True):
+            first[arm] = min(first.get(arm, n), n)
+    ordered = sorted(first, key=lambda arm: first[arm])
+    return tuple(r.arms[arm] for arm in ordered if r.arms[arm] not in without)
+
+
+def _largest_scale(
+    table: _Table, chosen: Mapping[str, str], without: set[str], notes: list[str]
+) -> float:
+    """The largest scale of two arms or more; arms that it lacks are named."""
+    r = table.results
+    scales = sorted({scale for key in chosen.items() for scale in table.by_key.get(key, {})})
+    arms = {scale: _arms_at(table, chosen, scale, without) for scale in scales}
+    enough = [scale for scale in scales if len(arms[scale]) > 1]
+    if not enough:
+        names = list(dict.fromkeys(arm for of in arms.values() for arm in of))
+        where = " at each scale" if len(names) > 1 else f", {names[0]}"
+        raise ValueError(
+            f"there is one arm{where}: a comparison needs two; name what tells arms apart with "
+            f"--arm ({'; '.join(notes)})"
+        )
+    largest = max(enough)
+    if larger := [r.scales[scale] for scale in scales if scale > largest]:
+        notes.append(f"left out: scales with one arm, {', '.join(larger)}")
+    others: dict[str, str] = {}
+    for scale in scales:
+        for arm in arms[scale]:
+            if arm not in arms[largest]:
+                others[arm] = r.scales[scale]
+    if others:
+        shown = some([f"{arm} (at {scale})" for arm, scale in others.items()])
+        notes.append(f"not compared, at another scale than {r.scales[largest]}: {shown}")
+    return largest
+
+
+def _layout(
+    table: _Table, chosen: Mapping[str, str], scale: float, baseline: str, arms: Sequence[str],
+    notes: list[str],
+) -> _Table:  # fmt: skip
+    """The table, with no pairs where some arm has several runs but not two seeds of the baseline:
+    such runs are not paired by seed.
+    """
+    if table.groups is not None:
+        return table
+    runs: dict[str, set[int]] = defaultdict(set)
+    for key in chosen.items():
+        for arm, own in table.runs(key, scale).items():
+            runs[arm] |= set(own)
+    of_baseline = runs.get(baseline, set())
+    alone = []
+    for arm in arms:
+        both = len(runs[arm] & of_baseline)
+        is_incomplete = both < max(len(runs[arm]), len(of_baseline))
+        if len(runs[arm]) > 1 and (both < 2 or (both < LEAST_PAIRS and is_incomplete)):
+            alone.append(arm)
+    if not alone or len(of_baseline) < 2:
+        return table
+    notes.append(
+        f"seed: {_some(alone)} has not {LEAST_PAIRS} seeds of {baseline}, so runs are not "
+        "paired by seed"
+    )
+    layout = dict(table.blocks) or dict.fromkeys(np.unique(table.run_N).tolist(), 0)
+    return replace(table, groups=layout)
+
+
+def _is_one_run_in_blocks(
+    table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence[str], notes: list[str]
+) -> bool:
+    """Whether the differences of arms follow the seeds through the blocks, in some task."""
+    r = table.results
+    if not r.paired:
+        return False
+    ps = []
+    for key in chosen.items():
+        cells: dict[str, dict[tuple[int, int], float]] = {arm: {} for arm in arms}
+        places = table.by_key.get(key, {}).get(scale, np.zeros(0, np.int64))
+        for n in places.tolist():
+            if (arm := r.arms[r.arm_N[n]]) in cells:
+                cells[arm][int(r.block_N[n]), int(r.seed_N[n])] = float(r.value_N[n])
+        p = seed_effect({arm: own for arm, own in cells.items() if own})
+        ps += [] if p is None else [p]
+    if not ps:
+        return False
+    least = min(ps) * len(ps)
+    is_one_run = least < POOLING_P
+    what = (
+        f"differences of arms follow the seed through the blocks (p = {least:.2g}), so a seed is "
+        "one run, its mean over the blocks" if is_one_run else
+        f"no difference follows a seed through the blocks (p = {min(1.0, least):.2g}), so each "
+        "seed of a block is a run"
+    )  # fmt: skip
+    notes.append(f"seed: {what}")
+    return is_one_run
+
+
+def _over(table: _Table, tables: Mapping[str, TaskScores]) -> str:
+    """What the blocks are, where none has two runs of an arm, so that blocks stand for runs."""
+    places = table.blocks
+    runs = [own for scores in tables.values() for own in scores.values.values()]
+    if not places or any(len({places[run] for run in own}) < len(own) for own in runs):
+        return ""
+    names = " and ".join(map(repr, table.results.block_columns))
+    return f"{len(table.results.blocks)} values of {names}, one run each"
+
+
+def _over_blocks(r: Results, notes: list[str]) -> Results:
+    """One measurement for each arm, seed, task, metric and scale: the mean over the blocks. What
+    lacks a block that others of its task and metric have is left out.
+    """
+    _, scale_N = np.unique(r.scale_N, return_inverse=True)
+    column_NK = np.stack([r.task_N, r.metric_N, scale_N.reshape(-1)], axis=1)
+    _, column_N = np.unique(column_NK, axis=0, return_inverse=True)
+    column_N = column_N.reshape(-1)
+    columns, _ = np.unique(np.stack([column_N, r.block_N], axis=1), axis=0).T
+    blocks_of_column = np.bincount(columns)
+    keys = np.stack([column_N, r.arm_N, r.seed_N], axis=1)
+    _, first, key_N, count = np.unique(
+        keys, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    key_N = key_N.reshape(-1)
+    kept = np.flatnonzero(count == blocks_of_column[column_N[first]])
+    if r.per_sample is not None:
+        notes.append("values per sample are not used: a run is a mean over blocks")
+    if lacking := len(first) - len(kept):
+        notes.append(
+            f"left out: {lacking} of {len(first)} means over the blocks, a block is missing"
+        )
+    at = first[kept]
+    value_N = (np.bincount(key_N, r.value_N) / count)[kept]
+    return replace(
+        r, arm_N=r.arm_N[at], seed_N=r.seed_N[at], task_N=r.task_N[at], metric_N=r.metric_N[at],
+        value_N=value_N, scale_N=r.scale_N[at], samples_N=r.samples_N[at], higher_N=r.higher_N[at],
+        block_N=np.zeros(len(at), np.int64), blocks=(), per_sample=None
+    )  # fmt: skip
+
+
+# --- directions and units -------------------------------------------------------------------------
+
+
+def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
+    """The direction and the unit of a metric of a task: from an option, from the file, by the name,
+    or guessed. ValueError where the file gives it both directions.
+    """
+    (task, metric), results = key, table.results
+    name = task if metric == "value" else metric
+    name = "" if metric == "value" and results.named_tasks else name
+    facts = name_facts(name)
+    if facts.higher is None and metric != "value" and not results.named_tasks:
+        other = name_facts(task)
+        facts = other if other.higher is not None and is_bare_metric(task) else facts
+    places = np.concatenate(list(table.by_key[key].values()))
+    stated = set(np.unique(results.higher_N[places]).tolist()) - {-1}
+    if len(stated) > 1:
+        raise ValueError(f"{task}, {metric}: the table gives it both directions")
+    if metric in question.lower or task in question.lower:
+        higher, source = False, "option"
+    elif metric in question.higher or task in question.higher:
+        higher, source = True, "option"
+    elif stated:
+        higher, source = bool(stated.pop()), "file"
+    elif facts.higher is not None:
+        higher, source = facts.higher, "name"
+    else:
+        higher, source = True, "guess"
+    unit, unit_from = _unit(results, key, name, facts.unit, facts.bounded, places, question)
+    return MetricFacts(
+        task=task, metric=metric, higher_is_better=higher, direction_from=source, unit=unit,
+        unit_from=unit_from
+    )  # fmt: skip
+
+
+def _unit(
+    results: Results, key: Key, name: str, by_name: str, bounded: bool, places: Codes,
+    question: Question,
+) -> tuple[str, str]:  # fmt: skip
+    """The unit and where it is from. A share whose values are above 1 is in percent."""
+    told = question.units or {}
+    if (asked := told.get(key[1], told.get(key[0]))) is not None:
+        return ("" if asked == "none" else asked), "option"
+    if key[0] in results.shares or key[1] in results.shares:
+        return "share", "file"
+    values = results.value_N[places]
+    low, high = float(values.min()), float(values.max())
+    if by_name == "share":
+        if low < 0:
+            return "", "values"
+        if high <= 1.0 if bounded else float(np.median(values)) <= 1.0:
+            return "share", "name"
+        is_percent = high <= 100 and float(np.median(values)) > 1
+        return ("percent", "values") if is_percent or not bounded else ("", "values")
+    return by_name, "name" if by_name else "guess"
+
+
+def _as_siblings(table: _Table, facts: Mapping[Key, MetricFacts]) -> dict[Key, MetricFacts]:
+    """Columns without a unit beside one that is known to be in percent: where all lie between 1 and
+    100 they have its unit, and its direction where their names say none.
+    """
+    r = table.results
+    percent = [of for of in facts.values() if of.unit == "percent"]
+    unknown = {key: of for key, of in facts.items() if not of.unit and of.unit_from == "guess"}
+    known = {of.higher_is_better for of in facts.values() if of.direction_from != "guess"}
+    is_open = r.named_tasks or len(percent) + len(unknown) < len(facts) or len(known) > 1
+    if not percent or is_open or len({metric for _, metric in facts}) > 1:
+        return {}
+    values = np.concatenate([r.value_N[p] for key in facts for p in table.by_key[key].values()])
+    if values.min() < 1 or values.max() > 100:
+        return {}
+    like, source = percent[0], f"guess: as {percent[0].task}, beside which it stands"
+    return {
+        key: replace(
+            of, unit="percent", unit_from=source, higher_is_better=like.higher_is_better,
+            direction_from=source if of.direction_from == "guess" else of.direction_from
+        ) for key, of in unknown.items()
+    }  # fmt: skip
+
+
+def _check_one_unit(
+    table: _Table, facts: Mapping[Key, MetricFacts], chosen: Mapping[str, str]
+) -> None:
+    """ValueError where all values of an arm are shares and those of another one percentages, in
+    metrics that are compared and may be shares by their name.
+    """
+    groups: dict[str, list[Codes]] = defaultdict(list)
+    for task, metric in chosen.items():
+        own = name_facts(task if metric == "value" else metric)
+        is_open = own.unit == "share" or (own.unit == "" and own.higher is None)
+        if is_open and facts[task, metric].unit_from not in ("option", "file"):
+            name = task if metric == "value" and own.unit else metric
+            groups[name] += table.by_key[task, metric].values()
+    r, wrong = table.results, dict[str, str]()
+    for name, parts in groups.items():
+        places = np.concatenate(parts)
+        values, arms = r.value_N[places], r.arm_N[places]
+        of_arms = {r.arms[arm]: values[arms == arm] for arm in np.unique(arms).tolist()}
+        small = [arm for arm, own_N in of_arms.items() if own_N.max() <= 1 and own_N.any()]
+        large = [arm for arm, own_N in of_arms.items() if (own_N > LEAST_PERCENT).mean() > 0.9]
+        if not small or not large or values.min() < 0 or values.max() > 100:
+            continue
+        low, high = (np.concatenate([of_arms[arm] for arm in side]) for side in (small, large))
+        others = np.concatenate([own_N for arm, own_N in of_arms.items() if arm not in small])
+        is_apart = others.min() >= 3 * low.max()  # else those between are of one unit too
+        if is_apart and np.median(high) >= OTHER_UNIT * np.median(low):
+            wrong[name] = (
+                f"{_some(small)} has values up to 1 (such as {low[0]:g}) and {_some(large)} above "
+                f"(such as {high[0]:g})"
+            )
+    if wrong:
+        shown = "; ".join(f"{name}: {what}" for name, what in wrong.items())
+        units = " ".join(f"'{name}=percent'" for name in wrong)
+        raise ValueError(
+            f"{shown}: shares beside percentages are not compared; write one unit, or say --unit "
+            f"{units} (or none) if they are one"
+        )
+
+
+def _factor(facts: MetricFacts) -> float:
+    """What makes values of a file those of the scores: 0.01 for percentages."""
+    return 0.01 if facts.unit == "percent" else 1.0
+
+
+def _scores(
+    table: _Table, chosen: Mapping[str, str], scale: float, facts: Mapping[Key, MetricFacts],
+    arms: Sequence[str], question: Question,
+) -> dict[str, TaskScores]:  # fmt: skip
+    """The scores of every task."""
+    scores = {}
+    kept = set(arms)
+    for task, metric in chosen.items():
+        runs = table.runs((task, metric), scale)
+        if not runs:
+            continue
+        of = facts[task, metric]
+        factor = _factor(of)
+        values = {
+            arm: {run: value * factor for run, value in own.items()}
+            for arm, own in runs.items() if arm in kept
+        }  # fmt: skip
+        numbers = [abs(value) for own in values.values() for value in own.values()]
+        if max(numbers) > LARGEST or 0 < max(numbers) < SMALLEST:
+            raise ValueError(
+                f"{task if metric == 'value' else metric}: values as {max(numbers):.3g} cannot be "
+                "compared; multiply the column by a power of ten"
+            )
+        unit = "share" if of.unit in ("share", "percent") else of.unit
+        name = task if metric == "value" else metric
+        scores[task] = TaskScores(
+            values=values, samples=_samples_of(table, (task, metric), scale, values),
+            band=question.band * factor,
+            limit=1.0 if unit == "share" and name_facts(name).bounded else math.inf, metric=metric,
+            unit=unit, higher_is_better=of.higher_is_better
+        )  # fmt: skip
+    return scores
+
+
+def _samples_of(
+    table: _Table, key: Key, scale: float, values: Runs
+) -> dict[str, dict[int, np.ndarray | None]] | None:
+    """Values per sample, where the table has them. ValueError where they are not those of the
+    value, or of other samples than those of another run.
+    """
+    r = table.results
+    places = table.by_key[key][scale]
+    if r.per_sample is None or all(r.per_sample[n] is None for n in places.tolist()):
+        return None
+    samples: dict[str, dict[int, np.ndarray | None]] = {}
+    sizes = set()
+    for n in places.tolist():
+        arm, run, one = r.arms[r.arm_N[n]], int(table.run_N[n]), r.per_sample[n]
+        if arm not in values:
+            continue
+        samples.setdefault(arm, {})[run] = one
+        if one is None:
+            continue
+        sizes.add(len(one))
+        mean, value = float(np.mean(one)), values[arm][run]
+        if len(one) < 2 or abs(mean - value) > 1e-5 * max(1.0, abs(value)):
+            raise ValueError(
+                f"{arm} seed {run} on {key[0]}: the mean of the {len(one)} values per sample is "
+                f"{mean:.6g}, and the value {value:.6g}"
+            )
+    if len(sizes) > 1:
+        raise ValueError(f"{key[0]}: runs have values of {min(sizes)} and {max(sizes)} samples")
+    return samples
+
+
+# --- averages and analysis ------------------------------------------------------------------------
+
+
+def _averages(tables: Mapping[str, TaskScores]) -> list[str]:
+    """Columns that are averages of others: where two or more others could be their parts."""
+    named = [task for task in tables if is_average(task) and not _is_bare(task, tables[task])]
+    parts = [
+        task for task in tables if task not in named and not _is_bare(task, tables[task])
+    ]  # fmt: skip
+    return named if len(parts) > 1 else []
+
+
+def _is_bare(task: str, scores: TaskScores) -> bool:
+    """Whether a column is a metric alone, with no task in its name."""
+    if scores.metric != "value":
+        return False
+    plain = plain_name(task)
+    is_mean = re.fullmatch(r"(average|avg|mean|overall)(_(score|accuracy|acc))?|score", plain)
+    return is_bare_metric(task) and is_mean is None
+
+
+def _can_average(
+    tables: Mapping[str, TaskScores], named: bool, question: Question, notes: list[str],
+    refusals: list[str]
+) -> bool:  # fmt: skip
+    """Whether the tasks have one average, as an ablation's: of one unit and one direction, and not
+    of several metrics of one test set. Why not is a refusal. named: the tasks are cells of a
+    column, so that their names say nothing of a metric.
+    """
+    if averages := _averages(tables):
+        notes.append(f"not averaged again: {_some(averages)}")
+    singles = {task: scores for task, scores in tables.items() if task not in averages}
+    if len(singles) < 2:
+        return False
+    metrics = list(dict.fromkeys(scores.metric for scores in singles.values()))
+    units = {scores.unit for scores in singles.values()}
+    bare = [task for task, scores in singles.items() if _is_bare(task, scores)]
+    stems = Counter(task_stem(task) for task, one in singles.items() if one.metric == "value")
+    bare = bare or [task for task in singles if stems[task_stem(task)] > 1 and is_known(task)]
+    words = {deciding_words(task) for task, one in singles.items() if one.metric == "value"}
+    is_one_metric = named or len({each - {"score", "scores"} for each in words}) < 2
+    if len({scores.higher_is_better for scores in singles.values()}) > 1:
+        why = "metrics of both directions"
+    elif len(units) > 1 or (units == {""} and len(metrics) > 1):
+        why = "different units"
+    elif bare and not named:
+        why = f"metrics of one test set ({_some(bare)})"
+    elif units == {""} and not is_one_metric:
+        why = "names of different metrics"
+    elif units == {""} and not _are_alike(singles):
+        why = "values of different size"
+    else:
+        if len(metrics) > 1:
+            notes.append(f"the average is of {len(metrics)} metrics, {_some(metrics)}")
+        return True
+    if question.task is None:
+        refusals.append(
+            f"no average over the {len(singles)} tasks: they have {why}; choose by --metric, "
+            "--task or --without"
+        )
+    return False
+
+
+def _are_alike(singles: Mapping[str, TaskScores]) -> bool:
+    """Whether values without a unit could be of one: none is at most 1 where others are above."""
+    most = []
+    for scores in singles.values():
+        values = [abs(value) for own in scores.values.values() for value in own.values()]
+        most.append(max(values))
+    return not (min(most) <= 1 < max(most)) and max(most) <= 1000 * max(min(most), 1e-300)
+
+
+def _check_band(
+    tables: Mapping[str, TaskScores], facts: Mapping[Key, MetricFacts], chosen: Mapping[str, str],
+    question: Question,
+) -> None:  # fmt: skip
+    """ValueError for a band beside several units, where no task is chosen."""
+    if not question.band or question.task is not None:
+        return
+    units = {facts[task, chosen[task]].unit for task in tables}
+    if len(units) > 1:
+        shown = ", ".join(
+            f"{task}: {facts[task, chosen[task]].unit or 'no unit'}" for task in list(tables)[:4]
+        )
+        raise ValueError(
+            f"--equivalence {question.band:g} is in one unit, and the tasks have several "
+            f"({shown}): choose one with --task"
+        )
+
+
+def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
+    """The place of a metric among those that could decide: of a test set before a training set, the
+    likeliest headline, a time or a cost last, a metric whose name is known, a test set before the
+    one that a run was chosen on.
+    """
+    plain = plain_name(name)
+    words = set(re.split(r"[^a-z]+", name.lower()))
+    ranks = [n for n, each in enumerate(HEADLINES) if re.search(rf"(^|_){each}$", plain)]
+    is_early = bool({"train", "training", "baseline", "initial", "before", "pre"} & words)
+    is_chosen_on = bool({"val", "valid", "validation", "dev"} & words)
+    is_time = TIMES.search(plain) is not None or COSTS.search(plain) is not None
+    return is_early, min(ranks, default=NO_RANK), is_time, not is_known(name), is_chosen_on
+
+
+def _analysis(
+    tables: Mapping[str, TaskScores], baseline: str, arms: Sequence[str], question: Question,
+    table: _Table, *, average: bool
+) -> Analysis:  # fmt: skip
+    """`analyse` of an ablation on these tables; averages among the columns are averaged no more."""
+    averages = _averages(tables)
+    singles = {task: one for task, one in tables.items() if task not in averages} or dict(tables)
+    if question.task is not None:
+        singles[question.task] = tables[question.task]
+    runs: dict[str, int] = defaultdict(int)
+    for scores in tables.values():
+        for arm, of_arm in scores.values.items():
+            runs[arm] = max(runs[arm], len(of_arm))
+    others = [arm for arm in arms if arm != baseline and runs[arm] > 1]
+    if not others or runs[baseline] < 2:  # one run of each arm: nothing tells the noise
+        singles = {task: _without_runs(scores) for task, scores in singles.items()}
+    return analyse(
+        singles, baseline, arms=others, band=max(scores.band or 0.0 for scores in singles.values()),
+        primary=question.task, average=average and len(singles) > 1, groups=table.groups
+    )  # fmt: skip
+
+
+def _plain_runs(values: Mapping[str, Mapping[int, float]]) -> Runs:
+    return {arm: dict(own) for arm, own in values.items()}
+
+
+def _without_runs(scores: TaskScores) -> TaskScores:
+    """The scores of a table that is not fitted."""
+    return replace(scores, values={}, samples=None)
+
+
+# --- what cannot be decided -----------------------------------------------------------------------
+
+
+def _refusals(values: Runs, result: TaskResult, baseline: str, arms: Sequence[str]) -> list[str]:
+    lacking = [arm for arm in arms if not values.get(arm)]
+    refusals = [f"{_some(lacking)} not compared: a task is missing (--without)"] if lacking else []
+    if all(len(runs) < 2 for runs in values.values()):
+        return [
+            *refusals,
+            "no verdict: every arm has one run, so the noise between runs is not known; give two "
+            "seeds or more",
+        ]
+    if len(values.get(baseline, {})) < 2:
+        return [
+            *refusals,
+            f"no verdict: {baseline} has one run; choose a --baseline with two or more",
+        ]
+    single = [arm for arm in arms if len(values.get(arm, {})) == 1]
+    if single:
+        refusals.append(
+            f"no verdict on {_some(single)}: one run, and how much another would differ is not "
+            "known"
+        )
+    if not any(_varies(own) for own in values.values()):
+        refusals.append(
+            "no verdict: nothing varies between the runs of an arm; were the seeds different?"
+        )
+    elif result.sd == 0:
+        refusals.append(
+            "no verdict: the differences to the baseline are the same in every seed, so their "
+            "noise is not known"
+        )
+    compared = {baseline, *lacking, *single, *(row.arm for row in result.comparisons)}
+    if few := [arm for arm in arms if arm not in compared]:
+        refusals.append(f"{_some(few)} not compared with {baseline}: two runs are needed in common")
+    return refusals
+
+
+def _runs_without_a_task(of_tasks: Sequence[TaskScores], values: Runs) -> list[str]:
+    """A note on the runs that an average leaves out, since a task of theirs is missing."""
+    lacking = []
+    for arm, kept in values.items():
+        runs = {run for scores in of_tasks for run in scores.values.get(arm, {})}
+        if len(runs) > len(kept):
+            lacking.append(f"{len(runs) - len(kept)} of {len(runs)} runs of {arm}")
+    return [f"left out: {_some(lacking)}, which lack a task of the average"] if lacking else []
+
+
+def _varies(runs: Mapping[int, float]) -> bool:
+    return len(set(runs.values())) > 1
+
+
+def _sampling(result: TaskResult, values: Runs, samples: int) -> float | None:
+    """1.96 standard errors of a difference of two shares on `samples` samples each."""
+    means = [float(np.mean(list(runs.values()))) for runs in values.values() if runs]
+    if result.unit != "share" or not samples or not means:
+        return None
+    p = float(np.mean(means))
+    return 1.96 * math.sqrt(2 * p * (1 - p) / samples)
+
+
+def _small_test_set(result: TaskResult, values: Runs, samples: int) -> list[str]:
+    """A note where the test samples alone leave more to a difference than the intervals over seeds,
+    and no values per sample say how much the arms share.
+    """
+    widths = [
+        (row.high - row.low) / 2 for row in result.comparisons
+        if row.low is not None and row.high is not None and row.low_samples is None
+    ]  # fmt: skip
+    half = _sampling(result, values, samples)
+    if not widths or half is None or half <= min(widths):
+        return []
+    return [
+        f"the intervals are over seeds, on these {samples:,} test samples: other test samples "
+        f"alone may move a difference by ±{100 * half:.1f} points, where the arms share none "
+        "of their errors"
+    ]
+
+
+def _ties(table: _Table, chosen: Mapping[str, str], scale: float, arms: Sequence[str]) -> list[str]:
+    """Notes on arms with equal values in every run and task, which are arms all the same."""
+    if len(arms) > MOST_SIGNALS:
+        return []
+    values: dict[str, list[tuple[Key, int, float]]] = {arm: [] for arm in arms}
+    for key in chosen.items():
+        for arm, own in table.runs(key, scale).items():
+            if arm in values:
+                values[arm] += [(key, run, value) for run, value in own.items()]
+    others = [key for key in list(table.by_key)[:MOST_SIGNALS] if key not in chosen.items()]
+    first: dict[frozenset[tuple[Key, int, float]], str] = {}
+    notes = []
+    for arm, of_arm in values.items():
+        original = first.setdefault(frozenset(of_arm), arm)
+        if original == arm or len(of_arm) < 3:
+            continue
+        runs = (table.runs(key, scale) for key in others)
+        if all(own.get(arm) == own.get(original) for own in runs):
+            notes.append(f"{arm} has the same values as {original} in every run: is it a copy?")
+    return notes[:5]
+
+
+def _samples_of_task(table: _Table, chosen: Mapping[str, str], result: TaskResult) -> int:
+    """The number of test samples of a task; 0 where it is not known."""
+    scales = table.by_key.get((result.task, chosen.get(result.task, "")), {})
+    return int(table.results.samples_N[scales[max(scales)][-1]]) if scales else 0
+
+
+# --- which metric, which scale --------------------------------------------------------------------
+
+
+def _signals(
+    table: _Table, scale: float, facts: Mapping[Key, MetricFacts], without: set[str],
+    question: Question,
+) -> tuple[MetricSignal, ...]:  # fmt: skip
+    """Signal to noise of the metrics of all tasks, where there are two or more."""
+    keys = [key for key, of in table.by_key.items() if scale in of]
+    tables, lower = {}, []
+    several = len({metric for _, metric in keys}) > 1
+    for key in keys[:MOST_SIGNALS]:
+        task, metric = key
+        name = f"{task}, {metric}" if several else task
+        tables[name] = {
+            arm: own for arm, own in table.runs(key, scale).items() if arm not in without
+        }
+        of = facts.get(key) or metric_facts(table, key, question)
+        if not of.higher_is_better:
+            lower.append(name)
+    signals = metric_signals(tables, lower, paired=table.groups is None)
+    return tuple(signals) if len(signals) > 1 else ()
+
+
+def _scale_decisions(
+    table: _Table, chosen: Mapping[str, str], large: float, facts: Mapping[Key, MetricFacts],
+    question: Question, headline: str, can_average: bool, without: set[str]
+) -> tuple[ScaleDecision, ...]:  # fmt: skip
+    """All metrics of every task at every smaller scale, and the average over tasks where there is
+    one, against the headline at the largest scale.
+    """
+    scales = sorted({scale for of in table.by_key.values() for scale in of if scale <= large})
+    if len(scales) < 2:
+        return ()
+    singles = [(task, metric) for task, metric in chosen.items() if not is_average(task)]
+    # A task that some scale lacks would make the average another one there
+    singles = [key for key in singles if set(scales) <= table.by_key.get(key, {}).keys()]
+    first = (headline, chosen.get(headline, ""))
+    order = dict.fromkeys([first, (AVERAGE, ""), *chosen.items(), *table.by_key])
+    columns: dict[Column, dict[float, Runs]] = {}
+    for key in [key for key in order if key in table.by_key][: MOST_SIGNALS + len(singles)]:
+        columns[key] = {}
+        for scale in table.by_key[key]:
+            if scale <= large:
+                runs = table.runs(key, scale)
+                columns[key][scale] = {arm: own for arm, own in runs.items() if arm not in without}
+    if can_average and len(singles) > 1:
+        columns[AVERAGE, ""] = {
+            scale: average_values([columns[key][scale] for key in singles]) for scale in scales
+        }
+    lower = {
+        key for key in columns if key in table.by_key and not (
+            facts.get(key) or metric_facts(table, key, question)
+        ).higher_is_better
+    }  # fmt: skip
+    if lower.issuperset(singles):
+        lower.add((AVERAGE, ""))
+    kept = [column for column in order if column in columns][:MOST_SIGNALS]
+    tables = ScaleTables(
+        columns={column: columns[column] for column in kept}, lower=lower,
+        names=table.results.scales, costs=table.results.costs, noise=question.noise,
+        groups=table.groups
+    )  # fmt: skip
+    return tables.decisions(kept[0])

@@ -1,0 +1,1175 @@
+"""Bytes of results in the forms that people have, as one table of columns.
+
+A file is read as its content says, whatever its name: text with any separator, tables of Markdown,
+LaTeX and spreadsheets, Parquet, JSON and JSON lines, and what trackers and evaluation programs
+write. What is no table of results is refused in one sentence that names the form and the way on.
+"""
+
+from __future__ import annotations
+
+import bz2
+import codecs
+import csv
+import gzip
+import io
+import itertools
+import json
+import lzma
+import re
+import zipfile
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import unescape
+from typing import Any
+
+import numpy as np
+
+from clipmill.verdict.tables.cells import is_empty, is_missing, read_cell
+from clipmill.verdict.tables.frames import (
+    Column,
+    Frame,
+    column_of,
+    frame_of_records,
+    joined,
+    recoded,
+    settle_commas,
+    text_of,
+)
+from clipmill.verdict.tables.json_forms import frame_of_json
+from clipmill.verdict.tables.metric_names import is_known, plain_name
+from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, NAMES, group_codes
+
+HEAD = 200  # rows from which the header is found
+CHUNK = 50_000  # rows that are put into columns at once
+MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
+MOST_LINES = 20  # of one cell: more is a quote that was never closed
+ERRORS = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError)
+# Forms that hold results but are no table: (first bytes, what it is, the way on).
+OTHER_FORMS = (
+    (b"SQLite format 3", "a SQLite database", "export its table as CSV (Optuna: "
+     "study.trials_dataframe().to_csv(...); MLflow: mlflow.search_runs().to_csv(...))"),
+    (b"%PDF", "a PDF", "copy its table as CSV, Markdown or LaTeX"),
+    (b"\x89PNG", "a picture", "give the numbers behind it"),
+    (b"\xff\xd8\xff", "a picture", "give the numbers behind it"),
+    (b"\x93NUMPY", "a NumPy array", "write a CSV with a column for the arm and one for the value"),
+    (b"\x80\x02", "a pickle, which is never opened", "write a CSV"),
+    (b"\x80\x03", "a pickle, which is never opened", "write a CSV"),
+    (b"\x80\x04", "a pickle, which is never opened", "write a CSV"),
+    (b"\x80\x05", "a pickle, which is never opened", "write a CSV"),
+    (b"\x89HDF", "an HDF5 file", "export its table as CSV or Parquet"),
+    (b"ARROW1", "an Arrow file", "write it as Parquet"),
+    (b":W&B", "W&B's file of a run", "export the table of runs as CSV, or "
+     "wandb.Api().runs(...) as a table"),
+)  # fmt: skip
+BOX = str.maketrans("│┃║╎┆", "|||||")
+RULE = re.compile(r"[\s|+:=\-─━═┼╪├┤┬┴╞╡┌┐└┘╔╗╚╝╠╣╦╩╬╒╕╘╛╤╧┏┓┗┛┡┩┳┻╇┠┨┷┯┿╋]*[-─━═=]{2}"
+                  r"[\s|+:=\-─━═┼╪├┤┬┴╞╡┌┐└┘╔╗╚╝╠╣╦╩╬╒╕╘╛╤╧┏┓┗┛┡┩┳┻╇┠┨┷┯┿╋]*")  # fmt: skip
+LINE_OF_DASHES = re.compile(r"\s*[-=─━═]{3}[-=─━═\s]*")
+MARKDOWN_RULE = re.compile(r"\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)+\|?\s*|\s*\|\s*:?-+:?\s*\|\s*")
+TABULAR = re.compile(
+    r"\\begin\{(tabular\*?|tabularx|tabulary|longtable|array|tblr)\}(.*?)\\end\{\1\}", re.S
+)
+UNITS = re.compile(
+    r"\s*[\[(]?\s*(%|[nuµm]?s|sec|min|h|[gm]i?b|db|px|m|k|b|points?|pts|[↑↓])\s*[\])]?\s*", re.I
+)
+# Names of what the rows of a table are of, where its columns are methods.
+ROWS_OF = re.compile(r"(\w+_)?(instan[ct]\w*|problems?|functions?|func|datasets?|data_sets?)")
+ARROWS = {"↑": "higher", "↓": "lower"}
+COUNTED = re.compile(r"folds?|seeds?|runs?|trials?|repeats?|resamples?|repetitions?|splits?")
+TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Rows of cells as they stand in a file. title: what it is called, or the words above it.
+
+    named: its first row names the columns. line: where it begins, from 1. filled: cells of merged
+    ranges that hold what their first cell holds. notes: what was done to it.
+    """
+
+    rows: Iterable[Sequence[Any]]
+    title: str
+    named: bool = False
+    line: int = 1
+    filled: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def frame_of_bytes(data: bytes, table: str | None = None) -> Frame:
+    """The table of a file. table: which of several, a number from 1 or a name. ValueError in one
+    sentence for what is none.
+    """
+    data = _unpacked(data)
+    for start, what, way in OTHER_FORMS:
+        if data.startswith(start):
+            raise ValueError(f"it is {what}: {way}")
+    if data.startswith(b"PAR1"):
+        from pyarrow import BufferReader, parquet
+
+        return _frame_of_arrow(parquet.ParquetFile(BufferReader(data)).read())
+    if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
+        return _frame_of_grids(_sheets(data), table, "spreadsheet", "sheets")
+    text, note = _text_of(data)
+    frame = _frame_of_text(text, table)
+    frame.notes += [note] if note else []
+    return frame
+
+
+def _unpacked(data: bytes) -> bytes:
+    """Without gzip, bzip2 or xz."""
+    if data.startswith(b"\x1f\x8b"):
+        return gzip.decompress(data)
+    if data.startswith(b"BZh"):
+        return bz2.decompress(data)
+    return lzma.decompress(data) if data.startswith(b"\xfd7zXZ\x00") else data
+
+
+def _text_of(data: bytes) -> tuple[str, str]:
+    """UTF-8, UTF-16 with its mark, or else Windows-1252, which holds Latin-1; and a note."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data.decode("utf-16"), ""
+    try:
+        return data.decode("utf-8-sig"), ""
+    except UnicodeDecodeError:
+        if b"\x00" in data[:4096]:
+            raise ValueError("it is no text and no form that is known: write a CSV") from None
+        note = "text: read as Windows-1252, as it is not UTF-8"
+        return data.decode("cp1252", errors="replace"), note
+
+
+def _frame_of_text(text: str, table: str | None) -> Frame:
+    start = text.lstrip()[:1]
+    if start in ("{", "["):
+        try:
+            return frame_of_json(json.loads(text), table=table)
+        except json.JSONDecodeError as error:
+            if error.msg == "Extra data" or "\n" in text.strip():
+                read = _json_lines(text, error)
+                if read is not None:
+                    documents, cut = read
+                    frame = frame_of_json(documents, lines=True)
+                    if cut:
+                        frame.left_out["lines that are no whole JSON"] = cut
+                    return frame
+            raise
+    if "\\begin{tabular" in text or "\\begin{longtable" in text or "\\begin{array" in text:
+        return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
+    row = re.compile(r"&.*\\\\\s*(\\\w+|$)")  # of a LaTeX table without its environment
+    if sum(row.search(line) is not None for line in text.split("\n", HEAD)[:HEAD]) > 1:
+        text = f"\\begin{{tabular}}{{}}{text}\\end{{tabular}}"
+        return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
+    html: list[Grid] = []
+    if "<" in text and ("<table" in text or "<TABLE" in text or start == "<"):
+        found = re.search(r"<table\b" if start == "<" else r"^\s*<table\b", text, re.I | re.M)
+        if found and (start in "<#" or text.count('"', 0, found.start()) % 2 == 0):
+            parser = _HtmlTables(text)
+            html = parser.grids
+        elif re.match(r"\s*<(!doctype|html)\b", text, re.I):
+            raise ValueError("it is an HTML page without a table: give a table of CSV or Markdown")
+    if html:
+        outside = re.compile(r"<(table|style|script)\b.*?</\1>", re.I | re.S)
+        text = outside.sub(lambda found: "\n" * found[0].count("\n"), text)
+    lines = text.translate(BOX).split("\n") if any(sign in text for sign in "|│┃║╎┆") else []
+    if html or any(MARKDOWN_RULE.fullmatch(line) for line in lines[:20_000] if "-" in line):
+        grids = sorted(html + _markdown_grids(lines), key=lambda grid: grid.line)
+        form = "HTML" if html else "Markdown"
+        return _frame_of_grids(grids, table, f"{form} table", "tables")
+    return _frame_of_lines(text, table)
+
+
+def _json_lines(text: str, error: json.JSONDecodeError) -> tuple[list[Any], int] | None:
+    """The documents of JSON lines, and how many lines are cut or damaged, as of a run that still
+    writes; None where the first line is no document. ValueError where the others are not most.
+    """
+    documents, damaged = list[Any](), list[str]()
+    lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
+    for number, line in lines:
+        try:
+            documents.append(json.loads(line))
+        except json.JSONDecodeError as inner:
+            if not documents:
+                return (_many_documents(text), 0) if error.msg == "Extra data" else None
+            damaged.append(f"line {number}: {inner}")
+    if len(damaged) >= len(documents):
+        raise ValueError(damaged[0])
+    return documents, len(damaged)
+
+
+def _many_documents(text: str) -> list[Any]:
+    """Documents of several lines, one behind the other."""
+    decoder, place, documents = json.JSONDecoder(), 0, []
+    while place < len(text):
+        document, end = decoder.raw_decode(text, place)
+        documents.append(document)
+        place = end + len(text[end:]) - len(text[end:].lstrip())
+    return documents
+
+
+# --- spreadsheets, Parquet ------------------------------------------------------------------------
+
+
+def _sheets(data: bytes) -> list[Grid]:
+    """The sheets of .xlsx, .xls and .ods, with merged cells filled."""
+    import python_calamine
+
+    try:
+        book = python_calamine.CalamineWorkbook.from_filelike(io.BytesIO(data))
+    except python_calamine.PasswordError:
+        raise ValueError("it is a spreadsheet with a password: save it without one") from None
+    except python_calamine.CalamineError as error:
+        if data.startswith(b"PK") and _is_archive(data):
+            raise ValueError("it is a zip archive: unpack it and give the files") from None
+        raise ValueError(
+            f"it is a damaged spreadsheet (xlsx, xls or ods: {error}): save it again, or as CSV"
+        ) from None
+    grids = []
+    for name in book.sheet_names:
+        sheet = book.get_sheet_by_name(name)
+        rows = [[_plain(cell) for cell in row] for row in sheet.to_python(skip_empty_area=False)]
+        filled = 0
+        for (top, left), (bottom, right) in sheet.merged_cell_ranges or ():
+            for row in range(top, min(bottom + 1, len(rows))):
+                for place in range(left, min(right + 1, len(rows[row]))):
+                    filled += row > top and not is_empty(rows[top][left])
+                    rows[row][place] = rows[top][left]
+        if sheet.merged_cell_ranges is None and b"rows-spanned" in _content(data):
+            for above, cells in itertools.pairwise(rows):  # which ones is not known of .ods
+                blank = next((n for n, cell in enumerate(cells) if not is_empty(cell)), 0)
+                cells[:blank] = above[:blank]
+                filled += blank
+        grids.append(Grid(rows, name, filled=filled))
+    return grids
+
+
+def _is_archive(data: bytes) -> bool:
+    try:
+        names = zipfile.ZipFile(io.BytesIO(data)).namelist()
+    except (OSError, zipfile.BadZipFile):
+        return False
+    return not any(name.startswith(("xl/", "content.xml")) for name in names)
+
+
+def _content(data: bytes) -> bytes:
+    """The cells of an .ods, which say that some are merged; b"" of another spreadsheet."""
+    return zipfile.ZipFile(io.BytesIO(data)).read("content.xml") if data[:2] == b"PK" else b""
+
+
+def _plain(cell: Any) -> Any:
+    """A cell of a spreadsheet: numbers stay, dates and times become texts."""
+    return cell if isinstance(cell, int | float | str) else str(cell)
+
+
+def _frame_of_arrow(table: Any) -> Frame:
+    import pyarrow as pa
+
+    columns: dict[str, Column] = {}
+    for name in table.column_names:
+        cells = table.column(name)
+        if pa.types.is_struct(cells.type) or pa.types.is_map(cells.type):
+            return frame_of_json(table.to_pylist(), form="Parquet")
+        if pa.types.is_nested(cells.type) or pa.types.is_null(cells.type):
+            columns[name] = column_of(cells.to_pylist())
+            continue
+        encoded = cells.combine_chunks()
+        if not pa.types.is_dictionary(encoded.type):
+            encoded = encoded.dictionary_encode()
+        if isinstance(encoded, pa.ChunkedArray):
+            encoded = encoded.combine_chunks()
+        values = encoded.dictionary.to_pylist()
+        if encoded.indices.null_count:
+            values.append(None)
+        indices = encoded.indices.fill_null(len(values) - 1).cast(pa.int32())
+        # not to_numpy, which imports pandas where it is installed: 0.2 s
+        codes = np.frombuffer(indices.buffers()[1], np.int32, len(indices), 4 * indices.offset)
+        columns[name] = recoded(values, codes)
+    return Frame(columns, table.num_rows, "Parquet")
+
+
+# --- text tables ----------------------------------------------------------------------------------
+
+
+def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
+    """The tables of a Markdown text; the heading above each is its title."""
+    grids: list[Grid] = []
+    title, place = "", 0
+    while place < len(lines):
+        line = lines[place]
+        if line.lstrip().startswith("#"):
+            title = line.strip("# \t")
+        is_rule = "-" in line and MARKDOWN_RULE.fullmatch(line) is not None
+        if not is_rule or not place or "|" not in lines[place - 1]:
+            place += 1
+            continue
+        rows, end = [_markdown_cells(lines[place - 1])], place + 1
+        while end < len(lines) and "|" in lines[end]:
+            if not MARKDOWN_RULE.fullmatch(lines[end]):
+                rows.append(_markdown_cells(lines[end]))
+            end += 1
+        grids.append(Grid(rows, title, named=True, line=place))
+        place = end
+    return grids
+
+
+def _markdown_cells(line: str) -> list[str]:
+    text = line.strip()
+    text = text[1:] if text.startswith("|") else text
+    text = text[:-1] if text.endswith("|") and not text.endswith("\\|") else text
+    return [_markdown_text(cell) for cell in re.split(r"(?<!\\)\|", text)]
+
+
+def _markdown_text(cell: str) -> str:
+    """A cell without links, pictures and marks around all of it."""
+    cell = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", cell.replace("\\|", "|"))
+    cell = re.sub(r"</?\w+[^>]*>|&nbsp;", " ", cell).strip()
+    cell = _latex_text(cell) if re.search(r"\$.*\\\w+.*\$", cell) else cell
+    found = re.fullmatch(r"(\*\*|__|\*|`)(.+?)\1", cell)
+    return found[2].strip() if found else cell
+
+
+# A comment, a declaration, a script or style, or a tag, as browsers split a page. Not by
+# html.parser, which splits some of them otherwise from release to release of Python.
+HTML_PIECE = re.compile(
+    r"<!---?>|<!--.*?(?:--!?>|\Z)|<[!?][^>]*+>|<(script|style)\b[^>]*+>.*?(?:</\1\b[^>]*+>|\Z)"
+    r"|<(/?)([a-z][^\s/>]*+)((?:[^>\"']|\"[^\"]*\"|'[^']*')*+)>", re.I | re.S
+)  # fmt: skip
+HTML_SPAN = re.compile(r"(?<![^\s\"'/])(rowspan|colspan)\s*=\s*[\"']?([0-9]+)", re.I)
+
+
+class _HtmlTables:
+    """The tables of HTML, or of Markdown with HTML in it; each text in all places of its cell."""
+
+    def __init__(self, text: str) -> None:
+        self.grids: list[Grid] = []
+        self.title, self.line, self.row, self.named = "", 1, -1, True
+        self.texts: list[str] = []  # of the cell or heading that is open
+        self.cells: dict[tuple[int, int], list[str]] = {}
+        place = 0
+        for piece in HTML_PIECE.finditer(text):
+            self._add_data(unescape(text[place : piece.start()]))
+            place = piece.end()
+            if piece[3] and piece[2]:
+                self._end(piece[3].lower())
+            elif piece[3]:
+                line = text.count("\n", 0, piece.start()) + 1 if piece[3].lower() == "table" else 0
+                self._start(piece[3].lower(), piece[4], line)
+        self._add_data(unescape(text[place:]))
+
+    def _start(self, tag: str, attributes: str, line: int) -> None:
+        if tag == "table":
+            self.cells, self.line, self.row, self.named = {}, line, -1, True
+        elif tag == "tr":
+            self.row += 1
+        elif tag in ("td", "th"):
+            self.row = max(self.row, 0)
+            self.named &= tag == "th" or self.row > 0
+            spans = HTML_SPAN.findall(attributes)
+            size = {name.lower(): int(text[:9]) for name, text in spans}
+            place = next(n for n in itertools.count() if (self.row, n) not in self.cells)
+            high, wide = (range(min(size.get(n) or 1, 1000)) for n in ("rowspan", "colspan"))
+            self.texts = []
+            for row, column in itertools.product(high, wide):
+                self.cells.setdefault((self.row + row, place + column), self.texts)
+        elif tag == "caption" or re.fullmatch("h[1-6]", tag):
+            self.texts = []
+        elif tag in ("br", "sub", "sup"):
+            self.texts.append(" ")
+
+    def _add_data(self, data: str) -> None:
+        self.texts.append(data)
+        if headings := re.findall(r"^#+ +(.+)", data, re.M):  # of Markdown
+            self.title = headings[-1].strip()
+
+    def _end(self, tag: str) -> None:
+        if tag == "caption" or re.fullmatch("h[1-6]", tag):
+            self.title = " ".join("".join(self.texts).split())
+        elif tag == "table" and self.cells:
+            width = 1 + max(column for _, column in self.cells)
+            texts = {place: " ".join("".join(own).split()) for place, own in self.cells.items()}
+            rows = [[texts.get((r, n), "") for n in range(width)] for r in range(self.row + 1)]
+            self.grids.append(Grid(rows, self.title, named=self.named, line=self.line))
+            self.cells = {}
+        if tag in ("td", "th", "caption"):
+            self.texts = []
+
+
+def _latex_grids(text: str) -> list[Grid]:
+    """The tables of a LaTeX text; the caption of each is its title."""
+    text = re.sub(r"(?<!\\)%.*", "", text)
+    grids = []
+    for found in TABULAR.finditer(text):
+        body = re.sub(r"^(\s*(\[[^\]]*\]|\{(?:[^{}]|\{[^{}]*\})*\}))+", "", found[2])
+        rows = []
+        for line in re.split(r"\\\\(?:\[[^\]]*\])?|\\tabularnewline", body):
+            line = re.sub(
+                r"\\(hline|toprule|midrule|bottomrule|endhead|endfirsthead|endfoot|endlastfoot|"
+                r"c(?:mid)?(?:line|rule)\s*(\([^)]*\))?\s*\{[^}]*\}|addlinespace(\[[^\]]*\])?|"
+                r"row(color|font)\{[^}]*\}|specialrule(\{[^}]*\}){3}|noalign\{[^}]*\})",
+                " ", line,
+            )  # fmt: skip
+            if line.strip():
+                rows.append(_latex_cells(line))
+        captions = re.findall(r"\\caption\{((?:[^{}]|\{[^{}]*\})*)\}", text[: found.end() + 400])
+        title = _latex_text(captions[-1])[:60] if captions else ""
+        grids.append(Grid(_latex_filled(rows), title, line=text[: found.start()].count("\n") + 1))
+    return grids
+
+
+ROW_SPAN = "\0row"  # in front of a cell of \multirow: the blank ones below it are parts of it
+
+
+def _latex_cells(line: str) -> list[str]:
+    cells = []
+    for cell in re.split(r"(?<!\\)&", line):
+        found = re.search(r"\\multicolumn\s*\{(\d+)\}\s*\{[^}]*\}\s*\{(.*)\}", cell, re.S)
+        if found:
+            cells += [_latex_text(found[2])] * int(found[1])
+        else:
+            mark = ROW_SPAN if "\\multirow" in cell else ""
+            cell = re.sub(r"\\multirow\s*(\[[^\]]*\])?\{[^}]*\}(\[[^\]]*\])?\{[^}]*\}", "", cell)
+            cells.append(mark + _latex_text(cell))
+    return cells
+
+
+def _latex_filled(rows: list[list[str]]) -> list[list[str]]:
+    """With the blank cells below \\multirow filled."""
+    above: dict[int, str] = {}
+    for row in rows:
+        for place, cell in enumerate(row):
+            if cell.startswith(ROW_SPAN):
+                row[place] = above[place] = cell.removeprefix(ROW_SPAN)
+            elif not cell and place in above:
+                row[place] = above[place]
+            elif cell:
+                above.pop(place, None)
+    return rows
+
+
+def _latex_text(cell: str) -> str:
+    """A cell without commands: their last argument stays."""
+    cell = re.sub(r"\\(cite\w*|ref|label|footnote|tablefootnote|vspace|hspace)\*?(\[[^\]]*\])*"
+                  r"\{[^}]*\}", "", cell)  # fmt: skip
+    for command, sign in (("pm", "±"), ("uparrow", "↑"), ("downarrow", "↓"), ("times", "×"),
+                          ("Delta", "Δ"),
+                          ("%", "%"), ("&", "&"), ("_", "_"), ("#", "#"), ("$", "")):  # fmt: skip
+        end = r"(?![a-zA-Z])" if command.isalpha() else ""
+        cell = re.sub(rf"\\{re.escape(command)}{end}", sign, cell)
+    cell = re.sub(r"[_^]\s*\{\s*(±[^{}]*)\}", r" \1", cell)
+    command = r"\\[a-zA-Z]+\*?\s*(?:\{[^{}]*\}\s*)*\{([^{}]*)\}"
+    while (changed := re.sub(command, r"\1", cell)) != cell:
+        cell = changed
+    cell = re.sub(r"\\[a-zA-Z]+\*?|\\[,;:! ]|[${}]", " ", cell.replace("~", " "))
+    return re.sub(r"\s+", " ", cell).strip()
+
+
+def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: str) -> Frame:
+    """The one table of a file, the chosen one, or all of the same columns."""
+    count = len(grids)
+    grids = [block for grid in grids for block in _blocks(grid, grid.title if count > 1 else "")]
+    word = word if len(grids) == count else "tables"
+    numbers = {id(grid): number for number, grid in enumerate(grids, 1)}
+    if table is not None:
+        chosen = [grid for grid in grids if table in (str(numbers[id(grid)]), grid.title)]
+        chosen = chosen or [grid for grid in grids if grid.title.startswith(f"{table}: ")]
+        if not chosen:
+            raise ValueError(f"--table {table}: it has {_listed(grids, word)}")
+        if len(chosen) > 1:
+            raise ValueError(f"{table!r} has {_listed(chosen, word, grids)}: choose one by number")
+        return _frame_of_rows(chosen[0], form)
+    frames, names, refused = [], [], list[str]()
+    for grid in grids:
+        try:
+            frame = _frame_of_rows(grid, form)
+        except ValueError as error:
+            refused.append(f"{numbers[id(grid)]} {grid.title!r}: {error}")
+            continue
+        if frame.rows and any(_has_numbers(column) for column in frame.columns.values()):
+            frames.append(frame)
+            names.append(grid)
+    if not frames and refused:
+        raise ValueError(refused[0] if len(grids) > 1 else refused[0].partition(": ")[2])
+    if not frames:
+        raise ValueError(f"it has no table with numbers ({_listed(grids, word)})")
+    if [next(iter(frame.columns)) for frame in frames] == ["Tasks", "Groups"]:
+        return _without_lm_eval_groups(*frames)
+    if len(frames) > 1:
+        raise ValueError(f"it has {_listed(names, word, grids)}: choose one with --table")
+    frames[0].notes += [f"not read: table {each}" for each in refused[:3]]
+    return frames[0]
+
+
+def _without_lm_eval_groups(tasks: Frame, groups: Frame) -> Frame:
+    """The first table of lm-eval without the groups that its second one names: their averages."""
+    names = {re.sub(r"^[\s-]*", "", text_of(cell)) for cell in groups.columns["Groups"].values}
+    kept = ~tasks.columns["Tasks"].is_in(names)
+    frame = tasks.taken(kept) if kept.any() else tasks
+    left = tasks.rows - frame.rows + groups.rows
+    frame.left_out = frame.left_out | {"groups of lm-eval, whose tasks count": left}
+    return frame
+
+
+def _blocks(grid: Grid, of: str = "") -> list[Grid]:
+    """The tables that stand one below the other: each begins with a header, below a blank row or a
+    title. Those of one header are one table, with a first column of their titles. of: what is in
+    front of their titles.
+    """
+    rows = [list(row) for row in grid.rows]
+    filled = [[cell for cell in row if not is_empty(cell)] for row in rows]
+    starts, headers, gap = [0], list[int](), list[int]()
+    above: list[list[Any]] = []  # the rows of text above the first numbers
+    for place, cells in enumerate(filled):
+        if not any(isinstance(c, int | float) or read_cell(c).value is not None for c in cells):
+            gap.append(place)
+            continue
+        named = [n for n in gap if len(filled[n]) * 2 > len(cells) and _are_names(filled[n])]
+        header = max(named, key=lambda n: len(filled[n]), default=place)
+        again = [n for n in gap if len(filled[n]) > 1 and any(map(_ends(filled[n]), above))]
+        banners = [
+            n for n in gap if filled[n] and again and n < again[0] and filled[n] not in above
+        ]
+        above = above or [filled[n] for n in gap if filled[n]]
+        if banners:  # the same names below another title
+            header = again[-1]
+            starts.append(banners[0])
+        elif headers and named and header != gap[0]:
+            blank = next((n for n in gap if not filled[n]), gap[0])
+            starts.append(next(n for n in gap if n >= blank and filled[n]))
+        if len(starts) > len(headers):
+            headers.append(header)
+        gap = []
+    if len(starts) < 2:
+        return [replace(grid, rows=rows)]
+    ends = [*starts[1:], len(rows)]
+    blocks = []
+    for start, header, end in zip(starts, headers, ends, strict=True):
+        words = [dict.fromkeys(map(str, row)) for row in filled[start:header]]
+        title = (
+            " ".join(word.strip() for row in words if len(row) < 3 for word in row)[:60]
+            or f"at line {grid.line + start}"
+        )
+        blocks.append(replace(grid, rows=rows[start:end], title=title, line=grid.line + start))
+    is_one = len(headers) < 2 or _are_names(filled[headers[0]])
+    if not is_one or any(rows[header] != rows[headers[0]] for header in headers):
+        return [replace(b, title=f"{of}: {b.title}") for b in blocks] if of else blocks
+    body: list[list[Any]] = [["table", *rows[headers[0]]]]
+    for block, header, end in zip(blocks, headers, ends, strict=True):
+        body += [[block.title, *rows[n]] for n in range(header + 1, end) if filled[n]]
+    note = f"{len(blocks)} tables of one header are one; the column 'table' has their titles"
+    return [replace(grid, rows=body, named=True, notes=(note,))]
+
+
+def _ends(cells: Sequence[Any]) -> Callable[[Sequence[Any]], bool]:
+    """Whether a row and these cells are alike, but for a first cell that one of them lacks."""
+    return lambda row: cells in (row, row[1:]) or cells[1:] == row
+
+
+def _are_names(cells: Sequence[Any]) -> bool:
+    """Whether texts can be the names of columns: two or more, all different, none missing."""
+    return 1 < len(cells) == len(set(map(str, cells))) and not any(map(is_missing, cells))
+
+
+def _listed(grids: Sequence[Grid], word: str, of: Sequence[Grid] = ()) -> str:
+    """Tables by their numbers in the file, `of` all its tables, and their titles."""
+    numbers = {id(grid): number for number, grid in enumerate(of or grids, 1)}
+    texts = []
+    for grid in grids[:12]:
+        title = repr(grid.title) if grid.title else f"at line {grid.line}"
+        texts.append(f"{numbers[id(grid)]} {title}")
+    return f"{len(grids)} {word}: {', '.join(texts)}"
+
+
+def _has_numbers(column: Column) -> bool:
+    return any(cell.value is not None for cell in column.cells)
+
+
+def _frame_of_lines(text: str, table: str | None) -> Frame:
+    """A table of CSV or of another separator."""
+    text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
+    csv.field_size_limit(2**31 - 1)
+    sample = [line for line in itertools.islice(io.StringIO(text), HEAD * 2) if line.strip()]
+    if "|" in text[:20_000] or "│" in text[:20_000]:
+        drawn = [line.translate(BOX) for line in text.split("\n")]
+        boxed = [line for line in drawn if "|" in line and not RULE.fullmatch(line)]
+        if boxed and _is_steady([line.strip().strip("|").split("|") for line in boxed[:HEAD]]):
+            rows = [_markdown_cells(line) for line in boxed]
+            form = "printed table" if any(RULE.fullmatch(line) for line in drawn) else "text, |"
+            return _frame_of_rows(Grid(rows, ""), form)
+    delimiter = _delimiter(sample)
+    if delimiter is None and (ruled := _ruled_grids(text.split("\n"))):
+        return _frame_of_grids(ruled, table, "text in columns", "tables")
+    if delimiter is None and (column := _one_column(text)):
+        return _frame_of_rows(Grid(column, "", named=True), "text of one column")
+    if delimiter is None:
+        raise ValueError("it is text without a table: give a table of CSV, Markdown, LaTeX or JSON")
+    if len(delimiter) > 1:
+        rows = [re.split(delimiter, line.strip()) for line in text.split("\n")]
+        kept = [row for row in rows if not RULE.fullmatch(" ".join(row))]
+        return _frame_of_grids([Grid(kept, "")], table, "text in columns", "tables")
+    lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    name = {",": "CSV", "\t": "TSV"}.get(delimiter, f"text, {delimiter}")
+    gaps = ("\n\n", "\n\r\n", f"\n{delimiter * 2}") if len(text) < MOST_STACKED else ()
+    if any(gap in text for gap in gaps) or any(delimiter not in line for line in sample[2:]):
+        grids = _blocks(Grid(_unbroken(lines), ""))
+        if len(grids) > 1:
+            return _frame_of_grids(grids, table, name, "tables")
+        return _frame_of_rows(grids[0], name, delimiter)
+    return _frame_of_rows(Grid(_unbroken(lines), ""), name, delimiter)
+
+
+def _one_column(text: str) -> list[list[str]]:
+    """The cells of a name of a metric over numbers alone; [] of another text."""
+    lines = [line.strip().strip('"') for line in text.split("\n") if line.strip()]
+    numbers = [read_cell(line).value for line in lines]
+    if len(lines) < 2 or not is_known(lines[0]) or numbers[0] is not None or None in numbers[1:]:
+        return []
+    return [[line] for line in lines]
+
+
+def _ruled_grids(lines: Sequence[str]) -> list[Grid]:
+    """Tables of columns of spaces: names, a line of dashes, and rows until a blank line."""
+    grids = []
+    for place, line in enumerate(lines):
+        if not LINE_OF_DASHES.fullmatch(line):
+            continue
+        above = list(itertools.takewhile(_is_row, reversed(lines[max(0, place - 3) : place])))
+        below = list(itertools.takewhile(_is_row, lines[place + 1 :]))
+        found = [list[list[str]]()]
+        for pattern in (r"\s{2,}|\t", r"\s+"):
+            rows = [re.split(pattern, one.strip()) for one in (*above[::-1], *below)]
+            head, body = rows[: len(above)], rows[len(above) :]
+            width = Counter(map(len, body)).most_common(1)[0][0] if len(body) > 1 else 0
+            head = [[*[""] * (width - len(r)), *r] for r in head if 0 <= width - len(r) <= 1]
+            if head and head[0][0] and width > 1 and _is_steady(body):
+                found.append([*head, *body])
+        rows = max(found, key=len)  # the one with the most rows of names
+        grids += [Grid(rows, "", named=True, line=place)] if rows else []
+    return grids
+
+
+def _is_row(line: str) -> bool:
+    return bool(line.strip()) and not LINE_OF_DASHES.fullmatch(line)
+
+
+def _unbroken(lines: Any) -> Iterator[list[str]]:
+    """The rows of a reader of CSV; ValueError for a quote that was never closed."""
+    before = 0
+    for number, line in enumerate(lines, 1):
+        if lines.line_num - before > MOST_LINES and any(
+            cell.count("\n") > MOST_LINES for cell in line
+        ):
+            raise ValueError(f"row {number}: a quote that opens here is not closed in its row")
+        before = lines.line_num
+        yield line
+
+
+def _delimiter(sample: Sequence[str]) -> str | None:
+    """The separator that gives the most rows of one width; patterns for columns of spaces."""
+    best: tuple[float, str] | None = None
+    for place, sign in enumerate((",", "\t", ";", "|")):
+        rows = list(csv.reader(sample[:HEAD], delimiter=sign))
+        widths = Counter(len(row) for row in rows if len(row) > 1)
+        if widths:
+            width, count = max(widths.items(), key=lambda item: (item[1], item[0]))
+            score = (count / max(1, len(rows)) + min(width, 30) / 1000 - place / 1e4, sign)
+            best = max(best, score) if best else score
+    if best is not None and best[0] >= 0.4:
+        return best[1]
+    for pattern in (r"\s{2,}|\t", r"\s+"):
+        rows = [re.split(pattern, line.strip()) for line in sample[:HEAD]]
+        rows = [row for row in rows if not RULE.fullmatch(" ".join(row))]
+        if len(rows) > 1 and _is_steady(rows):
+            return pattern
+    return best[1] if best is not None and best[0] > 0.1 else None
+
+
+def _is_steady(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether most rows have the same width of two or more, or one more than the header."""
+    widths = Counter(len(row) for row in rows)
+    width, count = widths.most_common(1)[0]
+    return width > 1 and count >= 0.7 * len(rows)
+
+
+# --- rows of cells to columns ---------------------------------------------------------------------
+
+
+def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
+    """The columns of a grid: header, levels of it, lines around the table and blank rows settled.
+
+    ValueError for a row with more cells than the header, and equal names of two columns.
+    """
+    rows = iter(grid.rows)
+    head = [list(row) for row in itertools.islice(rows, HEAD)]
+    head = [row for row in head if any(not is_empty(cell) for cell in row)]
+    if not head:
+        raise ValueError("there is no row")
+    header = _Header.of(head, grid, spaced=form in ("text in columns", "TSV"))
+    names = header.names
+    left_out = Counter[str]()
+    if header.above:
+        left_out["lines above the header"] += header.above
+    number = header.above + header.levels
+    chunk = head[header.above + header.levels :]
+    width, last_name = len(names), header.first[-1] if header.first else None
+    builder, joins = _Builder(len(names)), 0
+    while chunk:
+        kept = []
+        for row in chunk:
+            number += 1
+            if len(row) == width and "" not in row and row[-1] != last_name:
+                kept.append(row)  # nearly all rows are whole
+                continue
+            filled = sum(not is_empty(cell) for cell in row)
+            if not filled:
+                continue
+            if len(row) > len(names) and delimiter and header.ends_in_text:
+                joins += 1  # an unquoted separator in the last column, a text
+                row[len(names) - 1 :] = [delimiter.join(map(str, row[len(names) - 1 :]))]
+            if len(row) > len(names) and any(not is_empty(cell) for cell in row[len(names) :]):
+                raise ValueError(
+                    f"row {number} has more fields than the header, {len(row)} and "
+                    f"{len(names)}: a comma inside a cell needs quotes"
+                )
+            if filled == 1 and len(names) > 2 and not _is_number(row):
+                left_out["lines with one cell, as titles and notes have"] += 1
+            elif header.repeated(row):
+                left_out["lines that repeat the header"] += 1
+            else:
+                kept.append(row)
+        builder.add(kept)
+        chunk = [r if isinstance(r, list) else list(r) for r in itertools.islice(rows, CHUNK)]
+    frame = Frame(builder.columns(names), builder.rows, form, left_out=dict(left_out))
+    frame.notes += [*grid.notes, *header.notes]
+    if joins:
+        what = "rows have a separator in this text, which is one cell"
+        frame.notes.append(f"{names[-1]}: {joins} {what}")
+    frame.parts = header.parts
+    _leave_out_tail(frame, header.named)
+    if grid.filled:
+        frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")
+    settle_commas(frame, delimiter)
+    _note_doubles(frame)
+    return _known_text_form(_without_groups(_without_counts(frame)))
+
+
+def _leave_out_tail(frame: Frame, named: int) -> None:
+    """Leaves out what stands beside the table: columns without names behind an empty one."""
+    tail = list(frame.columns)[named:]
+    if tail and not frame.columns[tail[0]].is_there().any():
+        cells = sum(int(frame.columns.pop(name).is_there().sum()) for name in tail)
+        frame.notes += [f"not read: {cells} cells beside the table, without names"] if cells else []
+
+
+def _note_doubles(frame: Frame) -> None:
+    """Gives columns of numbers with marks or spreads that are those of a plain column, rounded, the
+    role of a text.
+    """
+    plain = dict[str, str]()
+    for name, column in frame.columns.items():
+        cells = [read_cell(value, column.comma) for value in column.values[:20]]
+        notes = {cell.note for cell in cells if cell.value is not None}
+        own = plain_name(name)
+        if notes == {""}:
+            plain[own.removesuffix("_mean").removesuffix("_avg")] = name
+        elif notes and "" not in notes and name not in frame.parts:
+            stems = (own.rsplit("_", n)[0] for n in range(own.count("_") + 1))
+            of = next((plain[stem] for stem in stems if stem in plain), name)
+            pair = np.stack([column.numbers(), frame.columns[of].numbers()])
+            pair = pair[:, ~np.isnan(pair).any(axis=0)]
+            if of != name and pair.size and np.allclose(pair[0], pair[1], 0.02, 0):
+                frame.roles[name] = ("text", f"{of!r} written out")
+
+
+def _without_groups(frame: Frame) -> Frame:
+    """A table with names in two rows above its numbers, a row for each of the upper ones. They are
+    arms where the rows are of data sets or instances, and tasks where these are metrics.
+    """
+    groups = dict.fromkeys(upper for upper, _ in frame.parts.values())
+    texts = [name for name, column in frame.columns.items() if not _has_numbers(column)]
+    repeated = Counter(lower for _, lower in frame.parts.values()).most_common(1)
+    if len(groups) < 2 or not texts or repeated[0][1] < 2:
+        return frame
+    rows = _rows_are(texts[0], frame.columns[texts[0]])
+    if not rows or any(plain_name(name) in ARM_WORDS for name in texts):
+        return frame
+    there = frame.columns[texts[0]].is_there()
+    if not there.all():
+        frame = frame.taken(there)
+        frame.left_out[f"without {texts[0]!r}, as totals have"] = int((~there).sum())
+    beside = [name for name in frame.columns if name not in frame.parts]
+    is_label = len(np.unique(group_codes(frame, texts))) == frame.rows
+    kept = texts if is_label else beside
+    name = next(each for each in ("group", "column group") if each not in beside)
+    whole = _melted(frame, kept, name, frame.parts)
+    role = "arm" if rows == "task" else "task"
+    whole.roles |= {name: (role, "the upper row of the header"), texts[0]: (rows, "by its name")}
+    shown = ", ".join(itertools.islice(groups, 6))
+    whole.notes.append(f"header: {shown} of its upper row are the column {name!r}, a row each")
+    if lost := [each for each in beside if each not in kept]:
+        whole.notes.append(f"not read: {', '.join(lost[:5])}, under no group of the header")
+    return whole
+
+
+def _without_counts(frame: Frame) -> Frame:
+    """A table whose header is a word for runs, over names of rows, and numbers: a row each."""
+    counted = [name for name in frame.columns if name.isdecimal()]
+    words = [name for name in frame.columns if COUNTED.fullmatch(plain_name(name))]
+    if len(counted) < 3 or len(words) != 1 or _has_numbers(frame.columns[words[0]]):
+        return frame
+    name = f"{plain_name(words[0])} of columns"
+    kept = [each for each in frame.columns if each not in counted]
+    whole = _melted(frame, kept, name, {number: (number, "value") for number in counted})
+    whole.roles |= {name: ("seed", "numbers in the header"), words[0]: ("task", "the rows")}
+    whole.notes.append(f"header: its numbers are the column {name!r}, a row each")
+    return whole
+
+
+def _melted(
+    frame: Frame, kept: Sequence[str], name: str, parts: Mapping[str, tuple[str, str]]
+) -> Frame:
+    """A row for each upper name of some columns, in the column `name`. parts: {column: (its upper
+    name, its lower one)}. kept: the columns that stay in each.
+    """
+    frames = []
+    for group in dict.fromkeys(upper for upper, _ in parts.values()):
+        part = Frame({each: frame.columns[each] for each in kept}, frame.rows)
+        part.add(name, group)
+        for column, (upper, lower) in parts.items():
+            part.columns |= {lower: frame.columns[column]} if upper == group else {}
+        frames.append(part)
+    return replace(frame, columns=joined(frames).columns, rows=len(frames) * frame.rows, parts={})
+
+
+def _rows_are(name: str, column: Column) -> str:
+    """`metric` or `task` where a column says that its rows are of these; else ""."""
+    known = [is_known(str(value)) for value in column.present()]
+    if sum(known) * 2 > len(known):
+        return "metric"
+    role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain_name(name))), "")
+    is_task = role == "task" or ROWS_OF.fullmatch(plain_name(name))
+    return "task" if is_task or CROSSING.fullmatch(plain_name(name)) else ""
+
+
+def _is_number(row: Sequence[Any]) -> bool:
+    """Whether the one cell of a row is a number."""
+    return any(read_cell(cell).value is not None for cell in row if not is_empty(cell))
+
+
+class _Builder:
+    """Rows into columns, a part at a time: each distinct text is kept once."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self.rows = 0
+        self.places: list[dict[Any, int]] = [{} for _ in range(width)]
+        self.codes: list[list[Any]] = [[] for _ in range(width)]
+
+    def add(self, rows: Sequence[Sequence[Any]]) -> None:
+        if not rows:
+            return
+        width = self.width
+        even = [row if len(row) == width else [*row, *[""] * width][:width] for row in rows]
+        for place, cells in enumerate(zip(*even, strict=True)):
+            known = self.places[place]
+            for cell in dict.fromkeys(cells):
+                known.setdefault(cell, len(known))
+            codes = np.fromiter(map(known.__getitem__, cells), np.int32, len(cells))
+            self.codes[place].append(codes)
+        self.rows += len(rows)
+
+    def columns(self, names: Sequence[str]) -> dict[str, Column]:
+        columns = {}
+        for name, known, codes in zip(names, self.places, self.codes, strict=True):
+            whole = np.concatenate(codes) if codes else np.zeros(0, np.int32)
+            columns[name] = Column(list(known), whole)
+        return columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """names: of the columns, `named` of them without the blank ones at the end. above: lines before
+    it. levels: rows that it has. parts: {column of numbers: (its first name, its last)} of a header
+    of two rows.
+    """
+
+    names: list[str]
+    named: int
+    above: int
+    levels: int
+    first: tuple[str, ...]
+    notes: list[str]
+    parts: dict[str, tuple[str, str]]
+    ends_in_text: bool
+
+    @classmethod
+    def of(cls, head: Sequence[Sequence[Any]], grid: Grid, *, spaced: bool = False) -> _Header:
+        width = Counter(len(row) for row in head).most_common(1)[0][0]
+        numeric = _numeric_places(head, width)
+        is_named = grid.named and any(not is_empty(cell) for cell in head[0][1:])
+        above = 0 if is_named else _header_place(head, numeric, width)
+        if above is None:
+            return cls([f"column {n}" for n in range(1, width + 1)], width, 0, 0, (), [
+                "no row names the columns: they are numbered"
+            ], {}, False)  # fmt: skip
+        levels = [[_name(cell) for cell in head[above]]]
+        longer = [len(row) == len(levels[0]) + 1 for row in head[above + 1 :]]
+        if spaced and len(longer) > 1 and all(longer):  # names of rows, as of R
+            levels[0].insert(0, "")
+        is_vague = _is_vague(levels[0], numeric)
+        body = above + 1
+        while body < len(head) - 1 and len(levels) < 4:
+            row = [_name(cell) for cell in head[body]]
+            values = [row[place] for place in numeric if place < len(row)]
+            if sum(map(_is_value, values)) * 2 > sum(bool(cell) for cell in values):
+                break
+            is_units = bool(values) and all(UNITS.fullmatch(cell) or not cell for cell in values)
+            of_names = all(not cell for cell in values) and any(row)  # pandas' names of an index
+            if not (is_units and any(values)) and not (is_vague and (any(values) or of_names)):
+                break
+            if any(is_missing(cell) and cell for cell in values) and not is_units:
+                break
+            levels.append(row)
+            body += 1
+            is_vague = of_names or _is_vague(row, numeric) or is_vague
+            if of_names:
+                break
+        named = max((n for row in levels for n, cell in enumerate(row, 1) if cell), default=width)
+        names, parts, notes = _named(levels, numeric)
+        last = [str(row[len(names) - 1]) for row in head[body:] if len(row) >= len(names)]
+        spaces = sum(" " in cell.strip() for cell in last)
+        is_text = len(names) - 1 not in numeric and spaces * 2 > len(last)
+        return cls(names, named, above, len(levels), tuple(levels[0]), notes, parts, is_text)
+
+    def repeated(self, row: Sequence[Any]) -> bool:
+        """Whether a row is the header again."""
+        is_long = bool(self.first) and len(row) == len(self.first)
+        return is_long and tuple(map(_name, row)) == self.first
+
+
+def _name(cell: Any) -> str:
+    """The name of a column in one line, without marks and without a dead prefix of pandas."""
+    text = " ".join(cell.split()) if isinstance(cell, str) else "" if is_empty(cell) else str(cell)
+    text = re.sub(r"^(\*\*|__|`)(.*)\1$", r"\2", text)
+    return "" if re.fullmatch(r"Unnamed: \d+(_level_\d+)?", text) else text
+
+
+def _numeric_places(head: Sequence[Sequence[Any]], width: int) -> list[int]:
+    """The places of columns whose cells below the first rows are mostly numbers."""
+    body = head[min(3, max(1, len(head) - 2)) :] or head
+    places = []
+    for place in range(width):
+        cells = [row[place] for row in body if place < len(row) and not is_missing(row[place])]
+        numbers = sum(map(_is_value, cells))
+        if cells and numbers * 2 >= len(cells):
+            places.append(place)
+    return places
+
+
+def _is_value(cell: Any) -> bool:
+    """Whether a cell is a number, also one with commas."""
+    with_comma = r"\s*[-+]?\d[\d.,]*\s*%?\s*"
+    return read_cell(cell).value is not None or bool(re.fullmatch(with_comma, str(cell)))
+
+
+def _header_place(head: Sequence[Sequence[Any]], numeric: Sequence[int], width: int) -> int | None:
+    """The row that names the columns; None where no row does."""
+    if not numeric:
+        counts = [sum(not is_empty(cell) for cell in row) for row in head[:12]]
+        return counts.index(max(counts))
+    for number, row in enumerate(head[:15]):
+        if sum(" = " in str(cell) for cell in row) * 2 > len(row):
+            continue  # settings, not names
+        if len(row) > 1 and len(set(map(str, row))) == 1 and not is_empty(row[0]):
+            continue  # a title over all columns
+        cells = [row[place] for place in numeric if place < len(row)]
+        texts = [cell for cell in cells if not is_empty(cell)]
+        numbers = sum(read_cell(cell).value is not None for cell in texts)
+        if len(texts) - numbers > numbers and len(texts) * 2 >= len(numeric):
+            return number
+        filled = sum(not is_empty(cell) for cell in row)
+        if not texts and number == 0 and filled >= max(2, width - len(numeric)):
+            return 0  # the columns of numbers have no name, as the index of pandas
+        if number == 0 and filled * 2 > width and _is_counted(row, head[1:], numeric):
+            return 0  # columns that are called 0, 1, 2 …, or by years
+    first = head[0]
+    is_text = [not is_empty(cell) and read_cell(cell).value is None for cell in first]
+    return 0 if all(is_text) and len(first) >= 2 else None
+
+
+def _is_counted(row: Sequence[Any], body: Sequence[Sequence[Any]], numeric: Sequence[int]) -> bool:
+    """Whether the numbers of a row are names of columns: they count 0, 1, 2 … or 1, 2, 3 …, or rise
+    beside a text or a blank cell, over numbers that are no whole ones.
+    """
+    places = [n for n in numeric if n < len(row) and not is_empty(row[n])]
+    cells = [read_cell(row[place]).value for place in places]
+    steps = [b - a for a, b in itertools.pairwise(c for c in cells if c is not None)]
+    if None in cells or not steps or min(steps) <= 0 or any(c is None or c % 1 for c in cells):
+        return False
+    if len(steps) > 1 and max(steps) == 1 and cells[0] in (0, 1):
+        return True
+    below = [read_cell(one[n]).value for one in body[:20] for n in places if n < len(one)]
+    return len(places) < len(row) and sum(bool(c and c % 1) for c in below) * 2 > len(below)
+
+
+def _is_vague(names: Sequence[str], numeric: Sequence[int]) -> bool:
+    """Whether some column of numbers has no name of its own: a second row may have it."""
+    own = [names[place] for place in numeric if place < len(names)]
+    return any(not name for name in own) or len(set(own)) < len(own)
+
+
+def _named(
+    levels: list[list[str]], numeric: Sequence[int]
+) -> tuple[list[str], dict[str, tuple[str, str]], list[str]]:
+    """The names of columns from the rows of a header, the parts of those of numbers, and notes."""
+    width = max(len(row) for row in levels)
+    rows = [[*row, *[""] * width][:width] for row in levels]
+    notes: list[str] = []
+    parts: dict[str, tuple[str, str]] = {}
+    units = [""] * width
+    if len(rows) > 1:
+        notes.append(f"header: {len(rows)} rows")
+        if all(UNITS.fullmatch(cell) or not cell for cell in rows[-1]):
+            units = [f" ({cell.strip('()[] ')})" if cell else "" for cell in rows.pop()]
+            shown = " ".join(dict.fromkeys(unit.strip(" ()") for unit in units if unit))
+            notes[-1] += f", the last one of units ({shown})"
+    if len(rows) > 1:
+        for row in rows[:-1]:
+            for place in range(1, width):
+                if not row[place] and place in numeric and place - 1 in numeric:
+                    row[place] = row[place - 1]
+        names = []
+        for place in range(width):
+            cells = list(dict.fromkeys(row[place] for row in rows if row[place]))
+            if place not in numeric and len(cells) > 1:
+                cells = cells[-1:]  # of an index: the levels' own names stand above it
+            names.append("/".join(cells))
+            if place in numeric and len(cells) == 2:
+                parts[names[-1]] = (cells[0], cells[1])
+    else:
+        stay = "[%↑↓]" if len(set(rows[0])) == width else "."  # of shares, directions, equal names
+        names = [n + u * bool(re.search(stay, u)) for n, u in zip(rows[0], units, strict=True)]
+    count = Counter(names)
+    again = [place for place, name in enumerate(names) if name and count[name] > 1]
+    if any(place in numeric for place in again):
+        first = names[again[0]]
+        places = [str(n) for n, name in enumerate(names, 1) if name == first]
+        where = f"columns {', '.join(places)}"
+        raise ValueError(f"two columns have the name {first!r} ({where}): rename one")
+    for place in again:  # such as links
+        names[place] += f" ({place + 1})"
+    blank = 0
+    for place, name in enumerate(names):
+        if not name:
+            blank += 1
+            names[place] = "" if blank == 1 else f"column {place + 1}"
+    return names, parts, notes
+
+
+# --- what trackers write as text ------------------------------------------------------------------
+
+
+def _known_text_form(frame: Frame) -> Frame:
+    """What the names of the columns say of the program that wrote a table."""
+    names = set(frame.columns)
+    if "Step" in names and any(TRACKED.match(name) for name in names):
+        return _chart(frame, "Step")
+    if {"Wall time", "Step", "Value"} <= names:
+        frame.form, frame.history = "TensorBoard's scalar", "Step"
+    elif names == {"r", "l", "t"}:
+        frame.form, frame.history = "Stable-Baselines3's monitor, a row an episode", "t"
+        frame.roles |= {"t": ("step", "the end of an episode"), "l": ("count", "its length")}
+    elif {"Tasks", "Metric", "Value"} <= names and ("n-shot" in names or "Filter" in names):
+        _lm_eval_table(frame)
+    elif {"summary", "config"} <= names:
+        return _api_export(frame)
+    elif any(name and TRACKED.match(name) for name in names):
+        steps = [name for name in names if not TRACKED.match(name)]
+        if len(steps) == 1:
+            return _chart(frame, steps[0])
+    return frame
+
+
+def _chart(frame: Frame, step: str) -> Frame:
+    """W&B's export of a chart, `RUN - METRIC` by step: the last value of each run and metric."""
+    rows = []
+    for name, column in frame.columns.items():
+        found = TRACKED.match(name)
+        there = np.flatnonzero(column.is_there())
+        if found is None or name == step or not len(there) or name.endswith(("__MIN", "__MAX")):
+            continue
+        run = re.sub(r"^(Group|group): ", "", found["run"])
+        last = column.values[column.codes[there[-1]]]
+        rows.append({"run": run, "task": found["metric"], "value": last})
+    chart = frame_of_records(rows, "W&B's chart")
+    for name in frame.columns:
+        if name == step:
+            chart.original[name] = ("step", "the axis of the chart")
+        elif not TRACKED.match(name):
+            is_extreme = name.endswith(("__MIN", "__MAX"))
+            role = ("spread", "an extreme of the smoothed line")
+            chart.original[name] = role if is_extreme else ("time", "another axis")
+        else:
+            chart.original[name] = ("value", "a run and a metric")
+    if not re.search(r"step|epoch|iter", step, re.I):
+        chart.original[step] = ("time", "the axis of the chart")
+    chart.notes = [*frame.notes, f"{step}: the last value of each run and metric counts"]
+    chart.left_out = {"earlier steps of a chart": max(0, frame.rows - 1)}
+    return chart
+
+
+def _lm_eval_table(frame: Frame) -> None:
+    """The table that lm-eval prints: blank cells repeat those above, and ↑ ↓ are directions."""
+    frame.form = "lm-eval's printed table"
+    for name in {"Tasks", "Version", "n-shot"} & set(frame.columns):
+        column = frame.columns[name]
+        rows = np.where(column.is_there(), np.arange(frame.rows), 0)
+        frame.columns[name] = Column(column.values, column.codes[np.maximum.accumulate(rows)])
+    if "Filter" in frame.columns and "Metric" in frame.columns:
+        metric, part = frame.columns["Metric"], frame.columns["Filter"]
+        pairs = zip(metric.codes.tolist(), part.codes.tolist(), strict=True)
+        names = [(str(metric.values[a]).strip(), str(part.values[b]).strip()) for a, b in pairs]
+        frame.columns["Metric"] = column_of(
+            [name if own in ("", "none") else f"{name} ({own})" for name, own in names]
+        )
+        frame.roles["Filter"] = ("text", "the filter of an answer is in the name of the metric")
+    groups = [re.sub(r"^\s*-\s*", "", str(cell)) for cell in frame.columns["Tasks"].values]
+    frame.columns["Tasks"] = recoded(groups, frame.columns["Tasks"].codes)
+    frame.roles |= {
+        "Tasks": ("task", "of lm-eval"), "Metric": ("metric", "of lm-eval"),
+        "Value": ("value", "of lm-eval"), "Stderr": ("spread", "of lm-eval"),
+        "n-shot": ("task", "shots are parts of the task"),
+        "Version": ("setting", "of lm-eval's task"),
+    }  # fmt: skip
+    for name, column in frame.columns.items():
+        if ARROWS.keys() & set(map(str, column.values)):
+            frame.columns[name] = column.mapped(lambda cell: ARROWS.get(str(cell), ""))
+            frame.roles[name] = ("direction", "arrows of lm-eval")
+        elif set(map(str, column.values)) <= {"±", ""}:
+            frame.roles[name] = ("text", "the sign in front of the standard error")
+
+
+def _api_export(frame: Frame) -> Frame:
+    """W&B's documented table of wandb.Api().runs(): dictionaries as text in two columns."""
+    import ast
+
+    rows: list[dict[str, Any]] = []
+    for number in range(frame.rows):
+        row: dict[str, Any] = {}
+        for name, column in frame.columns.items():
+            cell = column.values[column.codes[number]]
+            if name in ("summary", "config"):
+                text = re.sub(r"\bnan\b", "None", str(cell))
+                try:
+                    inner = ast.literal_eval(text) if text.strip() else {}
+                except (ValueError, SyntaxError, MemoryError, RecursionError):
+                    inner = None
+                if not isinstance(inner, Mapping):
+                    where = f"row {number + 1}: column {name!r} of W&B's export"
+                    raise ValueError(f"{where} holds no dictionary")
+                row |= {f"{name}.{key}": each for key, each in inner.items()}
+            else:
+                row[name] = cell
+        rows.append(row)
+    export = frame_of_json(rows, form="W&B's table of runs")
+    export.notes += frame.notes
+    return export

@@ -1,0 +1,1705 @@
+"""Results of anyone as measurements, with an account of every row, column and cell.
+
+Files become one table of columns (`forms`), each column gets one role (`roles`), and the cells of
+the values become measurements: arm, seed, block, task, metric, scale, value. What is left out is
+counted, what is guessed is a note, and what cannot be known is a question in one sentence.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipmill.manifests import disk
+from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.verdict.tables.account import Account, ColumnRole, Count
+from clipmill.verdict.tables.cells import (
+    PERCENT_NOTE,
+    SIZES,
+    SPREAD_NOTE,
+    is_empty,
+    is_missing,
+    read_cell,
+)
+from clipmill.verdict.tables.forms import ERRORS, frame_of_bytes
+from clipmill.verdict.tables.frames import Column, Frame, Mask, joined, recoded, text_of
+from clipmill.verdict.tables.metric_names import is_known, name_facts, plain_name
+from clipmill.verdict.tables.roles import (
+    ARM_WORDS,
+    CROSSING,
+    METRIC_PREFIX,
+    NO_ARM,
+    SHOWN,
+    Chosen,
+    Columns,
+    Open,
+    Roles,
+    Way,
+    are_of_one_size,
+    are_whole,
+    group_codes,
+    is_design,
+    name_role,
+    roles_of,
+    values_of,
+)
+
+ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".xls", ".ods")
+TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt")  # of a folder that has none of the others
+COSTS = ("samples_seen", "tokens_seen", "tokens", "compute")  # of the columns of a scale
+MORE_IS_BETTER = ("true", "1", "1.0", "max", "maximize", "maximise", "higher", "up", "yes")
+LESS_IS_BETTER = ("false", "0", "0.0", "min", "minimize", "minimise", "lower", "down", "no")
+SEED_IN_NAME = re.compile(
+    r"^(?P<arm>.*?[^-_./ ])[-_./ (]*(?:random[-_]?)?(?:seed|rng|rep|replicate|run|trial|fold)"
+    r"[-_=# ]?(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
+)  # fmt: skip
+SEED_FIRST = re.compile(r"^(?:seed|run|rep|trial)[-_=# ]?(?P<seed>\d+)[-_./ ]+(?P<arm>.+)$", re.I)
+ONLY_SEED = re.compile(  # the name says nothing else
+    r"^(?P<arm>)(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?(?P<seed>\d+)$", re.I
+)
+TIME_IN_NAME = re.compile(
+    r"^(?P<arm>.*?)[-_./ ]*(?:run)?[-_./ ]*"
+    r"(?P<seed>\d{4}-?\d\d-?\d\d[-_T ]\d\d[-_:]?\d\d[-_:]?\d\d\S*)$", re.I
+)  # fmt: skip
+SHORT_SEED = re.compile(r"^(?P<arm>.+?)[-_./ ]+(?:s|r)?[-_]?(?P<seed>\d{1,4})$")
+IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
+SUMMARIES = re.compile(
+    r"(mean|avg|average|median|std|stdev|std\.? ?dev\.?|sd|stderr|sem|min|max|total|sum|overall|"
+    r"all|aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( "
+    r"?\(.*\))?|(micro|macro|weighted|samples)[-_ ]?(avg|average|f1)?|\(?(micro|macro) avg\.?\)?)",
+    re.I,
+)
+SPREADS = re.compile(
+    r"std.*|sd|sem|stderr|±.*|mean ?[±/] ?(std|sd)|standard_?deviation|25%|75%", re.I
+)
+NOT_ENDED = re.compile(
+    r"(crash(ed)?|fail(ed|ure)?|kill(ed)?|error(ed)?|running|pending|queued|prun(ed|ing)|"
+    r"preempt(ed|ing)|abort(ed)?|cancel(l?ed)?|timed? ?out|timeout|oom|out of memory|stopped|"
+    r"interrupted|diverged|incomplete|unfinished|waiting|scheduled|resuming|invalid)\b(?! tests?)",
+    re.I,
+)
+ENDED = re.compile(
+    r"(finished|completed?|success(ful|fully)?|succeeded|done|terminated|ok|okay|passed|ended)",
+    re.I,
+)
+PAIRED = {"metric", "value", "score", "result", "measure", "name"}  # of a metric and its value
+RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repeats?|trials?|reps?)")
+STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
+HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
+MOST_FOREIGN = 10  # files for each that has other columns and so is a summary of theirs
+MOST_TRIED = 300_000  # cells of a table that is read again for each answer of a question
+MOST_WORDS = 9  # columns of an answer, where another one has fewer
+MOST_CHOICES = 2  # of values for --where
+SOME, LONG_TEXT = 50, 40  # cells of a column, and the letters of a text that names nothing
+LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
+TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
+WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
+MOST_NAMED = 3  # columns of a question with an option for each, where one column names them all
+SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a whole batch
+Codes = NDArray[np.int64]
+Record = dict[str, Any]
+NO_CODES: Codes = np.zeros(0, np.int64)
+NO_ACCOUNT = Account(
+    form="measurements", columns=(), metrics=(), rows=0, rows_used=0, rows_left_out=(), cells=0,
+    cells_used=0, cells_left_out=(),
+)  # fmt: skip
+
+
+class Measurement(NamedTuple):
+    """One value of one run. scale: how large the run was, in any unit; 0 where all are alike.
+
+    samples: of the test set, 0 where it is not known. higher: whether more is better, None where
+    the file does not say. per_sample: the values whose mean is the value, where the file has them.
+    block: what crosses the arms, 0 where nothing does.
+    """
+
+    arm: str
+    seed: int
+    task: str
+    metric: str
+    value: float
+    scale: float = 0.0
+    samples: int = 0
+    higher: bool | None = None
+    per_sample: np.ndarray | None = None
+    block: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """All measurements, in columns, and what was guessed or left out.
+
+    arms, tasks, metrics: the names; arm_N …: the place of each measurement's name. seed_N: run
+    numbers. scales: {number: name}. higher_N: 1, 0, or -1 where the file does not say. costs:
+    scales are what a run costs, samples or tokens seen. paired: runs of one seed belong together;
+    else the runs of an arm have no order. blocks: names of what crosses the arms. block_columns:
+    the columns that these come from. seeds: names of seeds that are no whole numbers. shares:
+    tasks or metrics whose cells have percent signs.
+    account: what became of rows, columns and cells. one_arm: why there is one
+    arm only, with the columns that could name it. named_tasks: tasks are cells of a column, not
+    columns of values, and their names say nothing of a metric.
+    """
+
+    arms: tuple[str, ...]
+    tasks: tuple[str, ...]
+    metrics: tuple[str, ...]
+    arm_N: Codes
+    seed_N: Codes
+    task_N: Codes
+    metric_N: Codes
+    value_N: NDArray[np.float64]
+    scale_N: NDArray[np.float64]
+    samples_N: Codes
+    higher_N: Codes
+    block_N: Codes
+    scales: dict[float, str]
+    notes: tuple[str, ...]
+    per_sample: tuple[np.ndarray | None, ...] | None = None
+    costs: bool = False
+    paired: bool = True
+    blocks: tuple[str, ...] = ()
+    block_columns: tuple[str, ...] = ()
+    seeds: dict[int, str] = field(default_factory=dict)
+    shares: frozenset[str] = frozenset()
+    account: Account = NO_ACCOUNT
+    one_arm: str = ""
+    named_tasks: bool = False
+
+    @classmethod
+    def of(cls, rows: Iterable[Measurement], **more: Any) -> Results:
+        """The same measurements, one by one."""
+        listed = list(rows)
+        codes: dict[str, Codes] = {}
+        names: dict[str, tuple[str, ...]] = {}
+        for key in ("arm", "task", "metric"):
+            known: dict[str, int] = {}
+            texts = [str(getattr(row, key)) for row in listed]
+            codes[key] = np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
+            names[key] = tuple(known)
+        scales = {row.scale: f"{row.scale:g}" for row in listed}
+        has_lists = any(row.per_sample is not None for row in listed)
+        return cls(
+            arms=names["arm"],
+            tasks=names["task"],
+            metrics=names["metric"],
+            arm_N=codes["arm"],
+            seed_N=np.array([row.seed for row in listed], np.int64),
+            task_N=codes["task"],
+            metric_N=codes["metric"],
+            value_N=np.array([row.value for row in listed], np.float64),
+            scale_N=np.array([row.scale for row in listed], np.float64),
+            samples_N=np.array([row.samples for row in listed], np.int64),
+            higher_N=np.array(
+                [-1 if r.higher is None else int(r.higher) for r in listed], np.int64
+            ),
+            block_N=np.array([row.block for row in listed], np.int64),
+            per_sample=tuple(row.per_sample for row in listed) if has_lists else None,
+            **({"scales": scales, "notes": ()} | more),
+        )
+
+    @property
+    def rows(self) -> tuple[Measurement, ...]:
+        """The measurements one by one."""
+        return tuple(self.row(n) for n in range(len(self.value_N)))
+
+    def row(self, n: int) -> Measurement:
+        return Measurement(
+            self.arms[self.arm_N[n]], int(self.seed_N[n]), self.tasks[self.task_N[n]],
+            self.metrics[self.metric_N[n]], float(self.value_N[n]), float(self.scale_N[n]),
+            int(self.samples_N[n]), None if self.higher_N[n] < 0 else bool(self.higher_N[n]),
+            None if self.per_sample is None else self.per_sample[n], int(self.block_N[n])
+        )  # fmt: skip
+
+
+def read_results(paths: Sequence[str], columns: Columns | None = None) -> Results:
+    """The measurements of files and folders. ValueError where they are no results, or where a
+    question is open, in one line.
+    """
+    gc.disable()  # of a million rows the collector would take as long as all else
+    try:
+        return _Reading(columns or Columns()).read(paths)
+    finally:
+        gc.enable()
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
+    """The table of each file, with its column `file`."""
+    files, others = [], []
+    for path in paths:
+        of_path, is_folder = _files(path)
+        files += of_path
+        others += of_path if is_folder else []
+    if not files:
+        raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(ENDINGS)}")
+    labels = _labels(files)
+    sizes = {file: _samples_seen(file) for file in files} if len(files) > 1 else {}
+    again = Counter(sizes.values())
+    for file, label in zip(files, labels, strict=True):
+        if again[sizes.get(file, "")] > 1:  # something else tells them apart
+            sizes[file] += f" {label}" if sizes[file] else ""
+    frames, read = list[Frame](), list[tuple[str, str]]()
+    skipped = []
+    for file, label in zip(files, labels, strict=True):
+        try:
+            frame = frame_of_bytes(_bytes_of(file), table)
+        except ERRORS as error:
+            if file in others and len(files) > 1:
+                skipped.append(f"{label} ({error})")
+                continue
+            raise ValueError(f"{file}: {error}") from None
+        if samples := sizes.get(file):
+            frame.add("samples_seen", samples)
+        _see_history(frame)
+        frames.append(frame)
+        read.append((file, label))
+    if foreign := _foreign(frames) if set(files) == set(others) else []:
+        shown = ", ".join(read[n][1] for n in foreign[:3])
+        frames = [frame for n, frame in enumerate(frames) if n not in foreign]
+        kept = [file for n, (file, _) in enumerate(read) if n not in foreign]
+        read = list(zip(kept, _labels(kept), strict=True))
+        note = f"left out: {len(foreign)} of {len(files)} files, which share no column ({shown})"
+        frames[0].notes.append(note)
+    for frame, (_, label) in zip(frames, read, strict=True):
+        frame.add("file", label)
+    if not frames:
+        if several := next((each for each in skipped if "with --table" in each), ""):
+            raise ValueError(f"{', '.join(paths)}: {several}, which is of all files")
+        raise ValueError(f"{', '.join(paths)}: no file holds results: {skipped[0]}")
+    if skipped:
+        shown = "; ".join(skipped[:3])
+        frames[0].notes.append(f"left out: {len(skipped)} files that hold no table: {shown[:300]}")
+    if not sum(frame.rows for frame in frames):
+        raise ValueError(f"{', '.join(paths)}: there is no row")
+    return frames
+
+
+def _foreign(frames: Sequence[Frame]) -> list[int]:
+    """The places of few tables that share no column with those of nine in ten others, as a summary
+    in a folder of single results.
+    """
+    alike = Counter(frozenset(frame.columns) for frame in frames).most_common(1)
+    usual, count = alike[0] if alike else (frozenset(), 0)
+    foreign = [n for n, frame in enumerate(frames) if not usual & frame.columns.keys()]
+    return foreign if 0 < len(foreign) * MOST_FOREIGN <= count else []
+
+
+def records_of(paths: Sequence[str], notes: list[str]) -> list[Record]:
+    """The rows of all files, each with the key `file`."""
+    frame = joined(frames_of(paths))
+    notes += frame.notes
+    cells = []
+    for column in frame.columns.values():
+        values = [text_of(v) if isinstance(v, str) else v for v in column.values]
+        cells.append([values[code] for code in column.codes.tolist()])
+    return [dict(zip(frame.columns, row, strict=True)) for row in zip(*cells, strict=True)]
+
+
+def _files(path: str) -> tuple[list[str], bool]:
+    """The path, or the files of results in its folder; whether it is one."""
+    if path.startswith(("http://", "https://")):
+        return [path], False
+    if not disk.exists(path):
+        raise ValueError(f"{path} does not exist")
+    if not disk.is_url(path) and not disk.local_path(path).is_dir():
+        return [path], False
+    fs, name = disk.filesystem(path)
+    if not fs.isdir(name):
+        return [path], False
+    layout = AblationLayout(path)
+    if disk.exists(layout.ablation_json) and disk.exists(layout.results_json):
+        names = disk.list_names(layout.scales) if disk.exists(layout.scales) else []
+        smaller = [AblationLayout(disk.join(layout.scales, n)).results_json for n in names]
+        return [*filter(disk.exists, smaller), layout.results_json], False
+    paths = sorted(
+        fs.unstrip_protocol(each) if disk.is_url(path) else each for each in fs.find(name)
+    )
+    if own := [each for each in paths if _samples_seen(each)]:
+        return own, False  # of ablations, not their other files
+    for endings in (ENDINGS, TEXT_ENDINGS):
+        found = [each for each in paths if each.lower().removesuffix(".gz").endswith(endings)]
+        if found := [each for each in found if not Path(each).name.startswith("samples_")]:
+            return found, True  # samples_ are of lm-eval
+    for sign, what, way in (
+        (".wandb", "W&B's folder of runs", "export the table of runs as CSV"),
+        ("tfevents", "TensorBoard's files of events", "download the scalars as CSV, a file a run"),
+        (".db", "a folder with a database", "export its table as CSV"),
+    ):
+        if any(sign in Path(each).name for each in paths):
+            raise ValueError(f"{path} is {what}: {way}")
+    return [], True
+
+
+def _samples_seen(file: str) -> str:
+    """The samples that each run of an ablation saw; "" for a file that is no results.json of an
+    ablation that states them, and for its null web, which asks something else.
+    """
+    folder, _, name = file.rpartition("/")
+    layout = AblationLayout(folder)
+    if name != "results.json" or folder.endswith("/null") or not disk.exists(layout.ablation_json):
+        return ""
+    for arm, seeds in disk.read_json(file).get("runs", {}).items():
+        for seed in seeds:
+            run = RunLayout(layout.run(arm, int(seed))).run_json
+            if disk.exists(run):
+                return str(disk.read_json(run)["config"]["samples_seen"])
+    return str((disk.read_json(layout.ablation_json).get("train") or {}).get("samples_seen", ""))
+
+
+def _bytes_of(file: str) -> bytes:
+    """Of a URL, a file or a pipe."""
+    return disk.read_bytes(file) if disk.is_url(file) else disk.local_path(file).read_bytes()
+
+
+def _labels(files: Sequence[str]) -> list[str]:
+    """A short name of each file: its path without what all paths begin and end with."""
+    parts = []
+    for path in (Path(file.removesuffix(".gz")) for file in files):
+        parts.append([*path.parts[:-1], path.stem])
+    if len(files) == 1:
+        return [parts[0][-1]]
+    start = _shared(parts)
+    end = _shared([each[::-1] for each in parts])
+    labels = []
+    for each in parts:
+        kept = each[start : len(each) - end] or each[-1:]
+        labels.append("/".join(kept))
+    return labels
+
+
+def _shared(rows: Sequence[Sequence[str]]) -> int:
+    """How many first items all rows have in common."""
+    alike = [len(set(items)) == 1 for items in zip(*rows, strict=False)]
+    return alike.index(False) if False in alike else len(alike)
+
+
+def _see_history(frame: Frame) -> None:
+    """Marks a file that is what one run left behind step by step: a step that never falls, and no
+    column of text that changes.
+    """
+    if frame.history or frame.rows < 2:
+        return
+    steps = [
+        name
+        for name in frame.columns
+        if STEP.fullmatch(plain_name(name)) and not re.match(r"(config|params?)[./]", name)
+    ]
+    for name in sorted(steps, key=lambda each: "step" not in plain_name(each)):
+        numbers = frame.columns[name].numbers()
+        numbers = numbers[~np.isnan(numbers)]
+        if len(np.unique(numbers)) < 2 or (np.diff(numbers) < 0).any():
+            continue
+        for other, column in frame.columns.items():
+            words = [value for value in column.present() if isinstance(value, str)]
+            words = [
+                word for word in words
+                if read_cell(word).value is None and not is_missing(word) and word[:1] not in "{["
+            ]  # fmt: skip
+            is_split = re.fullmatch(r"mode|phase|split|type", plain_name(other)) is not None
+            if (
+                other not in ("file", name)
+                and len(words) > 1
+                and not is_split
+                and not _are_times(words)
+            ):
+                return
+        frame.history = name
+        for other, column in frame.columns.items():
+            present = column.present()
+            if (
+                len(present) == 1
+                and not is_known(other)
+                and not isinstance(present[0], list | dict)
+            ):
+                frame.columns[other] = Column(present, np.zeros(frame.rows, np.int32))
+        return
+
+
+def _series(frames: Sequence[Frame]) -> str:
+    """A column that rises from row to row in every file, so that its rows may be points of one
+    run; "" where there is none.
+    """
+    if len(frames) < 2 or min(frame.rows for frame in frames) < LEAST_SERIES:
+        return ""
+    for name in frames[0].columns:
+        if (
+            name == "file"
+            or not plain_name(name)
+            or any(name not in frame.columns for frame in frames)
+        ):
+            continue
+        steps = [np.diff(frame.columns[name].numbers()) for frame in frames]
+        if all(len(one) and (one > 0).all() for one in steps) and not all(
+            (one == 1).all() for one in steps
+        ):
+            return name
+    return ""
+
+
+def _with_runs_below(frame: Frame, several: bool) -> Frame:
+    """The table with a row for each run, where columns are runs: `fold 1`, `fold 2` …, or 0, 1 …
+    behind a column that is called `folds`.
+    """
+    found: dict[str, list[tuple[str, str]]] = {}
+    for name in frame.columns:
+        if match := re.fullmatch(r"(\w*?)[ _-]*(\d+)", plain_name(name)):
+            found.setdefault(match[1].rstrip("_"), []).append((match[2], name))
+    axis = next((name for name in frame.columns if RUN_AXIS.fullmatch(plain_name(name))), None)
+    word = next((each for each in found if RUN_AXIS.fullmatch(each)), None)
+    if word is None and axis is not None and not frame.columns[axis].numbers()[:1] >= 0:
+        word = "" if "" in found else None
+    runs = found.get(word or "", []) if word is not None else []
+    if len(runs) < 3 or sorted(int(number) for number, _ in runs) not in (
+        list(range(len(runs))), list(range(1, len(runs) + 1))
+    ):  # fmt: skip
+        return frame
+    names = [name for _, name in runs]
+    others = {name: column for name, column in frame.columns.items() if name not in names}
+    key, first = word or "run", np.zeros(frame.rows, np.int32)
+    parts = [
+        Frame({**others, key: Column([number], first), "value": frame.columns[name]}, frame.rows)
+        for number, name in runs
+    ]
+    long = replace(frame, columns=joined(parts).columns, rows=len(runs) * frame.rows)
+    long.notes = [*frame.notes, f"header: {', '.join(names[:3])}, … are runs"]
+    long.roles = frame.roles | {key: ("seed", "the columns are runs"), "value": ("value", "")}
+    labels = []
+    for name, column in others.items():
+        if not np.isnan(column.numbers()).all():
+            long.roles.setdefault(name, ("spread", "beside the runs: not a value of its own"))
+        elif len(column.present()) > 1 and name != "file":
+            labels.append(name)
+    if len(labels) == 1 and several:
+        long.roles[labels[0]] = ("task", "what the rows are of")
+    elif labels and RUN_AXIS.fullmatch(plain_name(labels[0])):
+        shown = values_of(frame.columns[labels[0]])
+        long.roles[labels[0]] = ("open", f"{labels[0]!r} ({shown}) names the rows")
+    return long
+
+
+def _with_pairs_below(frame: Frame) -> Frame:
+    """The table with a row for each metric, where pairs of columns hold its name and its value:
+    `metric_1`, `value_1`, `metric_2`, `value_2`.
+    """
+    stems: dict[str, list[str]] = {}
+    for name in frame.columns:
+        words = re.findall(r"[a-z]+|\d+", plain_name(name))
+        if PAIRED & set(words):
+            stem = "_".join(word for word in words if word not in PAIRED)
+            stems.setdefault(stem, []).append(name)
+    pairs = {stem: own for stem, own in stems.items() if len(own) == 2}
+    if len(pairs) < 2:
+        return frame
+    whole = {}
+    for stem, own in pairs.items():
+        columns = [frame.columns[name] for name in own]
+        are_names = [all(map(is_known, map(text_of, one.present()[:50]))) for one in columns]
+        if are_names.count(True) == 1 and any(~np.isnan(columns[are_names[0]].numbers())):
+            whole[stem] = [(is_value, own[is_value ^ (not are_names[0])]) for is_value in (0, 1)]
+    taken = {name for own in whole.values() for _, name in own}
+    if len(whole) < 2 or {"metric", "value"} & (frame.columns.keys() - taken):
+        return frame
+    others = {name: column for name, column in frame.columns.items() if name not in taken}
+    parts = []
+    for (_, metric), (_, value) in whole.values():
+        pair = {"metric": frame.columns[metric], "value": frame.columns[value]}
+        part = Frame({**others, **pair}, frame.rows)
+        parts.append(part.taken(frame.columns[metric].is_there()))
+    long = replace(frame, columns=(rows := joined(parts)).columns, rows=rows.rows)
+    shown = ", ".join(f"{value} of {metric}" for (_, metric), (_, value) in whole.values())
+    long.notes = [*frame.notes, f"header: {shown} are a row each"]
+    why = "pairs of its name and its value"
+    long.roles = frame.roles | {"metric": ("metric", why), "value": ("value", why)}
+    return long
+
+
+def _are_times(words: Sequence[str]) -> bool:
+    return all(re.match(r"\d{4}-\d\d-\d\d|\d{1,3}:\d\d", word) for word in words[:50])
+
+
+# --- one table to measurements --------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Cells:
+    """Cells of values: the row of each, the name of its column, and what it says."""
+
+    row_N: Codes
+    name_N: Codes
+    names: list[str]
+    value_N: NDArray[np.float64]
+
+    def taken(self, kept_N: NDArray[Any]) -> _Cells:
+        return _Cells(self.row_N[kept_N], self.name_N[kept_N], self.names, self.value_N[kept_N])
+
+
+class _Reading:
+    """The steps from files to measurements, and what each of them leaves out.
+
+    frame: the rows that count so far. roles: of its columns. cells: the values that count so far.
+    table: {role: a text for each of these values}.
+    """
+
+    def __init__(self, told: Columns) -> None:
+        self.told = told
+        self.notes: list[str] = []
+        self.rows_out: Counter[str] = Counter()
+        self.cells_out: Counter[str] = Counter()
+        self.rows = self.attempted = 0
+        self.no_numbers: dict[str, Counter[str]] = {}
+        self.shares: set[str] = set()
+        self.frame = Frame({}, 0)
+        self.roles = Roles()
+        self.cells = _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
+        self.table: dict[str, Column] = {}
+
+    def read(self, paths: Sequence[str]) -> Results:
+        frames = frames_of(paths, self.told.table)
+        name = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} files"
+        try:
+            return self._read(frames)
+        except Open as question:
+            ways = list(question.ways)
+            if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
+                tried = (_completed(frames, self.told, way) for way in ways)
+                ways = [way for way in tried if way is not None] or ways
+                ways = [way for way in ways if way.size <= MOST_WORDS] or ways
+            shown = ", ".join(dict.fromkeys(way.text for way in ways))
+            raise ValueError(f"{name}: {question.text}{shown}") from None
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+    def _read(self, frames: list[Frame]) -> Results:
+        series, several = _series(frames), len(frames) > 1
+        frame = _with_runs_below(_with_pairs_below(joined(frames)), several)
+        self.frame = replace(frame, columns=dict(frame.columns))  # as it is read again and again
+        self.notes += self.frame.notes
+        self.rows_out.update(self.frame.left_out)
+        self.rows = self.frame.rows + sum(self.frame.left_out.values())
+        self._choose()
+        self.roles = roles_of(self.frame, self.told, several)
+        self._settle_files()
+        self._check_series(series)
+        for name in self.roles.of("state"):
+            self._leave_out_unended(name)
+        self._choose_split()
+        self._leave_out_summaries()
+        self._leave_out_nameless()
+        self._number_seeds()
+        self._take_values()
+        self._take_names()
+        scales = self._scales()
+        self._take_last_steps()
+        return self._measured(scales)
+
+    def _keep_rows(self, kept: Mask, reason: str) -> None:
+        if not kept.all():
+            self.rows_out[reason] += int((~kept).sum())
+            self.frame = self.frame.taken(kept)
+
+    def _keep_cells(self, kept: Mask, reason: str = "") -> None:
+        """reason: of all that leave; "" where they are counted already."""
+        if kept.all():
+            return
+        if reason:
+            self.cells_out[reason] += int((~kept).sum())
+        self.cells = self.cells.taken(kept)
+        self.table = {role: column.taken(kept) for role, column in self.table.items()}
+
+    def _shown(self, name: str) -> str:
+        return f"{name!r} ({values_of(self.frame.columns[name])})"
+
+    # rows
+
+    def _choose(self) -> None:
+        """The rows that `where` chooses."""
+        before, told = self.frame, dict[str, set[Any]]()
+        for name, value in self.told.where:
+            if name not in before.columns:
+                shown = ", ".join(each for each in list(before.columns)[:40] if each != "file")
+                raise ValueError(
+                    f"--where {name}={value}: there is no column {name!r} (of {shown})"
+                )
+            told.setdefault(name, set()).update([value, read_cell(value).value])
+        for name, values in told.items():
+            kept = self.frame.columns[name].is_in(values - {None})
+            self._keep_rows(kept, f"not chosen by --where {name}")
+        if not self.frame.rows:
+            shown = " ".join(f"{name}={value}" for name, value in self.told.where)
+            there = "; ".join(f"{name} has {values_of(before.columns[name])}" for name in told)
+            raise ValueError(f"--where {shown} leaves no row ({there})")
+
+    def _check_series(self, series: str) -> None:
+        """ValueError, a question, where the rows of each file may be points of one run."""
+        roles = self.roles
+        is_open = roles.arm == ("file",) and not self.frame.history and not self.told.names
+        if series and is_open and not (roles.seed or roles.block or roles.scale or roles.task):
+            raise ValueError(
+                f"the rows of each file rise by {self._shown(series)}: are they points of one run "
+                f"(--last {series}) or runs (--seed {series})?"
+            )
+
+    def _settle_files(self) -> None:
+        """What the names of files say beside a column of the arm: the seed, or what is asked for
+        where rows of one run stand in several files.
+        """
+        roles, files = self.roles, self.frame.columns["file"].texts()
+        if roles.given["file"][0] != "identifier" or len(files.present()) < 2:
+            return
+        taken = {} if roles.seed or roles.runs else seeds_in_names(files.present())
+        if taken:
+            name, (rest, seed) = next(iter(taken.items()))
+            self.frame.columns["file"] = files.mapped(lambda file: taken[file][0])
+            self.frame.columns["seed of file"] = files.mapped(lambda file: taken[file][1])
+            roles.seed, roles.paired = ("seed of file",), True
+            roles.give("seed", roles.seed, "in the name of the file")
+            self.notes.append(f"seed: in the file's name ({name!r} is {rest!r}, seed {seed})")
+        roles.unsettled.append("file")
+
+    def _leave_out_unended(self, name: str) -> None:
+        """Leaves out runs that did not end, by a column of their state."""
+        column = self.frame.columns[name].texts()
+        present = {text.lower() for text in column.present()}
+        others = {text for text in present if ENDED.fullmatch(text)} - HALF_ENDED
+        plain = plain_name(name).removeprefix("sys_")
+        are_answers = present <= {"true", "false", "0", "1", "yes", "no"}
+        bad, unknown = [], []
+        for text in column.present():
+            word = text.lower().replace("_", " ")
+            if plain in ("exit_code", "returncode"):
+                is_bad = text not in ("0", "0.0")
+            elif plain in ("crashed", "failed"):
+                is_bad = word in ("true", "1", "yes")
+            elif are_answers:
+                is_bad = word in ("false", "0", "no")
+            else:
+                is_bad = NOT_ENDED.match(
+                    re.split(r"[:(,;]", word)[0].strip() + " "
+                ) is not None or (word in HALF_ENDED and bool(others))
+                unknown += [text] if not is_bad and not ENDED.fullmatch(word) else []
+            bad += [text] if is_bad else []
+        if unknown:
+            shown = ", ".join(map(repr, unknown[:4]))
+            self.notes.append(f"{name}: {shown} is taken for a run that ended")
+        if column.is_in(bad).all():
+            raise ValueError(f"no run ended: {name!r} is {values_of(column)} in every row")
+        for text in bad:
+            kept = ~self.frame.columns[name].is_in({text})
+            self._keep_rows(kept, f"of runs that did not end ({name} is {text!r})")
+
+    def _choose_split(self) -> None:
+        """The rows of the test set, where a column names several splits."""
+        name = self.roles.split
+        words = self.frame.columns[name].texts().present() if name else []
+        if len(words) < 2:
+            return
+        for wanted in (
+            {"test", "testing"},
+            {"val", "valid", "validation", "dev", "eval", "evaluation"},
+        ):
+            tests = [word for word in words if wanted & set(re.split(r"[^a-z]+", word.lower()))]
+            if len(tests) == 1:
+                others = ", ".join(word for word in words if word != tests[0])
+                self.notes.append(f"{name}: the rows of {tests[0]!r} count (--where {name}=…)")
+                kept = self.frame.columns[name].is_in(tests)
+                self._keep_rows(kept, f"of another split ({others})")
+                return
+            if tests:
+                break
+        self.roles.task = (*self.roles.task, name)
+        self.roles.given[name] = ("task", "splits are parts of the task")
+
+    def _leave_out_summaries(self) -> None:
+        """Leaves out rows that are means or deviations of others."""
+        roles = self.roles
+        parts = {"seed": roles.seed, "arm": roles.arm, "task": roles.task, "block": roles.block}
+        for what, names in parts.items():
+            for name in names:
+                texts = self.frame.columns[name].texts().present()
+                summaries = {text for text in texts if SUMMARIES.fullmatch(text)}
+                if what == "arm" and not any(SPREADS.fullmatch(text) for text in summaries):
+                    continue  # an arm may be called all, sum or mean
+                if name != "file" and len(texts) - len(summaries) > 1:
+                    shown = ", ".join(sorted(summaries)[:4])
+                    kept = ~self.frame.columns[name].is_in(summaries)
+                    self._keep_rows(kept, f"that summarise other rows ({what} {shown})")
+
+    def _leave_out_nameless(self) -> None:
+        """Leaves out rows without an arm, and rows without a seed where others have one."""
+        for names, what in ((self.roles.arm, "an arm"), (self.roles.seed, "a seed")):
+            there = np.zeros(self.frame.rows, bool)
+            for name in names:
+                there |= self.frame.columns[name].where(
+                    lambda value: text_of(value).lower() not in NO_ARM
+                )
+            if names and what == "a seed" and not there.any():
+                self.roles.seed = ()
+            elif names:
+                if what == "a seed" and self.roles.arm:  # arms that never have one are kept
+                    arms = group_codes(self.frame, self.roles.arm)
+                    there |= np.bincount(arms, there)[arms] == 0
+                shown = " and ".join(map(repr, names))
+                self._keep_rows(there, f"without {what} ({shown} blank)")
+        if not self.frame.rows:
+            raise ValueError("no row names an arm: give the column with --arm")
+
+    def _number_seeds(self) -> None:
+        """Numbers the seeds of each task, where each task has seeds of its own: so that the first
+        runs of all tasks are one run.
+        """
+        roles, frame = self.roles, self.frame
+        seeds = math.prod(len(frame.columns[name].values) for name in roles.seed)
+        most = max((len(frame.columns[name].values) for name in roles.task), default=0)
+        if not 1 < most <= seeds / 2 or "seed" in self.told.names:
+            return
+        tasks_N, seeds_N = group_codes(frame, roles.task), group_codes(frame, roles.seed)
+        if seeds_N.max() < 2 * tasks_N.max() + 1 or _varies(seeds_N, tasks_N):
+            return
+        order = np.unique(frame.columns[roles.seed[0]].numbers(), return_inverse=True)[1]
+        pairs_N = tasks_N * (int(order.max()) + 1) + order
+        pairs, place_N = np.unique(pairs_N, return_inverse=True)
+        place_N -= np.searchsorted(pairs, tasks_N * (int(order.max()) + 1))
+        names = [str(number) for number in range(int(place_N.max()) + 1)]
+        frame.columns[roles.seed[0]] = Column(names, place_N.astype(np.int32))
+        self.notes.append(
+            f"{roles.seed[0]}: each task has others, so its runs are numbered by them"
+        )
+        if not _varies(seeds_N, group_codes(frame, roles.arm)):
+            roles.paired = False  # no two arms share a seed
+        roles.seed = roles.seed[:1]
+
+    # values
+
+    def _take_values(self) -> None:
+        """The cells of all columns of values that are numbers; the others are counted."""
+        parts: list[_Cells] = []
+        understood: Counter[str] = Counter()
+        for name in self.roles.values:
+            column = self.frame.columns[name]
+            if _has_dictionaries(column):
+                parts.append(self._of_dictionaries(column))
+                continue
+            self.attempted += self.frame.rows
+            units = Counter[str]()
+            counts = column.counts().tolist()
+            for value, cell, count in zip(column.values, column.cells, counts, strict=True):
+                if count and cell.value is None:
+                    self._no_number(value, count, name)
+                elif count:
+                    units[cell.unit] += count
+                    understood[cell.note] += count
+                    self.shares |= {name} if cell.note == PERCENT_NOTE else set()
+            if len(units) > 1:
+                shown = ", ".join(unit or "none" for unit in units)
+                raise ValueError(f"column {name!r} has numbers with several units ({shown})")
+            numbers = column.numbers()
+            there = np.flatnonzero(~np.isnan(numbers))
+            parts.append(_Cells(there, np.zeros(len(there), np.int64), [name], numbers[there]))
+        self.cells = _joined_cells(parts)
+        if not len(self.cells.value_N):
+            raise ValueError("no value is a finite number")
+        for note, count in understood.items():
+            if note:
+                self.notes.append(f"understood: {count:,} cells are {note}; the number counts")
+        if understood[SPREAD_NOTE]:
+            self.notes.append(
+                "a spread behind ± is no run: means of runs have no verdict without the runs"
+            )
+        self.table = self._texts()
+        metrics = self.table["metric"].texts()
+        bad = {name: role for name in metrics.values if (role := name_role(name))}
+        if bad and not metrics.is_in(bad).all():
+            for name, role in bad.items():
+                kept = ~self.table["metric"].is_in({name})
+                self._keep_cells(kept, f"of {name}, a {role}, not a metric")
+
+    def _no_number(self, value: Any, count: int, name: str) -> None:
+        if is_empty(value):
+            self.cells_out["empty"] += count
+        else:
+            self.no_numbers.setdefault(name, Counter())[text_of(value)[:24]] += count
+
+    def _of_dictionaries(self, column: Column) -> _Cells:
+        """The metrics of each row: a dictionary each."""
+        places: dict[str, int] = {}
+        rows, names, values = [], [], []
+        for row, code in enumerate(column.codes.tolist()):
+            metrics = column.values[code]
+            for key, value in metrics.items() if isinstance(metrics, dict) else ():
+                self.attempted += 1
+                is_other = isinstance(value, str | list | dict | bool)
+                number = None if is_other else read_cell(value).value
+                if number is None:
+                    self._no_number(type(value).__name__ if is_other else value, 1, key)
+                    continue
+                rows.append(row)
+                names.append(places.setdefault(key, len(places)))
+                values.append(number)
+        return _Cells(
+            np.array(rows, np.int64), np.array(names, np.int64), list(places), np.array(values)
+        )
+
+    def _texts(self) -> dict[str, Column]:
+        """{role: a column of texts with a cell for each value}."""
+        roles, frame = self.roles, self.frame
+        own = recoded(self.cells.names, self.cells.name_N.astype(np.int32))
+        runs = (roles.runs,) if roles.runs else ()
+        table = {
+            "arm": own if roles.arms_are_columns else self._joined_texts(roles.arm),
+            "seed": self._joined_texts(roles.seed or runs),
+            "block": self._joined_texts(roles.block), "task": self._joined_texts(roles.task),
+            "metric": self._joined_texts(roles.metric), "scale": self._joined_texts(roles.scale),
+            "higher": self._joined_texts((roles.direction,) if roles.direction else ()),
+            "samples": self._joined_texts((roles.test_size,) if roles.test_size else ())
+        }  # fmt: skip
+        is_dict = any(_has_dictionaries(frame.columns[name]) for name in roles.values)
+        if roles.arms_are_columns:
+            higher = {name_facts(name).higher for name in self.cells.names}
+            if len(higher) == 1 and None not in higher and not roles.direction:
+                table["higher"] = recoded(["higher" if higher.pop() else "lower"], 0 * own.codes)
+            return table
+        if roles.is_long and not is_dict:
+            return table
+        what = "metric" if roles.task and not roles.metric else "task"
+        if roles.task and roles.metric:
+            what = "metric" if is_dict else "task"
+        if what == "task" and roles.task:  # several columns of values for each name of a metric
+            tasks = table["task"]
+            codes = tasks.codes * len(own.values) + own.codes
+            values = [f"{task} {name}".strip() for task in tasks.values for name in own.values]
+            own = recoded(values, codes)
+            own = own.taken(np.ones(len(codes), bool))
+        table[what] = own
+        pairs = [frame.parts[name] for name in own.values if name in frame.parts]
+        if what != "task" or len(pairs) < len(own.values) or not pairs:
+            return table
+        # Of names of two rows, one is the metric and the other one the task, or the arm
+        places = [n for n in (1, 0) if all(is_known(pair[n]) for pair in pairs)]
+        if places:
+            other = "task" if roles.arm else "arm"
+            table["task"] = self._joined_texts(())
+            table["metric"] = recoded([pair[places[0]] for pair in pairs], own.codes)
+            table[other] = recoded([pair[1 - places[0]] for pair in pairs], own.codes)
+            self.notes.append(f"header: its rows are {other}s and metrics ({', '.join(pairs[0])})")
+        return table
+
+    def _joined_texts(self, names: Sequence[str]) -> Column:
+        """The cells of some columns in one text, for each value."""
+        rows = self.cells.row_N
+        if not names:
+            return Column([""], np.zeros(len(rows), np.int32))
+        if len(names) == 1:
+            return self.frame.columns[names[0]].texts().taken(rows)
+        codes = group_codes(self.frame, names)
+        first = np.unique(codes, return_index=True)[1].tolist()
+        parts = [self.frame.columns[name].texts() for name in names]
+        values = []
+        for row in first:
+            texts = (part.values[part.codes[row]] for part in parts)
+            values.append(" ".join(filter(None, texts)))
+        return recoded(values, codes.astype(np.int32)).taken(rows)
+
+    # names
+
+    def _take_names(self) -> None:
+        """Takes seeds and what else a pattern says from the arms' names."""
+        table, arms, roles = self.table, self.table["arm"], self.roles
+        if self.told.pattern is not None:
+            found = _by_pattern(arms, self.told.pattern)
+            kept = arms.where(lambda name: name in found)
+            self._keep_cells(kept, "of arms whose name the pattern does not match")
+            table, arms = self.table, self.table["arm"]
+            groups = next(iter(found.values()))
+            if "task" in groups and not roles.is_long and not roles.metric:
+                table["metric"] = table["task"]
+            for group in groups:
+                texts = [found.get(name, groups)[group] for name in arms.values]
+                table[group] = recoded(texts, arms.codes)
+            return
+        taken = seeds_in_names(arms.present())
+        if roles.arm == ("file",) and not self.told.names:
+            _check_levels(arms.present(), taken)
+        if not taken and roles.seed:  # also where other arms have no seed
+            for name in arms.present():
+                if match := SEED_IN_NAME.match(name):
+                    taken[name] = (match["arm"] + match["rest"], match["seed"])
+        if not taken:
+            return
+        example = next(iter(taken))
+        shown = f"({example!r} is {taken[example][0]!r}, seed {taken[example][1]})"
+        if roles.seed:  # the name ends in the seed of its row
+            seeds = table["seed"].values
+            pairs = np.unique(np.stack([arms.codes, table["seed"].codes]), axis=1)
+            if any(
+                arms.values[a] in taken
+                and read_cell(taken[arms.values[a]][1]).value != read_cell(seeds[s]).value
+                for a, s in pairs.T.tolist()
+            ):
+                return
+            self.notes.append(f"arm: without the seed in its name {shown}")
+        else:
+            table["seed"] = arms.mapped(lambda name: taken.get(name, ("", ""))[1])
+            self.notes.append(f"seed: in the arm's name {shown}")
+        table["arm"] = arms.mapped(lambda name: taken.get(name, (name, ""))[0])
+
+    def _scales(self) -> dict[str, float]:
+        """{text: number} of the scales. Those that differ by rounding to whole batches are one, the
+        most frequent; where each arm has one of its own they are no scales.
+        """
+        column = self.table["scale"]
+        scales = scale_numbers(map(text_of, column.values))
+        if "scale" not in self.told.names and self._is_of_arms(column):
+            self.table["scale"] = self._joined_texts(())
+            return {"": 0.0}
+        counts = Counter[float]()
+        for text, count in zip(column.values, column.counts().tolist(), strict=True):
+            counts[scales[text_of(text)]] += count
+        ordered = sorted(counts)
+        if len(ordered) < 2 or ordered[0] <= 0 or " " in "".join(scales):
+            return scales
+        groups = [[ordered[0]]]
+        for number in ordered[1:]:
+            if number <= groups[-1][0] * (1 + SAME_SCALE):
+                groups[-1].append(number)
+            else:
+                groups.append([number])
+        alike: dict[float, float] = {}
+        for group in groups:
+            alike |= dict.fromkeys(group, max(group, key=lambda number: counts[number]))
+            if len(group) > 1:
+                shown = ", ".join(f"{number:g}" for number in group)
+                self.notes.append(f"scale: {shown} are one, as runs end on whole batches")
+        return {text: alike[number] for text, number in scales.items()}
+
+    def _is_of_arms(self, column: Column) -> bool:
+        """Whether each arm has a scale that no other one has: that is said, and nothing more."""
+        arms = self.table["arm"]
+        if len(column.present()) < 2:
+            return False
+        pairs = np.unique(np.stack([arms.codes, column.codes]), axis=1).T.tolist()
+        if len({arm for arm, _ in pairs}) < len(pairs) or len({s for _, s in pairs}) < len(pairs):
+            return False
+        shown = ", ".join(f"{arms.values[arm]} {column.values[own]}" for arm, own in pairs[:6])
+        self.notes.append(f"{' '.join(self.roles.scale)}: each arm has another one ({shown})")
+        return True
+
+    # steps
+
+    def _take_last_steps(self) -> None:
+        """The last value of each run, where a step column says which it is."""
+        roles, name = self.roles, self.roles.step
+        if not name or name not in self.frame.columns or name in (*roles.scale, *roles.block):
+            return
+        is_told = "step" in self.told.names
+        names = {plain_name(each) for each in self.frame.columns}
+        is_tracked = (
+            self.frame.history == name
+            or plain_name(name) in TRACKER_STEPS
+            or {"tag", "step", "value"} <= names
+        )
+        steps_N = self.frame.columns[name].numbers()[self.cells.row_N]
+        keys_N = self._key("arm", "seed", "block", "task", "metric", "scale")
+        varies = _varies(keys_N, steps_N)
+        if not is_told and not is_tracked:
+            roles.unsettled += [name] if varies else []
+            return
+        if varies or self.frame.history:
+            what = "told" if is_told else "a tracker's step"
+            self.notes.append(f"{name}: the last row of each run counts ({what})")
+        steps_N = np.nan_to_num(steps_N, nan=-np.inf)
+        parts = ("task",) if roles.is_long or roles.task else ()
+        runs_N = self._key("arm", "seed", "block", "scale", *parts)
+        kept = np.ones(len(keys_N), bool)
+        if varies:
+            kept = self._at_the_end(steps_N, keys_N)
+            earlier = int((~kept).sum())
+            self.cells_out[f"earlier than the last {name} of its run"] += earlier
+            kept &= ~self._without_an_end(steps_N, keys_N, runs_N, kept)
+        elif not self.frame.history and not self.table["seed"].present():
+            runs_N = np.unique(self.cells.row_N, return_inverse=True)[1].astype(np.int64)
+        self._keep_cells(kept & self._long_enough(steps_N, kept, runs_N))
+
+    def _at_the_end(self, steps_N: NDArray[np.float64], keys_N: Codes) -> Mask:
+        """The cells at the last step of their run and metric; of a history the last one alone.
+
+        Several of one run without a history are several runs, or a question: none is dropped.
+        """
+        kept = np.ones(len(keys_N), bool)
+        told = {name for names in self.told.names.values() for name in names}
+        others = [n for n in self.roles.of("step") if n not in (self.roles.step, *told)]
+        orders = [steps_N, *(self.frame.columns[n].numbers()[self.cells.row_N] for n in others)]
+        places = keys_N
+        for order in orders:
+            order = np.where(np.isnan(order), -np.inf, order)
+            kept &= order == _largest(order, keys_N, kept)[keys_N]
+            places = _refined(places, np.unique(order, return_inverse=True)[1])
+        if self.frame.history:
+            rows_N = self.cells.row_N.astype(np.float64)
+            kept &= rows_N == _largest(rows_N, keys_N, kept)[keys_N]
+        else:
+            of = "seed" if self.table["seed"].present() else ""
+            self._ask(places, np.bincount(places)[places] > 1, of, None)
+        return kept
+
+    def _without_an_end(
+        self, steps_N: NDArray[np.float64], keys_N: Codes, runs_N: Codes, kept: Mask
+    ) -> Mask:
+        """The kept cells of a metric that most runs have at their last step, and this run has not:
+        the value of an earlier step is not that of its end.
+        """
+        ends = _largest(steps_N, runs_N, kept)
+        is_end = steps_N >= ends[runs_N]
+        metrics_N = self._key("task", "metric")
+        at_end, of = (np.bincount(metrics_N, weights) for weights in (kept & is_end, kept))
+        lacks: Mask = kept & ~is_end & (2 * at_end > of)[metrics_N]
+        if lacks.any():
+            column = self.table["metric"]
+            column = column if column.present() else self.table["task"]
+            for code, count in enumerate(np.bincount(column.codes[lacks]).tolist()):
+                reason = f"of {text_of(column.values[code])}, which is empty where the run ended"
+                self.cells_out[reason] += count
+        return lacks
+
+    def _long_enough(self, steps_N: NDArray[np.float64], kept: Mask, runs_N: Codes) -> Mask:
+        """Without runs that ended early: where at least half of the runs of a task end at one step,
+        those of an arm that end before it although another run of the arm does not.
+        """
+        arms = self.table["arm"]
+        tasks_N = self._key("task") if self.roles.is_long or self.roles.task else 0 * runs_N
+        good = np.ones(len(kept), bool)
+        ends = _largest(steps_N, runs_N, kept)
+        if not np.isfinite(ends).all():
+            return good
+        arm_of, task_of = np.zeros((2, len(ends)), np.int64)
+        arm_of[runs_N], task_of[runs_N] = arms.codes, tasks_N
+        planned = _largest(ends, task_of, ends == ends)[task_of]
+        enough = ends >= planned * (1 - SAME_SCALE)
+        share = np.bincount(task_of, enough) / np.bincount(task_of)
+        complete = set(zip(arm_of[enough].tolist(), task_of[enough].tolist(), strict=True))
+        for task in np.flatnonzero(share < 0.5).tolist():
+            here = ends[task_of == task]
+            self.notes.append(f"runs end at different steps, {here.min():g} to {here.max():g}")
+        for run in np.flatnonzero(~enough & (share[task_of] >= 0.5)).tolist():
+            name, end = text_of(arms.values[arm_of[run]]), f"{ends[run]:g}"
+            if (arm_of[run], task_of[run]) in complete:
+                here = (runs_N == run) & kept
+                good &= ~here
+                reason = f"of a run of {name} that ended at {end} of {planned[run]:g}"
+                self.cells_out[reason] += int(here.sum())
+            else:
+                self.notes.append(f"{name} ended at {end}, others at {planned[run]:g}")
+        return good
+
+    # measurements
+
+    def _key(self, *roles: str) -> Codes:
+        """A number for each value; equal where the texts of all these roles are equal."""
+        codes = np.zeros(len(self.cells.row_N), np.int64)
+        for role in roles:
+            column = self.table[role]
+            if len(column.values) > 1:
+                codes = _refined(codes, column.codes)
+        return codes
+
+    def _measured(self, scales: Mapping[str, float]) -> Results:
+        has_seeds = bool(self.table["seed"].present())
+        if has_seeds and not self.roles.seed and self.told.pattern is None:
+            self._keep_cells(self.table["seed"].is_there(), "without a seed")
+        self._keep_one_each(has_seeds)
+        roles, table, cells = self.roles, self.table, self.cells
+        if has_seeds:
+            seed_N, seeds = _seed_numbers(table["seed"])
+        else:
+            seed_N, seeds = self._run_numbers(), {}
+        self._say_layout(has_seeds, seed_N)
+        arms, arm_N = _names(table["arm"], "")
+        tasks, task_N = _names(table["task"], "task")
+        metrics, metric_N = _names(table["metric"], "value")
+        blocks, block_N = _names(table["block"], "")
+        higher = [_direction(text, roles.direction) for text in table["higher"].values]
+        sizes = [int(read_cell(text).value or 0) for text in table["samples"].values]
+        samples_N = np.array(sizes, np.int64)[table["samples"].codes]
+        samples_N[samples_N < 2] = 0
+        lists = self._lists()
+        if lists is not None:
+            lengths = np.array([0 if one is None else len(one) for one in lists], np.int64)
+            samples_N = np.where(samples_N == 0, lengths, samples_N)
+        numbers = np.array([scales[text_of(text)] for text in table["scale"].values])
+        return Results(
+            arms=arms, tasks=tasks, metrics=metrics, arm_N=arm_N, seed_N=seed_N, task_N=task_N,
+            metric_N=metric_N, value_N=cells.value_N, scale_N=numbers[table["scale"].codes],
+            samples_N=samples_N, higher_N=np.array(higher, np.int64)[table["higher"].codes],
+            block_N=block_N, scales=_scale_names(scales, table["scale"]), account=self._account(),
+            notes=tuple(dict.fromkeys(self.notes)), per_sample=lists,
+            costs=any(plain_name(name) in COSTS for name in roles.scale),
+            paired=has_seeds and roles.paired and not roles.runs,
+            blocks=blocks if roles.block else (), block_columns=roles.block, seeds=seeds,
+            shares=frozenset(self.shares if not roles.is_long else ()), one_arm=self._one_arm(),
+            named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
+        )  # fmt: skip
+
+    def _one_arm(self) -> str:
+        """Why there is one arm, with the columns that could name it; "" where there are several."""
+        arms, roles = self.table["arm"].present(), self.roles
+        if len(arms) > 1:
+            return ""
+        what = f"there is one arm{f', {text_of(arms[0])}' if arms and text_of(arms[0]) else ''}: "
+        if self.frame.history:
+            return (
+                f"{what}the file is the history of one run by {self.frame.history!r}; give the "
+                "files of the other runs too"
+            )
+        no_arms = (
+            "metric", "value", "spread", "time", "direction", "state", "seed", "step", "count"
+        )  # fmt: skip
+        others = dict[str, int]()  # {column: its rows for each value}
+        for name, (role, reason) in roles.given.items():
+            column = self.frame.columns.get(name)
+            is_open = role not in no_arms and name not in roles.arm and name != "file"
+            count = len(column.present()) if column is not None else 0
+            if column is not None and is_open and count > 1 and not reason.startswith("it holds"):
+                others[name] = int(column.is_there().sum()) // count
+        files = len(self.frame.columns["file"].present())
+        names = [name for name in others if name not in roles.task]
+        if files > 1 or any(others[name] > 1 for name in names):
+            names = [name for name in names if others[name] > 1]
+        ways = ["--arm file (each file is one)"] if files > 1 and roles.arm != ("file",) else []
+        is_wide = len(roles.values) > 1 and not (roles.is_long or roles.arms_are_columns)
+        known = sum(map(is_known, roles.values))
+        if is_wide and 3 * known <= len(roles.values) and are_of_one_size(self.frame, roles):
+            ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
+        ways += [f"--arm with one of {'; '.join(map(self._shown, names[:6]))}"] if names else []
+        if not ways and (tasks := [name for name in others if name in roles.task]):
+            shown = "; ".join(map(self._shown, tasks[:6]))
+            ways = [f"--arm with one of {shown}, which is now what is tested on"]
+        ways = ways or ["give the files of the other arms too"]
+        return f"{what}a comparison needs two: {', or '.join(ways)}"
+
+    def _keep_one_each(self, has_seeds: bool) -> None:
+        """One value for each run and metric. ValueError, a question, where rows of one run differ
+        in a column without a role, and for two values that nothing tells apart.
+        """
+        cells, keys_N = self.cells, self._key("arm", "seed", "block", "task", "metric", "scale")
+        if self.roles.runs or (has_seeds and not self._shares_seeds()):
+            arms_N = self._key("arm", "block", "task", "metric", "scale")
+            several_N = np.bincount(arms_N)[arms_N] > 1
+            self._ask(arms_N, several_N, "", None if self.roles.runs else CROSSING)
+        counts = np.bincount(keys_N)
+        if counts.max() == 1:
+            return
+        order = np.lexsort((cells.row_N, keys_N))
+        first = np.append(True, keys_N[order][1:] != keys_N[order][:-1])
+        value_of = np.zeros(len(counts))
+        value_of[keys_N[order[first]]] = cells.value_N[order[first]]
+        differs = cells.value_N != value_of[keys_N]
+        several_N = counts[keys_N] > 1
+        if has_seeds and len(keys_N) < 2 * len(counts):  # few rows of one value repeat others
+            several_N &= np.isin(keys_N, np.unique(keys_N[differs]))
+        self._ask(keys_N, several_N, "seed" if has_seeds else "", None)
+        if has_seeds and differs.any():
+            n = int(np.flatnonzero(differs)[0])
+            shown = {role: text_of(own.values[own.codes[n]]) for role, own in self.table.items()}
+            of = " ".join(filter(None, (shown["task"], shown["metric"])))
+            raise ValueError(
+                f"arm {shown['arm']!r}, seed {shown['seed']} has two values of "
+                f"{of or 'the value'}: {value_of[keys_N[n]]:g} and {cells.value_N[n]:g}, and no "
+                "column tells them apart; name one with --seed, --block, --scale, --arm or --where"
+            )
+        if has_seeds:
+            kept = np.zeros(len(keys_N), bool)
+            kept[order[first]] = True
+            self._keep_cells(kept, "that repeat another row of their run")
+
+    def _shares_seeds(self) -> bool:
+        """Whether some seed is of two arms."""
+        codes = np.stack([self.table["seed"].codes, self.table["arm"].codes])
+        pairs = np.unique(codes, axis=1)
+        return bool(len(np.unique(pairs[0])) < pairs.shape[1])
+
+    def _ask(self, keys_N: Codes, several_N: Mask, of: str, only: re.Pattern[str] | None) -> None:
+        """ValueError, a question, where rows of one run, or of one arm, differ in a column
+        without a role. of: `seed` where it is a run. only: columns with such names.
+        """
+        if not several_N.any():
+            return
+        rows_N, groups_N, roles = self.cells.row_N[several_N], keys_N[several_N], self.roles
+        differing = []
+        for name in dict.fromkeys([*roles.unsettled, *self._crossing()]):
+            if name in self.frame.columns and (only is None or only.fullmatch(plain_name(name))):
+                column = self.frame.columns[name].texts().taken(rows_N)
+                there = column.is_there()  # a setting that some runs do not state is not another
+                differing += [name] if _varies(groups_N[there], column.codes[there]) else []
+        if not differing:
+            return
+        names = tuple(self._needed(differing, rows_N, groups_N))
+        column = self.frame.columns[names[0]].taken(rows_N)
+        at = np.flatnonzero(column.is_there())
+        pairs = np.unique(np.stack([groups_N[at], column.codes[at]]), axis=1)[0]
+        group = pairs[1:][pairs[1:] == pairs[:-1]][0]  # one that has two values
+        n = int(np.flatnonzero(several_N)[np.flatnonzero(groups_N == group)[0]])
+        arms, files = self.table["arm"], self.frame.columns["file"].present()
+        arm = text_of(arms.values[arms.codes[n]])
+        seed = text_of(self.table["seed"].values[self.table["seed"].codes[n]])
+        whose = f"one run (arm {arm!r}, seed {seed})" if of else f"one arm ({arm!r})"
+        labels, is_one = self._labels(names), len(arms.present()) < 2
+        steps = [each for each in names if roles.given[each][0] == "step"]
+        if is_one and not labels and (steps or all(
+            CROSSING.fullmatch(plain_name(each)) for each in names
+        )):  # fmt: skip
+            raise ValueError(self._one_arm())
+        told = self.told.names
+        is_labelled = bool(labels) and len(names) > MOST_NAMED and not steps
+        plain = plain_name(names[0]) if len(names) == 1 else ""
+        own = roles.arm if roles.arm != ("file",) and not is_one else ()
+        is_finer = bool(own) and not _varies(
+            group_codes(self.frame, names), group_codes(self.frame, own)
+        )
+        is_wide = is_one and len(roles.values) > 2 and not is_known(roles.values[0])
+        are_settings = any(
+            roles.given[each][0] in ("setting", "count") or plain_name(each) in ARM_WORDS
+            for each in names
+        )
+        is_other = not (steps or is_labelled)
+        is_last, last = plain in ("epoch", "epochs", "episode"), tuple((steps or names)[:1])
+        block = _beside(roles.task, (*told.get("block", ()), *names))
+        chosen = self._commonest(names, rows_N)
+        alone = [
+            each for each in self.frame.columns if roles.given.get(each, ("",))[0] == "identifier"
+            and each != "file" and len(self.frame.columns[each].present()) == self.frame.rows
+        ]  # fmt: skip
+        ways = [
+            (bool(steps) or is_last, Way("the last row of each run", {"step": last}, "task")),
+            (bool(steps), Way("compare at each", {"scale": last}, "task")),
+            (is_wide and is_other, Way(f"{', '.join(roles.values[:3])} are the arms", {
+                "arm": ("columns",), "block": names}, "block")),
+            (is_other and bool(own) and plain in ARM_WORDS, Way("the arms, and the tasks", {
+                "arm": names, "task": (*roles.task, *own)}, "block")),
+            (is_other and (is_one or is_finer), Way("the arms", {"arm": names}, "arm")),
+            (bool(labels), Way("it names each of them", {"arm": tuple(labels)})),
+            (is_other, Way("what crosses the arms", block, next(iter(block)))),
+            (not is_labelled and not are_settings,
+             Way("what counts runs", {"seed": (*roles.seed, *names)}, "seed")),
+            (is_other and bool(own), Way("parts of the arm", {"arm": (*own, *names)}, "arm")),
+            (is_other, Way("parts of the task", {"task": (*roles.task, *names)}, "task")),
+            *((is_other, way) for way in self._other_arms(names, own)),
+            (are_settings and not roles.seed and bool(alone),
+             Way("each row is a run", {"seed": tuple(alone[:1])})),
+            (roles.arm != ("file",) and len(files) > 1 and "file" not in names,
+             Way("each file is one", {"arm": ("file",)})),
+            *((not is_labelled, Way("", {}, "where", one)) for one in chosen),
+        ]  # fmt: skip
+        shown = " and ".join(map(self._shown, names[:6]))
+        shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""
+        raise Open(
+            f"rows of {whose if arm else 'one arm'} differ in {shown}: say what "
+            f"{'they are' if len(names) > 1 else 'it is'} with ",
+            [way for is_open, way in ways if is_open], names, chosen[0]
+        )  # fmt: skip
+
+    def _other_arms(self, names: Sequence[str], own: Sequence[str]) -> list[Way]:
+        """Comparisons of another one of the columns that differ, inside of all others."""
+        if "arm" in self.told.names or self.told.baseline is not None or not own:
+            return []
+        counts = {
+            name: len(self.frame.columns[name].present()) for name in names
+            if self.roles.given[name][0] != "identifier" and not CROSSING.fullmatch(
+                plain_name(name)) and name != "file"
+        }  # fmt: skip
+        fewest = sorted((name for name in counts if counts[name] > 1), key=counts.__getitem__)
+        rest = (*self.told.names.get("block", ()), *own)
+        return [
+            Way(f"to compare {name!r}", {"arm": (name,)} | _beside(
+                self.roles.task, (*rest, *(each for each in names if each != name))
+            ), "block")
+            for name in fewest[:SHOWN] if 3 * counts[name] <= self.frame.rows
+        ]  # fmt: skip
+
+    def _commonest(self, names: Sequence[str], rows_N: Codes) -> list[Chosen]:
+        """Values of the columns that together choose the rows of most runs of several arms; with
+        other values of the first column, those of its next ones.
+        """
+        all_codes = group_codes(self.frame, names)
+        codes = all_codes[self.cells.row_N]
+        arms, runs = (
+            np.bincount(np.unique(np.stack([codes, self._key(*keys)]), axis=1)[0])
+            for keys in (("arm",), ("arm", "seed"))
+        )
+        rows, here = np.bincount(codes), np.unique(all_codes[rows_N]).tolist()
+        here.sort(key=lambda code: (arms[code] > 1, runs[code], rows[code]), reverse=True)
+        texts = [self.frame.columns[name].texts() for name in names]
+        found: dict[str, Chosen] = {}
+        for code in here[:SOME]:
+            row = int(np.flatnonzero(all_codes == code)[0])
+            values = [text.values[text.codes[row]] for text in texts]
+            found.setdefault(values[0], tuple(zip(names, values, strict=True)))
+        return list(found.values())[: 1 if len(names) == 1 else MOST_CHOICES]
+
+    def _needed(self, differing: list[str], rows_N: Codes, groups_N: Codes) -> list[str]:
+        """Those of the columns that tell rows apart which do not follow from the others."""
+        columns = {name: self.frame.columns[name].texts().taken(rows_N) for name in differing}
+        kept = list(differing)
+        order = {
+            each: (-len(column.present()), CROSSING.fullmatch(plain_name(each)) is not None, -n)
+            for n, (each, column) in enumerate(columns.items())
+        }
+        for name in sorted(differing, key=order.__getitem__):
+            rest_N = groups_N
+            for other in [each for each in kept if each != name]:
+                rest_N = _refined(rest_N, columns[other].codes)
+            if len(kept) > 1 and not _varies(rest_N, columns[name].codes):
+                kept.remove(name)
+        return kept
+
+    def _labels(self, names: Sequence[str]) -> list[str]:
+        """A column of texts from which the arm and these columns follow: it may name the arms."""
+        roles, frame = self.roles, self.frame
+        parts = [*(roles.arm if roles.arm != ("file",) else ()), *names]
+        runs = 2 if roles.seed and len(np.unique(group_codes(frame, roles.seed))) > 1 else 1
+        for name, (role, _) in roles.given.items():
+            if role not in ("text", "identifier") or name in parts or name == "file":
+                continue
+            present, labels_N = frame.columns[name].present(), group_codes(frame, (name,))
+            is_text = all(isinstance(value, str) for value in present)
+            if role == "identifier" and len(present) == frame.rows:
+                continue  # a run each, not an arm
+            if is_text and sum(map(len, present[:SOME])) > LONG_TEXT * len(present[:SOME]):
+                continue
+            if is_text and runs * len(present) <= frame.rows and not any(
+                _varies(labels_N, frame.columns[each].codes) for each in parts
+            ):  # fmt: skip
+                return [name]
+        return []
+
+    def _crossing(self) -> list[str]:
+        """Columns of whole numbers or identifiers that have the same values in two arms or more:
+        what they count are no runs.
+        """
+        found, roles, arms_N = [], self.roles, self.table["arm"].codes.astype(np.int64)
+        for name, (role, _) in roles.given.items():
+            is_nameless = re.fullmatch(r"(column|unnamed:?|level)?\W*\d*", name, re.I) is not None
+            if role not in ("identifier", "metric") or name == "file" or is_nameless:
+                continue
+            if name in (*roles.metric, *roles.arm):
+                continue
+            column = self.frame.columns[name]
+            is_metric = roles.is_long or is_known(name) or METRIC_PREFIX.match(name)
+            if role == "metric" and (is_metric or not are_whole(column)):
+                continue
+            if len(self.table["arm"].present()) > 1 and is_design(
+                column.taken(self.cells.row_N), arms_N
+            ):
+                found.append(name)
+        return found
+
+    def _run_numbers(self) -> Codes:
+        """Numbers of the runs of an arm: by its rows, so that the tasks of one row are one run."""
+        rows_N = self.cells.row_N
+        is_wide = not self.roles.is_long and not self.roles.task
+        keys = ("arm", "block", "scale") if is_wide else ("arm", "block", "task", "metric", "scale")
+        keys_N = self._key(*keys)
+        order = np.lexsort((rows_N, keys_N))
+        keys_N, rows_N = keys_N[order], rows_N[order]
+        starts = np.append(True, keys_N[1:] != keys_N[:-1])
+        is_new = starts | np.append(True, rows_N[1:] != rows_N[:-1])
+        counted = np.cumsum(is_new)
+        numbers = np.empty(len(order), np.int64)
+        numbers[order] = counted - np.maximum.accumulate(np.where(starts, counted, 0))
+        return numbers
+
+    def _lists(self) -> tuple[np.ndarray | None, ...] | None:
+        if not self.roles.per_sample:
+            return None
+        column = self.frame.columns[self.roles.per_sample]
+        arrays = [np.asarray(one) if isinstance(one, list) else None for one in column.values]
+        return tuple(arrays[code] for code in column.codes[self.cells.row_N].tolist())
+
+    def _say_layout(self, has_seeds: bool, seed_N: Codes) -> None:
+        roles = self.roles
+        names = (
+            (roles.runs,) if roles.runs else roles.seed if has_seeds and not roles.paired else ()
+        )
+        if names:
+            self.notes.append(
+                f"runs: {' and '.join(map(repr, names))} counts or names the runs of an arm, which "
+                f"are not paired with those of another arm (--seed {' '.join(names)} if they share "
+                "a seed)"
+            )
+        elif not has_seeds and len(seed_N) and seed_N.max() > 0:
+            within = f" in each {' and '.join(map(repr, roles.block))}" if roles.block else ""
+            self.notes.append(
+                f"runs: no column says the seed, so the rows of an arm{within} are its runs, which "
+                "are not paired with those of another arm"
+            )
+        if roles.arms_are_columns:
+            shown = ", ".join(map(text_of, self.table["arm"].present()[:6]))
+            self.notes.append(f"arm: the columns {shown} are the arms")
+
+    def _account(self) -> Account:
+        roles, columns = self.roles, []
+        given = self.frame.original or {
+            name: roles.given.get(name, ("text", "")) for name in self.frame.columns
+        }
+        for name, (role, reason) in given.items():
+            if name == "file" and role == "identifier":
+                continue
+            if roles.arms_are_columns and name in roles.values:
+                role, reason = "arm", "the arms are the columns"
+            elif role == "metric" and name in roles.values and not roles.is_long:
+                reason = "by its name" if is_known(name) else "a column of numbers"
+            elif role == "metric" and name not in (*roles.values, *roles.metric):
+                role, reason = "setting", "not a value"
+            columns.append(ColumnRole(name=name, role=role, reason=reason or "nothing needs it"))
+        used = len(np.unique(self.cells.row_N))
+        for name, texts in self.no_numbers.items():
+            shown = ", ".join(repr(text) for text, _ in texts.most_common(4))
+            more = ", …" if len(texts) > 4 else ""
+            self.cells_out[f"no finite number ({name} is {shown}{more})"] += texts.total()
+        self.rows_out["without a value that counts"] += self.frame.rows - used
+        return Account(
+            form=self.frame.form, columns=tuple(columns), metrics=(), rows=self.rows,
+            rows_used=used, rows_left_out=_counts(self.rows_out), cells=self.attempted,
+            cells_used=len(self.cells.value_N), cells_left_out=_counts(self.cells_out)
+        )  # fmt: skip
+
+
+def _beside(tasks: Sequence[str], names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Options for what crosses the arms: files are conditions of a test, which is the task."""
+    blocks = tuple(name for name in names if name != "file")
+    found = {"block": blocks} if blocks else {}
+    return found | ({"task": (*tasks, "file")} if "file" in names else {})
+
+
+def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) -> Way | None:
+    """An answer with all that it needs, so that no other question follows; None where it ends in a
+    refusal, or compares nothing.
+    """
+    own = replace(told, names={**told.names, **way.names}, where=(*told.where, *way.where))
+    try:
+        results = _Reading(own)._read(frames)
+    except Open as more:
+        if not (rounds and way.grows):
+            return None
+        return _completed(frames, told, way.grown(more.names, more.where), rounds - 1)
+    except ValueError:
+        return None
+    return None if results.one_arm else way
+
+
+def _has_dictionaries(column: Column) -> bool:
+    return any(isinstance(value, dict) for value in column.values)
+
+
+def _joined_cells(parts: Sequence[_Cells]) -> _Cells:
+    """The cells of all columns; a name of several is one."""
+    if not parts:
+        return _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
+    names: list[str] = []
+    places = []
+    for part in parts:
+        places.append(part.name_N + len(names))
+        names += part.names
+    return _Cells(
+        np.concatenate([part.row_N for part in parts]), np.concatenate(places), names,
+        np.concatenate([part.value_N for part in parts])
+    )  # fmt: skip
+
+
+def _counts(counter: Mapping[str, int]) -> tuple[Count, ...]:
+    return tuple(
+        Count(reason=reason, number=number) for reason, number in counter.items() if number
+    )
+
+
+def _largest(
+    values_N: NDArray[np.float64], groups_N: Codes, kept: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """The largest of the kept values of each group."""
+    found = np.full(int(groups_N.max(initial=-1)) + 1, -np.inf)
+    np.maximum.at(found, groups_N[kept], values_N[kept])
+    return found
+
+
+def _refined(groups_N: Codes, codes: NDArray[Any]) -> Codes:
+    """Numbers of the groups that are alike in `codes` too."""
+    pairs = groups_N * (int(codes.max(initial=0)) + 1) + codes
+    return np.unique(pairs, return_inverse=True)[1].astype(np.int64)
+
+
+def _varies(groups_N: Codes, values_N: NDArray[Any]) -> bool:
+    """Whether values differ inside of some group."""
+    if not len(groups_N):
+        return False
+    values = np.unique(values_N, return_inverse=True)[1]
+    pairs = groups_N * (int(values.max()) + 1) + values
+    return len(np.unique(pairs)) > len(np.unique(groups_N))
+
+
+def _names(column: Column, empty: str) -> tuple[tuple[str, ...], Codes]:
+    """The names that some cell has, in order of appearance, and the place of each cell's."""
+    texts = column.texts()
+    seen, first, inverse = np.unique(texts.codes, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    rank = np.empty(len(order), np.int64)
+    rank[order] = np.arange(len(order))
+    names = tuple(texts.values[seen[n]] or empty for n in order.tolist())
+    return names, rank[inverse]
+
+
+# --- seeds, scales and patterns in names ----------------------------------------------------------
+
+
+def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """{name: (arm, seed)} where every name ends in, begins with or holds a seed; else {}.
+
+    A bare number or `s1` is one only where every arm has the same numbers, two or more, that count
+    from 0 or 1.
+    """
+    for pattern in (TIME_IN_NAME, SEED_IN_NAME, SEED_FIRST, ONLY_SEED):
+        found = {name: match for name in names if (match := pattern.match(name))}
+        if found and len(found) == len(names):
+            taken = {}
+            for name, match in found.items():
+                rest = match.groupdict().get("rest") or ""
+                taken[name] = (match["arm"] + rest, match["seed"])
+            if len(set(taken.values())) == len(taken):
+                return taken
+    for pattern in (SHORT_SEED, IN_BRACKETS):
+        found = {name: match for name in names if (match := pattern.match(name))}
+        if len(found) != len(names) or not found:
+            continue
+        seeds: dict[str, set[int]] = {}
+        for match in found.values():
+            seeds.setdefault(match["arm"], set()).add(int(match["seed"]))
+        first = next(iter(seeds.values()))
+        counts = sorted(first) in (list(range(len(first))), list(range(1, len(first) + 1)))
+        if len(seeds) > 1 and len(first) > 1 and counts and all(s == first for s in seeds.values()):
+            return {name: (match["arm"], match["seed"]) for name, match in found.items()}
+    return {}
+
+
+def _check_levels(names: Sequence[str], taken: Mapping[str, tuple[str, str]]) -> None:
+    """ValueError, a question, where files stand in two levels of folders that cross each other: one
+    of them may be what is tested on.
+    """
+    pairs = {tuple((taken[name][0] if taken else name).split("/", 1)) for name in names}
+    firsts, rests = ({pair[n] for pair in pairs if len(pair) > n} for n in (0, 1))
+    if len(pairs) <= max(len(firsts), len(rests)) or min(len(firsts), len(rests)) < 2:
+        return
+    levels = zip(*(name.split("/") for name in names), strict=False)
+    of_seeds = [n for n, level in enumerate(levels) if all(map(ONLY_SEED.match, level))]
+    parts = ["(?P<{}>[^/]+)", "(?P<{}>.+)"]
+    if taken and of_seeds:
+        parts.insert(of_seeds[0], r"[^/]*?(?P<seed>\d+)")
+    elif taken:
+        parts[1] = r"(?P<{}>.+?)[^/\d]*(?P<seed>\d+)"
+    way = f"--pattern '^{'/'.join(parts)}$'"
+    shown = [", ".join(sorted(each)[:SHOWN]) for each in (firsts, rests)]
+    raise ValueError(
+        f"are the arms the folders ({shown[0]}) and what is in them ({shown[1]}) the tasks "
+        f"({way.format('arm', 'task')}), or the other way round ({way.format('task', 'arm')})? "
+        "--arm file takes each file for an arm"
+    )
+
+
+def _by_pattern(arms: Column, pattern: str) -> dict[str, dict[str, str]]:
+    """{arm: its groups} of the arms that the pattern matches."""
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"--pattern {pattern!r}: {error}") from None
+    groups = set(compiled.groupindex)
+    if "arm" not in groups or not groups <= {"arm", "arm2", "seed", "scale", "task"}:
+        raise ValueError(
+            f"--pattern {pattern!r} needs a group (?P<arm>…), and may have arm2, seed, scale, task"
+        )
+    found: dict[str, dict[str, str]] = {}
+    for arm in arms.present():
+        if match := compiled.search(arm):
+            found[arm] = {key: value or "" for key, value in match.groupdict().items()}
+            if second := found[arm].pop("arm2", ""):
+                found[arm]["arm"] += f"_{second}"
+    if not found:
+        example = arms.present()[0] if arms.present() else ""
+        raise ValueError(f"--pattern {pattern!r} matches no arm, such as {example!r}")
+    return found
+
+
+def scale_numbers(texts: Iterable[str]) -> dict[str, float]:
+    """{text: number} of the scales, in their order: 12.8M, 1e9, small, medium, as they come. Of
+    equal numbers with words behind them, the later one is larger by next to nothing.
+    """
+    seen = list(dict.fromkeys(texts))
+    if seen == [""]:
+        return {"": 0.0}
+    numbers: dict[str, float] = {}
+    for text in seen:
+        pattern = r"([\d.,_]+(?:e[+-]?\d+)?)\s*([kmbgt]?)\w*( .+)?"
+        match = re.fullmatch(pattern, text.strip().lower())
+        if match is None or (number := read_cell(match[1].replace("_", "")).value) is None:
+            break
+        number *= SIZES.get(match[2], 1.0)
+        while match[3] and number in numbers.values():
+            number *= 1 + 1e-9
+        numbers[text] = number
+    else:
+        if min(numbers.values()) > 0:
+            return numbers
+        seen.sort(key=lambda text: numbers[text])  # from 0 on there is no ratio: each is a step
+    if all(text.lower() in WORDS for text in seen):
+        seen.sort(key=lambda text: WORDS.index(text.lower()))
+    return {text: 10.0**place for place, text in enumerate(seen, 1)}  # each a step, as of sizes
+
+
+def _scale_names(scales: Mapping[str, float], column: Column) -> dict[float, str]:
+    """{number: its most frequent text}."""
+    names: dict[float, str] = {}
+    order = np.argsort(column.counts(), kind="stable")
+    for place in order.tolist():
+        text = text_of(column.values[place])
+        names[scales[text]] = text
+    return names
+
+
+def _seed_numbers(column: Column) -> tuple[Codes, dict[int, str]]:
+    """Seeds as whole numbers; other texts are numbered, and named."""
+    texts = sorted(text for text in column.values if text)
+    numbers: dict[str, int] = {}
+    named: dict[int, str] = {}
+    for place, text in enumerate(texts):
+        number = read_cell(text).value
+        if (
+            number is None
+            or number != int(number)
+            or (abs(number) > 2**62 and not text.isdecimal())
+        ):
+            numbers = {each: place for place, each in enumerate(texts)}
+            named = dict(enumerate(texts))
+            break
+        numbers[text] = int(text) if text.isdecimal() else int(number)
+    if any(abs(number) > 2**62 for number in numbers.values()):
+        numbers = {each: place for place, each in enumerate(texts)}
+        named = dict(enumerate(texts))
+    by_code = np.array([numbers.get(text, 0) for text in column.values], np.int64)
+    return by_code[column.codes], named
+
+
+def _direction(text: str, name: str) -> int:
+    """1: more is better, 0: less, -1: the cell does not say."""
+    word = text.lower()
+    if word not in (*MORE_IS_BETTER, *LESS_IS_BETTER):
+        return -1
+    is_more = word in MORE_IS_BETTER
+    if re.search(r"(lower|less|smaller)_is_better", plain_name(name)):
+        is_more = not is_more
+    return int(is_more)
