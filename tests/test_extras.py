@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-PACKAGES = ("clipmill", "manifests", "filters", "pipeline", "train", "examples")
+PACKAGES = ("clipmill", "manifests", "filters", "pipeline", "train", "verdict", "study", "examples")
 # Imported where a run asks for it; not part of this interpreter.
 OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn"}
 # `make venv` installs them: this interpreter is the proof.

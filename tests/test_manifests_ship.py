@@ -5,7 +5,9 @@ names exists.
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -103,7 +105,7 @@ def test_a_task_can_be_read_alone_and_by_an_ablation(path: Path, tmp_path: Path)
 # --- paths in texts ----------------------------------------------------------------------------
 
 
-TOP = "clipmill|manifests|docs|tests|pipeline|train|filters|benchmarks|examples"
+TOP = "clipmill|manifests|docs|tests|pipeline|train|verdict|study|filters|benchmarks|examples"
 NAMED = re.compile(rf"(?<![\w./-])((?:{TOP})/[\w./-]*\w\.(?:py|yaml|md|json|csv))(?!\w)")
 PLACEHOLDERS = re.compile(r"NAME|[A-Z]{4,}")  # filters/NAME.py stands for a file to write
 DOCUMENTS = [
@@ -126,7 +128,17 @@ def test_documents_name_files_that_exist(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "package",
-    ["clipmill", "manifests", "filters", "pipeline", "train", "examples", "benchmarks"],
+    [
+        "clipmill",
+        "manifests",
+        "filters",
+        "pipeline",
+        "train",
+        "verdict",
+        "study",
+        "examples",
+        "benchmarks",
+    ],
 )
 def test_docstrings_and_help_texts_name_files_that_exist(package: str) -> None:
     wrong = {}
@@ -136,3 +148,26 @@ def test_docstrings_and_help_texts_name_files_that_exist(package: str) -> None:
         if lost := missing("\n".join(texts)):
             wrong[str(path.relative_to(ROOT))] = lost
     assert wrong == {}
+
+
+BARE = re.compile(r"(?<![\w.*/-])([a-z_]+\.py)\b")
+OF_OTHERS = {"main.py", "params.py", "tokenization_utils_base.py", "my_filters.py"}
+
+
+def test_comments_and_docstrings_name_modules_that_exist() -> None:
+    """Also where the name stands alone. A merge of modules leaves such names behind."""
+    files = [path for folder in TOP.split("|") for path in sorted((ROOT / folder).rglob("*.py"))]
+    names = {path.name for path in files} | OF_OTHERS
+    wrong = set()
+    for path in files:
+        if "tests" in path.parts:  # they make modules of users
+            continue
+        text = path.read_text()
+        tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+        texts = [token.string for token in tokens if token.type == tokenize.COMMENT]
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
+                texts.append(ast.get_docstring(node) or "")
+        lost = set(BARE.findall("\n".join(texts))) - names
+        wrong |= {f"{path.relative_to(ROOT)} names {name}" for name in lost}
+    assert wrong == set()

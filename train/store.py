@@ -51,7 +51,7 @@ Ints = NDArray[np.int64]
 
 # Bytes between two rows that are read and thrown away rather than asked for separately. With 32
 # reads at a time and 50 ms a read, a read costs 1.6 ms of a reader's time and 0.2 ms of the
-# processor (`range_client.py`). 256 KiB are 1.3 ms of a line of 200 MB/s, and 0.2 ms of the
+# processor. 256 KiB are 1.3 ms of a line of 200 MB/s, and 0.2 ms of the
 # processor.
 GAP = 256 * 2**10
 # Bytes of one read. A read of 4 MiB takes about as long as the wait for its first byte, so longer

@@ -1,7 +1,6 @@
-"""Bytes of an image to the pixels that a model takes: decode, crop, resize, normalise.
+"""Bytes of a stored image to the pixels that training takes: decode, random crop, normalise.
 
-Bytes of a stored image to the pixels that a model takes: for training a random crop. Those of
-evaluation are `clipmill.manifests.preprocess`'s.
+Those of evaluation are `clipmill.manifests.preprocess`'s.
 
 It reads and writes no file.
 
@@ -12,7 +11,7 @@ Invariants:
   (tests/train/test_transforms.py).
 * A buffer of a thread is never another thread's (tests/train/test_transforms.py).
 
-To extend: a change of the pixels bumps PIXELS_VERSION in augment.py.
+To extend: a change of the pixels bumps PIXELS_VERSION.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Read and write files at local paths and fsspec URLs; content hashes; dataclasses as JSON.
-
-Files at local paths and fsspec URLs (`file`, `s3`, `gs`, `memory` behave the same), JSON and
-Parquet, content hashes; `disk.NAME`.
+"""Files at local paths and fsspec URLs (`file`, `s3`, `gs`, `memory` behave the same), JSON and
+Parquet, content hashes, dataclasses as JSON; `disk.NAME`.
 
 Invariants:
 
@@ -15,7 +13,7 @@ Invariants:
   `tests/manifests/disk/test_tables.py`.
 * A listing shows what other processes wrote: `tests/manifests/disk/test_files.py`.
 
-A protocol of fsspec works by itself; its package goes into `EXTRAS` of `remote.py`.
+A protocol of fsspec works by itself; its package goes into `EXTRAS` of `files.py`.
 """
 
 from __future__ import annotations

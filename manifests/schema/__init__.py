@@ -1,17 +1,12 @@
 """The nouns: recipes, views, blends, tasks and ablations as frozen dataclasses.
 
-Nothing but the standard library, so that a trainer can import it anywhere.
+Nothing but the standard library, so that a trainer can import it without pydantic or yaml.
 `manifests/reader.py` reads these from YAML and checks types. What a type cannot say (a share
 between 0 and 1, a baseline that is one of the arms) is checked here in `__post_init__`.
 
-The nouns that a manifest holds, as frozen dataclasses; one module for each kind of manifest.
-Standard library only: the trainer imports this package without pydantic or yaml.
-
-Reads and writes no file.
-
 Invariants:
 
-* An impossible value is refused when the object is made (`test_recipe.py`, `test_ablation.py`).
+* An impossible value is refused when the object is made (`test_source.py`, `test_ablation.py`).
 * docs/reference has every key, generated (`tests/docs/tools/test_reference.py`).
 * A manner does not decide a pool (`test_identity.py`); a kind of source refuses the keys that it
   does not use (`test_source.py`).

@@ -224,7 +224,7 @@ def check_and_resize(body: bytes, settings: Fetch, boxes: Sequence[Box] = ()) ->
 
     With skip_reencode, the pixels of an image stay as they are encoded if it is upright RGB of the
     type that is stored, needs no resizing and opens without a warning; metadata and what follows
-    the image are removed (see lossless.py). Any other image is encoded again as RGB: the first
+    the image are removed. Any other image is encoded again as RGB: the first
     frame, orientation applied, 16 bits scaled to 8, transparency on white, colours in sRGB, `boxes`
     blurred.
     """

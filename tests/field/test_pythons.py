@@ -186,7 +186,7 @@ def test_a_certificate_is_judged_alike_by_all_clients(
 
 def test_every_client_has_the_one_context() -> None:
     """Nothing else of the product makes a context, or opens fsspec without `disk.stores`."""
-    for package in ("clipmill", "manifests", "filters", "pipeline", "train"):
+    for package in ("clipmill", "manifests", "filters", "pipeline", "train", "verdict", "study"):
         for path in (ROOT / package).rglob("*.py"):
             text = path.read_text()
             name = path.relative_to(ROOT).as_posix()

@@ -423,8 +423,8 @@ def tars_of_reader(
 # --------------------------------------------------------------------------------------------------
 # Threads that read the tars of a source and hand out its samples in a shuffled order.
 #
-# Each reader has tars of its own (`tar_split.py`) and a buffer from which it draws at random. The
-# caller takes from the readers in turns, so no reader's tars come more often than another's.
+# Each reader has tars of its own and a buffer from which it draws at random. The caller takes from
+# the readers in turns, so no reader's tars come more often than another's.
 
 
 DRAW = 10  # what a random number is for, see train/mixture/order.py

@@ -103,7 +103,7 @@ def read_with_retries(read: Callable[[], T], name: str, remedy: str = REMEDY) ->
 # Columns of the rows of a pool or of one of its views, shard by shard: the one reader of both.
 #
 # Rows come in tar order, shards in the order of their names. One shard is in memory at a time.
-# Every read is repeated after a time-out or a lost connection (`retry.py`).
+# Every read is repeated after a time-out or a lost connection.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -345,18 +345,13 @@ class RunOrder(Protocol):
 # * draws: the q-th draw of a source is row `q % rows` of its epoch `q // rows`. Draw counts of two
 #   rows of a source differ by at most 1, for any keep rates.
 # * lanes: an epoch permutes the shards, permutes the kept rows inside windows of `window` shards,
-#   and
-#   cuts the line of rows that results into `lanes` spans equal to ± 1 row. Draws go to the spans
-#     one
-#   after another. Inside a batch each draw is put into the lane that is nearest to its span. Lane
-#     k
-#   owns one block of every batch, so a rank with few blocks reads few shards.
-# * no row twice in a batch, where an epoch of a source ends inside of one too (`epochs.py`). A
-#   source
-#   with fewer rows than a batch draws of it is refused.
+#   and cuts the line of rows that results into `lanes` spans equal to ± 1 row. Draws go to the
+#   spans one after another. Inside a batch each draw is put into the lane that is nearest to its
+#   span. Lane k owns one block of every batch, so a rank with few blocks reads few shards.
+# * no row twice in a batch, where an epoch of a source ends inside of one too. A source with fewer
+#   rows than a batch draws of it is refused.
 # * no two rows of one number in a batch, where the blend is `distinct`: in a block of batches,
-#   draws
-#   of one source change places (`distinct.py`).
+#   draws of one source change places.
 # * the row that replaces a damaged one is none of its batch (`Order.substitute`).
 # * world size does not occur here: it only decides which rows of a batch a rank asks for.
 #
@@ -368,7 +363,7 @@ ORDER_VERSION = 2
 # Positions that are computed at once: spreads the cost of a NumPy call, small for a single step.
 BLOCK = 2_048
 
-# What a random number is for; 4: see augment.py.
+# What a random number is for; 4: see transforms.py.
 SHARDS, WINDOW, SUBSTITUTE, EPOCH, BALANCE, CAPTION = 1, 2, 3, 5, 6, 7
 # Substitutes of a batch are rows of batches that are fewer than so many steps away: their shards
 # are being read.

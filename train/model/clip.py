@@ -639,7 +639,7 @@ def _fill_text(text: Text, generator: torch.Generator) -> None:
 # Shapes: B samples, T tokens, E channels of an embedding.
 
 
-# What the random numbers of a model are for (order.py has 1 to 3, augment.py 4).
+# What the random numbers of a model are for (order.py has 1 to 3, transforms.py 4).
 NOISE = 5
 
 

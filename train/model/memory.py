@@ -70,7 +70,7 @@ def training_flops(
 
     The last block of a tower computes the pooled token alone, and patches that are left out are not
     computed. With `whole` all blocks compute all tokens, as in other trainers. trained: the last
-    groups of layers of the image and caption towers that are trained (`lock.py`); None: all. Of
+    groups of layers of the image and caption towers that are trained; None: all. Of
     the others only forward is computed. The towers of open_clip's own module are counted by torch,
     and compute the whole context of every caption.
     """

@@ -16,5 +16,5 @@ Invariants:
 * Learning rates are open_clip's (tests/train/step/test_update.py).
 
 A new optimizer: a value of `optimizer` in train/config.py, its groups and class in
-`optimizers.py`, its state in a test of resume.
+`update.py`, its state in a test of resume.
 """

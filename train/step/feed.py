@@ -206,8 +206,7 @@ class BatchImages:
 #
 # While the training thread computes a step, this thread takes the next batch from the loader,
 # packs its captions and begins the copies to the device. On a GPU the copies run on a
-# stream of their own, so that neither the host nor the step before waits for them
-# (`device_images.py` has those of the images).
+# stream of their own, so that neither the host nor the step before waits for them.
 
 
 Captions = Tensor | PackedCaptions
