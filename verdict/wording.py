@@ -28,6 +28,8 @@ EXPONENT_BELOW, EXPONENT_FROM = 1e-4, 1e7  # numbers outside are written as 3.02
 PHRASES: dict[Verdict, str] = {
     "better": "is better than",
     "worse": "is worse than",
+    "higher": "is higher than",
+    "lower": "is lower than",
     "practically equal": "is practically equal to",
     "not distinguishable": "is not distinguishable from",
 }

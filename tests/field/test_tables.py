@@ -19,7 +19,7 @@ from tests.field.spreadsheets import xlsx
 from tests.support import commands
 
 ROWS = sorted((Path(__file__).parent / "tables").glob("*.yaml"))
-VERDICTS = {"better", "worse", "practically equal"}
+VERDICTS = {"better", "worse", "higher", "lower", "practically equal"}
 
 
 def write_inputs(row: dict[str, Any], folder: Path) -> None:

@@ -34,13 +34,13 @@ from clipmill.verdict.pages import charts
 from clipmill.verdict.pages.page import Line
 from clipmill.verdict.stats.analysis import AVERAGE, mean_sd
 from clipmill.verdict.stats.comparison import Verdict
-from clipmill.verdict.tables.account import account_of
+from clipmill.verdict.tables.account import account_of, is_guess
 
 # Words of --fail-on, and the verdicts that each is for; None: the arm is not compared.
 FAILURES: dict[str, tuple[Verdict | None, ...]] = {
-    "worse": ("worse",),
-    "better": ("better",),
-    "different": ("better", "worse"),
+    "worse": ("worse", "higher", "lower"),  # which may be worse: nobody says
+    "better": ("better", "higher", "lower"),
+    "different": ("better", "worse", "higher", "lower"),
     "undecided": ("not distinguishable", None),
 }
 
@@ -198,7 +198,7 @@ def to_csv(d: Decision) -> str:
 def _direction(d: Decision, task: str, metric: str) -> str:
     """`more` or `less`: what is better; "" where nobody says. An average has that of its tasks."""
     account = account_of(d)
-    facts = account.metrics if account is not None else ()
+    facts = [one for one in account.metrics if not is_guess(one.direction_from)] if account else []
     names = d.tasks if task == AVERAGE and task not in d.tasks else (task,)
     directions = {one.higher_is_better for one in facts if one.task in names}
     exact = {one.higher_is_better for one in facts if (one.task, one.metric) == (task, metric)}

@@ -22,12 +22,14 @@ from clipmill.verdict.tables.account import (
     source_text,
     unit_text,
 )
+from clipmill.verdict.tables.roles import quoted
 
 MOST_TASKS = 40  # of other tasks, in the terminal
 MOST_ARMS = 60
 MOST_SIGNALS = 5
 MOST_SCALES = 40
 MOST_OPEN = 20  # columns or metrics that the page shows unfolded
+MOST_GUESSED = 3  # tasks that are named in an option; more of them by the name of all values
 MOST_HEAD = 16  # cells of a baseline's name in the head of a table
 ARMS_CAPTION = "Mean ± standard deviation over runs; intervals hold for all arms together"
 BASELINE, NOT_COMPARED = "baseline", "not compared"  # stand for a verdict
@@ -171,7 +173,7 @@ def seen_texts(d: Decision) -> list[str]:
 
 
 def guess_texts(d: Decision) -> list[str]:
-    """What better means, where nobody says it of the metric that decides."""
+    """That arms are called higher or lower, where nobody says what is better, with the options."""
     deciding = (
         {d.task: d.metric} if d.task in d.tasks else {t: r.metric for t, r in d.tasks.items()}
     )
@@ -182,9 +184,13 @@ def guess_texts(d: Decision) -> list[str]:
     ]
     if not guessed or not d.result.comparisons:
         return []
-    names = " ".join(dict.fromkeys(guessed[:3]))
+    is_all = d.metric == "value" and len(guessed) == len(deciding)
+    if is_all and (len(guessed) > MOST_GUESSED or guessed == ["task"]):
+        guessed = ["value"]
+    names = " ".join(map(quoted, dict.fromkeys(guessed)))
     return [
-        f"Better means higher here, which is a guess: --lower-is-better {names} if it is wrong."
+        f"Nobody says whether more is better here, so arms are higher or lower, not better or "
+        f"worse: --higher-is-better {names} or --lower-is-better {names} says it."
     ]
 
 

@@ -23,7 +23,7 @@ from clipmill.verdict.stats.analysis import (
 from clipmill.verdict.stats.blocks import POOLING_P, Interaction, interaction, seed_effect
 from clipmill.verdict.stats.scales import Column, ScaleDecision, ScaleTables
 from clipmill.verdict.stats.signals import MetricSignal, metric_signals
-from clipmill.verdict.tables.account import Account, MetricFacts, some
+from clipmill.verdict.tables.account import Account, MetricFacts, is_guess, some
 from clipmill.verdict.tables.metric_names import (
     HEADLINES,
     TIMES,
@@ -36,7 +36,7 @@ from clipmill.verdict.tables.metric_names import (
     task_stem,
 )
 from clipmill.verdict.tables.reader import Codes, Results
-from clipmill.verdict.tables.roles import BASELINES
+from clipmill.verdict.tables.roles import BASELINES, quoted
 
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 COSTS = re.compile(
@@ -47,6 +47,9 @@ MOST_SIGNALS = 200  # metrics of tasks whose signal is estimated, and whose smal
 LARGEST, SMALLEST = 1e100, 1e-100  # whose squares a float holds
 LEAST_BLOCKS = 3  # of one run of each arm, which are a sample of blocks
 LEAST_PAIRS = 3  # of seeds that two arms share, where either has others too
+MOST_CHECKED = 200  # runs of a column that may be an average
+MOSTLY = 0.9  # of the rows, where a file may have mistakes
+MEAN_ALONE = re.compile(r"(average|avg|mean|overall)(_(scores?|accuracy|acc))?|score")
 LEAST_PERCENT = 1.5  # a value above it is no share
 OTHER_UNIT = 20.0  # so many times larger values are percentages beside shares
 _some = partial(some, most=3)  # names in a sentence
@@ -181,25 +184,28 @@ def decide(results: Results, question: Question) -> Decision:
         table = _table(_over_blocks(results, notes), question)
     table = _layout(table, chosen, largest, baseline, arms, notes)
     tables = _scores(table, chosen, largest, facts, arms, question)
-    can_average = _can_average(tables, results.named_tasks, question, notes, refusals)
+    averages = _averages(tables)
+    can_average = _can_average(tables, averages, results.named_tasks, question, notes, refusals)
     _check_band(tables, facts, chosen, question)
     over, analysed = _over(table, tables), tables
     if over and len(results.blocks) < LEAST_BLOCKS:
         refusals.append(f"no verdict: of {over}, and what another block would show is not known")
         over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
-    analysis = _analysis(analysed, baseline, arms, question, table, average=can_average)
-    first = next(iter(analysis.tasks)) if results.named_tasks else _first_that_varies(
-        list(analysis.tasks), lambda task: [_plain_runs(tables[task].values)]
+    analysis = _analysis(analysed, baseline, arms, question, table, averages, average=can_average)
+    there = [task for task in analysis.tasks if tables[task].values.get(baseline)]
+    there = there or list(analysis.tasks)
+    first = there[0] if results.named_tasks else _first_that_varies(
+        there, lambda task: [_plain_runs(tables[task].values)]
     )  # fmt: skip
     result = analysis.average or analysis.tasks[first]
     if question.task is not None:
         result = analysis.tasks[question.task]
     averaged = list(analysis.tasks) if result is analysis.average else [result.task]
-    of_tasks = [tables[task] for task in averaged]
-    values = average_values([scores.values for scores in of_tasks])
+    of_tasks = {task: tables[task] for task in averaged}
+    values = average_values([scores.values for scores in of_tasks.values()])
     notes += _runs_without_a_task(of_tasks, values)
-    metrics = {scores.metric for scores in of_tasks}
-    refusals += _refusals(values, result, baseline, arms)
+    metrics = {scores.metric for scores in of_tasks.values()}
+    refusals += _refusals(values, result, baseline, arms, of_tasks)
     notes += _ties(table, chosen, largest, arms)
     samples = _samples_of_task(table, chosen, result)
     notes += _small_test_set(result, values, samples)
@@ -239,7 +245,7 @@ def decide(results: Results, question: Question) -> Decision:
         task_values={task: _plain_runs(tables[task].values) for task in analysis.tasks},
         signals=_signals(table, largest, facts, arms_out, question),
         scales=_scale_decisions(
-            table, chosen, largest, facts, question, result.task, can_average, arms_out
+            table, chosen, largest, facts, question, result.task, can_average, averages, arms_out
         ),
         effect=effect,
         seeds_for_effect=noise.seeds_for(effect) if noise and effect is not None else None,
@@ -682,7 +688,8 @@ def _scores(
             values=values, samples=_samples_of(table, (task, metric), scale, values),
             band=question.band * factor,
             limit=1.0 if unit == "share" and name_facts(name).bounded else math.inf, metric=metric,
-            unit=unit, higher_is_better=of.higher_is_better
+            unit=unit, higher_is_better=of.higher_is_better,
+            is_guessed=is_guess(of.direction_from)
         )  # fmt: skip
     return scores
 
@@ -722,32 +729,63 @@ def _samples_of(
 
 
 def _averages(tables: Mapping[str, TaskScores]) -> list[str]:
-    """Columns that are averages of others: where two or more others could be their parts."""
-    named = [task for task in tables if is_average(task) and not _is_bare(task, tables[task])]
-    parts = [
-        task for task in tables if task not in named and not _is_bare(task, tables[task])
-    ]  # fmt: skip
-    return named if len(parts) > 1 else []
+    """Columns that are averages of others, by their name and by arithmetic."""
+    open_ = [task for task in tables if not _is_bare(task, tables[task])]
+    parts = [tables[task] for task in open_ if not is_average(task)]
+    named = [task for task in open_ if is_average(task)] if len(parts) > 1 else []
+    return [task for task in named if _is_mean(task, tables[task], parts)]
+
+
+def _is_mean(task: str, scores: TaskScores, parts: Sequence[TaskScores]) -> bool:
+    """Whether the values of a column are, but for rounding, means of other columns that stand side
+    by side. Under a name that says nothing else (`Average`), of columns of one unit and direction,
+    they may lie between the least and the largest of these: weights are not known.
+    """
+    runs = [(arm, run) for arm, own in scores.values.items() for run in own][:MOST_CHECKED]
+    own_R = np.array([scores.values[arm][run] for arm, run in runs])
+    part_RP = np.array([
+        [part.values.get(arm, {}).get(run, np.nan) for part in parts] for arm, run in runs
+    ])  # fmt: skip
+    there_RP = ~np.isnan(part_RP)
+    rows_R = there_RP.any(axis=1)
+    own_R, part_RP, there_RP = own_R[rows_R], part_RP[rows_R], there_RP[rows_R]
+    if not len(own_R):
+        return False
+    digits = next((n for n in range(6) if np.allclose(own_R, own_R.round(n), atol=1e-9)), 6)
+    near = 1.01 * max(10.0**-digits, 1e-6 * float(np.abs(own_R).max()))
+    zero_R1 = np.zeros((len(own_R), 1))
+    sum_RP, count_RP = (
+        np.hstack([zero_R1, np.cumsum(each, axis=1)]) for each in (np.nan_to_num(part_RP), there_RP)
+    )
+    for size in range(2, len(parts) + 1):
+        count_RW = np.maximum(count_RP[:, size:] - count_RP[:, :-size], 1)
+        mean_RW = (sum_RP[:, size:] - sum_RP[:, :-size]) / count_RW
+        if ((np.abs(mean_RW - own_R[:, None]) <= near).mean(axis=0) >= MOSTLY).any():
+            return True
+    is_alike = len({(part.unit, part.higher_is_better) for part in parts}) == 1
+    is_inside = (np.nanmin(part_RP, axis=1) <= own_R) & (own_R <= np.nanmax(part_RP, axis=1))
+    return is_alike and MEAN_ALONE.fullmatch(plain_name(task)) is not None and (
+        float(is_inside.mean()) >= MOSTLY
+    )  # fmt: skip
 
 
 def _is_bare(task: str, scores: TaskScores) -> bool:
     """Whether a column is a metric alone, with no task in its name."""
     if scores.metric != "value":
         return False
-    plain = plain_name(task)
-    is_mean = re.fullmatch(r"(average|avg|mean|overall)(_(score|accuracy|acc))?|score", plain)
-    return is_bare_metric(task) and is_mean is None
+    is_mean = MEAN_ALONE.fullmatch(plain_name(task)) is not None
+    return is_bare_metric(task) and not is_mean
 
 
 def _can_average(
-    tables: Mapping[str, TaskScores], named: bool, question: Question, notes: list[str],
-    refusals: list[str]
+    tables: Mapping[str, TaskScores], averages: Sequence[str], named: bool, question: Question,
+    notes: list[str], refusals: list[str]
 ) -> bool:  # fmt: skip
     """Whether the tasks have one average, as an ablation's: of one unit and one direction, and not
     of several metrics of one test set. Why not is a refusal. named: the tasks are cells of a
     column, so that their names say nothing of a metric.
     """
-    if averages := _averages(tables):
+    if averages:
         notes.append(f"not averaged again: {_some(averages)}")
     singles = {task: scores for task, scores in tables.items() if task not in averages}
     if len(singles) < 2:
@@ -824,10 +862,9 @@ def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
 
 def _analysis(
     tables: Mapping[str, TaskScores], baseline: str, arms: Sequence[str], question: Question,
-    table: _Table, *, average: bool
+    table: _Table, averages: Sequence[str], *, average: bool
 ) -> Analysis:  # fmt: skip
     """`analyse` of an ablation on these tables; averages among the columns are averaged no more."""
-    averages = _averages(tables)
     singles = {task: one for task, one in tables.items() if task not in averages} or dict(tables)
     if question.task is not None:
         singles[question.task] = tables[question.task]
@@ -856,9 +893,42 @@ def _without_runs(scores: TaskScores) -> TaskScores:
 # --- what cannot be decided -----------------------------------------------------------------------
 
 
-def _refusals(values: Runs, result: TaskResult, baseline: str, arms: Sequence[str]) -> list[str]:
+def _thin(of_tasks: Mapping[str, TaskScores]) -> str:
+    """The words of --without that leave tasks which have more runs in common; "" where no two arms
+    then have two runs.
+    """
+    counts = {
+        task: sum(map(len, scores.values.values())) for task, scores in of_tasks.items()
+    }  # fmt: skip
+    thin = [task for task, count in counts.items() if count < max(counts.values())]
+    rest = [scores.values for task, scores in of_tasks.items() if task not in thin]
+    runs = average_values(rest)
+    own = average_values([scores.values for scores in of_tasks.values()])
+    is_more = sum(map(len, runs.values())) > sum(map(len, own.values()))
+    if not thin or not is_more or sum(len(each) > 1 for each in runs.values()) < 2:
+        return ""
+    shown = ", ".join(
+        f"{task!r} has {counts[task]} of {max(counts.values())} runs" for task in thin[:3]
+    )
+    return f"{shown}: --without {' '.join(map(quoted, thin))} leaves the other {len(rest)}"
+
+
+def _refusals(
+    values: Runs, result: TaskResult, baseline: str, arms: Sequence[str],
+    of_tasks: Mapping[str, TaskScores],
+) -> list[str]:  # fmt: skip
     lacking = [arm for arm in arms if not values.get(arm)]
-    refusals = [f"{_some(lacking)} not compared: a task is missing (--without)"] if lacking else []
+    thin = _thin(of_tasks)
+    what = f"a task is missing (--without): {thin}" if thin else "a task is missing (--without)"
+    what = what if len(of_tasks) > 1 else f"no value of {result.task}"
+    refusals = [f"{_some(lacking)} not compared: {what}"] if lacking else []
+    if thin and len(values.get(baseline, {})) < 2:
+        return [*refusals, f"no verdict: runs in common are too few, as {thin}"]
+    if baseline in lacking:
+        return [
+            *refusals,
+            f"no verdict: {baseline} has no run; choose a --baseline or --task",
+        ]
     if all(len(runs) < 2 for runs in values.values()):
         return [
             *refusals,
@@ -891,14 +961,15 @@ def _refusals(values: Runs, result: TaskResult, baseline: str, arms: Sequence[st
     return refusals
 
 
-def _runs_without_a_task(of_tasks: Sequence[TaskScores], values: Runs) -> list[str]:
+def _runs_without_a_task(of_tasks: Mapping[str, TaskScores], values: Runs) -> list[str]:
     """A note on the runs that an average leaves out, since a task of theirs is missing."""
     lacking = []
     for arm, kept in values.items():
-        runs = {run for scores in of_tasks for run in scores.values.get(arm, {})}
+        runs = {run for scores in of_tasks.values() for run in scores.values.get(arm, {})}
         if len(runs) > len(kept):
             lacking.append(f"{len(runs) - len(kept)} of {len(runs)} runs of {arm}")
-    return [f"left out: {_some(lacking)}, which lack a task of the average"] if lacking else []
+    thin = f" ({_thin(of_tasks)})" if lacking and _thin(of_tasks) else ""
+    return [f"left out: {_some(lacking)}, which lack a task of the average{thin}"] * bool(lacking)
 
 
 def _varies(runs: Mapping[int, float]) -> bool:
@@ -986,7 +1057,7 @@ def _signals(
 
 def _scale_decisions(
     table: _Table, chosen: Mapping[str, str], large: float, facts: Mapping[Key, MetricFacts],
-    question: Question, headline: str, can_average: bool, without: set[str]
+    question: Question, headline: str, can_average: bool, averages: Sequence[str], without: set[str]
 ) -> tuple[ScaleDecision, ...]:  # fmt: skip
     """All metrics of every task at every smaller scale, and the average over tasks where there is
     one, against the headline at the largest scale.
@@ -994,7 +1065,7 @@ def _scale_decisions(
     scales = sorted({scale for of in table.by_key.values() for scale in of if scale <= large})
     if len(scales) < 2:
         return ()
-    singles = [(task, metric) for task, metric in chosen.items() if not is_average(task)]
+    singles = [(task, metric) for task, metric in chosen.items() if task not in averages]
     # A task that some scale lacks would make the average another one there
     singles = [key for key in singles if set(scales) <= table.by_key.get(key, {}).keys()]
     first = (headline, chosen.get(headline, ""))

@@ -12,6 +12,7 @@ import numpy as np
 
 from clipmill.verdict.stats.comparison import (
     ALPHA,
+    NO_DIRECTION,
     OPPOSITE,
     Comparison,
     Difference,
@@ -474,6 +475,7 @@ class TaskScores:
     (two directions of retrieval); None for a run or for all runs where they are not known.
     band: the equivalence band of this task, 0 where nothing can be called equal; None: that of all
     tasks. limit: the largest value there is, where the smallest is 0 (1 for a share).
+    is_guessed: nobody says which direction is better, so no arm is called better or worse.
     """
 
     values: Values
@@ -483,6 +485,7 @@ class TaskScores:
     metric: str = ""
     unit: str = "share"
     higher_is_better: bool = True
+    is_guessed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -690,6 +693,7 @@ def analyse(
         samples=None,
         band=float(np.mean([scores.band for scores in asked.values()])),
         limit=max(scores.limit for scores in asked.values()),
+        is_guessed=any(scores.is_guessed for scores in asked.values()),
     )
     of_average, known[AVERAGE] = _analyse_table(
         AVERAGE,
@@ -819,8 +823,10 @@ def _analyse_table(
 
     def named(rows: Iterable[Comparison]) -> tuple[Comparison, ...]:
         kept = []
+        words = {} if scores.higher_is_better else OPPOSITE
+        words = NO_DIRECTION if scores.is_guessed else words
         for row in rows:
-            verdict = row.verdict if scores.higher_is_better else OPPOSITE[row.verdict]
+            verdict = words.get(row.verdict, row.verdict)
             kept.append(
                 replace(row, task=task, metric=scores.metric, unit=scores.unit, verdict=verdict)
             )

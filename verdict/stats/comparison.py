@@ -371,15 +371,11 @@ class StudyNoise:
 # One difference with its intervals, p values and verdict, and families of them. Pure.
 
 
-Verdict = Literal["better", "worse", "practically equal", "not distinguishable"]
+Verdict = Literal["better", "worse", "higher", "lower", "practically equal", "not distinguishable"]
 Adjustment = Literal["Dunnett", "Holm", "none"]
 Headline = Literal["seeds", "seeds and samples"]
-OPPOSITE: dict[Verdict, Verdict] = {
-    "better": "worse",
-    "worse": "better",
-    "practically equal": "practically equal",
-    "not distinguishable": "not distinguishable",
-}
+OPPOSITE: dict[Verdict, Verdict] = {"better": "worse", "worse": "better"}  # less is better
+NO_DIRECTION: dict[Verdict, Verdict] = {"better": "higher", "worse": "lower"}  # nobody says
 
 STUDENT = Family(1)
 
@@ -426,7 +422,8 @@ class Comparison:
     band, p_equal: 0 and None where nothing can be called equal. tasks: intervals and adjusted p
     values hold for so
     many tasks together (Bonferroni). rounds, looks: see `Penalty`. task, metric, unit: what the
-    difference is of; `verdict` knows whether more or less of it is better.
+    difference is of; `verdict` knows whether more or less of it is better, and is higher or lower
+    where nobody says it.
     Every interval is None where nothing varies.
     """
 
@@ -463,8 +460,8 @@ class Comparison:
 
     @property
     def is_clear(self) -> bool:
-        """Better or worse."""
-        return self.verdict in ("better", "worse")
+        """Better or worse; higher or lower where nobody says which is better."""
+        return self.verdict in ("better", "worse", "higher", "lower")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,7 +77,6 @@ UNITS = re.compile(
 # Names of what the rows of a table are of, where its columns are methods.
 ROWS_OF = re.compile(r"(\w+_)?(instan[ct]\w*|problems?|functions?|func|datasets?|data_sets?)")
 ARROWS = {"↑": "higher", "↓": "lower"}
-COUNTED = re.compile(r"folds?|seeds?|runs?|trials?|repeats?|resamples?|repetitions?|splits?")
 TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
 
 
@@ -749,7 +748,7 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
         frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")
     settle_commas(frame, delimiter)
     _note_doubles(frame)
-    return _known_text_form(_without_groups(_without_counts(frame)))
+    return _known_text_form(_without_groups(frame))
 
 
 def _leave_out_tail(frame: Frame, named: int) -> None:
@@ -807,20 +806,6 @@ def _without_groups(frame: Frame) -> Frame:
     whole.notes.append(f"header: {shown} of its upper row are the column {name!r}, a row each")
     if lost := [each for each in beside if each not in kept]:
         whole.notes.append(f"not read: {', '.join(lost[:5])}, under no group of the header")
-    return whole
-
-
-def _without_counts(frame: Frame) -> Frame:
-    """A table whose header is a word for runs, over names of rows, and numbers: a row each."""
-    counted = [name for name in frame.columns if name.isdecimal()]
-    words = [name for name in frame.columns if COUNTED.fullmatch(plain_name(name))]
-    if len(counted) < 3 or len(words) != 1 or _has_numbers(frame.columns[words[0]]):
-        return frame
-    name = f"{plain_name(words[0])} of columns"
-    kept = [each for each in frame.columns if each not in counted]
-    whole = _melted(frame, kept, name, {number: (number, "value") for number in counted})
-    whole.roles |= {name: ("seed", "numbers in the header"), words[0]: ("task", "the rows")}
-    whole.notes.append(f"header: its numbers are the column {name!r}, a row each")
     return whole
 
 

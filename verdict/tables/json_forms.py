@@ -377,6 +377,14 @@ def _is_level(value: Any) -> bool:
     return bool(shared) or all(_is_level(each) for each in inner)
 
 
+def _are_results(value: Any) -> bool:
+    """Whether three things or more of a level have the same keys, with a metric below them."""
+    inner = list(value.values()) if isinstance(value, dict) else []
+    return len(inner) > 2 and any(map(is_known, _names_in(inner))) and all(
+        isinstance(each, dict) and each.keys() == inner[0].keys() for each in inner
+    )  # fmt: skip
+
+
 def _is_of_runs(value: Any, name: str) -> bool:
     """Whether a number, or an object, stands below each key that counts runs."""
     return (
@@ -528,7 +536,9 @@ class _Tree:
             rank = LISTS.index(path[-1]) if path[-1] in LISTS and is_list else len(LISTS)
             if not is_list and not (path[-1] in ("results", "metrics", "scores") and len(value) > 1
                                     ) and not _holds_runs(value, path[-1]):  # fmt: skip
-                continue
+                if not is_top or not _are_results(value):
+                    continue
+                rank += 1  # of any name, where it is the only one
             found[".".join(path)] = (rank + 100 * depth, path)
         if not found:
             return ()
@@ -540,6 +550,8 @@ class _Tree:
         else:
             best = min(rank for rank, _ in found.values())
             names = [name for name, (rank, _) in found.items() if rank == best]
+            if len(names) > 1 and best % 100 > len(LISTS):
+                return ()
             if len(names) > 1:
                 raise ValueError(
                     f"it holds several lists of objects ({', '.join(names[:8])}): choose one "

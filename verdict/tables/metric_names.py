@@ -50,7 +50,7 @@ MORE_WORDS = """
     specificity tpr tnr ppv npv tar hits hit cmc rank1 rank5 rank10 gain lift gini pq sq rq nds
     amota sharpe core extended mc1 mc2 quality preference helpfulness faithfulness similarity
     coverage agreement correct utilization mfu score scores r1 r5 r10 p1 p5 gmean balanced
-    informedness picp youden lddt tm gdt wins transfer fluency relevance coherence
+    hmean hm informedness picp youden lddt tm gdt wins transfer fluency relevance coherence
 """
 MORE = frozenset(MORE_WORDS.split())
 WORDS = LESS | MORE
@@ -58,7 +58,8 @@ WORDS = LESS | MORE
 PHRASES = tuple(
     (re.compile(rf"(^|_)({pattern})(_|$)"), higher)
     for higher, pattern in (
-        (True, r"reciprocal_rank|rank_?(at_)?\d+|r_?(at_)?\d+|p_?(at_)?(1|3|5|10)|"
+        (True, r"reciprocal_rank|main_metric|r_?squared|harmonic_mean|"
+         r"rank_?(at_)?\d+|r_?(at_)?\d+|p_?(at_)?(1|3|5|10)|"
          r"(hits?|recall|precision|ndcg|map|mrr|f1|pass)_?(at_)?\d+"),
         (False, r"(mean|median|avg|average|friedman|worst)_?rank(ing)?|"
          r"rank_?(mean|median|avg|average)|fpr_?(at_)?(tpr_?)?\d*|cross_entropy|edit_distance|"
@@ -73,7 +74,7 @@ PHRASES = tuple(
          r"(\w+_)?(memory|vram|ram|mem)(_(mb|gb|mib|gib|usage|used|allocated))?)(?!.)"),
         (True, r"true_(positive|negative)s?(_rate)?|\w+_per_(s|sec|second|min|minute)|"
          r"log_?(prob|probs|probability|likelihood)|explained_var(iance)?|exact_match|"
-         r"win_?rates?|mean_per_class_recall|r_squared|r_?2(_score)?"),
+         r"win_?rates?|mean_per_class_recall|r_?2(_score)?"),
     )
 )  # fmt: skip
 # Words that say of what or how, not what: they never decide.
@@ -92,6 +93,7 @@ SHARES = re.compile(
     r"cmc|pq|sq|rq|nds|mota|idf1|hota|pck|ppv|npv|hallucination_rate|"
     r"hit_rate|miss_rate|failure_rate|mc1|mc2|correct)(_|$)"
 )
+NUMBERS = re.compile(r"(^|_)(total|counts?|events|num|number)$")  # of things, no shares
 # Shares that may be above 1: no bound is stated.
 UNBOUNDED = re.compile(r"(^|_)(wer|cer|per|der|ter|mota|mce)(_|$)")
 # Other units, by the name.
@@ -99,7 +101,7 @@ UNITS = (
     (re.compile(r"(^|_)(perplexity|ppl)(_|$)"), "perplexity"),
     (re.compile(r"(^|_)(bpb|bits_per_byte)(_|$)"), "bits per byte"),
     (re.compile(r"(^|_)(bpc|bpd|bits_per_\w+)(_|$)"), "bits"),
-    (re.compile(r"_(ns|us|ms|s|mb|gb|db|usd|kwh)$"), ""),
+    (re.compile(r"(?<!_per)(?<!_rad)(?<!_deg)(?<!_m)_(ns|us|ms|s|mb|gb|db|usd|kwh)$"), ""),
 )
 PERCENT = re.compile(r"%|\b(percent|pct)\b|_(pct|percent)(_|$)", re.I)
 # Where nothing else was measured, less of a time is better.
@@ -169,7 +171,9 @@ def name_facts(name: str) -> NameFacts:
     if higher is None and TIMES.search(plain):
         higher = False
     is_area = re.search(r"(?<!roc_)(?<!pr_)curve", plain) is not None  # of a curve of any unit
-    is_share = SHARES.search(plain) is not None and not _is_loss(plain) and not is_area
+    is_share = SHARES.search(plain) is not None and not (
+        _is_loss(plain) or is_area or NUMBERS.search(plain)
+    )
     unit = "percent" if PERCENT.search(name) and higher is not None else "share" * is_share
     if not unit and higher is not None:
         found = next(((one, own) for pattern, own in UNITS if (one := pattern.search(plain))), None)

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ from clipmill.verdict.tables.metric_names import is_known, name_facts, plain_nam
 from clipmill.verdict.tables.roles import (
     ARM_WORDS,
     CROSSING,
+    DATA_SETS,
     METRIC_PREFIX,
     NO_ARM,
     SHOWN,
@@ -49,6 +50,7 @@ from clipmill.verdict.tables.roles import (
     group_codes,
     is_design,
     name_role,
+    of_each_row,
     roles_of,
     values_of,
 )
@@ -63,6 +65,10 @@ SEED_IN_NAME = re.compile(
     r"[-_=# ]?(?P<seed>\d+)\)?(?P<rest>.*)$", re.IGNORECASE
 )  # fmt: skip
 SEED_FIRST = re.compile(r"^(?:seed|run|rep|trial)[-_=# ]?(?P<seed>\d+)[-_./ ]+(?P<arm>.+)$", re.I)
+SEED_INSIDE = re.compile(
+    r"(?P<one>.+?)(?P<gap>[-_./ ]+(?:seed|rng|rep|run|trial|fold|s)[-_=]?)(?P<seed>\d+)"
+    r"(?P<next>[-_./ ]+)(?P<two>.+)", re.IGNORECASE
+)  # fmt: skip
 ONLY_SEED = re.compile(  # the name says nothing else
     r"^(?P<arm>)(?:seed|rng|rep|replicate|run|trial|fold)[-_=# ]?(?P<seed>\d+)$", re.I
 )
@@ -100,6 +106,7 @@ MOST_TRIED = 300_000  # cells of a table that is read again for each answer of a
 MOST_WORDS = 9  # columns of an answer, where another one has fewer
 MOST_CHOICES = 2  # of values for --where
 SOME, LONG_TEXT = 50, 40  # cells of a column, and the letters of a text that names nothing
+LEAST_SEARCH = 8  # rows with settings of their own, which are no arms
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
 TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
@@ -108,30 +115,6 @@ SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a who
 Codes = NDArray[np.int64]
 Record = dict[str, Any]
 NO_CODES: Codes = np.zeros(0, np.int64)
-NO_ACCOUNT = Account(
-    form="measurements", columns=(), metrics=(), rows=0, rows_used=0, rows_left_out=(), cells=0,
-    cells_used=0, cells_left_out=(),
-)  # fmt: skip
-
-
-class Measurement(NamedTuple):
-    """One value of one run. scale: how large the run was, in any unit; 0 where all are alike.
-
-    samples: of the test set, 0 where it is not known. higher: whether more is better, None where
-    the file does not say. per_sample: the values whose mean is the value, where the file has them.
-    block: what crosses the arms, 0 where nothing does.
-    """
-
-    arm: str
-    seed: int
-    task: str
-    metric: str
-    value: float
-    scale: float = 0.0
-    samples: int = 0
-    higher: bool | None = None
-    per_sample: np.ndarray | None = None
-    block: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,6 +145,7 @@ class Results:
     higher_N: Codes
     block_N: Codes
     scales: dict[float, str]
+    account: Account
     notes: tuple[str, ...]
     per_sample: tuple[np.ndarray | None, ...] | None = None
     costs: bool = False
@@ -170,54 +154,8 @@ class Results:
     block_columns: tuple[str, ...] = ()
     seeds: dict[int, str] = field(default_factory=dict)
     shares: frozenset[str] = frozenset()
-    account: Account = NO_ACCOUNT
     one_arm: str = ""
     named_tasks: bool = False
-
-    @classmethod
-    def of(cls, rows: Iterable[Measurement], **more: Any) -> Results:
-        """The same measurements, one by one."""
-        listed = list(rows)
-        codes: dict[str, Codes] = {}
-        names: dict[str, tuple[str, ...]] = {}
-        for key in ("arm", "task", "metric"):
-            known: dict[str, int] = {}
-            texts = [str(getattr(row, key)) for row in listed]
-            codes[key] = np.array([known.setdefault(text, len(known)) for text in texts], np.int64)
-            names[key] = tuple(known)
-        scales = {row.scale: f"{row.scale:g}" for row in listed}
-        has_lists = any(row.per_sample is not None for row in listed)
-        return cls(
-            arms=names["arm"],
-            tasks=names["task"],
-            metrics=names["metric"],
-            arm_N=codes["arm"],
-            seed_N=np.array([row.seed for row in listed], np.int64),
-            task_N=codes["task"],
-            metric_N=codes["metric"],
-            value_N=np.array([row.value for row in listed], np.float64),
-            scale_N=np.array([row.scale for row in listed], np.float64),
-            samples_N=np.array([row.samples for row in listed], np.int64),
-            higher_N=np.array(
-                [-1 if r.higher is None else int(r.higher) for r in listed], np.int64
-            ),
-            block_N=np.array([row.block for row in listed], np.int64),
-            per_sample=tuple(row.per_sample for row in listed) if has_lists else None,
-            **({"scales": scales, "notes": ()} | more),
-        )
-
-    @property
-    def rows(self) -> tuple[Measurement, ...]:
-        """The measurements one by one."""
-        return tuple(self.row(n) for n in range(len(self.value_N)))
-
-    def row(self, n: int) -> Measurement:
-        return Measurement(
-            self.arms[self.arm_N[n]], int(self.seed_N[n]), self.tasks[self.task_N[n]],
-            self.metrics[self.metric_N[n]], float(self.value_N[n]), float(self.scale_N[n]),
-            int(self.samples_N[n]), None if self.higher_N[n] < 0 else bool(self.higher_N[n]),
-            None if self.per_sample is None else self.per_sample[n], int(self.block_N[n])
-        )  # fmt: skip
 
 
 def read_results(paths: Sequence[str], columns: Columns | None = None) -> Results:
@@ -568,17 +506,24 @@ class _Reading:
         frames = frames_of(paths, self.told.table)
         name = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} files"
         try:
-            return self._read(frames)
+            results = self._read(frames)
         except Open as question:
-            ways = list(question.ways)
-            if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
-                tried = (_completed(frames, self.told, way) for way in ways)
-                ways = [way for way in tried if way is not None] or ways
-                ways = [way for way in ways if way.size <= MOST_WORDS] or ways
-            shown = ", ".join(dict.fromkeys(way.text for way in ways))
-            raise ValueError(f"{name}: {question.text}{shown}") from None
+            raise ValueError(f"{name}: {self._question(frames, question)}") from None
         except ValueError as error:
             raise ValueError(f"{name}: {error}") from None
+        if (one := self._one_arm()) is not None:
+            return replace(results, one_arm=f"{name}: {self._question(frames, one)}")
+        return results
+
+    def _question(self, frames: list[Frame], question: Open) -> str:
+        """A question with those of its answers that end in a comparison."""
+        ways = list(question.ways)
+        if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
+            tried = (_completed(frames, self.told, way) for way in ways)
+            ways = [way for way in tried if way is not None] or ways * (not question.otherwise)
+            ways = [way for way in ways if way.size <= MOST_WORDS] or ways
+        shown = ", ".join(dict.fromkeys(way.text for way in ways))
+        return f"{question.text}{shown or question.otherwise}"
 
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
@@ -928,8 +873,9 @@ class _Reading:
                 table[group] = recoded(texts, arms.codes)
             return
         taken = seeds_in_names(arms.present())
-        if roles.arm == ("file",) and not self.told.names:
-            _check_levels(arms.present(), taken)
+        files = roles.arm == ("file",)
+        if "arm" not in self.told.names and not (self.told.names if files else roles.task):
+            _check_parts(arms.present(), taken, self.told.baseline, files=files)
         if not taken and roles.seed:  # also where other arms have no seed
             for name in arms.present():
                 if match := SEED_IN_NAME.match(name):
@@ -959,9 +905,6 @@ class _Reading:
         """
         column = self.table["scale"]
         scales = scale_numbers(map(text_of, column.values))
-        if "scale" not in self.told.names and self._is_of_arms(column):
-            self.table["scale"] = self._joined_texts(())
-            return {"": 0.0}
         counts = Counter[float]()
         for text, count in zip(column.values, column.counts().tolist(), strict=True):
             counts[scales[text_of(text)]] += count
@@ -974,6 +917,8 @@ class _Reading:
                 groups[-1].append(number)
             else:
                 groups.append([number])
+        if self._is_outcome(groups, scales):
+            return {"": 0.0}
         alike: dict[float, float] = {}
         for group in groups:
             alike |= dict.fromkeys(group, max(group, key=lambda number: counts[number]))
@@ -982,16 +927,30 @@ class _Reading:
                 self.notes.append(f"scale: {shown} are one, as runs end on whole batches")
         return {text: alike[number] for text, number in scales.items()}
 
-    def _is_of_arms(self, column: Column) -> bool:
-        """Whether each arm has a scale that no other one has: that is said, and nothing more."""
-        arms = self.table["arm"]
-        if len(column.present()) < 2:
+    def _is_outcome(self, groups: list[list[float]], scales: Mapping[str, float]) -> bool:
+        """Whether fewer than half of the scales are of two arms, so that they are no scales but
+        what each run came to, as in a given time: that is said. Where they rise in each arm they
+        may be steps, and are asked for.
+        """
+        names, arms, column = self.roles.scale, self.table["arm"], self.table["scale"]
+        if "scale" in self.told.names or not names or len(arms.present()) < 2:
             return False
-        pairs = np.unique(np.stack([arms.codes, column.codes]), axis=1).T.tolist()
-        if len({arm for arm, _ in pairs}) < len(pairs) or len({s for _, s in pairs}) < len(pairs):
+        place = {number: n for n, group in enumerate(groups) for number in group}
+        places = np.array([place[scales[text_of(text)]] for text in column.values])[column.codes]
+        pairs = np.unique(np.stack([places, arms.codes]), axis=1)
+        if 2 * int((np.bincount(pairs[0]) > 1).sum()) > len(groups) or len(groups) < 2:
             return False
-        shown = ", ".join(f"{arms.values[arm]} {column.values[own]}" for arm, own in pairs[:6])
-        self.notes.append(f"{' '.join(self.roles.scale)}: each arm has another one ({shown})")
+        name, shown = names[0], values_of(column)
+        self.notes.append(
+            f"{name}: no scale but a count of each run, as its values ({shown}) hardly repeat over "
+            f"the arms (--scale {name} compares at each)"
+        )
+        self.roles.give("count", names, "its values hardly repeat over the arms")
+        self.roles.scale, self.table["scale"] = (), self._joined_texts(())
+        order = np.lexsort((self.cells.row_N, self._key("task", "metric"), arms.codes))
+        is_same = self._key("arm", "task", "metric")[order]
+        rises = np.diff(places[order])[np.diff(is_same) == 0] > 0
+        self.roles.unsettled += names if len(rises) and rises.all() else ()
         return True
 
     # steps
@@ -1145,24 +1104,23 @@ class _Reading:
             costs=any(plain_name(name) in COSTS for name in roles.scale),
             paired=has_seeds and roles.paired and not roles.runs,
             blocks=blocks if roles.block else (), block_columns=roles.block, seeds=seeds,
-            shares=frozenset(self.shares if not roles.is_long else ()), one_arm=self._one_arm(),
+            shares=frozenset(self.shares if not roles.is_long else ()),
             named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
         )  # fmt: skip
 
-    def _one_arm(self) -> str:
-        """Why there is one arm, with the columns that could name it; "" where there are several."""
+    def _one_arm(self) -> Open | None:
+        """Why there is one arm, with the columns that could name it; None where there are more."""
         arms, roles = self.table["arm"].present(), self.roles
         if len(arms) > 1:
-            return ""
+            return None
         what = f"there is one arm{f', {text_of(arms[0])}' if arms and text_of(arms[0]) else ''}: "
         if self.frame.history:
-            return (
+            return Open(
                 f"{what}the file is the history of one run by {self.frame.history!r}; give the "
-                "files of the other runs too"
-            )
-        no_arms = (
-            "metric", "value", "spread", "time", "direction", "state", "seed", "step", "count"
-        )  # fmt: skip
+                "files of the other runs too", (), ()
+            )  # fmt: skip
+        no_arms = ("metric", "value", "spread", "time", "direction", "state", "seed", "step",
+                   "count", "test_size", "per_sample")  # fmt: skip
         others = dict[str, int]()  # {column: its rows for each value}
         for name, (role, reason) in roles.given.items():
             column = self.frame.columns.get(name)
@@ -1172,19 +1130,27 @@ class _Reading:
                 others[name] = int(column.is_there().sum()) // count
         files = len(self.frame.columns["file"].present())
         names = [name for name in others if name not in roles.task]
-        if files > 1 or any(others[name] > 1 for name in names):
+        is_search = self.frame.rows >= LEAST_SEARCH
+        if files > 1 or is_search or any(others[name] > 1 for name in names):
             names = [name for name in names if others[name] > 1]
-        ways = ["--arm file (each file is one)"] if files > 1 and roles.arm != ("file",) else []
+        ways = [Way("each file is one", {"arm": ("file",)})] * (
+            files > 1 and roles.arm != ("file",)
+        )
         is_wide = len(roles.values) > 1 and not (roles.is_long or roles.arms_are_columns)
         known = sum(map(is_known, roles.values))
         if is_wide and 3 * known <= len(roles.values) and are_of_one_size(self.frame, roles):
-            ways.append(f"--arm columns, where {', '.join(roles.values[:4])} are the arms")
-        ways += [f"--arm with one of {'; '.join(map(self._shown, names[:6]))}"] if names else []
-        if not ways and (tasks := [name for name in others if name in roles.task]):
-            shown = "; ".join(map(self._shown, tasks[:6]))
-            ways = [f"--arm with one of {shown}, which is now what is tested on"]
-        ways = ways or ["give the files of the other arms too"]
-        return f"{what}a comparison needs two: {', or '.join(ways)}"
+            ways.append(Way(f"{', '.join(roles.values[:4])}", {"arm": ("columns",)}, "block"))
+        tasks = [name for name in others if name in roles.task]
+        for name in [*names[:6], *(tasks[:6] if not ways and not names else ())]:
+            what_of = f"now what is tested on: {values_of(self.frame.columns[name])}"
+            ways.append(Way(what_of if name in tasks else what_of.partition(": ")[2],
+                            {"arm": (name,)}, "block"))  # fmt: skip
+        return Open(
+            f"{what}a comparison needs two: ", ways, (),
+            otherwise="give the files of the other arms too, or their rows" + (
+                "; each row has settings of its own, as in a search of hyper-parameters, which "
+                "has no arms" if is_search and others else "")
+        )  # fmt: skip
 
     def _keep_one_each(self, has_seeds: bool) -> None:
         """One value for each run and metric. ValueError, a question, where rows of one run differ
@@ -1257,7 +1223,7 @@ class _Reading:
         if is_one and not labels and (steps or all(
             CROSSING.fullmatch(plain_name(each)) for each in names
         )):  # fmt: skip
-            raise ValueError(self._one_arm())
+            raise self._one_arm() or ValueError("there is one arm")
         told = self.told.names
         is_labelled = bool(labels) and len(names) > MOST_NAMED and not steps
         plain = plain_name(names[0]) if len(names) == 1 else ""
@@ -1271,15 +1237,23 @@ class _Reading:
             for each in names
         )
         is_other = not (steps or is_labelled)
+        arms_N = self.table["arm"].codes
+        can_count = not steps and all(
+            is_one or roles.given[each][0] == "identifier" or CROSSING.fullmatch(plain_name(each))
+            or (are_whole(self.frame.columns[each]) and roles.given[each][0] in ("metric", "seed"))
+            or not _varies(group_codes(self.frame, (each,))[self.cells.row_N], arms_N)
+            for each in names
+        )  # fmt: skip
+        rest = tuple(each for each in names if each not in steps)
         is_last, last = plain in ("epoch", "epochs", "episode"), tuple((steps or names)[:1])
         block = _beside(roles.task, (*told.get("block", ()), *names))
         chosen = self._commonest(names, rows_N)
-        alone = [
-            each for each in self.frame.columns if roles.given.get(each, ("",))[0] == "identifier"
-            and each != "file" and len(self.frame.columns[each].present()) == self.frame.rows
-        ]  # fmt: skip
+        alone = of_each_row(self.frame, roles)
         ways = [
             (bool(steps) or is_last, Way("the last row of each run", {"step": last}, "task")),
+            (bool(steps and rest), Way("the last row of each run, and what crosses the arms",
+                                       {"step": last} | _beside(roles.task, rest), "block")),
+            (bool(steps and rest and own), Way("what crosses the arms", block, "block")),
             (bool(steps), Way("compare at each", {"scale": last}, "task")),
             (is_wide and is_other, Way(f"{', '.join(roles.values[:3])} are the arms", {
                 "arm": ("columns",), "block": names}, "block")),
@@ -1288,13 +1262,13 @@ class _Reading:
             (is_other and (is_one or is_finer), Way("the arms", {"arm": names}, "arm")),
             (bool(labels), Way("it names each of them", {"arm": tuple(labels)})),
             (is_other, Way("what crosses the arms", block, next(iter(block)))),
-            (not is_labelled and not are_settings,
+            (can_count and not is_labelled and not are_settings,
              Way("what counts runs", {"seed": (*roles.seed, *names)}, "seed")),
             (is_other and bool(own), Way("parts of the arm", {"arm": (*own, *names)}, "arm")),
             (is_other, Way("parts of the task", {"task": (*roles.task, *names)}, "task")),
             *((is_other, way) for way in self._other_arms(names, own)),
             (are_settings and not roles.seed and bool(alone),
-             Way("each row is a run", {"seed": tuple(alone[:1])})),
+             Way("each row is a run", {"seed": alone})),
             (roles.arm != ("file",) and len(files) > 1 and "file" not in names,
              Way("each file is one", {"arm": ("file",)})),
             *((not is_labelled, Way("", {}, "where", one)) for one in chosen),
@@ -1484,16 +1458,34 @@ def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) ->
     """An answer with all that it needs, so that no other question follows; None where it ends in a
     refusal, or compares nothing.
     """
-    own = replace(told, names={**told.names, **way.names}, where=(*told.where, *way.where))
+    own = replace(
+        told, names={**told.names, **way.names}, where=(*told.where, *way.where),
+        pattern=way.pattern or told.pattern
+    )  # fmt: skip
+    reading = _Reading(own)
     try:
-        results = _Reading(own)._read(frames)
+        results = reading._read(frames)
     except Open as more:
         if not (rounds and way.grows):
             return None
         return _completed(frames, told, way.grown(more.names, more.where), rounds - 1)
     except ValueError:
         return None
-    return None if results.one_arm else way
+    are_told = "task" in own.names or way.pattern is not None
+    has_baseline = told.baseline is None or told.baseline in results.arms
+    is_shared = not are_told or _share_tasks(results, told.baseline)
+    if results.blocks:  # some block has two arms, so that rows are matched
+        pairs = np.unique(np.stack([results.block_N, results.arm_N]), axis=1)
+        is_shared &= bool((np.bincount(pairs[0]) > 1).any())
+    return way if reading._one_arm() is None and has_baseline and is_shared else None
+
+
+def _share_tasks(results: Results, baseline: str | None) -> bool:
+    """Whether two arms, one of them the baseline, have all tasks, so that an average compares."""
+    there = np.zeros((len(results.arms), len(results.tasks)), bool)
+    there[results.arm_N, results.task_N] = True
+    complete = [arm for arm, row in zip(results.arms, there, strict=True) if row.all()]
+    return len(complete) > 1 and (baseline is None or baseline in complete)
 
 
 def _has_dictionaries(column: Column) -> bool:
@@ -1588,28 +1580,48 @@ def seeds_in_names(names: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {}
 
 
-def _check_levels(names: Sequence[str], taken: Mapping[str, tuple[str, str]]) -> None:
-    """ValueError, a question, where files stand in two levels of folders that cross each other: one
-    of them may be what is tested on.
+def _check_parts(
+    names: Sequence[str], taken: Mapping[str, tuple[str, str]], baseline: str | None, *, files: bool
+) -> None:
+    """A question, where the names of arms have two parts that cross each other: two levels of
+    folders, around the seed, or where one is of known data sets. One may be what is tested on.
     """
-    pairs = {tuple((taken[name][0] if taken else name).split("/", 1)) for name in names}
-    firsts, rests = ({pair[n] for pair in pairs if len(pair) > n} for n in (0, 1))
-    if len(pairs) <= max(len(firsts), len(rests)) or min(len(firsts), len(rests)) < 2:
-        return
-    levels = zip(*(name.split("/") for name in names), strict=False)
-    of_seeds = [n for n, level in enumerate(levels) if all(map(ONLY_SEED.match, level))]
-    parts = ["(?P<{}>[^/]+)", "(?P<{}>.+)"]
-    if taken and of_seeds:
-        parts.insert(of_seeds[0], r"[^/]*?(?P<seed>\d+)")
-    elif taken:
-        parts[1] = r"(?P<{}>.+?)[^/\d]*(?P<seed>\d+)"
-    way = f"--pattern '^{'/'.join(parts)}$'"
-    shown = [", ".join(sorted(each)[:SHOWN]) for each in (firsts, rests)]
-    raise ValueError(
-        f"are the arms the folders ({shown[0]}) and what is in them ({shown[1]}) the tasks "
-        f"({way.format('arm', 'task')}), or the other way round ({way.format('task', 'arm')})? "
-        "--arm file takes each file for an arm"
+    both, seed = "(?P<{}>[^/]+)/(?P<{}>.+", r"(?P<seed>\d+)"
+    levels = {tuple(taken.get(name, (name, ""))[0].split("/", 1)) for name in names}
+    firsts, rests = ({one[n] for one in levels if len(one) > n} for n in (0, 1))
+    files = (
+        files and len(levels) > max(len(firsts), len(rests)) and min(len(rests), len(firsts)) > 1
     )
+    of_seeds = files and all(ONLY_SEED.match(name.partition("/")[0]) for name in names)
+    found = [match for name in names if (match := SEED_INSIDE.fullmatch(name))]
+    patterns = {f"^[^/]*?{seed}/{both})$": True} if of_seeds else {}
+    if found and len(found) == len(names):
+        patterns[f"^(?P<{{}}>.+?){found[0]['gap']}{seed}{found[0]['next']}(?P<{{}}>.+)$"] = False
+    end = rf"?)[-_./ ]+[A-Za-z]*[-_=# ]*{seed}$" if taken else ")$"
+    patterns |= {f"^{both}{end}": True} if files else {}
+    for sign in "_- " if files else "_-/ ":
+        patterns[f"^(?P<{{}}>[^{sign}]+){sign}(?P<{{}}>.+{end}"] = False
+        patterns[f"^(?P<{{}}>.+?){sign}(?P<{{}}>[^{sign}]+{end}"] = False
+    for pattern, is_sure in patterns.items():
+        matches = [re.match(pattern.format("arm", "task"), name) for name in names]
+        pairs = {(match["arm"], match["task"]) for match in matches if match}
+        sides = [sorted({pair[n] for pair in pairs}) for n in (0, 1)]
+        sets = [sum(DATA_SETS.search(plain_name(each)) is not None for each in s) for s in sides]
+        few, many = sorted(map(len, sides))
+        is_inside = "(?P<seed>" in pattern[:-1] and not pattern.endswith(end)
+        is_grid = len(pairs) == few * many and (is_inside or max(sets) > 1)
+        is_grid |= is_sure and len(pairs) > many
+        if None in matches or few < 2 or not is_grid:
+            continue
+        if baseline in {taken.get(name, (name, ""))[0] for name in names}:
+            return
+        ways = [
+            Way(f"the arms are {', '.join(side[:SHOWN])}", {}, "block", (), pattern.format(*order))
+            for side, order in zip(sides, (("arm", "task"), ("task", "arm")), strict=True)
+        ]  # fmt: skip
+        ways = ways[:: -1 if sets[0] > sets[1] else 1]
+        ways += [Way("each file is one", {"arm": ("file",)})] * files
+        raise Open(f"names of arms as {names[0]!r} have two parts that cross: ", ways, ())
 
 
 def _by_pattern(arms: Column, pattern: str) -> dict[str, dict[str, str]]:

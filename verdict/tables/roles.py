@@ -72,7 +72,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("step", r"_?step|(\w+_)?(global_?step|step|steps|frame|iter|iters|iteration|iterations|"
          r"epoch|generations?|updates?|num_updates|env_steps|timesteps?|frames|training_iteration|"
          r"batch_idx|round|rounds|it)", "by its name: a step of training"),
-        ("scale", r"samples_seen|tokens_seen|scale|tokens|compute|(n|num|train\w*)_tokens",
+        ("scale", r"(\w+_)?(samples|tokens|examples|images|pairs|sequences|bytes|words|items)_"
+         r"(seen|processed|consumed|trained)|scale|tokens|compute|(n|num|train\w*)_tokens",
          "by its name: how large a run was"),
         ("time", r"(\w+_)?(train|test|eval|fit|tune|build|load|predict|inference)_(s|secs?|ms|min)|"
          r"(eval|train|test|val|predict)_(\w+_)?(runtime|samples_per_second|"
@@ -91,7 +92,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"instances?(_name|_id)?|series(_name|_id)?|regions?|roi|country|"
          r"dataset_(config|path)|(\w+_)?(in|out)_?(of_)?distribution",
          "by its name: what is tested on"),
-        ("identifier", r"_?(\w+_)?(id|ids|uuid|guid|hash|fingerprint|checksum|sha|sha\d+|commit|"
+        ("identifier", r"rank_(test|train|val)_\w+|"
+         r"_?(\w+_)?(id|ids|uuid|guid|hash|fingerprint|checksum|sha|sha\d+|commit|"
          r"md5|url|urls|uri|filepath|file_path|path|filename|dir|directory|folder|logdir|link|pid|"
          r"hostname)|_?(host|node_ip|ip|user|username|author|email|artifact\w*|sweep|job_type|gpu|"
          r"gpus|gpu_type|gpu_name|device|entity|project|doi|bibkey|citation|experiment_(tag|key)|"
@@ -110,7 +112,8 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"upper)_(bound|limit|ci|err(or)?)\w*|variation|(\w+_)?([tzf]_?test|[tzf]_?stat\w*|"
          r"[tzf]_value|p_?val(ue)?s?|[pt]_?adj\w*|wilcoxon\w*|cohens?_d|effect_size|significan\w+)",
          "by its name: a spread, not a value"),
-        ("setting", r"rank_(test|train|val)_\w+|lr_\w+|(\w+_)?versions?|"
+        ("setting", r"lr_\w+|(\w+_)?versions?|"
+         r"(lambda|lam|alpha|beta|gamma|tau|mu|coeff?)_\w+|"
          r"(\w+_)?(lr\d*|learning_rate|wd|"
         r"weight_decay|batch_?size|bs|bsz|dropout\w*|"
          r"num_\w+_steps|height|momentum|beta\d?|beta_\d|betas|gamma|alpha|lambda|lam|tau|temperature|temp|eps|epsilon|"
@@ -171,6 +174,13 @@ CROSSING = re.compile(
     r"(_?(id|idx|index|no|num|number|name))?"
 )
 SPLIT_NAME = re.compile(r"(\w+_)?(split|splits|phase|partition|set|mode|part|stage)")
+# Names of settings that are as often names of results: the cells decide.
+OPEN_SETTING = re.compile(
+    r"(?!learning|keep|(\w+_)?dropout)((\w+_)?(ratio|rate|fraction|frac|share|proportion|prob|noise)"
+    r"(_(pct|percent))?|(lambda|lam|alpha|beta|gamma|tau|mu|coeff?)_\w+)"
+)
+NO_METRIC = re.compile(r"ranks?_(test|train|val|of)|(lambda|lam|alpha|beta|gamma|tau|mu|coeff?)_")
+THRESHOLD = re.compile(r"(?<!_at)(?<!_best)_(thr|thresh|threshold)$")
 SPLITS = ("test", "testing", "eval", "evaluation", "val", "valid", "validation", "dev", "train",
           "training")  # fmt: skip
 DATA_SETS = re.compile(
@@ -199,6 +209,7 @@ LIKE_TASKS, LIKE_RUNS = 1000.0, 20.0
 MOST_NAMED_ARMS = 12  # columns that are arms, of which one may have the name of a metric by chance
 MOST_ANSWERS = 4  # distinct cells of a column of true and false, with blanks
 MOST_STATES = 15  # distinct ones of a column of states
+ROUND = 2  # significant digits of a setting, at most
 LEAST_ROWS = 8  # from which few distinct numbers say that a column is a setting
 
 
@@ -228,12 +239,14 @@ class Way:
     """An answer to a question: columns of roles, or values that choose rows.
 
     grows: the role that takes what the answer leaves open, `where` for further values; "": none.
+    pattern: of the arms' names.
     """
 
     what: str
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     grows: str = ""
     where: Chosen = ()
+    pattern: str | None = None
 
     @property
     def text(self) -> str:
@@ -241,7 +254,8 @@ class Way:
         words = [word for role, names in self.names.items() for word in (OPTIONS[role], *names)]
         words += ["--where"] * bool(self.where)
         words += [f"{name}={value}" for name, value in self.where]
-        return " ".join(map(_quoted, words)) + (f" ({self.what})" if self.what else "")
+        texts = [*map(quoted, words), *([f"--pattern '{self.pattern}'"] if self.pattern else [])]
+        return " ".join(texts) + (f" ({self.what})" if self.what else "")
 
     @property
     def size(self) -> int:
@@ -258,17 +272,20 @@ class Way:
 
 class Open(ValueError):
     """A question that has answers. names: the columns without a role. where: values of them that
-    choose the rows of most arms.
+    choose the rows of most arms. otherwise: what is said where no answer leads to a comparison;
+    "": all are shown all the same.
     """
 
     def __init__(
-        self, text: str, ways: Sequence[Way], names: Sequence[str], where: Chosen = ()
-    ) -> None:
-        super().__init__(f"{text}{', '.join(way.text for way in ways)}")
+        self, text: str, ways: Sequence[Way], names: Sequence[str], where: Chosen = (),
+        otherwise: str = "",
+    ) -> None:  # fmt: skip
+        super().__init__(f"{text}{', '.join(way.text for way in ways) or otherwise}")
         self.text, self.ways, self.names, self.where = text, ways, names, where
+        self.otherwise = otherwise
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     """A name as one word of a command."""
     return name if len(name.split()) == 1 else f"'{name}'"
 
@@ -455,7 +472,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         return "metric", "by its name"
     if known and first is not None and _is_metric_first(plain, first[0]):
         return "metric", "by its name"
-    if first is not None and first[0] == "setting" and is_numeric and METRIC_PREFIX.match(name):
+    is_setting = first is not None and first[0] == "setting" and is_numeric
+    if is_setting and METRIC_PREFIX.match(name) and not THRESHOLD.search(plain):
         return "metric", "by its prefix: a metric"
     if first is None:
         if prefix:
@@ -484,7 +502,7 @@ def _is_metric_first(plain: str, role: str) -> bool:
         return re.search(of_model, plain) is not None or (
             plain.endswith(("per_second", "per_sec")) and not of_tracker
         )
-    if re.match(r"ranks?_(test|train|val|of)", plain):
+    if NO_METRIC.match(plain) or THRESHOLD.search(plain):
         return False
     if role in ("spread", "setting", "count", "step"):
         facts = name_facts(plain)
@@ -499,6 +517,11 @@ def _checked(
 ) -> tuple[str, str]:
     """A role by name, unless the cells say that it cannot be."""
     role, reason = found
+    is_told = SETTING_PREFIX.match(name) is not None
+    if role == "setting" and is_numeric and OPEN_SETTING.fullmatch(plain_name(name)) and (
+        not is_told and are_measured(column)
+    ):  # fmt: skip
+        return "metric", "numbers that hardly repeat"
     if (
         role == "count"
         and is_numeric
@@ -543,6 +566,21 @@ def are_whole(column: Column) -> bool:
     """Whether the numbers of a column are whole."""
     numbers = [cell.value for cell in column.cells if cell.value is not None]
     return all(number == int(number) for number in numbers)
+
+
+def _digits(column: Column) -> list[int]:
+    """How many significant digits each distinct number of a column has, the fewest first."""
+    texts = [f"{abs(cell.value):.6g}" for cell in column.cells if cell.value is not None]
+    return sorted(len(re.sub(r"^[0.]+|\.|e.*", "", text).rstrip("0")) for text in texts)
+
+
+def are_measured(column: Column) -> bool:
+    """Whether numbers hardly repeat and most have several digits, as results have, not settings."""
+    digits, rows = _digits(column), int(column.is_there().sum())
+    least = 3 if rows >= LEAST_ROWS else 4
+    middle = digits[len(digits) // 2] if digits else 0
+    is_long = len(digits) >= LEAST_ROWS and middle > least + 1
+    return is_long or (2 * len(digits) > rows > 1 and middle >= least)
 
 
 def _are_metrics(present: Sequence[object]) -> bool:
@@ -742,7 +780,12 @@ def _keep_values(frame: Frame, roles: Roles) -> None:
 
 
 def _settle_settings(frame: Frame, roles: Roles) -> None:
-    """Columns of numbers with an unknown name that hold the same in every row, and `file`."""
+    """Columns of numbers with an unknown name that hold the same in every row, or round numbers
+    left of all known metrics, which have more digits.
+    """
+    known = [name for name in roles.values if is_known(name) and are_measured(frame.columns[name])]
+    names = list(frame.columns)
+    left = names[: names.index(known[0])] if known and not frame.history else []
     for name in roles.values:
         column = frame.columns[name]
         if (
@@ -754,6 +797,10 @@ def _settle_settings(frame: Frame, roles: Roles) -> None:
             continue
         if len(column.present()) == 1 and frame.rows > 2 and column.is_there().all():
             roles.given[name] = ("setting", "the same in every row")
+        is_round = max(_digits(column), default=0) <= ROUND
+        is_even = 2 * len(column.present()) <= frame.rows or (np.diff(column.numbers()) > 0).all()
+        if name in left and is_round and is_even and not CROSSING.fullmatch(plain_name(name)):
+            roles.given[name] = ("setting", "round numbers left of the metrics")
     _keep_values(frame, roles)
 
 
@@ -960,7 +1007,7 @@ def _best(frame: Frame, roles: Roles, candidates: Sequence[str]) -> str | None:
     blank = [name for name in unnamed if not name]
     if blank:
         return blank[0]
-    raise _which_arm(frame, unnamed)
+    raise _which_arm(frame, roles, unnamed)
 
 
 def _check_blank(frame: Frame, roles: Roles, name: str) -> None:
@@ -981,10 +1028,22 @@ def _check_blank(frame: Frame, roles: Roles, name: str) -> None:
     )
 
 
-def _which_arm(frame: Frame, names: Sequence[str]) -> Open:
+def of_each_row(frame: Frame, roles: Roles) -> tuple[str, ...]:
+    """An identifier that each row has its own value of, as the number of a trial."""
+    alone = (
+        name for name in roles.of("identifier")
+        if name in frame.columns and len(frame.columns[name].present()) == frame.rows
+    )  # fmt: skip
+    return tuple(itertools.islice((name for name in alone if name not in ("", "file")), 1))
+
+
+def _which_arm(frame: Frame, roles: Roles, names: Sequence[str]) -> Open:
     shown = "; ".join(f"{name!r} ({values_of(frame.columns[name])})" for name in names[:6])
     ways = [Way("all that differ, together", {"arm": tuple(names)}, "arm")]
     ways += [Way(f"to compare {name!r}", {"arm": (name,)}, "block") for name in names[:SHOWN]]
+    if not roles.seed and (rows := of_each_row(frame, roles)):
+        what = "each row a run, as of a search"
+        ways += [Way(what, {"arm": (name,), "seed": rows}) for name in names[:SHOWN]]
     return Open(
         f"which column names the arm? --arm COLUMN, or several that name it together: {shown}; ",
         ways, names,
@@ -1065,7 +1124,7 @@ def _last_resort(frame: Frame, roles: Roles) -> tuple[str, ...]:
         roles.give("arm", varying, "the only column that tells rows apart")
         return (varying[0],)
     if len(varying) > 1:
-        raise _which_arm(frame, varying)
+        raise _which_arm(frame, roles, varying)
     identifiers = [
         name
         for name, (role, _) in roles.given.items()

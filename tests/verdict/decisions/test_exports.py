@@ -21,7 +21,7 @@ from clipmill.verdict.decide.page import arm_rows, decision_lines, headline
 from clipmill.verdict.decide.verdicts import Decision, Question, Runs, decide
 from clipmill.verdict.stats.analysis import mean_sd
 from clipmill.verdict.tables.account import Account
-from clipmill.verdict.tables.reader import Measurement, Results
+from tests.support.measurements import Measurement, results_of
 from tests.verdict.decisions.test_account import ACCOUNT, facts
 from tests.verdict.decisions.test_page import Read, decided, in_unit, with_account
 
@@ -225,7 +225,7 @@ def two_tasks() -> Decision:
         for arm, mean in (("raw", 0.3), ("b", 0.55))
         for seed in range(4)
     ]
-    return decide(Results.of(rows, scales={0.0: ""}, costs=True), Question())
+    return decide(results_of(rows, scales={0.0: ""}, costs=True), Question())
 
 
 def test_csv_has_a_row_for_each_arm_and_task_with_full_precision() -> None:

@@ -12,8 +12,8 @@ from clipmill.manifests.text import is_printable
 from clipmill.verdict.decide.page import decision_lines, render_decision
 from clipmill.verdict.decide.verdicts import Decision, Question, decide
 from clipmill.verdict.tables.account import Account, account_texts
-from clipmill.verdict.tables.reader import Measurement, Results
 from clipmill.verdict.wording import MINUS
+from tests.support.measurements import Measurement, results_of
 from tests.verdict.decisions.test_account import ACCOUNT
 
 
@@ -32,7 +32,7 @@ def decided(means: dict[str, float], noise: float = 0.01, seeds: int = 4, **more
             value = mean + noise * float(rng.normal())
             one = {"task": "cars", "metric": "accuracy", **more}
             rows.append(Measurement(arm=arm, seed=seed, value=value, **one))
-    return decide(Results.of(rows, scales={0.0: ""}, costs=True), Question())
+    return decide(results_of(rows, scales={0.0: ""}, costs=True), Question())
 
 
 def in_unit(decision: Decision, unit: str) -> Decision:

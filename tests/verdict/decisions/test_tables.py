@@ -15,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from clipmill.verdict.tables.account import Count
-from clipmill.verdict.tables.reader import Measurement, Results, read_results
+from clipmill.verdict.tables.reader import Results, read_results
 from clipmill.verdict.tables.roles import Columns
+from tests.support.measurements import Measurement, rows_of
 
 LONG = [
     {"arm": arm, "seed": seed, "task": task, "metric": "accuracy", "value": base + seed / 100}
@@ -51,7 +52,7 @@ def read(folder: Path, text: str | bytes, name: str = "runs.csv", **told: object
 
 
 def values(results: Results) -> dict[tuple[str, int, str], float]:
-    return {(row.arm, row.seed, row.task): row.value for row in results.rows}
+    return {(row.arm, row.seed, row.task): row.value for row in rows_of(results)}
 
 
 def role(results: Results, name: str) -> str:
@@ -127,7 +128,7 @@ def test_every_form_gives_the_same_measurements(tmp_path: Path, name: str, text:
     ],
 )
 def test_numbers_as_people_write_them(tmp_path: Path, text: str, value: float) -> None:
-    (row,) = read(tmp_path, text).rows
+    (row,) = rows_of(read(tmp_path, text))
     assert row.value == pytest.approx(value)
 
 
@@ -135,13 +136,13 @@ def test_a_column_with_one_value_names_no_arm(tmp_path: Path) -> None:
     """As in DCLM's table of models: `name` is where the evaluation ran."""
     text = "name,model,Core,params\n/eval,c4,0.3,1000\n/eval,rw,0.4,1000\n"
     results = read(tmp_path, text)
-    assert [row.arm for row in results.rows] == ["c4", "rw"]
+    assert [row.arm for row in rows_of(results)] == ["c4", "rw"]
     assert role(results, "params") == "setting"
 
 
 def test_an_unnamed_column_of_names_is_the_arm(tmp_path: Path) -> None:
     results = read(tmp_path, ",cars\nraw,0.1\nclip30,0.2\n")
-    assert [row.arm for row in results.rows] == ["raw", "clip30"]
+    assert [row.arm for row in rows_of(results)] == ["raw", "clip30"]
 
 
 def test_sizes_of_a_model_are_no_results(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_files_of_the_same_arms_are_scales_if_asked(tmp_path: Path) -> None:
     for size in ("1m", "60m"):
         read(tmp_path, "index,pile_loss\n1,3.0\n2,2.5\n", f"loss_{size}.csv")
     results = read_results([str(tmp_path)], Columns(names={"scale": ("file",)}))
-    assert {(row.arm, results.scales[row.scale]) for row in results.rows} == {
+    assert {(row.arm, results.scales[row.scale]) for row in rows_of(results)} == {
         (arm, size) for arm in ("1", "2") for size in ("loss_1m", "loss_60m")
     }
 
@@ -179,13 +180,13 @@ def test_urls_folders_of_urls_and_pipes_are_read(tmp_path: Path) -> None:
 
 def test_rows_that_repeat_another_one_are_counted(tmp_path: Path) -> None:
     results = read(tmp_path, f"{CSV}\n" + "\n".join(CSV.split("\n")[1:]))
-    assert len(results.rows) == len(LONG)
+    assert len(rows_of(results)) == len(LONG)
     assert counts(results.account.cells_left_out) == {"that repeat another row of their run": 8}
 
 
 def test_seeds_beyond_the_precision_of_a_float_stay_apart(tmp_path: Path) -> None:
     results = read(tmp_path, "arm,seed,value\na,12345678901234567890,1\na,12345678901234567891,2\n")
-    assert len({row.seed for row in results.rows}) == 2
+    assert len({row.seed for row in rows_of(results)}) == 2
 
 
 def test_every_column_has_one_role_and_every_row_and_cell_is_counted(tmp_path: Path) -> None:
@@ -202,7 +203,7 @@ def test_every_column_has_one_role_and_every_row_and_cell_is_counted(tmp_path: P
 
 
 def test_lm_evals_results_have_their_task_size_and_direction(tmp_path: Path) -> None:
-    assert read(tmp_path, json.dumps(LM_EVAL), "results_1.json").rows == (
+    assert rows_of(read(tmp_path, json.dumps(LM_EVAL), "results_1.json")) == (
         Measurement("raw", 0, "hellaswag", "acc", 0.4, samples=9, higher=True),
     )
 
@@ -224,7 +225,7 @@ def test_a_folder_of_clip_benchmarks_files_has_an_arm_for_each_model(tmp_path: P
     (tmp_path / "samples_cars.jsonl").write_text("{}")
     results = read_results([str(tmp_path)])
 
-    assert {(row.arm, row.task, row.metric) for row in results.rows} == {
+    assert {(row.arm, row.task, row.metric) for row in rows_of(results)} == {
         (model, task, metric)
         for model in ("a", "b")
         for task in ("cars", "pets")
@@ -236,7 +237,7 @@ def test_files_of_one_row_each_name_the_arm_by_what_differs_in_their_paths(tmp_p
     for arm in ("raw", "clip30"):
         read(tmp_path, json.dumps({"key": "cars", "metrics": {"acc1": 0.5}}), f"{arm}/eval.jsonl")
 
-    assert {row.arm for row in read_results([str(tmp_path)]).rows} == {"raw", "clip30"}
+    assert {row.arm for row in rows_of(read_results([str(tmp_path)]))} == {"raw", "clip30"}
 
 
 def test_own_results_are_read(tmp_path: Path) -> None:
@@ -249,7 +250,7 @@ def test_a_pattern_takes_arm_scale_and_seed_from_the_name(tmp_path: Path) -> Non
     text = "name,cars\npool_s_clip_1,0.1\npool_m_clip_2,0.2\nother,0.3\n"
     pattern = r"(?P<arm>pool)_(?P<scale>s|m)_(?P<arm2>\w+)_(?P<seed>\d)"
     results = read(tmp_path, text, pattern=pattern)
-    assert [(r.arm, r.seed, results.scales[r.scale]) for r in results.rows] == [
+    assert [(r.arm, r.seed, results.scales[r.scale]) for r in rows_of(results)] == [
         ("pool_clip", 1, "s"),
         ("pool_clip", 2, "m"),
     ]
@@ -296,8 +297,8 @@ def test_cells_that_are_no_number_are_counted_and_percentages_are_shares(tmp_pat
 
 def test_rows_that_count_can_be_chosen(tmp_path: Path) -> None:
     results = read(tmp_path, CSV, where=(("task", "objects"), ("seed", "0"), ("seed", "1")))
-    assert {row.task for row in results.rows} == {"objects"}
-    assert len(results.rows) == 4
+    assert {row.task for row in rows_of(results)} == {"objects"}
+    assert len(rows_of(results)) == 4
 
 
 @pytest.mark.parametrize(
@@ -328,5 +329,6 @@ def test_a_run_that_diverged_is_left_out_with_a_note(tmp_path):
     path = tmp_path / "runs.csv"
     path.write_text("arm,seed,accuracy\na,0,0.4\na,1,0.5\nb,0,nan\nb,1,0.6\nb,2,-inf\nb,3,\n")
     results = read_results([str(path)])
-    assert [(row.arm, row.value) for row in results.rows] == [("a", 0.4), ("a", 0.5), ("b", 0.6)]
+    found = [(row.arm, row.value) for row in rows_of(results)]
+    assert found == [("a", 0.4), ("a", 0.5), ("b", 0.6)]
     assert sum(counts(results.account.cells_left_out).values()) == 3

@@ -13,9 +13,10 @@ import pytest
 from clipmill.verdict.decide.page import decision_lines
 from clipmill.verdict.decide.verdicts import Question, decide
 from clipmill.verdict.stats.analysis import TaskScores, analyse
-from clipmill.verdict.tables.reader import Measurement, Results, read_results
+from clipmill.verdict.tables.reader import Results, read_results
 from clipmill.verdict.tables.roles import Columns
 from tests.support import commands
+from tests.support.measurements import Measurement, results_of
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 RUNS = EXAMPLES / "cifar10_120_runs.parquet"
@@ -40,7 +41,7 @@ def table(
 
 
 def results(rows: list[Measurement]) -> Results:
-    return Results.of(rows, costs=True)
+    return results_of(rows, costs=True)
 
 
 def test_the_verdicts_are_those_of_an_ablation() -> None:
