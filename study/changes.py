@@ -322,8 +322,7 @@ class PartDifferences:
             for pair in pairs
         ]
         rows = differences(values, noise, pairs, noises, one_baseline=True, limit=1.0)
-        correlation = min(0.5, noise.fit.least_correlation(pairs))
-        return dunnett_family(rows, correlation, 0.0, penalty)
+        return dunnett_family(rows, noise.fit.least_correlation(pairs), 0.0, penalty)
 
 
 # --- by sample -----------------------------------------------------------------------------------

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """How often the verdicts of an ablation are wrong: simulated tables of runs, without training.
 
-example: python benchmarks/studies/verdicts.py --tables 20000 --layouts 2000 --unlike 1000
-         python benchmarks/studies/verdicts.py --page
+example: python benchmarks/studies/verdicts.py              # all tables of the page, 4 CPU minutes
+         python benchmarks/studies/verdicts.py --share 0.01  # a trial, which writes nothing
+         python benchmarks/studies/verdicts.py --page        # writes the page from the result again
 
 Nothing differs in any table: every arm has the baseline's mean. The intervals are those of
 `clipmill.verdict.stats.analyse`, written for many tables at once; a test compares both on single
 tables. A design is a number of arms, seeds and extra runs (A/A, controls), and the spread of each.
-Runs that no seed pairs (`--layouts` tables of each) and runs that are unlike in number, spread or
-law (`--unlike` tables of each, also of the smallest visible difference and of scales) go through
-`analyse` itself. The designs were fixed before the first simulation. A part whose number is 0 stays
-as it is in the result, benchmarks/results/verdicts.json. `--page` simulates nothing: it writes the
-tables of docs/statistics.md from that file.
+Runs that no seed pairs go through `analyse` itself, as do models without seeds. The designs were
+fixed before the first simulation. One run simulates all of them, writes
+benchmarks/results/verdicts.json and puts its tables into docs/statistics.md. `--page` simulates
+nothing: it writes the page from that file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,8 +39,11 @@ from clipmill.verdict.stats.scales import agreement_of, gaps_of
 PAGE = ROOT / "docs" / "statistics.md"
 RESULT = ROOT / "benchmarks" / "results" / "verdicts.json"
 TABLES = 20_000
-LAYOUT_TABLES = 2000
-UNLIKE_TABLES = 1000
+LAYOUT_TABLES = 1000
+UNLIKE_TABLES = 10_000
+MODEL_TABLES = 1000  # and of scales
+FOUND_TABLES = 4000
+SORTED_TABLES = 100  # of a single group: through `analyse`, also with their rows sorted
 SEEDS = (2, 3, 5, 10)
 ARMS = (1, 2, 4, 8)
 LARGEST_DF = 1000.0
@@ -72,10 +76,11 @@ class Row:
     control_called: float | None
 
 
-def critical(alpha: float, arms: int, df: Array) -> Array:
+def critical(alpha: float, arms: int, df: Array, correlation: float = 0.5) -> Array:
     """Dunnett's critical values for an array of degrees of freedom, interpolated in their logs."""
     grid = np.geomspace(1.0, LARGEST_DF, 80)
-    table = np.log([dunnett_critical(alpha, float(one), Family(arms)) for one in grid])
+    family = Family(arms, correlation)
+    table = np.log([dunnett_critical(alpha, float(one), family) for one in grid])
     found: Array = np.exp(np.interp(np.log(df), np.log(grid), table))
     return found
 
@@ -304,20 +309,28 @@ UNLIKE: dict[str, Layout] = {
         for k in (1, 4, 10)
     },
     **{
-        f"baseline 3 seeds and SD {sd}, {k} arms x 10": _seeds([3] + [10] * k, [sd] + [1] * k)
-        for k, sd in ((4, 1), (4, 3))
+        f"baseline {n} seeds and SD {sd}, {k} arms x 10": _seeds([n] + [10] * k, [sd] + [1] * k)
+        for n, sd, k in ((2, 3, 2), (2, 10, 4), (3, 1, 4), (3, 3, 2), (3, 3, 4), (3, 10, 4),
+                         (5, 1, 4), (5, 3, 4))
     },
     **{
-        f"one arm 2 seeds and SD {sd}, all others 10, {k} arms": _seeds(
-            [10, 2] + [10] * (k - 1), [1, sd] + [1] * (k - 1)
+        f"one arm {n} seeds and SD {sd}, all others 10, {k} arms": _seeds(
+            [10, n] + [10] * (k - 1), [1, sd] + [1] * (k - 1)
         )
-        for k, sd in ((1, 3), (4, 1), (4, 3), (10, 3))
+        for n, sd, k in ((2, 3, 1), (2, 3, 2), (2, 10, 2), (2, 1, 4), (2, 3, 4), (2, 10, 4),
+                         (2, 3, 10), (3, 1, 4), (3, 3, 4), (3, 10, 2), (3, 10, 4))
     },
     "baseline 5 seeds, 6 arms of 2, 3, 4, 6, 8, 10": _seeds([5, 2, 3, 4, 6, 8, 10]),
-    "baseline 2 runs, 4 arms x 10, no seeds": Layout(runs=(2, 10, 10, 10, 10)),
-    "baseline 2 runs and SD 3, 4 arms x 10, no seeds": Layout(
-        runs=(2, 10, 10, 10, 10), spreads=(3, 1, 1, 1, 1)
+    "baseline 5 seeds, 6 arms of 2 to 10, that of 2 has SD 3": _seeds(
+        [5, 2, 3, 4, 6, 8, 10], [1, 3, 1, 1, 1, 1, 1]
     ),
+    "baseline 2 runs, 4 arms x 10, no seeds": Layout(runs=(2, 10, 10, 10, 10)),
+    **{
+        f"baseline {n} runs and SD {sd}, 4 arms x 10, no seeds": Layout(
+            runs=(n, 10, 10, 10, 10), spreads=(sd, 1, 1, 1, 1)
+        )
+        for n, sd in ((2, 3), (2, 10), (3, 1), (3, 3))
+    },
     "one arm 2 runs and SD 3, all others 10, 4 arms, no seeds": Layout(
         runs=(10, 2, 10, 10, 10), spreads=(1, 3, 1, 1, 1)
     ),
@@ -342,6 +355,9 @@ UNLIKE: dict[str, Layout] = {
         [5, 1, 1, 1, 1], [1, 3, 3, 3, 3], models=True, felt=1.0
     ),
 }  # fmt: skip
+
+
+ALL_LAYOUTS = {**LAYOUTS, **UNLIKE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -427,9 +443,34 @@ def sorted_rows(tasks: Mapping[str, TaskScores]) -> dict[str, TaskScores]:
     return rows
 
 
+def simulate_single_group(name: str, tables: int) -> LayoutRow:
+    """A layout of a single group and one task without samples, all tables at once; the first ones
+    also through `analyse`, in the order of their rows and sorted.
+    """
+    simulate_layout(name, min(tables, SORTED_TABLES))
+    layout = LAYOUTS[name]
+    row, generator = simulate_unlike(name, tables), _generator(name)
+    if len(set(layout.runs)) > 1:
+        return row
+    values = unlike_values(layout, generator, tables).reshape(tables, len(layout.runs), -1)
+    values = np.sort(values, axis=2)
+    means = values.mean(2)
+    far = np.abs(means[:, 1:] - means[:, :1]) > half_widths(values, len(layout.runs) - 1)
+    return replace(row, by_place=100 * float(far.any(1).mean()))
+
+
+def _is_plain(layout: Layout) -> bool:
+    """A single group and one task without samples."""
+    return (layout.blocks, layout.pairs, layout.samples, layout.tasks) == (1, False, 0, 1)
+
+
+def _generator(name: str) -> np.random.Generator:
+    return np.random.default_rng([*ALL_LAYOUTS[name].runs, *name.encode()])
+
+
 def simulate_layout(name: str, tables: int) -> LayoutRow:
     """One layout. AssertionError if rows that are sorted give another number."""
-    layout = {**LAYOUTS, **UNLIKE}[name]
+    layout = ALL_LAYOUTS[name]
     generator = np.random.default_rng([*layout.runs, len(name)])
     block_of = {run: run * layout.blocks // max(layout.runs) for run in range(max(layout.runs))}
     groups = None if layout.pairs else block_of
@@ -481,6 +522,119 @@ def simulate_layout(name: str, tables: int) -> LayoutRow:
 
 def _holds(low: float | None, value: float, high: float | None) -> bool:
     return low is not None and high is not None and low <= value <= high
+
+
+# --- runs that are unlike ------------------------------------------------------------------------
+
+
+def unlike_values(layout: Layout, generator: np.random.Generator, tables: int) -> Array:
+    """(tables, all runs) of the arms in order, the baseline first; of seeds only what one arm feels
+    more than the others, as the rest is in no difference.
+    """
+    spreads = layout.spreads or (1.0,) * len(layout.runs)
+    seeds = generator.standard_normal((tables, max(layout.runs)))
+    rows = []
+    for number, (count, spread) in enumerate(zip(layout.runs, spreads, strict=True)):
+        noise = LAWS[layout.law](generator, tables * count).reshape(tables, count) * spread
+        if layout.varied:
+            noise = noise * np.exp(generator.standard_normal((tables, 1)))
+        if layout.felt and number == 1:
+            noise = noise + (layout.felt - 1) * seeds[:, :count]
+        rows.append(noise)
+    return np.concatenate(rows, axis=1)
+
+
+def unlike_half_widths(values: Array, runs: Sequence[int], pairs: bool) -> tuple[Array, Array]:
+    """(tables, arms) differences to the baseline and half-widths of their intervals, of values as
+    `unlike_values` gives them; pairs: by seed, otherwise a single group.
+    """
+    count, of_arm = len(runs), np.repeat(np.arange(len(runs)), runs)
+    group = np.concatenate([np.arange(n) * pairs for n in runs])
+    design = np.hstack([np.eye(count)[of_arm], np.eye(max(runs))[group]])
+    inverse = np.linalg.pinv(design)
+    maker = np.eye(len(design)) - design @ inverse
+    contrasts = inverse[1:count] - inverse[0]
+    residuals = values @ maker
+    df = float(round(np.trace(maker)))
+    shared = (residuals**2).sum(1) / df
+    by_arm = [values[:, of_arm == arm] for arm in range(count)]
+    fewest = np.minimum(runs[0], runs[1:])
+    if pairs:
+        own = [(by_arm[a][:, :n] - by_arm[0][:, :n]).var(1, ddof=1) for a, n in _counted(fewest)]
+        own_df = np.tile(fewest - 1.0, (len(values), 1))
+    else:
+        own, own_df = [], np.ones((len(values), count - 1))
+        for arm in range(1, count):
+            n, m = runs[arm], runs[0]
+            first = by_arm[arm].var(1, ddof=1) * 2 * m / (n + m)
+            second = by_arm[0].var(1, ddof=1) * 2 * n / (n + m)
+            own.append(first + second)
+            own_df[:, arm - 1] = own[-1] ** 2 / (first**2 / (n - 1) + second**2 / (m - 1))
+    variance, factor = np.array(own).T, (contrasts**2).sum(1)
+    few = fewest < max(runs)
+    if few.any():
+        of_runs, weights = [], []
+        for arm in range(count):
+            inside = of_arm == arm
+            kept = (maker[np.ix_(inside, inside)] ** 2).sum()
+            leaked = (maker[np.ix_(inside, ~inside)] ** 2).sum()
+            square = (residuals[:, inside] ** 2).sum(1)
+            of_runs.append(np.maximum(0.0, (square - leaked * shared) / kept))
+            weights.append((contrasts[:, inside] ** 2).sum(1) * 2 / factor)
+        variance = np.where(few, np.array(of_runs).T @ np.array(weights), variance)
+        own_df = np.where(few, np.minimum(own_df, fewest - 1), own_df)
+    used, variance = _moderated(2 * shared[:, None], df, variance, own_df, fewest, few)
+    joint = contrasts @ contrasts.T / np.sqrt(np.outer(factor, factor))
+    correlation = max(0.0, min(0.5, float(joint.min()))) if count > 2 else 0.5
+    quantiles = critical(0.05, count - 1, used, round(correlation, 9))
+    return values @ contrasts.T, quantiles * np.sqrt(variance * factor / 2)
+
+
+def _counted(fewest: Array) -> list[tuple[int, int]]:
+    return list(enumerate(fewest.tolist(), start=1))
+
+
+def _moderated(
+    pooled: Array, df: float, own: Array, own_df: Array, fewest: Array, few: Array
+) -> tuple[Array, Array]:
+    """(tables, arms) degrees of freedom and variances of `moderated_spreads`."""
+    full = fewest == fewest.max()
+    mean = own[:, full].mean(1, keepdims=True)
+    mean_df = own_df[:, full].min(1, keepdims=True)
+    wide = mean > pooled
+    shared, of_mean = np.where(wide, pooled / 2, pooled), np.where(wide, mean / 2, 0.0)
+    prior = shared + of_mean
+    raised = (own > prior) | few
+    shared, of_mean = np.where(raised, shared / 2, shared), np.where(raised, of_mean / 2, of_mean)
+    of_own = np.where(raised, np.maximum(own, prior) / 2, 0.0)
+    variance = shared + of_mean + of_own
+    below = np.where(
+        few,
+        (of_mean + of_own) ** 2 / own_df,
+        of_mean**2 / mean_df + of_own**2 / own_df,
+    )
+    return np.clip(variance**2 / (shared**2 / df + below), 1.0, df), variance
+
+
+def simulate_unlike(name: str, tables: int) -> LayoutRow:
+    """One design of runs that are unlike; models without seeds go through `analyse`."""
+    layout = ALL_LAYOUTS[name]
+    if layout.models:
+        return simulate_layout(name, tables)
+    values = unlike_values(layout, _generator(name), tables)
+    differences, half = unlike_half_widths(values, layout.runs, layout.pairs)
+    held = 100 * float((np.abs(differences) <= half).all(1).mean())
+    return LayoutRow(
+        layout=name,
+        tables=tables,
+        held=held,
+        called=100 - held,
+        held_seeds=None,
+        by_place=None,
+        interaction=None,
+        half_width=float(half.mean()),
+        median=float(np.median(half)),
+    )
 
 
 # --- the smallest visible difference --------------------------------------------------------------
@@ -577,8 +731,8 @@ def layout_lines(rows: Sequence[LayoutRow]) -> Iterator[str]:
         yield f"| {' | '.join(cells)} |"
 
 
-def lines(rows: Sequence[Row], looks: Sequence[Looks], tasks: Sequence[Tasks]) -> Iterator[str]:
-    """Tables of Markdown."""
+def lines(rows: Sequence[Row]) -> Iterator[str]:
+    """A table of Markdown."""
     yield "| spreads | arms | " + " | ".join(f"{seeds} seeds" for seeds in SEEDS) + " |"
     yield "|---|---|" + "---|" * len(SEEDS)
     for name in DESIGNS:
@@ -589,14 +743,24 @@ def lines(rows: Sequence[Row], looks: Sequence[Looks], tasks: Sequence[Tasks]) -
                 called = "" if row.control_called is None else f", {row.control_called:.1f}"
                 cells.append(f"{row.held:.1f}, {row.half_width:.2f}{called}")
             yield f"| {name} | {arms} | {' | '.join(cells)} |"
-    for one in looks:
-        shares = f"{one.same:.1f} %, halved {one.halved:.1f} %"
-        yield f"{one.arms} arms, looks after {one.seeds}: {shares}"
-    for task in tasks:
-        yield (
-            f"{task.tasks} tasks: alone {task.alone:.1f} %, together {task.together:.1f} %, "
-            f"primary apart {task.primary:.1f} %"
-        )
+
+
+def looks_lines(rows: Sequence[Looks]) -> Iterator[str]:
+    """A table of Markdown."""
+    yield "| arms, seeds at the looks | 5 % at each look | each look half the error of the last |"
+    yield "|---|---|---|"
+    for row in rows:
+        name = f"{row.arms} arm{'s' * (row.arms > 1)}, {', '.join(map(str, row.seeds[:-1]))}"
+        yield f"| {name} and {row.seeds[-1]} | {row.same:.1f} % | {row.halved:.1f} % |"
+
+
+def tasks_lines(rows: Sequence[Tasks]) -> Iterator[str]:
+    """A table of Markdown."""
+    yield "| tasks | 5 % for each task | the primary task apart | all tasks together |"
+    yield "|---:|---:|---:|---:|"
+    for row in rows:
+        shares = f"{row.alone:.1f} % | {row.primary:.1f} % | {row.together:.1f} %"
+        yield f"| {row.tasks} | {shares} |"
 
 
 def unlike_lines(rows: Sequence[LayoutRow]) -> Iterator[str]:
@@ -634,22 +798,65 @@ def agreement_lines(rows: Sequence[Agreement]) -> Iterator[str]:
         yield f"| {law} | {' | '.join(cells)} |"
 
 
-def write_page() -> None:
-    """Put the tables of the result into docs/statistics.md."""
-    study, text = json.loads(RESULT.read_text()), PAGE.read_text()
-    parts = {
-        "spreads": lines([Row(**row) for row in study["rows"]], (), ()),
-        "layouts": layout_lines([LayoutRow(**row) for row in study["layouts"]]),
-        "unlike": unlike_lines([LayoutRow(**row) for row in study["unlike"]]),
-        "found": found_lines([Found(**row) for row in study["found"]]),
-        "agreements": agreement_lines([Agreement(**row) for row in study["agreements"]]),
+def page_tables(study: Mapping[str, Any]) -> dict[str, list[str]]:
+    """{name of the table: its lines} of a result."""
+    return {
+        "spreads": list(lines([Row(**row) for row in study["rows"]])),
+        "layouts": list(layout_lines([LayoutRow(**row) for row in study["layouts"]])),
+        "unlike": list(unlike_lines([LayoutRow(**row) for row in study["unlike"]])),
+        "found": list(found_lines([Found(**row) for row in study["found"]])),
+        "looks": list(looks_lines([Looks(**row) for row in study["looks"]])),
+        "tasks": list(tasks_lines([Tasks(**row) for row in study["tasks"]])),
+        "agreements": list(agreement_lines([Agreement(**row) for row in study["agreements"]])),
     }
-    for name, rows in parts.items():
+
+
+def page_of(text: str, study: Mapping[str, Any]) -> str:
+    """The page with the tables of a result."""
+    for name, rows in page_tables(study).items():
         begin, end = f"<!-- {name} of {COMMAND} -->", f"<!-- end of {name} -->"
         before, after = text.index(begin) + len(begin), text.index(end)
         text = "\n".join([text[:before], *rows, text[after:]])
-    PAGE.write_text(text)
-    print(f"{PAGE}: its tables are written anew")
+    return text
+
+
+def study_of(share: float, workers: int | None) -> dict[str, Any]:
+    """All that the page shows, from this share of the tables, as plain numbers."""
+
+    def part(tables: int) -> int:
+        return max(1, round(tables * share))
+
+    cells = [(name, arms, seeds) for name in DESIGNS for arms in ARMS for seeds in SEEDS]
+    counts = (3, 12), (3, 12, 24, 48), (2, 3, 4, 5, 6, 8, 10)
+    plans = [(arms, seeds) for arms in (1, 4) for seeds in counts]
+    found = [(arms, seeds) for arms in (1, 2, 4, 8, 16, 30, 60) for seeds in SEEDS]
+    scales = [(law, arms) for law in AGREEMENTS for arms in (4, 6, 12, 30)]
+    of_unlike = [MODEL_TABLES if one.models else UNLIKE_TABLES for one in UNLIKE.values()]
+    with ProcessPoolExecutor(workers) as pool:
+        futures = {
+            "layouts": [
+                pool.submit(
+                    simulate_single_group if _is_plain(layout) else simulate_layout,
+                    name,
+                    part(LAYOUT_TABLES),
+                )
+                for name, layout in LAYOUTS.items()
+            ],
+            "unlike": [
+                pool.submit(simulate_unlike, name, part(tables))
+                for name, tables in zip(UNLIKE, of_unlike, strict=True)
+            ],
+            "rows": [pool.submit(simulate, *cell, part(TABLES)) for cell in cells],
+            "looks": [pool.submit(simulate_looks, *plan, part(TABLES)) for plan in plans],
+            "tasks": [pool.submit(simulate_tasks, n, part(TABLES)) for n in (2, 5, 38)],
+            "found": [pool.submit(simulate_found, *cell, part(FOUND_TABLES)) for cell in found],
+            "agreements": [
+                pool.submit(simulate_agreement, *cell, part(MODEL_TABLES)) for cell in scales
+            ],
+        }
+        study = {name: [asdict(one.result()) for one in of] for name, of in futures.items()}
+    plain: dict[str, Any] = json.loads(json.dumps({"command": f"python {COMMAND}", **study}))
+    return plain
 
 
 def options(argv: list[str] | None) -> argparse.Namespace:
@@ -658,52 +865,22 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--tables", type=int, default=TABLES, help=f"default: {TABLES}")
-    parser.add_argument(
-        "--layouts", type=int, default=LAYOUT_TABLES, help=f"default: {LAYOUT_TABLES}"
-    )
-    parser.add_argument(
-        "--unlike", type=int, default=UNLIKE_TABLES, help=f"default: {UNLIKE_TABLES}"
-    )
+    parser.add_argument("--share", type=float, help="of the tables: a trial that writes nothing")
+    parser.add_argument("--workers", type=int, help="processes; default: one for each CPU")
     parser.add_argument("--page", action="store_true", help="write the tables of the page")
     return parser.parse_args(argv)
 
 
 def run(args: argparse.Namespace) -> int:
     """The exit status."""
-    if args.page:
-        write_page()
+    if args.share is not None:
+        for rows in page_tables(study_of(args.share, args.workers)).values():
+            print("\n".join(rows))
         return 0
-    study: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    if args.tables:
-        study["rows"] = [
-            simulate(name, arms, seeds, args.tables)
-            for name in DESIGNS for arms in ARMS for seeds in SEEDS
-        ]  # fmt: skip
-        counts = (3, 12), (3, 12, 24, 48), (2, 3, 4, 5, 6, 8, 10)
-        plans = [(arms, seeds) for seeds in counts for arms in (1, 4)]
-        study["looks"] = [simulate_looks(arms, seeds, args.tables) for arms, seeds in plans]
-        study["tasks"] = [simulate_tasks(count, args.tables) for count in (2, 5, 38)]
-        study["found"] = [
-            simulate_found(arms, seeds, args.tables)
-            for arms in (1, 2, 4, 8, 16, 30, 60) for seeds in (*SEEDS,)
-        ]  # fmt: skip
-        print("\n".join(lines(study["rows"], study["looks"], study["tasks"])))
-        print("\n".join(found_lines(study["found"])), flush=True)
-    if args.layouts:
-        study["layouts"] = [simulate_layout(name, args.layouts) for name in LAYOUTS]
-        print("\n".join(layout_lines(study["layouts"])), flush=True)
-    if args.unlike:
-        study["unlike"] = [simulate_layout(name, args.unlike) for name in UNLIKE]
-        print("\n".join(unlike_lines(study["unlike"])), flush=True)
-        study["agreements"] = [
-            simulate_agreement(law, arms, args.unlike)
-            for law in AGREEMENTS for arms in (4, 6, 12, 30)
-        ]  # fmt: skip
-        print("\n".join(agreement_lines(study["agreements"])), flush=True)
-    command = f"python {COMMAND} --tables {args.tables} --layouts {args.layouts}"
-    study["command"] = f"{command} --unlike {args.unlike}"
-    disk.write_json(RESULT, study)
+    if not args.page:
+        disk.write_json(RESULT, study_of(1.0, args.workers))
+    PAGE.write_text(page_of(PAGE.read_text(), json.loads(RESULT.read_text())))
+    print(f"{PAGE}: its tables are written anew")
     return 0
 
 

@@ -153,10 +153,9 @@ def differences(
 ) -> list[Difference]:
     """Each pair's difference and spreads. `limit`: the largest difference that there can be.
 
-    `one_baseline`: the arms of a family; their variances are moderated together, with fewer degrees
-    of freedom for a pair of fewer runs than some arm has. Where seeds pair the runs, what a pair's
-    own variance has above the shared one may be that of either arm: it counts with the larger
-    weight that one of them has in the estimate. Otherwise (the
+    `one_baseline`: the arms of a family; their variances are moderated together. A pair of fewer
+    runs than some arm has fewer degrees of freedom, and its own variance is put together from those
+    of the arms, each with its weight in the estimate. Otherwise (the
     controls, the A/A pair) the spread of the pair's own runs stands beside the shared one, and the
     interval is at least that of a paired t test (Welch's for a single group): a control is there to
     warn, and the spread that quieter arms share calls 8 to 16 % of equal data different where the
@@ -171,32 +170,27 @@ def differences(
     own = [own_spread(values, *pair, groups) for pair in pairs]
     pooled = 2 * noise.variance
     if one_baseline:
-        variances, fewest = [], []
-        for pair, one in zip(pairs, own, strict=True):
-            excess = max(0.0, one.variance - pooled) if groups is None else 0.0
-            weight = 2 * noise.fit.largest_weight(*pair) / noise.fit.factor(*pair) if excess else 1
-            variances.append(one.variance + (weight - 1) * excess)
-            fewest.append(_runs_of_pair(values, pair, groups))
+        runs = [_runs_of_pair(values, pair, groups) for pair in pairs]
         most = max((len(values[arm]) for pair in pairs for arm in pair), default=0)
-        few = [runs < most for runs in fewest]
-        dfs = [
-            # Welch's are too many where the arm of few runs shows less than its variance
-            min(one.df, runs - 1) if is_few else one.df
-            for one, runs, is_few in zip(own, fewest, few, strict=True)
-        ]
-        spreads = [[one] for one in moderated_spreads(pooled, noise.df, variances, dfs, few)]
+        variances, dfs = [one.variance for one in own], [one.df for one in own]
+        if runs and min(runs) < most:
+            of_runs = noise.fit.run_variances()
+            for number, (pair, count) in enumerate(zip(pairs, runs, strict=True)):
+                if count < most:
+                    variances[number] = noise.fit.own_variance(*pair, of_runs)
+                    # Welch's are too many where the arm of few runs shows less than its variance
+                    dfs[number] = min(dfs[number], count - 1)
+        moderated = moderated_spreads(pooled, noise.df, variances, dfs, runs, most)
+        spreads = [[one] for one in moderated]
     else:
         spreads = [[Spread(variance=pooled, df=noise.df), one] for one in own]
     rows = []
-    for number, (pair, samples) in enumerate(zip(pairs, sample_noises, strict=True)):
-        of_pair = spreads[number]
+    for pair, of_pair, samples in zip(pairs, spreads, sample_noises, strict=True):
         if samples is not None:
             of_pair = [*of_pair, Spread(variance=samples.floor, df=math.inf)]
         share = noise.fit.factor(*pair) / 2
         over_seeds = [replace(one, variance=one.variance * share) for one in of_pair]
-        over_samples = []
-        if samples is not None:
-            over_samples = [add_drawing(spread, samples) for spread in over_seeds]
+        over_samples = [add_drawing(one, samples) for one in over_seeds if samples is not None]
         rows.append(
             Difference(
                 arm=pair[0],
@@ -218,10 +212,7 @@ def add_drawing(over_seeds: Spread, samples: SampleNoise) -> Spread:
     if samples.drawing == 0:
         return over_seeds
     df = samples.drawing**2 / samples.drawing_error
-    variance, total_df = satterthwaite(
-        [(over_seeds.variance, over_seeds.df), (samples.drawing, df)]
-    )
-    return Spread(variance=variance, df=total_df)
+    return Spread(*satterthwaite([(over_seeds.variance, over_seeds.df), (samples.drawing, df)]))
 
 
 def average_values(tables: Sequence[Values]) -> dict[str, dict[int, float]]:
@@ -273,8 +264,7 @@ def over_tasks(
     between = float(of_tasks.var(ddof=1)) / count
     runs = one.over_seeds[0]
     common = max(0.0, runs.variance - of_residual)
-    variance, df = satterthwaite([(between, count - 1), (common, runs.df)])
-    return (Spread(variance=variance, df=df),)
+    return (Spread(*satterthwaite([(between, count - 1), (common, runs.df)])),)
 
 
 def _paired_tasks(tables: Sequence[Values], one: Difference) -> tuple[Array, float]:
@@ -400,11 +390,7 @@ def one_model_difference(
     if floor > 0:
         over_seeds.append(Spread(variance=floor * factor, df=math.inf))
     drawing = _drawing(samples, (arm, seed), (baseline, tuple(of_baseline)))
-    over_samples = []
-    if drawing is not None:
-        for one in over_seeds:
-            variance, df = satterthwaite([(one.variance, one.df), (drawing.variance, drawing.df)])
-            over_samples.append(Spread(variance=variance, df=df))
+    part = None if drawing is None else (drawing.variance, drawing.df)
     return Difference(
         arm=arm,
         baseline=baseline,
@@ -412,8 +398,15 @@ def one_model_difference(
         difference=values[arm][seed] - float(np.mean(list(of_baseline.values()))),
         sd=math.sqrt(2 * max(spread.variance, floor)),
         over_seeds=tuple(over_seeds),
-        over_samples=tuple(over_samples),
+        over_samples=_with_part(over_seeds, part),
     )
+
+
+def _with_part(spreads: Sequence[Spread], part: tuple[float, float] | None) -> tuple[Spread, ...]:
+    """Each spread with another (variance, df) added; () for None."""
+    if part is None:
+        return ()
+    return tuple(Spread(*satterthwaite([(one.variance, one.df), part])) for one in spreads)
 
 
 def over_average(row: Difference, of_tasks: Sequence[Difference], tasks: int) -> Difference:
@@ -427,11 +420,7 @@ def over_average(row: Difference, of_tasks: Sequence[Difference], tasks: int) ->
         drawing += one.over_samples[0].variance - one.over_seeds[0].variance
     # The degrees of freedom are those of samples: thousands, so the normal law serves.
     part = (drawing / tasks**2, math.inf)
-    spreads = []
-    for spread in row.over_seeds:
-        variance, df = satterthwaite([(spread.variance, spread.df), part])
-        spreads.append(Spread(variance=variance, df=df))
-    return replace(row, over_samples=tuple(spreads))
+    return replace(row, over_samples=_with_part(row.over_seeds, part))
 
 
 def _drawing(
@@ -838,7 +827,7 @@ def _analyse_table(
     drawing = _typical_drawing(family, noises)
     alone = (band, Penalty(rounds=design.rounds, looks=design.looks))
     # Of a model without seeds the correlation is not known: 0 holds for any (Sidak).
-    correlation = 0.0 if singles else _least_correlation(noise, family)
+    correlation = 0.0 if singles or noise is None else noise.fit.least_correlation(family)
     models = [replace(one, limit=scores.limit) for one in singles]
     of_arms = dunnett_family([*in_family, *models], correlation, band, penalty)
     of_a_a = named(single(one, *alone) for one in measured(last, False))
@@ -884,15 +873,6 @@ def _floor(noises: Iterable[SampleNoise | None]) -> float | None:
     """The least variance of one run that the samples leave; None where none is known."""
     known = [one.floor for one in noises if one is not None]
     return float(np.mean(known)) / 2 if known else None
-
-
-def _least_correlation(noise: Noise | None, family: Sequence[Pair]) -> float:
-    """The smallest correlation of two estimates of the family; 0.5 for a complete table, and at
-    most that: a baseline of few runs has more only as far as it varies as the arms do.
-    """
-    if noise is None or not family:
-        return 0.5
-    return min(0.5, noise.fit.least_correlation(family))
 
 
 def _study_noise(

@@ -32,7 +32,8 @@ class AdditiveFit:
     variance: that of one run's residual, over df; (arms − 1)(seeds − 1) for a complete table of
     seeds, runs − arms for a single group. None where df is 0.
     effects: the arms' effects, defined up to a constant. covariance: (X'X)⁻ of the arms, a square
-    matrix in the order of `arms`. runs: [arms, groups] numbers of runs.
+    matrix in the order of `arms`. runs: [arms, groups] numbers of runs. squares: [arms] sums of the
+    squared residuals of their runs.
     """
 
     arms: tuple[str, ...]
@@ -41,6 +42,7 @@ class AdditiveFit:
     effects: Array
     covariance: Array
     runs: Array
+    squares: Array
 
     def estimate(self, arm: str, baseline: str) -> float:
         """The estimated difference arm − baseline."""
@@ -54,25 +56,46 @@ class AdditiveFit:
         contrast = self._contrast(arm, baseline)
         return float(contrast @ self.covariance @ contrast)
 
-    def largest_weight(self, arm: str, baseline: str) -> float:
-        """What a run's variance of `arm` or of `baseline`, whichever counts for more, is multiplied
-        by in the variance of the estimate: half of `factor` for a complete table, and more for the
-        one of few runs.
+    def run_variances(self) -> Array:
+        """[arms] the variance of a run of each arm from its own residuals, without bias where the
+        other arms have the shared one; the shared one for an arm without a residual. With a single
+        group it is the sample variance. Hasler and Hothorn (Biom. J. 50, 2008) put such variances
+        into Dunnett's intervals.
+        """
+        shared, sizes, variances = self.variance or 0.0, self.runs.sum(axis=0), []
+        for number, runs in enumerate(self.runs):
+            unit = -self.runs / sizes
+            unit[number] += 1
+            # The residuals are (1 − B) y. B of two runs of the arm, in groups g and h, is
+            # unit_g (X'X)⁻ unit_h, and 1 / size more where g is h.
+            fitted = self.covariance @ unit
+            own, joint = (unit * fitted).sum(axis=0), fitted @ (runs * unit).T
+            square = (runs**2 / sizes * (1 / sizes + 2 * own)).sum() + (joint * joint.T).sum()
+            df = runs.sum() - (runs * (1 / sizes + own)).sum()
+            kept = 2 * df - runs.sum() + square  # of the arm's variance, in its own squares
+            excess = (self.squares[number] - df * shared) / kept if kept > NULL_SPACE else 0.0
+            variances.append(max(0.0, shared + float(excess)))
+        return np.array(variances)
+
+    def own_variance(self, arm: str, baseline: str, of_runs: Array) -> float:
+        """The variance of a single-run difference, from that of the estimate where each arm has
+        its own variance of a run, as `run_variances` gives them.
         """
         contrast = self.covariance @ self._contrast(arm, baseline)
         of_run = contrast[:, None] - contrast @ (self.runs / self.runs.sum(axis=0))
-        of_arm = (self.runs * of_run**2).sum(axis=1)
-        return float(max(of_arm[self.arms.index(name)] for name in (arm, baseline)))
+        of_estimate = float((self.runs * of_run**2).sum(axis=1) @ of_runs)
+        return 2 * of_estimate / self.factor(arm, baseline)
 
     def least_correlation(self, pairs: Sequence[tuple[str, str]]) -> float:
-        """The smallest correlation of two estimates of (arm, baseline) pairs; 1 for one pair."""
-        contrasts = np.array([self._contrast(*pair) for pair in pairs])
+        """The smallest correlation of two estimates of (arm, baseline) pairs; 0.5 for a complete
+        table, for fewer pairs, and at most: a baseline of few runs has more only as far as it
+        varies as the arms do.
+        """
+        contrasts = np.array([self._contrast(*pair) for pair in pairs]).reshape(-1, len(self.arms))
         joint = contrasts @ self.covariance @ contrasts.T
         sizes = np.sqrt(np.diag(joint))
         first, second = np.triu_indices(len(pairs), 1)
-        if len(first) == 0:
-            return 1.0
-        return float((joint[first, second] / (sizes[first] * sizes[second])).min())
+        return float((joint[first, second] / (sizes[first] * sizes[second])).min(initial=0.5))
 
     def _contrast(self, arm: str, baseline: str) -> Array:
         contrast = np.zeros(len(self.arms))
@@ -133,6 +156,7 @@ def fit_additive(values: Values, groups: RunGroups | None = None) -> AdditiveFit
         effects=effects,
         covariance=inverse,
         runs=table,
+        squares=np.bincount(of_arm, residuals**2),
     )
 
 
@@ -272,8 +296,8 @@ def _own_of_parts(layout: PairLayout, within: Sequence[float], between: float) -
     df = layout.df_within
     if min(df) > 0:
         own = [s * of / n for s, of, n in zip(layout.shares, within, df, strict=True)]
-        total, total_df = satterthwaite([(own[0], df[0]), (own[1], df[1])])
-        parts.append((Spread(variance=total, df=total_df), sum(df)))
+        total = satterthwaite([(own[0], df[0]), (own[1], df[1])])
+        parts.append((Spread(*total), sum(df)))
     if len(layout.groups) > 1:
         parts.append((Spread(variance=between, df=len(layout.groups) - 1), len(layout.groups) - 1))
     if not parts:  # one of the two has one run: it is taken to vary as the other one
@@ -281,10 +305,7 @@ def _own_of_parts(layout: PairLayout, within: Sequence[float], between: float) -
     if len(parts) == 1:
         return parts[0][0]
     count = sum(weight for _, weight in parts)
-    variance, sum_df = satterthwaite(
-        [(one.variance * weight / count, one.df) for one, weight in parts]
-    )
-    return Spread(variance=variance, df=sum_df)
+    return Spread(*satterthwaite([(one.variance * w / count, one.df) for one, w in parts]))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -336,7 +357,7 @@ _RAISE_UNPAIRED_WITH_OTHERS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Spread:
     """The variance of a mean difference, and its degrees of freedom."""
 
@@ -359,7 +380,8 @@ def moderated_spreads(
     df: float,
     own: Sequence[float],
     own_df: Sequence[float],
-    few: Sequence[bool] = (),
+    runs: Sequence[int] = (),
+    most: int = 0,
 ) -> list[Spread]:
     """The variance of each contrast's single-run difference, from all arms and from its own runs.
 
@@ -370,22 +392,27 @@ def moderated_spreads(
     that is larger. With one contrast of a complete table, `pooled` is `own`, and nothing changes.
 
     A variance that was raised has the degrees of freedom of the sum of its parts (Satterthwaite),
-    never more than `df`. So has that of a contrast of `few` runs, raised or not: the runs that
-    other arms have more tell nothing of its own variance, and few runs may show less than there is.
-    docs/statistics.md has the simulated coverage.
+    never more than `df`. runs: of each contrast; its own variance is no mean for others where they
+    have more. Where some arm has more (`most`), the runs of the contrast tell all but half of the
+    shared variance, raised or not: few runs may show less than there is. docs/statistics.md has the
+    simulated coverage.
     """
     if not own:
         return []
-    mean, shared = float(np.mean(own)), [(pooled, df)]
+    runs = runs or [most] * len(own)
+    full = [number for number, count in enumerate(runs) if count == max(runs)]
+    mean, shared = float(np.mean([own[number] for number in full])), [(pooled, df)]
     if mean > pooled:  # the baseline's noise is in every difference: its seeds alone tell it
-        shared = [(pooled / 2, df), (mean / 2, min(own_df))]
+        shared = [(pooled / 2, df), (mean / 2, min(own_df[number] for number in full))]
     prior = math.fsum(part for part, _ in shared)
     rows = []
-    for number, (variance, seeds) in enumerate(zip(own, own_df, strict=True)):
+    for variance, seeds, count in zip(own, own_df, runs, strict=True):
         parts = shared
-        if variance > prior or (few and few[number]):
+        if variance > prior or count < most:
             halves = [(part / 2, of_part) for part, of_part in shared]
             parts = [*halves, (max(variance, prior) / 2, seeds)]
+            if count < most:  # one part: the same runs tell the mean and its own variance
+                parts = [halves[0], (math.fsum(part for part, _ in parts[1:]), seeds)]
         total, sum_df = satterthwaite(parts)
         rows.append(Spread(variance=total, df=min(df, sum_df)))
     return rows

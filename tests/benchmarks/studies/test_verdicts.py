@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
@@ -43,7 +45,12 @@ def test_a_study_of_few_tables_has_every_row() -> None:
     assert looks.halved <= looks.same
     tasks = verdicts.simulate_tasks(3, 50)
     assert tasks.together <= tasks.primary <= tasks.alone
-    assert len(list(verdicts.lines([row], [looks], [tasks]))) > 4
+    for lines in (
+        verdicts.lines([row]),
+        verdicts.looks_lines([looks]),
+        verdicts.tasks_lines([tasks]),
+    ):
+        assert len(list(lines)) > 2
 
 
 @pytest.mark.parametrize(
@@ -66,3 +73,59 @@ def test_a_layout_of_few_tables_has_its_figures(
     if by_place:
         assert row.by_place > row.called + 20  # type: ignore[operator]
     assert len(list(verdicts.layout_lines([row]))) == 3
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize(
+    ("runs", "spreads"),
+    [
+        ((3, 9, 9, 9), (3, 1, 1, 1)),
+        ((9, 2, 9), (1, 3, 1)),
+        ((5, 2, 3, 7), (1, 1, 4, 1)),
+        ((4, 4, 4), (3, 1, 1)),
+        ((2, 6), (1, 1)),
+    ],
+)
+def test_many_tables_of_unlike_runs_have_the_intervals_of_an_analysis(
+    runs: tuple[int, ...], spreads: tuple[float, ...], pairs: bool
+) -> None:
+    layout = verdicts.Layout(runs=runs, spreads=spreads)
+    values = verdicts.unlike_values(layout, np.random.default_rng(2), 5)
+    differences, half = verdicts.unlike_half_widths(values, runs, pairs)
+    names = [f"a{number}" for number in range(len(runs))]
+    for row, of_row, of_half in zip(values, differences, half, strict=True):
+        parts = np.split(row, np.cumsum(runs)[:-1])
+        scores = {
+            name: dict(enumerate(part.tolist())) for name, part in zip(names, parts, strict=True)
+        }
+        result = analyse(
+            {"t": TaskScores(values=scores)},
+            "a0",
+            arms=names[1:],
+            band=0.0,
+            groups=None if pairs else dict.fromkeys(range(max(runs)), 0),
+        ).tasks["t"]
+        for one, difference, expected in zip(result.comparisons, of_row, of_half, strict=True):
+            assert one.high is not None
+            assert one.difference == pytest.approx(difference, abs=1e-9)
+            assert one.high - one.difference == pytest.approx(expected, rel=3e-3)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["baseline 3 seeds and SD 3, 4 arms x 10", "one arm 3 seeds and SD 3, all others 10, 4 arms"],
+)
+def test_intervals_of_95_percent_hold_where_few_seeds_vary_most(name: str) -> None:
+    """Of 4,000 tables with fixed seeds, the aim of the page."""
+    assert verdicts.simulate_unlike(name, 4000).held >= verdicts.LEAST_HELD
+
+
+def test_the_page_has_every_table_of_the_result() -> None:
+    study = json.loads(verdicts.RESULT.read_text())
+    text = verdicts.PAGE.read_text()
+    assert verdicts.page_of(text, study) == text
+    assert [row["layout"] for row in study["unlike"]] == list(verdicts.UNLIKE)
+    assert {row["tables"] for row in study["unlike"]} == {
+        verdicts.UNLIKE_TABLES,
+        verdicts.MODEL_TABLES,
+    }

@@ -667,10 +667,10 @@ def test_two_arms_of_a_single_group_have_students_interval() -> None:
     assert row.df == 4
 
 
-def shaped(size: int, mean: float) -> dict[int, float]:
-    """Runs with that mean and a variance of 1."""
+def shaped(size: int, mean: float, sd: float = 1.0) -> dict[int, float]:
+    """Runs with that mean and standard deviation."""
     x = np.arange(size, dtype=float)
-    x = (x - x.mean()) / x.std(ddof=1) + mean
+    x = (x - x.mean()) / x.std(ddof=1) * sd + mean
     return dict(enumerate(x.tolist()))
 
 
@@ -678,7 +678,9 @@ def shaped(size: int, mean: float) -> dict[int, float]:
 def test_unequal_numbers_of_runs_have_dunnetts_correlation_and_the_df_of_the_few(
     of_baseline: int,
 ) -> None:
-    values = {"base": shaped(of_baseline, 0.0), "a": shaped(3, 0.5), "b": shaped(3, 2.0)}
+    # the arm of fewer runs is the quieter one, so that no pair is raised
+    base = shaped(of_baseline, 0.0, 0.9 if of_baseline < 4 else 1.1)
+    values = {"base": base, "a": shaped(3, 0.5), "b": shaped(3, 2.0)}
     result = analyse(
         {"t": TaskScores(values=values)},
         "base",
@@ -695,9 +697,12 @@ def test_unequal_numbers_of_runs_have_dunnetts_correlation_and_the_df_of_the_few
     critical = dunnett_critical(0.05, of_pair, Family(2, correlation))
     for row in result.comparisons:
         assert row.high is not None
-        assert row.high - row.difference == pytest.approx(critical * math.sqrt(factor), rel=1e-9)
+        half = critical * math.sqrt(factor) * (result.sd or 0.0)
+        assert row.high - row.difference == pytest.approx(half, rel=1e-9)
         assert row.n == min(3, of_baseline)
-    assert (result.df, result.sd) == (df, pytest.approx(1.0))
+    within = [float(np.var(list(row.values()), ddof=1)) for row in values.values()]
+    square = 2 * within[1] + 2 * within[2] + (of_baseline - 1) * within[0]
+    assert (result.df, result.sd) == (df, pytest.approx(math.sqrt(square / df)))
 
 
 def test_the_power_of_a_single_group_has_its_degrees_of_freedom() -> None:

@@ -91,7 +91,13 @@ def test_the_least_correlation_is_that_of_the_pair_that_shares_the_fewest_runs()
     assert fit_additive(COMPLETE).least_correlation([("a", "base"), ("b", "base")]) == (
         pytest.approx(0.5, abs=1e-12)
     )
-    assert fit.least_correlation(pairs[:1]) == 1.0
+    assert fit.least_correlation(pairs[:1]) == fit.least_correlation([]) == 0.5
+
+
+def test_a_baseline_of_few_runs_has_no_correlation_above_a_half() -> None:
+    values = {"base": {0: 0.3, 1: 0.4}, **{arm: dict.fromkeys(range(9), 0.1) for arm in "abc"}}
+    pairs = [(arm, "base") for arm in "abc"]
+    assert fit_additive(values, dict.fromkeys(range(9), 0)).least_correlation(pairs) == 0.5
 
 
 def test_arms_without_common_seeds_do_not_cost_degrees_of_freedom_twice() -> None:
@@ -149,13 +155,54 @@ def test_a_raised_variance_has_the_degrees_of_freedom_of_its_parts() -> None:
     assert moderated_spreads(2.0, 20.0, [], []) == []
 
 
-def test_half_of_the_variance_of_few_runs_has_their_own_degrees_of_freedom() -> None:
-    many, few = moderated_spreads(2.5, 20.0, [0.5, 0.5], [9, 1], [False, True])
-    assert many == Spread(variance=2.5, df=20.0)
+def test_few_runs_tell_all_but_half_of_the_shared_variance() -> None:
+    many, few = moderated_spreads(2.5, 20.0, [0.5, 0.5], [9, 1], [10, 2], 10)
+    assert many == Spread(2.5, 20.0)
     assert few.variance == 2.5
     assert few.df == pytest.approx(4 / (1 / 20 + 1 / 1))
-    raised = [moderated_spreads(2.5, 20.0, [9.0], [1], [few])[0] for few in (False, True)]
-    assert raised[0] == raised[1], "a raised variance has them anyway"
+    # the baseline's few seeds are in the mean and in the pair's own variance: one part
+    raised = moderated_spreads(2.0, 20.0, [6.0, 6.0], [2, 2], [3, 3], 10)[0]
+    assert raised.variance == 5.0
+    assert raised.df == pytest.approx(5.0**2 / (0.5**2 / 20 + 4.5**2 / 2))
+
+
+def test_a_wide_arm_of_few_runs_changes_others_through_the_shared_variance_alone() -> None:
+    def others(variance: float) -> list[Spread]:
+        own, runs = [variance, 3.0, 2.4], [2, 10, 10]
+        return moderated_spreads(2.0, 30.0, own, [1, 9, 9], runs, 10)[1:]
+
+    assert others(900.0) == others(0.1)
+
+
+def table_of(runs: dict[str, int], rng: np.random.Generator) -> dict[str, dict[int, float]]:
+    return {arm: dict(enumerate(rng.normal(size=count).tolist())) for arm, count in runs.items()}
+
+
+@pytest.mark.parametrize("is_paired", [True, False])
+@pytest.mark.parametrize("counts", [(3, 6, 6, 4), (5, 5, 5), (2, 9), (4, 2, 7, 7, 7)])
+def test_the_variance_of_an_arm_is_that_of_its_residuals_without_bias(
+    counts: tuple[int, ...], is_paired: bool
+) -> None:
+    """Against the matrix of the residuals R: an arm's squares have the mean Σ |R_ab|² variance_b,
+    of which the other arms' part is taken at the shared variance.
+    """
+    runs = {f"a{number}": count for number, count in enumerate(counts)}
+    values = table_of(runs, np.random.default_rng(4))
+    fit = fit_additive(values, None if is_paired else dict.fromkeys(range(9), 0))
+    of_arm = np.repeat(np.arange(len(counts)), counts)
+    of_group = np.concatenate([np.arange(n) if is_paired else np.zeros(n, int) for n in counts])
+    x = np.hstack([np.eye(len(counts))[of_arm], np.eye(9)[of_group]])
+    rest = np.eye(len(x)) - x @ np.linalg.pinv(x)
+    residuals = rest @ np.concatenate([list(row.values()) for row in values.values()])
+    assert fit.variance is not None
+    for arm, found in enumerate(fit.run_variances()):
+        kept = float((rest[np.ix_(of_arm == arm, of_arm == arm)] ** 2).sum())
+        leaked = float((rest[np.ix_(of_arm == arm, of_arm != arm)] ** 2).sum())
+        square = float((residuals[of_arm == arm] ** 2).sum())
+        assert found == pytest.approx(max(0.0, (square - leaked * fit.variance) / kept), abs=1e-9)
+        if not is_paired:
+            sample = np.var(list(values[f"a{arm}"].values()), ddof=1)
+            assert found == pytest.approx(sample, rel=1e-9)
 
 
 @given(
@@ -164,24 +211,26 @@ def test_half_of_the_variance_of_few_runs_has_their_own_degrees_of_freedom() -> 
     seed=st.integers(0, 99),
 )
 @settings(max_examples=60, deadline=None)
-def test_the_largest_weight_is_that_of_least_squares(
+def test_the_own_variance_is_that_of_the_estimate(
     baseline: int, arms: list[int], seed: int
 ) -> None:
     """The estimate is linear in the runs: its coefficients are its changes by one run each."""
-    runs = {"base": baseline, **{f"a{n}": count for n, count in enumerate(arms)}}
     rng = np.random.default_rng(seed)
-    values = {arm: {s: float(rng.normal()) for s in range(count)} for arm, count in runs.items()}
+    runs = {"base": baseline, **{f"a{n}": count for n, count in enumerate(arms)}}
+    values = table_of(runs, rng)
     fit = fit_additive(values)
     before = fit.estimate("a0", "base")
-    squares = dict.fromkeys(runs, 0.0)
-    for arm, of_arm in values.items():
+    of_runs, of_estimate = rng.chisquare(2, len(runs)), 0.0
+    for (arm, of_arm), variance in zip(values.items(), of_runs, strict=True):
         for one in of_arm:
             changed = {name: dict(row) for name, row in values.items()}
             changed[arm][one] += 1.0
-            squares[arm] += (fit_additive(changed).estimate("a0", "base") - before) ** 2
-    expected = max(squares["a0"], squares["base"])
-    assert fit.largest_weight("a0", "base") == pytest.approx(expected, abs=1e-9)
-    assert sum(squares.values()) == pytest.approx(fit.factor("a0", "base"), abs=1e-9)
+            weight = fit_additive(changed).estimate("a0", "base") - before
+            of_estimate += weight**2 * float(variance)
+    factor = fit.factor("a0", "base")
+    assert fit.own_variance("a0", "base", of_runs) * factor / 2 == pytest.approx(of_estimate)
+    equal = np.full(len(runs), 0.7)
+    assert fit.own_variance("a0", "base", equal) == pytest.approx(2 * 0.7)
 
 
 def test_satterthwaite_is_that_of_welch() -> None:
