@@ -231,6 +231,7 @@ def read_pictures(folder: str, named: Named, most: int) -> Pictures:
         return _drawn(_pictures_of_tars(folder, tars, most), most)
     images, outside = _usable(inside, files)
     if not images:
+        disk.check_not_saved(folder, names)
         raise ValueError(printable(_no_pictures(folder, names, outside)))
     reading, notes = _choose(inside, names, images, named)
     kinds = Counter(os.path.splitext(name)[1].lower() for name in files)

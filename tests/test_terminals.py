@@ -23,6 +23,7 @@ fetch: {image_size: 32, rows_per_shard: 5}
 filters: [caption]
 views: {all: []}
 """
+WAIT_S = 1800  # for a build beside thirty busy processes, which takes over 300 s
 BUILD = console.program(["build", "recipe.yaml", "--engine", "inline"])
 
 
@@ -55,7 +56,7 @@ def check_complete(folder: Path, out: str) -> None:
 )
 def test_a_build_ends_well_whatever_its_streams_are(folder: Path, shell: str) -> None:
     command = [*BUILD, "--out", "pool", "--json"]
-    done = subprocess.run(["sh", "-c", shell, "sh", *command], cwd=folder, timeout=300)
+    done = subprocess.run(["sh", "-c", shell, "sh", *command], cwd=folder, timeout=WAIT_S)
     assert done.returncode == 0
     check_complete(folder, "pool")
 
@@ -66,7 +67,7 @@ def test_a_build_in_a_pipe_whose_reader_has_ended(folder: Path) -> None:
     # Without buffers the first line that nobody reads would end the build, with status 141.
     environment = {**os.environ, "PYTHONUNBUFFERED": ""}
     done = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=WAIT_S
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
@@ -86,7 +87,7 @@ def test_a_build_on_a_narrow_and_on_a_dumb_terminal(folder: Path, term: str, col
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=shown.stream,
-            timeout=300,
+            timeout=WAIT_S,
         )
         text = shown.text()
     assert done.returncode == 0

@@ -114,7 +114,7 @@ def try_folder(
     settings: dict[str, Any] = dict(locals())  # the options, but for those of this call
     del settings["out"], settings["plan"], settings["as_json"]
     for name in ("folder", "trusted", "test"):
-        settings[name] = settings[name] and os.path.abspath(settings[name])
+        settings[name] = settings[name] and disk.absolute_path(settings[name])
     if scorer and trusted:
         raise ValueError("--trusted is what a scorer learns from, and --scorer names one: give one")
     if seeds < 2 or not (0 < minutes < 1e6 and pairs > 0 and (samples_seen or 1) > 0):

@@ -22,6 +22,7 @@ from clipmill.manifests.disk.files import (
     CountedFile,
     NotRegular,
     absolute_path,
+    check_not_saved,
     check_regular,
     check_replaceable,
     check_size,

@@ -19,7 +19,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -189,6 +189,26 @@ def check_source_file(path: str | Path) -> None:
         with open(path, "rb") as f:
             if f.read(len(LFS_POINTER)) == LFS_POINTER:
                 raise ValueError(f"{path} is a Git LFS pointer and not the file: run git lfs pull")
+
+
+def check_not_saved(folder: str | Path, names: Iterable[str]) -> None:
+    """ValueError for a folder with Arrow files as Hugging Face's `datasets` writes them, and no
+    Parquet file: `names` are those in it."""
+    names = set(names)
+    arrow = min((name for name in names if name.endswith(".arrow")), default="")
+    is_dict = "dataset_dict.json" in names
+    if not (is_dict or arrow) or any(name.endswith((".parquet", ".tar")) for name in names):
+        return
+    if is_dict or "state.json" in names:
+        split = "['train']" if is_dict else ""
+        data = f"datasets.load_from_disk({str(folder)!r}){split}"
+    else:  # of its cache
+        data = f"datasets.Dataset.from_file({join(folder, arrow)!r})"
+    raise ValueError(
+        f"{folder} holds Arrow files of Hugging Face's datasets, which are not read: write a "
+        f"Parquet file by {data}.to_parquet('pairs.parquet') and give that one (a source of kind "
+        "image_table reads its pictures)"
+    )
 
 
 @contextmanager
@@ -387,10 +407,10 @@ NUMBERS = {
     PermissionError: errno.EACCES,
 }
 CREDENTIALS = (
-    "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE; FSSPEC_S3_ANON=true reads "
-    "a public bucket without"
+    "; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (and AWS_SESSION_TOKEN, which expires), or "
+    "AWS_PROFILE; FSSPEC_S3_ANON=true reads a public bucket without"
 )
-HINTS = {"NoCredentialsError": CREDENTIALS, "PartialCredentialsError": CREDENTIALS}
+NO_CREDENTIALS = {"NoCredentialsError", "PartialCredentialsError"}
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -411,7 +431,10 @@ def http_status(error: BaseException) -> int | None:
 
 
 def is_transient(error: BaseException) -> bool:
-    """True for timeouts, lost connections and the statuses 408, 429 and 5xx of a remote store."""
+    """True for timeouts, lost connections and the statuses 408, 429 and 5xx of a remote store; not
+    of what `retried` gave up."""
+    if getattr(error, "errno", None) == errno.EHOSTDOWN:
+        return False
     status = http_status(error)
     if status is not None and status >= 300:
         code = _error_code(error)
@@ -470,17 +493,23 @@ def _raise_named(error: Exception, path: object) -> NoReturn:
     if getattr(error, "filename", None) is not None:
         raise error
     is_of_library = type(error).__module__ != "builtins" and not isinstance(error, ValueError)
-    if is_of_library and http_status(error) is None:
-        if is_transient(error):
-            text = f"the store does not answer ({_short(error)}); check its address and the network"
-            raise OSError(errno.EHOSTDOWN, text, str(path)) from error
-        text = _short(error) + HINTS.get(type(error).__name__, "")
-        raise PermissionError(errno.EACCES, text, str(path)) from error
-    if not isinstance(error, OSError):
+    if not is_of_library and not isinstance(error, OSError):
         raise error
+    status = http_status(error)
+    if is_transient(error) and (is_of_library or status is not None):
+        address = os.environ.get("AWS_ENDPOINT_URL") if str(path).startswith("s3") else None
+        named = f" (AWS_ENDPOINT_URL is {address})" if address else ""
+        text = f"the store does not answer ({_short(error)})"
+        text += f"; check its address{named} and the network"
+        raise OSError(errno.EHOSTDOWN, text, str(path)) from error
     for kind, number in NUMBERS.items():
-        if isinstance(error, kind):
+        if isinstance(error, kind) and (number != errno.EACCES or status is None):
             raise kind(number, os.strerror(number), str(path)) from error
+    if is_of_library or status is not None:
+        refuses = status in (400, 401, 403) or type(error).__name__ in NO_CREDENTIALS
+        text = _short(error) + (CREDENTIALS if refuses else "")
+        raise PermissionError(errno.EACCES, text, str(path)) from error
+    assert isinstance(error, OSError)  # else it is of our own code
     if isinstance(error, (ConnectionError, TimeoutError)) or error.errno is None:
         raise error
     raise OSError(error.errno, _short(error), str(path)) from error
@@ -505,7 +534,7 @@ def _error_code(error: BaseException) -> str | None:
 
 
 def _short(error: BaseException) -> str:
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(f"{type(error).__name__}: {str(error) or 'no answer in time'}".split())
     return text if len(text) <= 200 else text[:200] + "…"
 
 
@@ -593,7 +622,10 @@ def _ask_store(fs: Any, place: str, path: str) -> None:
 
 
 def open_stream(path: str | Path, **options: Any) -> Any:
-    """`fsspec.open` of a file to read, local or remote."""
+    """`fsspec.open` of a file to read, local or remote. OSError with the path where a store has
+    none, or refuses it: what fsspec raises names none."""
+    if str(path).partition("://")[0] in BUCKETS and info(path) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     if is_url(path):
         filesystem(path)
     return stores().open(str(path), "rb", **options)
@@ -996,7 +1028,7 @@ def open_file(path: str | Path, **options: Any) -> Iterator[Any]:
         yield local_path(path)
         return
     fs, name = filesystem(path)
-    with fs.open(name, "rb", **options) as f:
+    with retried(lambda: fs.open(name, "rb", **options), path) as f:
         yield f
 
 

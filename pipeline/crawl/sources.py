@@ -153,6 +153,8 @@ def _existing(source: Source) -> Iterator[str]:
     for path in chain.from_iterable(map(paths_at, source.paths)):
         if not disk.is_url(path) and not disk.exists(path):
             raise ValueError(f"source.paths names {path}, which does not exist")
+        if _is_folder(path):
+            disk.check_not_saved(path, disk.list_names(path))
         yield path
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import json
@@ -187,6 +188,8 @@ class LockFile:
         except FileNotFoundError:
             raise ValueError(f"there is no lock {self.path}") from None
         except DAMAGES as error:
+            if getattr(error, "errno", None) in (errno.EACCES, errno.EHOSTDOWN):
+                raise  # it names the path, and the store that refuses it or does not answer
             text = " ".join(str(error).split())[:200]
             raise ValueError(
                 f"{self.path} is not a lock that can be used: {text or type(error).__name__}"

@@ -11,7 +11,8 @@ import logging
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -317,13 +318,33 @@ def captioned_samples(task: TaskSpec, raw: RawSamples) -> Samples:
         for caption in captions:
             matches.append((image, len(texts)))
             texts.append(caption)
-    notes = (f"{blank:,} blank captions of {raw.source} are no queries",) if blank else ()
+    notes = [f"{blank:,} blank captions of {raw.source} are no queries"] if blank else []
+    notes += _shared_texts(texts, matches)
     return Samples(
         images=raw.images,
         captions=tuple(texts),
         matches=tuple(matches),
         notes=(*raw.notes, *notes),
     )
+
+
+def _shared_texts(texts: Sequence[str], matches: Iterable[tuple[int, int]]) -> list[str]:
+    """A note where several images have one text: it finds at most one of them first, so that no
+    model reaches a recall@1 of 1."""
+    images_of: dict[str, Counter[int]] = {}
+    for image, caption in matches:
+        images_of.setdefault(texts[caption], Counter())[image] += 1
+    shared = {text: images for text, images in images_of.items() if len(images) > 1}
+    if not shared:
+        return []
+    count = sum(images.total() for images in shared.values())
+    found = len(texts) - count + sum(max(images.values()) for images in shared.values())
+    most = max(shared, key=lambda text: len(shared[text]))
+    return [
+        f"{count:,} of {len(texts):,} captions have the text of another image too "
+        f"({most[:60]!r} that of {len(shared[most]):,}): each finds its own image only, so "
+        f"text_to_image_recall@1 is at most {found / len(texts):.3f}, whatever the model"
+    ]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -923,6 +944,8 @@ def read_raw(task: TaskSpec, data: str, split: str, needs: str) -> RawSamples:
     if not disk.exists(data):
         raise ValueError(f"task {task.name!r}: there is no folder {data}")
     is_file = not disk.is_folder(data)
+    if not is_file:
+        disk.check_not_saved(data, disk.list_names(data))
     if is_file and data.endswith(".tar"):
         return read_tars(task, [data], data, needs)
     if is_file and data.endswith(".parquet"):

@@ -77,7 +77,8 @@ def test_an_operation_is_tried_again_with_longer_pauses(
     [
         (FileNotFoundError("The key"), r"No such file or directory: 's3://b/x'"),
         (PermissionError("no"), r"Permission denied: 's3://b/x'"),
-        (answered(400, "BadDigest"), r"OSError: .*BadDigest: 's3://b/x'"),
+        (answered(410, "Gone"), r"OSError: .*Gone: 's3://b/x'"),
+        (answered(400, "BadDigest"), r"OSError: .*BadDigest; set AWS_.*: 's3://b/x'"),
         (ValueError("y"), r"^y$"),
         (FileNotFoundError(2, "none", "other"), r"none: 'other'"),
     ],
