@@ -53,9 +53,11 @@ chaos: venv
 		tests/test_nodes.py tests/test_jobs.py
 
 # Small changes of kernels that their tests should notice: hours for all, minutes for one.
-# make mutation KERNELS="loss order"
+# make mutation KERNELS="loss order" SAMPLE=1000; SURVIVORS=1 tries those again that lived
 mutation: venv
-	$(V)/python benchmarks/mutation.py $(if $(KERNELS),--kernels $(KERNELS))
+	$(V)/python benchmarks/mutation.py $(if $(KERNELS),--kernels $(KERNELS)) \
+		$(if $(SAMPLE),--sample $(SAMPLE)) $(if $(SURVIVORS),--survivors)
+	$(V)/python benchmarks/mutation.py --table
 
 # Every stage beside its peer: about 30 minutes on two idle cores, less with SHARE.
 # make bench PHOTOS=photographs/ STAGES="crawl choose" SHARE=0.25

@@ -7,15 +7,18 @@ The two programs of a row take turns, each in a process of its own with one thre
 input. What is counted is CPU time (user and system), which other programs on the machine change
 little. Peers run in environments of their own (benchmarks/peers/environments.py), which are made
 where they are missing. A peer that cannot be installed leaves its cells empty, with the reason.
-Without --photographs, images are drawn. Each stage writes benchmarks/results/bench/STAGE.json, and
-docs/benchmarks.md is made from these files; --page only makes the page.
+Without --photographs, images are drawn. A stage that fails is named, the others are measured, and
+the exit status is 3. Each stage writes benchmarks/results/bench/STAGE.json, and docs/benchmarks.md
+is made from these files; --page only makes the page.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,6 +29,7 @@ if not __package__:
 from benchmarks.filtering.scoring import images_of
 from benchmarks.peers import page, pool_stages, rows, training_stages, web_stages
 from benchmarks.peers.web_stages import Context, Measured
+from benchmarks.photographs import folder_option, paths_of
 
 STAGES: dict[str, Callable[[Context], Measured]] = {
     "crawl": web_stages.crawl,
@@ -41,15 +45,9 @@ DRAWN = 400
 
 
 def photographs_of(given: Path | None, work: Path) -> tuple[Path, str]:
-    """A folder of JPEGs and what they are: those that are given, or drawn ones.
-
-    ValueError: the folder has no JPEG.
-    """
+    """A folder of JPEGs and what they are: those that are given, or drawn ones."""
     if given is not None:
-        count = len(list(given.glob("*.jp*g")))
-        if not count:
-            raise ValueError(f"--photographs {given}: there is no .jpg in this folder")
-        return given, f"{count:,} photographs"
+        return given, f"{len(paths_of(given)):,} photographs"
     folder = work / "drawn"
     folder.mkdir()
     for number, image in enumerate(images_of(None, DRAWN)):
@@ -85,7 +83,9 @@ def main(argv: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--stages", nargs="+", default=list(STAGES), metavar="STAGE")
-    parser.add_argument("--photographs", type=Path, help="a folder of JPEGs; drawn ones otherwise")
+    parser.add_argument(
+        "--photographs", type=folder_option, help="a folder of JPEGs; drawn ones otherwise"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="of the usual number of items")
     parser.add_argument("--turns", type=int, default=100, help="of each program, at most")
     parser.add_argument("--results", type=Path, default=rows.RESULTS, help="folder of the JSON")
@@ -96,15 +96,18 @@ def main(argv: list[str] | None = None) -> int:
         unknown = [stage for stage in args.stages if stage not in STAGES]
         if unknown:
             raise ValueError(f"there is no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
-        if args.share <= 0:
-            raise ValueError(f"--share {args.share:g}: it has to be above 0")
+        if not 0 < args.share < math.inf:
+            raise ValueError(f"--share {args.share:g}: it has to be a number above 0")
         if args.turns < 1:
             raise ValueError(f"--turns {args.turns}: it has to be at least 1")
         for stage in () if args.page else args.stages:
             try:
                 measure(stage, args)
-            except RuntimeError as error:
+            except Exception as error:  # the other stages are measured, whatever this one meets
                 failed.append(stage)
+                if not isinstance(error, RuntimeError):
+                    traceback.print_exc()
+                    print(getattr(error, "stderr", None) or "", file=sys.stderr)  # of a child
                 print(f"{stage} was not measured: {error}", file=sys.stderr, flush=True)
         page.write(args.results)
     except ValueError as error:

@@ -4,7 +4,9 @@
 Comparisons, arithmetic, boolean operators, numbers, conditions and returned values of a module are
 changed one at a time, in a copy of the checkout, and the quick tests of that module run against
 each change until one fails. A mutant that lives is a line that only a slow test checks or none, or
-a change without effect (a buffer's size, a cache): somebody reads it. The seed fixes the sample.
+a change without effect (a buffer's size, a cache): somebody reads it, and writes a test, or a
+reason into mutation_reasons.json. The seed fixes the sample. --table makes the table of
+CONTRIBUTING.md from the result.
 
 example: python benchmarks/mutation.py --kernels order loss --sample 40 --out mutation.json
 """
@@ -34,17 +36,41 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks/results/mutation.json"
+REASONS = ROOT / "benchmarks/mutation_reasons.json"  # kernel: {what `Mutant.shown` is: why}
+PAGE = ROOT / "CONTRIBUTING.md"
+START, END = "<!-- written by benchmarks/mutation.py --table -->", "<!-- end -->"
 # Imported once, before any mutant: each run of tests is a fork of this process.
 HEAVY = ("pytest", "hypothesis", "pyarrow.parquet", "duckdb", "torch", "scipy.stats", "aiohttp")
-# The module of a kernel, and its tests, the quickest first.
+# The module of a kernel, and patterns of the files of its tests: those that notice most come first.
 KERNELS = {
-    "order": ("train/mixture/order.py", "tests/train/mixture"),
-    "wheel": ("train/mixture/schedule.py", "tests/train/mixture"),
-    "loss": ("train/step/loss.py", "tests/train/step"),
-    "comparison": ("verdict/stats/comparison.py", "tests/verdict/stats"),
-    "model": ("verdict/stats/model.py", "tests/verdict/stats"),
-    "rules": ("pipeline/views/rules.py", "tests/pipeline/views"),
-    "tars": ("pipeline/pool/tars.py", "tests/pipeline/pool"),
+    "order": (
+        "train/mixture/order.py",
+        "tests/train/mixture/test_order.py tests/train/mixture/test_*.py",
+    ),
+    "wheel": (
+        "train/mixture/schedule.py",
+        "tests/train/mixture/test_wheel.py tests/train/mixture/test_*.py",
+    ),
+    "loss": (
+        "train/step/loss.py",
+        "tests/train/step/test_loss.py tests/train/step/test_*.py",
+    ),
+    "comparison": (
+        "verdict/stats/comparison.py",
+        "tests/verdict/stats/test_comparison.py tests/verdict/stats/test_*.py",
+    ),
+    "model": (
+        "verdict/stats/model.py",
+        "tests/verdict/stats/test_model.py tests/verdict/stats/test_*.py",
+    ),
+    "rules": (
+        "pipeline/views/rules.py",
+        "tests/pipeline/views/test_rule_outcomes.py tests/pipeline/views/test_*.py",
+    ),
+    "tars": (
+        "pipeline/pool/tars.py",
+        "tests/pipeline/pool/test_tars.py tests/pipeline/pool/test_*.py",
+    ),
     "guard": (
         "pipeline/fetch/guard.py",
         "tests/pipeline/fetch/test_guard.py tests/pipeline/fetch/test_resolver.py",
@@ -57,7 +83,10 @@ KERNELS = {
         "pipeline/archives/urls.py",
         "tests/pipeline/archives/test_urls.py tests/pipeline/archives/test_row_counts.py",
     ),
-    "wat": ("pipeline/archives/wat.py", "tests/pipeline/archives"),
+    "wat": (
+        "pipeline/archives/wat.py",
+        "tests/pipeline/archives/test_wat*.py tests/pipeline/archives/test_*.py",
+    ),
 }
 COMPARISONS: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -78,21 +107,24 @@ class Mutant:
 
     line: int
     change: str  # what the first line of the node is, and becomes
+    shown: str  # the same of the first line of its statement that is another one
     node: ast.AST
     fields: dict[str, Any]
 
 
-def bodies(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every node that runs: those of annotations, decorators and `assert` are left out."""
-    todo: list[ast.AST] = [tree]
+def bodies(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Every node that runs, and its statement: those of annotations, decorators and `assert` are
+    left out.
+    """
+    todo: list[tuple[ast.AST, ast.AST]] = [(tree, tree)]
     while todo:
-        node = todo.pop()
-        yield node
+        node, statement = todo.pop()
+        yield node, statement
         for name, field in ast.iter_fields(node):
             if name not in ("annotation", "returns", "decorator_list"):
                 children = field if isinstance(field, list) else [field]
                 todo += [
-                    child
+                    (child, child if isinstance(child, ast.stmt) else statement)
                     for child in children
                     if isinstance(child, ast.AST) and not isinstance(child, ast.Assert)
                 ]
@@ -119,7 +151,8 @@ def changes(node: ast.AST) -> Iterator[dict[str, Any]]:
     elif isinstance(node, ast.If | ast.IfExp | ast.While):
         yield {"test": ast.UnaryOp(ast.Not(), node.test)}
     elif isinstance(node, ast.Return) and node.value is not None:
-        yield {"value": ast.Constant(None)}
+        is_none = isinstance(node.value, ast.Constant) and node.value.value is None
+        yield {"value": ast.Constant(0 if is_none else None)}
 
 
 def first_line(node: ast.AST, fields: dict[str, Any]) -> str:
@@ -132,24 +165,38 @@ def first_line(node: ast.AST, fields: dict[str, Any]) -> str:
     return ast.unparse(ast.fix_missing_locations(shown)).splitlines()[0]
 
 
+def differing(old: str, new: str) -> str:
+    """Two lines from 60 characters before their first difference to 60 after it."""
+    pairs = enumerate(zip(old, new, strict=False))
+    first = next((place for place, pair in pairs if pair[0] != pair[1]), 0)
+    start = max(0, first - 60)
+    return "  ->  ".join(line[start : start + 120].strip() for line in (old, new))
+
+
 def mutants(tree: ast.Module) -> list[Mutant]:
     """All mutants of a module, in the order of its lines."""
     made = []
-    for node in bodies(tree):
+    for node, statement in bodies(tree):
         for fields in changes(node):
             change = f"{first_line(node, {})}  ->  {first_line(node, fields)}"
-            made.append(Mutant(getattr(node, "lineno", 0), change, node, fields))
+            lines = zip(
+                ast.unparse(statement).splitlines(),
+                changed_source(statement, node, fields).splitlines(),
+                strict=False,
+            )
+            shown = next(differing(old.strip(), new.strip()) for old, new in lines if old != new)
+            made.append(Mutant(getattr(node, "lineno", 0), change, shown, node, fields))
     return sorted(made, key=lambda mutant: (mutant.line, mutant.change))
 
 
-def changed_source(tree: ast.Module, mutant: Mutant) -> str:
-    """The text of the module with the change. The tree stays as it is."""
-    own = {name: getattr(mutant.node, name) for name in mutant.fields}
-    for name, value in mutant.fields.items():
-        setattr(mutant.node, name, value)
+def changed_source(tree: ast.AST, node: ast.AST, fields: dict[str, Any]) -> str:
+    """The text of a tree with other fields of one node. The tree stays as it is."""
+    own = {name: getattr(node, name) for name in fields}
+    for name, value in fields.items():
+        setattr(node, name, value)
     text = ast.unparse(ast.fix_missing_locations(tree))
     for name, value in own.items():
-        setattr(mutant.node, name, value)
+        setattr(node, name, value)
     return text
 
 
@@ -163,8 +210,25 @@ def checkout(folder: Path) -> None:
             shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
 
 
-def start(folder: Path, tests: str) -> int:
-    """The process id of a fork that runs tests in a copy. Its exit status is pytest's."""
+def files_of(tests: str, folder: Path) -> list[str]:
+    """The files of a table entry, in its order, each once: pytest sorts those of a folder.
+
+    ValueError: a pattern names no file.
+    """
+    files: list[str] = []
+    for pattern in tests.split():
+        paths = sorted(path.relative_to(folder).as_posix() for path in folder.glob(pattern))
+        if not paths:
+            raise ValueError(f"there is no {pattern}: the table of kernels is older than the tests")
+        files += [path for path in paths if path not in files]
+    return files
+
+
+def start(folder: Path, tests: str, *, compiles: bool = False) -> int:
+    """The process id of a fork that runs tests in a copy. Its exit status is pytest's. What one
+    `compiles` the others load: half of the time of a mutant that is killed.
+    """
+    files = files_of(tests, folder)
     child = os.fork()
     if child:
         return child
@@ -175,9 +239,10 @@ def start(folder: Path, tests: str) -> int:
     os.dup2(output, 2)
     sys.path.insert(0, str(folder))
     os.environ["PYTHONPATH"] = str(folder)
+    sys.dont_write_bytecode = not compiles
     status = 1
     try:
-        status = int(importlib.import_module("pytest").main([*SETTINGS, *tests.split()]))
+        status = int(importlib.import_module("pytest").main([*SETTINGS, *files]))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -202,34 +267,82 @@ def wait(child: int, seconds: float) -> str:
     return "survived" if status == 0 else "killed"
 
 
-def measure(kernel: str, sample: int, seed: int, folder: Path) -> dict[str, Any]:
-    """The row of one kernel: how many mutants there are, were tried and killed, and who lives."""
+def measure(
+    kernel: str, sample: int, seed: int, folder: Path, lived: set[str] | None = None
+) -> dict[str, Any]:
+    """The row of one kernel: how many mutants there are, were tried and killed, and who lives. With
+    `lived`, the survivors of an earlier run of the same sample, the others count as killed.
+    """
     module, tests = KERNELS[kernel]
     source = (ROOT / module).read_text()
     tree = ast.parse(source)
     every = mutants(tree)
     drawn = random.Random(f"{seed} {module}").sample(every, min(sample, len(every)))
     begun = time.monotonic()
-    if wait(start(folder, tests), 600) != "survived":
+    if wait(start(folder, tests, compiles=True), 600) != "survived":
         raise ValueError(f"{tests} fails without a mutant:\n{(folder / 'output').read_text()}")
     limit = 10 + 5 * (time.monotonic() - begun)
-    survivors = []
+    reasons = json.loads(REASONS.read_text()).get(kernel, {})
+    survivors, without_effect = [], []
     for mutant in sorted(drawn, key=lambda one: (one.line, one.change)):
-        (folder / module).write_text(changed_source(tree, mutant))
+        if mutant.shown in reasons:
+            without_effect.append(f"{mutant.line}: {mutant.shown}: {reasons[mutant.shown]}")
+            continue
+        if lived is not None and f"{mutant.line}: {mutant.shown}" not in lived:
+            continue
+        (folder / module).write_text(changed_source(tree, mutant.node, mutant.fields))
         if wait(start(folder, tests), limit) == "survived":
-            survivors.append(f"{mutant.line}: {mutant.change}")
+            survivors.append(f"{mutant.line}: {mutant.shown}")
+            print(f"{kernel}: lives: {survivors[-1]}", flush=True)
     (folder / module).write_text(source)
-    command = f"python benchmarks/mutation.py --kernels {kernel} --sample {sample} --seed {seed}"
     return {
-        "command": command,
+        "command": command_of(kernel, sample, seed),
         "module": module,
         "sha256": hashlib.sha256(source.encode()).hexdigest(),
         "tests": tests,
         "mutants": len(every),
         "tried": len(drawn),
-        "killed": len(drawn) - len(survivors),
+        "killed": len(drawn) - len(survivors) - len(without_effect),
+        "without_effect": without_effect,
         "survivors": survivors,
     }
+
+
+def command_of(kernel: str, sample: int, seed: int) -> str:
+    """What measures one kernel."""
+    return f"python benchmarks/mutation.py --kernels {kernel} --sample {sample} --seed {seed}"
+
+
+def lived_before(row: dict[str, Any] | None, kernel: str, args: argparse.Namespace) -> set[str]:
+    """The survivors that a result names. ValueError: it is of another module or sample."""
+    source = (ROOT / KERNELS[kernel][0]).read_bytes()
+    same = {
+        "command": command_of(kernel, args.sample, args.seed),
+        "sha256": hashlib.sha256(source).hexdigest(),
+    }
+    if row is None or {key: row[key] for key in same} != same:
+        raise ValueError(f"{args.out} has no result of this sample of {kernel}: run it whole")
+    return set(row["survivors"])
+
+
+def table(report: dict[str, Any]) -> str:
+    """The rows of all kernels in Markdown."""
+    lines = ["| kernel | changes | tried | noticed | without effect | not noticed |"]
+    lines.append("|---|---:|---:|---:|---:|---:|")
+    for row in (report[kernel] for kernel in KERNELS if kernel in report):
+        cells = [f"`{row['module']}`", row["mutants"], row["tried"], row["killed"]]
+        cells += [len(row["without_effect"]), len(row["survivors"])]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def page_with(text: str, report: dict[str, Any]) -> str:
+    """A page whose table says what the report says. ValueError: the page has no place for it."""
+    before, mark, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not mark or not end:
+        raise ValueError(f"{PAGE.name} has no {START} … {END}")
+    return f"{before}{mark}\n{table(report)}\n{end}{after}"
 
 
 def main() -> None:
@@ -240,9 +353,18 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=40, help="mutants of each kernel")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument(
+        "--survivors",
+        action="store_true",
+        help="only those that the result in --out names, after tests were added",
+    )
+    parser.add_argument("--table", action="store_true", help=f"write it into {PAGE.name}, and end")
     args = parser.parse_args()
-    # a module in a copy is compiled in each run: a second change within its file's second of
-    # modification would be taken for the first
+    if args.table:
+        PAGE.write_text(page_with(PAGE.read_text(), json.loads(args.out.read_text())))
+        return
+    # a mutant leaves no compiled file: a second change within its file's second of modification
+    # would be taken for the first
     sys.dont_write_bytecode = True
     os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
     sys.path = [
@@ -254,7 +376,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="mutation-") as folder:
         checkout(Path(folder))
         for kernel in args.kernels:
-            row = measure(kernel, args.sample, args.seed, Path(folder))
+            lived = lived_before(report.get(kernel), kernel, args) if args.survivors else None
+            row = measure(kernel, args.sample, args.seed, Path(folder), lived)
             print(f"{kernel}: {row['killed']} of {row['tried']} killed", flush=True)
             report[kernel] = row  # those of other kernels stay
             args.out.write_text(json.dumps(report, indent=1) + "\n")

@@ -47,6 +47,7 @@ from benchmarks.fetching.fetch_programs import (
     Run,
     program,
 )
+from benchmarks.photographs import folder_option
 from clipmill.manifests.schema import Fetch
 from clipmill.pipeline.external.img2dataset import version_of
 from clipmill.pipeline.images.transform import check_and_resize
@@ -64,7 +65,8 @@ def figures(whole: Run, start: Run) -> dict[str, float]:
     cpu_s, wall_s = whole.cpu_s - start.cpu_s, whole.busy_s or whole.wall_s - start.wall_s
     if min(cpu_s, wall_s) <= 0:
         raise RuntimeError(
-            f"{whole} is not longer than its start-up {start}: take a larger --count"
+            f"{whole} is not longer than its start-up {start}: take more pictures "
+            "(--count, or SHARE of make bench)"
         )
     return {
         "cpu_ms": 1000 * cpu_s / pictures,
@@ -286,7 +288,10 @@ def options(argv: list[str] | None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--pictures", required=True, type=Path, help="a folder of JPEGs of about 500x400"
+        "--pictures",
+        required=True,
+        type=folder_option,
+        help="a folder of JPEGs of about 500x400",
     )
     parser.add_argument(
         "--peer-python", help="an interpreter that has img2dataset (default: a new environment)"
@@ -319,7 +324,7 @@ def main(argv: list[str] | None = None) -> int:
                         values.append(floor(web, kind))
                 fidelity_found = fidelities(web, folder, args.cases)
                 certificates = web.certificates
-        except ValueError as error:
+        except (RuntimeError, ValueError) as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
     results = {

@@ -18,6 +18,8 @@ from pathlib import Path
 
 from PIL import Image
 
+from benchmarks.photographs import paths_of
+
 HOSTS = ("127.0.0.1", "127.0.0.2", "127.0.0.3", "127.0.0.4")
 MOST_SMALL = 1500  # pictures as they are
 LARGE = 48  # pictures of 3 megapixels
@@ -76,14 +78,8 @@ def picture_of(web: Web, url: str) -> Path:
 
 
 def lay_out(pictures: Path, web: Path) -> None:
-    """web/small: the JPEGs of a folder; web/large: some of them at 3 megapixels. ValueError where
-    there is none.
-    """
-    paths = [
-        path for path in sorted(pictures.iterdir()) if path.suffix.lower() in (".jpg", ".jpeg")
-    ][:MOST_SMALL]
-    if not paths:
-        raise ValueError(f"--pictures: there is no .jpg in {pictures}")
+    """web/small: the JPEGs of a folder; web/large: some of them at 3 megapixels."""
+    paths = paths_of(pictures)[:MOST_SMALL]
     for kind in ("small", "large"):
         (web / kind).mkdir(parents=True)
     for i, path in enumerate(paths):
@@ -102,13 +98,10 @@ def lay_out(pictures: Path, web: Path) -> None:
 
 @contextlib.contextmanager
 def serving(pictures: Path, folder: Path) -> Iterator[Web]:
-    """nginx over the pictures while the block runs. ValueError without nginx or openssl."""
-    nginx, openssl = (
-        shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:" + "/usr/bin:/usr/local/bin"),
-        shutil.which("openssl"),
-    )
+    """nginx over the pictures while the block runs. RuntimeError without nginx or openssl."""
+    nginx, openssl = which_nginx(), shutil.which("openssl")
     if not nginx or not openssl:
-        raise ValueError(
+        raise RuntimeError(
             "this benchmark needs nginx and openssl on the PATH (apt-get install nginx openssl)"
         )
     lay_out(pictures, folder / "web")
@@ -127,13 +120,15 @@ def serving(pictures: Path, folder: Path) -> Iterator[Web]:
         server.wait()
 
 
+def which_nginx() -> str | None:
+    """nginx on the PATH or where systems put it, which is on the PATH of root alone."""
+    return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
+
+
 def version() -> str:
     """Of nginx."""
-    nginx = (
-        shutil.which("nginx", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin") or "nginx"
-    )
     return (
-        subprocess.run([nginx, "-v"], capture_output=True, text=True)
+        subprocess.run([which_nginx() or "nginx", "-v"], capture_output=True, text=True)
         .stderr.strip()
         .rpartition("/")[2]
     )

@@ -33,6 +33,7 @@ from PIL import Image, ImageDraw, ImageOps
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.photographs import folder_option, paths_of
 from clipmill.filters.near_hashes import collapse, near_labels
 from clipmill.manifests import disk
 from clipmill.manifests.hashes import PDQ_QUALITY, as_words, distances, near_pieces, pdq, phash
@@ -124,7 +125,7 @@ def precision_and_recall(
 
 def quality(folder: str) -> dict[str, Any]:
     """Precision and recall of each kind of copy and each method."""
-    paths = sorted(Path(folder).glob("*.jpg"))
+    paths = paths_of(folder)
     photographs = [path.read_bytes() for path in paths]
 
     def images() -> Iterator[Image.Image]:
@@ -238,7 +239,7 @@ def peer(folder: str) -> dict[str, Any]:
     from imagededup.methods import PHash
 
     hasher = PHash(verbose=False)
-    photographs = [path.read_bytes() for path in sorted(Path(folder).glob("*.jpg"))]
+    photographs = [path.read_bytes() for path in paths_of(folder)]
 
     def encode(change: Callable[[Image.Image], Image.Image]) -> list[int]:
         hashes = []
@@ -337,7 +338,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     for name in ("quality", "peer"):
-        commands.add_parser(name).add_argument("folder")
+        commands.add_parser(name).add_argument("folder", type=folder_option)
     commands.add_parser("search").add_argument("--one", choices=list(SEARCHES))
     commands.add_parser("lines")
     args = parser.parse_args(argv)
@@ -347,9 +348,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(json.dumps(search_once(*SEARCHES[args.one])))
     elif args.command == "search":
         keep("search", search())
-    elif not list(Path(args.folder).glob("*.jpg")):
-        print(f"error: {args.folder} has no *.jpg files", file=sys.stderr)
-        return 2
     elif args.command == "quality":
         keep("quality", quality(args.folder))
     else:

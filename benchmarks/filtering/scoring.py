@@ -42,6 +42,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks.filtering.scoring_page import BARS, PAGE, STEPS, bars_of, page
+from benchmarks.photographs import folder_option, paths_of
 from clipmill.manifests import console, disk
 
 RESULTS = ROOT / "benchmarks/results/scoring.json"
@@ -70,7 +71,7 @@ Result = dict[str, Any]
 def images_of(source: Path | None, count: int) -> Iterator[Image.Image]:
     """RGB images: photographs of a folder, or drawn ones (a sky of smooth noise with a frame)."""
     if source is not None:
-        for path in sorted(source.rglob("*.jp*g"))[:count]:
+        for path in paths_of(source)[:count]:
             with Image.open(path) as image:
                 yield image.convert("RGB")
         return
@@ -320,7 +321,7 @@ def measure_pass(work: Path, source: Path | None, count: int, turns: int) -> Res
     jpegs = jpegs_of(source, count)
     pool = build_pool(work, jpegs, len(jpegs))
     worker = worker_of(pool, random_model(work / "model", large_config()))
-    model = next(iter(worker.filters.columns())).filter.loaded
+    model = next(iter(worker.filters.values())).filter.loaded
     captions = [f"a photo of a thing that has the number {row}" for row in range(len(jpegs))]
     pixels = [np.zeros((SIZE, SIZE, 3), np.uint8)] * len(jpegs)
     batches = []
@@ -412,7 +413,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--data", metavar="FOLDER", help="photographs, JPEG (default: drawn ones)")
+    parser.add_argument(
+        "--data",
+        type=folder_option,
+        metavar="FOLDER",
+        help="photographs, JPEG (default: drawn ones)",
+    )
     parser.add_argument("--part", choices=("preprocess", "pass", "memory"), help="default: all")
     parser.add_argument("--images", type=int, default=300)
     parser.add_argument("--rows", type=int, default=10_000, help="of the part memory")
@@ -426,7 +432,7 @@ def main(arguments: list[str] | None = None) -> int:
     import torch
 
     torch.set_num_threads(1)
-    source = Path(args.data) if args.data else None
+    source = args.data
     results: Result = {}
     if args.out and os.path.exists(args.out):
         results = json.loads(Path(args.out).read_text())

@@ -20,6 +20,7 @@ from benchmarks.peers import scoring_ways
 from benchmarks.peers.environments import Environment, environment_of
 from benchmarks.peers.rows import Row, in_turns, row_of
 from benchmarks.peers.web_stages import Context, Measured
+from benchmarks.photographs import paths_of
 from benchmarks.pools import views as pools
 
 FOLDER = Path(__file__).resolve().parent
@@ -202,7 +203,7 @@ def dedup(context: Context) -> Measured:
     """CPU of hashing an image, and of a search among hashes, beside imagededup."""
     peer = environment_of("imagededup")
     program = FOLDER / "duplicate_ways.py"
-    paths = sorted(context.photographs.glob("*.jp*g"))[: context.count(HASHED, 20)]
+    paths = paths_of(context.photographs)[: context.count(HASHED, 20)]
     listed = context.work / "photographs.json"
     listed.write_text(json.dumps([str(path) for path in paths]))
     searched = context.count(SEARCHED, 1000)

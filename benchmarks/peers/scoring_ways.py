@@ -50,7 +50,7 @@ def ours(work: Path) -> dict[str, float]:
     pa.array([0])  # the first array of a process imports pandas; the loop imports before its time
     worker = scoring.worker_of(work / "pool", work / "model")
     shutil.rmtree(worker.layout.score_set(next(iter(worker.filters))), ignore_errors=True)
-    warm(next(iter(worker.filters.columns())).filter.loaded.network)
+    warm(next(iter(worker.filters.values())).filter.loaded.network)
     started = time.process_time()
     rows = scoring.run_pass(worker)
     return {"items": rows, "cpu_s": time.process_time() - started}
@@ -102,7 +102,7 @@ def tensors(work: Path) -> dict[str, float]:
     from clipmill.filters.clip import model as text_tower
 
     worker = scoring.worker_of(work / "pool", work / "model")
-    loaded = next(iter(worker.filters.columns())).filter.loaded
+    loaded = next(iter(worker.filters.values())).filter.loaded
     count = len(list((work / "images").glob("*.jpg")))
     images = torch.zeros(count, 3, scoring.SIZE, scoring.SIZE)
     captions = [f"a photo of a thing that has the number {n}" for n in range(count)]

@@ -37,6 +37,7 @@ ROOT = Path(__file__).resolve().parents[2]
 if not __package__:
     sys.path[0] = str(ROOT)
 
+from benchmarks.photographs import folder_option, paths_of
 from clipmill.manifests import console, disk
 from clipmill.manifests.commits import read_commits
 from tests.support.s3_server import s3_variables
@@ -65,12 +66,14 @@ Result = dict[str, Any]
 
 
 def write_images(source: Path, folder: Path, rows: int) -> int:
-    """Scale images to SIDE pixels and list them in metadata.csv; the number of images."""
+    """Scale at most `rows` images to SIDE pixels and list them in metadata.csv; their number. Fewer
+    than a batch are repeated until they fill one.
+    """
     from PIL import Image
 
-    lines = ["file_name,caption"]
-    for number, path in enumerate(sorted(source.rglob("*.jp*g"))[:rows]):
-        with Image.open(path) as image:
+    lines, paths = ["file_name,caption"], paths_of(source)
+    for number in range(min(rows, max(len(paths), BATCH))):
+        with Image.open(paths[number % len(paths)]) as image:
             factor = SIDE / min(image.size)
             size = (round(image.width * factor), round(image.height * factor))
             small = image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
@@ -87,8 +90,7 @@ def build_pool(folder: Path, work: Path) -> Path:
     subprocess.run(
         console.program(["build", str(recipe), "--out", str(pool)]),
         check=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
+        capture_output=True,
     )
     return pool
 
@@ -338,7 +340,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--images", metavar="FOLDER", help="photographs, JPEG")
+    parser.add_argument("--images", type=folder_option, metavar="FOLDER", help="photographs, JPEG")
     parser.add_argument("--rows", type=int, default=3000, help="images that are used at most")
     parser.add_argument("--samples", type=int, default=4096, help="of each turn (default: 4096)")
     parser.add_argument("--turns", type=int, default=3)
@@ -357,9 +359,9 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work, "images")
         folder.mkdir()
-        rows = write_images(Path(args.images), folder, args.rows)
+        rows = write_images(args.images, folder, args.rows)
         if rows < BATCH:
-            parser.error(f"{args.images} has {rows} JPEGs; at least {BATCH} are needed")
+            parser.error(f"--rows {args.rows}: a batch has {BATCH}")
         result = measure(str(build_pool(folder, Path(work))), args.samples, args.turns)
     result |= {"images": rows, "side": SIDE, "size": SIZE, "batch": BATCH, "machine": _machine()}
     for name, bar in result["bars"].items():

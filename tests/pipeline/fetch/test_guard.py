@@ -17,6 +17,7 @@ from aiohttp.abc import ResolveResult
 
 from clipmill.manifests import tls
 from clipmill.manifests.schema import Fetch, Pair
+from clipmill.pipeline.archives.urls import LONGEST_URL
 from clipmill.pipeline.fetch import guard, request
 from clipmill.pipeline.fetch.fetcher import Fetched
 from clipmill.pipeline.fetch.guard import Refused, check_address, target
@@ -117,10 +118,29 @@ def test_urls_that_are_refused(url: str, expected: str) -> None:
         (" \thttp://exam\nple.org/im\\ages/a.jpg\r\n", "http://example.org/im/ages/a.jpg"),
         ("http://8.8.8.8/a|b{c}.jpg", "http://8.8.8.8/a%7Cb%7Bc%7D.jpg"),
         ("https://[2606:4700:4700:0::1111]/", "https://[2606:4700:4700::1111]/"),
+        ("http://[::FFFF:8.9.10.11]/", "http://[::ffff:809:a0b]/"),
+        ("http://example.org/a/%2e%2E/b/%2e/c", "http://example.org/b/c"),
     ],
 )
 def test_a_url_has_one_spelling(url: str, expected: str) -> None:
     assert target(url, PLAIN).url == expected
+
+
+def test_a_url_of_the_longest_length_is_requested_and_one_character_more_is_not() -> None:
+    start = "http://example.org/"
+    longest = start + "a" * (LONGEST_URL - len(start))
+    assert target(longest, PLAIN).url == longest
+    assert reason(longest + "a") == "bad_url"
+
+
+@pytest.mark.parametrize(
+    ("url", "detail"),
+    [("http:///a.jpg", "no host"), ("http://a..b/", "'a..b' is not a host name")],
+)
+def test_a_refusal_says_whether_there_is_a_host(url: str, detail: str) -> None:
+    with pytest.raises(Refused) as refused:
+        target(url, PLAIN)
+    assert refused.value.detail == detail
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import uvloop
+from aiohttp.abc import ResolveResult
 
 from clipmill.manifests.schema import Fetch
 from clipmill.pipeline.fetch import guard
@@ -56,6 +57,55 @@ def resolve(settings: Fetch, host: str, addresses: list[str]) -> list[tuple[str,
 def test_a_name_with_one_forbidden_address_is_refused(answers: list[str]) -> None:
     with pytest.raises(Refused, match="private_address"):
         resolve(PLAIN, "example.org", answers)
+
+
+def test_each_address_has_its_family_and_the_port_that_was_asked_for() -> None:
+    async def run() -> list[ResolveResult]:
+        names = Resolver(PLAIN, Source(lambda _: ["8.8.8.8", "2606:4700::1"]))
+        try:
+            return [*await names.resolve("both.example", 443), *await names.resolve("both.example")]
+        finally:
+            await names.close()
+
+    answers = [(each["host"], each["family"], each["port"]) for each in uvloop.run(run())]
+    four, six = ("8.8.8.8", socket.AF_INET), ("2606:4700::1", socket.AF_INET6)
+    assert answers == [(*each, port) for port in (443, 0) for each in (four, six)]
+
+
+def test_a_lookup_that_outlived_its_time_as_a_new_one_gives_its_place_back_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "LOOKUPS", 1)
+    monkeypatch.setattr(guard, "NEW_S", 0.0)
+
+    async def ask() -> list[str]:
+        answered = asyncio.Event()
+        old_is_over = asyncio.Event()
+
+        async def after(event: asyncio.Event) -> list[str]:
+            await event.wait()
+            return ["8.8.8.8"]
+
+        source = Source(lambda host: after(old_is_over if host == "old.example" else answered))
+        names = Resolver(PLAIN, source)
+        old = asyncio.create_task(names.resolve("old.example", 80))
+        await names.wait_for_start("old.example")
+        await names.wait_for_start("next.example")  # begins as soon as the first is no new one
+        old_is_over.set()
+        await old
+        monkeypatch.setattr(guard, "NEW_S", 3600.0)
+        hosts = ["a.example", "b.example", "c.example"]
+        tasks = [asyncio.create_task(names.resolve(host, 80)) for host in hosts]
+        await names.wait_for_start("a.example")
+        for _ in range(20):
+            await asyncio.sleep(0)
+        asked = list(source.asked)
+        answered.set()
+        await asyncio.gather(*tasks)
+        await names.close()
+        return asked
+
+    assert uvloop.run(ask()) == ["old.example", "next.example", "a.example"]
 
 
 def test_a_name_is_looked_up_once_and_an_unknown_name_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +222,27 @@ def test_dns_reads_the_hosts_file_and_asks_its_server(run: Callable[[Any], Any])
     assert local
     assert (known, again) == (["192.0.2.1"], ["192.0.2.2"])
     assert "localhost" not in server.asked
+
+
+def test_a_silent_server_is_asked_twice_and_is_no_unknown_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "FIRST_TRY_S", 0.05)
+    monkeypatch.setattr(guard, "LOOKUP_S", 600.0)  # the client ends it
+    monkeypatch.setattr(guard, "_has_ipv6", lambda: False)  # one question a try
+
+    async def ask(server: str) -> None:
+        dns = Dns([server])
+        try:
+            with pytest.raises(socket.gaierror, match="no answer from DNS") as failed:
+                await dns.addresses("a.silent.test")
+            assert failed.value.errno == socket.EAI_AGAIN
+        finally:
+            await dns.close()
+
+    with NameServer({}) as server:
+        uvloop.run(ask(server.address))
+    assert server.asked == ["a.silent.test"] * 2
 
 
 def test_a_name_may_have_an_ipv6_address_only(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@ reaches nothing else. A mistake is one line that names view, rule and expression
 
 from __future__ import annotations
 
+import math
 import os
 import re
+from collections.abc import Sequence
 
 import duckdb
 import pyarrow as pa
@@ -264,6 +266,7 @@ WRONG = [
     # top()
     ("score >= top(score)", "top\\(\\) takes a column and a share"),
     ("score >= top(score, 30)", "the share of top\\(\\) is 30"),
+    ("score >= top(score, 1.01)", "the share of top\\(\\) is 1.01"),
     ("score >= top(score, 0)", "the share of top\\(\\) is 0"),
     ("score >= top(score, words)", "the share of top\\(\\) is words"),
     ("score >= top(scor, 0.3)", "no column 'scor'; did you mean 'score'"),
@@ -287,6 +290,86 @@ def test_a_value_that_cannot_be_converted_is_told_with_a_cast_that_can() -> None
     message = r"the text 'a cat' is no INT32; TRY_CAST\(caption AS INT32\) is NULL for such a row"
     with pytest.raises(ValueError, match=message):
         choose({"0": table}, [view("v", ("r", "CAST(caption AS INTEGER) > 4"))])
+
+
+@pytest.mark.parametrize(
+    ("sql", "times"),
+    [
+        ("caption", 1),
+        ("'xyz'", 1),
+        ("repeat(caption, 0)", 1),
+        ("repeat(caption, 1e2)", 100),
+        ("repeat(repeat(caption, 20), 30)", 600),
+        ("caption.repeat(3)", 3),
+        ("repeat(caption, words)", math.inf),
+        ("lpad(caption, 20, 'x')", 20),
+        ("greatest(repeat(caption, 4), lpad(caption, 9, ' '))", 9),
+        ("generate_series(5)", 5),
+        ("range(0, 7, 2)", 7),
+        ("range(0, 10, 2000)", 2000),
+        ("equi_width_bins(0, 10, 7, true)", 7),
+        ("replace(caption, 'a', 'bcd')", 3),
+        ("regexp_replace(caption, 'abcd', '')", 1),
+        ("array_to_string([caption], ', ')", 2),
+        ("list_transform(range(9), lambda x: repeat(caption, 7))", 63),
+        ("printf('%50d', words)", 50),
+        ("printf('%*d', words, 3)", math.inf),
+        ("format('{:5} {:30}', caption, words)", 30),
+        ("format('{:>{}}', caption, words)", math.inf),
+    ],
+)
+def test_how_many_times_larger_than_the_values_of_a_row(sql: str, times: float) -> None:
+    assert rules.times_larger(rules.syntax_of(sql).expression) == times
+
+
+def test_the_share_of_top_may_be_all_rows() -> None:
+    check([view("v", ("r", "score >= top(score, 1)"))], SCHEMA)
+
+
+def test_a_rule_may_make_a_value_a_thousand_times_larger_and_no_more() -> None:
+    check([view("v", ("r", "length(repeat(caption, 1000)) > 3"))], SCHEMA)
+    with pytest.raises(ValueError, match="by repeat a value can be more than 1,000 times"):
+        check([view("v", ("r", "length(repeat(caption, 1001)) > 3"))], SCHEMA)
+
+
+@pytest.mark.parametrize("length", [399, 400, 401])
+def test_a_message_shows_400_characters_of_a_rule(length: int) -> None:
+    step = Step(name="r", where="x" * length, view="v")
+    shown = "x" * length if length <= 400 else "x" * 400 + " …"
+    assert step.short_text() == shown
+    assert str(step.error("wrong")) == f"view 'v', rule 'r' ({shown}): wrong"
+
+
+def test_a_step_is_the_same_in_each_view_that_has_it() -> None:
+    assert Step(name="r", where="a", view="v") == Step(name="r", where="a", view="w")
+    assert "tree" not in repr(rules.parse(Step(name="r", where="words > 1"), {"words"}))
+
+
+@pytest.mark.parametrize(
+    ("sql", "asked"),
+    [
+        ("words > 1", []),
+        ("abs(words) >= length(caption)", []),
+        ("greatest(words, CAST('5' AS INTEGER)) < 9", []),
+        ("abs(words) IN (1, round(2.5))", []),
+        ("score / words > 1", ["(score / words)"]),
+        ("abs(CAST('NaN' AS DOUBLE)) > score", ["abs(CAST('NaN' AS DOUBLE))"]),
+        ("least(score, sqrt(words)) BETWEEN 0 AND 1", ["least(score, sqrt(words))"]),
+        ("words / 2 IS DISTINCT FROM 1", []),
+    ],
+)
+def test_only_what_may_be_nan_is_asked_for_its_type(sql: str, asked: list[str]) -> None:
+    """`abs` and the like give numbers for numbers: they are compared as they are."""
+    expressions: list[str] = []
+
+    def types_of(given: Sequence[str]) -> list[str]:
+        expressions.extend(given)
+        return ["DOUBLE"] * len(given)
+
+    tree = rules.syntax_of(sql).tree
+    guarded = rules.text_of_tree(rules.without_nan(tree, types_of))
+    assert expressions == asked
+    assert guarded.count("nullif") == len(asked)
 
 
 def test_large_rules_are_cheap_or_refused_in_one_short_line() -> None:

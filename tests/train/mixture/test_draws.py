@@ -284,6 +284,11 @@ def test_a_segment_draws_its_rows_once_and_no_batch_holds_a_row_twice():
     for steps in range(1, segments[-1].first + 12):
         repeats = order.repeats(steps)["web/stored"]
         assert repeats.unique <= min(repeats.drawn, 90)
+    again = Live([Segment(number=1, first=0, steps=None, start=0, stop=2)], rows)
+    repeated = SegmentOrder("web/stored", again, 16, 4, 2, 7).repeats(10)["web/stored"]
+    assert (repeated.drawn, repeated.unique) == (160, 40)  # of 10 + 30 rows
+    assert alone.fingerprint() == order.fingerprint()
+    assert SegmentOrder("web/stored", again, 16, 4, 2, 8).fingerprint() != order.fingerprint()
     shard, row = order.substitute(0, segments[2].first, 3, 0)
     assert (shard, row) == alone.substitute(0, 0, 3, 0)
     assert (shard, row < 50) == (2, True)

@@ -297,6 +297,7 @@ def test_the_fingerprint_holds_all_that_decides_the_order(change, name):
             (blend(), 100, 64),
             r"64 lanes do not divide a batch of 100; lanes may be 1, 2, 4, 5, 10, 20, 25, 50, 100",
         ),
+        ((blend(), 2050, 64), r"lanes may be 1, 2, 5, 10, 25, 41, 50, 82, 205, 410$"),
         (
             ([source("a", 1, 5)], 8, 8),
             r"fewer rows than a batch: a keeps 5, and a batch of 8 draws 8 of it; lower batch_size",
@@ -465,5 +466,32 @@ def test_captions_have_exact_shares_for_any_rank():
         counts.update(columns)
     assert order.repeats(25)["a"].captions == {"alt": counts["alt"], "made": counts["made"]}
     assert counts["alt"] == 100
+    assert {name: repeats.share for name, repeats in order.repeats(25).items()} == {
+        "a": 0.5,
+        "b": 0.5,
+    }
     assert order.repeats(25)["b"].captions is None
     assert order.fingerprint() != Order(of, 32, 4).fingerprint()
+
+
+def test_golden_draws_by_chance_captions_and_later_substitutes():
+    """Which random numbers each of them takes is part of the order, as the plain draws are."""
+    of = [source("a", 0.5, *[100] * 4), source("b", 0.5, 70)]
+    shares = {"b": {"alt": 0.25, "made": 0.75}}
+    order = Order(of, 16, 4, window=2, seed=7, balance=Tenth(of, 0, 6), captions=shares)
+    digest = hashlib.sha256()
+    for step in range(30):
+        for column in order.batch(step):
+            digest.update(column.astype("<i8").tobytes())
+        digest.update(repr(order.captions(step, range(16))).encode())
+    assert digest.hexdigest()[:16] == "de0fb243485f4676"
+    plain = Order(of, 16, 4, window=2, seed=7)
+    s = drawn(plain, 9)[2][0]
+    assert [plain.substitute(s, 9, 2, attempt) for attempt in range(12)] == GOLDEN_LATER
+    assert ORDER_VERSION == 2
+
+
+GOLDEN_LATER = [
+    (0, 26), (1, 98), (3, 67), (1, 26), (0, 16), (2, 81),
+    (2, 93), (0, 12), (0, 93), (1, 4), (1, 12), (1, 21),
+]  # fmt: skip

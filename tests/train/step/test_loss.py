@@ -192,3 +192,51 @@ def test_the_mean_over_ranks_is_the_whole_batch(kind, tile, size, monkeypatch):
     assert sum(losses) / size == pytest.approx(wanted_loss.item(), rel=1e-12)
     assert sum(accuracies) / size == pytest.approx(wanted_accuracy.item())
     torch.testing.assert_close(torch.cat(gradients, dim=1) / size, wanted, rtol=1e-10, atol=1e-12)
+
+
+def test_a_gathered_tensor_has_the_gradients_of_all_ranks(monkeypatch):
+    world = World(2)
+    monkeypatch.setattr(loss_module, "dist", world)
+    whole = torch.arange(12.0).reshape(2, 2, 3)  # of two ranks
+    weights = torch.tensor([[1.0, 10.0], [100.0, 1000.0]])  # [rank that uses it, rank that has it]
+
+    def work(rank):
+        leaf = whole[rank].clone().requires_grad_()
+        data_parallel = DataParallel(rank=rank, world=2)
+        gathered = loss_module.gather_with_gradient(leaf, data_parallel)
+        (gathered * weights[rank, :, None, None]).sum().backward()
+        return gathered.detach(), leaf.grad
+
+    for rank, (gathered, gradient) in enumerate(world.run(work)):
+        assert torch.equal(gathered, whole)
+        assert torch.equal(gradient, weights[:, rank].sum().expand(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "tile", "side"),
+    [
+        (4096, 4096, None, None),
+        (4096, 4097, None, 1024),
+        (1, 4096 * 4096 + 1, None, 1024),
+        (8, 16, 16, None),
+        (8, 16, 15, 15),
+    ],
+)
+def test_more_than_16_million_logits_are_in_tiles_of_1024(rows, columns, tile, side):
+    assert loss_module.loss_tile(rows, columns, tile) == side
+
+
+@pytest.mark.parametrize(("b", "B", "side"), [(7, 7, 3), (2, 12, 4), (4, 12, 4), (5, 20, 2)])
+def test_tiles_cover_each_pair_once_and_have_at_most_the_logits_of_a_square(b, B, side):
+    seen = torch.zeros(b, B, dtype=torch.long)
+    tiles = list(loss_module._tiles(b, B, side))
+    for rows, columns in tiles:
+        assert 0 < (rows.stop - rows.start) * (columns.stop - columns.start) <= side * side
+        seen[rows, columns] += 1
+    assert (seen == 1).all()
+    height = min(b, side)
+    assert len(tiles) == -(-b // height) * -(-B // (side * side // height))
+
+
+def test_without_data_parallelism_there_is_one_rank():
+    assert DataParallel() == DataParallel(rank=0, world=1, group=None)

@@ -10,6 +10,7 @@ from clipmill.verdict.stats.comparison import (
     Comparison,
     Difference,
     Family,
+    Penalty,
     StudyNoise,
     Verdict,
     chi_nodes,
@@ -20,6 +21,7 @@ from clipmill.verdict.stats.comparison import (
     holm,
     holm_family,
     noncentrality,
+    root_of,
     single,
 )
 from clipmill.verdict.stats.model import Spread
@@ -297,6 +299,42 @@ def test_the_nodes_of_s_give_its_moments(df: float) -> None:
     assert weights @ s == pytest.approx(stats.chi.mean(df) / math.sqrt(df), abs=1e-9)
 
 
+@pytest.mark.parametrize("root", [0.0, 0.25, 0.7, 1.0])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("bend", [0.0, 0.1, 4.0])
+def test_a_root_is_found_also_at_either_end_and_in_few_steps(
+    root: float, sign: int, bend: float
+) -> None:
+    asked = []
+
+    def function(x: float) -> float:
+        asked.append(x)
+        return sign * (math.expm1(bend * (x - root)) / bend if bend else x - root)
+
+    assert root_of(function, 0.0, 1.0, 1e-11) == pytest.approx(root, abs=1e-10)
+    assert len(asked) <= (9 if bend <= 0.1 else 16)  # halving takes 37
+    assert all(0.0 <= x <= 1.0 for x in asked)
+
+
+def test_a_function_of_one_sign_has_no_root_there() -> None:
+    with pytest.raises(ValueError, match="one sign at 0 and 1"):
+        root_of(lambda x: x + 1, 0.0, 1.0, 1e-9)
+
+
+def test_tasks_rounds_and_looks_multiply_p_up_to_1() -> None:
+    penalty = Penalty(tasks=2, rounds=3, looks=3)
+    assert penalty.factor == 24.0
+    alone, together = (single(difference(4.0), 0.5, each) for each in (Penalty(), penalty))
+    assert together.p_adjusted == pytest.approx(24 * alone.p_adjusted)
+    for level, low, high in (
+        (0.025 / 24, together.low, together.high),
+        (0.05 / 24, together.low90, together.high90),
+    ):
+        half = float(stats.t.isf(level, 6))
+        assert (low, high) == pytest.approx((4.0 - half, 4.0 + half), rel=1e-9)
+    assert single(difference(0.1), 0.5, penalty).p_adjusted == 1.0
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -366,6 +404,15 @@ def test_the_seeds_needed_are_the_fewest_that_suffice(arms: int) -> None:
         for s in (seeds - 1, seeds)
     ]
     assert figures[1] <= 0.01 < figures[0]
+
+
+def test_the_seeds_needed_do_not_depend_on_the_seeds_that_were_run() -> None:
+    """The degrees of freedom of one more seed are those of each seed that there is."""
+    noises = [StudyNoise(run_sd=0.01, seeds=s, arms=1, df=s - 1.0) for s in (2, 3, 6)]
+    [seeds] = {noise.seeds_for(0.012) for noise in noises}
+    assert seeds is not None
+    figures = [smallest_visible(0.01, seeds=s, arms=1, df=s - 1.0) for s in (seeds - 1, seeds)]
+    assert figures[1] <= 0.012 < figures[0]
 
 
 def test_no_number_of_seeds_suffices_where_the_samples_hide_the_effect() -> None:
