@@ -31,12 +31,13 @@ from clipmill.verdict.tables.metric_names import (
     is_average,
     is_bare_metric,
     is_known,
+    is_sentence,
     name_facts,
     plain_name,
     task_stem,
 )
 from clipmill.verdict.tables.reader import Codes, Results
-from clipmill.verdict.tables.roles import BASELINES, quoted
+from clipmill.verdict.tables.roles import BASELINES, baseline_arm, quoted
 
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 COSTS = re.compile(
@@ -162,6 +163,9 @@ def decide(results: Results, question: Question) -> Decision:
         raise ValueError(results.one_arm)
     if question.metric in results.tasks and question.metric not in results.metrics:
         question = replace(question, metric=None, task=question.task or question.metric)
+    if question.baseline is not None:
+        own = baseline_arm(results.arms, question.baseline)
+        question = replace(question, baseline=own or question.baseline)
     _check_names(results, question)
     table = _table(results, question)
     arms_out = _copies(results, question, notes)
@@ -179,6 +183,9 @@ def decide(results: Results, question: Question) -> Decision:
     largest = _largest_scale(table, chosen, arms_out, notes)
     arms = _arms_at(table, chosen, largest, arms_out)
     baseline = _baseline(arms, question, notes)
+    found = {arm for scale in results.scales for arm in _arms_at(table, chosen, scale, set())}
+    if lacking := [arm for arm in results.arms if arm not in found]:
+        refusals.append(f"{_some(lacking)} not compared: no value of what decides")
     in_blocks = table
     if results.blocks and _is_one_run_in_blocks(table, chosen, largest, arms, notes):
         table = _table(_over_blocks(results, notes), question)
@@ -191,6 +198,9 @@ def decide(results: Results, question: Question) -> Decision:
     if over and len(results.blocks) < LEAST_BLOCKS:
         refusals.append(f"no verdict: of {over}, and what another block would show is not known")
         over, analysed = "", {task: _without_runs(scores) for task, scores in tables.items()}
+    are_means = results.are_means and not over
+    if are_means:
+        analysed = {task: _without_runs(scores) for task, scores in tables.items()}
     analysis = _analysis(analysed, baseline, arms, question, table, averages, average=can_average)
     there = [task for task in analysis.tasks if tables[task].values.get(baseline)]
     there = there or list(analysis.tasks)
@@ -205,7 +215,7 @@ def decide(results: Results, question: Question) -> Decision:
     values = average_values([scores.values for scores in of_tasks.values()])
     notes += _runs_without_a_task(of_tasks, values)
     metrics = {scores.metric for scores in of_tasks.values()}
-    refusals += _refusals(values, result, baseline, arms, of_tasks)
+    refusals += _refusals(values, result, baseline, arms, of_tasks, are_means)
     notes += _ties(table, chosen, largest, arms)
     samples = _samples_of_task(table, chosen, result)
     notes += _small_test_set(result, values, samples)
@@ -376,7 +386,8 @@ def _facts_keys(table: _Table, chosen: Mapping[str, str]) -> list[Key]:
 def _baseline(arms: Sequence[str], question: Question, notes: list[str]) -> str:
     if question.baseline is not None:
         if question.baseline not in arms:
-            shown = ", ".join(arms[:40])
+            rest = f" and {len(arms) - 40} more" if len(arms) > 40 else ""
+            shown = ", ".join(arms[:40]) + rest
             raise ValueError(f"there is no arm {question.baseline!r} (of {shown})")
         return question.baseline
     plain = {plain_name(arm): arm for arm in reversed(arms)}
@@ -545,7 +556,7 @@ def metric_facts(table: _Table, key: Key, question: Question) -> MetricFacts:
     (task, metric), results = key, table.results
     name = task if metric == "value" else metric
     name = "" if metric == "value" and results.named_tasks else name
-    facts = name_facts(name)
+    facts = name_facts("" if results.named_tasks and is_sentence(name) else name)
     if facts.higher is None and metric != "value" and not results.named_tasks:
         other = name_facts(task)
         facts = other if other.higher is not None and is_bare_metric(task) else facts
@@ -915,13 +926,18 @@ def _thin(of_tasks: Mapping[str, TaskScores]) -> str:
 
 def _refusals(
     values: Runs, result: TaskResult, baseline: str, arms: Sequence[str],
-    of_tasks: Mapping[str, TaskScores],
+    of_tasks: Mapping[str, TaskScores], are_means: bool,
 ) -> list[str]:  # fmt: skip
     lacking = [arm for arm in arms if not values.get(arm)]
     thin = _thin(of_tasks)
     what = f"a task is missing (--without): {thin}" if thin else "a task is missing (--without)"
     what = what if len(of_tasks) > 1 else f"no value of {result.task}"
     refusals = [f"{_some(lacking)} not compared: {what}"] if lacking else []
+    if are_means:
+        return [
+            *refusals,
+            "no verdict: the cells are means of runs, which count as one run each; give the runs",
+        ]
     if thin and len(values.get(baseline, {})) < 2:
         return [*refusals, f"no verdict: runs in common are too few, as {thin}"]
     if baseline in lacking:

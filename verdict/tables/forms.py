@@ -158,7 +158,15 @@ def _frame_of_text(text: str, table: str | None) -> Frame:
     row = re.compile(r"&.*\\\\\s*(\\\w+|$)")  # of a LaTeX table without its environment
     if sum(row.search(line) is not None for line in text.split("\n", HEAD)[:HEAD]) > 1:
         text = f"\\begin{{tabular}}{{}}{text}\\end{{tabular}}"
-        return _frame_of_grids(_latex_grids(text), table, "LaTeX table", "tables")
+        grids = _latex_grids(text)
+        first = next(iter(grids[0].rows))
+        cells = [read_cell(cell).value for cell in first if not is_empty(cell)]
+        if 2 * cells.count(None) < len(cells):
+            raise ValueError(
+                "it is rows of LaTeX without a header, so no column has a name: give the whole "
+                "tabular"
+            )
+        return _frame_of_grids(grids, table, "LaTeX table", "tables")
     html: list[Grid] = []
     if "<" in text and ("<table" in text or "<TABLE" in text or start == "<"):
         found = re.search(r"<table\b" if start == "<" else r"^\s*<table\b", text, re.I | re.M)
@@ -409,7 +417,8 @@ def _latex_grids(text: str) -> list[Grid]:
             )  # fmt: skip
             if line.strip():
                 rows.append(_latex_cells(line))
-        captions = re.findall(r"\\caption\{((?:[^{}]|\{[^{}]*\})*)\}", text[: found.end() + 400])
+        own = text[max(0, text.rfind("\\begin{table", 0, found.start())) : found.end() + 400]
+        captions = re.findall(r"\\caption\{((?:[^{}]|\{[^{}]*\})*)\}", own.split("\\end{table")[0])
         title = _latex_text(captions[-1])[:60] if captions else ""
         grids.append(Grid(_latex_filled(rows), title, line=text[: found.start()].count("\n") + 1))
     return grids
@@ -465,7 +474,10 @@ def _latex_text(cell: str) -> str:
 def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: str) -> Frame:
     """The one table of a file, the chosen one, or all of the same columns."""
     count = len(grids)
-    grids = [block for grid in grids for block in _blocks(grid, grid.title if count > 1 else "")]
+    grids = [
+        block for grid in map(_sectioned, grids)
+        for block in _blocks(grid, grid.title if count > 1 else "")
+    ]  # fmt: skip
     word = word if len(grids) == count else "tables"
     numbers = {id(grid): number for number, grid in enumerate(grids, 1)}
     if table is not None:
@@ -496,6 +508,28 @@ def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: s
         raise ValueError(f"it has {_listed(names, word, grids)}: choose one with --table")
     frames[0].notes += [f"not read: table {each}" for each in refused[:3]]
     return frames[0]
+
+
+def _sectioned(grid: Grid) -> Grid:
+    """With a first column `section`, where rows of one text part the rows below the header and the
+    same labels stand in several of these parts.
+    """
+    rows = [list(row) for row in grid.rows]
+    words = [list(dict.fromkeys(str(cell) for cell in row if not is_empty(cell))) for row in rows]
+    numbers = [any(read_cell(word).value is not None for word in own) for own in words]
+    places = [
+        n for n in range(1, len(rows) - 1)
+        if len(words[n]) == 1 < len(words[0]) - 1 and not is_empty(rows[n][0])
+        and not numbers[n] and numbers[n + 1]
+    ]  # fmt: skip
+    if len(places) < 2 or any(numbers[: places[0]]):
+        return grid
+    body, labels = rows[: places[0]], Counter[str]()
+    body = [["", *row] for row in body[:-1]] + [["section", *body[-1]]]
+    for start, end in itertools.pairwise([*places, len(rows)]):
+        body += [[words[start][0], *row] for row in rows[start + 1 : end]]
+        labels.update({str(row[0]) for row in rows[start + 1 : end]})
+    return replace(grid, rows=body, named=True) if max(labels.values()) > 1 else grid
 
 
 def _without_lm_eval_groups(tasks: Frame, groups: Frame) -> Frame:

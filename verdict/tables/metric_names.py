@@ -264,6 +264,13 @@ def is_bare_metric(name: str) -> bool:
     )
 
 
+def is_sentence(name: str) -> bool:
+    """Whether a name has four words or more that are of no metric: it is called what is tested."""
+    words = plain_name(name).split("_")
+    return sum(not (_is_word(w) or QUALIFIERS.fullmatch(w) or w in PARTS_OF_NAMES or len(w) < 2)
+               for w in words) > 3  # fmt: skip
+
+
 def _is_word(word: str) -> bool:
     """Whether a word decides, with a number behind it or without."""
     return word in WORDS or re.sub(r"\d+$", "", word) in WORDS

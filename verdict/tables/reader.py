@@ -32,21 +32,32 @@ from clipmill.verdict.tables.cells import (
 )
 from clipmill.verdict.tables.forms import ERRORS, frame_of_bytes
 from clipmill.verdict.tables.frames import Column, Frame, Mask, joined, recoded, text_of
-from clipmill.verdict.tables.metric_names import is_known, name_facts, plain_name
+from clipmill.verdict.tables.metric_names import (
+    deciding_words,
+    is_bare_metric,
+    is_known,
+    name_facts,
+    plain_name,
+    task_stem,
+)
 from clipmill.verdict.tables.roles import (
     ARM_WORDS,
     CROSSING,
     DATA_SETS,
     METRIC_PREFIX,
     NO_ARM,
+    SETTING_PREFIX,
     SHOWN,
+    STAGES,
     Chosen,
     Columns,
     Open,
     Roles,
     Way,
+    are_measured,
     are_of_one_size,
     are_whole,
+    baseline_arm,
     group_codes,
     is_design,
     name_role,
@@ -81,15 +92,16 @@ IN_BRACKETS = re.compile(r"^(?P<arm>.+?) ?[(\[#](?P<seed>\d{1,4})[)\]]?$")
 SUMMARIES = re.compile(
     r"(mean|avg|average|median|std|stdev|std\.? ?dev\.?|sd|stderr|sem|min|max|total|sum|overall|"
     r"all|aggregated?|mean ?[±/] ?(std|sd)|count|25%|50%|75%|±.*|standard_?deviation|all( "
-    r"?\(.*\))?|(micro|macro|weighted|samples)[-_ ]?(avg|average|f1)?|\(?(micro|macro) avg\.?\)?)",
+    r"?\(.*\))?|(micro|macro|weighted|samples)[-_ ]?(avg|average)?|\(?(micro|macro) avg\.?\)?)",
     re.I,
 )
 SPREADS = re.compile(
     r"std.*|sd|sem|stderr|±.*|mean ?[±/] ?(std|sd)|standard_?deviation|25%|75%", re.I
 )
 NOT_ENDED = re.compile(
-    r"(crash(ed)?|fail(ed|ure)?|kill(ed)?|error(ed)?|running|pending|queued|prun(ed|ing)|"
-    r"preempt(ed|ing)|abort(ed)?|cancel(l?ed)?|timed? ?out|timeout|oom|out of memory|stopped|"
+    r"(crash(ed)?|fail(ed|ure)?|kill(ed)?|((?!no\b)\w+ )?error(ed)?|running|"
+    r"pending|queued|prun(ed|ing)|preempt(ed|ing)|"
+    r"abort(ed)?|cancel(l?ed)?|timed? ?out|timeout|oom|out of memory|stopped|"
     r"interrupted|diverged|incomplete|unfinished|waiting|scheduled|resuming|invalid)\b(?! tests?)",
     re.I,
 )
@@ -99,6 +111,10 @@ ENDED = re.compile(
 )
 PAIRED = {"metric", "value", "score", "result", "measure", "name"}  # of a metric and its value
 RUN_AXIS = re.compile(r"((cv|test|outer)_)?(folds?|seeds?|runs?|resamples?|repeats?|trials?|reps?)")
+RUN_IN_HEADER = re.compile(
+    r"(?<![a-z])(?P<word>(cv|outer)?[_ -]?(fold|seed|run|rep|repeat|trial|replicate|resample))"
+    r"[_ =#-]*(?P<number>\d+)(?!\d)", re.I
+)  # fmt: skip
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 MOST_FOREIGN = 10  # files for each that has other columns and so is a summary of theirs
@@ -107,6 +123,7 @@ MOST_WORDS = 9  # columns of an answer, where another one has fewer
 MOST_CHOICES = 2  # of values for --where
 SOME, LONG_TEXT = 50, 40  # cells of a column, and the letters of a text that names nothing
 LEAST_SEARCH = 8  # rows with settings of their own, which are no arms
+LEAST_MATCHED = 3  # blocks that two arms share, where few of many blocks are shared
 LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table of 120
 TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
@@ -129,7 +146,8 @@ class Results:
     tasks or metrics whose cells have percent signs.
     account: what became of rows, columns and cells. one_arm: why there is one
     arm only, with the columns that could name it. named_tasks: tasks are cells of a column, not
-    columns of values, and their names say nothing of a metric.
+    columns of values, and their names say nothing of a metric. are_means: a cell is a mean of runs
+    with its spread, and nothing numbers the rows, so that none of them is a run.
     """
 
     arms: tuple[str, ...]
@@ -156,6 +174,7 @@ class Results:
     shares: frozenset[str] = frozenset()
     one_arm: str = ""
     named_tasks: bool = False
+    are_means: bool = False
 
 
 def read_results(paths: Sequence[str], columns: Columns | None = None) -> Results:
@@ -387,31 +406,48 @@ def _series(frames: Sequence[Frame]) -> str:
 
 def _with_runs_below(frame: Frame, several: bool) -> Frame:
     """The table with a row for each run, where columns are runs: `fold 1`, `fold 2` …, or 0, 1 …
-    behind a column that is called `folds`.
+    behind a column that is called `folds`; of several metrics, as `fold1_auc`, a column for each.
     """
-    found: dict[str, list[tuple[str, str]]] = {}
+    inside: dict[str, dict[str, str]] = {}  # {metric: {number: name}}
+    words = set[str]()
     for name in frame.columns:
-        if match := re.fullmatch(r"(\w*?)[ _-]*(\d+)", plain_name(name)):
-            found.setdefault(match[1].rstrip("_"), []).append((match[2], name))
+        if match := RUN_IN_HEADER.search(name):
+            rest = (name[: match.start()].strip("_ -/."), name[match.end() :].strip("_ -/."))
+            inside.setdefault("_".join(filter(None, rest)) or "value", {})[match["number"]] = name
+            words.add(plain_name(match["word"]))
+    numbers = [list(own) for own in inside.values()]
+    if len(words) == 1 and len(numbers[0]) > 1 and all(own == numbers[0] for own in numbers):
+        is_clear = all(sum(~np.isnan(frame.columns[own[n]].numbers())) for own in inside.values()
+                       for n in own)  # fmt: skip
+        if is_clear and not {*words, *inside} & {plain_name(name) for name in frame.columns}:
+            return _melted(frame, words.pop(), numbers[0], inside, several)
     axis = next((name for name in frame.columns if RUN_AXIS.fullmatch(plain_name(name))), None)
-    word = next((each for each in found if RUN_AXIS.fullmatch(each)), None)
-    if word is None and axis is not None and not frame.columns[axis].numbers()[:1] >= 0:
-        word = "" if "" in found else None
-    runs = found.get(word or "", []) if word is not None else []
-    if len(runs) < 3 or sorted(int(number) for number, _ in runs) not in (
-        list(range(len(runs))), list(range(1, len(runs) + 1))
-    ):  # fmt: skip
+    runs = {plain_name(name): name for name in frame.columns if plain_name(name).isdecimal()}
+    if axis is None or frame.columns[axis].numbers()[:1] >= 0 or len(runs) < 3 or sorted(
+        map(int, runs)
+    ) not in (list(range(len(runs))), list(range(1, len(runs) + 1))):  # fmt: skip
         return frame
-    names = [name for _, name in runs]
+    return _melted(frame, "run", list(runs), {"value": runs}, several)
+
+
+def _melted(
+    frame: Frame, key: str, numbers: Sequence[str], metrics: Mapping[str, Mapping[str, str]],
+    several: bool,
+) -> Frame:  # fmt: skip
+    """The table with a row for each of its runs. metrics: {metric: {number: its column}}."""
+    names = [own[number] for own in metrics.values() for number in numbers]
     others = {name: column for name, column in frame.columns.items() if name not in names}
-    key, first = word or "run", np.zeros(frame.rows, np.int32)
+    first = np.zeros(frame.rows, np.int32)
     parts = [
-        Frame({**others, key: Column([number], first), "value": frame.columns[name]}, frame.rows)
-        for number, name in runs
-    ]
-    long = replace(frame, columns=joined(parts).columns, rows=len(runs) * frame.rows)
+        Frame({**others, key: Column([number], first)}
+              | {metric: frame.columns[own[number]] for metric, own in metrics.items()}, frame.rows)
+        for number in numbers
+    ]  # fmt: skip
+    long = replace(frame, columns=joined(parts).columns, rows=len(numbers) * frame.rows)
     long.notes = [*frame.notes, f"header: {', '.join(names[:3])}, … are runs"]
-    long.roles = frame.roles | {key: ("seed", "the columns are runs"), "value": ("value", "")}
+    long.roles = frame.roles | {key: ("seed", "the columns are runs")}
+    if "value" in metrics:
+        long.roles["value"] = ("value", "")
     labels = []
     for name, column in others.items():
         if not np.isnan(column.numbers()).all():
@@ -497,6 +533,7 @@ class _Reading:
         self.rows = self.attempted = 0
         self.no_numbers: dict[str, Counter[str]] = {}
         self.shares: set[str] = set()
+        self.are_means = False
         self.frame = Frame({}, 0)
         self.roles = Roles()
         self.cells = _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
@@ -519,8 +556,13 @@ class _Reading:
         """A question with those of its answers that end in a comparison."""
         ways = list(question.ways)
         if sum(frame.rows * len(frame.columns) for frame in frames) <= MOST_TRIED:
-            tried = (_completed(frames, self.told, way) for way in ways)
-            ways = [way for way in tried if way is not None] or ways * (not question.otherwise)
+            told, base = self.told, self.told.baseline
+            tried = [one for way in ways if (one := _completed(frames, told, way)) is not None]
+            if not tried and base is not None:  # no answer has it: said of each
+                found = [_completed(frames, replace(told, baseline=None), way) for way in ways]
+                tried = [replace(one, what=f"{one.what or 'these rows'}; no arm is {base!r} then")
+                         for one in found if one is not None]  # fmt: skip
+            ways = tried or ways * (not question.otherwise)
             ways = [way for way in ways if way.size <= MOST_WORDS] or ways
         shown = ", ".join(dict.fromkeys(way.text for way in ways))
         return f"{question.text}{shown or question.otherwise}"
@@ -529,6 +571,7 @@ class _Reading:
         series, several = _series(frames), len(frames) > 1
         frame = _with_runs_below(_with_pairs_below(joined(frames)), several)
         self.frame = replace(frame, columns=dict(frame.columns))  # as it is read again and again
+        self._fill_switches()
         self.notes += self.frame.notes
         self.rows_out.update(self.frame.left_out)
         self.rows = self.frame.rows + sum(self.frame.left_out.values())
@@ -547,6 +590,16 @@ class _Reading:
         scales = self._scales()
         self._take_last_steps()
         return self._measured(scales)
+
+    def _fill_switches(self) -> None:
+        """Makes a setting that is true, or not there, false where it is not there."""
+        filled = []
+        for name, column in self.frame.columns.items():
+            if SETTING_PREFIX.match(name) and {*map(text_of, column.present())} == {"True"}:
+                self.frame.columns[name] = column.texts().mapped(lambda text: text or "False")
+                filled += [name] * (not column.is_there().all())
+        if filled:
+            self.notes.append(f"false where it is not there: {', '.join(filled[:4])}")
 
     def _keep_rows(self, kept: Mask, reason: str) -> None:
         if not kept.all():
@@ -673,8 +726,12 @@ class _Reading:
             for name in names:
                 texts = self.frame.columns[name].texts().present()
                 summaries = {text for text in texts if SUMMARIES.fullmatch(text)}
-                if what == "arm" and not any(SPREADS.fullmatch(text) for text in summaries):
-                    continue  # an arm may be called all, sum or mean
+                others = map(read_cell, {*texts} - summaries)
+                is_name = what == "block" and any(cell.value is None for cell in others)
+                if (what == "arm" or is_name) and not any(
+                    SPREADS.fullmatch(text) for text in summaries
+                ):
+                    continue  # an arm or a setting may be called all, sum or mean
                 if name != "file" and len(texts) - len(summaries) > 1:
                     shown = ", ".join(sorted(summaries)[:4])
                     kept = ~self.frame.columns[name].is_in(summaries)
@@ -688,8 +745,14 @@ class _Reading:
                 there |= self.frame.columns[name].where(
                     lambda value: text_of(value).lower() not in NO_ARM
                 )
-            if names and what == "a seed" and not there.any():
+            of_arms = np.bincount(group_codes(self.frame, self.roles.arm), there) > 0
+            is_rare = 4 * there.sum() < len(there) and 2 * of_arms.sum() < len(of_arms)
+            is_rare &= "seed" not in self.told.names
+            if names and what == "a seed" and (is_rare or not there.any()):
                 self.roles.seed = ()
+                if there.any():
+                    self.roles.give("setting", names, "most rows have none")
+                    self.roles.unsettled += names
             elif names:
                 if what == "a seed" and self.roles.arm:  # arms that never have one are kept
                     arms = group_codes(self.frame, self.roles.arm)
@@ -757,6 +820,7 @@ class _Reading:
         for note, count in understood.items():
             if note:
                 self.notes.append(f"understood: {count:,} cells are {note}; the number counts")
+        self.are_means = 2 * understood[SPREAD_NOTE] > len(self.cells.value_N)
         if understood[SPREAD_NOTE]:
             self.notes.append(
                 "a spread behind ± is no run: means of runs have no verdict without the runs"
@@ -825,6 +889,16 @@ class _Reading:
             values = [f"{task} {name}".strip() for task in tasks.values for name in own.values]
             own = recoded(values, codes)
             own = own.taken(np.ones(len(codes), bool))
+        if what == "task" and roles.metric and not is_dict:  # the row's metric is of its own value
+            known = [name for name in self.cells.names if is_known(name)]
+            its = [name for name in known if re.search("score|value|result", plain_name(name))]
+            metrics = table["metric"]
+            values = [
+                name if its and name in known and name != its[0] else metric
+                for metric in metrics.values for name in self.cells.names
+            ]  # fmt: skip
+            codes = metrics.codes * len(self.cells.names) + self.cells.name_N
+            table["metric"] = recoded(values, codes.astype(np.int32))
         table[what] = own
         pairs = [frame.parts[name] for name in own.values if name in frame.parts]
         if what != "task" or len(pairs) < len(own.values) or not pairs:
@@ -1105,8 +1179,17 @@ class _Reading:
             paired=has_seeds and roles.paired and not roles.runs,
             blocks=blocks if roles.block else (), block_columns=roles.block, seeds=seeds,
             shares=frozenset(self.shares if not roles.is_long else ()),
+            are_means=(self.are_means or self._counts_runs()) and not (has_seeds or roles.runs),
             named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
         )  # fmt: skip
+
+    def _counts_runs(self) -> bool:
+        """Whether a column says of how many runs each row is the mean."""
+        counts = [
+            name for name in self.roles.of("count") if name in self.frame.columns
+            and re.fullmatch(r"(n|num|number)_(of_)?(seeds|runs|folds|trials)", plain_name(name))
+        ]  # fmt: skip
+        return any((self.frame.columns[name].numbers() > 1).any() for name in counts)
 
     def _one_arm(self) -> Open | None:
         """Why there is one arm, with the columns that could name it; None where there are more."""
@@ -1140,8 +1223,17 @@ class _Reading:
         known = sum(map(is_known, roles.values))
         if is_wide and 3 * known <= len(roles.values) and are_of_one_size(self.frame, roles):
             ways.append(Way(f"{', '.join(roles.values[:4])}", {"arm": ("columns",)}, "block"))
+        of_metric: dict[frozenset[str], set[str]] = {}  # {words of a metric: what else is named}
+        for name in roles.values:
+            if is_bare_metric(name.replace("@", "_at_")):
+                continue
+            rest = frozenset(task_stem(name).split("_")) - STAGES
+            of_metric.setdefault(deciding_words(name), set()).add(" ".join(sorted(rest)))
+        again = [len(rest) > 1 and bool(words) for words, rest in of_metric.items()]
+        if is_wide and not ways and 2 * sum(again) > len(again):  # most metrics are of several
+            ways.append(Way("columns of one metric are the arms", {"arm": ("columns",)}, "block"))
         tasks = [name for name in others if name in roles.task]
-        for name in [*names[:6], *(tasks[:6] if not ways and not names else ())]:
+        for name in [*names[:6], *(tasks[:6] if not names else ())]:
             what_of = f"now what is tested on: {values_of(self.frame.columns[name])}"
             ways.append(Way(what_of if name in tasks else what_of.partition(": ")[2],
                             {"arm": (name,)}, "block"))  # fmt: skip
@@ -1157,10 +1249,10 @@ class _Reading:
         in a column without a role, and for two values that nothing tells apart.
         """
         cells, keys_N = self.cells, self._key("arm", "seed", "block", "task", "metric", "scale")
-        if self.roles.runs or (has_seeds and not self._shares_seeds()):
+        if self.roles.runs or (has_seeds and not (self.roles.paired and self._shares_seeds())):
             arms_N = self._key("arm", "block", "task", "metric", "scale")
             several_N = np.bincount(arms_N)[arms_N] > 1
-            self._ask(arms_N, several_N, "", None if self.roles.runs else CROSSING)
+            self._ask(arms_N, several_N, "", None if self.roles.runs else self._chosen_settings())
         counts = np.bincount(keys_N)
         if counts.max() == 1:
             return
@@ -1193,20 +1285,32 @@ class _Reading:
         pairs = np.unique(codes, axis=1)
         return bool(len(np.unique(pairs[0])) < pairs.shape[1])
 
-    def _ask(self, keys_N: Codes, several_N: Mask, of: str, only: re.Pattern[str] | None) -> None:
+    def _chosen_settings(self) -> set[str]:
+        """Columns whose values an experiment chooses, so that runs that differ in them are no
+        repeated runs, although each has a seed or a number of its own.
+        """
+        roles, frame = self.roles, self.frame
+        settings = set() if "seed" in self.told.names else {*roles.of("setting")} - {*roles.task}
+        columns = {name: frame.columns[name] for name in roles.unsettled if name in frame.columns}
+        return {
+            name for name, column in columns.items() if CROSSING.fullmatch(plain_name(name))
+            or (name in settings and not are_measured(column))
+        }  # fmt: skip
+
+    def _ask(self, keys_N: Codes, several_N: Mask, of: str, only: set[str] | None) -> None:
         """ValueError, a question, where rows of one run, or of one arm, differ in a column
-        without a role. of: `seed` where it is a run. only: columns with such names.
+        without a role. of: `seed` where it is a run. only: where one of these columns does.
         """
         if not several_N.any():
             return
         rows_N, groups_N, roles = self.cells.row_N[several_N], keys_N[several_N], self.roles
         differing = []
         for name in dict.fromkeys([*roles.unsettled, *self._crossing()]):
-            if name in self.frame.columns and (only is None or only.fullmatch(plain_name(name))):
+            if name in self.frame.columns:
                 column = self.frame.columns[name].texts().taken(rows_N)
                 there = column.is_there()  # a setting that some runs do not state is not another
                 differing += [name] if _varies(groups_N[there], column.codes[there]) else []
-        if not differing:
+        if not differing or not (only is None or only & {*differing}):
             return
         names = tuple(self._needed(differing, rows_N, groups_N))
         column = self.frame.columns[names[0]].taken(rows_N)
@@ -1249,6 +1353,8 @@ class _Reading:
         block = _beside(roles.task, (*told.get("block", ()), *names))
         chosen = self._commonest(names, rows_N)
         alone = of_each_row(self.frame, roles)
+        parts = tuple(name for name in names if self._parts_arms(name))
+        crossing = tuple(name for name in names if name not in (*parts, *steps))
         ways = [
             (bool(steps) or is_last, Way("the last row of each run", {"step": last}, "task")),
             (bool(steps and rest), Way("the last row of each run, and what crosses the arms",
@@ -1264,8 +1370,12 @@ class _Reading:
             (is_other, Way("what crosses the arms", block, next(iter(block)))),
             (can_count and not is_labelled and not are_settings,
              Way("what counts runs", {"seed": (*roles.seed, *names)}, "seed")),
-            (is_other and bool(own), Way("parts of the arm", {"arm": (*own, *names)}, "arm")),
+            (is_other and not is_one and bool(roles.arm),
+             Way("parts of the arm", {"arm": (*roles.arm, *names)}, "arm")),
             (is_other, Way("parts of the task", {"task": (*roles.task, *names)}, "task")),
+            (is_other and bool(own) and 0 < len(parts) < len(names),
+             Way("parts of the arm, and what crosses the arms",
+                 {"arm": (*own, *parts)} | _beside(roles.task, crossing), "block")),
             *((is_other, way) for way in self._other_arms(names, own)),
             (are_settings and not roles.seed and bool(alone),
              Way("each row is a run", {"seed": alone})),
@@ -1275,11 +1385,24 @@ class _Reading:
         ]  # fmt: skip
         shown = " and ".join(map(self._shown, names[:6]))
         shown += f" and {len(names) - 6} more columns" if len(names) > 6 else ""
+        settings_N = group_codes(self.frame, names)
+        alone_N = _refined(groups_N, settings_N[rows_N])
+        own_N = np.unique(np.stack([settings_N[self.cells.row_N], arms_N]), axis=1)[0]
+        is_search = not of and are_settings and np.bincount(alone_N).max() == 1
+        if is_search and 2 * len(np.unique(own_N)) > len(own_N) and not is_one:
+            shown += ", each with settings of its own as in a search, so no run is repeated"
         raise Open(
             f"rows of {whose if arm else 'one arm'} differ in {shown}: say what "
             f"{'they are' if len(names) > 1 else 'it is'} with ",
             [way for is_open, way in ways if is_open], names, chosen[0]
         )  # fmt: skip
+
+    def _parts_arms(self, name: str) -> bool:
+        """Whether an arm shares no value of a column with any other arm."""
+        codes = self.frame.columns[name].texts().codes[self.cells.row_N].astype(np.int64)
+        pairs = np.unique(np.stack([codes, self.table["arm"].codes]), axis=1)
+        is_shared = np.bincount(pairs[0])[pairs[0]] > 1
+        return bool((np.bincount(pairs[1], is_shared)[pairs[1]] == 0).any())
 
     def _other_arms(self, names: Sequence[str], own: Sequence[str]) -> list[Way]:
         """Comparisons of another one of the columns that differ, inside of all others."""
@@ -1472,11 +1595,16 @@ def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) ->
     except ValueError:
         return None
     are_told = "task" in own.names or way.pattern is not None
-    has_baseline = told.baseline is None or told.baseline in results.arms
-    is_shared = not are_told or _share_tasks(results, told.baseline)
-    if results.blocks:  # some block has two arms, so that rows are matched
+    baseline = told.baseline and baseline_arm(results.arms, told.baseline)
+    has_baseline = told.baseline is None or baseline is not None
+    is_shared = not are_told or _share_tasks(results, baseline)
+    if results.blocks:  # enough blocks, and some of the baseline's, have two arms
         pairs = np.unique(np.stack([results.block_N, results.arm_N]), axis=1)
-        is_shared &= bool((np.bincount(pairs[0]) > 1).any())
+        arms = np.bincount(pairs[0])
+        is_shared &= 2 * int((arms > 1).sum()) >= min(int((arms > 0).sum()), 2 * LEAST_MATCHED)
+        if baseline:
+            own = pairs[0][pairs[1] == results.arms.index(baseline)]
+            is_shared &= bool((arms[own] > 1).any())
     return way if reading._one_arm() is None and has_baseline and is_shared else None
 
 

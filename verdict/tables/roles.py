@@ -58,12 +58,14 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
         ("setting", r"(max|num|n|total|warmup|warm_up|decay|train|max_train|min|log|logging|save|"
          r"eval|accum\w*|grad\w*|lr\w*|patience|inner|outer|local|early_stop\w*)_(\w+_)?"
          r"(steps?|epochs?|iters?|iterations?|rounds?|updates?|timesteps?)|epochs|patience|"
-         r"epochs_\w+|\w+_epochs|(\w+_)?episodes|total_env_steps",
+         r"epochs_\w+|\w+_epochs|(\w+_)?episodes|total_env_steps|"
+         r"(\w+_)?(budget|time_?limit)(_time)?_(s|secs?|seconds|ms|min|mins|minutes|h|hours|"
+         r"steps|tokens|usd)|(\w+_)?time_?limit",
          "by its name: a setting"),
         ("count", r"best_(epoch|step|iter|iteration|round)|\w+_this_(epoch|step|iter|round)",
          "by its name: when it was best, or a part of a step"),
-        ("seed", r"(\w+_)?(random_)?(seeds?|random_state|rng)(_?(id|no|num|number|idx|index|"
-        r"value))?",
+        ("seed", r"(?!(n|num|nb|number|total|count)_)(\w+_)?(random_)?(seeds?|"
+         r"random_state|rng)(_?(id|no|num|number|idx|index|value))?",
          "by its name: tells runs apart"),
         ("seed", r"replicates?|replications?|repetitions?|repeats?|reps?|trials?|launch|"
         r"attempt|restart|"
@@ -81,10 +83,11 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          r"_?(\w+_)?(runtime|timestamp|datetime\w*|duration|elapsed\w*|seconds|secs|hours|hrs|"
          r"minutes|mins|created(_at)?|started(_at)?|finished_at|updated(_at)?|ended(_at)?|eta|"
          r"heartbeat(_at)?|date|day|days|walltime|wall_clock|wall|relative_time\w*|sec|"
-         r"timestamps?|utc|when)(_(s|sec|secs|seconds|ms|min|mins|h|hrs|hours|total))?|time_(\w+_)?(s|ms|sec)|time_(total|taken|elapsed|step|per_\w+|to_\w+|this_\w+|since_\w+|utc)|(\w+_)?time(_(s|sec|secs|seconds|ms|min|mins|h|hours|total|used|"
+         r"timestamps?|utc|when)(_(s|sec|secs|seconds|ms|min|mins|h|hrs|hours|total))?|time_used_\w+|time_(\w+_)?(s|ms|sec)|time_(total|taken|elapsed|step|per_\w+|to_\w+|this_\w+|since_\w+|utc)|(\w+_)?time(_(s|sec|secs|seconds|ms|min|mins|h|hours|total|used|"
          r"taken|elapsed|epoch|per_epoch|per_iter|spent|process|wall|step))?",
          "by its name: a time"),
         ("task", r"(\w+_)?(dataset|benchmark|test_set|testset|eval_set|evalset)(_name)?|tasks?|"
+         r"section|(competition|challenge)(_id|_name)?|(dataset|benchmark)_id|"
          r"task_name|task_id|key|corpus|scenario|environment|env|env_id|env_name|game|problem|"
          r"suite|subset|subtask|language|languages|lang|locale|domain|category|subject|n_?shots?|"
          r"num_?fewshots?|num_?shots?|shots?|k_?shots?|few_?shots?|class|class_name|organ|attribute|"
@@ -148,6 +151,12 @@ NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
          "by its name: a text"),
     )
 )  # fmt: skip
+# Counts that have the word of a metric.
+COUNTED = re.compile(
+    r"(\w+_)?evaluated|(correct|incorrect|passed|failed|solved)_(samples|tests|cases|items|"
+    r"questions|answers|problems|tasks|examples)"
+)
+PASSED = re.compile(r"(\w+_)?(passed|solved|correct|succeeded|hits)")  # beside a total
 SETTING_PREFIX = re.compile(
     r"^((best_)?(config|cfg|params?|hparams?|hp|args|hyperparameters|opt|lr)|parameters|settings)"
     r"[./_]",
@@ -170,7 +179,7 @@ SPREAD_BEFORE = re.compile(
 )
 CROSSING = re.compile(
     r"(\w+_)?(fold|folds|cv|prompt|template|episode|ep|doc|sample|question|query|image|img|item|"
-    r"example|instance|sentence|utterance|pair|case|patient|subject_id|fold_id|split_id)"
+    r"example|instance|sentence|utterance|pair|case|patient|subject|participant|fold_id|split_id)"
     r"(_?(id|idx|index|no|num|number|name))?"
 )
 SPLIT_NAME = re.compile(r"(\w+_)?(split|splits|phase|partition|set|mode|part|stage)")
@@ -196,6 +205,7 @@ RUN_NAMES = re.compile(
 )
 STAGES = {"train", "training", "val", "valid", "validation", "dev", "test", "eval", "best", "last",
           "final", "mean", "avg", "std", "before", "after", "source", "target"}  # fmt: skip
+NUMBERED = re.compile(r"([A-Za-z]{1,12}[-_ ]?)?\d+")
 PATH = re.compile(r".*[/\\].*\.(?!\d+$)\w{1,6}")
 BASELINES = ("baseline", "raw", "control", "unfiltered", "base", "no_filter", "none", "default")
 TWO_LEVELS = "two levels of keys could be arms"
@@ -349,6 +359,7 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
     _settle_tasks(frame, told, roles)
     _settle_settings(frame, roles)
     _settle_arm(frame, told, roles, several_files)
+    _complete_columns(frame, roles, numeric)
     _settle_rest(frame, told, roles)
     if not roles.values:
         _measure_times(frame, roles)
@@ -448,6 +459,9 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         )
     if plain in ("rank", "place", "position", "no") and is_numeric and _counts_rows(column):
         return "identifier", "a place in a list"
+    if plain == "rank":  # of a list, perhaps with medals, or of a matrix
+        is_place = 2 * len(present) > len(column)
+        return ("identifier", "a place in a list") if is_place else ("setting", "by its name")
     if is_numeric and DERIVED.search(name):
         return "spread", "by its name: a difference of others"
     if not is_numeric and name != "table" and _are_metrics(present):
@@ -461,6 +475,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
     )
     prefix = SETTING_PREFIX.match(name)
+    if is_numeric and COUNTED.fullmatch(plain) and are_whole(column):
+        return "count", "by its name: a count"
     known = is_known(name) and is_numeric and not (prefix and prefix[0][-1] in "./")
     if not is_numeric and len(present) > 1 and all(PATH.fullmatch(str(each)) for each in present):
         return "identifier", "paths of files"
@@ -485,6 +501,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
 def name_role(name: str) -> str:
     """What a metric is by its name where it is none: a count, a time, a spread, an identifier."""
     plain = plain_name(name)
+    if COUNTED.fullmatch(plain):
+        return "count"
     if is_known(name) and not re.search(r"runtime|_time$|(^|_)(std|stderr)$", plain):
         return ""
     role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain)), "")
@@ -542,7 +560,9 @@ def _checked(
         return "task", "its values are names, not states of a run"
     if role == "task" and {str(each).lower() for each in column.present()} <= {"true", "false"}:
         return "text", ""
-    if role == "task" and is_numeric and CROSSING.fullmatch(plain_name(name)):
+    if role == "task" and CROSSING.fullmatch(plain_name(name)) and (
+        is_numeric or _are_people(name, column)
+    ):  # fmt: skip
         return "identifier", reason
     if role == "step" and is_numeric and SETTING_PREFIX.match(name):
         return "setting", "by its prefix: a setting of the run"
@@ -551,6 +571,12 @@ def _checked(
     if role == "value" and not is_numeric:
         return "text", ""
     return role, reason
+
+
+def _are_people(name: str, column: Column) -> bool:
+    """Whether a column numbers the people of a study: `S10`, `sub-03`."""
+    of_people = plain_name(name) in ("subject", "participant", "patient")
+    return of_people and all(NUMBERED.fullmatch(text_of(each)) for each in column.present())
 
 
 def _counts_rows(column: Column) -> bool:
@@ -626,8 +652,35 @@ def _spreads_of_others(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) 
             roles.given[name] = ("spread", f"beside {of!r}: not a value of its own")
 
 
+def _complete_columns(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) -> None:
+    """Makes columns arms that have by chance the name of a setting or a count, where the arms are
+    columns: right of the first arm, with results of the size of the others.
+    """
+    sizes = [frame.columns[name].numbers() for name in roles.values if roles.arms_are_columns]
+    names = list(frame.columns)
+    for name in names[names.index(roles.values[0]) :] if len(sizes) > 1 else ():
+        column, (role, reason) = frame.columns[name], roles.given.get(name, ("", ""))
+        is_open = role in ("setting", "count") and reason.startswith("by its name")
+        if is_open and numeric[name] and are_measured(column) and (
+            min(map(np.nanmin, sizes)) <= np.nanmedian(column.numbers())
+            <= max(map(np.nanmax, sizes))
+        ):  # fmt: skip
+            roles.values = (*roles.values, name)
+            roles.give("metric", [name], "numbers")
+
+
 def _leave_out_derived(frame: Frame, roles: Roles) -> None:
-    """Columns that are the difference of two others in every row."""
+    """Columns that are the difference of two others in every row, and how many of a total passed
+    beside another result.
+    """
+    if not roles.is_long and any(plain_name(name) == "total" for name in roles.of("count")):
+        passed = [
+            name for name in roles.values if PASSED.fullmatch(plain_name(name))
+            and are_whole(frame.columns[name]) and np.nanmax(frame.columns[name].numbers()) > 1
+        ]  # fmt: skip
+        if len(passed) < len(roles.values):
+            roles.give("count", passed, "how many of 'total'")
+            roles.values = tuple(name for name in roles.values if name not in passed)
     if not 3 <= len(roles.values) <= MOST_DERIVED or roles.is_long or frame.rows < 3:
         return
     numbers = {name: frame.columns[name].numbers() for name in roles.values}
@@ -921,6 +974,14 @@ def _settle_baseline(frame: Frame, baseline: str, roles: Roles, several_files: b
     return False
 
 
+def baseline_arm(arms: Sequence[str], baseline: str) -> str | None:
+    """The arm that a baseline means: of its name, or the only one whose name it begins, where
+    several columns name an arm.
+    """
+    begun = [arm for arm in arms if arm.startswith(f"{baseline} ")]
+    return baseline if baseline in arms else begun[0] if len(begun) == 1 else None
+
+
 def _are_whole_texts(column: Column) -> bool:
     counted = re.compile(r"\D*\d+|[a-z]+(st|nd|rd|th|ond|rst)?")
     return all(counted.fullmatch(text_of(value).lower()) for value in column.present())
@@ -962,6 +1023,8 @@ def _candidates(frame: Frame, roles: Roles) -> list[str]:
             continue  # blank in most rows: a variation of what another column names
         plain, is_number = plain_name(name), _is_numeric(name, column)
         place = words.get(plain)
+        if _are_people(name, column):
+            continue  # not those who take part in a contest
         if place is None and roles.given[name] == ("text", "") and plain.count("_") == 1:
             parts = [words[part] for part in plain.split("_") if part in words and part != "name"]
             place = parts[0] + 500 if parts else None
@@ -1205,10 +1268,7 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
     """Columns of numbers without the name of a metric that the experiment chose: the same ones, as
     often, in every arm; or, beside a known metric, so few that each is there four times.
     """
-    open_values = [
-        name for name in roles.values
-        if roles.given[name] == ("metric", "numbers") or plain_name(name) == "rank"
-    ]  # fmt: skip
+    open_values = [name for name in roles.values if roles.given[name] == ("metric", "numbers")]
     has_known = len(open_values) < len(roles.values)
     if roles.is_long or roles.arms_are_columns or not open_values or not roles.arm:
         return
