@@ -36,11 +36,9 @@ from clipmill.filters.base import GROUP, PLACE, SHARE, Columns, PoolFilter, desc
 from clipmill.filters.columns import mixed, partition_of, unit_vectors
 from clipmill.filters.near_hashes import LINKS, Numbers, collapse, joined, links_of, near_labels
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles
-from clipmill.manifests.commits import read_commits
 from clipmill.manifests.hashes import PDQ_QUALITY, PDQ_RADIUS, Hashes, as_words, near_pieces
 from clipmill.manifests.layout import PoolLayout
-from clipmill.manifests.records import ScoreSetDocument, read_document
+from clipmill.manifests.pool import Pool
 
 # --------------------------------------------------------------------------------------------------
 # Columns of another pool, for rows that duplicate one of its rows.
@@ -56,32 +54,19 @@ class OtherPool:
         self.folder = folder
         if not disk.exists(PoolLayout(folder).shards):
             raise ValueError(f"against names {folder}, which is no pool: it has no folder shards")
-        self.commits = read_commits(folder)
+        self.pool = Pool.open(folder)
 
     def identity(self, columns: Sequence[str]) -> str:
         """A hash of the rows of the pool, and of the filters behind its columns."""
         sets = [self._set_of(column) for column in columns]
-        return disk.content_hash([self.commits.fingerprint, sets])
+        return disk.content_hash([self.pool.commits.fingerprint, sets])
 
     def columns(self, names: Sequence[str]) -> Iterator[pa.Table]:
         """Columns of the stored rows, about PIECE rows at a time."""
         waiting: list[pa.Table] = []
-        sets = {name: self._set_of(name) for name in names}
-        files = {
-            each: AlignedFiles.of_scores(self.folder, each) for each in set(sets.values()) if each
-        }
-        own = [name for name in names if not sets[name]]
-        for shard in self.commits.names():
-            needed = list(dict.fromkeys([*own, "status"]))
-            sidecar = disk.read_parquet(self.commits.sidecar(shard), needed)
-            columns = {name: sidecar[name] for name in own}
-            for each, reader in files.items():
-                wanted = [name for name in names if sets[name] == each]
-                record = self.commits.record(shard)
-                table = reader.read_of(shard, record.sidecar_sha256, record.count, wanted)
-                columns |= {name: table[name] for name in wanted}
-            rows = pa.table({name: columns[name] for name in names})
-            waiting.append(rows.filter(pc.equal(sidecar["status"], "success")))
+        sets = {name: each for name in names if (each := self._set_of(name))}
+        for shard in self.pool.commits.names():
+            waiting.append(self.pool.stored(shard, names, sets))
             if sum(map(len, waiting)) >= PIECE:
                 yield pa.concat_tables(waiting)
                 waiting = []
@@ -90,16 +75,11 @@ class OtherPool:
 
     def _set_of(self, column: str) -> str:
         """The score set of a column; "" for a column of the sidecar."""
-        first = next(iter(self.commits.names()), None)
-        if first is not None and column in disk.read_schema(self.commits.sidecar(first)).names:
+        if column in self.pool.schema.names:
             return ""
-        layout = PoolLayout(self.folder)
-        for name in disk.list_names(layout.scores):
-            path = layout.score_set_json(name)
-            if "@" in name and disk.exists(path):
-                document = read_document(path, ScoreSetDocument)
-                if column in document.columns and document.fingerprint == self.commits.fingerprint:
-                    return name
+        for name, document in self.pool.score_sets.items():
+            if column in document.columns:
+                return name
         raise ValueError(
             f"against: the pool {self.folder} has no complete column {column!r}; run "
             f"clipmill score {self.folder} with a recipe that has its filter"

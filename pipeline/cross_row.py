@@ -41,10 +41,11 @@ from clipmill.filters.base import GROUP, PoolFilter
 from clipmill.filters.columns import arrow_array, arrow_columns, mixed, valid_in_all
 from clipmill.filters.user_file import UserCodeError, error_line
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles, parquet_bytes
+from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.columns import hex_bytes
 from clipmill.manifests.commits import Commits
-from clipmill.manifests.layout import CommitRecord, PoolLayout, uids_checksum
+from clipmill.manifests.layout import CommitRecord, PoolLayout, shard_name, uids_checksum
+from clipmill.manifests.pool import Pool
 from clipmill.pipeline.executor.stage import Engine, execute
 from clipmill.pipeline.executor.tickets import Stage, Ticket, Tickets, Work
 from clipmill.pipeline.pool.lease import check_fence
@@ -161,47 +162,23 @@ def _row_bytes(commits: Commits, job: PoolJob) -> int:
     stored = commits.column("successes").to_numpy()
     with_rows = np.flatnonzero(stored)
     chosen = with_rows[np.linspace(0, len(with_rows) - 1, SAMPLED_SHARDS).astype(np.int64)]
-    reader = ShardRows(job)
+    pool = Pool(commits)
     sizes = [ROW_BYTES]
     for position in np.unique(chosen).tolist():
-        table = reader.read(commits.record(int(commits.shards[position])))[0]
+        table = stored_rows(job, pool, shard_name(int(commits.shards[position])))[0]
         sizes.append(ROW_BYTES + table.nbytes // table.num_rows)
     return max(sizes)
 
 
-class ShardRows:
-    """Reads the stored rows of shards with the columns that a filter reads."""
-
-    def __init__(self, job: PoolJob) -> None:
-        self.layout = PoolLayout(job.pool)
-        self._of_sidecar = [name for name in job.columns.get("", ()) if name != "uid"]
-        self._of_sets = {name: list(each) for name, each in job.columns.items() if name}
-        self._files = {name: AlignedFiles.of_scores(job.pool, name) for name in self._of_sets}
-
-    def read(self, record: CommitRecord) -> tuple[pa.Table, Integers]:
-        """(the stored rows of a shard, their row numbers in the shard).
-
-        ValueError for a damaged sidecar, and for columns that are missing or of other rows.
-        """
-        sidecar = self.layout.sidecar(record.shard, record.revision)
-        names = dict.fromkeys(["uid", "status", *self._of_sidecar])
-        table = disk.read_parquet(sidecar, list(names)).replace_schema_metadata(None)
-        if table.num_rows != record.count:
-            raise ValueError(
-                f"shard {record.shard} is damaged: its sidecar has {table.num_rows} rows of "
-                f"{record.count}; run clipmill audit repair {self.layout.root}"
-            )
-        is_stored = np.array(table["status"].to_pylist(), object) == "success"
-        kept = ["uid", *self._of_sidecar]
-        table = table.select(kept)
-        for name, columns in self._of_sets.items():
-            read = self._files[name].read_of(
-                record.shard, record.sidecar_sha256, record.count, columns
-            )
-            for column in columns:
-                table = table.append_column(column, read[column])
-        numbers = np.flatnonzero(is_stored).astype(np.int64)
-        return table.take(pa.array(numbers)).combine_chunks(), numbers
+def stored_rows(job: PoolJob, pool: Pool, shard: str) -> tuple[pa.Table, Integers]:
+    """(the stored rows of a shard with the columns that a filter reads, their row numbers in the
+    shard). ValueError for a damaged sidecar, and for columns that are missing or of other rows.
+    """
+    sets = {column: name for name, columns in job.columns.items() if name for column in columns}
+    names = ["uid", *(name for name in job.columns.get("", ()) if name != "uid"), *sets]
+    table = pool.read(shard, [*names, "status"], sets)
+    numbers = np.flatnonzero(pc.equal(table["status"], "success")).astype(np.int64)
+    return table.select(names).take(pa.array(numbers)).combine_chunks(), numbers
 
 
 def job_of(config: Mapping[str, Any]) -> PoolJob:
@@ -265,13 +242,10 @@ class PoolWorker:
 
     def shards(self, ticket: Ticket) -> Iterator[tuple[int, pa.Table, Integers]]:
         """(position of a shard, its stored rows, their row numbers) of a ticket over shards."""
-        reader = ShardRows(self.job)
-        layout = PoolLayout(self.job.pool)
+        pool = Pool.of_tickets(self.job.pool)
         first = self.job.bounds[ticket.payload["number"]]
         for position, shard in enumerate(ticket.payload["shards"], start=first):
-            record = CommitRecord.read(layout.commit_record(shard))
-            table, numbers = reader.read(record)
-            yield position, table, numbers
+            yield position, *stored_rows(self.job, pool.of_shards(shard), shard)
 
 
 class Summaries:

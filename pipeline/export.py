@@ -43,6 +43,7 @@ from clipmill.manifests.aligned import AlignedFiles, current_view, view_shards
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import shard_name, uids_checksum
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import SOURCES, Recipe
 from clipmill.pipeline.audit.counts import recipe_of_pool
@@ -50,7 +51,6 @@ from clipmill.pipeline.metadata_join import uid_records, write_uid_array
 from clipmill.pipeline.pool.lease import read_sidecar
 from clipmill.pipeline.pool.shard_writer import staged_file
 from clipmill.pipeline.pool.tar_copy import copy_tar_with
-from clipmill.pipeline.scoring.score_sets import complete_score_sets
 from clipmill.pipeline.shuffle import Bytes
 from clipmill.pipeline.views.choose import map_units
 from clipmill.pipeline.views.rules import rule_text
@@ -71,7 +71,8 @@ class KeptRows:
 
     def __init__(self, pool: str, view: str) -> None:
         self.pool, self.view = pool, view
-        self.commits = read_commits(pool)
+        self._pool = Pool.open(pool)
+        self.commits = self._pool.commits
         remedy = f"make it again with clipmill filter {pool} --recipe RECIPE"
         self.document = current_view(pool, view, self.commits.fingerprint, remedy)
         shards, kept = view_shards(pool, self.document)
@@ -79,10 +80,9 @@ class KeptRows:
         if not self.shards:
             raise ValueError(f"view {view!r} of {pool} keeps nothing: its rows were purged")
         self._masks = AlignedFiles.of_view(pool, view)
-        sidecar = disk.read_schema(self.commits.sidecar(self.shards[0]))
-        self.sidecar_schema: pa.Schema = sidecar.remove_metadata()
+        path = self.commits.sidecar(self.shards[0])
+        self.sidecar_schema: pa.Schema = disk.read_schema(path).remove_metadata()
         self.score_sets = self._current_sets()
-        self._files = {name: AlignedFiles.of_scores(pool, name) for name in self.score_sets}
         # column of `schema` -> (score set, its name there); a name that is taken gets @ID
         self.score_columns: dict[str, tuple[str, str]] = {}
         for name, document in self.score_sets.items():
@@ -96,8 +96,7 @@ class KeptRows:
         """The columns of the sidecar, then those of the score sets."""
         fields = list(self.sidecar_schema)
         for output, (name, column) in self.score_columns.items():
-            schema = self._files[name].bundle(self.shards[0]).schema
-            fields.append(pa.field(output, schema.field(column).type))
+            fields.append(pa.field(output, self._pool.score_schema(name).field(column).type))
         return pa.schema(fields)
 
     def check_unchanged(self) -> None:
@@ -116,9 +115,8 @@ class KeptRows:
         def read(unit: int) -> pa.Table:
             shard = self.shards[unit]
             kept = pa.array(self.mask(shard))
-            if columns is not None:
-                return self._sidecar(shard, columns).filter(kept)
-            return self.with_scores(shard, self._sidecar(shard, None).filter(kept), kept)
+            rows = self._pool.read(shard, columns).filter(kept)
+            return rows if columns is not None else self.with_scores(shard, rows, kept)
 
         yield from map_units(len(self.shards), read, "export")
 
@@ -127,33 +125,20 @@ class KeptRows:
 
         ValueError for scores of other rows.
         """
-        record = self.commits.record(shard)
-        sets = {}
-        for name, file in self._files.items():
-            scores = file.read_of(shard, record.sidecar_sha256, record.count)
-            sets[name] = scores.filter(kept)
+        sets = {
+            name: self._pool.read(shard, document.columns, dict.fromkeys(document.columns, name))
+            for name, document in self.score_sets.items()
+        }
         for output, (name, column) in self.score_columns.items():
-            rows = rows.append_column(output, sets[name][column])
+            rows = rows.append_column(output, sets[name][column].filter(kept))
         return rows
-
-    def _sidecar(self, shard: int, columns: Sequence[str] | None) -> pa.Table:
-        path = self.commits.sidecar(shard)
-        table = disk.read_parquet(path, None if columns is None else list(columns))
-        if table.num_rows != self.commits.record(shard).count:
-            raise ValueError(f"{path} does not have the rows of its commit record; verify it")
-        return table.replace_schema_metadata(None)
 
     def _current_sets(self) -> dict[str, ScoreSetDocument]:
         """The complete score sets of the pool as it is now, those of the view's rules first."""
-        sets = complete_score_sets(self.pool)
-        current = {}
-        used = set(self.document.scores.values())
-        for name in sorted(sets, key=lambda name: (name not in used, name)):
-            if sets[name].fingerprint == self.commits.fingerprint:
-                current[name] = sets[name]
-            else:
-                logger.warning("score set %s is of an older state of the pool: left out", name)
-        return current
+        current, used = self._pool.score_sets, set(self.document.scores.values())
+        for name in sorted(self._pool.all_score_sets.keys() - current.keys()):
+            logger.warning("score set %s is of an older state of the pool: left out", name)
+        return {name: current[name] for name in sorted(current, key=lambda n: (n not in used, n))}
 
 
 # --------------------------------------------------------------------------------------------------

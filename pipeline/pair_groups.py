@@ -24,10 +24,10 @@ from clipmill.filters.columns import unit_vectors
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import Commits
+from clipmill.manifests.pool import Pool
 from clipmill.pipeline.planning.planner import host_of
-from clipmill.pipeline.scoring.score_sets import complete_score_sets, shards_with_rows
+from clipmill.pipeline.scoring.score_sets import shards_with_rows
 from clipmill.pipeline.views.files import (
-    JoinedColumns,
     current_view_of,
     selected_view,
     write_selected_view,
@@ -230,13 +230,12 @@ def _column(commits: Commits, name: str, preferred: Collection[str] = ()) -> pa.
     """A column of the sidecars or of a current score set, of a preferred one where several have it.
     ValueError where there is none, and where it is not known which.
     """
-    known = list(disk.read_schema(commits.sidecar(int(commits.shards[0]))).names)
-    sets = {}
-    for set_name, document in complete_score_sets(commits.pool).items():
-        if document.fingerprint == commits.fingerprint:
-            known += document.columns
-            if name in document.columns:
-                sets[set_name] = (set_name, document)
+    pool = Pool(commits)
+    known, sets = list(pool.schema.names), []
+    for set_name, document in pool.score_sets.items():
+        known += document.columns
+        if name in document.columns:
+            sets.append(set_name)
     if name not in known:
         near = disk.did_you_mean(name, [HOST, RULE, *known])
         raise ValueError(
@@ -244,14 +243,14 @@ def _column(commits: Commits, name: str, preferred: Collection[str] = ()) -> pa.
             f"{commits.pool} lists them"
         )
     if len(sets) > 1:
-        used = {set_name: one for set_name, one in sets.items() if set_name in preferred}
+        used = [set_name for set_name in sets if set_name in preferred]
         if len(used) != 1:
             raise ValueError(
                 f"the score sets {' and '.join(sorted(sets))} of {commits.pool} have a column "
                 f"{name!r}, and the arm's view does not say which; let a rule of it read the column"
             )
         sets = used
-    source = JoinedColumns(commits, {name, "uid"}, sets)
-    parts = [source.read_shard(position)[name] for position in range(len(commits.shards))]
+    set_of = dict.fromkeys([name], sets[0]) if sets else {}
+    parts = [pool.read(int(shard), [name], set_of)[name] for shard in commits.shards]
     chunks = [chunk for part in parts for chunk in part.chunks]
     return pa.chunked_array(chunks, parts[0].type).combine_chunks()

@@ -19,6 +19,7 @@ from clipmill.manifests import disk, reader
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, IndexWriter, read_commits
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.schema import SOURCES, FilterSpec, Recipe
 from clipmill.pipeline.audit.counts import write_pool_json
 from clipmill.pipeline.audit.row_index import extend_row_index
@@ -45,7 +46,7 @@ from clipmill.pipeline.planning.planner import add_retries, write_plan
 from clipmill.pipeline.pool.lease import Lease, check_fence, hold_lease, remove_uncommitted
 from clipmill.pipeline.progress.state import measure_commit
 from clipmill.pipeline.progress.view import shown_progress
-from clipmill.pipeline.scoring.score_sets import filter_specs, score_set_names
+from clipmill.pipeline.scoring.score_sets import filter_specs
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.views.files import check_views, choose_views
 

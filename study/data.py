@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import io
 import math
 import re
@@ -15,10 +16,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import NOT_STORED, PoolLayout
 from clipmill.manifests.metrics import BoolArray
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import (
     PoolDocument,
     ScoreSetDocument,
@@ -27,7 +28,7 @@ from clipmill.manifests.records import (
     read_document,
 )
 from clipmill.manifests.schema import Blend
-from clipmill.train.data.view_rows import covers, open_masks, read_with_retries
+from clipmill.train.data.view_rows import open_masks, read_with_retries
 from clipmill.verdict.pages.schema import (
     Categories,
     DuplicateGroups,
@@ -48,7 +49,7 @@ KEPT = -1  # the code of a row that no rule rejects
 FloatArray = NDArray[np.float64]
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(kw_only=True)
 class PoolColumns:
     """Columns of a pool. Its views share them: a column that two ask for is read once.
 
@@ -58,7 +59,10 @@ class PoolColumns:
     path: str
     commits: Commits
     _scores: dict[str, FloatArray] = field(default_factory=dict)
-    _sets: dict[str, str] | None = None
+
+    @functools.cached_property
+    def pool(self) -> Pool:
+        return Pool(self.commits, read_with_retries)
 
     @property
     def shards(self) -> tuple[str, ...]:
@@ -70,18 +74,11 @@ class PoolColumns:
 
     def score_sets(self) -> dict[str, str]:
         """{column: score set that has it}, of the score sets of all shards; tokens left out."""
-        if self._sets is None:
-            layout, of_column = PoolLayout(self.path), {}
-            folder = layout.scores
-            for name in sorted(disk.list_names(folder)) if disk.exists(folder) else ():
-                path = layout.score_set_json(name)
-                if name.startswith("tokens@") or not disk.exists(path):
-                    continue
-                document = read_document(path, ScoreSetDocument)
-                if covers(self.commits, document):
-                    of_column.update(dict.fromkeys(document.columns, name))
-            self._sets = of_column
-        return self._sets
+        of_column: dict[str, str] = {}
+        for name, document in sorted(self.pool.score_sets.items()):
+            if not name.startswith("tokens@"):
+                of_column |= dict.fromkeys(document.columns, name)
+        return of_column
 
     def scores(self, name: str, score_set: str) -> FloatArray:
         """A score column over all rows, NaN for NULL. ValueError for a file of other rows."""
@@ -95,22 +92,16 @@ class PoolColumns:
 
     def score_column(self, name: str, score_set: str, shard: str) -> pa.ChunkedArray:
         """A score column of one shard. ValueError where it is of other rows than its shard."""
-        files, record = AlignedFiles.of_scores(self.path, score_set), self.commits.record(shard)
-        return read_with_retries(
-            lambda: files.read_of(shard, record.sidecar_sha256, record.count, [name]),
-            files.path(shard),
-        )[name]
+        return self.pool.read(shard, [name], {name: score_set})[name]
 
     def sidecar_names(self) -> list[str]:
         """The columns of the first shard's sidecar."""
-        names: list[str] = disk.read_schema(self.commits.sidecar(self.shards[0])).names
-        return names
+        return list(self.pool.schema.names)
 
     def sidecar(self, shard: str, columns: Sequence[str]) -> pa.Table:
         """Columns of a shard's sidecar; those that it does not have are left out."""
-        path = self.commits.sidecar(shard)
-        known = disk.read_schema(path).names
-        return disk.read_parquet(path, [name for name in columns if name in known])
+        known = disk.read_schema(self.commits.sidecar(shard)).names
+        return self.pool.read(shard, [name for name in columns if name in known])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -47,7 +47,8 @@ ORDER = {
     "manifests": [
         "text", "installation", "console", "waits", "tls", "columns", "schema", "clip_tokenizer",
         "preprocess", "hub", "ray_runtime", "disk", "metrics", "content", "web_page", "hashes",
-        "identity", "layout", "commits", "records", "aligned", "folder_lock", "reader", "__init__",
+        "identity", "layout", "commits", "records", "aligned", "pool", "folder_lock", "reader",
+        "__init__",
     ],
     "filters": [
         "base", "columns", "user_file", "text_overlap", "caption",

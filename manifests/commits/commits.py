@@ -262,13 +262,14 @@ class Commits:
 
     def tar(self, shard: int | str) -> str:
         """The path or URL of a shard's tar. KeyError where the shard is not committed."""
-        return PoolLayout(self.pool).named_tar(self._value(shard, "tar"))
+        return PoolLayout(self.pool).named_tar(self.value(shard, "tar"))
 
     def sidecar(self, shard: int | str) -> str:
         """The path of a shard's sidecar. KeyError where the shard is not committed."""
-        return PoolLayout(self.pool).sidecar(shard, self._value(shard, "revision"))
+        return PoolLayout(self.pool).sidecar(shard, self.value(shard, "revision"))
 
-    def _value(self, shard: int | str, name: str) -> Any:
+    def value(self, shard: int | str, name: str) -> Any:
+        """One field of the record of a shard. KeyError where the shard is not committed."""
         position = self.position(shard)
         if position is None:
             raise KeyError(shard_name(shard))

@@ -21,6 +21,7 @@ from clipmill.manifests.aligned import view_names
 from clipmill.manifests.columns import REASONS
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.records import (
     CrawlCounts,
     FetchCounts,
@@ -38,7 +39,6 @@ from clipmill.pipeline.crawl.parts import dropped_rows, part_totals, read_parts
 from clipmill.pipeline.external.adopt import tar_tickets
 from clipmill.pipeline.planning import plan_files
 from clipmill.pipeline.planning.plan_files import read_plan
-from clipmill.pipeline.scoring.score_sets import score_set_names
 
 # What rows and bytes depend on.
 LIBRARIES = ("aiohttp", "duckdb", "fastwarc", "numpy", "pillow", "pyarrow", "simplejpeg")

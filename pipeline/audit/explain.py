@@ -20,6 +20,7 @@ from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles, view_names
 from clipmill.manifests.commits import Commits, in_threads, read_commits
 from clipmill.manifests.layout import NOT_STORED, PoolLayout, shard_name
+from clipmill.manifests.pool import complete_score_sets
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import Source
 from clipmill.manifests.text import printable
@@ -29,7 +30,6 @@ from clipmill.pipeline.audit.purge import PURGED, purge_line, purges_of_name, pu
 from clipmill.pipeline.audit.row_index import locate
 from clipmill.pipeline.crawl.sources import pairs_of_record, reads_records, source_files
 from clipmill.pipeline.planning.plan_files import is_planned, rows_of_shard
-from clipmill.pipeline.scoring.score_sets import complete_score_sets
 from clipmill.pipeline.views.choose import rule_outcomes, with_derived
 
 # --------------------------------------------------------------------------------------------------

@@ -48,6 +48,7 @@ from clipmill.manifests.layout import (
     PoolLayout,
     shard_name,
 )
+from clipmill.manifests.pool import complete_score_sets
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
 from clipmill.pipeline.archives.urls import ascii_host, resolve, trimmed
 from clipmill.pipeline.audit.counts import recipe_of_pool, write_pool_json
@@ -58,7 +59,6 @@ from clipmill.pipeline.planning.plan_files import is_planned, read_plan
 from clipmill.pipeline.pool.lease import check_fence, remove_uncommitted
 from clipmill.pipeline.pool.shard_writer import TarFile, replace_shard, staged_file
 from clipmill.pipeline.pool.tar_copy import copy_tar_without
-from clipmill.pipeline.scoring.score_sets import complete_score_sets
 
 # --------------------------------------------------------------------------------------------------
 # Removes rows from the files of a pool. What stays of a row is its uid and its key, as a

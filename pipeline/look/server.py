@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 from clipmill.filters import make
 from clipmill.filters.clip.model import ClipFilter, ClipModel, shared_model
 from clipmill.manifests.aligned import AlignedFiles
+from clipmill.manifests.pool import complete_score_sets
 from clipmill.manifests.records import ScoreSetDocument
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.look.page import NoImage, are_current, image_bytes, image_records, thumbnail
 from clipmill.pipeline.look.survey import NumberColumn, Survey, nearest
-from clipmill.pipeline.scoring.score_sets import complete_score_sets
 
 # --------------------------------------------------------------------------------------------------
 # The model that made the embeddings of a score set, for the embedding of a text.

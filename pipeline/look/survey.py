@@ -22,10 +22,10 @@ from clipmill.manifests.aligned import AlignedFiles, view_names
 from clipmill.manifests.columns import REASONS, SIDECAR
 from clipmill.manifests.commits import Commits, read_commits
 from clipmill.manifests.layout import PoolLayout, shard_name
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import PoolCounts, ScoreSetDocument, ViewDocument, read_document
 from clipmill.manifests.text import printable
 from clipmill.pipeline.audit.counts import count_pool
-from clipmill.pipeline.scoring.score_sets import complete_score_sets
 from clipmill.pipeline.views.choose import rule_outcomes, with_derived
 from clipmill.pipeline.views.files import JoinedColumns, list_columns
 from clipmill.pipeline.views.rules import DERIVED, columns_on_disk, parse, quoted, step_of
@@ -171,13 +171,10 @@ def _sample(commits: Commits, most_rows: int) -> NDArray[np.int64]:
 
 def _current_scores(commits: Commits, problems: list[str]) -> dict[str, ScoreSetDocument]:
     """The score sets of the rows that the pool has now."""
-    current: dict[str, ScoreSetDocument] = {}
-    for name, document in complete_score_sets(commits.pool).items():
-        if document.fingerprint == commits.fingerprint:
-            current[name] = document
-        else:
-            problems.append(f"scores {name} are of an older state of the pool: they are not shown")
-    return current
+    pool = Pool(commits)
+    for name in sorted(pool.all_score_sets.keys() - pool.score_sets.keys()):
+        problems.append(f"scores {name} are of an older state of the pool: they are not shown")
+    return pool.score_sets
 
 
 def _chosen_sets(
@@ -191,14 +188,14 @@ def _chosen_sets(
     for view in documents:
         used += [name for name in view.scores.values() if name in current]
     taken: set[str] = set()
-    chosen = {}
+    chosen, pool = {}, Pool(commits)
     for name in dict.fromkeys([*used, *current]):
         columns = [column for column in current[name].columns if column not in taken]
         if len(columns) < len(current[name].columns):
             problems.append(f"columns of scores {name} are in another score set too: one is shown")
         taken |= set(columns)
         # tokens and embeddings are read where needed
-        schema = AlignedFiles.of_scores(commits.pool, name).bundle(next(commits.names())).schema
+        schema = pool.score_schema(name)
         columns = [one for one in columns if not pa.types.is_nested(schema.field(one).type)]
         if columns:
             chosen[name] = columns
@@ -211,7 +208,7 @@ def _sidecar_columns(
     """SHOWN, the recipe's own columns, and what the rules of the views read."""
     if not len(commits):
         return []
-    available = disk.read_schema(commits.sidecar(int(commits.shards[0]))).names
+    available = Pool(commits).schema.names
     scored = {column for columns in sets.values() for column in columns}
     wanted = {*SHOWN, *(set(available) - set(SIDECAR.names))}
     for document in documents:

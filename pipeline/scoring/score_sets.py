@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import logging
 from collections import Counter
@@ -28,6 +27,7 @@ from clipmill.manifests.layout import (
     bundle_number,
     shard_name,
 )
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument, read_document
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.manifests.text import printable
@@ -60,22 +60,6 @@ def read_score_set(pool: str, name: str) -> ScoreSetDocument | None:
         return read_document(path, ScoreSetDocument)
     except ValueError as error:
         raise ValueError(f"{error}; run clipmill score {pool} with the same recipe") from error
-
-
-def score_set_names(pool: str) -> list[str]:
-    """The complete score sets of a pool."""
-    layout = PoolLayout(pool)
-    names = [name for name in disk.list_names(layout.scores) if "@" in name]
-    return [name for name in names if disk.exists(layout.score_set_json(name))]
-
-
-def complete_score_sets(pool: str) -> dict[str, ScoreSetDocument]:
-    """The documents of all complete score sets, by name. ValueError for a damaged one."""
-    layout = PoolLayout(pool)
-    return {
-        name: read_document(layout.score_set_json(name), ScoreSetDocument)
-        for name in score_set_names(pool)
-    }
 
 
 def filter_specs(
@@ -126,24 +110,10 @@ class PoolSets:
     """
 
     def __init__(self, commits: Commits, specs: Sequence[FilterSpec]) -> None:
-        self.commits, self.pool = commits, commits.pool
-        self.instances = instances_of(specs, self._sidecar_columns)
+        self.commits, self.pool, self._table = commits, commits.pool, Pool(commits)
+        self.instances = instances_of(specs, self._table.schema.names)
         self._planned: dict[str, str] = {}
         self._known: dict[str, list[tuple[str, ScoreSetDocument]]] = {}
-
-    @functools.cached_property
-    def _sidecar_columns(self) -> list[str]:
-        if not len(self.commits):
-            return []
-        first = int(self.commits.shards[0])
-        return list(disk.read_schema(self.commits.sidecar(first)).names)
-
-    @functools.cached_property
-    def _current_sets(self) -> dict[str, ScoreSetDocument]:
-        """All complete sets of the rows that the pool has now."""
-        sets = complete_score_sets(self.pool)
-        fingerprint = self.commits.fingerprint
-        return {name: each for name, each in sets.items() if each.fingerprint == fingerprint}
 
     # --- what a filter reads ----------------------------------------------------------------------
 
@@ -164,7 +134,7 @@ class PoolSets:
         """(owner, columns) of one name that the instance `name` reads."""
         others = {key: each for key, each in self.instances.items() if key != name}
         if columns_too:  # a column comes before an instance: `caption` is the sidecar's
-            if read in self._sidecar_columns:
+            if read in self._table.schema.names:
                 return "", (read,)
             for other, instance in others.items():
                 if read in instance.columns():
@@ -172,7 +142,7 @@ class PoolSets:
         if read in others:
             return read, tuple(others[read].columns())
         matches = {}
-        for set_name, document in self._current_sets.items():
+        for set_name, document in self._table.score_sets.items():
             if document.name == read:
                 matches[set_name] = document.columns
             elif columns_too and read in document.columns:
@@ -201,7 +171,7 @@ class PoolSets:
         for owner in self.sources(name):
             if owner in self.instances and self.depends_on_pool(owner):
                 return True
-            if "@" in owner and self._current_sets[owner].whole_pool:
+            if "@" in owner and self._table.score_sets[owner].whole_pool:
                 return True
         return False
 

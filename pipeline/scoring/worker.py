@@ -26,8 +26,9 @@ from clipmill.filters.columns import WrongColumns, aligned, arrow_columns, valid
 from clipmill.filters.picture import FRAMES, PIXELS
 from clipmill.filters.user_file import error_line
 from clipmill.manifests import disk
-from clipmill.manifests.aligned import AlignedFiles, parquet_bytes
+from clipmill.manifests.aligned import parquet_bytes
 from clipmill.manifests.layout import CommitRecord, PoolLayout, uids_checksum
+from clipmill.manifests.pool import Pool
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.pool.score_columns import commit_columns
 
@@ -289,31 +290,29 @@ class ScoreWorker:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.pool = str(config["pool"])
-        self.layout = PoolLayout(self.pool)
+        self.layout, self._table = PoolLayout(self.pool), Pool.of_tickets(self.pool)
         self.fence: int | None = config.get("fence")
         self.filters: dict[str, Instance] = {}
         self.specs: Mapping[str, Mapping[str, Any]] = config["filters"]
-        self.read_sets: dict[str, AlignedFiles] = {}
         # shard -> {NAME@ID: its scored rows}, of shards for which another filter failed
         self._written: dict[str, dict[str, int]] = {}
         for name, spec in self.specs.items():
             self.filters[name] = instance_of_worker_spec(spec["filter"])
             self.filters[name].filter.setup()
-            for read in spec.get("reads", {}):
-                self.read_sets[read] = AlignedFiles.of_scores(self.pool, read)
 
     def __call__(self, ticket: Ticket) -> dict[str, Any]:
         shard = ticket.id
-        record = CommitRecord.read(self.layout.commit_record(shard))
+        table = self._table.of_shards(shard)
+        record = table.commits.record(shard)
         scored = self._written.pop(shard, {})
         sets = {}
         needs: set[str] = set()
         for name in ticket.payload["sets"]:
             if name not in scored:
-                columns = self._columns_read(name, record)
+                columns = self._columns_read(name, table, shard)
                 sets[name] = _SetOfShard(self.filters[name], columns)
                 needs |= sets[name].filter.needs
-        rows = self._rows(record, needs)
+        rows = self._rows(table, record, needs)
         self._score(record, sets, rows)
         shared = {
             "uids": uids_checksum(rows["uid"]),
@@ -336,14 +335,10 @@ class ScoreWorker:
             raise problems[0]
         return {"scored": scored}
 
-    def _rows(self, record: CommitRecord, needs: set[str]) -> pa.Table:
+    def _rows(self, pool: Pool, record: CommitRecord, needs: set[str]) -> pa.Table:
         """The columns of the sidecar that filters with these needs read."""
-        sidecar = self.layout.sidecar(record.shard, record.revision)
         names = [*NEEDED, "json_offset", "json_length"] if "json" in needs else NEEDED
-        rows = disk.read_parquet(sidecar, None if "row" in needs else names)
-        if rows.num_rows != record.count:
-            problem = f"its sidecar has {rows.num_rows} rows of {record.count}"
-            raise damaged(self.layout, record, problem)
+        rows = pool.read(record.shard, None if "row" in needs else names)
         if "json" in needs:
             rows = rows.append_column("json", json_members(self.layout, rows, record))
         return rows
@@ -363,16 +358,12 @@ class ScoreWorker:
             if all(each.problem is not None for each in with_images):
                 return
 
-    def _columns_read(self, name: str, record: CommitRecord) -> dict[str, pa.Array]:
+    def _columns_read(self, name: str, pool: Pool, shard: str) -> dict[str, pa.Array]:
         """The columns of other sets that a filter reads, for all rows of a shard."""
-        columns: dict[str, pa.Array] = {}
-        for read, names in self.specs[name].get("reads", {}).items():
-            table = self.read_sets[read].read_of(
-                record.shard, record.sidecar_sha256, record.count, names
-            )
-            for column in names:
-                columns[column] = table[column].combine_chunks()
-        return columns
+        reads = self.specs[name].get("reads", {})
+        sets = {column: read for read, names in reads.items() for column in names}
+        table = pool.read(shard, list(sets), sets)
+        return {column: table[column].combine_chunks() for column in sets}
 
     def _write(self, name: str, shard: str, table: pa.Table, metadata: Mapping[str, Any]) -> int:
         """Commit the columns of a shard; returns the number of rows that have all of them."""

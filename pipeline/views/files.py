@@ -41,6 +41,7 @@ from clipmill.manifests.layout import (
     random_view_name,
     shard_name,
 )
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import (
     ScoreSetDocument,
     ViewDocument,
@@ -49,12 +50,7 @@ from clipmill.manifests.records import (
 )
 from clipmill.manifests.schema import Recipe, Rule, View
 from clipmill.pipeline.pool.lease import check_fence
-from clipmill.pipeline.scoring.score_sets import (
-    PoolSets,
-    bundle_runs,
-    complete_score_sets,
-    shards_with_rows,
-)
+from clipmill.pipeline.scoring.score_sets import PoolSets, bundle_runs, shards_with_rows
 from clipmill.pipeline.shuffle import (
     KEY_BYTES,
     Bytes,
@@ -182,9 +178,9 @@ def list_columns(pool: str) -> list[Column]:
 
     ValueError for a pool without stored rows.
     """
-    commits = shards_with_rows(pool)
+    opened = Pool(shards_with_rows(pool))
     columns = []
-    for field in disk.read_schema(commits.sidecar(int(commits.shards[0]))):
+    for field in opened.schema:
         from_recipe = field.name not in SIDECAR.names
         columns.append(
             Column(
@@ -196,19 +192,15 @@ def list_columns(pool: str) -> list[Column]:
         )
     for name, one in DERIVED.items():
         columns.append(Column(name=name, type=str(one.type), source="derived", meaning=one.meaning))
-    first = next(commits.names())
-    for set_name, document in complete_score_sets(pool).items():
-        if document.fingerprint != commits.fingerprint:
-            continue  # of an older state of the pool: no view may use it
-        columns += _columns_of_set(pool, set_name, document, first)
+    for set_name, document in opened.score_sets.items():
+        columns += _columns_of_set(opened.score_schema(set_name), set_name, document)
     return columns
 
 
 def _columns_of_set(
-    pool: str, set_name: str, document: ScoreSetDocument, shard: str
+    schema: pa.Schema, set_name: str, document: ScoreSetDocument
 ) -> Iterator[Column]:
-    """The columns of a score set; their types are those of its bundle of `shard`."""
-    schema = AlignedFiles.of_scores(pool, set_name).bundle(shard).schema
+    """The columns of a score set, of these types."""
     meanings = document.meanings or {}
     if document.filter_kind in FILTERS:
         filter_class = FILTERS[document.filter_kind]
@@ -256,15 +248,11 @@ class JoinedColumns:
     """A pool as the source of `choose_parts`, in units of at most 100 shards."""
 
     def __init__(self, commits: Commits, columns: Collection[str], sets: ScoreSets) -> None:
-        self.commits = commits
-        from_sidecar = set(columns)
-        self._of_set: dict[str, tuple[AlignedFiles, list[str]]] = {}
-        for instance, (name, document) in sets.items():
-            of_set = sorted(set(columns) & set(document.columns))
-            if of_set:
-                self._of_set[instance] = AlignedFiles.of_scores(commits.pool, name), of_set
-                from_sidecar -= set(of_set)
-        self._sidecar_columns = sorted(from_sidecar)
+        self.commits, self._pool = commits, Pool(commits)
+        self._set_of: dict[str, str] = {}
+        for name, document in sets.values():
+            self._set_of |= dict.fromkeys(sorted(set(columns) & set(document.columns)), name)
+        self._columns = [*sorted(set(columns) - self._set_of.keys()), *self._set_of]
         self._bounds = _unit_bounds(commits)
         self.units = len(self._bounds) - 1
         self._row_ends = np.cumsum(commits.column("count").to_numpy())
@@ -321,42 +309,16 @@ class JoinedColumns:
     def read_shard(self, position: int, columns: Sequence[str] | None = None) -> pa.Table:
         """The columns of the shard at a position of `commits`, side by side."""
         shard = int(self.commits.shards[position])
-        sidecar = self.commits.sidecar(shard)
-        names = self._sidecar_columns
-        if columns is not None:
-            names = [name for name in names if name in columns]
-
-        def read_columns(source: Any) -> pa.Table:
-            file = pq.ParquetFile(source, page_checksum_verification=True)
-            return file.read(names, use_threads=False)
-
-        table = disk.read_with(sidecar, read_columns)
-        table = self._checked(table.replace_schema_metadata(None), names, sidecar)
-        if table.num_rows != self.commits.column("count")[position].as_py():
-            raise ValueError(f"{sidecar} does not have the rows of its commit record; verify it")
-        sidecar_sha256 = self.commits.column("sidecar_sha256")[position].as_py().hex()
-        for scores, of_set in self._of_set.values():
-            wanted = [name for name in of_set if columns is None or name in columns]
-            if wanted:
-                read = scores.read_of(shard, sidecar_sha256, table.num_rows, wanted)
-                for name in wanted:
-                    table = table.append_column(name, read[name])
+        names = [name for name in self._columns if columns is None or name in columns]
+        table = self._pool.read(shard, names, self._set_of)
+        for field in table.schema if len(self.schema) else ():
+            if field.type != self.schema.field(field.name).type:
+                raise ValueError(
+                    f"{self.commits.sidecar(shard)} has {field.name!r} as {field.type}, unlike the "
+                    "first shard of the pool; its shards are of different recipes: build them "
+                    "again, or leave the column out of the rules"
+                )
         return table
-
-    def _checked(self, table: pa.Table, names: Sequence[str], sidecar: str) -> pa.Table:
-        """The columns `names` in this order. ValueError where the sidecar does not have one of
-        them, or not with the type that it has in the first shard."""
-        for name in names:
-            kinds = [field.type for field in table.schema if field.name == name]
-            first = self.schema.field(name).type if name in self.schema.names else None
-            if kinds and first in (None, kinds[0]):
-                continue
-            state = f"has {name!r} as {kinds[0]}" if kinds else f"has no column {name!r}"
-            raise ValueError(
-                f"{sidecar} {state}, unlike the first shard of the pool; its shards are of "
-                "different recipes: build them again, or leave the column out of the rules"
-            )
-        return table.select(list(names))
 
 
 def _unit_bounds(commits: Commits) -> list[int]:
@@ -580,7 +542,7 @@ def choose_views(
     columns: dict[str, set[str]] = {}
     sets: dict[str, Any] = {}
     # What clipmill filter columns lists: extra columns are the pool's, whatever this recipe names.
-    in_sidecars = disk.read_schema(commits.sidecar(int(commits.shards[0]))).names
+    in_sidecars = Pool(commits).schema.names
     pool_sets = PoolSets(commits, specs_of_recipe(recipe))
     scored = ScoredColumns(pool_sets.instances)
     for name in wanted:

@@ -12,9 +12,9 @@ from PIL import Image
 from clipmill.filters import check_filters, instances_of, make, user_file
 from clipmill.filters.base import Batch, Filter, set_id
 from clipmill.manifests import reader
+from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.schema import FilterSpec, Recipe
 from clipmill.pipeline.audit.explain import explain_lines, explain_row
-from clipmill.pipeline.scoring.score_sets import score_set_names
 from clipmill.pipeline.views.files import choose_views, column_lines, list_columns
 from tests.support import commands
 from tests.support.bundles import scores_of

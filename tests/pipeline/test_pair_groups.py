@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from clipmill.manifests.commits import read_commits
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import Recipe, Rule, Source, View
 from clipmill.pipeline import pair_groups
 from clipmill.pipeline.pair_groups import Division, divide_rows, group_views
@@ -185,17 +186,15 @@ def test_of_two_score_sets_with_a_column_that_of_the_arm_is_taken(
     pool: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = read_commits(pool)
-    document = SimpleNamespace(fingerprint=commits.fingerprint, columns=("x",))
-    monkeypatch.setattr(
-        pair_groups, "complete_score_sets", lambda _: {"t@1": document, "t@2": document}
-    )
+    document = SimpleNamespace(columns=("x",))
+    monkeypatch.setattr(Pool, "score_sets", {"t@1": document, "t@2": document})
     taken = []
 
-    def joined(commits: object, columns: object, sets: dict[str, object]) -> object:
-        taken.extend(sets)
+    def read(pool: Pool, shard: int, columns: object, sets: dict[str, str]) -> object:
+        taken.extend(sets.values())
         raise ValueError("enough")
 
-    monkeypatch.setattr(pair_groups, "JoinedColumns", joined)
+    monkeypatch.setattr(Pool, "read", read)
     with pytest.raises(ValueError, match="enough"):
         pair_groups._column(commits, "x", ["t@2", "other@1"])
     assert taken == ["t@2"]

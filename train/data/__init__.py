@@ -7,7 +7,7 @@ Read: POOL/shards (commit records, sidecars, tars), POOL/views, POOL/scores/toke
 RUN/segments of a live run. Public names:
 
 `Batch`, `DamageCounts`, `DamagedSample`, `Loader`, `ReadFailed`, `ShardColumns`, `StageTimes`,
-`ViewMasks`, `copy_tokens`, `covers`, `load_aligned`, `open_masks`, `read_columns`, `read_view`,
+`ViewMasks`, `copy_tokens`, `load_aligned`, `open_masks`, `read_columns`, `read_view`,
 `read_with_retries`, `token_set`, `too_many_damaged`
 
 Invariants:

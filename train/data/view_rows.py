@@ -23,6 +23,7 @@ from clipmill.manifests.clip_tokenizer import TOKENIZER, CaptionTokenizer, Token
 from clipmill.manifests.commits import Commits, ShardFiles, open_shard_files, read_commits
 from clipmill.manifests.disk import to_plain
 from clipmill.manifests.layout import NOT_STORED, PoolLayout, shard_name, uids_checksum
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.records import ScoreSetDocument, ViewDocument, read_document
 from clipmill.manifests.schema import Balance
 from clipmill.train.mixture.order import Chances, candidates_for, expected_unique
@@ -130,9 +131,9 @@ def read_columns(
     shard is asked for. ValueError for an unknown view or column and for a stale view.
     """
     if view is None:
-        commits = committed(pool)
-        for shard in commits.names():
-            table = load_columns(commits.sidecar(shard), _distinct(*columns, "image_offset"))
+        opened = _pool(committed(pool))
+        for shard in opened.commits.names():
+            table = opened.read(shard, [*columns, "image_offset"])
             kept = pc.is_valid(table["image_offset"])
             rule = pc.if_else(kept, pa.scalar(None, pa.string()), NOT_STORED)
             yield _shard_columns(shard, table.select(list(columns)), kept, rule)
@@ -154,6 +155,11 @@ def _shard_columns(
 def committed(pool: str) -> Commits:
     """What is committed in a pool."""
     return read_with_retries(lambda: read_commits(pool, ["tar", "count", "sidecar_sha256"]), pool)
+
+
+def _pool(files: ShardFiles | Commits) -> Pool:
+    """A pool whose reads are repeated as those of a trainer are."""
+    return Pool(files, read_with_retries)
 
 
 def shard_files(pool: str) -> ShardFiles | Commits:
@@ -181,10 +187,6 @@ def load_columns(path: str, columns: Sequence[str]) -> pa.Table:
         ) from error
 
 
-def _distinct(*names: str) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
 def load_aligned(files: AlignedFiles, shard: str, columns: Sequence[str]) -> pa.Table:
     """Columns of the rows of a shard in a score set or view. ValueError for damage."""
     return load_with_metadata(files, shard, columns)[0]
@@ -209,6 +211,7 @@ class ViewMasks:
         path = PoolLayout(self.pool).view_shards(document.name, document.shards.file)
         self.shards, self.kept = read_with_retries(lambda: view_shards(self.pool, document), path)
         self._masks = AlignedFiles.of_view(self.pool, document.name)
+        self.table = _pool(files)
 
     def names(self) -> Iterator[str]:
         """The names of the shards."""
@@ -266,48 +269,13 @@ def read_view(files: ShardFiles | Commits, view: str) -> ViewDocument:
     )
 
 
-def covers(commits: Commits, document: ScoreSetDocument) -> bool:
-    """True where a score set has columns of all shards as they are now. That of the same
-    fingerprint has."""
-    if document.fingerprint == commits.fingerprint:
-        return True
-    if document.whole_pool:  # its values depend on rows that have come or gone
-        return False
-    pool, name = commits.pool, f"{document.name}@{document.id}"
-    files, folder = AlignedFiles.of_scores(pool, name), PoolLayout(pool).score_set(name)
-    sidecars = commits.column("sidecar_sha256")
-
-    def has_all() -> bool:
-        return all(
-            files.has(shard) and files.metadata(shard).get("sidecar") == sidecar.as_py().hex()
-            for shard, sidecar in zip(commits.shards.tolist(), sidecars, strict=True)
-        )
-
-    return read_with_retries(has_all, folder)
-
-
 def _joined_columns(masks: ViewMasks, shard: str, columns: Sequence[str]) -> pa.Table:
     """Columns of the sidecar and of the view's score sets, for all rows of a shard."""
-    pool = masks.pool
-    score_set_of = masks.score_sets
-    from_scores = [name for name in columns if name in score_set_of]
-    from_sidecar = [name for name in columns if name not in score_set_of]
+    own = [name for name in columns if name not in masks.score_sets]
     try:
-        table = load_columns(masks.files.sidecar(shard), _distinct(*from_sidecar, "uid"))
+        return masks.table.read(shard, columns, masks.score_sets)
     except ValueError as error:
-        raise _not_read(masks, from_sidecar) or error from None
-    arrays = {name: table[name] for name in from_sidecar}
-    for name in from_scores:
-        files = AlignedFiles.of_scores(pool, score_set_of[name])
-        arrays[name] = load_aligned(files, shard, [name])[name]
-        if len(arrays[name]) != len(table):
-            raise ValueError(
-                f"{files.path(shard)} has other rows than its shard; {choose_again(pool)}"
-            )
-    joined = table.select([])  # keeps the number of rows
-    for name in columns:
-        joined = joined.append_column(name, arrays[name])
-    return joined
+        raise _not_read(masks, own) or error from None
 
 
 def _not_read(masks: ViewMasks, columns: Sequence[str]) -> ValueError | None:
@@ -315,12 +283,10 @@ def _not_read(masks: ViewMasks, columns: Sequence[str]) -> ValueError | None:
 
     A view names the score sets that its rules read, so that a run with its hash has their values.
     """
-    layout, view = PoolLayout(masks.pool), masks.document.name
-    for name in disk.list_names(layout.scores):
-        path = layout.score_set_json(name)
-        document = load_document(path, ScoreSetDocument) if disk.exists(path) else None
+    view = masks.document.name
+    for name, document in masks.table.all_score_sets.items():
         for column in columns:
-            if document is not None and column in document.columns:
+            if column in document.columns:
                 if name in masks.document.scores.values():
                     return ValueError(
                         f"view {view!r} of {masks.pool} is frozen, and the column {column!r} of "
@@ -342,7 +308,7 @@ def _score_sets(layout: PoolLayout, document: ViewDocument) -> dict[str, str]:
         scores = load_document(layout.score_set_json(score_set), ScoreSetDocument)
         is_of_rows = scores.fingerprint == document.fingerprint
         if not is_of_rows and document.frozen:
-            is_of_rows = covers(own_shards(document, committed(layout.root)), scores)
+            is_of_rows = _pool(own_shards(document, committed(layout.root))).covers(scores)
             if scores.whole_pool:
                 continue  # its values are of the pool as it is now
         if not is_of_rows:
@@ -642,7 +608,7 @@ def _find_tokens(layout: PoolLayout, tokenizer: str, masks: ViewMasks) -> str:
         if scores.options.get("tokenizer") == tokenizer
         and (
             scores.fingerprint == masks.document.fingerprint
-            or covers(own_shards(masks.document, committed(masks.pool)), scores)
+            or _pool(own_shards(masks.document, committed(masks.pool))).covers(scores)
         )
     ]
     if not complete:

@@ -12,16 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image
 
-from clipmill.manifests import disk
-from clipmill.manifests.aligned import (
-    AlignedFiles,
-)
-from clipmill.manifests.commits import read_commits
 from clipmill.manifests.hashes import near_pairs_between, phash
-from clipmill.manifests.layout import PoolLayout
-from clipmill.manifests.records import ScoreSetDocument, read_document
+from clipmill.manifests.pool import Pool
 from clipmill.manifests.schema import TaskSpec
-from clipmill.train.data.view_rows import covers, read_columns
+from clipmill.train.data.view_rows import read_columns, read_with_retries
 from clipmill.train.eval_data.images import ImageSource, image_hashes, map_images
 from clipmill.train.evaluation.tasks import read_samples
 from clipmill.train.transforms import decode_image
@@ -126,17 +120,10 @@ def _identical(pool: str, wanted: Mapping[str, Sequence[tuple[str, str]]]) -> li
 def _phash_set(pool: str) -> tuple[str, str] | None:
     """(score set, column) of a pool with the perceptual hashes of every shard: those of the filter
     `picture`, under whatever name of an instance; None where there are none."""
-    layout = PoolLayout(pool)
-    commits = read_commits(pool)
-    for name in disk.list_names(layout.scores):
-        path = layout.score_set_json(name)
-        if disk.exists(path):
-            document = read_document(path, ScoreSetDocument)
-            column = "phash"
-            if document.kind == "picture":
-                column = f"{document.name}_phash"
-            if column in document.columns and covers(commits, document):
-                return name, column
+    for name, document in Pool.open(pool).score_sets.items():
+        column = f"{document.name}_phash" if document.kind == "picture" else "phash"
+        if column in document.columns:
+            return name, column
     return None
 
 
@@ -151,14 +138,11 @@ def _near(pool: str, tasks: Sequence[TaskSpec]) -> list[SharedImage]:
     hashes = _phash_set(pool)
     assert hashes is not None
     score_set, column = hashes
-    files, commits = AlignedFiles.of_scores(pool, score_set), read_commits(pool)
-    images = []
-    for shard in read_columns(pool, None, ["key", "uid"]):
-        record = commits.record(shard.shard)
-        hashes = files.read_of(shard.shard, record.sidecar_sha256, record.count, [column])
-        rows = shard.columns.append_column("phash", hashes[column])
-        rows = rows.filter(pa.array(shard.kept)).filter(pc.is_valid(pc.field("phash")))
-        stored = rows["phash"].to_numpy().view(np.uint64).reshape(-1, 1)
+    opened, images = Pool.open(pool, read_with_retries), []
+    for shard in opened.commits.names():
+        rows = opened.stored(shard, ["key", "uid", column], {column: score_set})
+        rows = rows.filter(pc.is_valid(rows[column]))
+        stored = rows[column].to_numpy().view(np.uint64).reshape(-1, 1)
         for task in tasks:
             images_of_task = read_samples(task).images
             of_task = perceptual_hashes(images_of_task).reshape(-1, 1)

@@ -18,16 +18,16 @@ from clipmill.filters import FILTERS, instances_of
 from clipmill.manifests import disk
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout, uids_checksum
+from clipmill.manifests.pool import Pool, complete_score_sets
 from clipmill.manifests.schema import FilterSpec, Recipe, Rule, Source, View
 from clipmill.pipeline import cross_row
 from clipmill.pipeline.audit.integrity import verify
 from clipmill.pipeline.executor.tickets import Ticket
 from clipmill.pipeline.pool.lease import read_sidecar
-from clipmill.pipeline.scoring.score_sets import complete_score_sets, read_score_set
+from clipmill.pipeline.scoring.score_sets import read_score_set
 from clipmill.pipeline.scoring.scorer import score
 from clipmill.pipeline.shuffle import stream
 from clipmill.pipeline.views.files import choose_views
-from clipmill.train.data.view_rows import covers
 from tests.support.bundles import scores_of
 from tests.support.folders import make_bundles_small
 from tests.support.small_pool import Row, make_pool, rows, set_name, write_shard
@@ -149,7 +149,7 @@ def test_a_large_pool_and_one_that_grew(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match="of an older state of the pool"):
         choose_views(pool, recipe)
     grown = read_commits(pool)
-    assert not covers(grown, document)
+    assert not Pool(grown).covers(document)
     run(pool, OFTEN)
     after = disk.read_parquet(PoolLayout(pool).score_bundle(name, 4))["often"].to_pylist()
     assert after != before  # the columns of the old shards are new too

@@ -17,12 +17,12 @@ import pytest
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.pool import score_set_names
 from clipmill.manifests.records import ScoreSetDocument, read_document
 from clipmill.pipeline.audit.purge import purge_rows, read_criteria
 from clipmill.pipeline.look.page import NoImage, page_data, render
 from clipmill.pipeline.look.server import Alike, Answers, Changed, make_server
 from clipmill.pipeline.look.survey import Survey, survey_pool
-from clipmill.pipeline.scoring.score_sets import score_set_names
 from tests.support import looked, purged
 from tests.support.bundles import write_scores
 

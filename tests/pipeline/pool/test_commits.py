@@ -19,6 +19,7 @@ from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.columns import SIDECAR
 from clipmill.manifests.commits import read_commits, update_index
 from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.pool import complete_score_sets
 from clipmill.manifests.schema import FilterSpec
 from clipmill.pipeline.pool.lease import (
     LeaseLost,
@@ -28,7 +29,6 @@ from clipmill.pipeline.pool.lease import (
     remove_uncommitted,
 )
 from clipmill.pipeline.pool.shard_writer import ShardWriter, TarFile, publish_shard, replace_shard
-from clipmill.pipeline.scoring.score_sets import complete_score_sets
 from clipmill.pipeline.scoring.scorer import score
 from tests.support.commit_records import read_commit_records
 from tests.support.five_rows import files_of, five_rows, write_five

@@ -14,6 +14,7 @@ from clipmill.manifests.aligned import AlignedFiles, parquet_bytes
 from clipmill.manifests.columns import PAIRS
 from clipmill.manifests.commits import read_commits
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.pool import complete_score_sets
 from clipmill.manifests.schema import Fetch, FilterSpec, Recipe, Source
 from clipmill.pipeline.pool.score_columns import commit_columns
 from clipmill.pipeline.scoring import score_sets
@@ -40,16 +41,16 @@ def test_a_set_is_complete_once_its_document_is_there_and_of_the_rows_of_the_poo
     tmp_path: Path,
 ) -> None:
     pool = make_pool(tmp_path, rows(10))
-    assert score_sets.complete_score_sets(pool) == {}
+    assert complete_score_sets(pool) == {}
     assert score_sets.read_score_set(pool, NAME) is None
     with pytest.raises(ValueError, match=r"\(caption@\w+\) are not there; run clipmill score"):
         score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     score(pool, [CAPTION, PICTURE], engine="inline")
-    documents = score_sets.complete_score_sets(pool)
+    documents = complete_score_sets(pool)
     assert list(documents) == [NAME, set_name(PICTURE)]
     assert documents[NAME].columns == ("caption_words", "caption_chars")
     disk.remove(PoolLayout(pool).score_set_json(set_name(PICTURE)))
-    assert list(score_sets.complete_score_sets(pool)) == [NAME]
+    assert list(complete_score_sets(pool)) == [NAME]
     name, document = score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     assert (name, document.stored) == (NAME, 8)
     write_shard(pool, 1, list(enumerate(rows(5), start=10)))
@@ -57,7 +58,7 @@ def test_a_set_is_complete_once_its_document_is_there_and_of_the_rows_of_the_poo
         score_sets.PoolSets(read_commits(pool), [CAPTION]).require("caption")
     disk.write_json(PoolLayout(pool).score_set_json(NAME), {"name": "caption"})
     with pytest.raises(ValueError, match=r"scores\.json is no ScoreSetDocument"):
-        score_sets.complete_score_sets(pool)
+        complete_score_sets(pool)
 
 
 # --- filters --------------------------------------------------------------------------------------
