@@ -121,7 +121,10 @@ def test_the_page_for_results_of_runs(
     assert len(run_all("docs/start/results.md")) == 2
     printed = capsys.readouterr().out
     shown = (
-        (console.ROOT / "docs/start/results.md").read_text().split("```text\n")[1].split("```")[0]
+        Path(console.ROOT, "docs/start/results.md")
+        .read_text()
+        .split("```text\n")[1]
+        .split("```")[0]
     )
     assert shown in printed
     assert re.search(r"ImageNet 1k +s +16 of 20 +16 of 20, 0.80 \[0.52, 1.00\]", printed)

@@ -559,7 +559,7 @@ def test_more_views_than_files_that_may_be_open(source: str, tmp_path: Path) -> 
     (tmp_path / "r.yaml").write_text(f"{text}\n")
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (90, 90))"
     words = ["filter", pool, "--recipe", str(tmp_path / "r.yaml")]
-    code = f"{limit}\nfrom clipmill.app import main\nraise SystemExit(main({words!r}))"
+    code = f"{limit}\nfrom clipmill.commands.app import main\nraise SystemExit(main({words!r}))"
     ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr[-500:]
     assert len(list((tmp_path / "pool/views").glob("v*.json"))) == 110

@@ -145,7 +145,7 @@ def under_torchrun(world, command):
 def test_a_sharded_run_under_torchrun_is_gone_on_with_by_one_process_and_back(blend, tmp_path):
     one, out = tmp_path / "one", tmp_path / "run"
     assert commands.train([blend, "--out", str(one), *changes(checkpoint_every=2)]) == 0
-    script = str(console.ROOT / "train" / "run.py")  # as torchrun starts it
+    script = f"{console.ROOT}/train/run.py"  # as torchrun starts it
     shards = changes(checkpoint_every=2, dp_shard=2, recompute="full", captions="packed")
     assert under_torchrun(2, [sys.executable, script, blend, "--out", str(out), *shards]) == [0, 0]
     assert disk.read_json(out / "run.json")["layout"] == {"dp_replicate": 1, "dp_shard": 2, "tp": 1}
@@ -182,7 +182,7 @@ def test_a_number_that_is_none_is_traced_to_its_rank_and_shard_also_where_gradie
     blend, tmp_path
 ):
     out = tmp_path / "run"
-    command = [sys.executable, "-c", NAN, str(console.ROOT), blend, "--out", str(out)]
+    command = [sys.executable, "-c", NAN, console.ROOT, blend, "--out", str(out)]
     assert under_torchrun(2, [*command, *changes(dp_shard=2)]) == [3, 3]
     first, other = (disk.read_json(out / f"nonfinite-{rank}.json") for rank in (1, 0))
     found = (first["rank"], first["step"], first["tensors"][0], len(first["keys"]))
@@ -251,7 +251,7 @@ raise SystemExit(main(["train", *sys.argv[3:]]))
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_the_run_at_once(blend, tmp_path):
     out, marker = tmp_path / "run", tmp_path / "marker"
-    command = [sys.executable, "-c", SLOW, str(console.ROOT), str(marker), blend, "--out", str(out)]
+    command = [sys.executable, "-c", SLOW, console.ROOT, str(marker), blend, "--out", str(out)]
     with subprocess.Popen([*command, *changes()], stderr=subprocess.PIPE, text=True) as process:
         until = time.monotonic() + 300
         while not marker.exists() and time.monotonic() < until:
@@ -395,7 +395,7 @@ def test_workers_of_ray_train_are_ranks_and_are_started_again_where_one_is_lost(
     with tempfile.TemporaryDirectory(
         prefix="run-", dir="/tmp"
     ) as folder:  # short: a socket's path is cut at 107
-        command = [sys.executable, "-c", ON_RAY, str(console.ROOT), folder, str(tmp_path / "lost")]
+        command = [sys.executable, "-c", ON_RAY, console.ROOT, folder, str(tmp_path / "lost")]
         command += [blend, "--out", str(out), *changes(checkpoint_every=1), "--ranks", "2", "--ray"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
@@ -418,7 +418,7 @@ def test_a_resolved_blend_is_trained_without_any_of_the_pipeline_s_libraries(tin
     disk.write_json(tmp_path / "blend.json", blend)
     arguments = [str(tmp_path / "blend.json"), "--out", str(tmp_path / "run"), *changes()]
     code = (
-        f"import sys; sys.path.insert(0, {str(console.ROOT)!r})\n"
+        f"import sys; sys.path.insert(0, {console.ROOT!r})\n"
         # as where they are not installed: with None in sys.modules cyclopts takes one for imported
         "class Missing:\n"
         "    def find_spec(name, path=None, target=None):\n"

@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 
+from clipmill import ROOT
 from clipmill.manifests import ray_runtime, waits
 from clipmill.pipeline.executor import stage
 from clipmill.pipeline.executor.stage import execute
-from clipmill.pipeline.executor.tickets import ROOT, Outcomes, Report, Stage, Ticket, Work
+from clipmill.pipeline.executor.tickets import Outcomes, Report, Stage, Ticket, Work
 from tests.support.small_pool import make_pool, rows
 
 pytestmark = pytest.mark.slow
@@ -326,7 +327,7 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
     import ray as r
 
     script = (
-        "import json, sys\nfrom pipeline.executor.stage import *\n"
+        "import json, sys\nfrom clipmill.pipeline.executor.stage import *\n"
         "from clipmill.pipeline.executor.tickets import *\n"
         "from tests.pipeline.executor.test_stage import obedient\n"
         "tickets = [Ticket(id=str(i), group=str(i % 40)) for i in range(80)]\n"
@@ -337,7 +338,7 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
     environment = {
         **os.environ,
         "RAY_ADDRESS": r.get_runtime_context().gcs_address,
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": ROOT,
     }
     done = subprocess.run(
         [sys.executable, "-c", script, str(tmp_path / "log")],
@@ -358,7 +359,7 @@ def test_a_cluster_that_is_there_is_joined_and_left_running(ray: None, tmp_path:
 def test_the_figures_of_the_page_are_those_of_the_runs() -> None:
     from benchmarks.orchestration import engine, tickets
 
-    page = (ROOT / "docs/engine.md").read_text()
+    page = Path(ROOT, "docs/engine.md").read_text()
     for module, name in ((engine, "engine.json"), (tickets, "tickets.json")):
-        result = json.loads((ROOT / "benchmarks/results" / name).read_text())
+        result = json.loads(Path(ROOT, "benchmarks/results", name).read_text())
         assert page.split(module.BEGIN)[1].split(module.END)[0].strip() == module.table(result)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from clipmill import ROOT
 from clipmill.manifests.schema import Fetch
-from clipmill.pipeline.images.decoders import ROOT
 from clipmill.pipeline.images.header import Limits
 from clipmill.pipeline.images.transform import limits_of
 
