@@ -155,8 +155,8 @@ class Pool:
 
     def stored(self, shard: int | str, columns: Sequence[str], sets: Mapping[str, str]) -> pa.Table:
         """As `read`, the rows whose picture is stored."""
-        table = self.read(shard, [*columns, "status"], sets)
-        return table.filter(pc.equal(table["status"], "success")).select(list(columns))
+        table = self.read(shard, [*columns, "image_offset"], sets)
+        return table.filter(pc.is_valid(table["image_offset"])).select(list(columns))
 
     def _of_set(self, name: str, shard: int | str, columns: Sequence[str]) -> pa.Table:
         files, rows = self.scores(name), self.commits.value(shard, "count")
