@@ -11,3 +11,5 @@ import os
 # PYTHONPATH: the checkout, or the site-packages of an installation.
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(PACKAGE)
+IS_CHECKOUT = os.path.islink(os.path.join(PACKAGE, "manifests"))
+OWN = ROOT if IS_CHECKOUT else PACKAGE  # whose lines are named: of a checkout its tests too

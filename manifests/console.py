@@ -26,7 +26,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any, NoReturn
 
-from clipmill import PACKAGE, ROOT
+from clipmill import IS_CHECKOUT, PACKAGE, ROOT
 from clipmill.manifests import installation
 from clipmill.manifests.text import printable, printable_lines
 
@@ -43,7 +43,6 @@ COMMON_STATUSES = {
     128 + signal.SIGTERM: "stopped by SIGTERM",
 }
 OLDEST_PYTHON = (3, 11)
-IS_CHECKOUT = os.path.islink(os.path.join(PACKAGE, "manifests"))
 MAKE_VENV = f"run `make venv` in {ROOT}, then the command with {ROOT}/.venv/bin/python"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # SIGHUP: a closed terminal
 # Errors of the operating system that a person mends: a path, its rights or its disk.

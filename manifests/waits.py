@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from typing import NoReturn
 
-from clipmill import PACKAGE
+from clipmill import OWN
 from clipmill.manifests.text import printable
 
 LOOK_S = 1.0
@@ -84,7 +84,7 @@ def where(thread: int | None = None) -> str:
     frame = sys._current_frames().get(thread or threading.main_thread().ident or 0)
     while frame is not None:
         path = frame.f_code.co_filename
-        if path.startswith(PACKAGE):
+        if path.startswith(OWN) and "site-packages" not in path[len(OWN) :]:
             return f"{os.path.basename(path)}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return "outside of clipmill"

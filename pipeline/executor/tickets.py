@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from clipmill import PACKAGE
+from clipmill import OWN
 from clipmill.manifests import waits
 from clipmill.pipeline.progress.state import Measurer, StageCounter
 
@@ -486,7 +486,7 @@ def error_line(error: Exception) -> str:
         return str(error)
     text = " ".join(f"{type(error).__name__}: {error}".split())
     frames = traceback.extract_tb(error.__traceback__)
-    own_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(PACKAGE)]
+    own_frames = [frame for frame in frames if Path(frame.filename).is_relative_to(OWN)]
     last = own_frames[-1]
     return f"{text} ({Path(last.filename).name}:{last.lineno})"
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
@@ -60,9 +59,7 @@ def test_a_process_that_was_stopped_and_a_machine_that_slept_have_not_waited() -
     assert still.seconds == pytest.approx(1 + waits.MOST_S + 1)
 
 
-def test_what_threads_do_is_named_the_longest_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    # this file is in no package of ours
-    monkeypatch.setattr(waits, "PACKAGE", str(Path(__file__).parent))
+def test_what_threads_do_is_named_the_longest_first() -> None:
     release, inside = threading.Event(), threading.Event()
 
     def wait() -> None:

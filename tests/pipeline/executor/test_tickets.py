@@ -6,7 +6,6 @@ import functools
 import random
 import time
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -257,10 +256,7 @@ def worker_of(stage: Stage) -> Worker:
     return worker
 
 
-def test_an_error_is_one_line_with_the_line_of_our_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        executor, "PACKAGE", str(Path(__file__).parent)
-    )  # this file is none of ours
+def test_an_error_is_one_line_with_the_line_of_our_code() -> None:
     worker = worker_of(Stage(name="s", work=Failing))
     kind, text = worker.run(ticket_json(Ticket(id="7", group="a")))
     assert kind == "raised"
