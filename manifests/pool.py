@@ -1,6 +1,7 @@
 """A pool as a table: the rows of its committed shards × the columns of sidecars and score sets.
 
-Everything that reads columns of a pool reads them here. Sidecar and score columns are rows of one
+Views, filters over the pool, scores, exports, reports and the trainer's columns are read here; the
+audit, locks, masks and a trainer's tokens are not yet. Sidecar and score columns are rows of one
 shard side by side, in tar order; a score column is used only beside the sidecar whose hash it
 names, so that a picture that was fetched again never has the columns of the one before.
 
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 from clipmill.manifests import disk
 from clipmill.manifests.aligned import AlignedFiles
 from clipmill.manifests.commits import Commits, ShardFiles, read_commits
-from clipmill.manifests.layout import CommitRecord, PoolLayout
+from clipmill.manifests.layout import CommitRecord, PoolLayout, shard_name
 from clipmill.manifests.records import ScoreSetDocument, read_document
 
 T = TypeVar("T")
@@ -175,6 +176,12 @@ class Pool:
             known = file.schema_arrow.names
             for name in names or []:
                 if name not in known:
+                    if name in self.schema.names:
+                        raise ValueError(
+                            f"{path} has no column {name!r}, unlike the first shard of the pool; "
+                            "its shards are of different recipes: build them again, or leave the "
+                            "column out"
+                        )
                     raise ValueError(
                         f"{path} has no column {name!r}{disk.did_you_mean(name, known)} "
                         f"(of {', '.join(known)})"
@@ -184,7 +191,8 @@ class Pool:
         table = self._reader(lambda: disk.read_with(path, read), path).replace_schema_metadata(None)
         if table.num_rows != self.commits.value(shard, "count"):
             raise ValueError(
-                f"{path} does not have the rows of its commit record: {table.num_rows} of "
+                f"shard {shard_name(shard)} is damaged: {path} does not have the rows of its "
+                f"commit record: its sidecar has {table.num_rows} rows of "
                 f"{self.commits.value(shard, 'count')}; run clipmill audit repair {self.path}"
             )
         return table if names is None else table.select(names)

@@ -120,7 +120,7 @@ def _identical(pool: str, wanted: Mapping[str, Sequence[tuple[str, str]]]) -> li
 def _phash_set(pool: str) -> tuple[str, str] | None:
     """(score set, column) of a pool with the perceptual hashes of every shard: those of the filter
     `picture`, under whatever name of an instance; None where there are none."""
-    for name, document in Pool.open(pool).score_sets.items():
+    for name, document in Pool.open(pool, read_with_retries).score_sets.items():
         column = f"{document.name}_phash" if document.kind == "picture" else "phash"
         if column in document.columns:
             return name, column

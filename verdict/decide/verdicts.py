@@ -912,11 +912,13 @@ def _thin(of_tasks: Mapping[str, TaskScores]) -> str:
         task: sum(map(len, scores.values.values())) for task, scores in of_tasks.items()
     }  # fmt: skip
     thin = [task for task, count in counts.items() if count < max(counts.values())]
+    if not thin:
+        return ""
     rest = [scores.values for task, scores in of_tasks.items() if task not in thin]
     runs = average_values(rest)
     own = average_values([scores.values for scores in of_tasks.values()])
     is_more = sum(map(len, runs.values())) > sum(map(len, own.values()))
-    if not thin or not is_more or sum(len(each) > 1 for each in runs.values()) < 2:
+    if not is_more or sum(len(each) > 1 for each in runs.values()) < 2:
         return ""
     shown = ", ".join(
         f"{task!r} has {counts[task]} of {max(counts.values())} runs" for task in thin[:3]
@@ -984,8 +986,11 @@ def _runs_without_a_task(of_tasks: Mapping[str, TaskScores], values: Runs) -> li
         runs = {run for scores in of_tasks.values() for run in scores.values.get(arm, {})}
         if len(runs) > len(kept):
             lacking.append(f"{len(runs) - len(kept)} of {len(runs)} runs of {arm}")
-    thin = f" ({_thin(of_tasks)})" if lacking and _thin(of_tasks) else ""
-    return [f"left out: {_some(lacking)}, which lack a task of the average{thin}"] * bool(lacking)
+    if not lacking:
+        return []
+    thin = _thin(of_tasks)
+    way = f" ({thin})" if thin else ""
+    return [f"left out: {_some(lacking)}, which lack a task of the average{way}"]
 
 
 def _varies(runs: Mapping[int, float]) -> bool:

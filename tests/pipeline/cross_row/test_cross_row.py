@@ -265,7 +265,7 @@ def test_damage_and_pools_without_rows(tmp_path: Path) -> None:
     content = sidecar.read_bytes()
     disk.write_parquet(str(sidecar), read_sidecar(pool, 1).slice(1))
     with pytest.raises(
-        ValueError, match=r"00001.* does not have the rows .*: 9 of 10; run clipmill audit repair "
+        ValueError, match=r"shard 00001 is damaged: .* 9 rows of 10; run clipmill audit repair "
     ):
         score(pool, [OFTEN], engine="inline")
     sidecar.write_bytes(content)

@@ -317,8 +317,7 @@ def test_a_damaged_shard_is_refused_by_name_and_the_others_are_scored(
         disk.write_parquet(layout.sidecar(1), read_sidecar(pool, 1).slice(1))
     report = scorer.score(pool, [SHADE], engine="inline")
     assert list(report["failed"]) == ["00001"]
-    words = "does not have the rows" if damage == "another row" else "shard 00001 is damaged: "
-    assert words in report["failed"]["00001"]
+    assert "shard 00001 is damaged: " in report["failed"]["00001"]
     assert f"clipmill audit repair {pool}" in report["failed"]["00001"]
     scored = score_sets.scored_shards(read_commits(pool), set_name(SHADE))
     assert scored.tolist() == [True, False]

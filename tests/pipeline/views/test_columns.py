@@ -169,7 +169,7 @@ def test_a_damaged_byte_of_a_sidecar_is_never_chosen_by(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("values", "message"),
-    [(None, r"00001\.parquet has no column 'extra'"), ("x", "'extra' as string")],
+    [(None, r"00001\.parquet has no column 'extra', unlike the first"), ("x", "'extra' as string")],
 )
 def test_a_column_that_some_shards_lack_is_named(
     tmp_path: Path, values: str | None, message: str
