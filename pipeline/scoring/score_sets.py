@@ -110,8 +110,8 @@ class PoolSets:
     """
 
     def __init__(self, commits: Commits, specs: Sequence[FilterSpec]) -> None:
-        self.commits, self.pool, self._table = commits, commits.pool, Pool(commits)
-        self.instances = instances_of(specs, self._table.schema.names)
+        self.commits, self.pool, self.table = commits, commits.pool, Pool(commits)
+        self.instances = instances_of(specs, self.table.schema.names)
         self._planned: dict[str, str] = {}
         self._known: dict[str, list[tuple[str, ScoreSetDocument]]] = {}
 
@@ -134,7 +134,7 @@ class PoolSets:
         """(owner, columns) of one name that the instance `name` reads."""
         others = {key: each for key, each in self.instances.items() if key != name}
         if columns_too:  # a column comes before an instance: `caption` is the sidecar's
-            if read in self._table.schema.names:
+            if read in self.table.schema.names:
                 return "", (read,)
             for other, instance in others.items():
                 if read in instance.columns():
@@ -142,7 +142,7 @@ class PoolSets:
         if read in others:
             return read, tuple(others[read].columns())
         matches = {}
-        for set_name, document in self._table.score_sets.items():
+        for set_name, document in self.table.score_sets.items():
             if document.name == read:
                 matches[set_name] = document.columns
             elif columns_too and read in document.columns:
@@ -171,7 +171,7 @@ class PoolSets:
         for owner in self.sources(name):
             if owner in self.instances and self.depends_on_pool(owner):
                 return True
-            if "@" in owner and self._table.score_sets[owner].whole_pool:
+            if "@" in owner and self.table.score_sets[owner].whole_pool:
                 return True
         return False
 

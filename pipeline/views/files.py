@@ -542,8 +542,8 @@ def choose_views(
     columns: dict[str, set[str]] = {}
     sets: dict[str, Any] = {}
     # What clipmill filter columns lists: extra columns are the pool's, whatever this recipe names.
-    in_sidecars = Pool(commits).schema.names
     pool_sets = PoolSets(commits, specs_of_recipe(recipe))
+    in_sidecars = pool_sets.table.schema.names
     scored = ScoredColumns(pool_sets.instances)
     for name in wanted:
         recipe.view(name)

@@ -516,13 +516,16 @@ def _sectioned(grid: Grid) -> Grid:
     """
     rows = [list(row) for row in grid.rows]
     words = [list(dict.fromkeys(str(cell) for cell in row if not is_empty(cell))) for row in rows]
-    numbers = [any(read_cell(word).value is not None for word in own) for own in words]
+
+    def has_number(n: int) -> bool:
+        return any(read_cell(word).value is not None for word in words[n])
+
     places = [
         n for n in range(1, len(rows) - 1)
         if len(words[n]) == 1 < len(words[0]) - 1 and not is_empty(rows[n][0])
-        and not numbers[n] and numbers[n + 1]
+        and not has_number(n) and has_number(n + 1)
     ]  # fmt: skip
-    if len(places) < 2 or any(numbers[: places[0]]):
+    if len(places) < 2 or any(map(has_number, range(places[0]))):
         return grid
     body, labels = rows[: places[0]], Counter[str]()
     body = [["", *row] for row in body[:-1]] + [["section", *body[-1]]]
