@@ -354,7 +354,7 @@ class _Handler(ResponseHandler):
 
     def data_received(self, data: bytes) -> None:
         self.received += len(data)
-        if self._parser is None:  # it has no request yet, and keeps this for later
+        if not data or self._parser is None:  # empty: a paused parser goes on; None: kept for later
             super().data_received(data)
         elif rest := data if self.head_complete else self._pass_heads(data):
             self._pass_body(rest)

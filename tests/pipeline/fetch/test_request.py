@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 from collections.abc import Awaitable, Callable
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import aiohttp
@@ -22,6 +23,7 @@ from clipmill.pipeline.fetch.request import (
     backoff_s,
     retry_after_s,
 )
+from tests.support.loopback_server import serving
 
 AGENT = "clipmilltest/1.0 (+http://clipmill.example/bot)"
 
@@ -90,6 +92,32 @@ def test_a_file_of_a_site_is_read_up_to_one_byte_more_than_its_limit(web: Any) -
     assert (moved.status, moved.location) == (302, "/x")
     assert (missing.status, missing.body, missing.reason) == (404, b"", None)
     assert (broken.status, broken.reason) == (None, "http_other")
+
+
+def test_a_body_that_arrives_at_once_is_read_whole_on_a_connection_that_stays_open() -> None:
+    """aiohttp pauses its parser above `read_bufsize`, and goes on with a part of no bytes, also
+    where only the end of the message is left to be seen (aio-libs/aiohttp#13348).
+    """
+    sizes = [request.CHUNK // 2 + 1, request.CHUNK + 1, 3 * request.CHUNK] * 3
+
+    class Server(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            size = int(self.path.strip("/"))
+            head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size
+            self.wfile.write(head + b"a" * size)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with serving(Server) as port:
+
+        async def use(requests: Requests) -> list[Answer]:
+            urls = [f"http://127.0.0.1:{port}/{size}" for size in sizes]
+            return [await requests.image(url, {}, last=False) for url in urls]
+
+        settings = Fetch(user_agent=AGENT, allow_private=True, allow_ports=(port,))
+        assert [len(answer.body) for answer in with_requests(settings, use)] == sizes
 
 
 @pytest.mark.parametrize(
