@@ -135,8 +135,9 @@ def decide_results(
     )  # fmt: skip
     paths = [str(reader.shipped(path)) for path in (results, *more)]
     columns = Columns(
-        names=names, where=_pairs("--where", where), pattern=pattern, table=table, baseline=baseline
-    )
+        names=names, where=_pairs("--where", where), pattern=pattern, table=table,
+        baseline=baseline, named=tuple(name for name in (metric, task) if name),
+    )  # fmt: skip
     decision = decide(read_results(paths, columns), question)
     console.show(*decision_lines(decision))
     if page is not None:

@@ -161,8 +161,7 @@ def decide(results: Results, question: Question) -> Decision:
     notes, refusals = list(results.notes), list[str]()
     if results.one_arm:
         raise ValueError(results.one_arm)
-    if question.metric in results.tasks and question.metric not in results.metrics:
-        question = replace(question, metric=None, task=question.task or question.metric)
+    results, question = _named(results, question, notes)
     if question.baseline is not None:
         own = baseline_arm(results.arms, question.baseline)
         question = replace(question, baseline=own or question.baseline)
@@ -181,6 +180,11 @@ def decide(results: Results, question: Question) -> Decision:
         table, facts, {task: name for task, name in chosen.items() if question.task in (None, task)}
     )
     largest = _largest_scale(table, chosen, arms_out, notes)
+    if question.noise is not None and len(results.scales) < 2:
+        raise ValueError(
+            "--noise is for what smaller scales decide, and there is one scale: a verdict needs "
+            "runs, or means with their spreads"
+        )
     arms = _arms_at(table, chosen, largest, arms_out)
     baseline = _baseline(arms, question, notes)
     found = {arm for scale in results.scales for arm in _arms_at(table, chosen, scale, set())}
@@ -272,6 +276,63 @@ def decide(results: Results, question: Question) -> Decision:
 # --- what is compared -----------------------------------------------------------------------------
 
 
+def _named(results: Results, question: Question, notes: list[str]) -> tuple[Results, Question]:
+    """The metric that is asked for, as the table has it: a column of values, a part of the names of
+    several, or the name that its values lack.
+    """
+    metric = question.metric
+    if metric is None or metric in results.metrics:
+        return results, question
+    if metric in results.tasks:
+        return results, replace(question, metric=None, task=question.task or metric)
+    for names, is_task in ((results.metrics, False), (results.tasks, True)):
+        if not (kept := _ending_in(names, metric)):
+            continue
+        notes.append(f"metric: {metric!r} is that of {_some(kept)}")
+        if not is_task and len(kept) > 1:
+            raise ValueError(f"--metric {metric} is a part of {_some(kept)}: name one of them")
+        if not is_task:
+            return results, replace(question, metric=kept[0])
+        if len(kept) == 1:
+            return results, replace(question, metric=None, task=question.task or kept[0])
+        return _parted(results, kept, metric), question
+    if results.metrics == ("value",) and name_facts(metric).higher is not None:
+        notes.append(f"metric: the values are {metric}, as --metric says")
+        return replace(results, metrics=(metric,)), question
+    return results, question
+
+
+def _parted(results: Results, kept: Sequence[str], metric: str) -> Results:
+    """The same with the names of some tasks as their rest and this metric."""
+    plain, places = plain_name(metric), np.array([task in kept for task in results.tasks])
+    tasks = []
+    for task in results.tasks:
+        parts = re.split("[/.:]+" if re.search("[/.:]", task) else " ", task)
+        rest = [part for part in parts if plain_name(part).removesuffix("_mean") != plain]
+        tasks.append("/".join(rest) if task in kept and rest else task)
+    if len(set(tasks)) < len(tasks):
+        tasks = list(results.tasks)
+    is_kept_N = places[results.task_N]
+    return replace(
+        results, tasks=tuple(tasks), metrics=(*results.metrics, metric),
+        metric_N=np.where(is_kept_N, len(results.metrics), results.metric_N),
+        shares=results.shares | ({metric} if results.shares & {*kept} else frozenset()),
+    )  # fmt: skip
+
+
+def _ending_in(names: Sequence[str], metric: str) -> list[str]:
+    """The names of which a metric is the first or the last part, those of the fewest parts: the
+    whole before its slices.
+    """
+    plain, found = plain_name(metric), dict[str, int]()
+    for name in names:
+        parts = [plain_name(part) for part in re.split(r"[/.:]+" if re.search("[/.:]", name) else
+                                                       " ", name)]  # fmt: skip
+        if plain in (parts[0], parts[-1], parts[-1].removesuffix("_mean")):
+            found[name] = len(parts)
+    return [name for name, count in found.items() if count == min(found.values())]
+
+
 def _check_names(results: Results, question: Question) -> None:
     """ValueError for a name that the table does not have."""
     tasks, metrics = set(results.tasks), set(results.metrics)
@@ -281,6 +342,8 @@ def _check_names(results: Results, question: Question) -> None:
         told.append((name, "metric or task", metrics | tasks))
     for name, what, there in told:
         if name not in there:
+            if what == "metric" and there == {"value"}:
+                there = tasks  # of values without a name
             raise ValueError(f"there is no {what} {name!r} (of {', '.join(sorted(there)[:40])})")
     if question.task in question.without:
         raise ValueError(f"the task {question.task!r} decides and is left out")

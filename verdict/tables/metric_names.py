@@ -50,7 +50,7 @@ MORE_WORDS = """
     specificity tpr tnr ppv npv tar hits hit cmc rank1 rank5 rank10 gain lift gini pq sq rq nds
     amota sharpe core extended mc1 mc2 quality preference helpfulness faithfulness similarity
     coverage agreement correct utilization mfu score scores r1 r5 r10 p1 p5 gmean balanced
-    hmean hm informedness picp youden lddt tm gdt wins transfer fluency relevance coherence
+    hmean hm informedness picp youden lddt tm gdt wins transfer fluency relevance coherence roc
 """
 MORE = frozenset(MORE_WORDS.split())
 WORDS = LESS | MORE
@@ -87,7 +87,7 @@ NEGATED = re.compile(r"^(neg|negative|minus|1_minus|one_minus|inverse|inv)_")
 # Metrics that are shares, also where a table has them as percentages.
 SHARES = re.compile(
     r"(^|_)(main_metric|[a-z]*acc|[a-z]*accuracy|acc\d+|top_?\d+|top|recall|precision|prec|f1|f2|f_?score|f_?beta|m?ap|ap\d+|map\d+|em|"
-    r"exact_match|auc|auroc|aupr|auprc|roc_auc|pr_auc|rocauc|prauc|iou|miou|fwiou|jaccard|dice|dsc|err(or)?_rate|"
+    r"exact_match|auc|roc|auroc|aupr|auprc|roc_auc|pr_auc|rocauc|prauc|iou|miou|fwiou|jaccard|dice|dsc|err(or)?_rate|"
     r"top_?\d_err(or)?|^err(or)?|^s_err|(test|val|train|cls)_err(or)?|wer|cer|per(?!_)|eer|fpr\d*|fnr|far|frr|tpr|tnr|hter|ece|mce|sensitivity|specificity|"
     r"hits?|ndcg|mrr|rouge\w*|bleu|chrf|meteor|success|success_rate|win_?rate|pass|rank_?\d+|r_?(at_)?\d+|p_at_\d+|"
     r"cmc|pq|sq|rq|nds|mota|idf1|hota|pck|ppv|npv|hallucination_rate|"
@@ -101,11 +101,15 @@ UNITS = (
     (re.compile(r"(^|_)(perplexity|ppl)(_|$)"), "perplexity"),
     (re.compile(r"(^|_)(bpb|bits_per_byte)(_|$)"), "bits per byte"),
     (re.compile(r"(^|_)(bpc|bpd|bits_per_\w+)(_|$)"), "bits"),
+    (re.compile(r"_([kmg]i?b_s|[kmg]bps)(ec)?$"), ""),
     (re.compile(r"(?<!_per)(?<!_rad)(?<!_deg)(?<!_m)_(ns|us|ms|s|mb|gb|db|usd|kwh)$"), ""),
 )
 PERCENT = re.compile(r"%|\b(percent|pct)\b|_(pct|percent)(_|$)", re.I)
 # Where nothing else was measured, less of a time is better.
-TIMES = re.compile(r"(^|_)(time|runtime|duration|elapsed|seconds|secs|walltime|wall|hours)(_|$)")
+TIMES = re.compile(
+    r"(^|_)(time|tempo|tiempo|temps|zeit|laufzeit|dauer|runtime|duration|elapsed|seconds|secs|"
+    r"walltime|wall|hours)(_|$)"
+)
 AVERAGES = re.compile(
     r"(^|_)(average|avg|averaged|overall|macro(?!_(f\d|f_?score|precision|recall|auc|ap))|"
     r"aggregated?|aggregate)(_|$)|^mean(_(acc|accuracy|score|"

@@ -128,6 +128,7 @@ LEAST_SERIES = 5  # rows that rise from one to the next by chance in one table o
 TRACKER_STEPS = {"_step", "training_iteration", "trainer_global_step", "global_step"}
 WORDS = ("tiny", "xs", "s", "small", "m", "medium", "l", "large", "xl", "xlarge", "xxl")
 MOST_NAMED = 3  # columns of a question with an option for each, where one column names them all
+CLOSE = 0.01  # of a mean that is written with few digits
 SAME_SCALE = 0.005  # a run that saw so much less saw as much: it ended on a whole batch
 Codes = NDArray[np.int64]
 Record = dict[str, Any]
@@ -462,6 +463,44 @@ def _melted(
     return long
 
 
+def _with_arms_below(frame: Frame) -> Frame:
+    """The table with a row for each arm, where no column names one and the names of all columns of
+    metrics are each of some metrics with each of some arms: `ACC_GCN`, `ROC_GCN`, `ACC_GAT` …
+    """
+    found: dict[str, dict[str, str]] = {}  # {arm: {metric: name}}
+    others = {}
+    for name, column in frame.columns.items():
+        words = re.split(r"[_/.: -]+", name)
+        ends = [n for n in range(1, len(words)) if is_bare_metric("_".join(words[:n]))]
+        starts = [n for n in range(1, len(words)) if is_bare_metric("_".join(words[n:]))]
+        if (ends or starts) and not np.isnan(column.numbers()).all():
+            n = ends[-1] if ends else starts[0]
+            metric, arm = ("_".join(part) for part in (words[:n], words[n:])[:: 1 if ends else -1])
+            found.setdefault(arm, {})[metric] = name
+        else:
+            others[name] = column
+    metrics = next(iter(found.values()), {})
+    is_grid = len(found) > 1 < len(metrics) and all(own.keys() == metrics.keys()
+                                                    for own in found.values())  # fmt: skip
+    labels = [one for name, one in others.items() if name != "file" and len(one.present()) > 1]
+    if not is_grid or any(np.isnan(one.numbers()).all() for one in labels) or (
+        {"arm", *metrics} & others.keys() or {*map(plain_name, found)} <= STAGES
+        or frame.roles or any(DATA_SETS.search(plain_name(arm)) for arm in found)
+    ):  # fmt: skip
+        return frame
+    first = np.zeros(frame.rows, np.int32)
+    parts = [
+        Frame({**others, "arm": Column([arm], first)}
+              | {metric: frame.columns[own[metric]] for metric in metrics}, frame.rows)
+        for arm, own in found.items()
+    ]  # fmt: skip
+    long = replace(frame, columns=(rows := joined(parts)).columns, rows=rows.rows)
+    shown = ", ".join([*found][:3])
+    long.notes = [*frame.notes, f"header: {', '.join(metrics)} of each of {shown}, … as the arms"]
+    long.roles = {"arm": ("arm", "a part of the header")}
+    return long
+
+
 def _with_pairs_below(frame: Frame) -> Frame:
     """The table with a row for each metric, where pairs of columns hold its name and its value:
     `metric_1`, `value_1`, `metric_2`, `value_2`.
@@ -569,7 +608,7 @@ class _Reading:
 
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
-        frame = _with_runs_below(_with_pairs_below(joined(frames)), several)
+        frame = _with_arms_below(_with_runs_below(_with_pairs_below(joined(frames)), several))
         self.frame = replace(frame, columns=dict(frame.columns))  # as it is read again and again
         self._fill_switches()
         self.notes += self.frame.notes
@@ -730,12 +769,28 @@ class _Reading:
                 is_name = what == "block" and any(cell.value is None for cell in others)
                 if (what == "arm" or is_name) and not any(
                     SPREADS.fullmatch(text) for text in summaries
-                ):
-                    continue  # an arm or a setting may be called all, sum or mean
-                if name != "file" and len(texts) - len(summaries) > 1:
+                ):  # an arm or a setting may be called all, sum or mean
+                    summaries = {text for text in summaries if self._are_means_of(name, text)}
+                if summaries and name != "file" and len(texts) - len(summaries) > 1:
                     shown = ", ".join(sorted(summaries)[:4])
                     kept = ~self.frame.columns[name].is_in(summaries)
                     self._keep_rows(kept, f"that summarise other rows ({what} {shown})")
+
+    def _are_means_of(self, name: str, text: str) -> bool:
+        """Whether the values of the rows of one label are means of those of the other labels."""
+        roles, checks = self.roles, list[bool]()
+        others = [n for n in (*roles.arm, *roles.task, *roles.block, *roles.metric) if n != name]
+        is_mean_N = self.frame.columns[name].is_in({text})
+        groups_N = group_codes(self.frame, others)
+        for column in (self.frame.columns[value].numbers() for value in roles.values):
+            there = ~np.isnan(column)
+            sums = np.bincount(groups_N, np.where(there & ~is_mean_N, column, 0))
+            counts = np.bincount(groups_N, there & ~is_mean_N)
+            for row in np.flatnonzero(there & is_mean_N).tolist():
+                if counts[groups_N[row]] > 1:
+                    mean = sums[groups_N[row]] / counts[groups_N[row]]
+                    checks.append(abs(column[row] - mean) <= CLOSE * max(abs(mean), CLOSE))
+        return len(checks) > 0 and 4 * sum(checks) >= 3 * len(checks)
 
     def _leave_out_nameless(self) -> None:
         """Leaves out rows without an arm, and rows without a seed where others have one."""
@@ -827,7 +882,10 @@ class _Reading:
             )
         self.table = self._texts()
         metrics = self.table["metric"].texts()
-        bad = {name: role for name in metrics.values if (role := name_role(name))}
+        bad = {
+            name: role for name in metrics.values
+            if name not in self.told.named and (role := name_role(name))
+        }  # fmt: skip
         if bad and not metrics.is_in(bad).all():
             for name, role in bad.items():
                 kept = ~self.table["metric"].is_in({name})
@@ -950,10 +1008,12 @@ class _Reading:
         files = roles.arm == ("file",)
         if "arm" not in self.told.names and not (self.told.names if files else roles.task):
             _check_parts(arms.present(), taken, self.told.baseline, files=files)
-        if not taken and roles.seed:  # also where other arms have no seed
+        if not taken:  # also where other arms have no seed
             for name in arms.present():
                 if match := SEED_IN_NAME.match(name):
                     taken[name] = (match["arm"] + match["rest"], match["seed"])
+            if not roles.seed and len({arm for arm, _ in taken.values()}) == len(taken):
+                taken = {}  # each is the only one of its arm
         if not taken:
             return
         example = next(iter(taken))
@@ -1156,6 +1216,7 @@ class _Reading:
         else:
             seed_N, seeds = self._run_numbers(), {}
         self._say_layout(has_seeds, seed_N)
+        self._say_search()
         arms, arm_N = _names(table["arm"], "")
         tasks, task_N = _names(table["task"], "task")
         metrics, metric_N = _names(table["metric"], "value")
@@ -1221,7 +1282,9 @@ class _Reading:
         )
         is_wide = len(roles.values) > 1 and not (roles.is_long or roles.arms_are_columns)
         known = sum(map(is_known, roles.values))
-        if is_wide and 3 * known <= len(roles.values) and are_of_one_size(self.frame, roles):
+        if is_wide and 3 * known <= len(roles.values) and (
+            not known or are_of_one_size(self.frame, roles)
+        ):  # fmt: skip
             ways.append(Way(f"{', '.join(roles.values[:4])}", {"arm": ("columns",)}, "block"))
         of_metric: dict[frozenset[str], set[str]] = {}  # {words of a metric: what else is named}
         for name in roles.values:
@@ -1352,7 +1415,12 @@ class _Reading:
         is_last, last = plain in ("epoch", "epochs", "episode"), tuple((steps or names)[:1])
         block = _beside(roles.task, (*told.get("block", ()), *names))
         chosen = self._commonest(names, rows_N)
-        alone = of_each_row(self.frame, roles)
+        rows = self.frame.rows
+        alone = of_each_row(self.frame, roles) or tuple(
+            each for each in roles.seed if len(self.frame.columns[each].present()) == rows
+        )
+        split = self._split(names)
+        outer = tuple(each for each in names if each not in split.get("seed", ()))
         parts = tuple(name for name in names if self._parts_arms(name))
         crossing = tuple(name for name in names if name not in (*parts, *steps))
         ways = [
@@ -1366,6 +1434,9 @@ class _Reading:
             (is_other and bool(own) and plain in ARM_WORDS, Way("the arms, and the tasks", {
                 "arm": names, "task": (*roles.task, *own)}, "block")),
             (is_other and (is_one or is_finer), Way("the arms", {"arm": names}, "arm")),
+            (bool(split), Way("what counts or crosses, and what is tested on", split)),
+            ("seed" in split, Way("what counts runs, and what crosses the arms", {
+                "seed": split.get("seed", ()), "block": outer})),
             (bool(labels), Way("it names each of them", {"arm": tuple(labels)})),
             (is_other, Way("what crosses the arms", block, next(iter(block)))),
             (can_count and not is_labelled and not are_settings,
@@ -1377,8 +1448,7 @@ class _Reading:
              Way("parts of the arm, and what crosses the arms",
                  {"arm": (*own, *parts)} | _beside(roles.task, crossing), "block")),
             *((is_other, way) for way in self._other_arms(names, own)),
-            (are_settings and not roles.seed and bool(alone),
-             Way("each row is a run", {"seed": alone})),
+            (are_settings and bool(alone), Way("each row is a run", {"seed": alone})),
             (roles.arm != ("file",) and len(files) > 1 and "file" not in names,
              Way("each file is one", {"arm": ("file",)})),
             *((not is_labelled, Way("", {}, "where", one)) for one in chosen),
@@ -1394,8 +1464,36 @@ class _Reading:
         raise Open(
             f"rows of {whose if arm else 'one arm'} differ in {shown}: say what "
             f"{'they are' if len(names) > 1 else 'it is'} with ",
-            [way for is_open, way in ways if is_open], names, chosen[0]
+            [way for is_open, way in ways if is_open], names, chosen[0], split=split
         )  # fmt: skip
+
+    def _split(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Roles of columns of two kinds: those that count the runs, or cross the arms, in each cell
+        of the others, and these, which are parts of the task. {} where all are of one kind.
+        """
+        counters = tuple(name for name in names if self._counts(name))
+        crossing = tuple(
+            name for name in names if CROSSING.fullmatch(plain_name(name)) and name not in counters
+        )
+        rest = tuple(name for name in names if name not in (*counters, *crossing))
+        if not rest or not (counters or crossing) or any(
+            self.roles.given[name][0] == "setting" for name in rest
+        ):  # fmt: skip
+            return {}
+        found = {"seed": (*self.roles.seed, *counters)} if counters else {}
+        found |= {"block": crossing} if crossing else {}
+        return found | {"task": (*self.roles.task, *rest)}
+
+    def _counts(self, name: str) -> bool:
+        """Whether a column counts, from 0 or 1 on, and is called neither a step nor a question."""
+        numbers = np.unique(self.frame.columns[name].numbers())
+        plain = plain_name(name)
+        if np.isnan(numbers).any() or re.search(r"epoch|step|frame|token", plain):
+            return False
+        counts = len(numbers) > 1 and numbers[0] in (0, 1) and (np.diff(numbers) == 1).all()
+        column = self.frame.columns[name].taken(self.cells.row_N)
+        arms_N = self.table["arm"].codes.astype(np.int64)
+        return bool(counts) and not CROSSING.fullmatch(plain) and is_design(column, arms_N)
 
     def _parts_arms(self, name: str) -> bool:
         """Whether an arm shares no value of a column with any other arm."""
@@ -1542,6 +1640,20 @@ class _Reading:
             shown = ", ".join(map(text_of, self.table["arm"].present()[:6]))
             self.notes.append(f"arm: the columns {shown} are the arms")
 
+    def _say_search(self) -> None:
+        """A note where rows that were told to be runs have settings of their own."""
+        chosen = [name for name in self.roles.of("setting") if name in self.frame.columns]
+        chosen = [name for name in chosen if name not in (*self.roles.arm, *self.roles.block)]
+        arms_N = group_codes(self.frame, self.roles.arm)
+        own = [n for n in chosen if _varies(arms_N, group_codes(self.frame, (n,)))]
+        runs = len(np.unique(group_codes(self.frame, (*self.roles.arm, *own))))
+        if own and "seed" in self.told.names and 2 * runs > self.frame.rows >= LEAST_SEARCH:
+            self.notes.append(
+                f"runs: most have settings of their own ({', '.join(own[:SHOWN])}), as in a "
+                "search, so a difference is between what was tried with each arm, not at equal "
+                "settings"
+            )
+
     def _account(self) -> Account:
         roles, columns = self.roles, []
         given = self.frame.original or {
@@ -1591,7 +1703,7 @@ def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) ->
     except Open as more:
         if not (rounds and way.grows):
             return None
-        return _completed(frames, told, way.grown(more.names, more.where), rounds - 1)
+        return _completed(frames, told, way.grown(more), rounds - 1)
     except ValueError:
         return None
     are_told = "task" in own.names or way.pattern is not None

@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from clipmill.verdict.tables.cells import is_missing
+from clipmill.verdict.tables.cells import PERCENT_NOTE, is_missing
 from clipmill.verdict.tables.frames import Column, Frame, recoded, text_of
 from clipmill.verdict.tables.metric_names import (
+    QUALIFIERS,
     deciding_words,
     is_bare_metric,
     is_known,
@@ -49,8 +50,8 @@ COUNTER = "by its name: counts the runs of an arm"  # which are not paired by it
 NAMES: tuple[tuple[str, re.Pattern[str], str], ...] = tuple(
     (role, re.compile(pattern), reason)
     for role, pattern, reason in (
-        ("state", r"(sys_|run_|trial_|job_|experiment_)?(state|status)|(sys_)?(crashed|failed|"
-         r"finished|completed)|exit_code|returncode",
+        ("state", r"(sys_|run_|trial_|job_|experiment_|result_)?(state|status)|"
+         r"(sys_)?(crashed|failed|finished|completed)|exit_code|returncode",
          "by its name: the state of a run"),
         ("per_sample", r"per_sample|per_sample_\w+", "by its name: values of single samples"),
         ("direction", r"(higher|greater|bigger|more|lower|less|smaller)_is_better|direction|goal",
@@ -231,7 +232,8 @@ class Columns:
     may be `columns` (each numeric column is one) or `file`. where: (column, value) of the rows that
     count; several values of one column are alternatives. pattern: a regular expression with the
     groups arm and, as they are there, arm2 (which is joined to it), seed, scale and task. table:
-    which of several tables of a file. baseline: an arm, which tells the column that has it.
+    which of several tables of a file. baseline: an arm, which tells the column that has it. named:
+    the metric and the task that are asked for: a column of that name holds values.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -239,6 +241,7 @@ class Columns:
     pattern: str | None = None
     table: str | None = None
     baseline: str | None = None
+    named: tuple[str, ...] = ()
 
 
 Chosen = tuple[tuple[str, str], ...]  # (column, value) of the rows that count
@@ -272,27 +275,31 @@ class Way:
         """How many columns it names."""
         return len(self.where) + sum(map(len, self.names.values()))
 
-    def grown(self, names: Sequence[str], where: Chosen) -> Way:
+    def grown(self, question: Open) -> Way:
         """The same answer to a further question."""
+        names, where, split = question.names, question.where, question.split
         if self.grows == "where":
             return replace(self, where=(*self.where, *where))
+        if self.grows == "block" and split:
+            grown = {role: (*self.names.get(role, ()), *own) for role, own in split.items()}
+            return replace(self, names={**self.names, **grown})
         own = self.names.get(self.grows, ())
         return replace(self, names={**self.names, self.grows: (*own, *names)})
 
 
 class Open(ValueError):
     """A question that has answers. names: the columns without a role. where: values of them that
-    choose the rows of most arms. otherwise: what is said where no answer leads to a comparison;
-    "": all are shown all the same.
+    choose the rows of most arms. split: what some of them count, and what the others are parts of.
+    otherwise: what is said where no answer leads to a comparison; "": all are shown all the same.
     """
 
     def __init__(
         self, text: str, ways: Sequence[Way], names: Sequence[str], where: Chosen = (),
-        otherwise: str = "",
+        otherwise: str = "", split: Mapping[str, tuple[str, ...]] | None = None,
     ) -> None:  # fmt: skip
         super().__init__(f"{text}{', '.join(way.text for way in ways) or otherwise}")
         self.text, self.ways, self.names, self.where = text, ways, names, where
-        self.otherwise = otherwise
+        self.otherwise, self.split = otherwise, split or {}
 
 
 def quoted(name: str) -> str:
@@ -349,6 +356,9 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
             roles.given[name] = frame.roles.get(name) or _by_name(
                 name, column, numeric[name], frame
             )
+    for name in told.named:
+        if numeric.get(name) and name not in frame.roles and roles.given[name][0] != "value":
+            roles.given[name] = ("metric", "named by --metric or --task")
     _check_open(frame, told, roles)
     _settle_directions(roles)
     _spreads_of_others(frame, roles, numeric)
@@ -475,6 +485,8 @@ def _by_name(name: str, column: Column, is_numeric: bool, frame: Frame) -> tuple
         ((role, reason) for role, pattern, reason in NAMES if pattern.fullmatch(plain)), None
     )
     prefix = SETTING_PREFIX.match(name)
+    if is_numeric and re.search(r"[^.]\.(n|count|support|std|stderr|num_\w+)$", name):
+        return ("spread" if "std" in name[-6:] else "count"), "by the end of its name"
     if is_numeric and COUNTED.fullmatch(plain) and are_whole(column):
         return "count", "by its name: a count"
     known = is_known(name) and is_numeric and not (prefix and prefix[0][-1] in "./")
@@ -726,7 +738,12 @@ def _settle_values(frame: Frame, told: Columns, roles: Roles, numeric: Mapping[s
     for name in names if "metric" not in told.names and sum(map(is_known, values)) > 1 else ():
         if name not in frame.roles and not _are_metrics(frame.columns[name].present()):
             roles.given[name] = ("text", "")  # a tag of runs, not of metrics that stand as columns
-    names = [name for name in names if roles.given[name][0] != "text"]
+    alone = values[0] if len(values) == 1 and not roles.of("value") else ""
+    if is_known(alone) and not all(map(QUALIFIERS.fullmatch, plain_name(alone).split("_"))):
+        for name in names if "metric" not in told.names else ():
+            if name not in frame.roles and not _are_metrics(frame.columns[name].present()):
+                roles.given[name] = ("task", f"the values are of {alone!r}")  # as a reference
+    names = [name for name in names if roles.given[name][0] not in ("text", "task")]
     listed = list(roles.of("value"))
     if "value" in told.names:
         kept = list(told.names["value"])
@@ -955,6 +972,8 @@ def _settle_baseline(frame: Frame, baseline: str, roles: Roles, several_files: b
     ]  # fmt: skip
     texts = [name for name in found if not _is_numeric(name, frame.columns[name])]
     found = texts or found
+    if whole := [name for name in found if frame.columns[name].is_there().all()]:
+        found = whole  # not one that only some rows have, as the experiment that one goes on from
     codes = [group_codes(frame, (name,)) for name in found]
     if found and all(_same_groups(codes[0], other) for other in codes[1:]):
         words = {plain_name(name): name for name in found}
@@ -1274,6 +1293,8 @@ def _settle_design(frame: Frame, roles: Roles) -> None:
         return
     arms = group_codes(frame, roles.arm)
     for name in open_values:
+        if any(cell.note == PERCENT_NOTE for cell in frame.columns[name].cells):
+            continue  # no setting is written so
         rows, values = int(frame.columns[name].is_there().sum()), len(frame.columns[name].present())
         is_few = has_known and rows >= LEAST_ROWS and 4 * values <= rows and not frame.history
         if is_few or (len(np.unique(arms)) > 1 and is_design(frame.columns[name], arms)):
@@ -1338,6 +1359,12 @@ def _settle_rest(frame: Frame, told: Columns, roles: Roles) -> None:
         elif (role == "setting" and reason != HOLDS_SETTINGS) or (
             role == "count" and is_design(frame.columns[name], arms)
         ) or (role == "text" and not reason) or (
+            roles.arms_are_columns and role in ("count", "setting", "identifier") and (
+                reason.startswith("by its name"))
+        ) or (
+            role in ("arm", "task") and name not in (*roles.arm, *roles.task) and (
+                reason != "the same in every row")
+        ) or (
             CROSSING.fullmatch(plain) and role in ("identifier", "metric", "text", "task")
             and name not in roles.task and name not in (*roles.arm, *roles.seed)
         ):  # fmt: skip
