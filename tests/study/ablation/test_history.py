@@ -15,7 +15,7 @@ from clipmill.manifests.schema import Ablation
 from clipmill.study import history, runner
 from clipmill.verdict.pages.schema import Results
 from tests.support import commands
-from tests.support.ablations import Ran, changed, in_process
+from tests.support.ablations import Ran, changed, in_process, measured
 
 
 def run(ablation: Ablation, folder: Path) -> None:
@@ -69,8 +69,12 @@ def test_the_data_of_an_arm_and_a_prompt_are_part_of_the_design(
     prompts.write_text("a {}\n")
     task = disk.to_plain(tiny.evaluate[0]) | {"templates_from": str(prompts)}
     moved = changed(tiny, pools={"web": {"out": pool}}, evaluate=[task])
-    metrics = {"raw": {0: {"colours": {"accuracy": 0.5}}}}
-    history.record_look(moved, out, metrics, complete=False)
+    history.record_look(moved, out, measured(moved, {"colours": {"raw": [0.5]}}), complete=False)
+    (look,) = history.looks(out)
+    assert look.finished == {"raw": (0,)}
+    assert look.results == disk.content_hash(
+        {"raw": {0: {"colours": {"accuracy": 0.5}}}, "half": {}, "a_a": {}}
+    )
     add_view(pool, "half", lambda shard, row: row % 3 == 0)
     prompts.write_text("the {}\n")
     history.record_begin(moved, out)
