@@ -27,7 +27,7 @@ from clipmill.study.results import FileHashes, Study, scale_decisions
 from clipmill.train.identity import SEEDS, shared_part
 from clipmill.verdict import wording
 from clipmill.verdict.conclusions import (
-    Results,
+    StudyResults,
     looks_line,
     metric_tables,
 )
@@ -363,7 +363,7 @@ def _arm(arm: str, study: Study, records: Records, views: Sequence[ArmView]) -> 
     )
 
 
-def _gaps(results: Results) -> tuple[str, ...]:
+def _gaps(results: StudyResults) -> tuple[str, ...]:
     """Failed runs, each with its error; then incomplete arms."""
     lines = []
     for run in results.failed:

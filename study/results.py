@@ -43,7 +43,7 @@ from clipmill.train.evaluation.tasks import TASKS
 from clipmill.verdict import wording
 from clipmill.verdict.conclusions import (
     FailedRun,
-    Results,
+    StudyResults,
     analyse_study,
     conclude,
     metric_tables,
@@ -86,7 +86,7 @@ def collect_results(
     out: str,
     failed: Sequence[FailedRun] = (),
     shared: SharedImages | None = None,
-) -> Results:
+) -> StudyResults:
     """The results of a study without the failed runs, from its measurements, which are written.
 
     With `stop`, the runs are those that the rounds asked for.
@@ -294,7 +294,7 @@ class Study:
     folder: str
     ablation: Ablation
     measurements: Measurements
-    results: Results
+    results: StudyResults
 
     @classmethod
     def open(cls, folder: str) -> Study:
@@ -312,7 +312,7 @@ class Study:
             if not disk.exists(path):
                 raise ValueError(f"{path} does not exist; {_remedy(folder)}")
         try:
-            results = read_document(layout.results_json, Results)
+            results = read_document(layout.results_json, StudyResults)
         except ValueError as error:  # of another version, or damaged
             raise ValueError(f"{error}; {_remedy(folder)}") from None
         if results.ablation_hash != identity.ablation_hash(ablation):

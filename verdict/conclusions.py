@@ -79,7 +79,7 @@ class EarlierLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
+class StudyResults:
     """results.json: what the measurements of a study show.
 
     tasks: by name, the primary one first: its comparisons hold together (Dunnett), those of all
@@ -139,9 +139,9 @@ def conclude(
     rounds: Rounds | None = None,
     earlier: Sequence[EarlierLook] = (),
     scorer: ScorerScore | None = None,
-) -> Results:
+) -> StudyResults:
     """All comparisons and the verdict. `failed` are of `runs` runs, which are those that `rounds`
-    asked for. earlier: see `Results.earlier_looks`.
+    asked for. earlier: see `StudyResults.earlier_looks`.
     """
     looks = 1 + len(earlier)
     analysis = analyse_study(ablation, measurements, looks)
@@ -178,7 +178,7 @@ def conclude(
     if rounds is None and is_open:
         lines.append(MORE_SEEDS)
     lines += _gaps(failed, missing, runs)
-    return Results(
+    return StudyResults(
         headline=headline,
         verdict="\n".join(lines),
         tasks=results,

@@ -16,7 +16,7 @@ from clipmill.verdict import wording
 from clipmill.verdict.conclusions import (
     EarlierLook,
     FailedRun,
-    Results,
+    StudyResults,
     TaskSignals,
     conclude,
     metric_tables,
@@ -81,7 +81,7 @@ def test_the_baseline_meets_every_arm_in_every_task_the_primary_first() -> None:
     ]
     plain = disk.to_plain(result)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert disk.from_plain(Results, plain) == result
+    assert disk.from_plain(StudyResults, plain) == result
 
 
 def test_controls_and_a_a_are_separate_from_the_arms() -> None:

@@ -21,7 +21,7 @@ from clipmill.study import runner
 from clipmill.study.results import collect_results, saved_scores
 from clipmill.study.runner import Outcome, run_rounds
 from clipmill.verdict import rounds
-from clipmill.verdict.conclusions import Results, conclude
+from clipmill.verdict.conclusions import StudyResults, conclude
 from clipmill.verdict.measurements import Measurement, Measurements
 from clipmill.verdict.rounds import ReadRun, Rounds, replay
 from tests.support.ablations import three_arms, tiny_ablation
@@ -214,7 +214,7 @@ def test_fewer_runs_are_expected_where_every_arm_differs_much() -> None:
 # --- in words -------------------------------------------------------------------------------------
 
 
-def concluded(design: Ablation) -> tuple[Results, Rounds]:
+def concluded(design: Ablation) -> tuple[StudyResults, Rounds]:
     study = replay(design, reader())
     rows = []
     for task in design.evaluate:
