@@ -408,6 +408,11 @@ class AblationLayout:
         return disk.join(self.root, "results.json")
 
     @property
+    def measurements(self) -> str:
+        """What each run measured, by every metric: what the results are computed from."""
+        return disk.join(self.root, "measurements.parquet")
+
+    @property
     def scales(self) -> str:
         """A folder for each smaller scale that was run before the ablation itself."""
         return disk.join(self.root, "scales")

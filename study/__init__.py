@@ -2,7 +2,7 @@
 
 Read: pools, blends, recipes, finished runs. Written: `blends/ARM.json`,
 `runs/ARM/seed-N/`, `runs/.replaced/ARM/seed-N-HASH/`, `overlap.json`, `logs/`, `history.jsonl`,
-`results.json`, `report.json`.
+`measurements.parquet`, `results.json`, `report.json`.
 
 Invariants:
 

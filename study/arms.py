@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -759,11 +759,11 @@ def arm_names(runs: Sequence[AnyRun]) -> list[str]:
 
 
 def missing_seeds(
-    runs: Sequence[AnyRun], finished: Mapping[str, Mapping[int, Any]]
+    runs: Sequence[AnyRun], finished: Collection[tuple[str, int]]
 ) -> dict[str, tuple[int, ...]]:
-    """The seeds without a result, of each arm that has such. `finished` goes by arm and seed."""
+    """The seeds without a result, of each arm that has such. finished: (arm, seed) of the runs."""
     missing: dict[str, tuple[int, ...]] = {}
     for run in runs:
-        if run.seed not in finished.get(run.arm, {}):
+        if (run.arm, run.seed) not in finished:
             missing[run.arm] = (*missing.get(run.arm, ()), run.seed)
     return missing

@@ -24,7 +24,7 @@ from clipmill.study.arms import AnyRun, GivenRun, GivenTask
 from clipmill.study.data import data_uri
 from clipmill.train.eval_data.samples import Samples
 from clipmill.train.evaluation.tasks import read_samples
-from clipmill.verdict.conclusions import Results
+from clipmill.verdict.conclusions import StudyResults
 from clipmill.verdict.pages.schema import ArmChanges, ConfusionChange, Disagreement, PartChange
 from clipmill.verdict.stats.analysis import comparable, differences, pair_noise, shared_noise
 from clipmill.verdict.stats.comparison import NO_PENALTY, Comparison, Penalty, dunnett_family
@@ -88,7 +88,7 @@ class TaskAnswers:
         return [by_class, *([self.groups] if self.groups is not None else [])]
 
 
-def penalty_of(results: Results, task: str) -> Penalty:
+def penalty_of(results: StudyResults, task: str) -> Penalty:
     """For what the verdicts on a task are adjusted beside the number of arms and of tasks."""
     rows = results.tasks[task].comparisons
     return Penalty(rounds=rows[0].rounds, looks=rows[0].looks) if rows else NO_PENALTY

@@ -22,14 +22,17 @@ from clipmill.study.arms import (
 )
 from clipmill.study.changes import collect_changes, penalty_of
 from clipmill.study.data import ArmView, open_views
-from clipmill.study.results import FileHashes, read_folder
+from clipmill.study.pair_groups import best_arm, explain_study
+from clipmill.study.results import FileHashes, Study, scale_decisions
 from clipmill.train.identity import SEEDS, shared_part
 from clipmill.verdict import wording
 from clipmill.verdict.conclusions import (
-    Results,
+    StudyResults,
     looks_line,
     metric_tables,
 )
+from clipmill.verdict.decide.blends import choose_blend, swarm_of_study
+from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.names import primary_task, role_of
 from clipmill.verdict.pages.schema import (
     ArmReport,
@@ -42,6 +45,8 @@ from clipmill.verdict.pages.schema import (
     SeedValues,
 )
 from clipmill.verdict.stats.analysis import mean_sd
+from clipmill.verdict.stats.groups import Attribution
+from clipmill.verdict.stats.mixing import BlendChoice
 
 # --------------------------------------------------------------------------------------------------
 # What all runs of an ablation share: settings, model, device, versions. And what they do not.
@@ -157,18 +162,17 @@ def _text(value: Any) -> str:
 SHARE_OF_SAMPLES = ("accuracy", "accuracy5")  # metrics that are a share of independent samples
 
 
-def run_rows(runs: Sequence[AnyRun], results: Results, task: TaskSpec) -> tuple[RunRow, ...]:
-    """Every finished run with its deciding metric on a task."""
+def run_rows(
+    runs: Sequence[AnyRun], measurements: Measurements, task: TaskSpec
+) -> tuple[RunRow, ...]:
+    """The finished runs with their deciding metric on a task."""
     from scipy.stats import binomtest
 
     metric = deciding_metric(task)
-    samples = results.tasks[task.name].samples
-    rows = []
+    scores = measurements.scores(task.name, metric)
+    samples, rows = scores.test_samples, []
     for run in runs:
-        metrics = results.runs[run.arm].get(str(run.seed), {}).get(task.name)
-        if metrics is None:
-            continue
-        value = metrics[metric]
+        value = scores.values[run.arm][run.seed]
         low = high = None
         if metric in SHARE_OF_SAMPLES and samples:
             counted = binomtest(round(value * samples), samples)
@@ -203,7 +207,8 @@ def read_curves(runs: Sequence[Run], hashes: FileHashes) -> tuple[Curve, ...]:
         if not disk.exists(path):
             continue
         points = []
-        for line in disk.read_bytes(hashes.add(path)).decode().splitlines():
+        hashes.add(path)
+        for line in disk.read_bytes(path).decode().splitlines():
             numbers = json.loads(line)
             point = (numbers["samples"], numbers["loss"], numbers["accuracy"])
             if all(map(math.isfinite, point)):
@@ -231,13 +236,14 @@ def collect_report(out: str) -> Report:
     left out and named; so are views that are gone: the results stand without their data.
     """
     layout = AblationLayout(out)
-    ablation, results = read_folder(out)
-    hashes = FileHashes(folder=out, sha256=dict(results.files))
+    study = Study.open(out)
+    ablation, results, measurements = study.ablation, study.results, study.measurements
+    hashes = FileHashes(folder=out, sha256=dict(measurements.files))
     drawn = ablation.mixtures.arms() if ablation.mixtures is not None else {}
     every = all_runs(ablation, out)
     runs = [run for run in every if run.arm not in drawn]
     trained = [run for run in runs if isinstance(run, Run)]
-    with_result = [run for run in runs if str(run.seed) in results.runs[run.arm]]
+    with_result = [run for run in runs if (run.arm, run.seed) in measurements.runs]
     finished = [run for run in with_result if isinstance(run, Run)]
     records = read_records(finished)
     primary = primary_task(ablation)
@@ -245,19 +251,31 @@ def collect_report(out: str) -> Report:
     sources, _ = _open_views([run for run in every if run.arm in drawn and isinstance(run, Run)])
     samples = data.sample_pools(views)
     looks = history.looks(out)
+    samples_seen = trained[0].config.samples_seen if trained else None
+    scales, not_compared = scale_decisions(ablation, out)
+    attribution, blend, not_fitted = _of_mixtures(study, samples_seen)
     return Report(
         ablation=ablation,
         results=results,
-        samples_seen=trained[0].config.samples_seen if trained else None,
-        arms=tuple(_arm(arm, ablation, records, results, views) for arm in arm_names(runs)),
-        runs=run_rows(runs, results, primary),
+        samples_seen=samples_seen,
+        arms=tuple(_arm(arm, study, records, views) for arm in arm_names(runs)),
+        runs=run_rows(with_result, measurements, primary),
         changes=collect_changes(
             with_result, primary, ablation.baseline, penalty_of(results, primary.name)
         ),
         contract=collect_contract(records),
-        signals=metric_tables(ablation, results.runs),
+        signals=metric_tables(ablation, measurements),
         looks=looks_line(results.earlier_looks) if results.earlier_looks else "",
-        gaps=(*_gaps(results), *_missing_data(gone), *_null_gap(out, ablation)),
+        scales=scales,
+        attribution=attribution,
+        blend=blend,
+        gaps=(
+            *_gaps(results),
+            *_missing_data(gone),
+            *_null_gap(out, ablation),
+            *not_compared,
+            *not_fitted,
+        ),
         redesigns=tuple(change.sentence for change in history.changes(looks)),
         metrics_were_fixed=history.metrics_were_fixed(looks),
         test_data=_of_predictions(finished, ablation) | history.hashes_of_data(looks),
@@ -289,6 +307,26 @@ def _open_views(runs: Sequence[Run]) -> tuple[list[ArmView], dict[str, list[str]
     return open_views({arm: blend for arm, blend in blends.items() if not gone[arm]}), gone
 
 
+def _of_mixtures(
+    study: Study, samples: int | None
+) -> tuple[Attribution | None, BlendChoice | None, list[str]]:
+    """What mixtures were run for: what groups of pairs are worth, or the best blend for a run of so
+    many samples; and a line where runs are missing.
+    """
+    ablation = study.ablation
+    if ablation.mixtures is None:
+        return None, None, []
+    try:
+        if ablation.mixtures.draw == "halves":
+            return explain_study(study, best_arm(study)), None, []
+        if samples is not None and ablation.part is not None:
+            samples = round(samples / ablation.part)  # that repeat all rows as often
+        swarm = swarm_of_study(ablation, study.measurements, study.folder)
+        return None, choose_blend(swarm, samples), []
+    except ValueError as error:
+        return None, None, [f"mixtures of {', '.join(ablation.mixtures.sources)}: {error}"]
+
+
 def seed_values(values: dict[str, float]) -> SeedValues:
     """Mean and SD of {seed: value}, and the values."""
     if not values:
@@ -300,9 +338,7 @@ def seed_values(values: dict[str, float]) -> SeedValues:
 # --- arms and tasks ------------------------------------------------------------------------------
 
 
-def _arm(
-    arm: str, ablation: Ablation, records: Records, results: Results, views: Sequence[ArmView]
-) -> ArmReport:
+def _arm(arm: str, study: Study, records: Records, views: Sequence[ArmView]) -> ArmReport:
     of_arm = [view for view in views if view.arm == arm]
     rows = sum(view.document.kept for view in of_arm)
     stored = sum(int(view.stored.sum()) for view in of_arm)
@@ -310,27 +346,24 @@ def _arm(
     for record in records.get(arm, ())[:1]:
         drawn = sum(source["drawn"] for source in record.sources.values())
     metrics = {}
-    for task in ablation.evaluate:
-        values = {}
-        for seed, of_run in results.runs[arm].items():
-            if task.name in of_run:
-                values[seed] = of_run[task.name][deciding_metric(task)]
-        metrics[task.name] = seed_values(values)
+    for task in study.ablation.evaluate:
+        values = study.measurements.values(task.name, deciding_metric(task)).get(arm, {})
+        metrics[task.name] = seed_values({str(seed): value for seed, value in values.items()})
     return ArmReport(
         arm=arm,
-        role=role_of(ablation, arm),
+        role=role_of(study.ablation, arm),
         view=" + ".join(f"{view.pool}/{view.view}" for view in of_arm),
         rows=rows,
         share=rows / max(1, stored),
         drawn=drawn,
         repeats=None if drawn is None else drawn / max(1, rows),
         metrics=metrics,
-        missing=results.incomplete.get(arm, ()),
+        missing=study.results.incomplete.get(arm, ()),
         device_seconds=device_seconds(records.get(arm, ())),
     )
 
 
-def _gaps(results: Results) -> tuple[str, ...]:
+def _gaps(results: StudyResults) -> tuple[str, ...]:
     """Failed runs, each with its error; then incomplete arms."""
     lines = []
     for run in results.failed:
@@ -441,4 +474,5 @@ def _provenance(layout: AblationLayout, records: Records, hashes: FileHashes) ->
         command = str(disk.read_json(layout.command_json))
     facts["run again with"] = command
     hashes.add(layout.results_json)
+    hashes.add(layout.measurements)
     return Provenance(facts=facts, files=tuple(sorted(hashes.sha256.items())))

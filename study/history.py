@@ -10,7 +10,7 @@ import datetime
 import itertools
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -18,11 +18,12 @@ from clipmill.manifests import disk
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import deciding_metric
 from clipmill.manifests.schema import Ablation
-from clipmill.study.arms import expand_runs, given_runs
+from clipmill.study.arms import all_runs, arm_names, expand_runs, given_runs
 from clipmill.train.config import configure
 from clipmill.train.evaluation.tasks import data_hash, read_samples
 from clipmill.train.identity import differences, run_identity, settings_identity, shared_part
 from clipmill.verdict.conclusions import EarlierLook
+from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.names import NO_SEED, primary_task
 
 ALPHA = 0.05
@@ -128,12 +129,18 @@ def record_begin(ablation: Ablation, out: str) -> None:
 
 
 def record_look(
-    ablation: Ablation, out: str, metrics: Mapping[str, Mapping[int, Any]], *, complete: bool
+    ablation: Ablation, out: str, measurements: Measurements, *, complete: bool
 ) -> None:
-    """Add the line of a verdict: `metrics` of the runs with a result, by arm and seed.
+    """Add the line of a verdict on the measurements of the runs with a result.
 
     A verdict that has the design, the runs and the metrics of the last one adds no line.
     """
+    metrics: dict[str, dict[int, dict[str, dict[str, float]]]] = {
+        arm: {} for arm in arm_names(all_runs(ablation, out))
+    }
+    names = ["arm", "seed", "task", "metric", "value"]
+    for arm, seed, task, metric, value in measurements.rows(names):
+        metrics[arm].setdefault(seed, {}).setdefault(task, {})[metric] = value
     finished = {arm: tuple(sorted(by_seed)) for arm, by_seed in metrics.items() if by_seed}
     look = Look(
         date=_now(),

@@ -13,11 +13,11 @@ import torch
 from clipmill.manifests import disk
 from clipmill.manifests.layout import RunLayout
 from clipmill.manifests.metrics import METRICS, deciding_metric
-from clipmill.manifests.schema import Ablation, Blend
+from clipmill.manifests.schema import Blend
 from clipmill.study.arms import Run, all_runs
 from clipmill.study.influence import group_influence
 from clipmill.study.pair_groups import PairGroup, group_shares, read_groups
-from clipmill.verdict.conclusions import Results
+from clipmill.study.results import Study
 from clipmill.verdict.names import primary_task
 from clipmill.verdict.stats.groups import Estimate, FloatArray, parts_of_gain, spearman
 from clipmill.verdict.stats.model import fit_additive
@@ -82,9 +82,7 @@ class GradientAnswer:
 
 
 def explain_by_gradients(
-    ablation: Ablation,
-    folder: str,
-    results: Results,
+    study: Study,
     arm: str,
     views: Sequence[str],
     *,
@@ -97,6 +95,7 @@ def explain_by_gradients(
     for each run. ValueError for an arm that is not trained, for groups that have a row in common,
     and where no run of the baseline has finished.
     """
+    ablation, folder = study.ablation, study.folder
     groups = read_groups(ablation, folder, views)
     runs = [run for run in all_runs(ablation, folder) if isinstance(run, Run)]
     blends = {run.arm: run.blend for run in runs}
@@ -145,15 +144,13 @@ def explain_by_gradients(
                 pairs=int(drawn_G[number]),
             )
         )
-    others = [name for name in results.runs if name in inside and name != ablation.baseline]
+    with_runs = dict.fromkeys(name for name, _ in study.measurements.runs)
+    others = [name for name in with_runs if name in inside and name != ablation.baseline]
     judges: list[Judge] = []
     for metric in dict.fromkeys((METRIC, deciding_metric(task))):
-        values = {
-            name: {int(seed): tasks[task.name][metric] for seed, tasks in seeds.items()}
-            for name, seeds in results.runs.items()
-            if name in others
-        }
         if len(others) >= FEWEST:
+            of_all = study.measurements.values(task.name, metric)
+            values = {name: of_all[name] for name in others}
             judges.append(_judge(metric, values, inside, fit.worth_G, -loss_G))
     return GradientAnswer(
         arm=arm,

@@ -20,9 +20,8 @@ from clipmill.manifests.metrics import METRICS, deciding_metric
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import Ablation, Blend
 from clipmill.study.arms import Run, all_runs
-from clipmill.study.results import read_folder
+from clipmill.study.results import Study
 from clipmill.train.data.view_rows import open_masks, shard_files
-from clipmill.verdict.conclusions import Results
 from clipmill.verdict.decide.blends import kept_settings
 from clipmill.verdict.names import primary_task
 from clipmill.verdict.stats.groups import (
@@ -66,36 +65,34 @@ class GroupRuns:
 # --- reading --------------------------------------------------------------------------------------
 
 
-def best_arm(ablation: Ablation, results: Results, arms: Sequence[str]) -> str:
+def best_arm(study: Study) -> str:
     """The arm, no control and no mixture, with the best mean on the primary task. ValueError where
     none has runs.
     """
-    metric = results.tasks[ablation.primary].metric
+    ablation = study.ablation
+    metric = deciding_metric(primary_task(ablation))
     sign = 1 if METRICS[metric].higher_is_better else -1
     without = {ablation.baseline, *(ablation.mixtures.arms() if ablation.mixtures else ())}
     means = {}
-    for arm in arms:
-        values = [seed[ablation.primary][metric] for seed in results.runs[arm].values()]
-        if arm in ablation.arms and arm not in without and values:
-            means[arm] = sign * math.fsum(values) / len(values)
+    for arm, values in study.measurements.values(ablation.primary, metric).items():
+        if arm in ablation.arms and arm not in without:
+            means[arm] = sign * math.fsum(values.values()) / len(values)
     if not means:
         raise ValueError(f"no arm but the baseline {ablation.baseline!r} has runs")
     return max(means, key=lambda arm: means[arm])
 
 
-def explain_folder(
-    ablation: Ablation, results: Results, folder: str, arm: str, confirmed: str | None = None
-) -> Attribution:
-    """What the groups of an ablation of mixtures have of an arm's gain. confirmed: the folder of
+def explain_study(study: Study, arm: str, confirmed: str | None = None) -> Attribution:
+    """What the groups of a study of mixtures have of an arm's gain. confirmed: the folder of
     another one, see `explain_gain`.
     """
-    groups = read_groups(ablation, folder)
+    groups = read_groups(study.ablation, study.folder)
     others = None
     if confirmed is not None:
-        other, other_results = read_folder(confirmed)
-        same = read_groups(other, confirmed, [group.name for group in groups])
-        others = read_group_runs(other, confirmed, other_results, same)
-    return explain_gain(read_group_runs(ablation, folder, results, groups), arm, others)
+        other = Study.open(confirmed)
+        same = read_groups(other.ablation, confirmed, [group.name for group in groups])
+        others = read_group_runs(other, same)
+    return explain_gain(read_group_runs(study, groups), arm, others)
 
 
 def read_groups(
@@ -126,19 +123,15 @@ def read_groups(
     return tuple(groups)
 
 
-def read_group_runs(
-    ablation: Ablation, folder: str, results: Results, groups: Sequence[PairGroup]
-) -> GroupRuns:
-    """The runs of an ablation by their shares of the groups, and the deciding metric of its primary
+def read_group_runs(study: Study, groups: Sequence[PairGroup]) -> GroupRuns:
+    """The runs of a study by their shares of the groups, and the deciding metric of its primary
     task.
     """
-    task = primary_task(ablation)
-    metric = deciding_metric(task)
-    values: dict[str, dict[int, float]] = {}
-    for arm, seeds in results.runs.items():
-        values[arm] = {int(seed): float(of[task.name][metric]) for seed, of in seeds.items()}
+    ablation = study.ablation
+    metric = deciding_metric(primary_task(ablation))
+    values = study.measurements.values(ablation.primary, metric)
     blends: dict[str, Blend] = {}
-    for run in all_runs(ablation, folder):
+    for run in all_runs(ablation, study.folder):
         if isinstance(run, Run) and values.get(run.arm):
             blends.setdefault(run.arm, run.blend)
     drawn = ablation.mixtures.arms() if ablation.mixtures is not None else ()

@@ -1,28 +1,27 @@
-"""results.json: metrics from the per-sample predictions, and the conclusions. Computed once, here.
+"""The results of a study: its measurements from the predictions of the runs, and the conclusions.
 
-`clipmill ablate` ends with `collect_results`; the report reads the file.
+`clipmill ablate` ends with `collect_results`. Whoever reads a study opens it with `Study.open`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from clipmill.manifests import disk, identity
 from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.metrics import (
-    DIRECTIONS,
     HEADLINES,
     METRICS,
-    BoolArray,
     Metrics,
+    chance_of,
     deciding_metric,
+    mean_of_directions,
     metric_values,
 )
 from clipmill.manifests.records import read_document
@@ -34,21 +33,34 @@ from clipmill.study.arms import (
     GivenTask,
     Run,
     all_runs,
-    arm_names,
     finished_metrics,
     missing_seeds,
     scorer_run,
     stale_because,
 )
 from clipmill.train.evaluation.overlap import SharedImages
-from clipmill.train.evaluation.tasks import TASKS, headline
-from clipmill.verdict.conclusions import FailedRun, Results, conclude, scorer_score
+from clipmill.train.evaluation.tasks import TASKS
+from clipmill.verdict import wording
+from clipmill.verdict.conclusions import (
+    FailedRun,
+    StudyResults,
+    analyse_study,
+    conclude,
+    metric_tables,
+    scorer_score,
+)
+from clipmill.verdict.decide.verdicts import Decision, Question, decide
+from clipmill.verdict.measurements import SCHEMA, Measurement, Measurements, RunKey
 from clipmill.verdict.names import primary_task
-from clipmill.verdict.ranges import TaskFacts
-from clipmill.verdict.rounds import ReadScore, Score, Study, replay, task_scores
-from clipmill.verdict.stats.analysis import ScorerScore, TaskScores, mcnemar
+from clipmill.verdict.rounds import ReadRun, replay
+from clipmill.verdict.stats.analysis import ScorerScore
+from clipmill.verdict.stats.scales import LEAST_ARMS, ScaleDecision
+from clipmill.verdict.tables.account import Account, ColumnRole
+from clipmill.verdict.tables.forms import STUDY_COLUMNS, STUDY_FORM
+from clipmill.verdict.tables.reader import read_results
 
-RunKey = tuple[str, int]  # arm, seed
+PerSample = dict[str, tuple[np.ndarray, ...]]  # {metric: values per sample}
+OTHER_QUESTION = "the study asked another question, and its report answers that one"
 ROUNDING = 1e-6  # metrics are means of up to a million float64 values
 
 
@@ -60,27 +72,13 @@ class FileHashes:
     sha256: dict[str, str] = field(default_factory=dict)
 
     def add(self, path: str) -> str:
-        """Hash a file. Returns the path."""
-        data = disk.read_bytes(path)
-        self.sha256[self.relative(path)] = hashlib.sha256(data).hexdigest()
-        return path
-
-    def relative(self, path: str) -> str:
-        return path.removeprefix(self.folder.rstrip("/") + "/")
+        """Hash a file. Returns the path inside the folder."""
+        name = path.removeprefix(self.folder.rstrip("/") + "/")
+        self.sha256[name] = _sha256(path)
+        return name
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Predictions:
-    """One task of one run: right or wrong per sample and direction, and the metrics.
-
-    values: those of the deciding metric per sample and direction; None if it is no mean over
-    samples.
-    """
-
-    correct: list[BoolArray]
-    values: list[NDArray[np.float64]] | None
-    metrics: Metrics
-    chance: float
+# --- measuring ------------------------------------------------------------------------------------
 
 
 def collect_results(
@@ -88,8 +86,8 @@ def collect_results(
     out: str,
     failed: Sequence[FailedRun] = (),
     shared: SharedImages | None = None,
-) -> Results:
-    """The results of an ablation's folder, without the failed runs.
+) -> StudyResults:
+    """The results of a study without the failed runs, from its measurements, which are written.
 
     With `stop`, the runs are those that the rounds asked for.
 
@@ -99,60 +97,78 @@ def collect_results(
     failures = [*failed, *_missing_files(runs)]
     without = {(run.arm, run.seed) for run in failures}
     hashes = FileHashes(folder=out)
-    readers = {task.name: TaskReader(task, hashes) for task in ablation.evaluate}
+    scale = next((run.config.samples_seen for run in runs if isinstance(run, Run)), None)
+    readers = [TaskReader(task, hashes, scale) for task in ablation.evaluate]
     earlier = history.earlier_looks(ablation, history.looks(out))
-    study = _study(ablation, runs, without, readers[ablation.primary], 1 + len(earlier))
-    if study is not None:
-        runs = tuple(run for run in runs if (run.arm, run.seed) in study.asked)
-        failures = [run for run in failures if (run.arm, run.seed) in study.asked]
+    rounds = None
+    if ablation.stop is not None:
+        by_key = {(run.arm, run.seed): run for run in runs}
+        primary = next(reader for reader in readers if reader.task == primary_task(ablation))
+        rounds = replay(
+            ablation,
+            lambda arm, seed: primary.deciding(by_key[arm, seed]),
+            without,
+            1 + len(earlier),
+        )
+        runs = tuple(run for run in runs if (run.arm, run.seed) in rounds.asked)
+        failures = [run for run in failures if (run.arm, run.seed) in rounds.asked]
     finished = [run for run in runs if (run.arm, run.seed) not in without]
-    by_task = {task: reader.read_all(finished) for task, reader in readers.items()}
+    rows = [row for run in finished for reader in readers for row in reader.read(run)]
     for run in finished:
         if not isinstance(run, GivenRun):
             layout = RunLayout(run.out)
             hashes.add(layout.run_json if isinstance(run, Run) else layout.model_json)
-    scores = {}
-    for name, reader in readers.items():
-        scores[name] = _scores(runs, by_task[name], reader)
-    incomplete = missing_seeds(runs, scores[ablation.primary].values)
-    facts = {task: _facts(predictions.values()) for task, predictions in by_task.items()}
+    scorer = _scorer(ablation, out, hashes)
+    ablation_hash = identity.ablation_hash(ablation)
+    measurements = Measurements.of(rows, ablation_hash=ablation_hash, files=hashes.sha256)
     results = conclude(
         ablation,
-        scores,
+        measurements,
         failures,
-        incomplete,
+        missing_seeds(runs, measurements.runs),
         len(runs),
-        study,
-        facts,
-        _other_metrics(runs, by_task[ablation.primary], ablation),
+        rounds,
         earlier,
-        _scorer(ablation, out, hashes),
+        scorer,
     )
-    tasks = {}
-    for name, one in results.tasks.items():
-        tasks[name] = replace(one, mcnemar=_mcnemar(runs, by_task[name], ablation))
-    overlap, near_overlap = _overlaps(ablation, shared)
+    path = AblationLayout(out).measurements
+    measurements.write(path)
+    results = replace(results, ablation_hash=ablation_hash, measurements=_sha256(path))
+    if shared is None:
+        return results
+    tasks = ablation.evaluate  # near images count only if every pool could be searched for them
     return replace(
         results,
-        tasks=tasks,
-        ablation_hash=identity.ablation_hash(ablation),
-        runs={arm: _arm_runs(runs, arm, by_task) for arm in arm_names(runs)},
-        overlap=overlap,
-        near_overlap=near_overlap,
-        arm_overlap={} if shared is None else shared.arms,
-        files=hashes.sha256,
+        overlap=shared.count_files(tasks, near=False),
+        near_overlap={} if shared.without_phash else shared.count_files(tasks, near=True),
+        arm_overlap=shared.arms,
     )
+
+
+def saved_scores(ablation: Ablation, out: str) -> ReadRun:
+    """Reads the deciding metric of a run on the primary task; None where the run is stale or not
+    finished.
+    """
+    runs = {(run.arm, run.seed): run for run in all_runs(ablation, out)}
+    reader = TaskReader(primary_task(ablation), FileHashes(folder=out))
+
+    def read(arm: str, seed: int) -> Measurement | None:
+        run = runs[arm, seed]
+        if isinstance(run, GivenRun):
+            return None if _missing_files([run]) else reader.deciding(run)
+        if stale_because(run) or finished_metrics(run, ablation.evaluate) is None:
+            return None
+        return reader.deciding(run)
+
+    return read
 
 
 def _scorer(ablation: Ablation, out: str, hashes: FileHashes) -> ScorerScore | None:
     """The score of the ablation's scorer; None where there is none, and where it has no score."""
-    run = scorer_run(ablation, out)
-    task = primary_task(ablation)
+    run, task = scorer_run(ablation, out), primary_task(ablation)
     if ablation.scorer is None or run is None or finished_metrics(run, [task]) is None:
         return None
-    one, metric = TaskReader(task, hashes).read(run), deciding_metric(task)
-    value = one.metrics[metric]
-    return scorer_score(ablation.scorer.view, task.name, metric, value, _facts([one]))
+    return scorer_score(ablation.scorer.view, TaskReader(task, hashes).deciding(run))
 
 
 def _missing_files(runs: Sequence[AnyRun]) -> list[FailedRun]:
@@ -167,248 +183,256 @@ def _missing_files(runs: Sequence[AnyRun]) -> list[FailedRun]:
     return missing
 
 
-def _overlaps(
-    ablation: Ablation, shared: SharedImages | None
-) -> tuple[dict[str, int], dict[str, int]]:
-    """Counts of shared images; near ones only if every pool could be searched for them."""
-    if shared is None:
-        return {}, {}
-    near = {} if shared.without_phash else shared.count_files(ablation.evaluate, near=True)
-    return shared.count_files(ablation.evaluate, near=False), near
-
-
 class TaskReader:
-    """The predictions of runs on a task. Each file is read once."""
+    """The measurements of runs on a task, from their predictions. Each file is read once."""
 
-    def __init__(self, task: TaskSpec, hashes: FileHashes) -> None:
-        self.task, self.hashes = task, hashes
+    def __init__(self, task: TaskSpec, hashes: FileHashes, scale: int | None = None) -> None:
+        self.task, self.hashes, self.scale = task, hashes, scale
         self._given = GivenTask(task.name)
-        self._read: dict[RunKey, Predictions] = {}
+        self._read: dict[RunKey, list[Measurement]] = {}
+        self._first: tuple[RunKey, tuple[int, ...]] | None = None
 
-    def read(self, run: AnyRun) -> Predictions:
-        """The predictions of a run. ValueError where its file is missing or contradicts itself."""
+    def read(self, run: AnyRun) -> list[Measurement]:
+        """All metrics of a run. ValueError where its file is missing or contradicts itself."""
         key = (run.arm, run.seed)
         if key not in self._read:
-            self._read[key] = self._read_file(run)
+            self._read[key] = self._measure(run)
         return self._read[key]
 
-    def score(self, run: AnyRun) -> Score:
-        """The deciding metric of a run, and its values per sample."""
-        one = self.read(run)
-        samples = None if one.values is None else tuple(one.values)
-        value = one.metrics[deciding_metric(self.task)]
-        return Score(value=value, samples=samples, facts=_facts([one]))
+    def deciding(self, run: AnyRun) -> Measurement:
+        """The deciding metric of a run."""
+        metric = deciding_metric(self.task)
+        return next(row for row in self.read(run) if row.metric == metric)
 
-    def read_all(self, runs: Sequence[AnyRun]) -> dict[RunKey, Predictions]:
-        """The predictions of all runs, by arm and seed."""
-        predictions = {(run.arm, run.seed): self.read(run) for run in runs}
-        _check_sizes(predictions, self.task)
-        return predictions
-
-    def _read_file(self, run: AnyRun) -> Predictions:
+    def _measure(self, run: AnyRun) -> list[Measurement]:
         task, path = self.task, run.predictions(self.task.name)
         if not disk.exists(path):
             raise ValueError(f"{path} does not exist; {_remedy(self.hashes.folder)}")
-        self.hashes.add(path)
-        if not isinstance(run, GivenRun):
-            return read_predictions(disk.read_parquet(path), disk.read_metadata(path), task, path)
-        correct = [self._given.read(path)["correct"].to_numpy()]
-        metric = deciding_metric(task)
-        if metric != HEADLINES[task.kind]:
-            raise ValueError(
-                f"task {task.name!r} is decided by {metric}, but the predictions of arm "
-                f"{run.arm!r} tell right and wrong only"
-            )
-        return Predictions(
-            correct=correct,
-            values=[correct[0].astype(np.float64)],
-            metrics={metric: headline(correct)},
-            chance=1 / max(1, self._given.classes),
-        )
-
-
-def saved_scores(ablation: Ablation, out: str) -> ReadScore:
-    """Reads the score of a run on the primary task; None where it is stale or not finished."""
-    runs = {(run.arm, run.seed): run for run in all_runs(ablation, out)}
-    task = primary_task(ablation)
-    reader = TaskReader(task, FileHashes(folder=out))
-
-    def read(arm: str, seed: int) -> Score | None:
-        run = runs[arm, seed]
+        source = self.hashes.add(path)
+        kind, name = TASKS[task.kind], HEADLINES[task.kind]
         if isinstance(run, GivenRun):
-            return None if _missing_files([run]) else reader.score(run)
-        if stale_because(run) or finished_metrics(run, ablation.evaluate) is None:
-            return None
-        return reader.score(run)
+            if deciding_metric(task) != name:
+                raise ValueError(
+                    f"task {task.name!r} is decided by {deciding_metric(task)}, but the "
+                    f"predictions of arm {run.arm!r} tell right and wrong only"
+                )
+            correct = self._given.read(path)["correct"].to_numpy().astype(np.float64)
+            metrics: Metrics = {name: float(correct.mean())}
+            per_sample: PerSample = {name: (correct,)}
+            one_guess = 1 / max(1, self._given.classes)
+        else:
+            table, metadata = disk.read_parquet(path), disk.read_metadata(path)
+            metrics, per_sample = read_metrics(table, metadata["metrics"], task, path)
+            one_guess = kind.chance(metadata, len(per_sample[name][0]))
+        sizes = tuple(map(len, per_sample[name]))
+        self._check_sizes(run, sizes)
+        rows = []
+        for metric, value in metrics.items():
+            row = Measurement(
+                arm=run.arm,
+                seed=run.seed,
+                scale=self.scale,
+                task=task.name,
+                metric=metric,
+                value=value,
+                test_samples=sizes[0],
+                chance=chance_of(metric, one_guess) if metric in METRICS else None,
+                per_sample=per_sample.get(metric),
+                source=source,
+                sha256=self.hashes.sha256[source],
+            )
+            rows.append(row)
+        return rows
 
-    return read
+    def _check_sizes(self, run: AnyRun, sizes: tuple[int, ...]) -> None:
+        """ValueError where two runs have different numbers of samples: they are not comparable."""
+        self._first = self._first or ((run.arm, run.seed), sizes)
+        if sizes != self._first[1]:
+            parts = []
+            for (arm, seed), own in (self._first, ((run.arm, run.seed), sizes)):
+                parts.append(f"{arm} seed {seed} has {' + '.join(f'{count:,}' for count in own)}")
+            raise ValueError(
+                f"task {self.task.name!r}: the runs are of different samples: {', '.join(parts)}"
+            )
 
 
-def _study(
-    ablation: Ablation,
-    runs: Sequence[AnyRun],
-    without: Collection[RunKey],
-    reader: TaskReader,
-    looks: int,
-) -> Study | None:
-    """The rounds of an ablation with `stop`, replayed from the finished runs."""
-    if ablation.stop is None:
-        return None
-    by_key = {(run.arm, run.seed): run for run in runs}
+def read_metrics(
+    table: pa.Table, stated: Metrics, task: TaskSpec, path: str
+) -> tuple[Metrics, PerSample]:
+    """The metrics of predictions, and the values per sample of the headline metric and of the one
+    that decides: these two are computed again from the samples.
 
-    def read(arm: str, seed: int) -> Score:
-        return reader.score(by_key[arm, seed])
-
-    return replay(ablation, read, without, looks)
-
-
-def _check_sizes(predictions: Mapping[RunKey, Predictions], task: TaskSpec) -> None:
-    """ValueError where two runs have different numbers of samples: they are not comparable."""
-    sizes: dict[tuple[int, ...], RunKey] = {}
-    for key, one in predictions.items():
-        sizes.setdefault(tuple(len(samples) for samples in one.correct), key)
-    if len(sizes) > 1:
-        parts = []
-        for size, (arm, seed) in sizes.items():
-            parts.append(f"{arm} seed {seed} has {' + '.join(f'{count:,}' for count in size)}")
-        raise ValueError(
-            f"task {task.name!r}: the runs are of different samples: {', '.join(parts)}"
-        )
-
-
-def read_predictions(
-    table: pa.Table, metadata: Mapping[str, object], task: TaskSpec, path: str
-) -> Predictions:
-    """The content of a predictions file; the headline metric is computed again from the samples.
-
-    ValueError where it is not the metric that the file states.
+    ValueError where the headline is not the metric that the file states.
     """
-    kind = TASKS[task.kind]
-    correct, name = kind.correct(table), HEADLINES[task.kind]
-    stated = metadata["metrics"]
-    assert isinstance(stated, dict)
-    computed = headline(correct)
+    name, decides = HEADLINES[task.kind], deciding_metric(task)
+    per_sample = {name: tuple(metric_values(table, name))}
+    computed = mean_of_directions(per_sample[name])
     if not abs(computed - stated[name]) < ROUNDING:
         raise ValueError(
             f"{path} states {name} {stated[name]}, but its samples give "
             f"{computed}; remove the file and run clipmill ablate again"
         )
     metrics = {**stated, name: computed}
-    decides = deciding_metric(task)
     if decides not in metrics:
         raise ValueError(
             f"{path} has no metric {decides} (it has {', '.join(sorted(metrics))}), which decides "
             f"on task {task.name!r}"
         )
-    values = None
     if METRICS[decides].values is not None:
-        values = metric_values(table, decides)
-        metrics[decides] = float(np.mean([samples.mean() for samples in values]))
-    chance = kind.chance(metadata, len(correct[0]))
-    return Predictions(correct=correct, values=values, metrics=metrics, chance=chance)
+        per_sample[decides] = tuple(metric_values(table, decides))
+        metrics[decides] = mean_of_directions(per_sample[decides])
+    return metrics, per_sample
 
 
-def _scores(
-    runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], reader: TaskReader
-) -> TaskScores:
-    """The deciding metric of the finished runs, and its values per sample; the arms in order."""
-    scores: dict[str, dict[int, Score]] = {arm: {} for arm in arm_names(runs)}
-    for run in runs:
-        if (run.arm, run.seed) in predictions:
-            scores[run.arm][run.seed] = reader.score(run)
-    return task_scores(scores)
+# --- reading --------------------------------------------------------------------------------------
 
 
-def _other_metrics(
-    runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], ablation: Ablation
-) -> dict[str, TaskScores]:
-    """The primary task by the other metrics that all finished runs have, of both directions."""
-    task = primary_task(ablation)
-    found: dict[str, TaskScores] = {}
-    for metric in METRICS:
-        values: dict[str, dict[int, float]] = {arm: {} for arm in arm_names(runs)}
-        for (arm, seed), one in predictions.items():
-            if metric in one.metrics:
-                values[arm][seed] = one.metrics[metric]
-        complete = sum(map(len, values.values())) == len(predictions) > 0
-        one_direction = metric.startswith(DIRECTIONS)
-        if complete and metric != deciding_metric(task) and not one_direction:
-            found[metric] = TaskScores(values=values)
-    return found
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Study:
+    """A study that was run: what was asked, what was measured and what that shows."""
+
+    folder: str
+    ablation: Ablation
+    measurements: Measurements
+    results: StudyResults
+
+    @classmethod
+    def open(cls, folder: str) -> Study:
+        """The study of a folder. ValueError where there is none, and where its results are of
+        another ablation, or older than a view or a run.
+        """
+        layout = AblationLayout(folder)
+        if not disk.exists(layout.ablation_json):
+            raise ValueError(
+                f"{folder} is no folder of an ablation, it has no ablation.json: give the --out of "
+                "`clipmill ablate`"
+            )
+        ablation: Ablation = disk.from_plain(Ablation, disk.read_json(layout.ablation_json))
+        for path in (layout.results_json, layout.measurements):
+            if not disk.exists(path):
+                raise ValueError(f"{path} does not exist; {_remedy(folder)}")
+        try:
+            results = read_document(layout.results_json, StudyResults)
+        except ValueError as error:  # of another version, or damaged
+            raise ValueError(f"{error}; {_remedy(folder)}") from None
+        if results.ablation_hash != identity.ablation_hash(ablation):
+            raise ValueError(f"{layout.results_json} is of another ablation; {_remedy(folder)}")
+        _check_content(layout, layout.measurements, results.measurements)
+        measurements = Measurements.read(layout.measurements)
+        for name, sha256 in measurements.files.items():
+            outside = disk.is_url(name) or os.path.isabs(name)  # predictions that were given
+            _check_content(layout, name if outside else disk.join(folder, name), sha256)
+        for run in all_runs(ablation, folder):
+            if isinstance(run, GivenRun) or (run.arm, run.seed) not in measurements.runs:
+                continue
+            if reasons := stale_because(run):
+                raise ValueError(f"{run.out} is stale ({reasons[0]}); {_remedy(folder)}")
+        return cls(folder=folder, ablation=ablation, measurements=measurements, results=results)
 
 
-def _arm_runs(
-    runs: Sequence[AnyRun], arm: str, by_task: Mapping[str, Mapping[RunKey, Predictions]]
-) -> dict[str, dict[str, Metrics]]:
-    seeds: dict[str, dict[str, Metrics]] = {}
-    for run in runs:
-        for task, predictions in by_task.items():
-            if run.arm == arm and (run.arm, run.seed) in predictions:
-                seeds.setdefault(str(run.seed), {})[task] = predictions[run.arm, run.seed].metrics
-    return seeds
+def decide_study(folder: str, question: Question) -> Decision | None:
+    """The verdicts of a study as its report has them; None for a folder without results of one.
+
+    Of another question than the study's, the verdicts are those on its table, as on anyone's.
+    ValueError as of `Study.open`.
+    """
+    layout = AblationLayout(folder)
+    if not (disk.exists(layout.ablation_json) and disk.exists(layout.results_json)):
+        return None
+    study = Study.open(folder)
+    ablation, results, measurements = study.ablation, study.results, study.measurements
+    task = question.task or ablation.primary
+    result = results.tasks.get(task)
+    asked = replace(question, baseline=None, task=None, metric=None, effect=None, units=None)
+    if (
+        result is None
+        or question.baseline not in (None, ablation.baseline)
+        or question.metric not in (None, result.metric)
+        or asked != Question()
+        or question.units
+    ):
+        decision = decide(read_results([folder]), question)
+        return replace(decision, notes=(*decision.notes, OTHER_QUESTION))
+    drawn = ablation.mixtures.arms() if ablation.mixtures is not None else {}
+    others = [arm for arm in ablation.arms if arm != ablation.baseline and arm not in drawn]
+    signals = {
+        one.task: one.rows for one in metric_tables(ablation, measurements) if len(one.rows) > 1
+    }
+    sentences = wording.sentences(results.tasks[ablation.primary])  # which the table has
+    lines = [line for line in results.verdict.splitlines() if line not in sentences]
+    values = {name: measurements.values(name, one.metric) for name, one in results.tasks.items()}
+    seeds = None
+    if question.effect is not None:
+        whole = Measurements.read(layout.measurements, SCHEMA.names)
+        noise = analyse_study(ablation, whole, 1 + len(results.earlier_looks)).noises[task]
+        seeds = noise.seeds_for(question.effect) if noise else None
+    scales, without = scale_decisions(ablation, folder)
+    rows = measurements.table.num_rows  # those that decide, and those of other metrics in signals
+    return Decision(
+        baseline=ablation.baseline,
+        arms=(ablation.baseline, *others),
+        task=task,
+        metric=result.metric,
+        scale="",
+        result=result,
+        values=values[task],
+        paired=True,
+        runs={},
+        tasks=results.tasks,
+        task_values=values,
+        signals=signals.get(task, ()),
+        scales=scales,
+        effect=question.effect,
+        seeds_for_effect=seeds,
+        sampling=None,
+        over="",
+        blocks=(),
+        interaction=None,
+        refusals=() if result.comparisons else (results.headline.rstrip("."),),
+        notes=(*lines, *without),
+        account=Account(
+            form=STUDY_FORM,
+            columns=tuple(
+                ColumnRole(name=name, role=name, reason="of a study") for name in STUDY_COLUMNS
+            ),
+            metrics=(),
+            rows=rows,
+            rows_used=rows,
+            rows_left_out=(),
+            cells=rows,
+            cells_used=rows,
+            cells_left_out=(),
+        ),
+    )
 
 
-def _facts(predictions: Iterable[Predictions]) -> TaskFacts:
-    for one in predictions:
-        return TaskFacts(samples=len(one.correct[0]), chance=one.chance)
-    return TaskFacts(samples=0, chance=0.0)
+def scale_decisions(
+    ablation: Ablation, out: str
+) -> tuple[tuple[ScaleDecision, ...], tuple[str, ...]]:
+    """How the smaller scales of a study's folder decide as its own, () where there are none; and a
+    sentence where they cannot be compared.
+    """
+    if not disk.exists(AblationLayout(out).scales) or len(ablation.arms) < LEAST_ARMS:
+        return (), ()
+    question = Question(task=ablation.primary, metric=deciding_metric(primary_task(ablation)))
+    try:
+        return decide(read_results([out]), question).scales, ()
+    except ValueError as error:  # the runs are done, and their results stand
+        return (), (f"The smaller scales are not compared: {error}",)
 
 
-def _mcnemar(
-    runs: Sequence[AnyRun], predictions: Mapping[RunKey, Predictions], ablation: Ablation
-) -> dict[str, float]:
-    """McNemar's p of each arm against the baseline, for the first seed that both have finished."""
-    p_values: dict[str, float] = {}
-    for run in runs:  # of an arm in the order of the seeds
-        one = predictions.get((run.arm, run.seed))
-        other = predictions.get((ablation.baseline, run.seed))
-        if run.arm not in (ablation.baseline, *p_values) and one and other:
-            samples = (np.concatenate(one.correct), np.concatenate(other.correct))
-            p_values[run.arm] = mcnemar(*samples)
-    return p_values
+def _check_content(layout: AblationLayout, path: str, sha256: str) -> None:
+    """ValueError for a file that is not the one that the results were made from."""
+    if not disk.exists(path):
+        raise ValueError(f"{path} is missing; {_remedy(layout.root)}")
+    if _sha256(path) != sha256:
+        raise ValueError(f"{path} has changed since {layout.results_json}; {_remedy(layout.root)}")
+
+
+def _sha256(path: str) -> str:
+    return hashlib.sha256(disk.read_bytes(path)).hexdigest()
 
 
 def _remedy(out: str) -> str:
     path = AblationLayout(out).ablation_json
     return f"run clipmill ablate {path} --out {out} first"
-
-
-def read_folder(folder: str) -> tuple[Ablation, Results]:
-    """The ablation of a folder and its results. ValueError where it has none."""
-    path = AblationLayout(folder).ablation_json
-    if not disk.exists(path):
-        raise ValueError(
-            f"{folder} is no folder of an ablation, it has no ablation.json: give the --out of "
-            "`clipmill ablate`"
-        )
-    ablation: Ablation = disk.from_plain(Ablation, disk.read_json(path))
-    return ablation, read_results(ablation, folder)
-
-
-def read_results(ablation: Ablation, out: str) -> Results:
-    """results.json of an ablation's folder.
-
-    ValueError where it is missing, of another ablation, or older than a view or a run.
-    """
-    layout = AblationLayout(out)
-    if not disk.exists(layout.results_json):
-        raise ValueError(f"{layout.results_json} does not exist; {_remedy(out)}")
-    try:
-        results = read_document(layout.results_json, Results)
-    except ValueError as error:  # of another version, or damaged
-        raise ValueError(f"{error}; {_remedy(out)}") from None
-    if results.ablation_hash != identity.ablation_hash(ablation):
-        raise ValueError(f"{layout.results_json} is of another ablation; {_remedy(out)}")
-    for path, sha256 in results.files.items():
-        outside = disk.is_url(path) or os.path.isabs(path)  # predictions that were given
-        full = path if outside else disk.join(out, path)
-        if not disk.exists(full):
-            raise ValueError(f"{full} is missing; {_remedy(out)}")
-        if hashlib.sha256(disk.read_bytes(full)).hexdigest() != sha256:
-            raise ValueError(f"{full} has changed since {layout.results_json}; {_remedy(out)}")
-    for run in all_runs(ablation, out):
-        if isinstance(run, GivenRun):
-            continue
-        if str(run.seed) in results.runs[run.arm] and (reasons := stale_because(run)):
-            raise ValueError(f"{run.out} is stale ({reasons[0]}); {_remedy(out)}")
-    return results

@@ -31,8 +31,9 @@ from clipmill.train.config import TrainConfig
 from clipmill.train.evaluation.tasks import evaluate
 from clipmill.train.sizing.device_fit import DEVICE_SHARE, usable_cores
 from clipmill.verdict import wording
+from clipmill.verdict.measurements import RunKey
 from clipmill.verdict.names import primary_task
-from clipmill.verdict.rounds import ReadScore, RunKey, Study, replay
+from clipmill.verdict.rounds import ReadRun, Rounds, replay
 
 # --------------------------------------------------------------------------------------------------
 # One run: train it on one rank or several, and evaluate it; in a child process or a Ray task.
@@ -298,7 +299,8 @@ def run_all(
         _log(outcome, ablation.evaluate, len(outcomes), len(runs))
 
     if to_do:
-        disk.remove(AblationLayout(out).results_json)  # it is of other runs
+        for path in (AblationLayout(out).results_json, AblationLayout(out).measurements):
+            disk.remove(path)  # it is of other runs
         work = (to_do, ablation.evaluate, ablation.jobs, out, report)
         with _logged_progress(to_do, outcomes, len(runs)):
             if engine == "ray":
@@ -688,7 +690,7 @@ def _is_spread(ranks: int, nodes: Sequence[Json]) -> bool:
 
 
 def run_rounds(
-    ablation: Ablation, out: str, engine: Engine, read: ReadScore, looks: int = 1
+    ablation: Ablation, out: str, engine: Engine, read: ReadRun, looks: int = 1
 ) -> list[Outcome]:
     """Run round after round until no further one is needed. The outcomes of the trained runs.
 
@@ -700,21 +702,21 @@ def run_rounds(
     runs = arms.evaluated_runs(ablation, out)
     with warm_children(runs, ablation.jobs, out) as children:
         while True:
-            study = replay(ablation, read, failed, looks)
-            needed = [key for key in study.asked if key not in failed]
-            _log_round(study)
+            rounds = replay(ablation, read, failed, looks)
+            needed = [key for key in rounds.asked if key not in failed]
+            _log_round(rounds)
             for outcome in run_all(ablation, out, engine, needed, children):
                 outcomes.setdefault((outcome.run.arm, outcome.run.seed), outcome)
-            if study.complete:
+            if rounds.complete:
                 return list(outcomes.values())
             failed |= {key for key, outcome in outcomes.items() if outcome.metrics is None}
             failed |= {key for key in needed if key[0] in ablation.arms and read(*key) is None}
 
 
-def _log_round(study: Study) -> None:
-    if study.complete:
+def _log_round(rounds: Rounds) -> None:
+    if rounds.complete:
         logger.info("all rounds are done")
         return
-    seeds = max(study.seeds.values())
-    arms = ", ".join(arm for arm, of_arm in study.seeds.items() if of_arm == seeds)
+    seeds = max(rounds.seeds.values())
+    arms = ", ".join(arm for arm, of_arm in rounds.seeds.items() if of_arm == seeds)
     logger.info("up to %d seeds of %s", seeds, arms)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -97,8 +98,8 @@ def test_a_script_by_its_path_alone_and_an_ablation_of_a_submitted_folder(
     document = json.loads((work / "tiny" / "pool.json").read_text())
     assert (document["fetch"]["stored"], document["complete"]) == (48, True)
     assert json.loads((work / "tiny" / "views" / "long.json").read_text())["kept"] == 24
-    arms = json.loads((work / "ablation" / "results.json").read_text())["runs"]
-    assert set(arms) == {"raw", "long"}
+    table = pq.read_table(work / "ablation" / "measurements.parquet", columns=["arm"])
+    assert set(table["arm"].to_pylist()) == {"raw", "long"}
 
 
 def test_a_job_without_the_token_is_refused(head: Cluster, work: Path) -> None:

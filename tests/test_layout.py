@@ -68,7 +68,8 @@ ORDER = {
         "trainer", "run", "evaluate", "ablate", "report",
     ],
     "verdict": [
-        "names", "stats", "ranges", "rounds", "wording", "conclusions", "tables", "pages", "decide",
+        "names", "stats", "measurements", "ranges", "rounds", "wording", "conclusions",
+        "tables", "pages", "decide",
     ],
     "study": [
         "influence", "arms", "runner", "data", "changes", "history", "plan", "results",

@@ -9,40 +9,50 @@ from typing import Any
 import numpy as np
 
 from clipmill.manifests.metrics import (
+    DIRECTIONS,
+    HEADLINES,
     METRICS,
-    Metrics,
     can_be_averaged,
-    chance_of,
     deciding_metric,
 )
 from clipmill.manifests.schema import Ablation
 from clipmill.verdict import wording
-from clipmill.verdict.names import A_A, controls_of
-from clipmill.verdict.ranges import TaskFacts, is_at_chance, metric_scores, scores_in_range
+from clipmill.verdict.measurements import Measurement, Measurements
+from clipmill.verdict.names import A_A, controls_of, primary_task
+from clipmill.verdict.ranges import is_at_chance, scores_in_range
 from clipmill.verdict.rounds import (
     ArmRounds,
-    Study,
+    Rounds,
     arm_rounds,
     compare_in_round,
     round_sizes,
     rounds_note,
 )
-from clipmill.verdict.stats.analysis import Analysis, ScorerScore, TaskResult, TaskScores, analyse
+from clipmill.verdict.stats.analysis import (
+    Analysis,
+    ScorerScore,
+    TaskResult,
+    TaskScores,
+    analyse,
+    mcnemar,
+)
 from clipmill.verdict.stats.comparison import MOST_SEEDS, Comparison
+from clipmill.verdict.stats.model import Values
 from clipmill.verdict.stats.signals import MetricSignal, metric_signals
 
 
-def scorer_score(view: str, task: str, metric: str, value: float, facts: TaskFacts) -> ScorerScore:
-    """The score of a scorer, beside chance."""
-    chance = chance_of(metric, facts.chance)
+def scorer_score(view: str, row: Measurement) -> ScorerScore | None:
+    """The score of a scorer, beside chance; None where it is no number."""
+    if row.value is None:
+        return None
     return ScorerScore(
         view=view,
-        task=task,
-        metric=metric,
-        unit=METRICS[metric].unit,
-        value=value,
-        chance=chance,
-        at_chance=is_at_chance(metric, value, chance, facts.samples),
+        task=row.task,
+        metric=row.metric,
+        unit=METRICS[row.metric].unit,
+        value=row.value,
+        chance=row.chance,
+        at_chance=is_at_chance(row.metric, row.value, row.chance, row.test_samples),
     )
 
 
@@ -69,8 +79,8 @@ class EarlierLook:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Results:
-    """results.json: what the runs show, every metric of every finished run, and their files.
+class StudyResults:
+    """results.json: what the measurements of a study show.
 
     tasks: by name, the primary one first: its comparisons hold together (Dunnett), those of all
     other tasks do (Bonferroni over the tasks). Controls, of the primary task: arms against the
@@ -82,10 +92,10 @@ class Results:
     headline: one sentence. verdict: the headline, then one line for each comparison and each gap.
     rounds: of an ablation with `stop`, how many seeds each arm was run with, and why no more.
     scorer: of the scorer that the ablation trained; None without one.
-    incomplete: {arm: seeds without a result}. runs: {arm: {seed: {task: metrics}}}.
+    incomplete: {arm: seeds without a result}.
     overlap, near_overlap: evaluation images of each task that a pool stores too, by bytes and by
     hash. arm_overlap: {task: {arm: of both, those that the arm's training data show}}.
-    files: path inside the folder -> sha256, of all files that a number was read from.
+    measurements: sha256 of measurements.parquet, which all of this is computed from.
     """
 
     headline: str
@@ -99,11 +109,10 @@ class Results:
     earlier_looks: tuple[EarlierLook, ...]
     scorer: ScorerScore | None
     ablation_hash: str = ""
-    runs: dict[str, dict[str, dict[str, Metrics]]] = field(default_factory=dict)
     overlap: dict[str, int] = field(default_factory=dict)
     near_overlap: dict[str, int] = field(default_factory=dict)
     arm_overlap: dict[str, dict[str, int]] = field(default_factory=dict)
-    files: dict[str, str] = field(default_factory=dict)
+    measurements: str = ""
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
@@ -123,53 +132,31 @@ class Results:
 
 def conclude(
     ablation: Ablation,
-    scores: Mapping[str, TaskScores],
+    measurements: Measurements,
     failed: Sequence[FailedRun] = (),
     incomplete: Mapping[str, tuple[int, ...]] | None = None,
     runs: int = 0,
-    study: Study | None = None,
-    facts: Mapping[str, TaskFacts] | None = None,
-    others: Mapping[str, TaskScores] | None = None,
+    rounds: Rounds | None = None,
     earlier: Sequence[EarlierLook] = (),
     scorer: ScorerScore | None = None,
-) -> Results:
-    """All comparisons and the verdict, from the scores by task. `failed` are of `runs` runs, which
-    are those that the rounds of `study` asked for. facts: of the tasks; without them no chance is
-    known. others: the scores of the primary task by its other metrics. earlier: see
-    `Results.earlier_looks`.
+) -> StudyResults:
+    """All comparisons and the verdict. `failed` are of `runs` runs, which are those that `rounds`
+    asked for. earlier: see `StudyResults.earlier_looks`.
     """
-    tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
-    metrics = {task.name: deciding_metric(task) for task in tasks}
-    asked, ranges = {}, {}
-    for name, metric in metrics.items():
-        known_of = (facts or {}).get(name)
-        asked[name], ranges[name] = scores_in_range(ablation, metric, scores[name], known_of)
     looks = 1 + len(earlier)
-    analysis = _analyse(
-        ablation,
-        asked,
-        looks,
-        controls=_control_pairs(ablation),
-        a_a=(A_A, ablation.controls.a_a) if ablation.controls.a_a else None,
-        primary=ablation.primary,
-        average=can_be_averaged(list(metrics.values())),
-    )
-    if study is not None:
-        analysis.tasks[ablation.primary] = _at_last_looks(
-            ablation, analysis.tasks[ablation.primary], study, looks
-        )
-    results = {}
-    for name, one in analysis.tasks.items():
-        known = (facts or {}).get(name)
-        if known is not None:
-            chance = chance_of(one.metric, known.chance)
-            one = replace(one, samples=known.samples, chance=chance)
-        results[name] = replace(one, range=ranges[name])
+    analysis = analyse_study(ablation, measurements, looks)
+    results = analysis.tasks
+    for task in ablation.evaluate:
+        p_values = _mcnemar(ablation, measurements.scores(task.name, HEADLINES[task.kind]))
+        results[task.name] = replace(results[task.name], mcnemar=p_values)
+    if rounds is not None:
+        primary = _at_last_looks(ablation, results[ablation.primary], rounds, looks)
+        results[ablation.primary] = primary
     primary = results[ablation.primary]
+    is_near = primary.range is not None and primary.range.near is not None
     by_others: tuple[TaskResult, ...] = ()
-    if primary.range is not None and primary.range.near is not None and others:
-        named = {f"{ablation.primary} by {m}": metric_scores(m, one) for m, one in others.items()}
-        by_others = tuple(_analyse(ablation, named, looks, average=False).tasks.values())
+    if is_near and (others := _other_metrics(ablation, measurements)):
+        by_others = tuple(_analyse(ablation, others, looks, average=False).tasks.values())
     missing = dict(incomplete or {})
     headline = _headline(ablation, primary) + _caution(primary, by_others)
     if scorer is not None:
@@ -180,18 +167,18 @@ def conclude(
     lines += _control_lines(primary)
     if scorer is not None:
         lines.append(f"{wording.scorer_sentence(scorer)}.")
-    rounds: tuple[ArmRounds, ...] = ()
-    if study is not None:
-        rounds = arm_rounds(ablation, study, {row.arm: row for row in primary.comparisons})
-        lines += [rounds_note(ablation), *(row.sentence for row in rounds)]
+    of_arms: tuple[ArmRounds, ...] = ()
+    if rounds is not None:
+        of_arms = arm_rounds(ablation, rounds, {row.arm: row for row in primary.comparisons})
+        lines += [rounds_note(ablation), *(row.sentence for row in of_arms)]
     if earlier:
         lines.append(looks_line(earlier))
     rows = primary.comparisons
     is_open = any(row.verdict == "not distinguishable" and row.low is not None for row in rows)
-    if study is None and is_open:
+    if rounds is None and is_open:
         lines.append(MORE_SEEDS)
     lines += _gaps(failed, missing, runs)
-    return Results(
+    return StudyResults(
         headline=headline,
         verdict="\n".join(lines),
         tasks=results,
@@ -199,9 +186,27 @@ def conclude(
         other_metrics=by_others,
         failed=tuple(failed),
         incomplete=missing,
-        rounds=rounds,
+        rounds=of_arms,
         earlier_looks=tuple(earlier),
         scorer=scorer,
+    )
+
+
+def analyse_study(ablation: Ablation, measurements: Measurements, looks: int) -> Analysis:
+    """All comparisons by the deciding metrics, the primary task first; without rounds."""
+    tasks = sorted(ablation.evaluate, key=lambda task: task.name != ablation.primary)
+    scores = {}
+    for task in tasks:
+        of_task = measurements.scores(task.name, deciding_metric(task))
+        scores[task.name] = scores_in_range(ablation, of_task)
+    return _analyse(
+        ablation,
+        scores,
+        looks,
+        controls=_control_pairs(ablation),
+        a_a=(A_A, ablation.controls.a_a) if ablation.controls.a_a else None,
+        primary=ablation.primary,
+        average=can_be_averaged([of_task.metric for of_task in scores.values()]),
     )
 
 
@@ -280,16 +285,44 @@ def _control_lines(primary: TaskResult) -> list[str]:
     return lines
 
 
-def _at_last_looks(ablation: Ablation, primary: TaskResult, study: Study, looks: int) -> TaskResult:
+def _mcnemar(ablation: Ablation, scores: TaskScores) -> dict[str, float]:
+    """McNemar's p of each arm against the baseline, for the first seed that both have finished."""
+    p_values: dict[str, float] = {}
+    of_baseline = scores.samples.get(ablation.baseline, {})
+    for arm, runs in scores.samples.items():
+        for seed in runs:
+            if arm not in (ablation.baseline, *p_values) and seed in of_baseline:
+                own, other = (np.concatenate(groups) for groups in (runs[seed], of_baseline[seed]))
+                p_values[arm] = mcnemar(own, other)
+    return p_values
+
+
+def _other_metrics(ablation: Ablation, measurements: Measurements) -> dict[str, TaskScores]:
+    """The primary task by the other metrics that all finished runs have, of both directions."""
+    task, others = primary_task(ablation), {}
+    known = set(measurements.metrics(task.name)) - {deciding_metric(task)}
+    for metric in (metric for metric in METRICS if metric in known):
+        scores = measurements.scores(task.name, metric)
+        values = [value for runs in scores.values.values() for value in runs.values()]
+        is_complete = len(values) == len(measurements.runs) and np.isfinite(values).all()
+        if is_complete and not metric.startswith(DIRECTIONS):
+            scores = replace(scores, samples={}, test_samples=0, chance=None)
+            others[f"{task.name} by {metric}"] = scores
+    return others
+
+
+def _at_last_looks(
+    ablation: Ablation, primary: TaskResult, rounds: Rounds, looks: int
+) -> TaskResult:
     """The analysis with the comparison of each arm from its last look, by the range it had there.
 
     The smallest visible difference is that of one number of seeds, so it is left out.
     """
     rows = []
     for row in primary.comparisons:
-        seen = study.scores.get(row.arm)
+        seen = rounds.scores.get(row.arm)
         if seen is not None:
-            row = compare_in_round(ablation, seen, looks, study.facts)[row.arm]
+            row = compare_in_round(ablation, seen, looks)[row.arm]
         rows.append(row)
     return replace(primary, comparisons=tuple(rows), power=None)
 
@@ -364,12 +397,6 @@ def _gaps(
 
 # --------------------------------------------------------------------------------------------------
 # Tables over whole ablations: which metric tells the arms apart. Pure.
-#
-# The runs of an ablation are {arm: {seed: {task: {metric: value}}}}, as results.json has them.
-
-
-RunMetrics = Mapping[str, Mapping[str, Mapping[str, Metrics]]]  # arm, seed, task
-Table = dict[str, dict[int, float]]  # {arm: {seed: value}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -381,29 +408,21 @@ class TaskSignals:
     rows: tuple[MetricSignal, ...]
 
 
-def metric_tables(ablation: Ablation, runs: RunMetrics) -> tuple[TaskSignals, ...]:
+def metric_tables(ablation: Ablation, measurements: Measurements) -> tuple[TaskSignals, ...]:
     """Signal and noise of all metrics of every task, in the order of the manifest, without controls
     and single models; a task without any is left out.
     """
     lower = [name for name in METRICS if not METRICS[name].higher_is_better]
+    arms = [name for name, arm in ablation.arms.items() if not arm.is_one_model]
     tables = []
     for task in ablation.evaluate:
-        values = {metric: _table(ablation, runs, task.name, metric) for metric in METRICS}
-        rows = tuple(metric_signals(values, lower))
-        if rows:
+        by_metric: dict[str, Values] = {}
+        for metric in METRICS:
+            values = measurements.values(task.name, metric)
+            by_metric[metric] = {
+                arm: {seed: x for seed, x in values.get(arm, {}).items() if np.isfinite(x)}
+                for arm in arms
+            }
+        if rows := tuple(metric_signals(by_metric, lower)):
             tables.append(TaskSignals(task=task.name, deciding=deciding_metric(task), rows=rows))
     return tuple(tables)
-
-
-def _table(ablation: Ablation, runs: RunMetrics, task: str, metric: str) -> Table:
-    """The values of the arms of the manifest that have seeds."""
-    table: Table = {}
-    for name, arm in ablation.arms.items():
-        if arm.is_one_model:
-            continue
-        table[name] = {}
-        for seed, of_seed in runs.get(name, {}).items():
-            value = of_seed.get(task, {}).get(metric)
-            if value is not None and np.isfinite(value):
-                table[name][int(seed)] = float(value)
-    return table

@@ -13,46 +13,35 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 import numpy as np
 
 from clipmill.manifests.metrics import deciding_metric
 from clipmill.manifests.schema import Ablation
+from clipmill.verdict.measurements import Measurement, Measurements, RunKey
 from clipmill.verdict.names import controls_of, primary_task
-from clipmill.verdict.ranges import TaskFacts, scores_in_range
+from clipmill.verdict.ranges import scores_in_range
 from clipmill.verdict.stats.analysis import TaskScores, analyse
 from clipmill.verdict.stats.comparison import Comparison
 
-RunKey = tuple[str, int]  # arm, seed
-Samples = tuple[np.ndarray, ...] | None
 End = Literal["decided", "out of seeds"]
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Score:
-    """A finished run on the primary task: the deciding metric, and its values per sample if it is
-    a mean over samples. facts: of the task; None where they are not known.
-    """
-
-    value: float
-    samples: Samples = None
-    facts: TaskFacts | None = None
-
-
-ReadScore = Callable[[str, int], Score | None]  # None: the run is not finished
+# The deciding metric of a run on the primary task; None where the run is not finished
+ReadRun = Callable[[str, int], Measurement | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Study:
+class Rounds:
     """The state of an ablation in rounds.
 
     asked: the runs that it has needed so far, with their controls, in the order of the rounds.
     complete: no further round is needed, and the arms' runs are there. seeds: by arm, how many
     seeds it was asked for. scores: what the last look at each arm saw; an arm that no look could
-    compare has none. ends: by arm, why it stopped; empty until the study is complete. facts: of the
-    primary task.
+    compare has none. ends: by arm, why it stopped; empty until the rounds are complete.
     """
 
     asked: tuple[RunKey, ...]
@@ -60,7 +49,6 @@ class Study:
     seeds: dict[str, int]
     scores: dict[str, TaskScores]
     ends: dict[str, End]
-    facts: TaskFacts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,21 +79,21 @@ def round_sizes(ablation: Ablation) -> tuple[int, ...]:
 
 
 def replay(
-    ablation: Ablation, read: ReadScore, failed: Collection[RunKey] = (), looks: int = 1
-) -> Study:
+    ablation: Ablation, read: ReadRun, failed: Collection[RunKey] = (), looks: int = 1
+) -> Rounds:
     """All rounds up to the first that lacks a run.
 
-    read: the score of a run. failed: runs that ended without a result; the rounds go on without
-    them. looks: see `clipmill.verdict.stats.comparison.Penalty`. An arm that is decided stays so,
-    whatever later rounds would say of it.
+    failed: runs that ended without a result; the rounds go on without them. looks: see
+    `clipmill.verdict.stats.comparison.Penalty`. An arm that is decided stays so, whatever later
+    rounds would say of it.
     """
+    metric = deciding_metric(primary_task(ablation))
     waiting = [arm for arm in ablation.arms if arm != ablation.baseline]
     seeds = dict.fromkeys(ablation.arms, 0)
-    scores: dict[str, dict[int, Score]] = {arm: {} for arm in ablation.arms}
+    rows: dict[str, list[Measurement]] = {arm: [] for arm in ablation.arms}
     asked: list[RunKey] = []
     seen: dict[str, TaskScores] = {}
     ends: dict[str, End] = {}
-    facts: TaskFacts | None = None
     before = 0
     for last in round_sizes(ablation):
         arms = (ablation.baseline, *waiting)
@@ -114,21 +102,15 @@ def replay(
         seeds |= dict.fromkeys(arms, last)
         asked += _with_controls(ablation, keys)
         for arm, seed in keys:
-            score = None if (arm, seed) in failed else read(arm, seed)
-            if score is not None:
-                scores[arm][seed], facts = score, facts or score.facts
+            row = None if (arm, seed) in failed else read(arm, seed)
+            if row is not None:
+                rows[arm].append(row)
             elif (arm, seed) not in failed:
-                return Study(
-                    asked=tuple(asked),
-                    complete=False,
-                    seeds=seeds,
-                    scores=seen,
-                    ends={},
-                    facts=facts,
-                )
-        table = task_scores(scores)
-        compared = compare_in_round(ablation, table, looks, facts)
-        seen |= {arm: table for arm in waiting if arm in compared}
+                return Rounds(asked=tuple(asked), complete=False, seeds=seeds, scores=seen, ends={})
+        table = Measurements.of(chain.from_iterable(rows.values()))
+        scores = table.scores(ablation.primary, metric)
+        compared = compare_in_round(ablation, scores, looks)
+        seen |= {arm: scores for arm in waiting if arm in compared}
         for arm, one in compared.items():
             if arm in waiting and one.verdict != "not distinguishable":
                 ends[arm] = "decided"
@@ -136,31 +118,16 @@ def replay(
         if not waiting:
             break
     ends |= dict.fromkeys(waiting, "out of seeds")
-    return Study(
-        asked=tuple(asked), complete=True, seeds=seeds, scores=seen, ends=ends, facts=facts
-    )
+    return Rounds(asked=tuple(asked), complete=True, seeds=seeds, scores=seen, ends=ends)
 
 
-def task_scores(scores: Mapping[str, Mapping[int, Score]]) -> TaskScores:
-    """The scores of {arm: {seed: score}} for `analyse`."""
-    values, samples = {}, {}
-    for arm, runs in scores.items():
-        values[arm] = {seed: one.value for seed, one in runs.items()}
-        samples[arm] = {seed: one.samples for seed, one in runs.items()}
-    return TaskScores(values=values, samples=samples)
-
-
-def compare_in_round(
-    ablation: Ablation, scores: TaskScores, looks: int, facts: TaskFacts | None = None
-) -> dict[str, Comparison]:
+def compare_in_round(ablation: Ablation, scores: TaskScores, looks: int) -> dict[str, Comparison]:
     """By arm, the comparison with the baseline on the primary task at one of the looks. What is
     called equal depends on where these scores lie in the range of the metric, as in the verdict.
     """
-    metric = deciding_metric(primary_task(ablation))
-    known, _ = scores_in_range(ablation, metric, scores, facts)
     arms = [arm for arm in ablation.arms if arm != ablation.baseline]
     analysis = analyse(
-        {ablation.primary: known},
+        {ablation.primary: scores_in_range(ablation, scores)},
         ablation.baseline,
         arms=arms,
         band=0.0,
@@ -187,14 +154,16 @@ def expected_runs(
     """
     generator = np.random.default_rng(20221016)
     arms, total = list(ablation.arms), 0
+    name, metric = ablation.primary, deciding_metric(primary_task(ablation))
     shift = [0.0 if arm == ablation.baseline else effect for arm in arms]
     for _ in range(studies):
         noise = run_sd * generator.standard_normal((len(arms), len(ablation.seeds)))
         values = noise + np.array(shift)[:, None]
 
-        def read(arm: str, seed: int, values: np.ndarray = values) -> Score:
+        def read(arm: str, seed: int, values: np.ndarray = values) -> Measurement:
             noise = float(values[arms.index(arm), ablation.seeds.index(seed)])
-            return Score(value=0.5 + noise)  # in the middle of the range of a share
+            value = 0.5 + noise  # in the middle of the range of a share
+            return Measurement(arm=arm, seed=seed, task=name, metric=metric, value=value)
 
         total += len(replay(ablation, read).asked)
     return total / studies
@@ -204,19 +173,19 @@ def expected_runs(
 
 
 def arm_rounds(
-    ablation: Ablation, study: Study, comparisons: Mapping[str, Comparison]
+    ablation: Ablation, rounds: Rounds, comparisons: Mapping[str, Comparison]
 ) -> tuple[ArmRounds, ...]:
     """One row per arm, the baseline first. comparisons: by arm, on the primary task."""
     rows = []
     for arm in dict.fromkeys([ablation.baseline, *ablation.arms]):
-        end = study.ends.get(arm)
+        end = rounds.ends.get(arm)
         if arm == ablation.baseline:
             reason = "the baseline, as many as any other arm"
         elif end == "decided":
             reason = f"decided: {comparisons[arm].verdict}"
         else:
             reason = "not decided"
-        seeds, of = study.seeds[arm], len(ablation.seeds)
+        seeds, of = rounds.seeds[arm], len(ablation.seeds)
         rows.append(ArmRounds(arm=arm, seeds=seeds, of=of, end=end, reason=reason))
     return tuple(rows)
 

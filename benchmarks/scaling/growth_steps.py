@@ -270,7 +270,8 @@ def analysis(arms: int, seeds: int) -> None:
         name: {seed: float(right.mean()) for seed, right in of.items()}
         for name, of in samples.items()
     }
-    tasks = {"task": TaskScores(values=values, samples=samples)}
+    groups = {name: {seed: [right] for seed, right in of.items()} for name, of in samples.items()}
+    tasks = {"task": TaskScores(values=values, samples=groups)}
     analyse(tasks, "baseline", arms=names[1:], band=0.005)
 
 

@@ -193,7 +193,8 @@ class Drawn:
 def new_method(
     values: Mapping[str, Mapping[int, float]], samples: Runs, arms: Sequence[str]
 ) -> Drawn:
-    scores = TaskScores(values=values, samples=samples)
+    groups = {arm: {run: [row] for run, row in runs.items()} for arm, runs in samples.items()}
+    scores = TaskScores(values=values, samples=groups)
     pair = (A_A, BASELINE) if A_A in values else None
     analysis = analyse({"t": scores}, BASELINE, arms=arms, band=BAND, a_a=pair)
     of_task = analysis.tasks["t"]

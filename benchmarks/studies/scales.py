@@ -36,6 +36,7 @@ from clipmill.manifests.layout import AblationLayout, RunLayout
 from clipmill.manifests.schema import Ablation
 from clipmill.verdict import wording
 from clipmill.verdict.decide.verdicts import Question, decide
+from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.stats.scales import ScaleDecision
 from clipmill.verdict.tables.reader import read_results
 
@@ -75,13 +76,11 @@ def collect(folders: list[str], to: Path) -> None:
     for folder in folders:
         layout = AblationLayout(folder)
         samples = reader.read_manifest(layout.ablation_json, Ablation).train["samples_seen"]
-        runs = disk.read_json(layout.results_json)["runs"]
-        for arm, seeds in runs.items():
-            for seed, tasks in seeds.items():
-                for task, names in METRICS.items():
-                    for name in names:
-                        value = tasks[task][name]
-                        rows.append((arm, int(seed), int(samples), task, name, value))
+        measurements = Measurements.read(layout.measurements)
+        columns = ["arm", "seed", "task", "metric", "value"]
+        for arm, seed, task, metric, value in measurements.rows(columns):
+            if metric in METRICS.get(task, ()):
+                rows.append((arm, seed, int(samples), task, metric, value))
     names = ("arm", "seed", "samples_seen", "task", "metric", "value")
     rows.sort(key=lambda row: (row[2], list(METRICS).index(row[3]), METRICS[row[3]].index(row[4])))
     table = pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)))

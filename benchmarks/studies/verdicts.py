@@ -398,7 +398,7 @@ def layout_tables(
     tasks, truth = {}, {}
     for task in range(layout.tasks):
         values: dict[str, dict[int, float]] = {}
-        samples: dict[str, dict[int, Array]] = {}
+        samples: dict[str, dict[int, Sequence[Array]]] = {}
         for number, count in enumerate(layout.runs):
             noise = LAWS[layout.law](generator, count)
             if layout.spreads:
@@ -412,7 +412,7 @@ def layout_tables(
                 likely = easiness + 0.5 * generator.standard_normal(layout.samples)
                 luck = generator.standard_normal((count, layout.samples))
                 right = likely + 0.8 * luck + 0.05 * noise[:, None] > 0
-                samples[name] = dict(enumerate(right))
+                samples[name] = {run: [row] for run, row in enumerate(right)}
                 values[name] = dict(enumerate(right.mean(1).tolist()))
                 truth[name] = float(ndtr(likely / np.hypot(0.8, 0.05)).mean())
                 continue
@@ -423,7 +423,7 @@ def layout_tables(
             )
             values[name] = dict(enumerate(noise.tolist()))
             truth[name] = 0.0
-        tasks[f"t{task}"] = TaskScores(values=values, samples=samples or None)
+        tasks[f"t{task}"] = TaskScores(values=values, samples=samples)
     return tasks, {name: value - truth["a0"] for name, value in truth.items()}
 
 
@@ -432,14 +432,13 @@ def sorted_rows(tasks: Mapping[str, TaskScores]) -> dict[str, TaskScores]:
     rows: dict[str, TaskScores] = {}
     for task, scores in tasks.items():
         values: dict[str, dict[int, float]] = {}
-        samples: dict[str, dict[int, Array | Sequence[Array] | None]] = {}
+        samples: dict[str, dict[int, Sequence[Array]]] = {}
         for arm, of_arm in scores.values.items():
             order = sorted(of_arm, key=lambda run: sum(t.values[arm][run] for t in tasks.values()))
             values[arm] = {place: of_arm[run] for place, run in enumerate(order)}
-            if scores.samples is not None:
-                of_samples = scores.samples[arm]
+            if of_samples := scores.samples.get(arm):
                 samples[arm] = {place: of_samples[run] for place, run in enumerate(order)}
-        rows[task] = replace(scores, values=values, samples=samples or None)
+        rows[task] = replace(scores, values=values, samples=samples)
     return rows
 
 

@@ -13,7 +13,7 @@ from clipmill.manifests import console, disk, reader
 from clipmill.manifests.web_page import MARK, pages_beside
 from clipmill.verdict.decide.blends import (
     choose_blend,
-    swarm_of_ablation,
+    swarm_of_study,
     swarm_of_tables,
     write_blend,
 )
@@ -138,7 +138,13 @@ def decide_results(
         names=names, where=_pairs("--where", where), pattern=pattern, table=table,
         baseline=baseline, named=tuple(name for name in (metric, task) if name),
     )  # fmt: skip
-    decision = decide(read_results(paths, columns), question)
+    decision = None
+    if columns == Columns(baseline=baseline, named=columns.named) and len(paths) == 1 and disk.is_folder(paths[0]):
+        from clipmill.study.results import decide_study
+
+        decision = decide_study(paths[0], question)
+    if decision is None:
+        decision = decide(read_results(paths, columns), question)
     console.show(*decision_lines(decision))
     if page is not None:
         text = render_decision(decision, Path(results).name, pages_beside(page))
@@ -217,9 +223,12 @@ def mix(
             raise ValueError(f"{runs} needs a second table beside it, with the metrics of its runs")
         if len(target or ()) > 1:
             raise ValueError("--target names one metric of an ablation's primary task")
-        from clipmill.study.results import read_folder
+        from clipmill.study.results import Study
 
-        swarm = swarm_of_ablation(*read_folder(runs), runs, target[0] if target else None)
+        study = Study.open(runs)
+        swarm = swarm_of_study(
+            study.ablation, study.measurements, runs, target[0] if target else None
+        )
     else:
         sizes = {}
         for word in rows or ():

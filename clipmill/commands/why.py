@@ -20,9 +20,9 @@ from clipmill.study.changes import (
 from clipmill.study.pair_groups import (
     best_arm,
     confirming_ablation,
-    explain_folder,
+    explain_study,
 )
-from clipmill.study.results import read_folder
+from clipmill.study.results import Study
 from clipmill.verdict import wording
 from clipmill.verdict.decide.blends import kept_settings
 from clipmill.verdict.pages.schema import ArmChanges
@@ -82,7 +82,8 @@ def why(
             that confirm a group.
         confirm_to: Of mixtures: write the ablation here that would confirm the largest part.
     """
-    ablation, results = read_folder(folder)
+    study = Study.open(folder)
+    ablation = study.ablation
     is_of_groups = ablation.mixtures is not None
     of_groups = {"--confirmed": confirmed, "--confirm-to": confirm_to}
     of_samples = {"--task": task, "--clusters": clusters, "--model": model}
@@ -90,9 +91,9 @@ def why(
         if value is not None:
             kind = "mixtures" if is_of_groups else "no mixtures"
             raise ValueError(f"{folder} is an ablation of {kind}, which {option} is not for")
-    arm = arm or best_arm(ablation, results, list(results.runs))
+    arm = arm or best_arm(study)
     if is_of_groups:
-        answer = explain_folder(ablation, results, folder, arm, confirmed)
+        answer = explain_study(study, arm, confirmed)
         lines = attribution_lines(answer)
         if confirm_to is not None:
             write_yaml(confirm_to, confirming_ablation(answer, ablation))
@@ -103,7 +104,7 @@ def why(
     if name not in tasks:
         raise ValueError(f"there is no task {name!r}{disk.did_you_mean(name, list(tasks))}")
     every = all_runs(ablation, folder)
-    runs = [run for run in every if str(run.seed) in results.runs.get(run.arm, {})]
+    runs = [run for run in every if (run.arm, run.seed) in study.measurements.runs]
     answers = read_answers(runs, tasks[name])
     if answers is None or ablation.baseline not in answers.arms:
         raise ValueError(
@@ -124,7 +125,7 @@ def why(
         partitions.append(cluster_samples(answers, tasks[name], model or scorer, clusters))
     elif model is not None:
         raise ValueError("--model goes with --clusters")
-    penalty = penalty_of(results, name)
+    penalty = penalty_of(study.results, name)
     parts = PartDifferences(answers, ablation.baseline, partitions, penalty)
     changes = arm_changes(parts, arm)
     return print_result(change_lines(changes, ablation.baseline), changes, as_json)
@@ -155,12 +156,10 @@ def gradients(
     from clipmill.study.pair_gradients import explain_by_gradients
     from clipmill.train.parallel.process_group import init_distributed
 
-    ablation, results = read_folder(folder)
+    study = Study.open(folder)
     answer = explain_by_gradients(
-        ablation,
-        folder,
-        results,
-        arm or best_arm(ablation, results, list(results.runs)),
+        study,
+        arm or best_arm(study),
         groups or (),
         pairs=pairs,
         device=init_distributed(device).device,
@@ -357,8 +356,9 @@ def plan(
     from clipmill.pipeline.pool.lease import hold_lease
     from clipmill.study.plan import Hardware, plan_ablation, plan_lines
 
-    ablation, results = read_folder(folder)
-    arm = arm or best_arm(ablation, results, list(results.runs))
+    study = Study.open(folder)
+    ablation = study.ablation
+    arm = arm or best_arm(study)
     if arm not in ablation.arms:
         raise ValueError(f"there is no arm {arm!r}{disk.did_you_mean(arm, list(ablation.arms))}")
     pool, views = views_of(ablation, arm)

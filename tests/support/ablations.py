@@ -10,8 +10,10 @@ import numpy as np
 from PIL import Image
 
 from clipmill.manifests import disk
+from clipmill.manifests.metrics import deciding_metric
 from clipmill.manifests.schema import Ablation
 from clipmill.study.runner import Outcome, request_of, train_and_evaluate
+from clipmill.verdict.measurements import Measurement, Measurements
 
 Ran = tuple[Ablation, str, list[Outcome]]  # what the fixture `ran` gives
 TRAIN = {
@@ -92,9 +94,26 @@ def three_arms(**changes: object) -> Ablation:
     return made
 
 
-def by_seed(values: Mapping[str, Sequence[float | None]]) -> dict[str, dict[int, float]]:
-    """{arm: {seed: value}} from lists; None is a run without a result."""
-    table: dict[str, dict[int, float]] = {}
-    for arm, scores in values.items():
-        table[arm] = {seed: x for seed, x in enumerate(scores) if x is not None}
-    return table
+def measured(
+    ablation: Ablation, values: Mapping[str, Mapping[str, Sequence[float | None]]], **facts: Any
+) -> Measurements:
+    """The table of {TASK or TASK METRIC: {arm: a value of each seed from 0}}; None is a run without
+    a result. facts: of every row.
+    """
+    deciding = {task.name: deciding_metric(task) for task in ablation.evaluate}
+    rows = []
+    for key, of_arms in values.items():
+        task, _, metric = key.partition(" ")
+        for arm, of_seeds in of_arms.items():
+            for seed, value in enumerate(of_seeds):
+                if value is not None:
+                    row = Measurement(
+                        arm=arm,
+                        seed=seed,
+                        task=task,
+                        metric=metric or deciding[task],
+                        value=value,
+                        **facts,
+                    )
+                    rows.append(row)
+    return Measurements.of(rows)

@@ -25,7 +25,9 @@ from clipmill.manifests.layout import AblationLayout
 from clipmill.manifests.schema import Ablation, Arm
 from clipmill.study import runner
 from clipmill.study.arms import Run
+from clipmill.study.results import scale_decisions
 from clipmill.study.runner import Outcome
+from clipmill.verdict.measurements import Measurements
 from tests.support import commands, processes
 from tests.support.ablations import in_process, three_arms
 from tests.support.reports import complete_pool
@@ -97,7 +99,9 @@ def test_an_ablation_from_its_manifest_to_a_verdict(
         "half": Arm(view="web/half"),
     }
     assert results["overlap"] == {"colours": 0, "captions": 0}
-    assert set(results["runs"]["half"]["1"]) == {"colours", "captions"}
+    measurements = Measurements.read(str(out / "measurements.parquet"))
+    assert ("half", 1) in measurements.runs
+    assert measurements.values("captions", "recall@1").keys() == {"raw", "half", "a_a"}
     assert math.isfinite(results["tasks"]["colours"]["comparisons"][0]["difference"])
     assert f"next: clipmill report {out}" in printed
 
@@ -356,7 +360,7 @@ def test_a_stopped_ablation_keeps_its_runs_and_is_resumed(
     assert "4 runs, 1 of them are finished already" in ended.stderr
     assert (out / "runs/raw/seed-0/run.json").read_bytes() == first
     assert disk.read_json(out / "runs/raw/seed-1/run.json")["resumed_at"] > 0
-    assert len(disk.read_json(out / "results.json")["runs"]["half"]) == 2
+    assert len(Measurements.read(str(out / "measurements.parquet")).runs) == 4
 
 
 @pytest.mark.slow
@@ -448,6 +452,6 @@ def test_scales_that_cannot_be_compared_are_a_sentence_and_end_nothing(
         raise ValueError("there is one arm")
 
     (tmp_path / "scales" / "small").mkdir(parents=True)
-    monkeypatch.setattr("clipmill.commands.ablate.read_results", refuse)
-    found = ablate.scale_decisions(three_arms(), str(tmp_path))
+    monkeypatch.setattr("clipmill.study.results.read_results", refuse)
+    found = scale_decisions(three_arms(), str(tmp_path))
     assert found == ((), ("The smaller scales are not compared: there is one arm",))

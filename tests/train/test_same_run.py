@@ -15,6 +15,7 @@ from clipmill.study import runner
 from clipmill.study.runner import Outcome, request_of, train_and_evaluate
 from clipmill.train.eval_data.samples import write_benchmark
 from clipmill.train.evaluation.tasks import read_samples
+from clipmill.verdict.measurements import Measurements
 from tests.support import commands
 from tests.support.ablations import TRAIN, changed
 from tests.train.conftest import build_pool, write_tokens, write_view
@@ -82,7 +83,7 @@ def test_initial_weights_that_change_in_place(ran, tiny, tmp_path, asked, capsys
     train = {**TRAIN, "init": f"{base}/export"}
     tuned = changed(tiny, train=train, arms={"raw": "web/all"})
     assert command(tuned, out) == 0
-    before = disk.read_json(f"{out}/results.json")["runs"]["raw"]
+    before = Measurements.read(f"{out}/measurements.parquet").values("colours", "logprob")["raw"]
 
     other_weights(base)
     one = RunLayout(f"{out}/runs/raw/seed-0")
@@ -102,9 +103,9 @@ def test_initial_weights_that_change_in_place(ran, tiny, tmp_path, asked, capsys
     assert command(tuned, out) == 0
     assert asked == ["raw-0", "raw-1"]  # evaluated anew; trained anew
     assert "raw seed 1 is trained anew (initial_files." in caplog.text
-    after = disk.read_json(f"{out}/results.json")["runs"]["raw"]
-    for seed in ("0", "1"):
-        assert after[seed]["colours"]["logprob"] != before[seed]["colours"]["logprob"]
+    after = Measurements.read(f"{out}/measurements.parquet").values("colours", "logprob")["raw"]
+    for seed in (0, 1):
+        assert after[seed] != before[seed]
 
     # A base model that is gone is not compared: the runs stay those of the model that was there.
     asked.clear()

@@ -273,15 +273,12 @@ class TaskKind:
     name: the `kind` of a task manifest.
     read: the samples of a task; ValueError names what the folder lacks.
     predict: the columns of the predictions (one row per sample) and the metrics; a collective.
-    correct: from a predictions table, one boolean array per direction, in the order of the table;
-    the headline metric is the mean of their means.
     chance: the headline metric of random guesses, from the metadata and the number of samples.
     """
 
     name: str
     read: Callable[[TaskSpec], Samples]
     predict: Callable[[Encoder, TaskSpec, Samples], Predicted]
-    correct: Callable[[pa.Table], list[BoolArray]]
     chance: Callable[[Mapping[str, Any], int], float]
 
 
@@ -338,10 +335,6 @@ def _predict_association(encoder: Encoder, task: TaskSpec, samples: Samples) -> 
     return Predicted(columns=columns, metrics=metrics, details={"chance": float(np.mean(chance))})
 
 
-def _association_correct(predictions: pa.Table) -> list[BoolArray]:
-    return [predictions["correct"].to_numpy()]
-
-
 def _association_chance(metadata: Mapping[str, Any], samples: int) -> float:
     return float(metadata["chance"])
 
@@ -350,7 +343,6 @@ ASSOCIATION = TaskKind(
     name="association",
     read=read_associations,
     predict=_predict_association,
-    correct=_association_correct,
     chance=_association_chance,
 )
 
@@ -506,12 +498,6 @@ def _predict_retrieval(encoder: Encoder, task: TaskSpec, samples: Samples) -> Pr
     return Predicted(columns=columns, metrics=metrics)
 
 
-def _retrieval_correct(predictions: pa.Table) -> list[BoolArray]:
-    first = predictions["rank"].to_numpy() == 0
-    direction = np.asarray(predictions["direction"].to_pylist())
-    return [first[direction == name] for name in DIRECTIONS]
-
-
 def _retrieval_chance(metadata: Mapping[str, Any], samples: int) -> float:
     return 1 / samples
 
@@ -520,7 +506,6 @@ RETRIEVAL = TaskKind(
     name="retrieval",
     read=read_captioned,
     predict=_predict_retrieval,
-    correct=_retrieval_correct,
     chance=_retrieval_chance,
 )
 
@@ -670,10 +655,6 @@ def _predict_zero_shot(encoder: Encoder, task: TaskSpec, samples: Samples) -> Pr
     return predicted_of(columns, task, samples)
 
 
-def _correct(predictions: pa.Table) -> list[BoolArray]:
-    return [predictions["correct"].to_numpy()]
-
-
 def _zero_shot_chance(metadata: Mapping[str, Any], samples: int) -> float:
     return 1 / len(metadata["classes"])
 
@@ -682,7 +663,6 @@ CLASSIFICATION = TaskKind(
     name="classification",
     read=read_labelled,
     predict=_predict_zero_shot,
-    correct=_correct,
     chance=_zero_shot_chance,
 )
 
@@ -811,7 +791,6 @@ LINEAR_PROBE = TaskKind(
     name="linear_probe",
     read=read_probe,
     predict=_predict_probe,
-    correct=CLASSIFICATION.correct,
     chance=CLASSIFICATION.chance,
 )
 
@@ -969,8 +948,3 @@ def saved_metrics(
         return None
     metrics: Metrics = metadata["metrics"]
     return metrics
-
-
-def headline(correct: Sequence[BoolArray]) -> float:
-    """The headline metric from the boolean arrays of a predictions table (see TaskKind.correct)."""
-    return mean_of_directions(correct)

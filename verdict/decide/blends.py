@@ -10,23 +10,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from clipmill.manifests import disk
 from clipmill.manifests.layout import PoolLayout
+from clipmill.manifests.metrics import METRICS, deciding_metric
 from clipmill.manifests.records import ViewDocument, read_document
 from clipmill.manifests.schema import Ablation, Arm
+from clipmill.verdict.measurements import Measurements
+from clipmill.verdict.names import primary_task
 from clipmill.verdict.stats import mixing
 from clipmill.verdict.stats.comparison import ALPHA
 from clipmill.verdict.stats.mixing import BlendChoice, FloatArray
 from clipmill.verdict.tables.metric_names import name_facts
 from clipmill.verdict.tables.reader import Record, records_of
 from clipmill.verdict.tables.roles import name_role
-
-if TYPE_CHECKING:
-    from clipmill.verdict.conclusions import Results
 
 ID_COLUMNS = ("run", "run_id", "index", "name")
 NO_SOURCES = {*ID_COLUMNS, "", "file"}
@@ -214,16 +214,19 @@ def _rounded(shares_S: FloatArray, caps_S: FloatArray | None) -> tuple[float, ..
 # --- where runs come from -------------------------------------------------------------------------
 
 
-def swarm_of_ablation(
-    ablation: Ablation, results: Results, folder: str, metric: str | None = None
+def swarm_of_study(
+    ablation: Ablation, measurements: Measurements, folder: str, metric: str | None = None
 ) -> Swarm:
-    """The trained arms of an ablation: views with weights, and every seed's value of the primary
+    """The trained arms of a study: views with weights, and every seed's value of the primary
     task. The sources are those of `mixtures`, without it all views of arms. ValueError for an
     ablation without such arms, and for a view of `folder` whose rows are needed and not known.
     """
-    from clipmill.manifests.metrics import METRICS
-
-    metric = metric or results.tasks[ablation.primary].metric
+    metric = metric or deciding_metric(primary_task(ablation))
+    known_metrics = measurements.metrics(ablation.primary)
+    if metric not in known_metrics:
+        near = disk.did_you_mean(metric, sorted(known_metrics))
+        raise ValueError(f"{ablation.primary} has no metric {metric!r}{near}")
+    measured_of = measurements.values(ablation.primary, metric)
     weights = {name: arm.view_weights for name, arm in ablation.arms.items()}
     drawn: Mapping[str, Any] = {}
     if ablation.mixtures is None:
@@ -235,9 +238,8 @@ def swarm_of_ablation(
     rivals, named, measured, left_out = {}, {}, {}, 0
     for name, arm in ablation.arms.items():
         of_arm = []
-        for seed, tasks in results.runs.get(name, {}).items():
-            value = _metric_of(tasks[ablation.primary], ablation.primary, metric)
-            if value is None or not np.isfinite(value):
+        for seed, value in measured_of.get(name, {}).items():
+            if not np.isfinite(value):
                 left_out += 1
                 notes.append(f"{name} seed {seed} is left out: its {metric} is no number")
             else:
@@ -292,14 +294,6 @@ def _kept(ablation: Ablation, folder: str, source: str) -> int | None:
     pool, view = source.split("/")
     view_json = PoolLayout(ablation.pool_folder(folder, pool)).view_json(view)
     return read_document(view_json, ViewDocument).kept if disk.exists(view_json) else None
-
-
-def _metric_of(measured: Mapping[str, Any], task: str, metric: str) -> float | None:
-    if metric not in measured:
-        raise ValueError(
-            f"{task} has no metric {metric!r}{disk.did_you_mean(metric, sorted(measured))}"
-        )
-    return None if measured[metric] is None else float(measured[metric])
 
 
 def swarm_of_tables(

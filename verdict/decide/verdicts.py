@@ -770,23 +770,21 @@ def _scores(
 
 def _samples_of(
     table: _Table, key: Key, scale: float, values: Runs
-) -> dict[str, dict[int, np.ndarray | None]] | None:
+) -> dict[str, dict[int, tuple[np.ndarray]]]:
     """Values per sample, where the table has them. ValueError where they are not those of the
     value, or of other samples than those of another run.
     """
     r = table.results
     places = table.by_key[key][scale]
-    if r.per_sample is None or all(r.per_sample[n] is None for n in places.tolist()):
-        return None
-    samples: dict[str, dict[int, np.ndarray | None]] = {}
+    samples: dict[str, dict[int, tuple[np.ndarray]]] = {}
+    if r.per_sample is None:
+        return samples
     sizes = set()
     for n in places.tolist():
         arm, run, one = r.arms[r.arm_N[n]], int(table.run_N[n]), r.per_sample[n]
-        if arm not in values:
+        if arm not in values or one is None:
             continue
-        samples.setdefault(arm, {})[run] = one
-        if one is None:
-            continue
+        samples.setdefault(arm, {})[run] = (one,)
         sizes.add(len(one))
         mean, value = float(np.mean(one)), values[arm][run]
         if len(one) < 2 or abs(mean - value) > 1e-5 * max(1.0, abs(value)):
@@ -961,7 +959,7 @@ def _plain_runs(values: Mapping[str, Mapping[int, float]]) -> Runs:
 
 def _without_runs(scores: TaskScores) -> TaskScores:
     """The scores of a table that is not fitted."""
-    return replace(scores, values={}, samples=None)
+    return replace(scores, values={}, samples={})
 
 
 # --- what cannot be decided -----------------------------------------------------------------------

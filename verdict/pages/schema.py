@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clipmill.manifests.schema import Ablation
-from clipmill.verdict.conclusions import Results, TaskSignals
+from clipmill.verdict.conclusions import StudyResults, TaskSignals
 from clipmill.verdict.names import Role
 from clipmill.verdict.stats.analysis import TaskResult
 from clipmill.verdict.stats.comparison import Comparison, Verdict
@@ -289,7 +289,7 @@ class Report:
     """
 
     ablation: Ablation
-    results: Results
+    results: StudyResults
     samples_seen: int | None
     arms: tuple[ArmReport, ...]
     runs: tuple[RunRow, ...]

@@ -118,7 +118,7 @@ def _runs_of_pair(values: Values, pair: Pair, groups: RunGroups | None) -> int:
 
 
 def pair_noise(
-    samples: Samples | None,
+    samples: Samples,
     pair: Pair,
     seeds: Sequence[int],
     of_baseline: Sequence[int] | None = None,
@@ -129,8 +129,6 @@ def pair_noise(
     seeds: the runs of the arm in common groups, and of the baseline where `of_baseline` does not
     name others.
     """
-    if samples is None:
-        return None
     runs = []
     wanted_runs = (seeds, seeds if of_baseline is None else of_baseline)
     for arm, wanted in zip(pair, wanted_runs, strict=True):
@@ -456,28 +454,6 @@ AVERAGE = "average"  # the name of the average over tasks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskScores:
-    """The scores of one task's runs.
-
-    values: {arm: {run: metric}}. samples: {arm: {run: per-sample values}}, whose mean is the
-    metric: an array, or a tuple of arrays if the metric is the mean over several groups of samples
-    (two directions of retrieval); None for a run or for all runs where they are not known.
-    band: the equivalence band of this task, 0 where nothing can be called equal; None: that of all
-    tasks. limit: the largest value there is, where the smallest is 0 (1 for a share).
-    is_guessed: nobody says which direction is better, so no arm is called better or worse.
-    """
-
-    values: Values
-    samples: Mapping[str, Mapping[int, Array | Sequence[Array] | None]] | None = None
-    band: float | None = None
-    limit: float = math.inf
-    metric: str = ""
-    unit: str = "share"
-    higher_is_better: bool = True
-    is_guessed: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskRange:
     """Where the scores of a task lie in the range of its metric.
 
@@ -490,6 +466,32 @@ class TaskRange:
     near: Literal["floor", "ceiling"] | None
     at_chance: bool
     band: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskScores:
+    """The scores of one task's runs.
+
+    values: {arm: {run: metric}}. samples: {arm: {run: per-sample values}} of the runs of which they
+    are known: an array for each group of samples (two directions of retrieval); the metric is the
+    mean of their means.
+    band: the equivalence band of this task, 0 where nothing can be called equal; None: that of all
+    tasks. limit: the largest value there is, where the smallest is 0 (1 for a share).
+    is_guessed: nobody says which direction is better, so no arm is called better or worse.
+    test_samples, chance, range: as of TaskResult.
+    """
+
+    values: Values
+    samples: Samples = field(default_factory=dict)
+    band: float | None = None
+    limit: float = math.inf
+    metric: str = ""
+    unit: str = "share"
+    higher_is_better: bool = True
+    is_guessed: bool = False
+    test_samples: int = 0
+    chance: float | None = None
+    range: TaskRange | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -523,9 +525,8 @@ class TaskResult:
     interval of its own kind (see `one_model_difference`). controls: Holm. a_a: not adjusted. The
     intervals of controls and a_a are at least as wide as those of a paired t test. A comparison of
     arms with fewer than two seeds in common is not made.
-    What the runs' readers add: samples, the number of test samples; chance, the metric of random
-    answers, None where it is not known; range; mcnemar, {arm: p} of one run each against the
-    baseline's.
+    samples: the number of test samples. chance: the metric of random answers, None where it is not
+    known. range: where the scores lie. mcnemar: {arm: p} of one run each against the baseline's.
     """
 
     task: str
@@ -659,9 +660,8 @@ def analyse(
             values=_in_order(given.values, groups),
             band=band if given.band is None else given.band,
         )
-        samples = _grouped_samples(scores)
-        noises[task] = _sample_noises(scores.values, samples, design)
-        singles[task] = _single_models(scores.values, samples, noises[task], design)
+        noises[task] = _sample_noises(scores.values, scores.samples, design)
+        singles[task] = _single_models(scores.values, scores.samples, noises[task], design)
         together = 1 if task == primary else len(tasks) - (primary is not None)
         penalty = Penalty(tasks=together, rounds=rounds, looks=looks)
         results[task], known[task] = _analyse_table(
@@ -679,10 +679,13 @@ def analyse(
     scores = replace(
         like,
         values=values,
-        samples=None,
+        samples={},
         band=float(np.mean([scores.band for scores in asked.values()])),
         limit=max(scores.limit for scores in asked.values()),
         is_guessed=any(scores.is_guessed for scores in asked.values()),
+        test_samples=0,
+        chance=None,
+        range=None,
     )
     of_average, known[AVERAGE] = _analyse_table(
         AVERAGE,
@@ -709,23 +712,8 @@ def _in_order(values: Values, groups: RunGroups | None) -> Values:
     return rows
 
 
-def _grouped_samples(scores: TaskScores) -> Samples | None:
-    """The samples of the runs that have a value, as groups."""
-    if scores.samples is None:
-        return None
-    rows: dict[str, dict[int, Sequence[Array]]] = {}
-    for arm, runs in scores.samples.items():
-        rows[arm] = {}
-        for seed, groups in runs.items():
-            if groups is None or seed not in scores.values.get(arm, {}):
-                continue
-            listed = [groups] if isinstance(groups, np.ndarray) else list(groups)
-            rows[arm][seed] = listed
-    return rows
-
-
 def _sample_noises(
-    values: Values, samples: Samples | None, design: Design
+    values: Values, samples: Samples, design: Design
 ) -> dict[Pair, SampleNoise | None]:
     noises: dict[Pair, SampleNoise | None] = {}
     for pair in comparable(values, design.pairs, design.groups):
@@ -737,7 +725,7 @@ def _sample_noises(
 
 def _single_models(
     values: Values,
-    samples: Samples | None,
+    samples: Samples,
     noises: Mapping[Pair, SampleNoise | None],
     design: Design,
 ) -> list[Difference]:
@@ -769,7 +757,7 @@ def _average_models(
 ) -> list[Difference]:
     """The models without seeds on the average over tasks."""
     rows = []
-    for row in _single_models(values, None, noises, design):
+    for row in _single_models(values, {}, noises, design):
         of_tasks = [one for task in singles.values() for one in task if one.arm == row.arm]
         rows.append(over_average(row, of_tasks, len(singles)))
     return rows
@@ -855,6 +843,9 @@ def _analyse_table(
         comparisons=named(sorted(of_arms, key=lambda one: design.arms.index(one.arm))),
         controls=named(holm_family(measured(controls, False), *alone)),
         a_a=of_a_a[0] if of_a_a else None,
+        samples=scores.test_samples,
+        chance=scores.chance,
+        range=scores.range,
     )
     return result, known
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from clipmill.verdict.stats.model import Values
+
 NORMAL_LIMIT = 1.959964  # of an interval of 95 %
 LIMITS = ((1 - 0.95) / 2, (1 + 0.95) / 2)  # of an interval of 95 %, as shares
 MOST_SPLITS = 500  # splits of the seeds into two groups that are looked at; more are drawn
-
-Table = Mapping[str, Mapping[int, float]]  # {arm: {seed: value}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +64,7 @@ class MetricSignal:
 
 
 def metric_signals(
-    values: Mapping[str, Table], lower_is_better: Collection[str] = (), *, paired: bool = True
+    values: Mapping[str, Values], lower_is_better: Collection[str] = (), *, paired: bool = True
 ) -> list[MetricSignal]:
     """Signal and noise of every metric of {metric: {arm: {seed: value}}}, most signal first.
 

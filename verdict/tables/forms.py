@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from clipmill.verdict.measurements import SCHEMA
 from clipmill.verdict.tables.cells import is_empty, is_missing, read_cell
 from clipmill.verdict.tables.frames import (
     Column,
@@ -45,6 +46,8 @@ HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once
 MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
 MOST_LINES = 20  # of one cell: more is a quote that was never closed
+STUDY_FORM = "measurements of a study"
+STUDY_COLUMNS = ["arm", "seed", "task", "metric", "value", "scale"]  # that are read of one
 ERRORS = (OSError, EOFError, ValueError, csv.Error, zlib.error, lzma.LZMAError)
 # Forms that hold results but are no table: (first bytes, what it is, the way on).
 OTHER_FORMS = (
@@ -107,7 +110,12 @@ def frame_of_bytes(data: bytes, table: str | None = None) -> Frame:
     if data.startswith(b"PAR1"):
         from pyarrow import BufferReader, parquet
 
-        return _frame_of_arrow(parquet.ParquetFile(BufferReader(data)).read())
+        file = parquet.ParquetFile(BufferReader(data))
+        if file.schema_arrow.names == SCHEMA.names:
+            frame = _frame_of_arrow(file.read(STUDY_COLUMNS))
+            frame.form = STUDY_FORM
+            return frame
+        return _frame_of_arrow(file.read())
     if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
         return _frame_of_grids(_sheets(data), table, "spreadsheet", "sheets")
     text, note = _text_of(data)

@@ -56,7 +56,7 @@ def frame_of_json(
         raise ValueError("it holds neither an object nor a list of objects")
     if not document:
         raise ValueError("there is no row")
-    for reader in (_own, _split, _schema, _lm_eval, _mteb, _helm, _trainer):
+    for reader in (_split, _schema, _lm_eval, _mteb, _helm, _trainer):
         if (frame := reader(document)) is not None:
             return frame
     inner = list(document.values())
@@ -111,19 +111,6 @@ def _of_rows(rows: Sequence[Sequence[Any]]) -> Frame:
     if body is rows:
         frame.notes.append("no row names the columns: they are numbered")
     return frame
-
-
-def _own(document: Record) -> Frame | None:
-    """results.json of clipmill."""
-    if not isinstance(document.get("runs"), dict) or "ablation_hash" not in document:
-        return None
-    rows = [
-        {"arm": arm, "seed": seed, "task": task, "metrics": metrics}
-        for arm, seeds in document["runs"].items()
-        for seed, tasks in seeds.items()
-        for task, metrics in tasks.items()
-    ]
-    return frame_of_records(rows, "results.json of clipmill")
 
 
 def _split(document: Record) -> Frame | None:

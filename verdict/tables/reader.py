@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipmill.manifests import disk
-from clipmill.manifests.layout import AblationLayout, RunLayout
+from clipmill.manifests.layout import AblationLayout
 from clipmill.verdict.tables.account import Account, ColumnRole, Count
 from clipmill.verdict.tables.cells import (
     PERCENT_NOTE,
@@ -30,7 +30,7 @@ from clipmill.verdict.tables.cells import (
     is_missing,
     read_cell,
 )
-from clipmill.verdict.tables.forms import ERRORS, frame_of_bytes
+from clipmill.verdict.tables.forms import ERRORS, STUDY_FORM, frame_of_bytes
 from clipmill.verdict.tables.frames import Column, Frame, Mask, joined, recoded, text_of
 from clipmill.verdict.tables.metric_names import (
     deciding_words,
@@ -202,11 +202,7 @@ def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
     if not files:
         raise ValueError(f"{', '.join(paths)}: no file ends in {', '.join(ENDINGS)}")
     labels = _labels(files)
-    sizes = {file: _samples_seen(file) for file in files} if len(files) > 1 else {}
-    again = Counter(sizes.values())
-    for file, label in zip(files, labels, strict=True):
-        if again[sizes.get(file, "")] > 1:  # something else tells them apart
-            sizes[file] += f" {label}" if sizes[file] else ""
+    sizes = dict[str, str]()  # {label of a study: samples that its runs see}
     frames, read = list[Frame](), list[tuple[str, str]]()
     skipped = []
     for file, label in zip(files, labels, strict=True):
@@ -217,11 +213,15 @@ def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
                 skipped.append(f"{label} ({error})")
                 continue
             raise ValueError(f"{file}: {error}") from None
-        if samples := sizes.get(file):
-            frame.add("samples_seen", samples)
+        if frame.form == STUDY_FORM:
+            sizes[label] = "".join(map(text_of, frame.columns.pop("scale").present()[:1]))
         _see_history(frame)
         frames.append(frame)
         read.append((file, label))
+    again = Counter(sizes.values())
+    for frame, (_, label) in zip(frames, read, strict=True):
+        if (size := sizes.get(label)) and len(files) > 1:  # labels tell equal ones apart
+            frame.add("samples_seen", f"{size} {label}" if again[size] > 1 else size)
     if foreign := _foreign(frames) if set(files) == set(others) else []:
         shown = ", ".join(read[n][1] for n in foreign[:3])
         frames = [frame for n, frame in enumerate(frames) if n not in foreign]
@@ -276,14 +276,14 @@ def _files(path: str) -> tuple[list[str], bool]:
     if not fs.isdir(name):
         return [path], False
     layout = AblationLayout(path)
-    if disk.exists(layout.ablation_json) and disk.exists(layout.results_json):
+    if disk.exists(layout.ablation_json) and disk.exists(layout.measurements):
         names = disk.list_names(layout.scales) if disk.exists(layout.scales) else []
-        smaller = [AblationLayout(disk.join(layout.scales, n)).results_json for n in names]
-        return [*filter(disk.exists, smaller), layout.results_json], False
+        smaller = [AblationLayout(disk.join(layout.scales, n)).measurements for n in names]
+        return [*filter(disk.exists, smaller), layout.measurements], False
     paths = sorted(
         fs.unstrip_protocol(each) if disk.is_url(path) else each for each in fs.find(name)
     )
-    if own := [each for each in paths if _samples_seen(each)]:
+    if own := [each for each in paths if _is_of_study(each)]:
         return own, False  # of ablations, not their other files
     for endings in (ENDINGS, TEXT_ENDINGS):
         found = [each for each in paths if each.lower().removesuffix(".gz").endswith(endings)]
@@ -299,20 +299,17 @@ def _files(path: str) -> tuple[list[str], bool]:
     return [], True
 
 
-def _samples_seen(file: str) -> str:
-    """The samples that each run of an ablation saw; "" for a file that is no results.json of an
-    ablation that states them, and for its null web, which asks something else.
+def _is_of_study(file: str) -> bool:
+    """Whether a file has the measurements of a study; not of its null web, which asks something
+    else.
     """
-    folder, _, name = file.rpartition("/")
+    folder, _, _ = file.rpartition("/")
     layout = AblationLayout(folder)
-    if name != "results.json" or folder.endswith("/null") or not disk.exists(layout.ablation_json):
-        return ""
-    for arm, seeds in disk.read_json(file).get("runs", {}).items():
-        for seed in seeds:
-            run = RunLayout(layout.run(arm, int(seed))).run_json
-            if disk.exists(run):
-                return str(disk.read_json(run)["config"]["samples_seen"])
-    return str((disk.read_json(layout.ablation_json).get("train") or {}).get("samples_seen", ""))
+    return (
+        file == layout.measurements
+        and not folder.endswith("/null")
+        and disk.exists(layout.ablation_json)
+    )
 
 
 def _bytes_of(file: str) -> bytes:

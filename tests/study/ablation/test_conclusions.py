@@ -5,28 +5,30 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 
 from clipmill.manifests import disk
+from clipmill.manifests.metrics import chance_of
 from clipmill.manifests.schema import Ablation
 from clipmill.verdict import wording
 from clipmill.verdict.conclusions import (
     EarlierLook,
     FailedRun,
-    Results,
+    StudyResults,
+    TaskSignals,
     conclude,
     metric_tables,
     scorer_score,
 )
+from clipmill.verdict.measurements import Measurement, Measurements
 from clipmill.verdict.names import NO_SEED
-from clipmill.verdict.ranges import TaskFacts, metric_scores, range_of
-from clipmill.verdict.stats.analysis import TaskRange, TaskScores, analyse
+from clipmill.verdict.ranges import range_of
+from clipmill.verdict.stats.analysis import ScorerScore, TaskRange, TaskScores, analyse
 from clipmill.verdict.stats.comparison import Comparison, Power
 from clipmill.verdict.wording import DASH, MINUS
-from tests.support.ablations import by_seed, three_arms
+from tests.support.ablations import measured, three_arms
 
 VALUES: dict[str, list[float]] = {
     "raw": [0.300, 0.310, 0.305],
@@ -40,13 +42,10 @@ CONTROLS = {"random_like": ["clip30"], "a_a": "raw"}
 RECALL = {arm: [0.2, 0.21, 0.2] for arm in VALUES}
 
 
-def scores(values: Mapping[str, Sequence[float | None]]) -> TaskScores:
-    return TaskScores(values=by_seed(values))
-
-
-def both(**objects: list[float | None]) -> dict[str, TaskScores]:
-    """Scores of both tasks, with other ones for some arms."""
-    return {"objects": scores({**VALUES, **objects}), "other": scores(RECALL)}
+def both(design: Ablation | None = None, **objects: list[float | None]) -> Measurements:
+    """Both tasks, with other values on the first for some arms."""
+    values = {"objects": {**VALUES, **objects}, "other": RECALL}
+    return measured(design or three_arms(), values)
 
 
 def test_the_baseline_meets_every_arm_in_every_task_the_primary_first() -> None:
@@ -56,8 +55,12 @@ def test_the_baseline_meets_every_arm_in_every_task_the_primary_first() -> None:
     assert order == [(task, metric, arm) for task, metric in tasks for arm in ("clip30", "basic")]
     where = result.tasks["objects"].range
     assert where is not None
+    table = both()
     analysis = analyse(
-        both(),
+        {
+            "objects": table.scores("objects", "accuracy"),
+            "other": table.scores("other", "recall@1"),
+        },
         "raw",
         arms=["clip30", "basic"],
         band=where.band,
@@ -66,7 +69,7 @@ def test_the_baseline_meets_every_arm_in_every_task_the_primary_first() -> None:
         primary="objects",
     )
     expected = analysis.tasks["objects"].comparisons[0]
-    assert result.comparisons[0] == dataclasses.replace(expected, metric="accuracy")
+    assert result.comparisons[0] == expected
     verdicts = [row.verdict for row in result.comparisons]
     assert verdicts[:2] == ["better", "not distinguishable"]
     assert verdicts[2:] == ["not distinguishable"] * 2  # identical scores prove nothing
@@ -78,7 +81,7 @@ def test_the_baseline_meets_every_arm_in_every_task_the_primary_first() -> None:
     ]
     plain = disk.to_plain(result)
     assert json.loads(json.dumps(plain, allow_nan=False)) == plain
-    assert disk.from_plain(Results, plain) == result
+    assert disk.from_plain(StudyResults, plain) == result
 
 
 def test_controls_and_a_a_are_separate_from_the_arms() -> None:
@@ -104,7 +107,7 @@ def test_controls_and_a_a_are_separate_from_the_arms() -> None:
 def test_less_loss_is_better() -> None:
     task = {"name": "objects", "kind": "classification", "data": "d", "metric": LOWER}
     ablation = three_arms(evaluate=[task], primary="objects")
-    result = conclude(ablation, {"objects": scores(VALUES)})
+    result = conclude(ablation, measured(ablation, {"objects": VALUES}))
     assert (result.comparisons[0].arm, result.comparisons[0].verdict) == ("clip30", "worse")
     assert "worse than raw: clip30 +" in result.headline
 
@@ -162,11 +165,7 @@ def test_the_headline_is_one_sentence(basic: list[float | None], start: str) -> 
     assert "\n" not in headline
 
 
-def on_retrieval(values: dict[str, list[float]], **changes: object) -> tuple[Ablation, TaskScores]:
-    task = {"name": "objects", "kind": "retrieval", "data": "d"}
-    return three_arms(evaluate=[task], primary="objects", **changes), scores(values)
-
-
+RETRIEVAL = {"name": "objects", "kind": "retrieval", "data": "d"}
 NEAR_CHANCE = {
     "raw": [0.0050, 0.0051, 0.0050],
     "clip30": [0.0052, 0.0051, 0.0052],
@@ -180,15 +179,20 @@ RANKS = {
 
 
 def test_a_metric_near_its_floor_calls_nothing_equal_and_names_one_that_separates() -> None:
-    ablation, of_recall = on_retrieval(NEAR_CHANCE)
-    facts = {"objects": TaskFacts(samples=1000, chance=0.001)}
-    others = {"mean_rank": scores(RANKS), "recall@10": scores(NEAR_CHANCE)}
-    plain = conclude(
-        three_arms(evaluate=disk.to_plain(ablation)["evaluate"]), {"objects": of_recall}
-    )
-    assert plain.other_metrics == ()
-    result = conclude(ablation, {"objects": of_recall}, facts=facts, others=others)
-    assert result.tasks["objects"].chance == 0.001
+    ablation = three_arms(evaluate=[RETRIEVAL])
+    facts = {"test_samples": 1000, "chance": 0.001}
+    alone = conclude(ablation, measured(ablation, {"objects": NEAR_CHANCE}, **facts))
+    assert alone.other_metrics == ()
+    values = {
+        "objects": NEAR_CHANCE,
+        "objects mean_rank": RANKS,
+        "objects recall@10": NEAR_CHANCE,
+        "objects image_to_text_recall@1": NEAR_CHANCE,  # of one direction
+        "objects recall@5": {**NEAR_CHANCE, "basic": [0.5, 0.5, None]},  # not of all runs
+    }
+    result = conclude(ablation, measured(ablation, values, **facts))
+    assert (result.tasks["objects"].samples, result.tasks["objects"].chance) == (1000, 0.001)
+    assert [task.metric for task in result.other_metrics] == ["recall@10", "mean_rank"]
     where = result.tasks["objects"].range
     assert where is not None
     assert (where.near, where.at_chance, where.band) == ("floor", False, 0.0)
@@ -204,9 +208,9 @@ def test_a_metric_near_its_floor_calls_nothing_equal_and_names_one_that_separate
 
 
 def test_models_at_chance_are_said_in_the_headline() -> None:
-    ablation, of_recall = on_retrieval(NEAR_CHANCE)
-    facts = {"objects": TaskFacts(samples=300, chance=1 / 300)}
-    result = conclude(ablation, {"objects": of_recall}, facts=facts)
+    ablation = three_arms(evaluate=[RETRIEVAL])
+    values = {"objects": NEAR_CHANCE}
+    result = conclude(ablation, measured(ablation, values, test_samples=300, chance=1 / 300))
     assert "No model is above chance on objects: the best arm has 0.5 %, chance 0.3 %" in (
         result.headline
     )
@@ -217,9 +221,10 @@ def test_metrics_of_opposite_directions_have_no_average() -> None:
         {"name": "objects", "kind": "classification", "data": "d"},
         {"name": "other", "kind": "classification", "data": "d", "metric": "calibration_error"},
     ]
-    assert conclude(three_arms(evaluate=tasks), both()).average is None
-    same = [{**task, "metric": "accuracy"} for task in tasks]
-    average = conclude(three_arms(evaluate=same), both()).average
+    opposite = three_arms(evaluate=tasks)
+    assert conclude(opposite, both(opposite)).average is None
+    alike = three_arms(evaluate=[{**task, "metric": "accuracy"} for task in tasks])
+    average = conclude(alike, both(alike)).average
     assert average is not None
     assert len(average.comparisons) == 2
 
@@ -245,9 +250,10 @@ def test_earlier_looks_are_said_and_widen_the_intervals() -> None:
 def where(
     metric: str, raw: float, other: float, chance: float = 0.1, **changes: object
 ) -> TaskRange:
-    given = TaskScores(values=by_seed({"raw": [raw, raw], "clip30": [other, other]}))
-    facts = TaskFacts(samples=10_000, chance=chance)
-    found = range_of(three_arms(**changes), metric_scores(metric, given), facts)
+    design = three_arms(**changes)
+    values = {f"objects {metric}": {"raw": [raw, raw], "clip30": [other, other]}}
+    given = measured(design, values, test_samples=10_000, chance=chance_of(metric, chance))
+    found = range_of(design, given.scores("objects", metric))
     assert found is not None
     return found
 
@@ -290,18 +296,26 @@ def test_where_the_scores_lie_in_the_range_of_their_metric(
 
 
 def test_a_scorer_is_at_chance_by_the_same_two_standard_errors() -> None:
-    facts = TaskFacts(samples=1_000, chance=0.1)
-    weak = scorer_score("trusted/all", "objects", "accuracy", 0.11, facts)
+    def scored(value: float, metric: str = "accuracy", chance: float | None = 0.1) -> ScorerScore:
+        row = Measurement(
+            arm="scorer", seed=NO_SEED, task="objects", metric=metric, value=value, chance=chance,
+            test_samples=1_000,
+        )  # fmt: skip
+        score = scorer_score("trusted/all", row)
+        assert score is not None
+        return score
+
+    weak = scored(0.11)
     assert wording.scorer_caution(weak) == (
         " The scorer is at chance on objects (11.0 % against 10.0 %): what it filtered says "
         "little about CLIP-score filtering."
     )
-    good = scorer_score("trusted/all", "objects", "accuracy", 0.12, facts)
+    good = scored(0.12)
     assert (good.at_chance, wording.scorer_caution(good)) == (False, "")
     assert wording.scorer_sentence(good) == (
         "The scorer, trained on trusted/all, has accuracy 12.0 % on objects; chance is 10.0 %"
     )
-    free = scorer_score("trusted/all", "objects", "logprob", -4.0, facts)
+    free = scored(-4.0, "logprob", None)
     assert (free.chance, free.at_chance) == (None, False)
     assert wording.scorer_sentence(free).endswith(
         f"has logprob {wording.MINUS}4.000 nats on objects"
@@ -309,8 +323,8 @@ def test_a_scorer_is_at_chance_by_the_same_two_standard_errors() -> None:
 
 
 def test_without_a_run_of_the_baseline_there_is_no_range() -> None:
-    none = TaskScores(values={"raw": {}, "clip30": {0: 0.5}})
-    assert range_of(three_arms(), metric_scores("accuracy", none), None) is None
+    none = measured(three_arms(), {"objects": {"raw": [], "clip30": [0.5]}})
+    assert range_of(three_arms(), none.scores("objects", "accuracy")) is None
 
 
 MEANS = {"raw": 0.30, "clip30": 0.40, "basic": 0.35}
@@ -318,40 +332,44 @@ MEANS = {"raw": 0.30, "clip30": 0.40, "basic": 0.35}
 
 def runs_of(
     means: dict[str, float], noise: float = 0.004, seeds: int = 4
-) -> dict[str, dict[str, dict[str, dict[str, float]]]]:
+) -> dict[str, dict[str, list[float]]]:
     """Accuracy and log-loss of every arm; the loss has ten times less signal."""
     rng = np.random.default_rng(1)
-    made: dict[str, Any] = {}
+    made: dict[str, dict[str, list[float]]] = {"objects accuracy": {}, "objects logprob": {}}
     for arm, mean in means.items():
-        made[arm] = {}
-        for seed in range(seeds):
-            accuracy = mean + noise * rng.normal()
-            loss = 3 - 0.1 * mean + noise * rng.normal()
-            made[arm][str(seed)] = {"objects": {"accuracy": accuracy, "logprob": loss}}
+        noise_S2 = noise * rng.normal(size=(seeds, 2))
+        made["objects accuracy"][arm] = (mean + noise_S2[:, 0]).tolist()
+        made["objects logprob"][arm] = (3 - 0.1 * mean + noise_S2[:, 1]).tolist()
     return made
 
 
+def signals(made: Mapping[str, Mapping[str, Sequence[float | None]]]) -> tuple[TaskSignals, ...]:
+    return metric_tables(three_arms(), measured(three_arms(), made))
+
+
 def test_metrics_are_ranked_by_their_signal() -> None:
-    tables = metric_tables(three_arms(), runs_of(MEANS))
-    assert [table.task for table in tables] == ["objects"]  # `other` has no runs_of
+    tables = signals(runs_of(MEANS))
+    assert [table.task for table in tables] == ["objects"]  # `other` has no runs
     (table,) = tables
     assert table.deciding == "accuracy"
     assert [row.metric for row in table.rows] == ["accuracy", "logprob"]
     best = table.rows[0]
     assert (best.arms, best.seeds, best.best) == (3, 4, "clip30")
     assert best.spread == pytest.approx(0.10, abs=0.01)
-    assert metric_tables(three_arms(), runs_of(MEANS)) == tables
+    assert signals(runs_of(MEANS)) == tables
 
 
 def test_an_arm_with_too_few_seeds_is_left_out_and_too_few_arms_make_no_table() -> None:
     made = runs_of(MEANS)
-    made["basic"] = {"0": made["basic"]["0"]}
-    (table,) = metric_tables(three_arms(), made)
+    for of_metric in made.values():
+        of_metric["basic"] = of_metric["basic"][:1]
+    (table,) = signals(made)
     assert table.rows[0].arms == 2
-    assert metric_tables(three_arms(), {"raw": made["raw"], "basic": made["basic"]}) == ()
+    two = {key: {arm: of[arm] for arm in ("raw", "basic")} for key, of in made.items()}
+    assert signals(two) == ()
     nan = runs_of(MEANS)
-    nan["raw"]["0"]["objects"]["accuracy"] = float("nan")
-    assert metric_tables(three_arms(), nan)[0].rows[0].seeds in (3, 4)
+    nan["objects accuracy"]["raw"][0] = float("nan")
+    assert signals(nan)[0].rows[0].seeds in (3, 4)
 
 
 RAW = {0: 0.30, 1: 0.34, 2: 0.32}

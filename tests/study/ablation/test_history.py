@@ -13,9 +13,9 @@ from clipmill.manifests import disk
 from clipmill.manifests.records import read_document
 from clipmill.manifests.schema import Ablation
 from clipmill.study import history, runner
-from clipmill.verdict.pages.schema import Results
+from clipmill.verdict.pages.schema import StudyResults
 from tests.support import commands
-from tests.support.ablations import Ran, changed, in_process
+from tests.support.ablations import Ran, changed, in_process, measured
 
 
 def run(ablation: Ablation, folder: Path) -> None:
@@ -69,8 +69,12 @@ def test_the_data_of_an_arm_and_a_prompt_are_part_of_the_design(
     prompts.write_text("a {}\n")
     task = disk.to_plain(tiny.evaluate[0]) | {"templates_from": str(prompts)}
     moved = changed(tiny, pools={"web": {"out": pool}}, evaluate=[task])
-    metrics = {"raw": {0: {"colours": {"accuracy": 0.5}}}}
-    history.record_look(moved, out, metrics, complete=False)
+    history.record_look(moved, out, measured(moved, {"colours": {"raw": [0.5]}}), complete=False)
+    (look,) = history.looks(out)
+    assert look.finished == {"raw": (0,)}
+    assert look.results == disk.content_hash(
+        {"raw": {0: {"colours": {"accuracy": 0.5}}}, "half": {}, "a_a": {}}
+    )
     add_view(pool, "half", lambda shard, row: row % 3 == 0)
     prompts.write_text("the {}\n")
     history.record_begin(moved, out)
@@ -99,19 +103,19 @@ def test_seeds_added_after_a_verdict_are_another_look(ran: Ran, folder: Path) ->
     """Through the command: the third seed is added after a verdict of two."""
     tiny = ran[0]
     run(tiny, folder)
-    assert read_document(str(folder / "results.json"), Results).earlier_looks == ()
+    assert read_document(str(folder / "results.json"), StudyResults).earlier_looks == ()
     run(tiny, folder)  # the same verdict again is no look
-    assert "Look 2" not in read_document(str(folder / "results.json"), Results).verdict
+    assert "Look 2" not in read_document(str(folder / "results.json"), StudyResults).verdict
     more = changed(tiny, seeds=[0, 1, 2])
     run(more, folder)
-    results = read_document(str(folder / "results.json"), Results)
+    results = read_document(str(folder / "results.json"), StudyResults)
     assert [look.seeds for look in results.earlier_looks] == [(0, 1)]
     assert "Look 2 at these arms" in results.verdict
     assert {row.looks for row in results.comparisons} == {2}
     run(tiny, folder)  # the first verdict is still the first
-    assert read_document(str(folder / "results.json"), Results).earlier_looks == ()
+    assert read_document(str(folder / "results.json"), StudyResults).earlier_looks == ()
     run(metric(more, "logprob"), folder)
-    metrics = read_document(str(folder / "results.json"), Results).earlier_looks
+    metrics = read_document(str(folder / "results.json"), StudyResults).earlier_looks
     assert [(len(look.seeds), look.metric) for look in metrics] == [
         (2, "accuracy"),
         (3, "accuracy"),

@@ -25,6 +25,7 @@ from clipmill.study.plan import check_ablation, check_pools
 from clipmill.study.results import collect_results
 from clipmill.study.runner import run_all
 from clipmill.verdict import wording
+from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.names import NO_SEED
 from tests.support.ablations import Ran, changed, in_process
 
@@ -58,9 +59,9 @@ def test_models_are_evaluated_beside_trained_runs(
     disk.write_json(AblationLayout(out).ablation_json, ablation)
     results = collect_results(ablation, out)
     # The same weights give the same scores; the single model counts as one run, without a seed.
-    assert results.runs["again"] == results.runs["half"]
-    assert list(results.runs["one"]) == [str(NO_SEED)]
-    assert results.runs["one"]["-1"] == results.runs["half"]["0"]
+    values = Measurements.read(AblationLayout(out).measurements).values("colours", "logprob")
+    assert values["again"] == values["half"]
+    assert values["one"] == {NO_SEED: values["half"][0]}
     by_arm = {row.arm: row for row in results.comparisons}
     assert (by_arm["half"].n, by_arm["again"].n, by_arm["one"].n) == (2, 2, 0)
     assert by_arm["again"].difference == pytest.approx(by_arm["half"].difference)

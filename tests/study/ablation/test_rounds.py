@@ -21,10 +21,9 @@ from clipmill.study import runner
 from clipmill.study.results import collect_results, saved_scores
 from clipmill.study.runner import Outcome, run_rounds
 from clipmill.verdict import rounds
-from clipmill.verdict.conclusions import Results, conclude
-from clipmill.verdict.ranges import TaskFacts
-from clipmill.verdict.rounds import ReadScore, Score, Study, replay
-from clipmill.verdict.stats.analysis import TaskScores
+from clipmill.verdict.conclusions import StudyResults, conclude
+from clipmill.verdict.measurements import Measurement, Measurements
+from clipmill.verdict.rounds import ReadRun, Rounds, replay
 from tests.support.ablations import three_arms, tiny_ablation
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -58,19 +57,23 @@ def test_the_looks_are_at_all_half_and_a_quarter_of_the_seeds(
     assert rounds.round_sizes(design) == sizes
 
 
+def row_of(arm: str, seed: int, value: float, **facts: Any) -> Measurement:
+    return Measurement(arm=arm, seed=seed, task="objects", metric="accuracy", value=value, **facts)
+
+
 def reader(
     table: Mapping[str, Sequence[float]] = TABLE, seeds: Sequence[int] = SEEDS, count: int = 99
-) -> ReadScore:
+) -> ReadRun:
     """Scores of the first `count` seeds, in the order of the ablation."""
 
-    def read(arm: str, seed: int) -> Score | None:
+    def read(arm: str, seed: int) -> Measurement | None:
         index = seeds.index(seed)
-        return Score(value=table[arm][index]) if index < count else None
+        return row_of(arm, seed, table[arm][index]) if index < count else None
 
     return read
 
 
-def per_arm(study: Study) -> dict[str, list[int]]:
+def per_arm(study: Rounds) -> dict[str, list[int]]:
     rows: dict[str, list[int]] = {}
     for arm, seed in study.asked:
         rows.setdefault(arm, []).append(seed)
@@ -92,7 +95,7 @@ def test_every_prefix_of_the_runs_continues_as_the_whole_does() -> None:
     done: set[tuple[str, int]] = set()
     reads = reader()
 
-    def read(arm: str, seed: int) -> Score | None:
+    def read(arm: str, seed: int) -> Measurement | None:
         return reads(arm, seed) if (arm, seed) in done else None
 
     calls = 0
@@ -111,7 +114,7 @@ def test_finished_runs_that_no_round_asks_for_are_not_read() -> None:
     asked: list[tuple[str, int]] = []
     reads = reader()
 
-    def read(arm: str, seed: int) -> Score | None:
+    def read(arm: str, seed: int) -> Measurement | None:
         asked.append((arm, seed))
         return reads(arm, seed)
 
@@ -194,10 +197,10 @@ def test_a_look_calls_nothing_equal_near_the_floor_and_knows_the_metric() -> Non
     assert rounds.compare_in_round(design, replay(design, reader(high)).scores["clip30"], 1)[
         "clip30"
     ].verdict in ("practically equal", "better")
-    chance = Score(value=0.5, facts=TaskFacts(samples=100, chance=0.5))
-    study = replay(design, lambda arm, seed: replace(chance, value=0.5 + 0.0001 * (seed % 3)))
+    facts = {"test_samples": 100, "chance": 0.5}
+    study = replay(design, lambda arm, seed: row_of(arm, seed, 0.5 + 0.0001 * (seed % 3), **facts))
     assert set(study.ends.values()) == {"out of seeds"}
-    assert study.facts == chance.facts
+    assert {(one.test_samples, one.chance) for one in study.scores.values()} == {(100, 0.5)}
 
 
 def test_fewer_runs_are_expected_where_every_arm_differs_much() -> None:
@@ -211,13 +214,14 @@ def test_fewer_runs_are_expected_where_every_arm_differs_much() -> None:
 # --- in words -------------------------------------------------------------------------------------
 
 
-def concluded(design: Ablation) -> tuple[Results, Study]:
+def concluded(design: Ablation) -> tuple[StudyResults, Rounds]:
     study = replay(design, reader())
-    values: dict[str, dict[int, float]] = {arm: {} for arm in TABLE}
-    for arm, seed in study.asked:
-        values[arm][seed] = TABLE[arm][SEEDS.index(seed)]
-    scores = {task.name: TaskScores(values=values) for task in design.evaluate}
-    return conclude(design, scores, study=study), study
+    rows = []
+    for task in design.evaluate:
+        for arm, seed in study.asked:
+            row = row_of(arm, seed, TABLE[arm][SEEDS.index(seed)])
+            rows.append(replace(row, task=task.name))
+    return conclude(design, Measurements.of(rows), rounds=study), study
 
 
 def test_an_arm_keeps_the_comparison_of_its_last_look_and_the_text_says_why() -> None:
@@ -290,8 +294,8 @@ def test_a_tiny_ablation_stops_early_and_continues_after_a_kill(
     assert len(outcomes) == sum(seeds.values())
     assert results.incomplete == {}
     assert results.failed == ()
-    for arm, count in seeds.items():
-        assert sorted(results.runs[arm]) == [str(seed) for seed in range(count)]
+    runs = Measurements.read(AblationLayout(out).measurements).runs
+    assert sorted(runs) == sorted((arm, seed) for arm in seeds for seed in range(seeds[arm]))
 
     # Killed: one run of the last round has no predictions.
     last = outcomes[-1].run

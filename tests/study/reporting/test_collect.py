@@ -17,31 +17,30 @@ from clipmill.manifests.schema import Ablation, TaskSpec
 from clipmill.study import changes, collect, history
 from clipmill.study.arms import GivenRun, Run, all_runs, expand_runs
 from clipmill.study.collect import collect_report
-from clipmill.study.results import FileHashes, collect_results, read_results
+from clipmill.study.results import FileHashes, Study, collect_results
 from clipmill.verdict.conclusions import FailedRun
 from clipmill.verdict.pages.page import render
 from clipmill.verdict.pages.schema import Contract, Report
 from tests.support import commands
-from tests.support.ablations import changed, two_classes
+from tests.support.ablations import changed, measured, two_classes
 from tests.support.reports import empty_report, sample_report
 
 
 def test_the_report_shows_what_results_json_says(concluded: str) -> None:
     report = collect_report(concluded)
-    ablation = ablation_of(concluded)
-    results = read_results(ablation, concluded)
-    assert report.results == results
+    study = Study.open(concluded)
+    assert report.results == study.results
     raw, half, a_a = report.arms
     assert (raw.role, half.role, a_a.role) == ("baseline", "arm", "a_a")
     assert (raw.rows, half.rows, raw.drawn) == (48, 24, 64)
     assert half.repeats == pytest.approx(64 / 24)
     assert (raw.share, half.share) == (1.0, 0.5)
     for seed, value in half.metrics["colours"].values.items():
-        assert value == results.runs["half"][seed]["colours"]["accuracy"]
+        assert value == study.measurements.values("colours", "accuracy")["half"][int(seed)]
     assert [(curve.arm, curve.seed) for curve in report.curves][:2] == [("raw", 0), ("raw", 1)]
     assert "- clip: clip_score >= top(clip_score, 0.5)" in report.settings["Rules of the views"]
     assert report.settings["Hashes of the views' rows"] == f"web/half: {'ab' * 32}\n"
-    assert dict(report.provenance.files)["results.json"]
+    assert {"results.json", "measurements.parquet"} < dict(report.provenance.files).keys()
 
 
 def test_an_arm_without_one_of_its_runs_is_shown_as_incomplete(
@@ -134,7 +133,8 @@ def test_an_ablation_compared_with_itself_has_no_change(
 def with_history(folder: str, to: Path, data_hash: str) -> str:
     """A copy of the folder, whose history ends with a verdict on data of this hash."""
     shutil.copytree(folder, to)
-    history.record_look(ablation_of(folder), str(to), {"raw": {0: {}}}, complete=True)
+    table = measured(ablation_of(folder), {"colours": {"raw": [0.5]}})
+    history.record_look(ablation_of(folder), str(to), table, complete=True)
     (look,) = history.looks(str(to))
     look.design["tasks"]["colours"]["data_hash"] = data_hash
     begun = dataclasses.replace(look, state="begun", design={"tasks": {}})
@@ -257,8 +257,8 @@ def test_initial_weights_are_known_by_content_and_versions_are_shared(folder: st
 @pytest.mark.slow
 def test_a_run_has_its_settings_and_the_interval_of_its_samples(concluded: str) -> None:
     ablation = ablation_of(concluded)
-    results = read_results(ablation, concluded)
-    rows = collect.run_rows(runs_of(concluded), results, ablation.evaluate[0])
+    measurements = Study.open(concluded).measurements
+    rows = collect.run_rows(runs_of(concluded), measurements, ablation.evaluate[0])
     assert len(rows) == 6
     first = rows[0]
     assert (first.arm, first.model, first.batch_size, first.samples_seen) == ("raw", "test", 16, 64)

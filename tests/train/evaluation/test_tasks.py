@@ -103,7 +103,7 @@ def test_columns_and_metadata_are_as_promised(colours, model, tmp_path):
     assert "accuracy5" not in metrics  # of three classes it is always 1
     assert all(table["correct5"].to_pylist())
     assert tasks.CLASSIFICATION.chance(metadata, 18) == 1 / 3
-    (correct,) = tasks.CLASSIFICATION.correct(table)
+    (correct,) = metric_values(table, "accuracy")
     assert correct.tolist() == table["correct"].to_pylist()
 
 
@@ -207,7 +207,8 @@ def test_retrieval_counts_both_directions(captioned, model, tmp_path):
     ]  # fmt: skip
     texts = [r["sample"] for r in rows if r["direction"] == "text_to_image"]
     assert texts == ["red", "a red picture", "green", "blue", "grey", "grey"]
-    for direction, correct in zip(tasks.DIRECTIONS, tasks.RETRIEVAL.correct(table), strict=True):
+    of_directions = metric_values(table, "recall@1")
+    for direction, correct in zip(tasks.DIRECTIONS, of_directions, strict=True):
         ranks = [r["rank"] for r in rows if r["direction"] == direction]
         assert correct.tolist() == [rank == 0 for rank in ranks]
         assert metrics[f"{direction}_recall@1"] == pytest.approx(np.mean(correct))
@@ -361,7 +362,7 @@ def test_every_cue_has_its_row(associations, model, tmp_path):
     assert metrics["jaccard"] == pytest.approx(np.mean(table["jaccard"].to_numpy()))
     assert metrics["jaccard_10_12"] == table["jaccard"].to_pylist()[0]
     assert metric_values(table, "jaccard_10_12")[0].tolist() == [metrics["jaccard_10_12"]]
-    (correct,) = ASSOCIATION.correct(table)
+    (correct,) = metric_values(table, "accuracy")
     assert correct.mean() == metrics["accuracy"]
     metadata = disk.read_metadata(tmp_path / "out" / "t.parquet")
     assert ASSOCIATION.chance(metadata, 3) == pytest.approx((1 / 210 + 1 / 10 + 1 / 3) / 3)

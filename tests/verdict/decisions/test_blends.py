@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 from clipmill.manifests import console, disk, reader
 from clipmill.manifests.schema import Ablation, Mixtures
-from clipmill.study import results
+from clipmill.verdict.measurements import Measurement, Measurements
 from tests.support import commands
 from tests.support.ablations import TRAIN, two_classes
 from tests.support.reports import complete_pool
@@ -452,16 +453,26 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     assert commands.ablate([manifest, "--out", out]) == 0
     assert "`clipmill mix` on this folder fits a law" in capsys.readouterr().out
     words = [out, "--to", str(to), "--samples-seen", "96", "--max-repeats", "3"]
-    read = results.read_results
+    read = Measurements.read
 
-    def with_values(*of: Any) -> Any:  # a tiny model's runs may all have the same
-        real, runs = read(*of), {}
-        for n, (name, seeds) in enumerate(sorted(real.runs.items())):
-            runs[name] = {"0": {"colours": {**seeds["0"]["colours"], "accuracy": n / 7}}}
-        runs["mix03"]["1"] = {"colours": {**runs["mix03"]["0"]["colours"], "accuracy": None}}
-        return dataclasses.replace(real, runs=runs)
+    def patch(values: Callable[[list[str]], Mapping[str, float | None]]) -> None:
+        """The study has one run of some arms, which all have this accuracy."""
 
-    monkeypatch.setattr(results, "read_results", with_values)
+        def changed(path: str) -> Measurements:
+            real = read(path)
+            rows = []
+            for name, value in values(sorted({arm for arm, _ in real.runs})).items():
+                arm, _, seed = name.partition(" ")
+                row = Measurement(
+                    arm=arm, seed=int(seed or 0), task="colours", metric="accuracy", value=value
+                )
+                rows.append(row)
+            return dataclasses.replace(real, table=Measurements.of(rows).table)
+
+        monkeypatch.setattr(Measurements, "read", changed)
+
+    # a tiny model's runs may all have the same
+    patch(lambda arms: {arm: n / 7 for n, arm in enumerate(arms)} | {"mix03 1": None})
     choice = mixed(words, capsys)
     assert choice["sources"] == ["web/all", "web/half"]
     assert (choice["runs"], choice["mixtures"]) == (6, 6)
@@ -498,27 +509,17 @@ def test_a_swarm_is_trained_and_its_blend_confirmed(
     (to / "confirm.yaml").write_text(yaml.safe_dump(confirm))
     assert commands.ablate([str(to / "confirm.yaml"), "--out", str(tmp_path / "confirm")]) == 0
 
-    def half_is_best(*of: Any) -> Any:
-        real, arms = read(*of), reader.read_manifest(manifest, Ablation).arms
-        share = {
-            name: (arm.views or {"web/half": 1}).get("web/half", 0) for name, arm in arms.items()
-        }
-        share["once"] = 0.3  # of the samples, by rows
-        runs = {name: {"0": {"colours": {"accuracy": share[name]}}} for name in real.runs}
-        return dataclasses.replace(real, runs=runs)
-
-    monkeypatch.setattr(results, "read_results", half_is_best)
+    shares = {
+        name: (arm.views or {"web/half": 1}).get("web/half", 0)
+        for name, arm in reader.read_manifest(manifest, Ablation).arms.items()
+    } | {"once": 0.3}  # of the samples, by rows
+    patch(lambda arms: {arm: shares[arm] for arm in arms})
     choice = mixed([out, "--to", str(tmp_path / "half")], capsys)
     assert (choice["shares"], choice["same_as"]) == ([0, 1], ["half"])
     confirm = yaml.safe_load((tmp_path / "half" / "confirm.yaml").read_text())
     assert set(confirm["arms"]) == {"found", "uniform", "proportional", "once"}
 
-    def without_most(*of: Any) -> Any:
-        real = read(*of)
-        kept = {name: real.runs[name] for name in ("once", "half", "mix00")}
-        return dataclasses.replace(real, runs=kept)
-
-    monkeypatch.setattr(results, "read_results", without_most)
+    patch(lambda arms: {arm: shares[arm] for arm in ("once", "half", "mix00")})
     assert commands.report([out]) == console.EXIT_INCOMPLETE
     reason = "3 different mixtures are too few for 2 sources"
     assert reason in capsys.readouterr().out

@@ -7,13 +7,17 @@ import json
 import os
 import re
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from clipmill.verdict.measurements import Measurement as StudyRow
+from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.tables.account import Count
 from clipmill.verdict.tables.reader import Results, read_results
 from clipmill.verdict.tables.roles import Columns
@@ -240,10 +244,22 @@ def test_files_of_one_row_each_name_the_arm_by_what_differs_in_their_paths(tmp_p
     assert {row.arm for row in rows_of(read_results([str(tmp_path)]))} == {"raw", "clip30"}
 
 
-def test_own_results_are_read(tmp_path: Path) -> None:
-    runs = {"raw": {"0": {"cars": {"accuracy": 0.5}}}}
-    text = json.dumps({"ablation_hash": "a", "runs": runs})
-    assert values(read(tmp_path, text, "results.json")) == {("raw", 0, "cars"): 0.5}
+def test_the_measurements_of_a_study_are_a_table_of_arm_seed_task_metric_and_value(
+    tmp_path: Path,
+) -> None:
+    row = StudyRow(
+        arm="raw", seed=3, task="cars", metric="accuracy", value=0.5, scale=64, test_samples=2,
+        chance=0.1, per_sample=(np.array([0.0, 1.0]),), source="a.parquet", sha256="b",
+    )  # fmt: skip
+    path = str(tmp_path / "measurements.parquet")
+    Measurements.of([row, replace(row, arm="clip30", value=1.0, per_sample=None)]).write(path)
+    results = read_results([path])
+    assert {(one.arm, one.task, one.metric) for one in rows_of(results)} == {
+        ("raw", "cars", "accuracy"),
+        ("clip30", "cars", "accuracy"),
+    }
+    assert values(results) == {("raw", 3, "cars"): 0.5, ("clip30", 3, "cars"): 1.0}
+    assert results.account.form == "measurements of a study"
 
 
 def test_a_pattern_takes_arm_scale_and_seed_from_the_name(tmp_path: Path) -> None:

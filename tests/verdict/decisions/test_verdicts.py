@@ -12,6 +12,8 @@ import pytest
 
 from clipmill.verdict.decide.page import decision_lines
 from clipmill.verdict.decide.verdicts import Question, decide
+from clipmill.verdict.measurements import Measurement as StudyRow
+from clipmill.verdict.measurements import Measurements
 from clipmill.verdict.stats.analysis import TaskScores, analyse
 from clipmill.verdict.tables.reader import Results, read_results
 from clipmill.verdict.tables.roles import Columns
@@ -324,25 +326,23 @@ def test_scales_are_the_results_of_ablations_in_folders(
 ) -> None:
     """A folder may hold others, beside files that are no results."""
     arms = {"raw": 0.3, "b": 0.4, "c": 0.5}
-    small = {"samples_seen": 8000}
-    for name, settings in (("", {}), ("scales/small", small), ("scales/low lr", small)):
+    for name in ("", "scales/small", "scales/low lr"):
         folder = tmp_path / "study" / name
         folder.mkdir(parents=True, exist_ok=True)
-        train = {"preset": "micro", **settings}
-        (folder / "ablation.json").write_text(json.dumps({"train": train}))
-        runs = {
-            arm: {str(seed): {"cars": {"accuracy": value + 0.001 * seed}} for seed in range(2)}
+        (folder / "ablation.json").write_text("{}")
+        rows = [
+            StudyRow(
+                arm=arm, seed=seed, task="cars", metric="accuracy", value=value + 0.001 * seed,
+                scale=8000 if name else 12800,
+            )
             for arm, value in arms.items()
-        }
-        results = {"ablation_hash": "x", "runs": runs}
-        (folder / "results.json").write_text(json.dumps(results))
+            for seed in range(2)
+        ]  # fmt: skip
+        Measurements.of(rows).write(str(folder / "measurements.parquet"))
         (folder / "report.json").write_text("{}")
-    run = tmp_path / "study/runs/raw/seed-0"
-    run.mkdir(parents=True)
-    (run / "run.json").write_text(json.dumps({"config": {"samples_seen": 12800}}))
     null = tmp_path / "study" / "null"
     null.mkdir()
-    for file in ("ablation.json", "results.json"):
+    for file in ("ablation.json", "measurements.parquet"):
         (null / file).write_bytes((tmp_path / "study" / file).read_bytes())
     assert commands.decide([str(tmp_path / "study")]) == 0
     out = capsys.readouterr().out

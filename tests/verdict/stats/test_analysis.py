@@ -47,14 +47,14 @@ def scores(
     """Runs that are right on a sample where its easiness, seed and own luck say so."""
     easiness = rng.normal(0, 1, samples)
     values: dict[str, dict[int, float]] = {}
-    correct: dict[str, dict[int, np.ndarray]] = {}
+    correct: dict[str, dict[int, list[np.ndarray]]] = {}
     for arm in arms:
         values[arm], correct[arm] = {}, {}
         taste = rng.normal(0, 0.4, samples)
         for seed in range(seeds):
             luck = rng.normal(0, 0.8, samples) + rng.normal(0, 0.05)
             right = easiness + taste + luck + (effects or {}).get(arm, 0.0) > 0
-            correct[arm][seed] = right
+            correct[arm][seed] = [right]
             values[arm][seed] = float(right.mean())
     return TaskScores(values=values, samples=correct)
 
@@ -101,8 +101,7 @@ def test_one_figure_says_what_could_have_been_seen() -> None:
 
 def test_without_samples_the_interval_is_over_seeds() -> None:
     task = scores(np.random.default_rng(1))
-    assert task.samples is not None
-    holed = {**task.samples, "a": {**task.samples["a"], 2: None}}
+    holed = {**task.samples, "a": {run: task.samples["a"][run] for run in (0, 1)}}
     partly = TaskScores(values=task.values, samples=holed)
     result = analyse({"task": partly}, "base", arms=["a", "b"], band=0.02).tasks["task"]
     assert result.comparisons[0].low_samples is None
@@ -604,7 +603,6 @@ def in_new_order(
         values: dict[str, dict[int, float]] = {}
         samples: dict[str, dict[int, Any]] = {}
         for arm, of_arm in scores.values.items():
-            assert scores.samples is not None
             of_samples = scores.samples[arm]
             order = sorted(of_arm, key=renumbered[arm].__getitem__)
             values[arm] = {renumbered[arm][run]: of_arm[run] for run in order}
@@ -817,7 +815,7 @@ def test_unpaired_intervals_over_runs_and_samples_hold_what_they_promise(
         for number, (arm, count) in enumerate((("base", 5), ("a", 3))):
             table = taste[number] + run_sd * rng.normal(size=(count, 1))
             table = table + rng.normal(size=(count, 60))
-            samples[arm] = dict(enumerate(table))
+            samples[arm] = {run: [row] for run, row in enumerate(table)}
             values[arm] = {run: float(row.mean()) for run, row in enumerate(table)}
         task = {"t": TaskScores(values=values, samples=samples)}
         (row,) = analyse(task, "base", arms=["a"], band=0.0, groups=groups).tasks["t"].comparisons
