@@ -62,6 +62,7 @@ def test_links_become_what_a_browser_would_ask_for(base: str, link: str, url: st
         ("", "bad_url"),
         ("#top", "bad_url"),
         ("http://[broken/a.jpg", "bad_url"),
+        ("http://[1:2:3]/a.jpg", "bad_url"),
         ("//[broken/a.jpg", "bad_url"),
         ("/" + "a" * LONGEST_URL, "bad_url"),
     ],
@@ -112,6 +113,13 @@ def test_a_url_is_as_long_in_crawl_as_in_fetch() -> None:
         guard.target(longest + "a", settings)
 
 
+def test_an_example_is_as_long_as_it_may_be_and_a_longer_one_shows_its_cut() -> None:
+    counts, longest = urls.PartCounts(), "x" * urls.LONGEST_EXAMPLE
+    urls.reject(counts, "whole", longest)
+    urls.reject(counts, "cut", longest + "x")
+    assert counts.examples == {"whole": longest, "cut": longest[:-1] + "…"}
+
+
 @pytest.mark.parametrize(
     ("host", "spelled"),
     [
@@ -134,3 +142,8 @@ def test_a_host_has_one_spelling_in_crawl_plan_and_fetch(host: str, spelled: str
 def test_a_host_that_idna_has_no_name_for_is_refused() -> None:
     with pytest.raises(ValueError, match=r"."):
         ascii_host("é" * 300 + ".test")
+
+
+@pytest.mark.parametrize("host", ["-a_b..c d", "a" * 300, "%41"])
+def test_a_name_in_ascii_is_not_checked(host: str) -> None:
+    assert ascii_host(host) == host

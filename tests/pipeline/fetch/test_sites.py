@@ -7,6 +7,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -443,6 +444,42 @@ def test_what_could_not_be_had_is_asked_for_again_before_the_day_is_over(
 
     uvloop.run(run())
     assert client.asked.count(ROBOTS) == (2 if asked_again else 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "pauses"),
+    [
+        (["200", "404"], [86_400, 86_400]),
+        (["503", "429", "404"], [600, 600, 86_400]),
+        (["503 0", "503 1", "404"], [1, 1, 86_400]),
+        (["503 30", "503 30", "503 30", "429 700", "404"], [30, 30, 600, 700, 86_400]),
+        (["503 30", "200", "503 30", "503 30", "404"], [30, 86_400, 30, 30, 86_400]),
+        (["503 99999999", "404"], [86_400, 86_400]),
+    ],
+)
+def test_how_long_what_a_site_said_is_kept(
+    answers: list[str], pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers are a status and a Retry-After, of which two in a row are obeyed."""
+    now, coming = 1000.0, iter(answers)
+    monkeypatch.setattr(sites, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def get(_: str) -> FileAnswer:
+        status, _, retry_after = next(coming).partition(" ")
+        return FileAnswer(status=int(status), retry_after=retry_after or None)
+
+    rules, client = site_rules(Fetch(site_files=(), retries=2), get)
+
+    async def run() -> None:
+        nonlocal now
+        for count, pause in enumerate(pauses, 1):
+            for later in (0.0, pause - 0.5):
+                now += later
+                await rules.verdict(ORIGIN, f"{ORIGIN}/a.jpg")
+                assert len(client.asked) == count
+            now += 1.0
+
+    uvloop.run(run())
 
 
 def test_a_fetch_asks_a_site_for_its_files_and_keeps_what_they_say() -> None:
