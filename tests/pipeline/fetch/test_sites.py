@@ -17,6 +17,7 @@ from clipmill.filters.optout import refusal, refuses
 from clipmill.manifests.schema import Fetch, Pair
 from clipmill.pipeline.fetch import sites
 from clipmill.pipeline.fetch.fetcher import Fetched
+from clipmill.pipeline.fetch.hosts import Queues
 from clipmill.pipeline.fetch.request import FileAnswer, OptoutPolicy, signals
 from clipmill.pipeline.fetch.sites import Sites, Verdict
 from tests.support.fetched import fetch_all
@@ -480,6 +481,61 @@ def test_how_long_what_a_site_said_is_kept(
             now += 1.0
 
     uvloop.run(run())
+
+
+class Scripted:
+    """Requests of a file client that answer what a table says."""
+
+    def __init__(self, answers: dict[str, FileAnswer]) -> None:
+        self.answers = answers
+
+    async def wait_for_lookup(self, _: str) -> None:
+        pass
+
+    async def file(self, url: str, limit: int) -> FileAnswer:
+        assert limit == sites.FILE_BYTES
+        return self.answers[url]
+
+
+def moved(location: str) -> FileAnswer:
+    return FileAnswer(status=301, location=location)
+
+
+HOPS = {f"{ORIGIN}/{n}": moved(f"/{n + 1}") for n in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("answers", "got"),
+    [
+        ({ROBOTS: text("a")}, text("a")),
+        ({ROBOTS: FileAnswer(status=404)}, FileAnswer(status=404)),
+        ({ROBOTS: moved("/other"), f"{ORIGIN}/other": text("b")}, text("b")),
+        ({ROBOTS: moved("/0"), **HOPS, f"{ORIGIN}/4": text("5 redirects")}, text("5 redirects")),
+        ({ROBOTS: moved("/0"), **HOPS}, FileAnswer(status=301)),
+        ({ROBOTS: moved("http://192.168.0.1/robots.txt")}, FileAnswer(status=301)),
+        ({ROBOTS: moved("http://[broken/")}, FileAnswer(status=301)),
+        (
+            {ROBOTS: moved("/a"), f"{ORIGIN}/a": FileAnswer(status=None, reason="private_address")},
+            FileAnswer(status=301),
+        ),
+        (
+            {ROBOTS: moved("/a"), f"{ORIGIN}/a": FileAnswer(status=None, reason="reset")},
+            FileAnswer(status=None, reason="reset"),
+        ),
+        (
+            {ROBOTS: FileAnswer(status=None, reason="private_address")},
+            FileAnswer(status=None, reason="private_address"),
+        ),
+    ],
+)
+def test_a_file_is_what_its_redirects_lead_to(
+    answers: dict[str, FileAnswer], got: FileAnswer
+) -> None:
+    """What leads nowhere is no 404, which would be a permission."""
+    settings = Fetch()
+    requests: Any = Scripted(answers)
+    client = sites.SiteFileClient(settings, requests, Queues(settings, lambda: 0.0))
+    assert uvloop.run(client.get(ROBOTS)) == got
 
 
 def test_a_fetch_asks_a_site_for_its_files_and_keeps_what_they_say() -> None:

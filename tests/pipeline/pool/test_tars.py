@@ -43,7 +43,7 @@ def test_long_names_of_both_kinds_are_read_like_tarfile_reads_them(
     tmp_path: Path, kind: int
 ) -> None:
     long = "d" * 120 + "/" + "e" * 130 + ".txt"
-    names = ["a.jpg", long, "ünï.json", "d/" * 60 + "f.webp", "ü?w=1&h=2.jpg"]
+    names = ["a.jpg", long, "ünï.json", "d/" * 60 + "f.webp", "ü b?w=1&h=2.jpg"]
     path = packed(tmp_path / "odd.tar", names, kind)
     with tarfile.open(path) as tar:
         expected = [(m.name, m.offset_data, m.size) for m in tar if m.isreg()]
@@ -52,7 +52,7 @@ def test_long_names_of_both_kinds_are_read_like_tarfile_reads_them(
 
 
 def test_ustar_prefix_and_a_url(tmp_path: Path) -> None:
-    name = "d" * 90 + "/" + "e" * 90
+    name = "z" * 155 + "/" + "z" * 100  # both fields are full, and the checksum has all its digits
     path = tmp_path / "u.tar"
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         tar.addfile(tarfile.TarInfo(name))
@@ -86,12 +86,12 @@ def test_fields_of_other_writers_may_have_no_end_mark(
 
 def test_a_checksum_of_signed_bytes_is_right_and_another_one_is_not(tmp_path: Path) -> None:
     path, end = tmp_path / "x.tar", bytes(1024)
-    header = header_of("é\x7f.jpg".encode(), b"0", b"0", "%06o\0 ")
+    header = header_of("À\x7f.jpg".encode(), b"0", b"0", "%06o\0 ")
     total = int(header[148:154], 8)
     for other, is_right in ((total - 512, True), (total - 256, False), (total - 768, False)):
         path.write_bytes(header[:148] + b"%06o\0 " % other + header[156:] + end)
         if is_right:
-            assert [member.name for member in index_tar(str(path))] == ["é\x7f.jpg"]
+            assert [member.name for member in index_tar(str(path))] == ["À\x7f.jpg"]
         else:
             with pytest.raises(ValueError, match="the header at byte 0 is wrong"):
                 index_tar(str(path))
@@ -124,6 +124,23 @@ def test_large_members_of_a_sparse_file(tmp_path: Path, size: int) -> None:
         f.write(info.tobuf(tarfile.GNU_FORMAT))
         f.truncate(512 + size + -size % 512 + 1024)
     assert [(m.offset, m.length) for m in index_tar(str(path))] == [(512, size)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (tarfile.GNUTYPE_SPARSE, {}),
+        (tarfile.REGTYPE, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
+    ],
+)
+def test_a_sparse_member_is_to_be_packed_again(
+    tmp_path: Path, kind: bytes, fields: dict[str, str]
+) -> None:
+    path, info = tmp_path / "x.tar", tarfile.TarInfo("a.jpg")
+    info.type, info.pax_headers = kind, fields
+    path.write_bytes(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+    with pytest.raises(ValueError, match=r"has a sparse member at byte \d+; pack it again"):
+        index_tar(str(path))
 
 
 @pytest.mark.parametrize("mode", ["gz", "bz2", "xz"])
@@ -172,6 +189,7 @@ def test_no_flipped_bit_in_a_header_passes_for_an_end(tmp_path: Path) -> None:
         (b"<html>" * 200, "is damaged, or no tar"),
         (bytes(1024) + b"more", "has more data behind its end mark"),
         (member_block("a", b"x" * 100)[:600], "needs 100 bytes"),
+        (member_block("a", b"x" * 100), "it ends at byte 1024 without an end mark"),
     ],
 )
 def test_what_is_no_tar(tmp_path: Path, data: bytes, message: str) -> None:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clipmill.manifests.schema import Blend
@@ -74,6 +74,7 @@ def test_golden_turn():
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 60), st.integers(0, 40))
+@example([5, 3, 8], 4, 39)
 def test_the_most_draws_are_found_wherever_the_first_batch_begins(slots, batch, offset):
     wheel = wheel_sequence(slots)
     long = np.tile(wheel, 3 * batch + 3 * offset + 3)[offset:]

@@ -404,6 +404,11 @@ def test_tables_that_do_not_match_are_refused() -> None:
         sample_noise({0: five, 1: four}, {0: five, 1: five})
     with pytest.raises(ValueError, match="at least 2 values"):
         sample_noise({0: one, 1: one}, {0: one, 1: one})
+    square = [np.ones((2, 2))]
+    with pytest.raises(ValueError, match=r"at least 2 values; its shape is \(2, 2\)"):
+        sample_noise({0: square, 1: square}, {0: square, 1: square})
+    two, other = [np.array([1.0, 0.0])], [np.zeros(2)]
+    assert sample_noise({0: two, 1: two}, {0: other, 1: other}).drawing == 0.25
 
 
 # Runs that are not paired: a single group, and blocks.
