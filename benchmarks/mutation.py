@@ -77,7 +77,8 @@ KERNELS = {
     ),
     "robots": (
         "pipeline/fetch/sites.py",
-        "tests/pipeline/fetch/test_sites.py tests/pipeline/fetch/test_site_files.py",
+        "tests/pipeline/fetch/test_sites.py tests/pipeline/fetch/test_site_files.py "
+        "tests/field/test_consent.py tests/pipeline/fetch/test_fetcher.py",
     ),
     "urls": (
         "pipeline/archives/urls.py",

@@ -6,6 +6,7 @@ Ray is imported only when a connection is needed, so that everything else works 
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -109,11 +111,14 @@ def _remove_failed(ray: Any, folder: str) -> None:
     """
     with suppress(Exception):
         ray.shutdown()
-    for words in Path("/proc").glob("[0-9]*/cmdline"):
+    for process in gc.get_objects():  # Ray gives away none of them; unwaited they warn at their end
+        if issubclass(type(process), subprocess.Popen) and folder in str(process.args):
+            process.kill()
+            process.wait()
+    for words in Path("/proc").glob("[0-9]*/cmdline"):  # what those have started
         with suppress(OSError):  # it has ended, or is another user's
             if folder.encode() in words.read_bytes():
                 os.kill(int(words.parent.name), signal.SIGKILL)
-                os.waitpid(int(words.parent.name), 0)
     shutil.rmtree(folder, ignore_errors=True)
 
 

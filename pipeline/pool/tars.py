@@ -142,7 +142,10 @@ def _check_header(header: bytes, path: str, offset: int) -> None:
 def _number(field: bytes) -> int:
     if field[0] & 0x80:  # too large for octal digits
         return int.from_bytes(bytes([field[0] & 0x7F]) + field[1:], "big")
-    return int(field.split(b"\0")[0].strip() or b"0", 8)
+    digits = field.split(b"\0")[0].strip() or b"0"
+    if not digits.isdigit():  # a length below 0 would lead back to the same header, without end
+        raise ValueError("no octal number")
+    return int(digits, 8)
 
 
 def _text(data: bytes) -> str:
@@ -165,7 +168,8 @@ def _extended(data: bytes, kind: bytes, path: str, offset: int) -> dict[str, str
             key, value = data[:length].split(b" ", 1)[1].removesuffix(b"\n").split(b"=", 1)
             fields[key.decode()] = value.decode("utf-8", "backslashreplace")
             data = data[length:]
-        int(fields.get("size", "0"))
+        if not fields.get("size", "0").isdecimal():
+            raise ValueError("no length")
     except (ValueError, IndexError):
         raise ValueError(
             f"{path} is damaged: the extended header at byte {offset} is wrong"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -146,13 +147,16 @@ def test_a_cluster_that_is_not_there_is_an_error(monkeypatch: pytest.MonkeyPatch
 
 
 class SlowRay:
-    """Takes the place of ray: the first tries to start end as on a busy machine."""
+    """Takes the place of ray: the first tries to start end as on a busy machine, when they have
+    started a process. Their objects are kept, as Ray keeps them.
+    """
 
     _private = SimpleNamespace(ray_constants=SimpleNamespace())
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
         self.folders: list[str] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
         self.was_shut_down = False
 
     def is_initialized(self) -> bool:
@@ -161,6 +165,8 @@ class SlowRay:
     def init(self, **settings: Any) -> None:
         self.folders.append(settings["_temp_dir"])
         if len(self.folders) <= self.failures:
+            command = [sys.executable, "-c", "import time; time.sleep(600)", self.folders[-1]]
+            self.processes.append(subprocess.Popen(command))
             raise Exception("The current node timed out\nduring startup.")
 
     def shutdown(self) -> None:
@@ -183,6 +189,7 @@ def test_a_ray_that_does_not_start_on_a_busy_machine_is_started_again(
         ):
             ray_runtime.connect()
     assert ray_runtime.is_embedded() == starts
+    assert [process.returncode for process in ray.processes] == [-signal.SIGKILL] * failures
     assert [Path(folder).exists() for folder in ray.folders] == [False, False, starts]
     ray_runtime.disconnect()
     assert ray.was_shut_down

@@ -118,13 +118,12 @@ def most_in_a_batch(wheel: Ints, sources: int, batch_size: int, offset: int = 0)
     if rest:
         slots = np.argsort(wheel, kind="stable")  # of source 0, then of source 1, …
         source = wheel[slots]
-        first, keys = np.cumsum(counts) - counts, source * period + slots
+        keys = source * period + slots
 
         def drawn_before(slot: Ints) -> Ints:
-            """Draws of each one's source before a slot, counted from slot 0 of the first turn."""
+            """Draws of each one's source before a slot, plus a number that is its source's."""
             turn, offset = np.divmod(slot, period)
-            in_turn = np.searchsorted(keys, source * period + offset) - first[source]
-            drawn: Ints = turn * counts[source] + in_turn
+            drawn: Ints = turn * counts[source] + np.searchsorted(keys, source * period + offset)
             return drawn
 
         # Of the batches with the most draws one begins at most a stride before a draw.

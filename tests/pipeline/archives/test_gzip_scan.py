@@ -66,6 +66,8 @@ def test_a_tape_is_wound_back_to_what_it_keeps() -> None:
     assert tape.read(4) == b"0123"
     tape.keep(2)
     assert (tape.rewind(), tape.read(3), tape.tell()) == (2, b"23", 4)
+    assert (tape.read(1), tape.rewind(), tape.read(1), tape.read(-1)) == (b"4", 2, b"2", b"34")
+    assert (tape.read(-1), tape.rewind()) == (b"56789", 2)
     assert (tape.find(b"78", 4), tape.read(2), tape.find(b"x", 9)) == (7, b"78", -1)
     with pytest.raises(AssertionError):
         tape.seek(0)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from clipmill.manifests import disk
+from clipmill.pipeline.archives import wat
 from clipmill.pipeline.archives.warc import pairs_of_warc_record
 from clipmill.pipeline.archives.wat import pairs_of_wat_record
 from tests.support import warcs, wats
@@ -50,6 +51,19 @@ def test_every_pair_of_a_wat_is_found_again(tmp_path: Path, form: str) -> None:
         pair_of_record = pairs_of_wat_record(str(path), pair.warc_offset)[pair.link]
         assert pair_of_record == (pair.url, pair.caption, pair.page_url)
         assert disk.uid_of(pair_of_record.url, pair_of_record.caption) == pair.uid
+
+
+@pytest.mark.parametrize("form", ["a member a record", "plain"])
+def test_a_record_with_a_place_of_its_own_costs_no_reading_of_the_file(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.warc.wat.gz"
+    path.write_bytes(FORMS[form](records()))
+    last = pairs_of_wat(str(path), Counter())[-1]
+    monkeypatch.delattr(wat, "records")
+    assert last.warc_offset is not None
+    assert last.link is not None
+    assert pairs_of_wat_record(str(path), last.warc_offset)[last.link].url == last.url
 
 
 def test_behind_damage_too(tmp_path: Path) -> None:

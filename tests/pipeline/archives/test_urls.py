@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from clipmill.manifests.schema import Fetch
 from clipmill.pipeline.archives import urls
-from clipmill.pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver
+from clipmill.pipeline.archives.urls import LONGEST_URL, ascii_host, resolve, resolver, split
 from clipmill.pipeline.fetch import guard
 from clipmill.pipeline.planning.planner import host_of
 
@@ -38,6 +38,8 @@ PAGE = "http://page.test/deep/er/page.html"
         ),
         (PAGE, "\n\t  /a.jpg\t\t", "http://page.test/a.jpg"),
         (PAGE, "/a\n.jpg", "http://page.test/a.jpg"),
+        (PAGE, "\x00 /a! \x1f", "http://page.test/a!"),
+        (PAGE, "a//b.jpg", "http://page.test/deep/er/a//b.jpg"),
         (PAGE, "\\img\\a.jpg?back\\slash", "http://page.test/img/a.jpg?back\\slash"),
         (PAGE, "http://[2001:db8::1]/a.jpg", "http://[2001:db8::1]/a.jpg"),
         (PAGE, "http://bücher.test/ä.jpg", "http://bücher.test/ä.jpg"),
@@ -62,6 +64,9 @@ def test_links_become_what_a_browser_would_ask_for(base: str, link: str, url: st
         ("", "bad_url"),
         ("#top", "bad_url"),
         ("http://[broken/a.jpg", "bad_url"),
+        ("http://[1:2:3]/a.jpg", "bad_url"),
+        ("https:///a.jpg", "bad_url"),
+        ("http://a\u2100b.test/a.jpg", "bad_url"),  # a/c
         ("//[broken/a.jpg", "bad_url"),
         ("/" + "a" * LONGEST_URL, "bad_url"),
     ],
@@ -70,6 +75,36 @@ def test_a_link_that_cannot_be_requested_has_a_reason(link: str, reason: str) ->
     for resolve_link in (resolver(PAGE), lambda text: resolve(PAGE, text)):
         with pytest.raises(ValueError, match=f"^{reason}$"):
             resolve_link(link)
+
+
+def test_a_page_without_an_address_gives_a_link_none() -> None:
+    for link in ("a.jpg", "/a.jpg", "//cdn.test/a.jpg"):
+        with pytest.raises(ValueError, match=r"^bad_url$"):
+            resolve("", link)
+
+
+@pytest.mark.parametrize(
+    ("authority", "port"),
+    [
+        ("a.test", None),
+        ("a.test:", None),
+        ("a.test:80", 80),
+        ("a.test:0", 0),
+        ("a.test:65535", 65535),
+        ("me:1@a.test:2", 2),
+        ("me:1@a.test", None),
+        ("[2001:db8::1]", None),
+        ("[2001:db8::1]:8080", 8080),
+    ],
+)
+def test_the_port_of_a_url(authority: str, port: int | None) -> None:
+    assert split(f"http://{authority}/a.jpg").port == port
+
+
+@pytest.mark.parametrize("text", ["65536", "99999", "123456789012", "-1", "8_0", "x", "\u0661"])
+def test_what_is_no_port(text: str) -> None:
+    with pytest.raises(ValueError, match=f"'{text}' is no port"):
+        assert split(f"http://a.test:{text}/a.jpg").port is None
 
 
 @given(
@@ -112,6 +147,13 @@ def test_a_url_is_as_long_in_crawl_as_in_fetch() -> None:
         guard.target(longest + "a", settings)
 
 
+def test_an_example_is_as_long_as_it_may_be_and_a_longer_one_shows_its_cut() -> None:
+    counts, longest = urls.PartCounts(), "x" * urls.LONGEST_EXAMPLE
+    urls.reject(counts, "whole", longest)
+    urls.reject(counts, "cut", longest + "x")
+    assert counts.examples == {"whole": longest, "cut": longest[:-1] + "…"}
+
+
 @pytest.mark.parametrize(
     ("host", "spelled"),
     [
@@ -134,3 +176,8 @@ def test_a_host_has_one_spelling_in_crawl_plan_and_fetch(host: str, spelled: str
 def test_a_host_that_idna_has_no_name_for_is_refused() -> None:
     with pytest.raises(ValueError, match=r"."):
         ascii_host("é" * 300 + ".test")
+
+
+@pytest.mark.parametrize("host", ["-a_b..c d", "a" * 300, "%41"])
+def test_a_name_in_ascii_is_not_checked(host: str) -> None:
+    assert ascii_host(host) == host

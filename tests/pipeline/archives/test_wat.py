@@ -88,6 +88,25 @@ def test_what_the_page_says_goes_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("links", "of_head"),
+    [
+        ([{"path": "A@/href", "url": "/terms", "rel": "nofollow LICENSE"}], []),
+        ([], [{"path": "LINK@/href", "url": "/terms", "rel": "license"}]),
+        (
+            [{"path": "A@/href", "url": "/b", "rel": "license"}],
+            [{"url": "/terms", "rel": "license"}],
+        ),
+    ],
+)
+def test_a_licence_is_named_by_a_link_of_the_page_or_of_its_head(
+    tmp_path: Path, links: list[dict[str, Any]], of_head: list[dict[str, Any]]
+) -> None:
+    pair = one(tmp_path, image("a.jpg", "x"), *links, Link=of_head)
+    assert pair.license == "http://page.test/terms"
+    assert one(tmp_path, image("a.jpg", "x"), {"path": "A@/href", "rel": "x"}).license is None
+
+
+@pytest.mark.parametrize(
     ("detected", "html", "expected"),
     [
         (("de", True), "en-GB", "de"),

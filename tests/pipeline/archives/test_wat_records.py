@@ -16,7 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from clipmill.pipeline.archives import wat
 from clipmill.pipeline.archives.wat import (
+    CHUNK,
     JSON_RECORDS,
     KINDS,
     Image,
@@ -88,6 +90,41 @@ def test_a_file_that_ends_early_gives_what_is_there(tmp_path: Path) -> None:
     pairs, counts = read(tmp_path, data[: last + 100])
     assert [p.caption for p in pairs] == list("012")
     assert counts["damaged_records"] == 1
+
+
+@pytest.mark.parametrize("name", ["a.warc.wat.gz", "a.warc.wat"])
+@pytest.mark.parametrize("cut", [1, 2, 4])
+def test_the_last_record_needs_no_blank_lines_behind_it(
+    tmp_path: Path, name: str, cut: int
+) -> None:
+    plain = b"".join([*pages(2), pages(3)[7]])[:-cut]
+    pairs, counts = read(tmp_path, gzip.compress(plain) if name.endswith("gz") else plain, name)
+    assert [p.caption for p in pairs] == list("012")
+    assert counts["damaged_records"] == 0
+
+
+@pytest.mark.parametrize("in_first", range(-5, 18))
+def test_a_first_line_that_two_chunks_share_begins_a_record(tmp_path: Path, in_first: int) -> None:
+    filled = CHUNK - in_first - len(record(b"", kind="warcinfo"))
+    first = record(b" " * (filled - len(str(filled)) + 1), kind="warcinfo")
+    assert len(first) == CHUNK - in_first
+    pairs, counts = read(tmp_path, b"".join([first, *pages(2)[1:]]), "a.wat")
+    assert [p.caption for p in pairs] == list("01")
+    assert pairs[0].warc_offset == len(first)
+    assert counts["damaged_records"] == 0
+
+
+def test_a_record_of_a_wrong_length_is_looked_at_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its block begins late in a chunk, and ends in the next one."""
+    monkeypatch.setattr(wat, "LONGEST_RECORD", CHUNK + 2000)
+    first = record(b" " * (CHUNK - 1000), kind="warcinfo")
+    links = [image("/a.jpg", "long"), {"path": "A@/href", "text": "x" * 3000}]
+    wrong = record(response(PAGE, links), length=5)
+    pairs, counts = read(tmp_path, b"".join([first, wrong, *pages(1)]), "a.wat")
+    assert [p.caption for p in pairs] == ["long", "0"]
+    assert counts["damaged_records"] == 0
 
 
 def test_rubbish_between_records_costs_nothing(tmp_path: Path) -> None:

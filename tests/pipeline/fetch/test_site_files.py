@@ -15,6 +15,7 @@ from clipmill.pipeline.fetch import sites
 from clipmill.pipeline.fetch.sites import (
     FILE_BYTES,
     MOST_RULES,
+    MOST_STARS,
     Unreadable,
     ai_summary,
     pattern_of,
@@ -65,7 +66,15 @@ def test_the_longest_rule_that_covers_a_url_decides() -> None:
     # Without a file type it may be a GIF.
     only_gif = read_ai_txt(b"Disallow: *.gif", US)
     assert ai_summary(only_gif, f"{ORIGIN}/a") == {"allowed": False, "rule": "Disallow: *.gif"}
-    assert ai_summary(only_gif, f"{ORIGIN}/a.jpg") is None
+    assert ai_summary(only_gif, f"{ORIGIN}/a.x") == ai_summary(only_gif, f"{ORIGIN}/a.longer")
+    assert ai_summary(only_gif, f"{ORIGIN}/a.x") == {"allowed": False, "rule": "Disallow: *.gif"}
+    for name in ("a.jpg", "a.ps", "a.TIFF?b", "a.html5"):
+        assert ai_summary(only_gif, f"{ORIGIN}/{name}") is None
+    signal = read_ai_txt(b"Allow: /images/\nContent-Signal: ai-train=no\n", US)
+    assert ai_summary(signal, f"{ORIGIN}/images/a.jpg") == {
+        "allowed": False,
+        "rule": "ai-train=no",
+    }
     tdm = read_tdmrep(b'[{"location": "/", "tdm-reservation": 1}, {"location": "/free/*"}]')
     assert tdm_summary(tdm, f"{ORIGIN}/a") == {"location": "/", "tdm-reservation": 1}
 
@@ -227,8 +236,8 @@ def test_as_many_rules_as_are_read_and_one_more() -> None:
     def tdmrep(count: int) -> bytes:
         return json.dumps([{"location": "/", "tdm-reservation": 0}] * count).encode()
 
-    def robots(count: int) -> bytes:
-        return b"User-agent: *\n" + b"Content-Usage: search=n\n" * count
+    def robots(count: int, line: bytes = b"Content-Usage: search=n\n") -> bytes:
+        return b"User-agent: *\n" + line * count
 
     assert len(read_tdmrep(tdmrep(MOST_RULES))) == MOST_RULES
     assert read_robots(robots(MOST_RULES), US).summary(LONG)["usage"] == ["search=n"]
@@ -236,3 +245,9 @@ def test_as_many_rules_as_are_read_and_one_more() -> None:
         read_tdmrep(tdmrep(MOST_RULES + 1))
     with pytest.raises(Unreadable, match=f"more than {MOST_RULES} Content-Usage lines"):
         read_robots(robots(MOST_RULES + 1), US)
+    for rule in (b"Disallow: /*z\n", b"Allow: /a*\n"):
+        assert read_robots(robots(MOST_STARS, rule), US).allows(f"{ORIGIN}/b")
+        with pytest.raises(Unreadable, match=f"more than {MOST_STARS} rules with a star"):
+            read_robots(robots(MOST_STARS + 1, rule), US)
+    for no_star in (b"Disallow: /z\n", b"Crawl-delay: *\n", b"# Disallow: /*\n"):
+        assert read_robots(robots(MOST_STARS + 1, no_star), US).allows(f"{ORIGIN}/b")

@@ -7,6 +7,7 @@ import gzip
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from clipmill.filters.optout import refusal, refuses
 from clipmill.manifests.schema import Fetch, Pair
 from clipmill.pipeline.fetch import sites
 from clipmill.pipeline.fetch.fetcher import Fetched
+from clipmill.pipeline.fetch.hosts import Queues
 from clipmill.pipeline.fetch.request import FileAnswer, OptoutPolicy, signals
 from clipmill.pipeline.fetch.sites import Sites, Verdict
 from tests.support.fetched import fetch_all
@@ -443,6 +445,97 @@ def test_what_could_not_be_had_is_asked_for_again_before_the_day_is_over(
 
     uvloop.run(run())
     assert client.asked.count(ROBOTS) == (2 if asked_again else 1)
+
+
+@pytest.mark.parametrize(
+    ("answers", "pauses"),
+    [
+        (["200", "404"], [86_400, 86_400]),
+        (["503", "429", "404"], [600, 600, 86_400]),
+        (["503 0", "503 1", "404"], [1, 1, 86_400]),
+        (["503 30", "503 30", "503 30", "429 700", "404"], [30, 30, 600, 700, 86_400]),
+        (["503 30", "200", "503 30", "503 30", "404"], [30, 86_400, 30, 30, 86_400]),
+        (["503 99999999", "404"], [86_400, 86_400]),
+    ],
+)
+def test_how_long_what_a_site_said_is_kept(
+    answers: list[str], pauses: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Answers are a status and a Retry-After, of which two in a row are obeyed."""
+    now, coming = 1000.0, iter(answers)
+    monkeypatch.setattr(sites, "time", SimpleNamespace(monotonic=lambda: now))
+
+    async def get(_: str) -> FileAnswer:
+        status, _, retry_after = next(coming).partition(" ")
+        return FileAnswer(status=int(status), retry_after=retry_after or None)
+
+    rules, client = site_rules(Fetch(site_files=(), retries=2), get)
+
+    async def run() -> None:
+        nonlocal now
+        for count, pause in enumerate(pauses, 1):
+            for later in (0.0, pause - 0.5):
+                now += later
+                await rules.verdict(ORIGIN, f"{ORIGIN}/a.jpg")
+                assert len(client.asked) == count
+            now += 1.0
+
+    uvloop.run(run())
+
+
+class Scripted:
+    """Requests of a file client that answer what a table says."""
+
+    def __init__(self, answers: dict[str, FileAnswer]) -> None:
+        self.answers = answers
+
+    async def wait_for_lookup(self, _: str) -> None:
+        pass
+
+    async def file(self, url: str, limit: int) -> FileAnswer:
+        assert limit == sites.FILE_BYTES
+        return self.answers[url]
+
+
+def moved(location: str) -> FileAnswer:
+    return FileAnswer(status=301, location=location)
+
+
+HOPS = {f"{ORIGIN}/{n}": moved(f"/{n + 1}") for n in range(5)}
+
+
+@pytest.mark.parametrize(
+    ("answers", "got"),
+    [
+        ({ROBOTS: text("a")}, text("a")),
+        ({ROBOTS: FileAnswer(status=404)}, FileAnswer(status=404)),
+        ({ROBOTS: moved("/other"), f"{ORIGIN}/other": text("b")}, text("b")),
+        ({ROBOTS: moved("/0"), **HOPS, f"{ORIGIN}/4": text("5 redirects")}, text("5 redirects")),
+        ({ROBOTS: moved("/0"), **HOPS}, FileAnswer(status=301)),
+        ({ROBOTS: moved("http://192.168.0.1/robots.txt")}, FileAnswer(status=301)),
+        ({ROBOTS: moved("http://[broken/")}, FileAnswer(status=301)),
+        (
+            {ROBOTS: moved("/a"), f"{ORIGIN}/a": FileAnswer(status=None, reason="private_address")},
+            FileAnswer(status=301),
+        ),
+        (
+            {ROBOTS: moved("/a"), f"{ORIGIN}/a": FileAnswer(status=None, reason="reset")},
+            FileAnswer(status=None, reason="reset"),
+        ),
+        (
+            {ROBOTS: FileAnswer(status=None, reason="private_address")},
+            FileAnswer(status=None, reason="private_address"),
+        ),
+    ],
+)
+def test_a_file_is_what_its_redirects_lead_to(
+    answers: dict[str, FileAnswer], got: FileAnswer
+) -> None:
+    """What leads nowhere is no 404, which would be a permission."""
+    settings = Fetch()
+    requests: Any = Scripted(answers)
+    client = sites.SiteFileClient(settings, requests, Queues(settings, lambda: 0.0))
+    assert uvloop.run(client.get(ROBOTS)) == got
 
 
 def test_a_fetch_asks_a_site_for_its_files_and_keeps_what_they_say() -> None:

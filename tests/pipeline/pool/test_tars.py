@@ -42,7 +42,8 @@ def packed(path: Path, names: list[str], kind: int) -> Path:
 def test_long_names_of_both_kinds_are_read_like_tarfile_reads_them(
     tmp_path: Path, kind: int
 ) -> None:
-    names = ["a.jpg", "d" * 120 + "/" + "e" * 130 + ".txt", "ünï.json", "d/" * 60 + "f.webp"]
+    long = "d" * 120 + "/" + "e" * 130 + ".txt"
+    names = ["a.jpg", long, "ünï.json", "d/" * 60 + "f.webp", "ü b?w=1&h=2.jpg"]
     path = packed(tmp_path / "odd.tar", names, kind)
     with tarfile.open(path) as tar:
         expected = [(m.name, m.offset_data, m.size) for m in tar if m.isreg()]
@@ -51,7 +52,7 @@ def test_long_names_of_both_kinds_are_read_like_tarfile_reads_them(
 
 
 def test_ustar_prefix_and_a_url(tmp_path: Path) -> None:
-    name = "d" * 90 + "/" + "e" * 90
+    name = "z" * 155 + "/" + "z" * 100  # both fields are full, and the checksum has all its digits
     path = tmp_path / "u.tar"
     with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
         tar.addfile(tarfile.TarInfo(name))
@@ -59,6 +60,87 @@ def test_ustar_prefix_and_a_url(tmp_path: Path) -> None:
     assert [m.name for m in index_tar("memory://tars/u.tar")] == [name]
     with pytest.raises(ValueError, match=r"memory://tars/none\.tar does not exist"):
         index_tar("memory://tars/none.tar")
+
+
+def header_of(name: bytes, size: bytes, mtime: bytes, checksum: str) -> bytes:
+    """The header of a file, its checksum written by a format of `%`."""
+    start = name.ljust(100, b"\0") + b"0000644\0" + b"0001750\0" * 2 + size.ljust(12, b"\0")
+    blanked = (start + mtime.ljust(12, b"\0") + b" " * 8 + b"0").ljust(512, b"\0")
+    return blanked[:148] + (checksum % sum(blanked)).encode().ljust(8, b"\0") + blanked[156:]
+
+
+@pytest.mark.parametrize("checksum", ["%06o\0 ", "%07o\0", "%07o ", "%08o", "%6o\0 "])
+@pytest.mark.parametrize("size", [b"3", b"         3 ", b"00000000003 ", b"000000000003"])
+@pytest.mark.parametrize("mtime", [b"14624240000", b"\xff" * 12])  # of 1978; of 1969, in binary
+def test_fields_of_other_writers_may_have_no_end_mark(
+    tmp_path: Path, checksum: str, size: bytes, mtime: bytes
+) -> None:
+    path = tmp_path / "x.tar"
+    name = "n" * 100
+    header = header_of(name.encode(), size, mtime, checksum)
+    path.write_bytes(header + b"abc".ljust(512 + 1024, b"\0"))
+    with tarfile.open(path) as tar:
+        assert [(m.name, m.size) for m in tar] == [(name, 3)]
+    assert [(m.name, m.offset, m.length) for m in index_tar(str(path))] == [(name, 512, 3)]
+
+
+def test_a_checksum_of_signed_bytes_is_right_and_another_one_is_not(tmp_path: Path) -> None:
+    path, end = tmp_path / "x.tar", bytes(1024)
+    header = header_of("À\x7f.jpg".encode(), b"0", b"0", "%06o\0 ")
+    total = int(header[148:154], 8)
+    for other, is_right in ((total - 512, True), (total - 256, False), (total - 768, False)):
+        path.write_bytes(header[:148] + b"%06o\0 " % other + header[156:] + end)
+        if is_right:
+            assert [member.name for member in index_tar(str(path))] == ["À\x7f.jpg"]
+        else:
+            with pytest.raises(ValueError, match="the header at byte 0 is wrong"):
+                index_tar(str(path))
+
+
+@pytest.mark.parametrize("size", [b"x0000000003", b"3 3", b"1_0", b"-3", b"-1000"])
+def test_a_length_that_is_no_number_is_damage(tmp_path: Path, size: bytes) -> None:
+    path = tmp_path / "x.tar"
+    path.write_bytes(header_of(b"a.jpg", size, b"0", "%06o\0 ") + bytes(1536))
+    with pytest.raises(ValueError, match="the header at byte 0 is wrong"):
+        index_tar(str(path))
+
+
+@pytest.mark.parametrize("size", ["x", "", "1_0", "-3", "-512"])
+def test_a_length_of_an_extended_header_that_is_no_number_is_damage(
+    tmp_path: Path, size: str
+) -> None:
+    path, info = tmp_path / "x.tar", tarfile.TarInfo("a.jpg")
+    info.pax_headers = {"size": size}
+    path.write_bytes(info.tobuf(tarfile.PAX_FORMAT) + bytes(1536))
+    with pytest.raises(ValueError, match="the extended header at byte 0 is wrong"):
+        index_tar(str(path))
+
+
+@pytest.mark.parametrize("size", [2**30, 2**33, 2**33 + 5])  # octal up to 8 GiB, then binary
+def test_large_members_of_a_sparse_file(tmp_path: Path, size: int) -> None:
+    path, info = tmp_path / "large.tar", tarfile.TarInfo("a.jpg")
+    info.size = size
+    with open(path, "wb") as f:
+        f.write(info.tobuf(tarfile.GNU_FORMAT))
+        f.truncate(512 + size + -size % 512 + 1024)
+    assert [(m.offset, m.length) for m in index_tar(str(path))] == [(512, size)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "fields"),
+    [
+        (tarfile.GNUTYPE_SPARSE, {}),
+        (tarfile.REGTYPE, {"GNU.sparse.major": "1", "GNU.sparse.minor": "0"}),
+    ],
+)
+def test_a_sparse_member_is_to_be_packed_again(
+    tmp_path: Path, kind: bytes, fields: dict[str, str]
+) -> None:
+    path, info = tmp_path / "x.tar", tarfile.TarInfo("a.jpg")
+    info.type, info.pax_headers = kind, fields
+    path.write_bytes(info.tobuf(tarfile.PAX_FORMAT) + bytes(1024))
+    with pytest.raises(ValueError, match=r"has a sparse member at byte \d+; pack it again"):
+        index_tar(str(path))
 
 
 @pytest.mark.parametrize("mode", ["gz", "bz2", "xz"])
@@ -107,6 +189,7 @@ def test_no_flipped_bit_in_a_header_passes_for_an_end(tmp_path: Path) -> None:
         (b"<html>" * 200, "is damaged, or no tar"),
         (bytes(1024) + b"more", "has more data behind its end mark"),
         (member_block("a", b"x" * 100)[:600], "needs 100 bytes"),
+        (member_block("a", b"x" * 100), "it ends at byte 1024 without an end mark"),
     ],
 )
 def test_what_is_no_tar(tmp_path: Path, data: bytes, message: str) -> None:

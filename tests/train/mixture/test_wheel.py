@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clipmill.manifests.schema import Blend
@@ -74,6 +74,7 @@ def test_golden_turn():
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 60), st.integers(0, 40))
+@example([5, 3, 8], 4, 39)
 def test_the_most_draws_are_found_wherever_the_first_batch_begins(slots, batch, offset):
     wheel = wheel_sequence(slots)
     long = np.tile(wheel, 3 * batch + 3 * offset + 3)[offset:]
@@ -90,11 +91,12 @@ def test_a_source_without_slots_does_not_occur():
     assert wheel_sequence([2, 0, 1]).tolist() == [0, 0, 2]
 
 
-def test_weights_may_be_repeats():
+@pytest.mark.parametrize(("weights", "drawn"), [({}, [75, 25]), ({"weights": "repeats"}, [50, 50])])
+def test_weights_are_shares_of_the_samples_or_repeats(weights, drawn):
     views = {"web/a": 3.0, "web/b": 1.0}
-    blend = Blend(name="b", pools={"web": "/p"}, views=views, weights="repeats")
+    blend = Blend(name="b", pools={"web": "/p"}, views=views, **weights)
     schedule = Schedule(blend_sources(blend, {"web/a": [40, 60], "web/b": [300]}))
-    assert schedule.drawn(100).tolist() == [50, 50]  # 3 x 100 rows and 1 x 300
+    assert schedule.drawn(100).tolist() == drawn  # 3 x 100 rows and 1 x 300
 
 
 @settings(max_examples=100)

@@ -303,6 +303,32 @@ def test_the_typical_raise_is_none_for_one_arm_and_falls_with_the_seeds() -> Non
     assert raises[-1] > 1
 
 
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("others", [True, False])
+def test_the_typical_raise_grows_with_the_arms_and_falls_with_the_seeds(
+    others: bool, paired: bool
+) -> None:
+    arms, seeds = (1, 2, 3, 4, 6, 8, 16, 32, 50, 64, 100), (2, 3, 4, 5, 8, 12, 100)
+    table = np.array(
+        [[typical_raise(a, s, others=others, paired=paired) for s in seeds] for a in arms]
+    )
+    assert (np.diff(table, axis=0) >= 0).all()
+    assert (np.diff(table, axis=1) <= 0).all()
+    assert (np.diff(table[:-1], axis=0) < 0.5).all()
+    assert (table[-2:] == table[-1]).all()  # beyond the simulated ones nothing is guessed
+    assert (table[:, -2:] == table[:, -1:]).all()
+
+
+def test_the_typical_raise_is_the_simulated_one_where_one_was_simulated() -> None:
+    of_arms = [typical_raise(arms, 3, others=False) for arms in (1, 2, 4, 8, 16, 32, 64)]
+    assert of_arms == pytest.approx([1.0, 1.07, 1.20, 1.32, 1.41, 1.48, 1.55], abs=1e-9)
+    of_seeds = [typical_raise(4, seeds, others=False, paired=False) for seeds in (2, 3, 4, 5, 8)]
+    assert of_seeds == pytest.approx([1.24, 1.09, 1.06, 1.05, 1.03], abs=1e-9)
+    between = typical_raise(4, 6, others=True)  # by the logarithm of seeds − 1
+    share = math.log(5 / 4) / math.log(7 / 4)
+    assert between == pytest.approx(1.14 + share * (1.09 - 1.14), abs=1e-9)
+
+
 def crossed_table(differences: np.ndarray) -> tuple[float, float]:
     """Mean squares of samples and residual of a seeds × samples table, by the textbook."""
     seeds, n = differences.shape
@@ -378,6 +404,11 @@ def test_tables_that_do_not_match_are_refused() -> None:
         sample_noise({0: five, 1: four}, {0: five, 1: five})
     with pytest.raises(ValueError, match="at least 2 values"):
         sample_noise({0: one, 1: one}, {0: one, 1: one})
+    square = [np.ones((2, 2))]
+    with pytest.raises(ValueError, match=r"at least 2 values; its shape is \(2, 2\)"):
+        sample_noise({0: square, 1: square}, {0: square, 1: square})
+    two, other = [np.array([1.0, 0.0])], [np.zeros(2)]
+    assert sample_noise({0: two, 1: two}, {0: other, 1: other}).drawing == 0.25
 
 
 # Runs that are not paired: a single group, and blocks.
@@ -469,6 +500,26 @@ def test_the_weights_of_unequal_blocks_are_those_of_least_squares() -> None:
     assert layout.seeds == ()
 
 
+@pytest.mark.parametrize("unit", [2.0**-60, 2.0**40])
+@pytest.mark.parametrize("groups", [None, ALL, {run: run // 2 for run in range(20)}])
+def test_the_unit_of_a_metric_changes_no_verdict(
+    unit: float, groups: dict[int, int] | None
+) -> None:
+    table = np.random.default_rng(6).normal(size=(2, 4, 30))
+    values = {a: dict(enumerate(x.mean(1).tolist())) for a, x in zip("ab", table, strict=True)}
+    scaled = {arm: {run: v * unit for run, v in row.items()} for arm, row in values.items()}
+    own, of_scaled = (own_spread(each, "a", "b", groups) for each in (values, scaled))
+    assert of_scaled.df == pytest.approx(own.df)
+    assert of_scaled.variance / unit**2 == pytest.approx(own.variance)
+    fit, fit_of_scaled = fit_additive(values, groups), fit_additive(scaled, groups)
+    assert (fit_of_scaled.variance or 0.0) / unit**2 == pytest.approx(fit.variance)
+    noise = sample_noise(runs(table[0]), runs(table[1]), groups)
+    noise_of_scaled = sample_noise(runs(table[0] * unit), runs(table[1] * unit), groups)
+    assert noise_of_scaled.floor / unit**2 == pytest.approx(noise.floor)
+    assert noise_of_scaled.drawing / unit**2 == pytest.approx(noise.drawing)
+    assert noise_of_scaled.drawing_error / unit**4 == pytest.approx(noise.drawing_error)
+
+
 def test_an_arm_with_one_run_varies_as_the_other_one() -> None:
     values = {"a": {0: 0.5}, "base": {0: 0.3, 1: 0.4, 2: 0.5}}
     assert own_spread(values, "a", "base", ALL) == Spread(variance=pytest.approx(0.02), df=2)  # type: ignore[arg-type]
@@ -498,6 +549,15 @@ def test_the_samples_of_a_single_group_have_mean_squares_inside_of_the_arms() ->
     turned = sample_noise(runs(arm[::-1]), runs(baseline[[3, 1, 0, 4, 2]]), ALL)
     assert turned.drawing == pytest.approx(noise.drawing, rel=1e-12)
     assert turned.floor == pytest.approx(noise.floor, rel=1e-12)
+
+
+@pytest.mark.parametrize("groups", [None, ALL])
+def test_rounding_errors_of_samples_are_no_noise(groups: dict[int, int] | None) -> None:
+    table = np.random.default_rng(3).normal(size=(2, 1, 200))
+    levels = np.array([0.1, 0.7, 1 / 3])[:, None]  # of whole runs: they are no noise of samples
+    noise = sample_noise(runs(table[0] + levels), runs(table[1] - levels**2), groups)
+    assert noise.floor == 0.0
+    assert noise.drawing == pytest.approx((table[0] - table[1]).var(ddof=1) / 200, rel=1e-9)
 
 
 def test_samples_of_blocks_lose_what_a_block_does_to_them() -> None:
