@@ -73,7 +73,11 @@ class Loader:
     on with the rest of the epoch. One iteration runs at a time: another `for` ends the one before.
 
     A Loader can be pickled with its position (spawn), and opens its files anew in a forked process.
+
+    step: the number of batches that were handed out: the position.
     """
+
+    step: int
 
     def __init__(
         self,
@@ -166,7 +170,7 @@ class Loader:
         settings |= {} if crop_min is None else {"crop_min": crop_min}
         self._config = config.configure(settings)
         self._is_endless = epochs is None
-        self._step = 0  # batches that were handed out
+        self.step = 0
         self._damaged = self._drawn = 0  # samples of this rank, in this process
         self._running: Callable[[], Generator[Batch] | None] = _nothing
         self._open()
@@ -188,7 +192,7 @@ class Loader:
         share = "" if self._world == 1 else f", rank {self._rank} of {self._world}"
         views = ", ".join(f"{name}: {weight:g}" for name, weight in self._blend.views.items())
         size = self._config.batch_size
-        return f"Loader({{{views}}}, batch_size={size}{share}, step {self._step})"
+        return f"Loader({{{views}}}, batch_size={size}{share}, step {self.step})"
 
     def state_dict(self) -> dict[str, Any]:
         """The position, after the batch that was handed out last: `step`, the number of batches so
@@ -197,7 +201,7 @@ class Loader:
         A framework that asks for batches ahead of its steps sets `step` itself: that of a batch is
         `batch.step`.
         """
-        return {"step": self._step, "order": self._opened().order.identity()}
+        return {"step": self.step, "order": self._opened().order.identity()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on after the batch `state["step"] - 1`, on any number of ranks. ValueError for the
@@ -214,7 +218,7 @@ class Loader:
         if step < 0:
             raise ValueError(f"the state has step {step}; it must not be negative")
         self.close()
-        self._step = step
+        self.step = step
 
     def close(self) -> None:
         """End the running iteration with its threads. A later `for` goes on at the position."""
@@ -257,13 +261,13 @@ class Loader:
 
     def _batches(self) -> Generator[Batch]:
         inner, length = self._opened(), self._config.steps
-        stop = ENDLESS if self._is_endless else (self._step // length + 1) * length
+        stop = ENDLESS if self._is_endless else (self.step // length + 1) * length
         if not self._is_endless:
             inner.check_repeats(stop)
-        with contextlib.closing(inner.batches(self._step, stop)) as batches:
+        with contextlib.closing(inner.batches(self.step, stop)) as batches:
             for batch in batches:
                 ready = self._finished(batch, inner)
-                self._step = batch.step + 1
+                self.step = batch.step + 1
                 yield ready
 
     def _finished(self, batch: loader.Batch, inner: loader.Loader) -> Batch:

@@ -26,6 +26,7 @@ from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig
 from clipmill.train.data import loader as loader_module
 from clipmill.train.trainer import loop
+from tests.support import pages
 from tests.support.bundles import write_scores
 from tests.support.tasks import write_score_set
 from tests.train.data.test_loader import damage
@@ -443,6 +444,20 @@ def test_the_package_is_imported_without_what_its_names_need():
     )
     assert done.stdout.strip() == "clipmill.train.data.own_loop"
     assert "AttributeError: module 'clipmill' has no attribute 'Lodaer'" in done.stderr
+
+
+def test_the_code_of_the_page_works(make_pool, tmp_path, monkeypatch):
+    pytest.importorskip("torchvision")
+    make_pool(tmp_path / "out/pool", view="basic")
+    monkeypatch.chdir(tmp_path)
+    texts = [text for _, text in pages.blocks("docs/from_python.md") if "Loader(" in text]
+    names: dict[str, object] = {}
+    for text in texts:
+        exec(text.replace("256", "16"), names)  # our own page
+    assert len(texts) == 4
+    assert names["half"].step == names["state"]["step"] == 6
+    assert names["batch"].image.shape == (16, 3, 224, 224)
+    assert names["batch"].tokens == names["batch"].captions
 
 
 # --- damage and refusals
