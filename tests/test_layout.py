@@ -78,7 +78,10 @@ ORDER = {
     "clipmill/commands": [
         "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "why",
     ],
-    "examples": ["miniweb"],
+    "examples": [
+        "miniweb", "lightning_loop", "open_clip_loop", "pytorch_loop", "siglip_loop",
+        "transformers_trainer",
+    ],
 }  # fmt: skip
 
 

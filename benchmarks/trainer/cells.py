@@ -20,8 +20,8 @@ from clipmill.bench.timing import Measurement
 from clipmill.manifests import disk
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, check_layout
+from clipmill.train.data.blends import blend_of, count_rows, is_pool, read_blend, stream_of
 from clipmill.train.sizing.device_fit import device_of, fit, unfit_message, usable_cores
-from clipmill.train.trainer.mix import blend_of, count_rows, is_pool, read_blend, stream_of
 
 STEPS = "clipmill.bench.steps"  # the module that a rank runs
 RANKS_PER_CORE = 4  # of a processor; more measure the system's switching between processes

@@ -31,14 +31,7 @@ from clipmill.train.config import (
     model_config,
     plain_changes,
 )
-from clipmill.train.data.loader import Loader
-from clipmill.train.data.view_rows import ReadFailed
-from clipmill.train.formats import model_files
-from clipmill.train.formats.onnx_export import OnnxOptions, save_onnx
-from clipmill.train.parallel import process_group, ray_train
-from clipmill.train.trainer import loop
-from clipmill.train.trainer.loop import NonFinite, train
-from clipmill.train.trainer.mix import (
+from clipmill.train.data.blends import (
     blend_of,
     count_rows,
     is_pool,
@@ -46,6 +39,13 @@ from clipmill.train.trainer.mix import (
     read_blend,
     stream_of,
 )
+from clipmill.train.data.loader import Loader
+from clipmill.train.data.view_rows import ReadFailed
+from clipmill.train.formats import model_files
+from clipmill.train.formats.onnx_export import OnnxOptions, save_onnx
+from clipmill.train.parallel import process_group, ray_train
+from clipmill.train.trainer import loop
+from clipmill.train.trainer.loop import NonFinite, train
 from clipmill.train.trainer.open_clip_line import Translation, translate
 
 logger = logging.getLogger("clipmill.commands.train")

@@ -15,9 +15,9 @@ import pytest
 
 from clipmill.manifests import console
 from clipmill.train.config import configure, model_config
+from clipmill.train.data.blends import blend_of
 from clipmill.train.data.loader import Loader
 from clipmill.train.parallel import checkpoint
-from clipmill.train.trainer.mix import blend_of
 from tests.support.steps import RUN_SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]

@@ -175,10 +175,10 @@ def test_losses_and_weights_are_those_of_open_clips_own_loop(name, tiny_pool, tm
     from open_clip_train.train import train_one_epoch
 
     from clipmill.train.config import configure, model_config
+    from clipmill.train.data.blends import read_blend
     from clipmill.train.data.loader import Loader
     from clipmill.train.model.open_clip_model import build_model
     from clipmill.train.step.update import learning_rate
-    from clipmill.train.trainer.mix import read_blend
     from clipmill.train.transforms import normalise
 
     loss = "siglip" if name == "siglip" else "clip"

@@ -6,8 +6,8 @@ order:
 Read: POOL/shards (commit records, sidecars, tars), POOL/views, POOL/scores/tokens@ID. Written:
 RUN/segments of a live run. Public names:
 
-`Batch`, `DamageCounts`, `DamagedSample`, `Loader`, `ReadFailed`, `ShardColumns`, `StageTimes`,
-`ViewMasks`, `copy_tokens`, `load_aligned`, `open_masks`, `read_columns`, `read_view`,
+`Batch`, `CaptionCoder`, `DamageCounts`, `DamagedSample`, `Loader`, `ReadFailed`, `ShardColumns`,
+`StageTimes`, `ViewMasks`, `copy_tokens`, `load_aligned`, `open_masks`, `read_columns`, `read_view`,
 `read_with_retries`, `token_set`, `too_many_damaged`
 
 Invariants:
@@ -20,6 +20,8 @@ Invariants:
   (tests/train/data/test_loader.py).
 * Images of a store come in few requests, at the same time, in bounded memory, and give the same
   batches with and without a folder for parts (tests/train/data/test_read_ahead.py).
+* `clipmill.Loader` gives the batches of a run, from any position and on any number of ranks
+  (tests/train/data/test_own_loop.py).
 * A store that does not answer is `ReadFailed`, not a person's mistake
   (tests/train/data/test_view_rows.py).
 

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ParamSpec, TypeVar
 
+import pyarrow as pa
+
 from clipmill.manifests.clip_tokenizer import TokenArray
 
 FREE, SHARE = 10, 0.001  # more damaged samples than both of these end the run
@@ -38,7 +40,9 @@ class Sample:
     name: str  # as in `Batch.keys`
     tokens: TokenArray  # (length,) start-of-text … end-of-text; none where there are none
     read: Callable[[], bytes]
-    of_column: str = ""  # " of COLUMN", where the source has several text columns
+    text: str | None = None  # the text column of its caption, where the source has several
+    columns: pa.Table | None = None  # of the rows of its shard, where columns were asked for
+    row: int = 0  # its row there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
+import pyarrow as pa
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -29,13 +30,20 @@ from clipmill.train.data.damage import DamagedSample, Sample, StageTimes
 from clipmill.train.data.live_rows import open_live
 from clipmill.train.data.read_ahead import GROUP_STEPS, ReadAhead, RunRows, cache_fits
 from clipmill.train.data.tar_streams import StreamOrder, TarSteps, open_streams
-from clipmill.train.data.view_rows import RowReader, ViewChances, ViewNumbers, ViewRows, open_view
+from clipmill.train.data.view_rows import (
+    CaptionCoder,
+    RowReader,
+    ViewChances,
+    ViewNumbers,
+    ViewRows,
+    open_view,
+)
 from clipmill.train.mixture.order import Order, RunOrder
 from clipmill.train.mixture.schedule import blend_sources
-from clipmill.train.model.architecture import ModelConfig, OpenClipConfig
-from clipmill.train.model.open_clip_model import ModelTokenizer, own_tokenizer
+from clipmill.train.model.open_clip_model import own_tokenizer
 from clipmill.train.store import PartCache
 from clipmill.train.transforms import (
+    Pixels,
     ThreadBuffer,
     crop_numbers,
     decode_image,
@@ -51,6 +59,18 @@ LIVE_STEPS = 4  # that a live run reads together: what is read ahead cannot draw
 SPLIT = 4  # pieces of a batch per thread: evens out slow images
 PIXELS = ThreadBuffer()  # of the image that a thread decodes
 SUBSTITUTES = 16  # samples that are tried in the place of a damaged one
+
+
+class ModelInputs(Protocol):
+    """What a model takes; its configuration says so."""
+
+    @property
+    def height_width(self) -> tuple[int, int]:
+        """Of an image, in pixels."""
+
+    @property
+    def context_length(self) -> int:
+        """Tokens of a caption."""
 
 
 class StepSamples(Protocol):
@@ -89,9 +109,13 @@ class Batch:
     substituted: int  # rows of these that are substitutes
     damaged: int  # rows that could not be used; more than `substituted` where substitutes failed
     damaged_samples: tuple[DamagedSample, ...]  # these rows
+    # Where whole pictures were asked for: decoded, or encoded where memory is short; no image_BHWC
+    pictures: tuple[Pixels | bytes, ...] = ()
+    columns: pa.Table | None = None  # (B,) those that were asked for
+    texts: tuple[str | None, ...] = ()  # with columns: which text column each caption is of
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _PlannedBatch:
     """A batch while it is filled: where its rows come from, and the arrays that threads fill."""
 
@@ -101,6 +125,14 @@ class _PlannedBatch:
     tokens: Tensor
     length: Tensor
     keys: list[str]
+    drawn: dict[int, Sample]  # by row, where columns were asked for
+    pictures: list[Pixels | bytes]  # where whole ones were asked for
+    room: int  # bytes of decoded pictures that may still be kept; about, as threads share it
+
+    def keep(self, r: int, data: bytes, pixels: Pixels) -> None:
+        """Keep the whole picture of row `r`."""
+        self.room -= pixels.nbytes
+        self.pictures[r] = pixels if self.room >= 0 else data
 
 
 # Batches whose rows are filled, with the damaged samples among them.
@@ -126,29 +158,38 @@ class Loader:
         self,
         blend: Blend,
         config: TrainConfig,
-        model: ModelConfig | OpenClipConfig,
+        model: ModelInputs,
         rank: int = 0,
         world: int = 1,
         *,
         out: str | None = None,
         decides: bool = True,
         times: StageTimes | None = None,
+        coder: CaptionCoder | None = None,
+        columns: Sequence[str] = (),
+        whole: bool = False,
     ) -> None:
         """out, decides: of a live run, its folder and whether this process decides its segments.
-        times: where the time of each stage is added up.
+        times: where the time of each stage is added up. Of views alone: coder makes the tokens of
+        captions, in the place of the stored ones; columns are read beside the images; with `whole`
+        batches have the whole pictures and no image_BHWC.
         """
         check_world(config, world)
         assert 0 <= rank < world
         self._config, self._size, self._context = config, model.height_width, model.context_length
         share = config.batch_size // world
         self._rows = range(rank * share, (rank + 1) * share)  # of every global batch
-        self._min_size = smallest_side(max(model.height_width), config.crop_min)
+        self._whole, self._columns = whole, tuple(columns)
+        # A whole picture is not scaled, and outlives the buffer of its thread.
+        self._min_size = 0 if whole else smallest_side(max(model.height_width), config.crop_min)
+        self._buffer = None if whole else PIXELS
         self._times = times
         self._decode_image = self._timed("decode", decode_image)
         self._crop_into = self._timed("resize", random_crop_into)
         own = own_tokenizer(model)
-        self._pad = 0 if own is None else own.pad
-        self._copy_tokens = self._timed("collate", copy_tokens if own is None else copy_whole)
+        coder = coder or own
+        self._pad = 0 if coder is None else coder.pad
+        self._copy_tokens = self._timed("collate", copy_tokens if coder is None else copy_whole)
         self._read_image = self._timed("read", _read_image)
         self._plan = self._timed("collate", self._planned)
         self._pin = config.device != "cpu" and torch.cuda.is_available()
@@ -156,7 +197,7 @@ class Loader:
         self.is_resumable = not blend.streams
         self.views: tuple[ViewRows, ...] = ()
         self.token_sets: dict[str, str] = {}
-        self._pools = blend.pools
+        self._pools, self._max_repeats = blend.pools, blend.max_repeats
         self._open_steps: Callable[[range], Steps]
         is_live = blend.live or blend.segments is not None
         if config.read_cache is not None and (is_live or blend.streams):
@@ -180,9 +221,12 @@ class Loader:
             reader, order = open_live(blend, config, cached, seed, out, decides, own)
             readers = (reader,)
         else:
-            readers = self.views = _open_views(blend, config, self.names, cached, own)
+            readers = self.views = _open_views(
+                blend, config, self.names, cached, coder, self._columns
+            )
             order = _order(blend, config, self.names, self.views, cached, seed)
         self.order = order
+        self.check_repeats(len(self))
         for name, reader in zip(self.names, readers, strict=True):
             self.token_sets[name] = reader.token_set
         run = RunRows(order=order, names=self.names, readers=readers, positions=self._rows)
@@ -213,16 +257,17 @@ class Loader:
     def __iter__(self) -> Iterator[Batch]:
         return self.batches()
 
-    def batches(self, start: int = 0) -> Generator[Batch]:
-        """The batches of steps start, start + 1, … of the run; of streams start is 0.
+    def batches(self, start: int = 0, stop: int | None = None) -> Generator[Batch]:
+        """The batches of steps start … stop − 1, by default to the last one; of streams start is 0.
 
         Close or drain it to end its threads and commands.
         """
         assert start == 0 or self.is_resumable
-        steps = self._open_steps(range(start, len(self)))
+        numbers = range(start, len(self) if stop is None else stop)
+        steps = self._open_steps(numbers)
         try:
             fill = self._threaded if self._config.threads else self._alone
-            batches = fill(steps, start)
+            batches = fill(steps, numbers)
             for planned, damaged in batches:
                 steps.finish(planned.samples.step)
                 yield self._finish(planned, damaged)
@@ -230,24 +275,24 @@ class Loader:
             steps.close()  # first: threads may wait for it
             batches.close()
 
-    def _alone(self, steps: Steps, start: int) -> Filled:
-        """The batches from `start` on, filled by the caller."""
-        for _ in range(start, len(self)):
+    def _alone(self, steps: Steps, numbers: range) -> Filled:
+        """The batches of the steps `numbers`, filled by the caller."""
+        for _ in numbers:
             planned = self._plan(steps.take())
             yield planned, self._fill(planned, range(len(self._rows)))
 
-    def _threaded(self, steps: Steps, start: int) -> Filled:
-        """The batches from `start` on, filled by threads."""
+    def _threaded(self, steps: Steps, numbers: range) -> Filled:
+        """The batches of the steps `numbers`, filled by threads."""
         # Random numbers and memory of a batch are made in a thread of their own, so that the caller
         # only waits.
         planner = ThreadPoolExecutor(1, thread_name_prefix="plan")
         pool = ThreadPoolExecutor(self._config.threads, thread_name_prefix="decode")
         in_flight: deque[Future[tuple[_PlannedBatch, list[Future[list[DamagedSample]]]]]] = deque()
         try:
-            for step in range(start, len(self) + self._ahead()):
-                if step < len(self):
+            for count in range(len(numbers) + self._ahead()):
+                if count < len(numbers):
                     in_flight.append(planner.submit(self._begin, pool, steps))
-                if step - start >= self._ahead() and in_flight:
+                if count >= self._ahead() and in_flight:
                     planned, pieces = in_flight.popleft().result()
                     damaged: list[DamagedSample] = []
                     for piece in pieces:
@@ -256,6 +301,11 @@ class Loader:
         finally:
             planner.shutdown(cancel_futures=True)
             pool.shutdown(cancel_futures=True)
+
+    def check_repeats(self, steps: int) -> None:
+        """ValueError where so many steps draw rows of a view more often than the blend allows."""
+        if isinstance(self.order, Order):
+            self.order.check_repeats(steps, self._max_repeats)
 
     def remedy(self, source: str) -> str:
         """What a person does about damaged samples of a source."""
@@ -272,6 +322,8 @@ class Loader:
 
     def _ahead(self) -> int:
         """How many batches are read ahead of the one that is handed out."""
+        if self._whole:
+            return 1
         size = len(self._rows) * math.prod(self._size) * 3
         return max(1, min(PREFETCH, PREFETCH_BYTES // size))
 
@@ -282,10 +334,13 @@ class Loader:
         return _PlannedBatch(
             samples=samples,
             numbers=numbers.tolist(),
-            image=_empty_images((rows, *self._size, 3), self._pin),
+            image=_empty_images((0 if self._whole else rows, *self._size, 3), self._pin),
             tokens=torch.full((rows, self._context), self._pad, pin_memory=self._pin),
             length=torch.zeros(rows, dtype=torch.int64, pin_memory=self._pin),
             keys=[""] * rows,
+            drawn={},
+            pictures=[b""] * (rows if self._whole else 0),
+            room=PREFETCH_BYTES // (1 + self._ahead()),
         )
 
     def _begin(
@@ -304,23 +359,29 @@ class Loader:
         images, length_B = planned.image.numpy(), planned.length.numpy()
         tokens_BT = planned.tokens.numpy()
         for r in rows:
-            sample, pixels = self._usable_sample(planned.samples, r, damaged)
-            self._crop_into(images[r], pixels, planned.numbers[r])
+            sample, data, pixels = self._usable_sample(planned.samples, r, damaged)
+            if self._whole:
+                planned.keep(r, data, pixels)
+            else:
+                self._crop_into(images[r], pixels, planned.numbers[r])
+            if self._columns:
+                planned.drawn[r] = sample
             length_B[r] = self._copy_tokens(sample.tokens, tokens_BT[r])
             planned.keys[r] = sample.name
         return damaged
 
     def _usable_sample(
         self, samples: StepSamples, r: int, damaged: list[DamagedSample]
-    ) -> tuple[Sample, NDArray[np.uint8]]:
-        """Row `r` with its pixels, or its first substitute that can be used."""
+    ) -> tuple[Sample, bytes, Pixels]:
+        """Row `r` with its image and pixels, or its first substitute that can be used."""
         for attempt in range(SUBSTITUTES):
             sample = samples.sample(r, attempt)
             try:
                 if not len(sample.tokens):
-                    raise ValueError(f"it has no tokens{sample.of_column}")
+                    of_column = f" of {sample.text}" if sample.text else ""
+                    raise ValueError(f"it has no tokens{of_column}")
                 data = self._read_image(sample)
-                pixels = self._decode_image(data, self._min_size, PIXELS)
+                pixels = self._decode_image(data, self._min_size, self._buffer)
             except ValueError as error:
                 bad = DamagedSample(
                     step=samples.step,
@@ -336,12 +397,13 @@ class Loader:
                     f"{sample.tar} cannot be read at step {samples.step}: {error}"
                 ) from error
             else:
-                return sample, pixels
+                return sample, data, pixels
         raise ValueError(
             f"{SUBSTITUTES} rows of {sample.source} in a row cannot be used; the last: {bad}"
         )
 
     def _finish(self, planned: _PlannedBatch, damaged: list[DamagedSample]) -> Batch:
+        drawn = [planned.drawn[r] for r in range(len(planned.drawn))]
         return Batch(
             step=planned.samples.step,
             image_BHWC=planned.image,
@@ -351,7 +413,25 @@ class Loader:
             substituted=len({sample.position for sample in damaged}),
             damaged=len(damaged),
             damaged_samples=tuple(damaged),
+            pictures=tuple(planned.pictures),
+            columns=_gathered(drawn) if drawn else None,
+            texts=tuple(sample.text for sample in drawn),
         )
+
+
+def _gathered(samples: Sequence[Sample]) -> pa.Table:
+    """(samples,) the columns of each. Those of one shard are taken together."""
+    of_shard: dict[int, list[int]] = {}
+    for r, sample in enumerate(samples):
+        of_shard.setdefault(id(sample.columns), []).append(r)
+    parts = []
+    for rows in of_shard.values():
+        of_one = samples[rows[0]].columns
+        assert of_one is not None
+        parts.append(of_one.take([samples[r].row for r in rows]))
+    table = pa.concat_tables(parts, promote_options="permissive")
+    place = np.argsort(np.concatenate(list(of_shard.values())))
+    return table.take(place).combine_chunks()
 
 
 def _open_views(
@@ -359,14 +439,15 @@ def _open_views(
     config: TrainConfig,
     names: Sequence[str],
     cached: int,
-    own: ModelTokenizer | None,
+    coder: CaptionCoder | None,
+    columns: Sequence[str],
 ) -> tuple[ViewRows, ...]:
     views = []
     for name in names:
         pool, _, view = name.partition("/")
         texts = tuple(blend.captions.get(name, ()))
-        rows = open_view(blend.pools[pool], view, own or config.tokenizer, cached, texts)
-        views.append(rows)
+        path, tokens = blend.pools[pool], coder or config.tokenizer
+        views.append(open_view(path, view, tokens, cached, texts, columns))
     return tuple(views)
 
 
@@ -383,7 +464,7 @@ def _order(
     sources = blend_sources(blend, shard_rows)
     distinct = None if blend.distinct is None else ViewNumbers(views, blend.distinct, cached)
     balance = ViewChances(views, names, blend.balance, cached) if blend.balance else None
-    order = Order(
+    return Order(
         sources,
         config.batch_size,
         config.lanes,
@@ -393,8 +474,6 @@ def _order(
         balance=balance,
         captions=blend.captions,
     )
-    order.check_repeats(config.steps, blend.max_repeats)
-    return order
 
 
 def _read_image(sample: Sample) -> bytes:

@@ -113,8 +113,10 @@ class StepReads:
             key=key,
             name=f"{name}:{key}",
             tokens=rows.tokens_of(row, column),
-            of_column=f" of {column}" if column else "",
+            text=column,
             read=read,
+            columns=rows.columns,
+            row=row,
         )
 
     def image(self, r: int) -> bytes | None:

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -29,9 +29,6 @@ from clipmill.manifests.schema import Balance
 from clipmill.train.mixture.order import Chances, candidates_for, expected_unique
 from clipmill.train.rng import Ints
 from clipmill.train.store import ByteRanges, RangeClient, ShardCache, coalesce
-
-if TYPE_CHECKING:
-    from clipmill.train.model.open_clip_model import ModelTokenizer
 
 # --------------------------------------------------------------------------------------------------
 # Reads that may fail for a moment: repeated with back-off, then reported as a failure of the run.
@@ -367,6 +364,7 @@ class ShardRows:
     keys: pa.StringArray
     # Further text columns: tokens and ends, as above.
     texts: Mapping[str, tuple[TokenArray, NDArray[np.int64]]] = field(default_factory=dict)
+    columns: pa.Table | None = None  # (rows,) those that were asked for beside the images
 
     def tokens_of(self, row: int, column: str | None = None) -> TokenArray:
         """(length,) start-of-text … end-of-text. Empty where the row has none.
@@ -400,6 +398,19 @@ class ShardRows:
             end = int(self.offset[row]) + int(self.length[row])
             raise ValueError(f"{self.tar} ends before byte {end}")
         return data
+
+
+class CaptionCoder(Protocol):
+    """Makes tokens of captions, in the place of those that a pool stores."""
+
+    identity: str
+    pad: int  # the token that fills a caption up to the context
+
+    def encode_all(
+        self, texts: pa.ChunkedArray, *, blanks: bool = False
+    ) -> tuple[TokenArray, NDArray[np.int64]]:
+        """(tokens of all texts, (texts + 1,) where those of each end); NULL has none, and a blank
+        text has only with `blanks`."""
 
 
 class _Tar:
@@ -479,9 +490,11 @@ class ViewRows(RowReader):
         token_set: str,
         cached_shards: int,
         texts: Sequence[str] = (),
-        own: ModelTokenizer | None = None,
+        own: CaptionCoder | None = None,
+        columns: Sequence[str] = (),
     ) -> None:
-        """own: makes the tokens of the captions, where they are not those of `token_set`."""
+        """own: makes the tokens of the captions, where they are not those of `token_set`. columns:
+        what `ShardRows.columns` has."""
         name = masks.document.name
         super().__init__(masks.pool, name, token_set, cached_shards, self._read_shard)
         self.masks, self.shards, self.shard_rows = masks, masks.shards, masks.kept
@@ -489,13 +502,14 @@ class ViewRows(RowReader):
         # An instance of the filter `tokens` under another name names its column so too.
         self._token_column = token_set.partition("@")[0]
         self._texts = [name for name in texts if name != CAPTION]
-        self._own = own
+        self._own, self._columns = own, tuple(columns)
         self._tokenizer = (own or CaptionTokenizer()) if self._texts else None
 
     def _read_shard(self, number: int) -> ShardRows:
         shard = shard_name(int(self.shards[number]))
         columns = ["key", "uid", "image_offset", "image_length"]
-        sidecar = load_columns(self.masks.files.sidecar(shard), columns)
+        beside = [name for name in self._columns if name == CAPTION]
+        sidecar = load_columns(self.masks.files.sidecar(shard), [*columns, *beside])
         mask = self.masks.read(number, len(sidecar))["kept"]
         kept = sidecar.filter(mask)
         if kept["image_offset"].null_count:
@@ -520,7 +534,36 @@ class ViewRows(RowReader):
             ends=ends,
             keys=one_array(kept["key"]),
             texts=self._read_texts(number),
+            columns=self._read_columns(shard, kept.select(beside), mask),
         )
+
+    def _read_columns(self, shard: str, known: pa.Table, mask: pa.ChunkedArray) -> pa.Table | None:
+        """The columns of the kept rows that were asked for; `known` has the caption."""
+        if not self._columns:
+            return None
+        others = [name for name in self._columns if name not in known.column_names]
+        if others:
+            table = self.masks.table.read(shard, others, self._sets_of_columns)
+            for name, column in zip(others, table.filter(mask).columns, strict=True):
+                known = known.append_column(name, column)
+        return known.select(list(self._columns)).combine_chunks()
+
+    @functools.cached_property
+    def _sets_of_columns(self) -> dict[str, str]:
+        """Column -> the score set that has it: one that the view's rules read, else a current one.
+        ValueError where two current ones have a column that was asked for."""
+        sets: dict[str, str] = {}
+        for name, document in sorted(self.masks.table.score_sets.items()):
+            for column in document.columns:
+                other = sets.setdefault(column, name)
+                is_clear = column in self.masks.score_sets or column not in self._columns
+                if other != name and not is_clear:
+                    raise ValueError(
+                        f"{self.pool} has the column {column!r} in the score sets {other} and "
+                        f"{name}, and view {self.view!r} reads neither: name it in a rule of the "
+                        f"view, such as {{{column}: {column} IS NOT NULL}}, and choose it again"
+                    )
+        return sets | self.masks.score_sets
 
     def _read_texts(self, number: int) -> dict[str, tuple[TokenArray, NDArray[np.int64]]]:
         """Tokens of the further text columns of a shard."""
@@ -557,27 +600,29 @@ def one_array(column: pa.ChunkedArray) -> pa.Array:
 def open_view(
     pool: str,
     view: str,
-    tokenizer: str | ModelTokenizer = "clip",
+    tokenizer: str | CaptionCoder = "clip",
     cached_shards: int = CACHED_SHARDS,
     texts: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> ViewRows:
     """Open POOL/views/VIEW; the columns of `cached_shards` shards stay in memory.
 
     tokenizer: whose stored tokens are read; or the model's own, which makes them of the captions.
-    texts: text columns that captions are drawn from, beside the stored tokens (`caption`).
+    texts: text columns that captions are drawn from, beside the stored tokens (`caption`). columns:
+    of the sidecars and current score sets that `ShardRows.columns` has.
 
     ValueError, with the remedy, for an unknown or stale view and for missing tokens.
     """
     masks = open_masks(shard_files(pool), view)
     if not isinstance(tokenizer, str):
-        return ViewRows(masks, tokenizer.identity, cached_shards, texts, tokenizer)
+        return ViewRows(masks, tokenizer.identity, cached_shards, texts, tokenizer, columns)
     tokens = _find_tokens(PoolLayout(pool), tokenizer, masks)
     if tokenizer != TOKENIZER and set(texts) - {CAPTION}:
         raise ValueError(
             f"captions of {pool}/{view} name text columns, which only the tokenizer {TOKENIZER} "
             f"can read, and the run's is {tokenizer}; leave captions out"
         )
-    return ViewRows(masks, tokens, cached_shards, texts)
+    return ViewRows(masks, tokens, cached_shards, texts, columns=columns)
 
 
 def token_set(pool: str, view: str, tokenizer: str = "clip") -> str:

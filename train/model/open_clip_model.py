@@ -324,7 +324,7 @@ class ModelTokenizer:
         return tokens, np.concatenate([[0], lengths.cumsum()])
 
 
-def own_tokenizer(config: ModelConfig | OpenClipConfig) -> ModelTokenizer | None:
+def own_tokenizer(config: object) -> ModelTokenizer | None:
     """The tokenizer of a model that has one of its own; None: it reads CLIP's tokens."""
     if isinstance(config, OpenClipConfig) and config.tokenizer is not None:
         return ModelTokenizer(config)

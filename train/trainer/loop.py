@@ -32,6 +32,7 @@ from clipmill.manifests.records import (
 )
 from clipmill.manifests.schema import Blend
 from clipmill.train.config import TrainConfig, model_config, trained_groups
+from clipmill.train.data.blends import plan_lines
 from clipmill.train.data.damage import DamageCounts, DamagedSample, sum_damage, too_many_damaged
 from clipmill.train.data.loader import Batch, Loader
 from clipmill.train.data.tar_streams import sum_counts
@@ -56,7 +57,6 @@ from clipmill.train.step.update import (
     precision_context,
 )
 from clipmill.train.trainer.logbook import Logbook, kept_lines, peak_memory, progress_text
-from clipmill.train.trainer.mix import plan_lines
 from clipmill.train.trainer.watch import BATCH, LATER_S, SAVE, STEP, Watch
 from clipmill.train.transforms import normalise
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from clipmill.manifests import disk
 from clipmill.manifests.schema import Blend
-from clipmill.train.trainer.mix import stream_of
+from clipmill.train.data.blends import stream_of
 
 MODULES = ("open_clip_train.main", "training.main")
 LAUNCHERS = {  # of torchrun and srun

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from clipmill.train.trainer.mix import blend_of, count_rows, list_views
+from clipmill.train.data.blends import blend_of, count_rows, list_views
 from tests.support import commands
 
 

@@ -1,5 +1,5 @@
-"""The blend of a run: read from a file, or from POOL/VIEW=WEIGHT on the command line; a check of
-its pools; and the plan: what a run will draw.
+"""The blend of a run: read from a file, or of views with weights; a check of its pools; and the
+plan: what a run will draw.
 """
 
 from __future__ import annotations
@@ -36,7 +36,6 @@ def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
     """A blend from texts POOL/VIEW=WEIGHT, where POOL is a folder or URL. ValueError for a text of
     another form.
     """
-    pools: dict[str, str] = {}
     weights: dict[str, float] = {}
     for text in mix:
         path, _, weight = text.rpartition("=")
@@ -45,15 +44,37 @@ def blend_of(mix: Sequence[str], seed: int = 0) -> Blend:
             raise ValueError(_view_is_missing(path, weight))
         if not folder or not view:
             raise ValueError(f"--mix {text!r} is not POOL/VIEW=WEIGHT, like out/pool/all=0.7")
+        if path in weights:
+            raise ValueError(_named_twice(path))
         try:
             number = float(weight)
         except ValueError:
             raise ValueError(f"--mix {text!r}: the weight {weight!r} is no number") from None
+        weights[path] = number
+    return blend_of_views(weights, seed)
+
+
+def blend_of_views(weights: Mapping[str, float], seed: int = 0) -> Blend:
+    """A blend of views POOL/VIEW with their weights, where POOL is a folder or URL. ValueError for
+    a name of another form.
+    """
+    pools: dict[str, str] = {}
+    views: dict[str, float] = {}
+    for path, weight in weights.items():
+        folder, _, view = path.rpartition("/")
+        if not folder and is_pool(path):
+            raise ValueError(_view_is_missing(path))
+        if not folder or not view:
+            raise ValueError(f"{path!r} is not POOL/VIEW, like out/pool/all")
         source = f"{_pool_name(pools, folder)}/{view}"
-        if source in weights:
-            raise ValueError(f"--mix names {path} twice; add its weights up")
-        weights[source] = number
-    return Blend(name="mix", pools=pools, views=weights, seed=seed)
+        if source in views:
+            raise ValueError(_named_twice(path))
+        views[source] = weight
+    return Blend(name="mix", pools=pools, views=views, seed=seed)
+
+
+def _named_twice(path: str) -> str:
+    return f"{path} is named twice; add its weights up"
 
 
 def stream_of(tars: Sequence[str], seed: int = 0) -> Blend:
@@ -66,9 +87,9 @@ def stream_of(tars: Sequence[str], seed: int = 0) -> Blend:
     return Blend(name="stream", streams={"stream": stream}, seed=seed)
 
 
-def count_rows(blend: Blend) -> int:
+def count_rows(blend: Blend, *, with_weights: bool = True) -> int:
     """Rows that the views of a blend keep. ValueError for a pool that does not exist, or has no
-    such view.
+    such view; with_weights: messages write a view as POOL/VIEW=WEIGHT.
     """
     rows = 0
     if blend.streams:  # of a tar nothing is known before it is read
@@ -85,7 +106,7 @@ def count_rows(blend: Blend) -> int:
             raise ValueError(f"pool {pool!r} of the blend does not exist: {layout.root}")
         if not disk.exists(layout.view_json(view)):
             if is_pool(disk.join(layout.root, view)):
-                weight = f"{blend.views[name]:g}"
+                weight = f"{blend.views[name]:g}" if with_weights else None
                 raise ValueError(_view_is_missing(disk.join(layout.root, view), weight))
             if not is_pool(layout.root):
                 raise ValueError(
@@ -131,12 +152,13 @@ def plan_lines(blend: Blend, sources: Mapping[str, Repeats | StreamDraws]) -> li
     return [*lines, *captions]
 
 
-def _view_is_missing(pool: str, weight: str) -> str:
+def _view_is_missing(pool: str, weight: str | None = None) -> str:
     """The message for a path that is a pool, where POOL/VIEW is wanted."""
     views = list_views(pool)
+    form, given = ("", "") if weight is None else ("=WEIGHT", f"={weight}")
     return (
-        f"{pool} is a pool, and the view is missing: write POOL/VIEW=WEIGHT, like "
-        f"{pool}/{(views or ['VIEW'])[0]}={weight} (its views: {', '.join(views) or 'none yet'})"
+        f"{pool} is a pool, and the view is missing: write POOL/VIEW{form}, like "
+        f"{pool}/{(views or ['VIEW'])[0]}{given} (its views: {', '.join(views) or 'none yet'})"
     )
 
 
