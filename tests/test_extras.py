@@ -17,8 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PACKAGES = ("clipmill", "manifests", "filters", "pipeline", "train", "verdict", "study", "examples")
-# Imported where a run asks for it; not part of this interpreter.
-OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn"}
+# Imported where a run asks for it, or by the example for those who have it; not part of this
+# interpreter.
+OPTIONAL_IMPORTS = {"rapidocr", "wandb", "tensorboard", "flash_attn", "lightning"}
 # `make venv` installs them: this interpreter is the proof.
 # concepts, faces, onnx and stream by way of test
 INSTALLED = {"build", "train", "score", "concepts", "faces", "onnx", "stream", "test", "docs"}
