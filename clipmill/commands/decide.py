@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -68,7 +69,8 @@ def decide_results(
     metric_column: Annotated[list[str] | None, Words, Column] = None,
     value: Annotated[list[str] | None, Words, Column] = None,
     scale: Annotated[str | None, Column] = None, last: Annotated[str | None, Column] = None,
-    samples: Annotated[str | None, Column] = None,
+    samples: Annotated[str | None, Column] = None, runs: str | None = None,
+    spread: Literal["sd", "sem", "ci95"] | None = None,
     unit: Annotated[list[str] | None, Words, Column] = None, markdown: str | None = None,
     latex: str | None = None, csv: str | None = None, svg: str | None = None,
     fail_on: Annotated[list[str] | None, Words] = None, page: str | None = None,
@@ -103,6 +105,10 @@ def decide_results(
         scale: The column of the scale, such as samples seen: compares at each value.
         last: The column of steps or epochs: the last row of each run counts.
         samples: The column of the number of test samples.
+        runs: Of how many runs each mean is, where rows are means with a spread: a number, or the
+            column that counts them.
+        spread: What the spreads beside means are: the standard deviation of the runs, the standard
+            error of the mean, or half of its 95 % interval.
         unit: METRIC=share, percent or none, where the values do not say it.
         markdown: Write the table and what is said below it here, for a pull request.
         latex: Write the table here, for a paper (booktabs).
@@ -111,10 +117,13 @@ def decide_results(
         fail_on: worse, better, different or undecided: end with status 4 where an arm is so.
         page: Write the page here.
     """
+    is_count = runs is not None and re.fullmatch(r"-?[\d.]+", runs) is not None
+    if is_count and (runs is None or not runs.isdigit() or int(runs) < 2):
+        raise ValueError(f"--runs is {runs}; a mean with a spread is of 2 runs or more")
     told = {
         "arm": arm, "seed": seed, "block": block, "task": task_column, "metric": metric_column,
         "value": value, "scale": scale and [scale], "step": last and [last],
-        "test_size": samples and [samples],
+        "test_size": samples and [samples], "runs": None if is_count else runs and [runs],
     }  # fmt: skip
     names = {role: tuple(columns) for role, columns in told.items() if columns}
     if page is not None:
@@ -137,9 +146,10 @@ def decide_results(
     columns = Columns(
         names=names, where=_pairs("--where", where), pattern=pattern, table=table,
         baseline=baseline, named=tuple(name for name in (metric, task) if name),
+        runs=int(runs) if runs and is_count else 0, spread=spread or ""
     )  # fmt: skip
-    decision = None
-    if columns == Columns(baseline=baseline, named=columns.named) and len(paths) == 1 and disk.is_folder(paths[0]):
+    decision, plain = None, Columns(baseline=baseline, named=columns.named)
+    if columns == plain and len(paths) == 1 and disk.is_folder(paths[0]):
         from clipmill.study.results import decide_study
 
         decision = decide_study(paths[0], question)

@@ -7,6 +7,7 @@ written down before the input was read.
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,15 @@ def differences(row: dict[str, Any], status: int, out: str, err: str) -> list[st
     for arm, runs in expect.get("runs", {}).items():
         if len(answer["values"].get(str(arm), {})) != runs:
             wrong.append(f"{len(answer['values'].get(str(arm), {}))} runs of {arm}, not {runs}")
+    means = (answer["means"] or {}).get(answer["task"], {})
+    for arm, score in expect.get("score", {}).items():  # runs, mean and SD of a mean
+        own = means.get(str(arm), {})
+        found = [own.get("n"), own.get("mean"), own.get("sd")]
+        numbers, wanted = (
+            [math.nan if one is None else one for one in listed] for listed in (found, score)
+        )
+        if numbers != pytest.approx(wanted, rel=1e-6, nan_ok=True):
+            wrong.append(f"the score of {arm} is {found}, not {score}")
     many = f"average of {len(answer['tasks'])}" if answer["task"] == "average" else answer["task"]
     headline = f"{many} {answer['metric']}"
     if "headline" in expect and str(expect["headline"]).lower() not in headline.lower():

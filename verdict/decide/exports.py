@@ -21,6 +21,7 @@ from clipmill.verdict.decide.page import (
     NOT_COMPARED,
     arm_lines,
     arm_rows,
+    arm_scores,
     headline,
     runs_head,
     seen_texts,
@@ -32,7 +33,7 @@ from clipmill.verdict.decide.page import (
 from clipmill.verdict.decide.verdicts import Decision
 from clipmill.verdict.pages import charts
 from clipmill.verdict.pages.page import Line
-from clipmill.verdict.stats.analysis import AVERAGE, mean_sd
+from clipmill.verdict.stats.analysis import AVERAGE
 from clipmill.verdict.stats.comparison import Verdict
 from clipmill.verdict.tables.account import account_of, is_guess
 
@@ -181,12 +182,12 @@ def to_csv(d: Decision) -> str:
     writer.writerow(COLUMNS)
     others = {task: result for task, result in d.tasks.items() if task != d.task}
     for task, result in {d.task: d.result, **others}.items():
-        values = d.values if task == d.task else d.task_values.get(task, {})
+        means = arm_scores(d, task)
         compared = {row.arm: row for row in result.comparisons}
         metric = d.metric if task == d.task else result.metric
         for arm in (d.baseline, *(arm for arm in d.arms if arm != d.baseline)):
-            runs, row = list(values.get(arm, {}).values()), compared.get(arm)
-            scores = (len(runs), *mean_sd(runs)) if runs else ("", "", "")
+            one, row = means.get(arm), compared.get(arm)
+            scores = (one.n, one.mean, one.sd) if one else ("", "", "")
             noted: tuple[object, ...] = ("", "", "", "", BASELINE if arm == d.baseline else "")
             if row is not None:
                 noted = (row.difference, row.low, row.high, row.p_adjusted, row.verdict)
@@ -217,7 +218,7 @@ LINE, STRIP = 16, 26  # heights of a line of text and of an arm's interval
 INK, SOFT, GRID, ZONE = "#1d2228", "#59626c", "#d9dee3", "#eef1f4"
 SHADES = {"better": "#0a6b46", "worse": "#ad2a1c"}
 FONT = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
-DRAWING_NOTE = "Bars: 95 % intervals, which hold for all arms together. Dots: single runs."
+DRAWING_NOTE = "Bars: 95 % intervals, which hold for all arms together."
 
 
 def to_svg(d: Decision) -> str:
@@ -239,7 +240,9 @@ def to_svg(d: Decision) -> str:
             body.append(_text(_x(axis, tick), y, label, SMALL, fill=SOFT, anchor="middle"))
         unit = wording.unit_of_difference(d.result.unit) or "difference"
         y = _write(body, y, f"{unit} to {d.baseline}", SMALL)
-        notes.append(f"{DRAWING_NOTE} Grey: counts as equal." if axis.band > 0 else DRAWING_NOTE)
+        dots = " Dots: single runs." if d.means is None else ""
+        band = " Grey: counts as equal." if axis.band > 0 else ""
+        notes.append(f"{DRAWING_NOTE}{dots}{band}")
     for note in (*notes, *(f"Not decided: {text}." for text in d.refusals)):
         y = _write(body, y, note, SMALL, fill=SOFT)
     size = f'width="{WIDTH:g}" height="{y + EDGE:g}" viewBox="0 0 {WIDTH:g} {y + EDGE:g}"'

@@ -9,7 +9,7 @@ import numpy as np
 from clipmill.manifests.text import printable
 from clipmill.manifests.web_page import colour, page_templates
 from clipmill.verdict import wording
-from clipmill.verdict.decide.verdicts import Decision
+from clipmill.verdict.decide.verdicts import ArmScore, Decision
 from clipmill.verdict.pages import charts
 from clipmill.verdict.pages.page import TEMPLATES, Line, scale_of
 from clipmill.verdict.stats.analysis import AVERAGE, mean_sd
@@ -32,6 +32,8 @@ MOST_OPEN = 20  # columns or metrics that the page shows unfolded
 MOST_GUESSED = 3  # tasks that are named in an option; more of them by the name of all values
 MOST_HEAD = 16  # cells of a baseline's name in the head of a table
 ARMS_CAPTION = "Mean ± standard deviation over runs; intervals hold for all arms together"
+LEGENDS = ("Bars are 95 % intervals.", "Circles are single runs, bars 95 % intervals.")
+FROM_MEANS = "from means and SDs"  # of runs that the file does not have
 BASELINE, NOT_COMPARED = "baseline", "not compared"  # stand for a verdict
 WIDTH = 120  # cells of a line that goes to no terminal
 
@@ -87,6 +89,7 @@ def render_decision(d: Decision, source: str, links: Mapping[str, str] | None = 
         signals=d.signals,
         signals_alike=signals_alike(d),
         scales=d.scales,
+        legend=LEGENDS[d.means is None],
     )
 
 
@@ -118,7 +121,8 @@ def title_of(d: Decision) -> str:
     name = f"average of {len(d.tasks)} tasks" if d.task == AVERAGE else d.task
     parts = [name] if d.metric == "value" else [name, d.metric]
     parts += [d.scale] if d.scale else []
-    return ", ".join([*parts, f"over {d.over}"] if d.over else parts)
+    parts += [f"over {d.over}"] if d.over else []
+    return ", ".join([*parts, FROM_MEANS] if d.means is not None else parts)
 
 
 def runs_head(d: Decision) -> str:
@@ -143,14 +147,28 @@ def headline(d: Decision) -> str:
     return f"{'; '.join(texts)}{more} ({scope})."
 
 
+def arm_scores(d: Decision, task: str) -> dict[str, ArmScore]:
+    """The scores of the arms that have one on a task, or on what decides."""
+    if d.means is not None:
+        return d.means.get(task, {})
+    values = d.values if task == d.task else d.task_values.get(task, {})
+    scores = {}
+    for arm, runs in values.items():
+        if runs:
+            mean, sd = mean_sd(list(runs.values()))
+            scores[arm] = ArmScore(n=len(runs), mean=mean, sd=sd)
+    return scores
+
+
 def arm_rows(d: Decision) -> list[tuple[str, int, str, Comparison | None]]:
     """(arm, runs, mean ± SD, its comparison) of the baseline and the arms."""
     compared = {row.arm: row for row in d.result.comparisons}
-    rows = []
+    scores, rows = arm_scores(d, d.task), []
     for arm in (d.baseline, *(arm for arm in d.arms if arm != d.baseline)):
-        runs = list(d.values.get(arm, {}).values())
-        score = wording.mean_and_sd(*mean_sd(runs), d.result.unit) if runs else wording.DASH
-        rows.append((arm, len(runs), score, compared.get(arm)))
+        one, text = scores.get(arm), wording.DASH
+        if one is not None:
+            text = wording.mean_and_sd(one.mean, one.sd, d.result.unit)
+        rows.append((arm, one.n if one else 0, text, compared.get(arm)))
     return rows
 
 
@@ -293,8 +311,10 @@ def arm_lines(d: Decision) -> list[Line]:
 
 def _run_differences(d: Decision, row: Comparison) -> tuple[float, ...]:
     """Each run less the baseline's run of its seed; less the mean of the baseline's runs where the
-    comparison is of no seed in common.
+    comparison is of no seed in common. () where the file has means of runs.
     """
+    if d.means is not None:
+        return ()
     values, of_baseline = d.values.get(row.arm, {}), d.values.get(row.baseline, {})
     if row.seeds:
         return tuple(values[seed] - of_baseline[seed] for seed in row.seeds)

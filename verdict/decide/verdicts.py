@@ -19,6 +19,7 @@ from clipmill.verdict.stats.analysis import (
     TaskScores,
     analyse,
     average_values,
+    mean_sd,
 )
 from clipmill.verdict.stats.blocks import POOLING_P, Interaction, interaction, seed_effect
 from clipmill.verdict.stats.scales import Column, ScaleDecision, ScaleTables
@@ -38,6 +39,7 @@ from clipmill.verdict.tables.metric_names import (
 )
 from clipmill.verdict.tables.reader import Codes, Results
 from clipmill.verdict.tables.roles import BASELINES, baseline_arm, quoted
+from clipmill.verdict.tables.spreads import stand_ins
 
 MOST_FACTS = 2000  # metrics of tasks whose direction and unit are printed
 COSTS = re.compile(
@@ -81,11 +83,24 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArmScore:
+    """The mean of an arm's runs. n: how many they are, 0 where it is not known. sd: their standard
+    deviation; None for one run, and where it is not known.
+    """
+
+    n: int
+    mean: float
+    sd: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The verdicts on a table.
 
     task: what the headline is of, a task or the average. scale: the name of the largest scale,
     whose runs are compared. result: the comparisons on it. values: its runs, {arm: {run: value}}.
+    means: {task: {arm: its score}} where the file has means of runs with their spreads, and so no
+    `values`; None where it has runs.
     paired: runs of one seed belong together; else runs have no order. runs: names of runs that are
     no plain seeds. tasks: the results of every task. task_values: their runs. signals: which metric
     of which task separates the arms best. seeds_for_effect: None where no number suffices, or
@@ -104,6 +119,7 @@ class Decision:
     scale: str
     result: TaskResult
     values: Runs
+    means: dict[str, dict[str, ArmScore]] | None
     paired: bool
     runs: dict[int, str]
     tasks: dict[str, TaskResult]
@@ -166,7 +182,9 @@ def decide(results: Results, question: Question) -> Decision:
         own = baseline_arm(results.arms, question.baseline)
         question = replace(question, baseline=own or question.baseline)
     _check_names(results, question)
-    table = _table(results, question)
+    plain = _table(results, question)
+    table = _of_means(plain, question, notes)
+    from_means, results = table is not plain, table.results
     arms_out = _copies(results, question, notes)
     chosen = {
         task: metric for task, metric in _headline_metrics(table, question).items()
@@ -174,10 +192,10 @@ def decide(results: Results, question: Question) -> Decision:
     }  # fmt: skip
     if not chosen:
         raise ValueError("no row is left to compare")
-    facts = {key: metric_facts(table, key, question) for key in _facts_keys(table, chosen)}
-    facts |= _as_siblings(table, facts)
+    facts = {key: metric_facts(plain, key, question) for key in _facts_keys(plain, chosen)}
+    facts |= _as_siblings(plain, facts)
     _check_one_unit(
-        table, facts, {task: name for task, name in chosen.items() if question.task in (None, task)}
+        plain, facts, {task: name for task, name in chosen.items() if question.task in (None, task)}
     )
     largest = _largest_scale(table, chosen, arms_out, notes)
     if question.noise is not None and len(results.scales) < 2:
@@ -195,8 +213,13 @@ def decide(results: Results, question: Question) -> Decision:
         table = _table(_over_blocks(results, notes), question)
     table = _layout(table, chosen, largest, baseline, arms, notes)
     tables = _scores(table, chosen, largest, facts, arms, question)
-    averages = _averages(tables)
-    can_average = _can_average(tables, averages, results.named_tasks, question, notes, refusals)
+    of_file = _scores(plain, chosen, largest, facts, arms, question) if from_means else tables
+    averages = _averages(of_file)
+    if from_means:
+        can_average = False
+        refusals += _without_average(tables, averages, question)
+    else:
+        can_average = _can_average(tables, averages, results.named_tasks, question, notes, refusals)
     _check_band(tables, facts, chosen, question)
     over, analysed = _over(table, tables), tables
     if over and len(results.blocks) < LEAST_BLOCKS:
@@ -205,9 +228,12 @@ def decide(results: Results, question: Question) -> Decision:
     are_means = results.are_means and not over
     if are_means:
         analysed = {task: _without_runs(scores) for task, scores in tables.items()}
-    analysis = _analysis(analysed, baseline, arms, question, table, averages, average=can_average)
+    singles = [] if from_means else averages  # columns of averages are analysed as any other
+    analysis = _analysis(analysed, baseline, arms, question, table, singles, average=can_average)
     there = [task for task in analysis.tasks if tables[task].values.get(baseline)]
     there = there or list(analysis.tasks)
+    if from_means and (of_averages := [task for task in there if task in averages]):
+        there = of_averages
     first = there[0] if results.named_tasks else _first_that_varies(
         there, lambda task: [_plain_runs(tables[task].values)]
     )  # fmt: skip
@@ -219,8 +245,10 @@ def decide(results: Results, question: Question) -> Decision:
     values = average_values([scores.values for scores in of_tasks.values()])
     notes += _runs_without_a_task(of_tasks, values)
     metrics = {scores.metric for scores in of_tasks.values()}
-    refusals += _refusals(values, result, baseline, arms, of_tasks, are_means)
-    notes += _ties(table, chosen, largest, arms)
+    means = _arm_scores(plain, chosen, largest, tables)
+    refusals += _refusals(values, result, baseline, arms, of_tasks, are_means, results.missing,
+                          (means or {}).get(result.task, {}))  # fmt: skip
+    notes += _ties(table, chosen, largest, arms) if not from_means else []
     samples = _samples_of_task(table, chosen, result)
     notes += _small_test_set(result, values, samples)
     several = question.task is None and result is not analysis.average and len(analysis.tasks) > 1
@@ -252,12 +280,15 @@ def decide(results: Results, question: Question) -> Decision:
         metric=result.metric if len(metrics) == 1 else f"{len(metrics)} metrics",
         scale=results.scales[largest],
         result=result,
-        values=values,
+        values={} if from_means else values,
+        means=means,
         paired=table.groups is None,
         runs=dict(table.names),
         tasks=analysis.tasks,
-        task_values={task: _plain_runs(tables[task].values) for task in analysis.tasks},
-        signals=_signals(table, largest, facts, arms_out, question),
+        task_values={}
+        if from_means
+        else {task: _plain_runs(tables[task].values) for task in analysis.tasks},
+        signals=() if from_means else _signals(table, largest, facts, arms_out, question),
         scales=_scale_decisions(
             table, chosen, largest, facts, question, result.task, can_average, averages, arms_out
         ),
@@ -379,6 +410,61 @@ def _table(results: Results, question: Question) -> _Table:
     if not r.paired:
         layout = dict(blocks) if blocks else dict.fromkeys(np.unique(run_N).tolist(), 0)
     return _Table(r, groups, run_N, layout, blocks, names)
+
+
+def _of_means(table: _Table, question: Question, notes: list[str]) -> _Table:
+    """The table with runs that stand for each mean: values of its mean and standard deviation, on
+    which alone a one-way layout rests. Without metrics whose means have no spread, where others
+    have one.
+    """
+    r = table.results
+    if r.sd_N is None or r.runs_N is None:
+        return table
+    values, places, numbers = list[float](), list[int](), list[int]()
+    for n, (value, sd, runs) in enumerate(zip(r.value_N, r.sd_N, r.runs_N, strict=True)):
+        own = [float(value)] if math.isnan(sd) else stand_ins(float(value), float(sd), int(runs))
+        values += own
+        places += [n] * len(own)
+        numbers += range(len(own))
+    at = np.array(places, np.int64)
+    runs = replace(
+        r, arm_N=r.arm_N[at], seed_N=np.array(numbers, np.int64), task_N=r.task_N[at],
+        metric_N=r.metric_N[at], value_N=np.array(values), scale_N=r.scale_N[at],
+        samples_N=r.samples_N[at], higher_N=r.higher_N[at], block_N=r.block_N[at]
+    )  # fmt: skip
+    has_spread = {
+        key: any(np.unique(r.arm_N[own[~np.isnan(r.sd_N[own])]]).size > 1 for own in of.values())
+        for key, of in table.by_key.items()
+    }
+    left_out = [
+        key for key, is_there in has_spread.items()
+        if not is_there and any(has_spread.values())
+        and question.task != key[0] and question.metric != key[1]
+    ]  # fmt: skip
+    if left_out:
+        names = dict.fromkeys(task if name == "value" else name for task, name in left_out)
+        notes.append(f"left out: {some(list(names))}, whose means have no spread")
+    whole = _table(runs, question)
+    kept = {key: of for key, of in whole.by_key.items() if key not in left_out}
+    return replace(whole, by_key=kept)
+
+
+def _arm_scores(
+    plain: _Table, chosen: Mapping[str, str], scale: float, tables: Mapping[str, TaskScores]
+) -> dict[str, dict[str, ArmScore]] | None:
+    """{task: {arm: its score}} of means, those of an arm in several blocks as one; None of runs."""
+    r, scores = plain.results, dict[str, dict[str, ArmScore]]()
+    if r.runs_N is None:
+        return None
+    for task, of_task in tables.items():
+        counts = Counter[str]()
+        for n in plain.by_key[task, chosen[task]][scale].tolist():
+            counts[r.arms[r.arm_N[n]]] += int(r.runs_N[n])
+        scores[task] = {}
+        for arm, runs in of_task.values.items():
+            mean, sd = mean_sd(list(runs.values()))
+            scores[task][arm] = ArmScore(n=counts[arm], mean=mean, sd=sd)
+    return scores
 
 
 def _copies(results: Results, question: Question, notes: list[str]) -> set[str]:
@@ -918,6 +1004,18 @@ def _check_band(
         )
 
 
+def _without_average(
+    tables: Mapping[str, TaskScores], averages: Sequence[str], question: Question
+) -> list[str]:
+    """Why means of several tasks have no average but one that stands in the file."""
+    if len(tables) < 2 or averages or question.task is not None:
+        return []
+    return [
+        f"no average over the {len(tables)} tasks: means of runs do not say how tasks vary "
+        "together in a run; choose by --task"
+    ]
+
+
 def _headline_place(name: str) -> tuple[bool, int, bool, bool, bool]:
     """The place of a metric among those that could decide: of a test set before a training set, the
     likeliest headline, a time or a cost last, a metric whose name is known, a test set before the
@@ -989,13 +1087,21 @@ def _thin(of_tasks: Mapping[str, TaskScores]) -> str:
 
 def _refusals(
     values: Runs, result: TaskResult, baseline: str, arms: Sequence[str],
-    of_tasks: Mapping[str, TaskScores], are_means: bool,
+    of_tasks: Mapping[str, TaskScores], are_means: bool, missing: str,
+    means: Mapping[str, ArmScore],
 ) -> list[str]:  # fmt: skip
+    """missing: what must be told of means with spreads. means: of each arm, where it was told."""
     lacking = [arm for arm in arms if not values.get(arm)]
     thin = _thin(of_tasks)
     what = f"a task is missing (--without): {thin}" if thin else "a task is missing (--without)"
     what = what if len(of_tasks) > 1 else f"no value of {result.task}"
     refusals = [f"{_some(lacking)} not compared: {what}"] if lacking else []
+    if missing:
+        return [
+            *refusals,
+            "no verdict: the values are means with their spreads, each of which counts as one run: "
+            f"give {missing}",
+        ]
     if are_means:
         return [
             *refusals,
@@ -1008,6 +1114,11 @@ def _refusals(
             *refusals,
             f"no verdict: {baseline} has no run; choose a --baseline or --task",
         ]
+    bare = [
+        arm for arm in arms if len(values.get(arm, {})) == 1 and arm in means and means[arm].n != 1
+    ]
+    if baseline in bare:
+        return [*refusals, f"no verdict: the mean of {baseline} has no spread or number of runs"]
     if all(len(runs) < 2 for runs in values.values()):
         return [
             *refusals,
@@ -1019,7 +1130,9 @@ def _refusals(
             *refusals,
             f"no verdict: {baseline} has one run; choose a --baseline with two or more",
         ]
-    single = [arm for arm in arms if len(values.get(arm, {})) == 1]
+    if bare:
+        refusals.append(f"no verdict on {_some(bare)}: no spread or number of runs of the mean")
+    single = [arm for arm in arms if len(values.get(arm, {})) == 1 and arm not in bare]
     if single:
         refusals.append(
             f"no verdict on {_some(single)}: one run, and how much another would differ is not "
@@ -1034,7 +1147,7 @@ def _refusals(
             "no verdict: the differences to the baseline are the same in every seed, so their "
             "noise is not known"
         )
-    compared = {baseline, *lacking, *single, *(row.arm for row in result.comparisons)}
+    compared = {baseline, *lacking, *single, *bare, *(row.arm for row in result.comparisons)}
     if few := [arm for arm in arms if arm not in compared]:
         refusals.append(f"{_some(few)} not compared with {baseline}: two runs are needed in common")
     return refusals

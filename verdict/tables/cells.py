@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 CORE = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?"
@@ -50,12 +50,14 @@ SPREAD_NOTE = "a number with its spread"
 @dataclass(frozen=True, slots=True)
 class Cell:
     """value: the number; None where there is none. note: how a number that stands not alone was
-    understood, "" for a plain one. unit: the letters behind it.
+    understood, "" for a plain one. unit: the letters behind it. spread: what stands behind ±, in
+    the unit of the value.
     """
 
     value: float | None
     note: str = ""
     unit: str = ""
+    spread: float | None = None
 
 
 NOTHING = Cell(None)
@@ -112,7 +114,9 @@ def _marked(text: str, comma: str) -> Cell:
         note = "" if plain == text or comma else "a number with marks"
         return _cell(found, PERCENT_NOTE if found[2] else note)
     if found := SPREAD.fullmatch(plain):
-        return _cell(found, SPREAD_NOTE)
+        cell = _cell(found, SPREAD_NOTE)
+        scale = 0.01 if found[2] else 1.0
+        return replace(cell, spread=scale * float(found[3])) if cell.value is not None else cell
     if found := INTERVAL.fullmatch(plain):
         return _cell(found, "a number with an interval")
     if found := BRACKETS.fullmatch(plain):

@@ -155,10 +155,16 @@ class NameFacts:
     bounded: bool
 
 
+WITH_SPREAD = re.compile(r"(?<=\w)\s*[(\[]?\s*\b(mean|avg|average)?\s*(±|\+/-).*", re.I)
+
+
 @lru_cache(CACHED)
 def plain_name(name: str) -> str:
-    """A column's name in lower case, words joined by _, without the prefixes of trackers."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|((?<=[a-z]{4})|(?<=\d))(?=[A-Z]$)", "_", name)
+    """A column's name in lower case, words joined by _, without the prefixes of trackers and what
+    says that its cells have a spread: `acc (mean ± std)`.
+    """
+    text = WITH_SPREAD.sub("", name)
+    text = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])|((?<=[a-z]{4})|(?<=\d))(?=[A-Z]$)", "_", text)
     text = PREFIXES.sub("", text.lower())
     plain = re.sub(r"[^a-z0-9]+", "_", text).strip("_")
     return plain.removesuffix("_so_far")  # no rate of false acceptance

@@ -65,6 +65,14 @@ from clipmill.verdict.tables.roles import (
     roles_of,
     values_of,
 )
+from clipmill.verdict.tables.spreads import (
+    counts_runs,
+    header_kind,
+    samples_behind,
+    spread_kind,
+    standard_deviations,
+    with_spreads_beside,
+)
 
 ENDINGS = (".csv", ".tsv", ".parquet", ".jsonl", ".ndjson", ".json", ".xlsx", ".xls", ".ods")
 TEXT_ENDINGS = (".md", ".markdown", ".tex", ".txt")  # of a folder that has none of the others
@@ -148,7 +156,9 @@ class Results:
     account: what became of rows, columns and cells. one_arm: why there is one
     arm only, with the columns that could name it. named_tasks: tasks are cells of a column, not
     columns of values, and their names say nothing of a metric. are_means: a cell is a mean of runs
-    with its spread, and nothing numbers the rows, so that none of them is a run.
+    with its spread, and nothing numbers the rows, so that none of them is a run. runs_N, sd_N: of
+    how many runs each value is the mean (0: not known), and their standard deviation (NaN: one run,
+    or not known); None where values are runs, or where `missing` says what must be told.
     """
 
     arms: tuple[str, ...]
@@ -176,6 +186,9 @@ class Results:
     one_arm: str = ""
     named_tasks: bool = False
     are_means: bool = False
+    runs_N: Codes | None = None
+    sd_N: NDArray[np.float64] | None = None
+    missing: str = ""
 
 
 def read_results(paths: Sequence[str], columns: Columns | None = None) -> Results:
@@ -558,7 +571,8 @@ class _Reading:
     """The steps from files to measurements, and what each of them leaves out.
 
     frame: the rows that count so far. roles: of its columns. cells: the values that count so far.
-    table: {role: a text for each of these values}.
+    table: {role: a text for each of these values}. spreads: {column of means: the spread of each
+    row}.
     """
 
     def __init__(self, told: Columns) -> None:
@@ -570,6 +584,7 @@ class _Reading:
         self.no_numbers: dict[str, Counter[str]] = {}
         self.shares: set[str] = set()
         self.are_means = False
+        self.spreads: dict[str, NDArray[np.float64]] = {}
         self.frame = Frame({}, 0)
         self.roles = Roles()
         self.cells = _Cells(NO_CODES, NO_CODES, [], np.zeros(0))
@@ -605,7 +620,8 @@ class _Reading:
 
     def _read(self, frames: list[Frame]) -> Results:
         series, several = _series(frames), len(frames) > 1
-        frame = _with_arms_below(_with_runs_below(_with_pairs_below(joined(frames)), several))
+        frame = with_spreads_beside(joined(frames))
+        frame = _with_arms_below(_with_runs_below(_with_pairs_below(frame), several))
         self.frame = replace(frame, columns=dict(frame.columns))  # as it is read again and again
         self._fill_switches()
         self.notes += self.frame.notes
@@ -851,7 +867,7 @@ class _Reading:
                 parts.append(self._of_dictionaries(column))
                 continue
             self.attempted += self.frame.rows
-            units = Counter[str]()
+            units, spreads = Counter[str](), understood[SPREAD_NOTE]
             counts = column.counts().tolist()
             for value, cell, count in zip(column.values, column.cells, counts, strict=True):
                 if count and cell.value is None:
@@ -863,6 +879,8 @@ class _Reading:
             if len(units) > 1:
                 shown = ", ".join(unit or "none" for unit in units)
                 raise ValueError(f"column {name!r} has numbers with several units ({shown})")
+            if name in self.roles.spreads or understood[SPREAD_NOTE] > spreads:
+                self._take_spreads(name, column)
             numbers = column.numbers()
             there = np.flatnonzero(~np.isnan(numbers))
             parts.append(_Cells(there, np.zeros(len(there), np.int64), [name], numbers[there]))
@@ -873,10 +891,6 @@ class _Reading:
             if note:
                 self.notes.append(f"understood: {count:,} cells are {note}; the number counts")
         self.are_means = 2 * understood[SPREAD_NOTE] > len(self.cells.value_N)
-        if understood[SPREAD_NOTE]:
-            self.notes.append(
-                "a spread behind ± is no run: means of runs have no verdict without the runs"
-            )
         self.table = self._texts()
         metrics = self.table["metric"].texts()
         bad = {
@@ -887,6 +901,20 @@ class _Reading:
             for name, role in bad.items():
                 kept = ~self.table["metric"].is_in({name})
                 self._keep_cells(kept, f"of {name}, a {role}, not a metric")
+
+    def _take_spreads(self, name: str, column: Column) -> None:
+        """The spreads of a column of means: behind ±, or in the column beside it."""
+        inside = [np.nan if cell.spread is None else cell.spread for cell in column.cells]
+        spread_N = np.array(inside, np.float64)[column.codes]
+        beside = self.frame.columns.get(self.roles.spreads.get(name, ""))
+        if beside is not None:
+            of_beside = [cell.note == PERCENT_NOTE for cell in beside.cells]
+            of_own = [cell.note == PERCENT_NOTE for cell in column.cells]
+            power_N = np.array(of_beside)[beside.codes] * 1 - np.array(of_own)[column.codes]
+            other_N = beside.numbers() * 100.0**power_N
+            spread_N = np.where(np.isnan(spread_N), other_N, spread_N)
+        if not np.isnan(spread_N).all():
+            self.spreads[name] = np.abs(spread_N)
 
     def _no_number(self, value: Any, count: int, name: str) -> None:
         if is_empty(value):
@@ -1227,6 +1255,7 @@ class _Reading:
             lengths = np.array([0 if one is None else len(one) for one in lists], np.int64)
             samples_N = np.where(samples_N == 0, lengths, samples_N)
         numbers = np.array([scales[text_of(text)] for text in table["scale"].values])
+        runs_N, sd_N, missing = self._means(has_seeds)
         return Results(
             arms=arms, tasks=tasks, metrics=metrics, arm_N=arm_N, seed_N=seed_N, task_N=task_N,
             metric_N=metric_N, value_N=cells.value_N, scale_N=numbers[table["scale"].codes],
@@ -1237,17 +1266,80 @@ class _Reading:
             paired=has_seeds and roles.paired and not roles.runs,
             blocks=blocks if roles.block else (), block_columns=roles.block, seeds=seeds,
             shares=frozenset(self.shares if not roles.is_long else ()),
-            are_means=(self.are_means or self._counts_runs()) and not (has_seeds or roles.runs),
+            are_means=runs_N is None and not (has_seeds or roles.runs) and (
+                self.are_means or self._counts_runs() or bool(missing)
+            ), runs_N=runs_N, sd_N=sd_N, missing=missing,
             named_tasks=bool(roles.task) and 2 * sum(map(is_known, tasks)) <= len(tasks)
         )  # fmt: skip
 
     def _counts_runs(self) -> bool:
         """Whether a column says of how many runs each row is the mean."""
         counts = [
-            name for name in self.roles.of("count") if name in self.frame.columns
-            and re.fullmatch(r"(n|num|number)_(of_)?(seeds|runs|folds|trials)", plain_name(name))
+            name for name in self.roles.of("count")
+            if name in self.frame.columns and counts_runs(name) and "_" in plain_name(name)
         ]  # fmt: skip
         return any((self.frame.columns[name].numbers() > 1).any() for name in counts)
+
+    def _means(self, has_seeds: bool) -> tuple[Codes | None, NDArray[np.float64] | None, str]:
+        """Of values that are means of runs: how many runs each is of, their standard deviations,
+        and what must be told for these. ValueError where options say it of what are no means.
+        """
+        told, roles, cells = self.told, self.roles, self.cells
+        is_told = bool(told.runs or told.spread or "runs" in told.names)
+        option = "--runs and --spread are for means with a spread, one row each; here "
+        none = "no value has one"
+        rows_N = np.bincount(self._key("arm", "block", "task", "metric", "scale"))
+        if "lm-eval" in self.frame.form:
+            self.notes.append("stderr: over the test samples of one run, so no spread of runs")
+        is_run = has_seeds or bool(roles.runs)
+        if not self.spreads or is_run or rows_N.max() > 1:
+            if is_told:
+                what = "runs have seeds" if is_run else "arms have several rows"
+                raise ValueError(option + (what if self.spreads else none))
+            return None, None, ""
+        spread_N, kind_N = np.full(len(cells.row_N), np.nan), np.zeros(len(cells.row_N), "U4")
+        for place, name in enumerate(cells.names):
+            if name in self.spreads:
+                own_N = cells.name_N == place
+                spread_N[own_N] = self.spreads[name][cells.row_N[own_N]]
+                beside = roles.spreads.get(name)
+                kind = spread_kind(beside) if beside else header_kind(name)
+                kind_N[own_N] = told.spread or kind or ""
+        there_N = ~np.isnan(spread_N)
+        groups_N = self._key("task", "metric", "scale")
+        for group in np.unique(groups_N[there_N]).tolist():
+            own_N = there_N & (groups_N == group)
+            if samples := samples_behind(cells.value_N[own_N], spread_N[own_N]):
+                there_N &= ~own_N
+                name = cells.names[cells.name_N[own_N][0]]
+                none = (
+                    f"{name}: its spreads are what {samples:,} test samples of one run leave, "
+                    "√(p(1-p)/n), no spread of runs"
+                )
+                self.notes.append(none)
+        spread_N[~there_N] = np.nan
+        if not there_N.any():
+            if is_told:
+                raise ValueError(option + none)
+            return None, None, ""
+        runs_N = np.full(len(cells.row_N), told.runs, np.int64)
+        if roles.run_count and not told.runs:
+            counts = self.frame.columns[roles.run_count].numbers()[cells.row_N]
+            runs_N = np.nan_to_num(counts).astype(np.int64)
+        missing = []
+        if not (there_N & (runs_N > 0)).any():
+            named = [name for name in roles.of("count") if plain_name(name) in ("n", "count")]
+            column = f" (--runs {named[0]} if that column counts them)" if named else ""
+            missing.append(f"--runs N{column}")
+        if (there_N & (kind_N == "")).any():
+            missing.append("--spread sd, sem or ci95")
+        if missing:
+            return None, None, " and ".join(missing)
+        sd_N = np.full(len(spread_N), np.nan)
+        for kind in np.unique(kind_N[there_N]).tolist():
+            own_N = there_N & (kind_N == kind)
+            sd_N[own_N] = standard_deviations(spread_N[own_N], runs_N[own_N], kind)
+        return runs_N, sd_N, ""
 
     def _one_arm(self) -> Open | None:
         """Why there is one arm, with the columns that could name it; None where there are more."""

@@ -26,6 +26,7 @@ from clipmill.verdict.tables.metric_names import (
     plain_name,
     task_stem,
 )
+from clipmill.verdict.tables.spreads import counts_runs, spread_kind
 
 ARM_WORDS = (
     "arm", "variant", "treatment", "recipe", "method", "methods", "approach", "algorithm", "algo",
@@ -209,6 +210,7 @@ STAGES = {"train", "training", "val", "valid", "validation", "dev", "test", "eva
 NUMBERED = re.compile(r"([A-Za-z]{1,12}[-_ ]?)?\d+")
 PATH = re.compile(r".*[/\\].*\.(?!\d+$)\w{1,6}")
 BASELINES = ("baseline", "raw", "control", "unfiltered", "base", "no_filter", "none", "default")
+OF_LM_EVAL = "of lm-eval"  # whose standard errors are over the test samples of one run
 TWO_LEVELS = "two levels of keys could be arms"
 NO_ARM = ("", "nan", "<na>", "#n/a", "null", "-", "--", "–", "—")
 HOLDS_SETTINGS = "it holds settings"  # a dictionary in each cell
@@ -233,7 +235,9 @@ class Columns:
     count; several values of one column are alternatives. pattern: a regular expression with the
     groups arm and, as they are there, arm2 (which is joined to it), seed, scale and task. table:
     which of several tables of a file. baseline: an arm, which tells the column that has it. named:
-    the metric and the task that are asked for: a column of that name holds values.
+    the metric and the task that are asked for: a column of that name holds values. runs: of each
+    mean, 0 where a column (of the role `runs`) or nothing tells it. spread: `sd`, `sem` or `ci95`,
+    what the spreads beside means are.
     """
 
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -242,6 +246,8 @@ class Columns:
     table: str | None = None
     baseline: str | None = None
     named: tuple[str, ...] = ()
+    runs: int = 0
+    spread: str = ""
 
 
 Chosen = tuple[tuple[str, str], ...]  # (column, value) of the rows that count
@@ -312,8 +318,9 @@ class Roles:
     """{column: (role, reason)}, and the columns of the roles that make a measurement.
 
     arms_are_columns: the arms are the columns of `values`. runs: a column that names each run, each
-    of one arm. paired: runs of one seed belong together. unsettled: columns that would be asked
-    for if rows of one run differed in them.
+    of one arm. paired: runs of one seed belong together. spreads: {column of means: the column of
+    their spreads}. run_count: the column that says of how many runs each mean is. unsettled:
+    columns that would be asked for if rows of one run differed in them.
     """
 
     given: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -334,6 +341,8 @@ class Roles:
     direction: str = ""
     test_size: str = ""
     state: str = ""
+    spreads: dict[str, str] = field(default_factory=dict)
+    run_count: str = ""
     unsettled: list[str] = field(default_factory=list)
 
     def of(self, role: str) -> list[str]:
@@ -362,6 +371,7 @@ def roles_of(frame: Frame, told: Columns, several_files: bool) -> Roles:
     _check_open(frame, told, roles)
     _settle_directions(roles)
     _spreads_of_others(frame, roles, numeric)
+    _settle_run_count(frame, roles, numeric)
     _settle_values(frame, told, roles, numeric)
     _leave_out_derived(frame, roles)
     _settle_seed(frame, told, roles)
@@ -404,14 +414,14 @@ def _check_told(frame: Frame, told: Columns) -> None:
 
 OPTIONS = {"arm": "--arm", "seed": "--seed", "block": "--block", "task": "--task-column",
            "metric": "--metric-column", "value": "--value", "scale": "--scale",
-           "test_size": "--samples", "step": "--last"}  # fmt: skip
+           "test_size": "--samples", "step": "--last", "runs": "--runs"}  # fmt: skip
 
 
 def _told_roles(frame: Frame, told: Columns, roles: Roles) -> None:
     for role, names in told.names.items():
-        roles.give(
-            role, [name for name in names if name in frame.columns], f"told by {OPTIONS[role]}"
-        )
+        own = [name for name in names if name in frame.columns]
+        roles.give("count" if role == "runs" else role, own, f"told by {OPTIONS[role]}")
+    roles.run_count = "".join(told.names.get("runs", ()))
 
 
 def _count_answers(frame: Frame) -> None:
@@ -646,22 +656,55 @@ def _settle_directions(roles: Roles) -> None:
 
 
 def _spreads_of_others(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) -> None:
-    """Columns whose name is that of another one and a word for a spread: `acc`, `acc_err`."""
+    """Columns whose name is that of another one and a word for a spread: `acc`, `acc_err`. A word
+    that names what has a spread of its own, as in `pr_std` beside `pr_std_sd`, is none here.
+    """
     plain = {plain_name(name): name for name in roles.given if numeric.get(name)}
+    stems = {own: own[: found.start()] for own in plain if (found := SPREAD_OF.search(own))}
+    alone = {own: own[len(stem) :] for own, stem in stems.items()
+             if stem and not {stem, f"{stem}_mean"} & plain.keys()}  # fmt: skip
+    words = {alone[stem] for stem in stems.values() if stem in alone}
+    for own in [own for own, word in alone.items() if word in words]:
+        roles.given[plain[own]] = ("metric", "numbers")
+    order = [name for name in plain.values() if roles.given[name][0] in ("metric", "value")]
+    names = list(frame.columns)
     for own, name in plain.items():
-        if roles.given[name][0] not in ("metric", "count", "setting", "spread"):
+        role, reason = roles.given[name]
+        if role not in ("metric", "count", "setting", "spread") or reason == OF_LM_EVAL:
             continue
         found = SPREAD_OF.search(own)
         base = own[: found.start()].rstrip("_") if found else SPREAD_BEFORE.sub("", own)
         candidates = (base, f"{base}_mean", f"mean_{base}", f"avg_{base}", f"{base}_avg")
         of = next((plain[each] for each in candidates if each != own and each in plain), None)
-        if (
-            of is not None
-            and base != own
-            and roles.given[of][0] in ("metric", "value")
-            and not _are_complements(frame.columns[of], frame.columns[name])
-        ):
+        kind = spread_kind(name)
+        if not base and kind is not None and name not in order:  # `std`, of the one to its left
+            left = [each for each in order if names.index(each) < names.index(name)]
+            of = left[-1] if left else of
+        if of is None or base == own or _are_complements(frame.columns[of], frame.columns[name]):
+            continue
+        if kind is not None:
+            roles.spreads.setdefault(of, name)
+        if roles.given[of][0] in ("metric", "value"):  # a setting may be an arm by the cells
             roles.given[name] = ("spread", f"beside {of!r}: not a value of its own")
+
+
+def _settle_run_count(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) -> None:
+    """The column that counts the runs of each mean, where means have spreads. What may name a seed,
+    as `seeds`, counts them where all rows have the same.
+    """
+    for name in roles.given:
+        column, role = frame.columns[name], roles.given[name][0]
+        if roles.run_count or not numeric[name] or not counts_runs(name) or not are_whole(column):
+            continue
+        has_spreads = bool(roles.spreads) or any(
+            cell.spread is not None for each in numeric for cell in frame.columns[each].cells
+        )
+        is_clear = role == "count" or len(column.present()) == 1
+        if role in ("count", "seed", "setting", "metric") and is_clear and (
+            has_spreads and np.nanmin(column.numbers()) >= 1
+        ):  # fmt: skip
+            roles.run_count = name
+            roles.give("count", [name], "by its name: of how many runs a mean is")
 
 
 def _complete_columns(frame: Frame, roles: Roles, numeric: Mapping[str, bool]) -> None:

@@ -66,7 +66,10 @@ def test_every_key_of_the_json_is_documented_and_no_other_one(tmp_path: Path) ->
     ]
     blocks.write_text("\n".join(["arm,lr,seed,acc", *rows]))
     crossed = decide(read_results([str(blocks)], Columns(names={"block": ("lr",)})), Question())
-    for decision in map(with_account, (runs, scales, two_tasks(), crossed)):
+    summary = tmp_path / "means.csv"
+    summary.write_text("arm,acc_mean,acc_std,n_runs\nraw,0.41,0.01,3\nb,0.45,0.01,3\n")
+    means = decide(read_results([str(summary)]), Question())
+    for decision in map(with_account, (runs, scales, two_tasks(), crossed, means)):
         for kind, own in keys_of(decision, json.loads(json.dumps(disk.to_plain(decision)))):
             keys["Decision" if kind == "Read" else kind] |= own
     assert {"Decision", "TaskResult", "Comparison", "Account", "ScaleDecision"} <= set(keys)
