@@ -31,6 +31,7 @@ from clipmill.verdict.tables.cells import is_empty, is_missing, read_cell
 from clipmill.verdict.tables.frames import (
     Column,
     Frame,
+    SeveralTables,
     column_of,
     frame_of_records,
     joined,
@@ -45,6 +46,7 @@ from clipmill.verdict.tables.roles import ARM_WORDS, CROSSING, NAMES, group_code
 HEAD = 200  # rows from which the header is found
 CHUNK = 50_000  # rows that are put into columns at once
 MOST_STACKED = 2**22  # characters of a text in which blank rows may stand between tables
+MOST_CAPTION = 60  # letters of a line that names the table below it
 MOST_LINES = 20  # of one cell: more is a quote that was never closed
 STUDY_FORM = "measurements of a study"
 STUDY_COLUMNS = ["arm", "seed", "task", "metric", "value", "scale"]  # that are read of one
@@ -79,8 +81,10 @@ UNITS = re.compile(
 )
 # Names of what the rows of a table are of, where its columns are methods.
 ROWS_OF = re.compile(r"(\w+_)?(instan[ct]\w*|problems?|functions?|func|datasets?|data_sets?)")
+BENCHSTAT = re.compile(r"name +(old \S+ +new |\S+/op\b)|.*[|│] +\S+/(op|s) .*vs base")
 ARROWS = {"↑": "higher", "↓": "lower"}
-TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?<!__MIN)(?<!__MAX)$")
+TRACKER_AXES = {"_step", "_runtime", "_timestamp"}
+TRACKED = re.compile(r"^(?P<run>.+) - (?P<metric>.+?)(?P<extreme>__MIN|__MAX)?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +103,10 @@ class Grid:
     notes: tuple[str, ...] = ()
 
 
-def frame_of_bytes(data: bytes, table: str | None = None) -> Frame:
-    """The table of a file. table: which of several, a number from 1 or a name. ValueError in one
-    sentence for what is none.
+def frame_of_bytes(data: bytes, table: str | None = None, baseline: str | None = None) -> Frame:
+    """The table of a file. table: which of several, a number from 1 or a name, or numbers of tables
+    that have one header (1,3-5). baseline: an arm, which tells what the arms of a tree are.
+    ValueError in one sentence for what is none.
     """
     data = _unpacked(data)
     for start, what, way in OTHER_FORMS:
@@ -119,7 +124,7 @@ def frame_of_bytes(data: bytes, table: str | None = None) -> Frame:
     if data.startswith((b"PK\x03\x04", b"\xd0\xcf\x11\xe0")):
         return _frame_of_grids(_sheets(data), table, "spreadsheet", "sheets")
     text, note = _text_of(data)
-    frame = _frame_of_text(text, table)
+    frame = _frame_of_text(text, table, baseline)
     frame.notes += [note] if note else []
     return frame
 
@@ -146,17 +151,17 @@ def _text_of(data: bytes) -> tuple[str, str]:
         return data.decode("cp1252", errors="replace"), note
 
 
-def _frame_of_text(text: str, table: str | None) -> Frame:
+def _frame_of_text(text: str, table: str | None, baseline: str | None) -> Frame:
     start = text.lstrip()[:1]
     if start in ("{", "["):
         try:
-            return frame_of_json(json.loads(text), table=table)
+            return frame_of_json(json.loads(text), table=table, baseline=baseline)
         except json.JSONDecodeError as error:
             if error.msg == "Extra data" or "\n" in text.strip():
                 read = _json_lines(text, error)
                 if read is not None:
                     documents, cut = read
-                    frame = frame_of_json(documents, lines=True)
+                    frame = frame_of_json(documents, lines=True, baseline=baseline)
                     if cut:
                         frame.left_out["lines that are no whole JSON"] = cut
                     return frame
@@ -306,13 +311,20 @@ def _frame_of_arrow(table: Any) -> Frame:
 
 
 def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
-    """The tables of a Markdown text; the heading above each is its title."""
+    """The tables of a Markdown text; the heading above each is its title. Where several have one
+    heading, the one above it is there too, or the line above the table.
+    """
     grids: list[Grid] = []
+    longer: list[tuple[str, str]] = []  # of each table: its titles if others have its heading
+    above: dict[int, str] = {}  # {depth: the heading of it that holds here}
     title, place = "", 0
     while place < len(lines):
         line = lines[place]
         if line.lstrip().startswith("#"):
-            title = line.strip("# \t")
+            title, depth = _heading(line.strip("# \t")), len(line) - len(line.lstrip(" #"))
+            above = {n: one for n, one in above.items() if n < depth} | {depth: title}
+        elif re.fullmatch(r"\s*(={3,}|-{3,})\s*", line) and place and _is_caption(lines[place - 1]):
+            title = _heading(lines[place - 1])
         is_rule = "-" in line and MARKDOWN_RULE.fullmatch(line) is not None
         if not is_rule or not place or "|" not in lines[place - 1]:
             place += 1
@@ -322,9 +334,32 @@ def _markdown_grids(lines: Sequence[str]) -> list[Grid]:
             if not MARKDOWN_RULE.fullmatch(lines[end]):
                 rows.append(_markdown_cells(lines[end]))
             end += 1
+        line = next((one for one in reversed(lines[: place - 1]) if one.strip()), "")
+        parent = ": ".join([*above.values()][-2:])
+        caption = ": ".join(filter(None, (title, _heading(line) * _is_caption(line))))
+        longer.append((parent, caption))
         grids.append(Grid(rows, title, named=True, line=place))
         place = end
+    for own in {grid.title for grid in grids}:
+        places = [n for n, grid in enumerate(grids) if grid.title == own]
+        for titles in zip(*(longer[n] for n in places), strict=True) if len(places) > 1 else ():
+            if len(set(titles)) == len(places):
+                for n, title in zip(places, titles, strict=True):
+                    grids[n] = replace(grids[n], title=title)
+                break
     return grids
+
+
+def _is_caption(line: str) -> bool:
+    """Whether a line above a table may name it."""
+    text = line.strip()
+    return 0 < len(text) <= MOST_CAPTION and "|" not in text and text[0] not in "#<"
+
+
+def _heading(text: str) -> str:
+    """A heading or caption without links, marks, a bullet and a colon at its end."""
+    text = re.sub(r"^\s*([-*+]|\d+\.)\s+", "", text)
+    return " ".join(re.sub(r"\*+|__|`", "", _markdown_text(text)).split()).rstrip(": ")
 
 
 def _markdown_cells(line: str) -> list[str]:
@@ -394,7 +429,7 @@ class _HtmlTables:
     def _add_data(self, data: str) -> None:
         self.texts.append(data)
         if headings := re.findall(r"^#+ +(.+)", data, re.M):  # of Markdown
-            self.title = headings[-1].strip()
+            self.title = _heading(headings[-1])
 
     def _end(self, tag: str) -> None:
         if tag == "caption" or re.fullmatch("h[1-6]", tag):
@@ -480,7 +515,7 @@ def _latex_text(cell: str) -> str:
 
 
 def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: str) -> Frame:
-    """The one table of a file, the chosen one, or all of the same columns."""
+    """The one table of a file, the chosen one, or all of one header."""
     count = len(grids)
     grids = [
         block for grid in map(_sectioned, grids)
@@ -488,16 +523,17 @@ def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: s
     ]  # fmt: skip
     word = word if len(grids) == count else "tables"
     numbers = {id(grid): number for number, grid in enumerate(grids, 1)}
+    chosen = grids
     if table is not None:
         chosen = [grid for grid in grids if table in (str(numbers[id(grid)]), grid.title)]
         chosen = chosen or [grid for grid in grids if grid.title.startswith(f"{table}: ")]
+        chosen = chosen or [grids[n - 1] for n in _numbers(table) if 0 < n <= len(grids)]
         if not chosen:
             raise ValueError(f"--table {table}: it has {_listed(grids, word)}")
-        if len(chosen) > 1:
-            raise ValueError(f"{table!r} has {_listed(chosen, word, grids)}: choose one by number")
-        return _frame_of_rows(chosen[0], form)
-    frames, names, refused = [], [], list[str]()
-    for grid in grids:
+        if len(chosen) == 1:
+            return _frame_of_rows(chosen[0], form)
+    frames, names, refused = [], list[Grid](), list[str]()
+    for grid in chosen:
         try:
             frame = _frame_of_rows(grid, form)
         except ValueError as error:
@@ -512,10 +548,72 @@ def _frame_of_grids(grids: Sequence[Grid], table: str | None, form: str, word: s
         raise ValueError(f"it has no table with numbers ({_listed(grids, word)})")
     if [next(iter(frame.columns)) for frame in frames] == ["Tasks", "Groups"]:
         return _without_lm_eval_groups(*frames)
-    if len(frames) > 1:
-        raise ValueError(f"it has {_listed(names, word, grids)}: choose one with --table")
-    frames[0].notes += [f"not read: table {each}" for each in refused[:3]]
-    return frames[0]
+    if len(frames) > 1 and not _are_one(frames):
+        if table is not None:
+            raise ValueError(f"{table!r} has {_listed(names, word, grids)}: choose one by number")
+        places = [numbers[id(grid)] for grid in names]
+        labels = [
+            ",".join(str(places[n]) for n in alike) for alike in _alike(frames) if len(alike) > 1
+        ]
+        labels += [
+            _label(grid.title, place, grids) for grid, place in zip(names, places, strict=True)
+        ]
+        raise SeveralTables(f"it has {_listed(names, word, grids)}", labels)
+    frame = frames[0] if len(frames) < 2 else _stacked(frames, names)
+    frame.notes += [f"not read: table {each}" for each in refused[:3]]
+    return frame
+
+
+def _numbers(text: str) -> list[int]:
+    """The numbers of `1,3-5`; [] of another text."""
+    if not re.fullmatch(r"\d{1,4}(-\d{1,4})?(,\d{1,4}(-\d{1,4})?)*", text):
+        return []
+    ends = [part.split("-") for part in text.split(",")]
+    return [n for part in ends for n in range(int(part[0]), int(part[-1]) + 1)]
+
+
+def _label(title: str, number: int, grids: Sequence[Grid]) -> str:
+    """What --table takes for a table: its title, or its number where others have its title."""
+    is_own = sum(grid.title == title for grid in grids) == 1 and not re.search("[\"'$`\\\\]", title)
+    return title if title and is_own and not _numbers(title) else str(number)
+
+
+def _are_one(frames: Sequence[Frame]) -> bool:
+    """Whether tables are parts of one: they have the same columns, and two of them a row of the
+    same label, or none has labels.
+    """
+    if len(_alike(frames)) > 1:
+        return False
+    for name in frames[0].columns:
+        columns = [frame.columns[name] for frame in frames]
+        if not any(map(_has_numbers, columns)):
+            labels = Counter(label for column in columns for label in {*column.texts().present()})
+            return max(labels.values(), default=0) > 1
+    return True
+
+
+def _alike(frames: Sequence[Frame]) -> list[list[int]]:
+    """The places of tables that have the same columns."""
+    places: dict[frozenset[str], list[int]] = {}
+    for n, frame in enumerate(frames):
+        places.setdefault(frozenset(frame.columns), []).append(n)
+    return list(places.values())
+
+
+def _stacked(frames: Sequence[Frame], grids: Sequence[Grid]) -> Frame:
+    """Tables of one header as one, with a first column of their titles."""
+    titles = [grid.title or f"at line {grid.line}" for grid in grids]
+    count = Counter(titles)
+    titles = [f"{one} {n}" if count[one] > 1 else one for n, one in enumerate(titles, 1)]
+    name = "table" if "table" not in frames[0].columns else "title of the table"
+    for frame, title in zip(frames, titles, strict=True):
+        frame.columns = {name: Column([title], np.zeros(frame.rows, np.int32)), **frame.columns}
+    whole = joined(frames)
+    whole.notes = list(dict.fromkeys(whole.notes))
+    what = f"{len(frames)} tables of one header are one; the column {name!r} has their titles"
+    whole.notes.append(f"{what} (--table chooses one)")
+    whole.tables = tuple(titles)
+    return whole
 
 
 def _sectioned(grid: Grid) -> Grid:
@@ -632,6 +730,11 @@ def _frame_of_lines(text: str, table: str | None) -> Frame:
     text = re.sub(r"\A(\s*#[^\n]*\n)+", "", text)
     csv.field_size_limit(2**31 - 1)
     sample = [line for line in itertools.islice(io.StringIO(text), HEAD * 2) if line.strip()]
+    if any(map(BENCHSTAT.match, sample)):
+        raise ValueError(
+            "it is benchstat's text, which has means without their runs: give the lines of `go "
+            "test -bench . -count 10` of each version as CSV, with columns arm, task, value"
+        )
     if "|" in text[:20_000] or "│" in text[:20_000]:
         drawn = [line.translate(BOX) for line in text.split("\n")]
         boxed = [line for line in drawn if "|" in line and not RULE.fullmatch(line)]
@@ -792,8 +895,30 @@ def _frame_of_rows(grid: Grid, form: str, delimiter: str = "") -> Frame:
     if grid.filled:
         frame.notes.append(f"{grid.filled} blank cells of merged ones are filled from above")
     settle_commas(frame, delimiter)
+    if form.startswith(("Markdown", "LaTeX", "HTML")):
+        _fill_continued(frame)
     _note_doubles(frame)
     return _known_text_form(_without_groups(frame))
+
+
+def _fill_continued(frame: Frame) -> None:
+    """Fills the blank cells that rows begin with from the row above, in columns of labels: a label
+    that stands once for several rows, as people write tables.
+    """
+    names = list(itertools.takewhile(
+        lambda name: not (is_known(name) and _has_numbers(frame.columns[name])), frame.columns
+    ))  # fmt: skip
+    while names and _has_numbers(frame.columns[names[-1]]):
+        names.pop()
+    blank, filled = np.ones(frame.rows, bool), 0
+    for name in names:
+        column = frame.columns[name]
+        blank &= ~column.is_there()
+        rows = np.maximum.accumulate(np.where(blank, 0, np.arange(frame.rows)))
+        frame.columns[name] = Column(column.values, column.codes[rows], column.comma)
+        filled += int((blank & frame.columns[name].is_there()).sum())
+    if filled:
+        frame.notes.append(f"{filled} blank cells that rows begin with are filled from above")
 
 
 def _leave_out_tail(frame: Frame, named: int) -> None:
@@ -1101,8 +1226,8 @@ def _named(
 def _known_text_form(frame: Frame) -> Frame:
     """What the names of the columns say of the program that wrote a table."""
     names = set(frame.columns)
-    if "Step" in names and any(TRACKED.match(name) for name in names):
-        return _chart(frame, "Step")
+    if (step := _axis_of_chart(frame)) is not None:
+        return _chart(frame, step)
     if {"Wall time", "Step", "Value"} <= names:
         frame.form, frame.history = "TensorBoard's scalar", "Step"
     elif names == {"r", "l", "t"}:
@@ -1112,34 +1237,52 @@ def _known_text_form(frame: Frame) -> Frame:
         _lm_eval_table(frame)
     elif {"summary", "config"} <= names:
         return _api_export(frame)
-    elif any(name and TRACKED.match(name) for name in names):
-        steps = [name for name in names if not TRACKED.match(name)]
-        if len(steps) == 1:
-            return _chart(frame, steps[0])
     return frame
+
+
+def _axis_of_chart(frame: Frame) -> str | None:
+    """The column by which a chart of W&B is drawn; None of another table."""
+    axes = [name for name in frame.columns if not TRACKED.match(name)]
+    if not axes or len(axes) == len(frame.columns):
+        return None
+    numbers = [frame.columns[name].numbers() for name in axes]
+    numbers = [one[~np.isnan(one)] for one in numbers]
+    are_axes = [len(one) > 0 and bool((np.diff(one) >= 0).all()) for one in numbers]
+    named = [name for name in axes if re.search(r"step|epoch|iter|time", name, re.I)]
+    is_chart = "Step" in axes or len(axes) == 1 or len(named) == len(axes)
+    return (named or axes)[0] if all(are_axes) and is_chart else None
 
 
 def _chart(frame: Frame, step: str) -> Frame:
     """W&B's export of a chart, `RUN - METRIC` by step: the last value of each run and metric."""
-    rows = []
+    rows, ends = [], dict[str, float]()
+    chart = Frame({}, 0)
     for name, column in frame.columns.items():
         found = TRACKED.match(name)
         there = np.flatnonzero(column.is_there())
-        if found is None or name == step or not len(there) or name.endswith(("__MIN", "__MAX")):
-            continue
-        run = re.sub(r"^(Group|group): ", "", found["run"])
-        last = column.values[column.codes[there[-1]]]
-        rows.append({"run": run, "task": found["metric"], "value": last})
-    chart = frame_of_records(rows, "W&B's chart")
-    for name in frame.columns:
-        if name == step:
-            chart.original[name] = ("step", "the axis of the chart")
-        elif not TRACKED.match(name):
-            is_extreme = name.endswith(("__MIN", "__MAX"))
-            role = ("spread", "an extreme of the smoothed line")
-            chart.original[name] = role if is_extreme else ("time", "another axis")
+        if found is None:
+            chart.original[name] = ("step" if name == step else "time", "an axis of the chart")
+        elif found["extreme"]:
+            chart.original[name] = ("spread", "an extreme of the smoothed line")
+        elif found["metric"] in TRACKER_AXES:
+            chart.original[name] = ("step", "the tracker's own")
         else:
             chart.original[name] = ("value", "a run and a metric")
+        if found is not None and chart.original[name][0] == "value" and len(there):
+            run = re.sub(r"^(Group|group): ", "", found["run"])
+            last = column.values[column.codes[there[-1]]]
+            rows.append({"run": run, "task": found["metric"], "value": last})
+            end = frame.columns[step].numbers()[there[-1]]
+            ends[run] = max(ends.get(run, end), end)
+    chart = replace(frame_of_records(rows, "W&B's chart"), original=chart.original)
+    if len(chart.columns["task"].values) > 1:  # they have no average
+        chart.columns["metric"] = chart.columns.pop("task")
+        chart.roles["metric"] = ("metric", "of the chart")
+    last_step = max(ends.values(), default=0.0)
+    frame.notes += [
+        f"{run} ended at {end:g}, others at {last_step:g}" for run, end in ends.items()
+        if end < last_step
+    ]  # fmt: skip
     if not re.search(r"step|epoch|iter", step, re.I):
         chart.original[step] = ("time", "the axis of the chart")
     chart.notes = [*frame.notes, f"{step}: the last value of each run and metric counts"]

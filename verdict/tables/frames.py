@@ -141,13 +141,24 @@ def column_of(cells: Iterable[Any]) -> Column:
     return Column(values, codes)
 
 
+class SeveralTables(ValueError):
+    """A file of several tables. labels: what --table takes for each of them, also for several that
+    have one header.
+    """
+
+    def __init__(self, text: str, labels: Sequence[str]) -> None:
+        super().__init__(f"{text}: choose one with --table")
+        self.text, self.labels = text, labels
+
+
 @dataclass(slots=True)
 class Frame:
     """Columns of one length, with what the form of the file says of them.
 
     form: what the file is. roles: {column: (role, reason)} that the form knows. history: the file
     is what one run left behind, step by step: this column. notes: what was done to read it.
-    left_out: {reason: rows} of lines that are no rows.
+    left_out: {reason: rows} of lines that are no rows. tables: the titles of the tables that it was
+    put together from, which are its column `table`.
     """
 
     columns: dict[str, Column]
@@ -159,6 +170,7 @@ class Frame:
     left_out: dict[str, int] = field(default_factory=dict)
     parts: dict[str, tuple[str, str]] = field(default_factory=dict)
     original: dict[str, tuple[str, str]] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
 
     def taken(self, rows: Mask | NDArray[np.int64]) -> Frame:
         """Some of the rows."""
@@ -215,6 +227,7 @@ def joined(frames: Sequence[Frame]) -> Frame:
         whole.notes += frame.notes
         whole.parts |= frame.parts
         whole.original |= frame.original
+        whole.tables = whole.tables or frame.tables
         for reason, count in frame.left_out.items():
             whole.left_out[reason] = whole.left_out.get(reason, 0) + count
     return whole

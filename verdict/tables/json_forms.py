@@ -10,9 +10,17 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from clipmill.verdict.tables.frames import Frame, frame_of_records, joined
+from clipmill.verdict.tables.frames import Frame, SeveralTables, frame_of_records, joined
 from clipmill.verdict.tables.metric_names import is_known, plain_name
-from clipmill.verdict.tables.roles import ARM_WORDS, BASELINES, NAMES, SPLITS, TWO_LEVELS
+from clipmill.verdict.tables.roles import (
+    ARM_WORDS,
+    BASELINES,
+    COUNTER,
+    DATA_SETS,
+    NAMES,
+    SPLITS,
+    TWO_LEVELS,
+)
 
 Record = dict[str, Any]
 Lists = Mapping[str, Sequence[Any]]
@@ -45,13 +53,14 @@ SEED_LIST = re.compile(
 
 
 def frame_of_json(
-    document: Any, *, lines: bool = False, form: str = "", table: str | None = None
-) -> Frame:
+    document: Any, *, lines: bool = False, form: str = "", table: str | None = None,
+    baseline: str | None = None,
+) -> Frame:  # fmt: skip
     """The rows of a document, or of the documents of JSON lines. table: which of its lists of
-    objects. ValueError where it has none.
+    objects. baseline: an arm, so that keys beside it are arms. ValueError where it has none.
     """
     if isinstance(document, list):
-        return _of_list(document, form or ("JSON lines" if lines else "JSON"))
+        return _of_list(document, form or ("JSON lines" if lines else "JSON"), baseline)
     if not isinstance(document, dict):
         raise ValueError("it holds neither an object nor a list of objects")
     if not document:
@@ -66,7 +75,7 @@ def frame_of_json(
     if is_columns and len(inner[0]) > 0:  # pandas' columns
         rows = [{name: document[name].get(row) for name in document} for row in inner[0]]
         return frame_of_records([flat(row) for row in rows], "JSON, pandas' columns")
-    return _Tree(form or "JSON", table).frame(document)
+    return _Tree(form or "JSON", table, baseline).frame(document)
 
 
 def flat(row: Mapping[str, Any]) -> Record:
@@ -86,7 +95,7 @@ def _is_objects(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(isinstance(each, dict) for each in value)
 
 
-def _of_list(document: Sequence[Any], form: str) -> Frame:
+def _of_list(document: Sequence[Any], form: str, baseline: str | None) -> Frame:
     if document and all(isinstance(row, list) for row in document):
         return _of_rows(document)
     if document and all(map(_is_statistic, document)):
@@ -95,7 +104,9 @@ def _of_list(document: Sequence[Any], form: str) -> Frame:
         raise ValueError(f"an item is no object: {str(wrong[0])[:40]!r}")
     if document and all(_lm_eval_like(row) for row in document):
         return joined([frame_of_json(row) for row in document])
-    return _Tree(form).frame(document)
+    if document and all("benchmark" in row and "primaryMetric" in row for row in document):
+        return _jmh(document, baseline)
+    return _Tree(form, None, baseline).frame(document)
 
 
 def _of_rows(rows: Sequence[Sequence[Any]]) -> Frame:
@@ -334,6 +345,73 @@ def _helm_stats(document: Sequence[Record]) -> Frame:
     return frame
 
 
+def _jmh(document: Sequence[Record], baseline: str | None) -> Frame:
+    """JMH's results: a row for each fork, which is a run, with the mean of its iterations. The
+    parts of a benchmark's name, its class and its method, are two levels.
+    """
+    rows, left_out = list[Record](), 0
+    for one in document:
+        owner, _, method = str(one["benchmark"]).rpartition(".")
+        primary = one["primaryMetric"]
+        forks = primary.get("rawData") or [
+            [value for value, count in pairs for _ in range(count)]
+            for fork in primary.get("rawDataHistogram") or () for pairs in fork
+        ] or [[primary.get("score")]]  # fmt: skip
+        row = {f"params.{name}": value for name, value in (one.get("params") or {}).items()}
+        row |= {"class": owner.rpartition(".")[2], "method": method, "threads": one.get("threads")}
+        row |= {"metric": f"{one.get('mode', 'score')}, {primary.get('scoreUnit', '')}".strip(", "),
+                "higher_is_better": one.get("mode") == "thrpt"}  # fmt: skip
+        for number, values in enumerate(forks):
+            numbers = [value for value in values if is_number(value)]
+            mean = sum(numbers) / len(numbers) if numbers else None
+            rows.append(row | {"fork": number, "value": mean})
+        left_out += len(one.get("secondaryMetrics") or ())
+    _name_methods(rows)
+    frame = frame_of_records(rows, "JMH")
+    why = "of JMH"
+    frame.roles |= {
+        "metric": ("metric", why), "value": ("value", "the mean of a fork's iterations"),
+        "fork": ("seed", COUNTER), "class": ("task", why), "method": ("arm", why),
+    }  # fmt: skip
+    classes, methods = ({str(row[name]) for row in rows} for name in ("class", "method"))
+    pairs = {(row["class"], row["method"]) for row in rows}
+    if baseline in classes or len(methods) < 2:
+        frame.roles |= {"class": ("arm", why), "method": ("task", why)}
+    elif baseline not in methods and len(classes) > 1 and len(pairs) > len(methods):
+        shown = [f"{name!r} ({', '.join(sorted(own)[:4])})"
+                 for name, own in (("class", classes), ("method", methods))]  # fmt: skip
+        reason = f"{TWO_LEVELS}, {' and '.join(shown)}"
+        frame.roles |= {name: ("open", f"{reason}; {name!r}") for name in ("class", "method")}
+    frame.notes.append("scoreError and scorePercentiles are of all forks together and not read")
+    if left_out:
+        frame.notes.append(f"not read: {left_out} secondary metrics")
+    return frame
+
+
+def _name_methods(rows: Sequence[Record]) -> None:
+    """Methods without what all of their class begin or end with, where these rests are the same in
+    each class: jacksonRead and kryoRead, jacksonWrite and kryoWrite.
+    """
+    classes: dict[str, list[str]] = {}
+    for row in rows:
+        classes.setdefault(row["class"], []).append(row["method"])
+    rests: dict[str, dict[str, str]] = {}
+    for name, methods in classes.items():
+        start = _shared_start(methods)
+        end = _shared_start([method[:start:-1] for method in methods])
+        rests[name] = {method: method[start : len(method) - end] for method in methods}
+    same = [set(own.values()) for own in rests.values()]
+    if len(same) > 1 and len(same[0]) > 1 and all(own == same[0] for own in same) and all(same[0]):
+        for row in rows:
+            row["method"] = rests[row["class"]][row["method"]]
+
+
+def _shared_start(texts: Sequence[str]) -> int:
+    """How many first letters texts have in common."""
+    alike = [len(set(letters)) == 1 for letters in zip(*texts, strict=False)]
+    return alike.index(False) if False in alike else len(alike)
+
+
 def _trainer(document: Record) -> Frame | None:
     """trainer_state.json of Hugging Face."""
     log = document.get("log_history")
@@ -364,12 +442,22 @@ def _is_level(value: Any) -> bool:
     return bool(shared) or all(_is_level(each) for each in inner)
 
 
+def _are_lists_of_runs(part: Record) -> bool:
+    """Whether an object has a list of as many numbers for each thing, none of them a metric."""
+    is_open = not any(is_known(key) or RUN_LIST.search(key) or SUMMARY.search(key) for key in part)
+    are_lists = all(isinstance(each, list) and all(map(is_number, each)) for each in part.values())
+    sizes = {len(each) for each in part.values()} if are_lists else set()
+    return is_open and len(part) > 1 and len(sizes) == 1 and max(sizes) > 1
+
+
 def _are_results(value: Any) -> bool:
-    """Whether three things or more of a level have the same keys, with a metric below them."""
+    """Whether two things or more of a level share most keys, with a metric below these."""
     inner = list(value.values()) if isinstance(value, dict) else []
-    return len(inner) > 2 and any(map(is_known, _names_in(inner))) and all(
-        isinstance(each, dict) and each.keys() == inner[0].keys() for each in inner
-    )  # fmt: skip
+    if len(inner) < 2 or not all(isinstance(each, dict) for each in inner):
+        return False
+    shared = set.intersection(*map(set, inner))
+    is_most = 2 * len(shared) > max(map(len, inner))
+    return is_most and any(map(is_known, _names_in({key: inner[0][key] for key in shared})))
 
 
 def _is_of_runs(value: Any, name: str) -> bool:
@@ -424,11 +512,11 @@ class _Tree:
     rows: those found so far. above: {level: the name of the key over it}. melted: the level of keys
     over single numbers, which may be arms. of_lists: levels over lists of objects. seeds: lists of
     them. label: of values without a name. left_out: {part: its numbers} that summarise others.
-    others: lists that are not read.
+    others: lists that are not read. baseline: an arm, "" where none is told.
     """
 
-    def __init__(self, form: str, table: str | None = None) -> None:
-        self.form, self.table = form, table
+    def __init__(self, form: str, table: str | None, baseline: str | None) -> None:
+        self.form, self.table, self.baseline = form, table, baseline or ""
         self.rows: list[Record] = []
         self.above: dict[str, str] = {}
         self.melted, self.label = "", "values"
@@ -507,11 +595,25 @@ class _Tree:
             self.melted = _level_name(depth)
             return part
         objects = {key: each for key, each in part.items() if isinstance(each, dict)}
+        alike = {key: each for key, each in objects.items() if key not in SECTIONS | SETTINGS}
+        if self.are_arms(alike) and _are_results(alike):
+            return alike
+        if depth and _are_lists_of_runs(part):
+            self.melted = _level_name(depth)
+            return part
         objects = {key: each for key, each in objects.items() if _holds_runs(each)}
         rest = [each for key, each in part.items() if key not in objects]
         is_mixed = len(objects) > 1 and not any(isinstance(x, dict) or _is_objects(x) for x in rest)
         keys = [set(each) for each in objects.values()]
         return objects if is_mixed and all(each == keys[0] for each in keys) else {}
+
+    def are_arms(self, keys: Iterable[str], name: str = "") -> bool:
+        """Whether one of the keys is the told baseline, or else is called like one, or the name
+        over them says that they are arms.
+        """
+        names = {self.baseline} if self.baseline else OF_ARMS
+        is_base = any(key in names or key.lower() in names for key in keys)
+        return is_base or _word_role(name) == "arm"
 
     def chosen(self, part: Record, lists: Lists, *, is_top: bool) -> Path:
         """The path from an object to the part that holds its rows; () where it is a row itself."""
@@ -521,9 +623,13 @@ class _Tree:
                 continue
             depth, is_list = len(path) - 1, _is_objects(value)
             rank = LISTS.index(path[-1]) if path[-1] in LISTS and is_list else len(LISTS)
-            if not is_list and not (path[-1] in ("results", "metrics", "scores") and len(value) > 1
-                                    ) and not _holds_runs(value, path[-1]):  # fmt: skip
-                if not is_top or not _are_results(value):
+            is_named = path[-1] in ("results", "metrics", "scores")
+            if not is_list and (is_named or self.are_arms(value, path[-1])) and _are_results(value):
+                rank -= 1
+            elif not is_list and not (is_named and len(value) > 1) and not _holds_runs(
+                value, path[-1]
+            ):  # fmt: skip
+                if not is_top or len(value) < 3 or not _are_results(value):
                     continue
                 rank += 1  # of any name, where it is the only one
             found[".".join(path)] = (rank + 100 * depth, path)
@@ -540,10 +646,8 @@ class _Tree:
             if len(names) > 1 and best % 100 > len(LISTS):
                 return ()
             if len(names) > 1:
-                raise ValueError(
-                    f"it holds several lists of objects ({', '.join(names[:8])}): choose one "
-                    "with --table NAME"
-                )
+                text = f"it holds several lists of objects ({', '.join(names[:8])})"
+                raise SeveralTables(text, names)
             name = names[0]
         path = found[name][1]
         if not is_top:
@@ -646,14 +750,22 @@ class _Tree:
                 frame.roles[name] = ("metric", "keys that are names of metrics")
             else:
                 words[name] = _word_role(self.above[name])
+        told = [name for name in words if self.baseline in keys[name]]
+        data = [name for name, own in keys.items() if name in words and 2 * sum(
+            DATA_SETS.search(plain_name(key)) is not None for key in own) > len(own)]  # fmt: skip
+        rest = [name for name in words if name not in data]
         arm = next((name for name, word in words.items() if word == "arm"), "")
+        arm = told[0] if len(told) == 1 else arm or (rest[0] if rest and data else "")
         arm = arm or next((name for name, word in words.items() if word != "task"), "")
         first = next(iter(words), "")
         tasks = [name for name in words if name != arm]
         if arm:
             below = "" if words[arm] or arm != first else "the first level of keys"
+            below = "it has the baseline" if told == [arm] else below
             frame.roles[arm] = ("arm", below or f"keys below {self.above[arm]!r}")
-        if tasks:
+        if tasks and told == [self.melted]:  # what all of them repeat is no task
+            frame.roles[tasks[0]] = ("text", "")
+        elif tasks:
             frame.roles[tasks[0]] = ("task", "the second level of keys")
         has_baseline = any(key.lower() in OF_ARMS for key in keys.get(arm, ()))
         shown = {name: f"{name!r} ({', '.join(keys[name][:4])})" for name in words}
@@ -661,8 +773,9 @@ class _Tree:
             reason = f"{shown[arm]} stands below numbers, the keys of rows or runs"
             frame.roles[arm] = ("open", reason)
         others = [
-            name for name in tasks if not words[name] and not (words[arm] or has_baseline) and (
-                name == self.melted or any(key.lower() in OF_ARMS for key in keys[name]))
+            name for name in tasks
+            if not (words[name] or words[arm] or has_baseline or data or told)
+            and not any(re.search(r"[a-z]{3,}[-_ ]?\d{2,4}$", key, re.I) for key in keys[name])
         ] if arm else []  # fmt: skip
         if others:
             reason = f"{TWO_LEVELS}, {shown[arm]} and {shown[others[0]]}"

@@ -202,7 +202,9 @@ def direction_of(name: str, plain: str) -> bool | None:
             return True
         inner = _by_words(plain[found.end() :])
         return None if inner is None else not inner
-    return _by_words(plain)
+    before, _, condition = plain.partition("_at_")  # recall_at_1pct_fpr
+    first = _by_words(before) if condition else None
+    return _by_words(plain) if first is None else first
 
 
 def _by_phrases(plain: str) -> bool | None:

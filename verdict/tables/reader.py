@@ -31,7 +31,16 @@ from clipmill.verdict.tables.cells import (
     read_cell,
 )
 from clipmill.verdict.tables.forms import ERRORS, STUDY_FORM, frame_of_bytes
-from clipmill.verdict.tables.frames import Column, Frame, Mask, joined, recoded, text_of
+from clipmill.verdict.tables.frames import (
+    ABSENT,
+    Column,
+    Frame,
+    Mask,
+    SeveralTables,
+    joined,
+    recoded,
+    text_of,
+)
 from clipmill.verdict.tables.metric_names import (
     deciding_words,
     is_bare_metric,
@@ -45,6 +54,7 @@ from clipmill.verdict.tables.roles import (
     CROSSING,
     DATA_SETS,
     METRIC_PREFIX,
+    NAMES,
     NO_ARM,
     SETTING_PREFIX,
     SHOWN,
@@ -62,6 +72,7 @@ from clipmill.verdict.tables.roles import (
     is_design,
     name_role,
     of_each_row,
+    quoted,
     roles_of,
     values_of,
 )
@@ -123,6 +134,8 @@ RUN_IN_HEADER = re.compile(
     r"(?<![a-z])(?P<word>(cv|outer)?[_ -]?(fold|seed|run|rep|repeat|trial|replicate|resample))"
     r"[_ =#-]*(?P<number>\d+)(?!\d)", re.I
 )  # fmt: skip
+# Roles that a column may have by its name beside runs that stand in the header.
+OF_RUNS = ("seed", "setting", "count", "step", "scale", "identifier", "test_size", "time")
 STEP = re.compile(r"_?(\w+_)?(global_)?(step|steps|epoch|iter|iteration|training_iteration|round)")
 HALF_ENDED = {"terminated", "stopped", "ended"}  # of a program or by a person: the others tell
 MOST_FOREIGN = 10  # files for each that has other columns and so is a summary of theirs
@@ -205,8 +218,10 @@ def read_results(paths: Sequence[str], columns: Columns | None = None) -> Result
 # --- files ----------------------------------------------------------------------------------------
 
 
-def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
-    """The table of each file, with its column `file`."""
+def frames_of(
+    paths: Sequence[str], table: str | None = None, baseline: str | None = None
+) -> list[Frame]:
+    """The table of each file, with its column `file`. SeveralTables where a file has several."""
     files, others = [], []
     for path in paths:
         of_path, is_folder = _files(path)
@@ -217,14 +232,18 @@ def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
     labels = _labels(files)
     sizes = dict[str, str]()  # {label of a study: samples that its runs see}
     frames, read = list[Frame](), list[tuple[str, str]]()
-    skipped = []
+    skipped, several = list[str](), list[SeveralTables]()
     for file, label in zip(files, labels, strict=True):
         try:
-            frame = frame_of_bytes(_bytes_of(file), table)
+            frame = frame_of_bytes(_bytes_of(file), table, baseline)
         except ERRORS as error:
+            if isinstance(error, SeveralTables):
+                several.append(SeveralTables(f"{file}: {error.text}", error.labels))
             if file in others and len(files) > 1:
                 skipped.append(f"{label} ({error})")
                 continue
+            if several:
+                raise several[-1] from None
             raise ValueError(f"{file}: {error}") from None
         if frame.form == STUDY_FORM:
             sizes[label] = "".join(map(text_of, frame.columns.pop("scale").present()[:1]))
@@ -245,8 +264,8 @@ def frames_of(paths: Sequence[str], table: str | None = None) -> list[Frame]:
     for frame, (_, label) in zip(frames, read, strict=True):
         frame.add("file", label)
     if not frames:
-        if several := next((each for each in skipped if "with --table" in each), ""):
-            raise ValueError(f"{', '.join(paths)}: {several}, which is of all files")
+        if several:
+            raise several[0]
         raise ValueError(f"{', '.join(paths)}: no file holds results: {skipped[0]}")
     if skipped:
         shown = "; ".join(skipped[:3])
@@ -417,7 +436,8 @@ def _series(frames: Sequence[Frame]) -> str:
 
 def _with_runs_below(frame: Frame, several: bool) -> Frame:
     """The table with a row for each run, where columns are runs: `fold 1`, `fold 2` …, or 0, 1 …
-    behind a column that is called `folds`; of several metrics, as `fold1_auc`, a column for each.
+    behind a column that is called `folds`; of several metrics, as `fold1_auc`, a column for each,
+    also where one lacks a run. A column called like one of these metrics is their summary.
     """
     inside: dict[str, dict[str, str]] = {}  # {metric: {number: name}}
     words = set[str]()
@@ -426,12 +446,15 @@ def _with_runs_below(frame: Frame, several: bool) -> Frame:
             rest = (name[: match.start()].strip("_ -/."), name[match.end() :].strip("_ -/."))
             inside.setdefault("_".join(filter(None, rest)) or "value", {})[match["number"]] = name
             words.add(plain_name(match["word"]))
-    numbers = [list(own) for own in inside.values()]
-    if len(words) == 1 and len(numbers[0]) > 1 and all(own == numbers[0] for own in numbers):
-        is_clear = all(sum(~np.isnan(frame.columns[own[n]].numbers())) for own in inside.values()
-                       for n in own)  # fmt: skip
-        if is_clear and not {*words, *inside} & {plain_name(name) for name in frame.columns}:
-            return _melted(frame, words.pop(), numbers[0], inside, several)
+    numbers = sorted({number for own in inside.values() for number in own}, key=int)
+    metrics = {
+        metric: own for metric, own in inside.items() if 2 * len(own) > max(len(numbers), 2)
+        and any(_has_number(frame.columns[name]) for name in own.values())
+    }  # fmt: skip
+    if len(words) == 1 and 2 * len(metrics) > len(inside):
+        taken = {plain_name(name) for name in frame.columns}
+        key = next(word for word in (*words, "run of the header") if word not in taken)
+        return _melted(frame, key, numbers, metrics, several)
     axis = next((name for name in frame.columns if RUN_AXIS.fullmatch(plain_name(name))), None)
     runs = {plain_name(name): name for name in frame.columns if plain_name(name).isdecimal()}
     if axis is None or frame.columns[axis].numbers()[:1] >= 0 or len(runs) < 3 or sorted(
@@ -441,27 +464,43 @@ def _with_runs_below(frame: Frame, several: bool) -> Frame:
     return _melted(frame, "run", list(runs), {"value": runs}, several)
 
 
+def _has_number(column: Column) -> bool:
+    return not np.isnan(column.numbers()).all()
+
+
 def _melted(
     frame: Frame, key: str, numbers: Sequence[str], metrics: Mapping[str, Mapping[str, str]],
     several: bool,
 ) -> Frame:  # fmt: skip
     """The table with a row for each of its runs. metrics: {metric: {number: its column}}."""
-    names = [own[number] for own in metrics.values() for number in numbers]
-    others = {name: column for name, column in frame.columns.items() if name not in names}
+    names = [own[number] for own in metrics.values() for number in numbers if number in own]
+    others = {
+        name: column for name, column in frame.columns.items()
+        if name not in names and name not in metrics
+    }  # fmt: skip
     first = np.zeros(frame.rows, np.int32)
     parts = [
-        Frame({**others, key: Column([number], first)}
-              | {metric: frame.columns[own[number]] for metric, own in metrics.items()}, frame.rows)
+        Frame({**others, key: Column([number], first)} | {
+            metric: frame.columns[own[number]] if number in own else Column([ABSENT], first)
+            for metric, own in metrics.items()
+        }, frame.rows)
         for number in numbers
     ]  # fmt: skip
     long = replace(frame, columns=joined(parts).columns, rows=len(numbers) * frame.rows)
     long.notes = [*frame.notes, f"header: {', '.join(names[:3])}, … are runs"]
-    long.roles = frame.roles | {key: ("seed", "the columns are runs")}
+    if beside := [name for name in frame.columns if name in metrics]:
+        long.notes.append(f"not read: {', '.join(beside[:5])}, beside the runs of this name")
+    long.roles = {name: role for name, role in frame.roles.items() if name not in beside}
+    long.roles[key] = ("seed", "the columns are runs")
     if "value" in metrics:
         long.roles["value"] = ("value", "")
     labels = []
     for name, column in others.items():
-        if not np.isnan(column.numbers()).all():
+        plain = plain_name(name)
+        role = next((role for role, pattern, _ in NAMES if pattern.fullmatch(plain)), "")
+        if role in OF_RUNS or SETTING_PREFIX.match(name):
+            continue
+        if _has_number(column):
             long.roles.setdefault(name, ("spread", "beside the runs: not a value of its own"))
         elif len(column.present()) > 1 and name != "file":
             labels.append(name)
@@ -591,7 +630,10 @@ class _Reading:
         self.table: dict[str, Column] = {}
 
     def read(self, paths: Sequence[str]) -> Results:
-        frames = frames_of(paths, self.told.table)
+        try:
+            frames = frames_of(paths, self.told.table, self.told.baseline)
+        except SeveralTables as several:
+            raise ValueError(_which_table(paths, self.told, several)) from None
         name = Path(paths[0]).name or paths[0] if len(paths) == 1 else f"{len(paths)} files"
         try:
             results = self._read(frames)
@@ -615,7 +657,10 @@ class _Reading:
                          for one in found if one is not None]  # fmt: skip
             ways = tried or ways * (not question.otherwise)
             ways = [way for way in ways if way.size <= MOST_WORDS] or ways
-        shown = ", ".join(dict.fromkeys(way.text for way in ways))
+        texts = [way.text for way in ways]
+        if titles := next((f.tables for f in frames if f.tables and "table" in question.names), ()):
+            texts.append(f"--table {quoted(titles[0])} (one of these tables)")
+        shown = ", ".join(dict.fromkeys(texts))
         return f"{question.text}{shown or question.otherwise}"
 
     def _read(self, frames: list[Frame]) -> Results:
@@ -1807,6 +1852,43 @@ def _completed(frames: list[Frame], told: Columns, way: Way, rounds: int = 4) ->
             own = pairs[0][pairs[1] == results.arms.index(baseline)]
             is_shared &= bool((arms[own] > 1).any())
     return way if reading._one_arm() is None and has_baseline and is_shared else None
+
+
+def _which_table(paths: Sequence[str], told: Columns, several: SeveralTables) -> str:
+    """The tables of a file from which one is chosen, each with what it leads to: those that lead to
+    a comparison, of the baseline where one has it.
+    """
+    most = max(MOST_NAMED, MOST_WORDS // len(several.labels))
+    for baseline in dict.fromkeys((told.baseline, None)):
+        texts = [
+            re.sub(r"\s+", " ", f"--table {quoted(label)} {way.text}").strip()
+            for label in several.labels
+            for way in _ways_of(paths, replace(told, table=label, baseline=baseline))[:most]
+        ]
+        if texts:
+            lost = f"; none of them has an arm {told.baseline!r}" * (baseline != told.baseline)
+            return f"{several.text}: choose one with {', '.join(texts)}{lost}"
+    return str(several)
+
+
+def _ways_of(paths: Sequence[str], told: Columns) -> list[Way]:
+    """What one of several tables leads to: its arms, or answers of the question that it raises."""
+    try:
+        frames = frames_of(paths, told.table, told.baseline)
+        if sum(frame.rows * len(frame.columns) for frame in frames) > MOST_TRIED:
+            return [Way("")]
+        reading = _Reading(told)
+        results = reading._read(frames)
+    except Open as question:
+        ways = question.ways
+    except ValueError:
+        return []
+    else:
+        one = reading._one_arm()
+        more = ", …" * (len(results.arms) > MOST_NAMED)
+        ways = one.ways if one else [Way(", ".join(results.arms[:MOST_NAMED]) + more)]
+    tried = [_completed(frames, told, way) for way in ways]
+    return [way for way in tried if way is not None]
 
 
 def _share_tasks(results: Results, baseline: str | None) -> bool:
