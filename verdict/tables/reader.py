@@ -1278,7 +1278,9 @@ class _Reading:
     def _measured(self, scales: Mapping[str, float]) -> Results:
         has_seeds = bool(self.table["seed"].present())
         if has_seeds and not self.roles.seed and self.told.pattern is None:
-            self._keep_cells(self.table["seed"].is_there(), "without a seed")
+            there, arms_N = self.table["seed"].is_there(), self.table["arm"].codes
+            there |= np.bincount(arms_N, there)[arms_N] == 0  # arms that never have one are kept
+            self._keep_cells(there, "without a seed")
         self._keep_one_each(has_seeds)
         roles, table, cells = self.roles, self.table, self.cells
         if has_seeds:
