@@ -2,10 +2,22 @@
 
 This is the one package that is installed. The folders of the repository (manifests, filters,
 pipeline, train, examples) stand in it as links, and benchmarks/trainer as `bench`; an installation
-has copies in their place. Nothing heavy is imported here, so that a stop signal is handled early.
+has copies in their place. Nothing heavy is imported here, so that a stop signal is handled early:
+a name of the library loads its module when it is used.
 """
 
+from __future__ import annotations
+
 import os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from clipmill.library.answers import BlendAnswer as BlendAnswer
+    from clipmill.library.answers import Verdict as Verdict
+    from clipmill.library.answers import decide as decide
+    from clipmill.library.answers import mix as mix
+    from clipmill.library.reports import Comparison as Comparison
+    from clipmill.library.reports import compare as compare
 
 # Own modules, shipped manifests and examples lie below PACKAGE; ROOT is what a child has on its
 # PYTHONPATH: the checkout, or the site-packages of an installation.
@@ -13,3 +25,24 @@ PACKAGE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(PACKAGE)
 IS_CHECKOUT = os.path.islink(os.path.join(PACKAGE, "manifests"))
 OWN = ROOT if IS_CHECKOUT else PACKAGE  # whose lines are named: of a checkout its tests too
+
+__all__ = ["BlendAnswer", "Comparison", "Verdict", "compare", "decide", "mix"]
+# The modules that have these names, below clipmill.library
+MODULES = {
+    "answers": ("BlendAnswer", "Verdict", "decide", "mix"),
+    "reports": ("Comparison", "compare"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    for module, names in MODULES.items():
+        if name in names:
+            from importlib import import_module
+
+            value = globals()[name] = getattr(import_module(f"clipmill.library.{module}"), name)
+            return value
+    raise AttributeError(f"module 'clipmill' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import datetime
 import os
 from pathlib import Path
@@ -23,24 +22,19 @@ from clipmill.commands.app import (
     print_json,
     print_result,
 )
+from clipmill.library import reports
 from clipmill.manifests import console, disk, identity, reader
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import AblationLayout
-from clipmill.manifests.metrics import deciding_metric
 from clipmill.manifests.schema import Ablation
 from clipmill.manifests.web_page import MARK, pages_beside
 from clipmill.study import history
 from clipmill.study.arms import ModelRun, all_runs
-from clipmill.study.collect import collect_report
 from clipmill.study.compare import MARK as MARKDOWN_MARK
 from clipmill.study.compare import (
-    compare_reports,
-    comparison_lines,
-    render_comparison,
     report_lines,
     report_markdown,
 )
-from clipmill.study.pair_groups import best_arm, explain_folder
 from clipmill.study.plan import (
     Hardware,
     Plan,
@@ -55,15 +49,9 @@ from clipmill.study.runner import evaluate_scorer, run_all, run_rounds
 from clipmill.train.sizing.device_fit import usable_cores
 from clipmill.verdict import wording
 from clipmill.verdict.conclusions import FailedRun
-from clipmill.verdict.decide.blends import choose_blend, swarm_of_ablation
 from clipmill.verdict.decide.page import MOST_SCALES
-from clipmill.verdict.decide.verdicts import Question, decide
-from clipmill.verdict.names import primary_task
 from clipmill.verdict.pages.page import render
-from clipmill.verdict.pages.schema import Report
 from clipmill.verdict.rounds import expected_runs
-from clipmill.verdict.stats.scales import LEAST_ARMS, ScaleDecision
-from clipmill.verdict.tables.reader import read_results
 
 # --- ablate ---------------------------------------------------------------------------------------
 
@@ -175,7 +163,7 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
     complete = not results.failed and not results.incomplete
     history.record_look(ablation, out, metrics, complete=complete)
     console.show(*results.verdict.split("\n"))
-    decisions, without = scale_decisions(ablation, out)
+    decisions, without = reports.scale_decisions(ablation, out)
     if decisions:
         texts = "\n".join(wording.scale_texts(decisions, MOST_SCALES))
         console.show("", *texts.split("\n"))
@@ -184,21 +172,6 @@ def run_and_conclude(ablation: Ablation, out: str, engine: Engine, as_json: bool
     console.show("", f"results: {layout.results_json}", f"next: clipmill report {out}")
     print_json(results, as_json)
     return console.EXIT_INCOMPLETE if results.failed else 0
-
-
-def scale_decisions(
-    ablation: Ablation, out: str
-) -> tuple[tuple[ScaleDecision, ...], tuple[str, ...]]:
-    """How the smaller scales of an ablation's folder decide as its own, () where there are none;
-    and a sentence where they cannot be compared.
-    """
-    if not disk.exists(AblationLayout(out).scales) or len(ablation.arms) < LEAST_ARMS:
-        return (), ()
-    question = Question(task=ablation.primary, metric=deciding_metric(primary_task(ablation)))
-    try:
-        return decide(read_results([out]), question).scales, ()
-    except ValueError as error:  # the runs are done, and their results stand
-        return (), (f"The smaller scales are not compared: {error}",)
 
 
 @ABLATE.command
@@ -345,7 +318,7 @@ def report(
     if markdown:
         mark = MARKDOWN_MARK.encode()
         disk.check_replaceable(layout.report_markdown, mark, "--markdown:")
-    collected = read_report(folder)
+    collected = reports.read_report(folder)
     disk.output_folder(folder, "folder")
     disk.write_json(layout.report_json, collected)
     page_text = render(collected, written, pages_beside(layout.report))
@@ -363,37 +336,13 @@ def compare(folder: str, other: str, page: str | None, as_json: bool) -> int:
     """Compare two ablations, print it, and write it to `page`. The exit status 0."""
     if page is not None:
         disk.check_replaceable(page, MARK.encode(), "--page")
-    comparison = compare_reports(read_report(folder), read_report(other))
-    console.show(*comparison_lines(comparison))
+    compared = reports.compare(folder, other)
+    console.show(*compared.text.split("\n"))
     if page is not None:
-        disk.write_bytes(page, render_comparison(comparison, pages_beside(page)).encode())
+        disk.write_bytes(page, compared.to_html(pages_beside(page)).encode())
         console.show("", f"page: {page}")
-    print_json(comparison, as_json)
+    print_json(compared.comparison, as_json)
     return 0
-
-
-def read_report(folder: str) -> Report:
-    """The report of a folder. ValueError where it is no ablation's."""
-    collected = collect_report(folder)
-    scales, without = scale_decisions(collected.ablation, folder)
-    gaps = (*collected.gaps, *without)
-    collected = dataclasses.replace(collected, scales=scales, gaps=gaps)
-    ablation, results = collected.ablation, collected.results
-    if ablation.mixtures is None:
-        return collected
-    try:
-        if ablation.mixtures.draw == "halves":
-            arm = best_arm(ablation, results, list(results.runs))
-            groups = explain_folder(ablation, results, folder, arm)
-            return dataclasses.replace(collected, attribution=groups)
-        samples = collected.samples_seen
-        if samples is not None and ablation.part is not None:
-            samples = round(samples / ablation.part)  # that repeat all rows as often
-        blend = choose_blend(swarm_of_ablation(ablation, results, folder), samples)
-        return dataclasses.replace(collected, blend=blend)
-    except ValueError as error:  # runs are missing
-        gaps = (*collected.gaps, f"mixtures of {', '.join(ablation.mixtures.sources)}: {error}")
-        return dataclasses.replace(collected, gaps=gaps)
 
 
 def date_of(text: str | None) -> datetime.date:

@@ -19,6 +19,7 @@ import pytest
 from PIL import Image
 
 from clipmill.commands import ablate
+from clipmill.library import reports
 from clipmill.manifests import console, disk
 from clipmill.manifests.folder_lock import locked_folder
 from clipmill.manifests.layout import AblationLayout
@@ -448,6 +449,6 @@ def test_scales_that_cannot_be_compared_are_a_sentence_and_end_nothing(
         raise ValueError("there is one arm")
 
     (tmp_path / "scales" / "small").mkdir(parents=True)
-    monkeypatch.setattr("clipmill.commands.ablate.read_results", refuse)
-    found = ablate.scale_decisions(three_arms(), str(tmp_path))
+    monkeypatch.setattr("clipmill.library.reports.read_results", refuse)
+    found = reports.scale_decisions(three_arms(), str(tmp_path))
     assert found == ((), ("The smaller scales are not compared: there is one arm",))
