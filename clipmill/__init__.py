@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from clipmill.library.answers import Verdict as Verdict
     from clipmill.library.answers import decide as decide
     from clipmill.library.answers import mix as mix
+    from clipmill.library.pools import Pool as Pool
+    from clipmill.library.pools import open_pool as open_pool
     from clipmill.library.reports import Comparison as Comparison
     from clipmill.library.reports import compare as compare
 
@@ -26,10 +28,13 @@ ROOT = os.path.dirname(PACKAGE)
 IS_CHECKOUT = os.path.islink(os.path.join(PACKAGE, "manifests"))
 OWN = ROOT if IS_CHECKOUT else PACKAGE  # whose lines are named: of a checkout its tests too
 
-__all__ = ["BlendAnswer", "Comparison", "Verdict", "compare", "decide", "mix"]
+__all__ = [
+    "BlendAnswer", "Comparison", "Pool", "Verdict", "compare", "decide", "mix", "open_pool",
+]  # fmt: skip
 # The modules that have these names, below clipmill.library
 MODULES = {
     "answers": ("BlendAnswer", "Verdict", "decide", "mix"),
+    "pools": ("Pool", "open_pool"),
     "reports": ("Comparison", "compare"),
 }
 

@@ -78,7 +78,7 @@ ORDER = {
         "influence", "arms", "runner", "data", "changes", "history", "plan", "results",
         "pair_groups", "pair_gradients", "collect", "compare", "child",
     ],
-    "clipmill/library": ["answers", "reports"],
+    "clipmill/library": ["answers", "reports", "pools"],
     "clipmill/commands": [
         "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "why",
     ],
