@@ -12,14 +12,21 @@ import os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from clipmill.library.ablations import AblationRun as AblationRun
+    from clipmill.library.ablations import run_ablation as run_ablation
     from clipmill.library.answers import BlendAnswer as BlendAnswer
     from clipmill.library.answers import Verdict as Verdict
     from clipmill.library.answers import decide as decide
     from clipmill.library.answers import mix as mix
+    from clipmill.library.builds import Built as Built
+    from clipmill.library.builds import build_pool as build_pool
     from clipmill.library.pools import Pool as Pool
     from clipmill.library.pools import open_pool as open_pool
     from clipmill.library.reports import Comparison as Comparison
     from clipmill.library.reports import compare as compare
+    from clipmill.library.training import Evaluation as Evaluation
+    from clipmill.library.training import evaluate_model as evaluate_model
+    from clipmill.library.training import train_model as train_model
 
 # Own modules, shipped manifests and examples lie below PACKAGE; ROOT is what a child has on its
 # PYTHONPATH: the checkout, or the site-packages of an installation.
@@ -29,12 +36,17 @@ IS_CHECKOUT = os.path.islink(os.path.join(PACKAGE, "manifests"))
 OWN = ROOT if IS_CHECKOUT else PACKAGE  # whose lines are named: of a checkout its tests too
 
 __all__ = [
-    "BlendAnswer", "Comparison", "Pool", "Verdict", "compare", "decide", "mix", "open_pool",
+    "AblationRun", "BlendAnswer", "Built", "Comparison", "Evaluation", "Pool", "Verdict",
+    "build_pool", "compare", "decide", "evaluate_model", "mix", "open_pool", "run_ablation",
+    "train_model",
 ]  # fmt: skip
 # The modules that have these names, below clipmill.library
 MODULES = {
     "answers": ("BlendAnswer", "Verdict", "decide", "mix"),
+    "ablations": ("AblationRun", "run_ablation"),
+    "builds": ("Built", "build_pool"),
     "pools": ("Pool", "open_pool"),
+    "training": ("Evaluation", "evaluate_model", "train_model"),
     "reports": ("Comparison", "compare"),
 }
 

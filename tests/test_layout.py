@@ -78,7 +78,9 @@ ORDER = {
         "influence", "arms", "runner", "data", "changes", "history", "plan", "results",
         "pair_groups", "pair_gradients", "collect", "compare", "child",
     ],
-    "clipmill/library": ["answers", "reports", "pools"],
+    "clipmill/library": [
+        "calls", "answers", "reports", "pools", "builds", "training", "ablations",
+    ],
     "clipmill/commands": [
         "app", "build", "pool", "audit", "train", "ablate", "decide", "tryout", "why",
     ],
