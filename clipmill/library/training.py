@@ -53,6 +53,10 @@ class RunOptions:
     ranks: int
     resume: Literal["auto", "required", "never"]
 
+    def __post_init__(self) -> None:
+        if self.ranks < 1:
+            raise ValueError(f"--ranks is {self.ranks}; it must be at least 1")
+
     def config(self) -> TrainConfig:
         """The settings of the run."""
         changed = dict(self.settings)
@@ -135,8 +139,6 @@ def train_with(options: RunOptions, out: str | None, on_ray: Main | None = None)
     """Train in a folder, here or as several ranks; on_ray: what the words of each start there where
     they are workers of Ray Train. RanksEnded where these did not end well.
     """
-    if options.ranks < 1:
-        raise ValueError(f"--ranks is {options.ranks}; it must be at least 1")
     if out is None:
         raise ValueError("--out is missing: the folder of the run")
     out = disk.output_folder(out)
